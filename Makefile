@@ -1,0 +1,50 @@
+# Each command is enough by itself on a fresh clone: it makes .venv, installs what constraints.txt pins, and
+# runs. What is installed already is not looked at again until pyproject.toml or constraints.txt change.
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test check format bench clean
+
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/.ready
+
+help:  ## Show this list
+	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' Makefile
+
+setup: $(READY)  ## Make the environment in .venv
+
+$(READY): pyproject.toml constraints.txt .ci/mend_torchvision.py
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+		echo "trainkit needs Python 3.11 or later, but '$(PYTHON)' is" \
+		"$$($(PYTHON) --version 2>&1); name another one: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
+	@echo "making .venv (once; a minute or two)"
+	@$(PYTHON) -m venv .venv
+	@$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt hatchling editables
+	@$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt \
+		--no-build-isolation --editable '.[dev]'
+	@$(BIN)/python .ci/mend_torchvision.py
+	@touch $@
+
+demo: $(READY)  ## Tune and train a network on handwritten digits
+	$(BIN)/python -m recipes.mnist $(ARGS)
+
+test: $(READY)  ## Run all tests
+	$(BIN)/python -m pytest $(ARGS)
+
+check: $(READY)  ## Format, lint and types
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+format: $(READY)  ## Rewrite the code in the project's format
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(READY)  ## Run the benchmarks, each in turn
+	$(BIN)/python -m benchmarks.runtime
+	$(BIN)/python -m benchmarks.tuning
+	$(BIN)/python -m benchmarks.training
+
+clean:  ## Remove the environment and all caches
+	rm -rf .venv .hypothesis .mypy_cache .pytest_cache .ruff_cache build dist
+	find . -name __pycache__ -prune -exec rm -rf {} +

@@ -1,0 +1,67 @@
+"""Train PyTorch models on many workers, tune anything, search over scikit-learn estimators.
+
+    from trainkit.train import TorchTrainer, TrainingOperator
+    from trainkit import tune
+
+Everything here is loaded when first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from trainkit import train as train
+    from trainkit import tune as tune
+    from trainkit.runtime.api import available_resources as available_resources
+    from trainkit.runtime.api import cluster_resources as cluster_resources
+    from trainkit.runtime.api import get as get
+    from trainkit.runtime.api import get_current_placement_group as get_current_placement_group
+    from trainkit.runtime.api import get_gpu_ids as get_gpu_ids
+    from trainkit.runtime.api import init as init
+    from trainkit.runtime.api import is_initialized as is_initialized
+    from trainkit.runtime.api import kill as kill
+    from trainkit.runtime.api import placement_group as placement_group
+    from trainkit.runtime.api import put as put
+    from trainkit.runtime.api import remote as remote
+    from trainkit.runtime.api import remove_placement_group as remove_placement_group
+    from trainkit.runtime.api import shutdown as shutdown
+    from trainkit.runtime.api import wait as wait
+
+_VERBS = (
+    "available_resources",
+    "cluster_resources",
+    "get",
+    "get_current_placement_group",
+    "get_gpu_ids",
+    "init",
+    "is_initialized",
+    "kill",
+    "placement_group",
+    "put",
+    "remote",
+    "remove_placement_group",
+    "shutdown",
+    "wait",
+)
+_ROOMS = ("errors", "train", "tune")
+
+__all__ = ["__version__", *_ROOMS, *_VERBS]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _VERBS:
+        value = getattr(importlib.import_module("trainkit.runtime.api"), name)
+    elif name in _ROOMS:
+        value = importlib.import_module(f"trainkit.{name}")
+    else:
+        raise AttributeError(f"module 'trainkit' has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
