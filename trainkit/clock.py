@@ -1,0 +1,61 @@
+"""Time as an argument: the one file that reads a clock, so that rules never do."""
+
+from __future__ import annotations
+
+import time
+from typing import Protocol
+
+
+class Clock(Protocol):
+    """What the parts that need time are given."""
+
+    def now(self) -> float:
+        """Seconds since the epoch; may jump when the system's clock is set."""
+
+    def monotonic(self) -> float:
+        """Seconds from an arbitrary start; never goes back. For durations and deadlines."""
+
+    def sleep(self, seconds: float) -> None:
+        """Let `seconds` pass."""
+
+
+class SystemClock:
+    """The machine's own clock."""
+
+    def now(self) -> float:
+        return time.time()
+
+    def monotonic(self) -> float:
+        return time.monotonic()
+
+    def sleep(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+
+class VirtualClock:
+    """A clock that moves only when told: for simulation and tests.
+
+    Args:
+        start: what both readings show at first, in seconds.
+    """
+
+    def __init__(self, start: float = 0.0) -> None:
+        self._now = start
+
+    def now(self) -> float:
+        return self._now
+
+    def monotonic(self) -> float:
+        return self._now
+
+    def sleep(self, seconds: float) -> None:
+        self.advance(seconds)
+
+    def advance(self, seconds: float) -> None:
+        """Move on by `seconds`, which may not be negative."""
+        if seconds < 0:
+            raise ValueError(f"time cannot go back: advance({seconds})")
+        self._now += seconds
+
+
+SYSTEM = SystemClock()

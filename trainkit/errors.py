@@ -1,0 +1,167 @@
+"""Every exception a user can meet; each class stands for a different thing to do about it.
+
+TrainkitError
+├── ConfigError (also ValueError)          an argument is wrong: correct it
+│   ├── SpaceError                         a search space is wrong: correct it
+│   └── InfeasibleError                    the request exceeds the machine: ask for less
+├── MissingDependencyError (also ImportError)   install the extra that the message names
+├── NotInitializedError                    the runtime is not running: call trainkit.init()
+├── SerializationError (also TypeError)    a value cannot travel: the message names the part to remove
+├── GetTimeoutError (also TimeoutError)    the result is not there yet: wait longer, or give up
+├── TaskError                              user code raised; also an instance of what it raised
+├── TaskCancelledError                     the call was cancelled before it finished
+├── WorkerDiedError                        the process that ran a task ended: look at its last lines
+│   └── ActorDiedError                     the same for an actor, with every call still waiting on it
+├── NodeDiedError                          the supervising process is gone: init again
+├── OwnerDiedError                         the process that owed a result is gone
+├── ObjectLostError                        a reference outlived what it pointed to
+├── ObjectStoreFullError                   release references, or raise object_store_memory
+├── TrainingError                          training cannot go on: the message says which worker and why
+│   ├── CheckpointError                    a checkpoint cannot be written or read
+│   └── GangError                          the workers could not form, or re-form, a group
+└── TuneError                              an experiment cannot go on
+    ├── MetricError                        the metric is missing or not a number: correct its name
+    ├── StoreError                         the experiment file is damaged, foreign or in use
+    └── TrialError                         one trial failed; the others went on
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "ActorDiedError",
+    "CheckpointError",
+    "ConfigError",
+    "GangError",
+    "GetTimeoutError",
+    "InfeasibleError",
+    "MetricError",
+    "MissingDependencyError",
+    "NodeDiedError",
+    "NotInitializedError",
+    "ObjectLostError",
+    "ObjectStoreFullError",
+    "OwnerDiedError",
+    "SerializationError",
+    "SpaceError",
+    "StoreError",
+    "TaskCancelledError",
+    "TaskError",
+    "TrainingError",
+    "TrainkitError",
+    "TrialError",
+    "TuneError",
+    "WorkerDiedError",
+]
+
+
+class TrainkitError(Exception):
+    """Base of all errors that trainkit raises by itself."""
+
+
+class ConfigError(TrainkitError, ValueError):
+    """An argument has a value that cannot work; the message echoes it and says what would."""
+
+
+class SpaceError(ConfigError):
+    """A search space, or one of its domains, is wrong."""
+
+
+class InfeasibleError(ConfigError):
+    """A resource request can never be met here; the message says what was asked and what exists."""
+
+
+class MissingDependencyError(TrainkitError, ImportError):
+    """An optional package is needed; the message holds the command that installs it."""
+
+
+class NotInitializedError(TrainkitError):
+    """The runtime is not running in this process."""
+
+
+class SerializationError(TrainkitError, TypeError):
+    """A value cannot be sent to another process; the message names the attribute or variable."""
+
+
+class GetTimeoutError(TrainkitError, TimeoutError):
+    """A wait ended by its timeout; the result is still on its way and can be asked for again."""
+
+
+class TaskError(TrainkitError):
+    """User code raised in another process.
+
+    What `get` raises is an instance of this class and, where Python allows it, of the original
+    exception's class too, so `except ValueError` works across processes.
+
+    Attributes:
+        cause: the original exception, rebuilt here; None when it could not travel.
+        remote_traceback: the traceback of the process that raised, as text.
+    """
+
+    cause: BaseException | None = None
+    remote_traceback: str = ""
+
+
+class TaskCancelledError(TrainkitError):
+    """The call was cancelled before it finished."""
+
+
+class WorkerDiedError(TrainkitError):
+    """The worker process of a task ended without answering.
+
+    Attributes:
+        pid: of the worker; None when it never started.
+        exit_code: as `os.waitstatus_to_exitcode` gives it: -9 is SIGKILL; None when unknown.
+        stderr_tail: the worker's last lines of standard error.
+    """
+
+    pid: int | None = None
+    exit_code: int | None = None
+    stderr_tail: str = ""
+
+
+class ActorDiedError(WorkerDiedError):
+    """An actor's process ended; calls that were waiting on it, and new ones, fail with this."""
+
+
+class NodeDiedError(TrainkitError):
+    """The process that supervises the workers is gone, and so are they; `init` starts anew."""
+
+
+class OwnerDiedError(TrainkitError):
+    """The process that owed this result ended before delivering it."""
+
+
+class ObjectLostError(TrainkitError):
+    """The object behind a reference is gone, or the reference belongs to a session that has ended."""
+
+
+class ObjectStoreFullError(TrainkitError):
+    """Shared memory for objects is used up; the message says who holds what."""
+
+
+class TrainingError(TrainkitError):
+    """Training cannot go on; the message says which worker and why."""
+
+
+class CheckpointError(TrainingError):
+    """A checkpoint cannot be written, is incomplete, or does not fit what it is loaded into."""
+
+
+class GangError(TrainingError):
+    """The group of workers could not be formed, or could not be re-formed after a failure."""
+
+
+class TuneError(TrainkitError):
+    """An experiment cannot start or go on."""
+
+
+class MetricError(TuneError):
+    """The metric to optimise was not reported, or is not a number."""
+
+
+class StoreError(TuneError):
+    """The experiment file is damaged, was not written by trainkit, or another process has it open."""
+
+
+class TrialError(TuneError):
+    """One trial failed; `result.error` holds it with the remote traceback."""

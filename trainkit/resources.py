@@ -1,0 +1,63 @@
+"""Resource requests as plain data: {"CPU": 1, "GPU": 0.5, "disk": 2}, checked and named one way."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+
+from trainkit.errors import ConfigError, InfeasibleError
+
+Bundle = Mapping[str, float]
+"""Amounts by resource name; "CPU" and "GPU" are upper case, custom names are kept as given."""
+
+_CANONICAL = {"cpu": "CPU", "gpu": "GPU"}
+
+QUANTUM = 10_000
+"""Amounts are counted in ten-thousandths, so that 0.1 taken ten times is exactly 1."""
+
+
+def normalize(request: Mapping[str, float], *, what: str = "resource request") -> dict[str, float]:
+    """Return `request` with canonical names, without zeros; amounts are non-negative numbers.
+
+    Raises:
+        ConfigError: an amount is negative, not a number, or a fraction of more than one GPU.
+    """
+    amounts: dict[str, float] = {}
+    for name, amount in request.items():
+        if isinstance(amount, bool) or not isinstance(amount, (int, float)) or not math.isfinite(amount):
+            raise ConfigError(f"{what}: {name}={amount!r} is not a number; give an amount such as 1 or 0.5")
+        if amount < 0:
+            raise ConfigError(f"{what}: {name}={amount} is negative; give 0 or more")
+        key = _CANONICAL.get(name.lower(), name)
+        if key in amounts:
+            raise ConfigError(f"{what}: {key} is given twice, as {sorted(request)}")
+        if key == "GPU" and amount > 1 and amount != int(amount):
+            raise ConfigError(f"{what}: GPU={amount}; ask for whole GPUs, or for a fraction of one")
+        if round(amount * QUANTUM) > 0:
+            amounts[key] = amount
+    return amounts
+
+
+def total(bundles: Iterable[Bundle]) -> dict[str, float]:
+    """Sum of all bundles, by name."""
+    units: dict[str, int] = {}
+    for bundle in bundles:
+        for name, amount in bundle.items():
+            units[name] = units.get(name, 0) + round(amount * QUANTUM)
+    return {name: count / QUANTUM for name, count in units.items()}
+
+
+def describe(bundle: Bundle) -> str:
+    """Text for messages: '2 CPU, 1 GPU', or 'nothing'."""
+    return ", ".join(f"{amount:g} {name}" for name, amount in sorted(bundle.items())) or "nothing"
+
+
+def require_feasible(bundles: Iterable[Bundle], existing: Bundle, *, what: str) -> None:
+    """Raise InfeasibleError if `bundles` together exceed what exists when all of it is free."""
+    asked = total(bundles)
+    short = sorted(name for name, amount in asked.items() if amount > existing.get(name, 0))
+    if short:
+        raise InfeasibleError(
+            f"{what} asks for {describe(asked)}, but this machine has {describe(existing)}: "
+            f"not enough {', '.join(short)}. Ask for less, or declare more in trainkit.init()."
+        )

@@ -1,0 +1,37 @@
+"""Every environment variable that trainkit reads, in one place; all start with TRAINKIT_.
+
+Read at the time of the call, so a test or a notebook can change them.
+
+| variable | meaning | default |
+| --- | --- | --- |
+| TRAINKIT_RUNTIME_DIR | where a session keeps scratch files | $XDG_RUNTIME_DIR, else the temporary folder |
+| TRAINKIT_RESULTS_DIR | where experiments are written | ~/trainkit_results |
+| TRAINKIT_STOP_GRACE_S | seconds a trial has to its next report after Ctrl-C or the time budget | 5 |
+
+One more, SESSION_MARK, is set by trainkit for the processes that it starts, to find them by.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+SESSION_MARK = "TRAINKIT_SESSION_MARK"
+"""The path of a session's scratch folder: every process of it is started with it, and hands it on."""
+
+
+def runtime_dir() -> Path:
+    """Folder that sessions make their scratch folders in."""
+    own = os.environ.get("TRAINKIT_RUNTIME_DIR") or os.environ.get("XDG_RUNTIME_DIR")
+    return Path(own or tempfile.gettempdir())
+
+
+def results_dir() -> Path:
+    """Folder that experiments are written to when RunConfig names none."""
+    return Path(os.environ.get("TRAINKIT_RESULTS_DIR") or "~/trainkit_results").expanduser()
+
+
+def stop_grace_s() -> float:
+    """Seconds that a trial has to reach its next report once the experiment must end; then it is killed."""
+    return float(os.environ.get("TRAINKIT_STOP_GRACE_S") or 5)
