@@ -1,0 +1,105 @@
+"""What an engine is: the few operations that every verb of the runtime comes down to.
+
+Which promise holds on which engine (the conformance suite reads PROMISES):
+
+| promise | local | inline |
+| --- | --- | --- |
+| isolation: a call runs in another process than its caller | yes | no |
+| parallel: calls to different actors overlap | yes | no |
+| survives: a worker's death is an error in its callers, not their end | yes | no |
+| copies: what a call gets is not the caller's own object | yes | yes |
+| placement: resources are counted, and a request waits for them | yes | only refused when infeasible |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from trainkit.resources import Bundle
+from trainkit.runtime.specs import ActorSpec, ObjectRef, PlacementGroupId, TaskSpec
+
+PROMISES: Mapping[str, frozenset[str]] = {
+    "local": frozenset({"isolation", "parallel", "survives", "copies", "placement"}),
+    "inline": frozenset({"copies"}),
+}
+
+
+class Engine(Protocol):
+    """Carries out the verbs. An `actor` argument is what `start_actor` of the same engine returned.
+
+    References and actors of one engine are not understood by another. All methods may be called from
+    any thread of the process that made the engine.
+    """
+
+    name: str
+
+    @property
+    def is_worker(self) -> bool:
+        """Whether this process was started by the session, and did not start it."""
+
+    @property
+    def alive(self) -> bool:
+        """Whether it can still carry anything out; a new one may be started when not."""
+
+    def require_usable(self) -> None:
+        """Raise ObjectLostError in a process that was forked from the engine's own."""
+
+    def submit(self, spec: TaskSpec) -> list[ObjectRef[Any]]:
+        """Start a task; returns `spec.num_returns` references at once."""
+
+    def start_actor(self, spec: ActorSpec) -> Any:
+        """Ask for an actor; returns at once. Errors of its constructor reach every call to it."""
+
+    def call(
+        self, actor: Any, method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], num_returns: int
+    ) -> list[ObjectRef[Any]]:
+        """Send one method call; calls of one process to one actor run in the order sent."""
+
+    def kill(self, actor: Any) -> None:
+        """End the actor's process and all its descendants at once; a dead actor is no error."""
+
+    def put(self, value: Any) -> ObjectRef[Any]:
+        """Keep `value` for other processes to read."""
+
+    def get(self, refs: Sequence[ObjectRef[Any]], timeout_s: float | None) -> list[Any]:
+        """Values in the order of `refs`; raises the first failure, or GetTimeoutError."""
+
+    def wait(
+        self, refs: Sequence[ObjectRef[Any]], num_returns: int, timeout_s: float | None
+    ) -> tuple[list[ObjectRef[Any]], list[ObjectRef[Any]]]:
+        """Split `refs` into at most `num_returns` that are done and the rest, both in their order."""
+
+    def reserve(self, bundles: Sequence[Bundle]) -> int:
+        """Ask for a group of bundles, all or none; returns its id at once."""
+
+    def await_group(self, group: int, timeout_s: float | None) -> bool:
+        """True once the group's bundles are reserved; False if `timeout_s` passed before."""
+
+    def group_ref(self, group: int) -> ObjectRef[Any]:
+        """A reference that is done, with value None, once the group is reserved."""
+
+    def release(self, group: int) -> None:
+        """Give a group's resources back and end what runs in it."""
+
+    def current_group(self) -> tuple[PlacementGroupId, list[Bundle]] | None:
+        """The group that this process was started in, with its bundles; None if in none."""
+
+    def cluster_resources(self) -> Bundle:
+        """All that exists."""
+
+    def available_resources(self) -> Bundle:
+        """What is free now."""
+
+    def gpu_ids(self) -> list[int]:
+        """Indices of the GPUs that this process was given; in the driver, all that exist."""
+
+    def scratch_dir(self) -> Path:
+        """A private folder that goes with the session, however it ends."""
+
+    def ensure_serializable(self, value: Any, what: str) -> None:
+        """Raise SerializationError, naming the part, if `value` can't be sent to a worker."""
+
+    def close(self) -> None:
+        """End everything that this engine started; may be called twice."""

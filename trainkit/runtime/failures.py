@@ -1,0 +1,162 @@
+"""Exceptions across processes: what user code raised arrives as its own class, with its traceback.
+
+An exception travels as its class, `args` and attributes, and is rebuilt without running its
+`__init__`, so a class whose constructor takes other arguments than `args` holds survives the trip.
+"""
+
+from __future__ import annotations
+
+import traceback
+from typing import Any
+
+from trainkit.errors import SerializationError, TaskError, TrainkitError
+from trainkit.runtime.serialize import Packed, pack, unpack
+
+
+class RemoteTraceback(Exception):
+    """The other process's traceback, shown above the local one as the cause."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.text = text
+
+    def __str__(self) -> str:
+        return f"\n\n{self.text}"
+
+
+def pack_failure(error: BaseException, where: str) -> Packed:
+    """Pack what user code raised, with its traceback; never fails.
+
+    Args:
+        error: the exception.
+        where: what ran, such as "Model.fit (pid 12)".
+    """
+    own = f"{where}:\n{_format(error)}"
+    if isinstance(error, TaskError):  # a nested call's failure: keep its cause and add this hop
+        return _pack(error.cause or error, f"{error.remote_traceback}\n\nreached {own}", where)
+    return _pack(error, own, where)
+
+
+def _pack(error: BaseException, text: str, where: str) -> Packed:
+    summary = _summary(error)
+    candidates = [
+        (type(error), error.args, _attributes(error), text, summary),
+        (type(error), tuple(str(item) for item in error.args), {}, text, summary),
+        (None, (summary,), {}, text, summary),
+    ]
+    for candidate in candidates:
+        try:
+            packed = pack(candidate)
+            unpack(packed)
+        except Exception:  # not picklable, or not to be rebuilt: try the next, plainer form
+            continue
+        return packed
+    raise SerializationError(f"{where} raised {summary}, which could not be packed even as text")
+
+
+def unpack_failure(packed: Packed) -> TaskError:
+    """The exception to raise for what `pack_failure` made; also an instance of the original class."""
+    try:
+        kind, args, attributes, text, summary = unpack(packed)
+    except Exception as error:
+        failure = TaskError(f"user code raised, and its exception cannot be rebuilt here: {error}")
+        failure.remote_traceback = str(error)
+        return failure
+    return make_task_error(kind, args, attributes, text, summary)
+
+
+def raisable(failure: TaskError) -> Exception:
+    """What `get` raises: trainkit's own errors, such as a died actor's, as what they are."""
+    cause = failure.cause
+    if isinstance(cause, TrainkitError):
+        cause.__cause__ = failure.__cause__
+        return cause
+    return failure
+
+
+def make_task_error(
+    kind: type[BaseException] | None,
+    args: tuple[Any, ...],
+    attributes: dict[str, Any],
+    text: str,
+    summary: str,
+) -> TaskError:
+    """Build a TaskError that is also a `kind`, or a plain one where Python doesn't allow that."""
+    cause = _rebuild(kind, args, attributes) if kind is not None else None
+    failure: TaskError | None = None
+    if cause is not None and isinstance(cause, Exception):
+        failure = _combine(cause, args, attributes)
+    if failure is None:
+        failure = TaskError(summary)
+    failure.cause = cause
+    failure.remote_traceback = text
+    failure.__cause__ = RemoteTraceback(text)
+    return failure
+
+
+def _combine(cause: Exception, args: tuple[Any, ...], attributes: dict[str, Any]) -> TaskError | None:
+    kind = type(cause)
+    try:
+        both = type(kind.__name__, (_PicklesByParts, TaskError, kind), {"__module__": kind.__module__})
+        failure = _rebuild(both, args, attributes)
+        str(failure)
+        repr(failure)
+    except Exception:  # a sealed class, a layout that can't be combined, a raising __str__
+        return None
+    return failure if isinstance(failure, TaskError) else None
+
+
+class _PicklesByParts:
+    """Lets a combined error be pickled although its class exists nowhere by name."""
+
+    def __reduce__(self) -> Any:
+        error: Any = self
+        cause = error.cause
+        parts = (type(cause), cause.args, _attributes(cause), error.remote_traceback, _summary(cause))
+        return make_task_error, parts
+
+
+def _rebuild(
+    kind: type[BaseException], args: tuple[Any, ...], attributes: dict[str, Any]
+) -> BaseException | None:
+    try:
+        error = kind.__new__(kind, *args)
+        error.args = args
+        original = next((base for base in kind.__mro__ if "__init__" in vars(base)), BaseException)
+        if original.__module__ == "builtins":  # a C constructor fills fields that no __dict__ shows
+            vars(original)["__init__"](error, *args)
+        error.__dict__.update(attributes)
+        str(error)
+    except Exception:
+        return None
+    return error
+
+
+def _attributes(error: BaseException) -> dict[str, Any]:
+    return {
+        key: value
+        for key, value in error.__dict__.items()
+        if key not in ("cause", "remote_traceback", "__notes__") or not isinstance(error, TaskError)
+    }
+
+
+def _summary(error: BaseException) -> str:
+    try:
+        return f"{type(error).__qualname__}: {error}"
+    except Exception:  # a raising __str__ must not hide which class it was
+        return f"{type(error).__qualname__} (its __str__ raises)"
+
+
+def _format(error: BaseException) -> str:
+    """The traceback as text, from the user's first frame on."""
+    try:
+        frames = error.__traceback__
+        while (
+            frames is not None
+            and frames.tb_next
+            and "/trainkit/runtime/" in frames.tb_frame.f_code.co_filename
+        ):
+            frames = frames.tb_next
+        return "".join(traceback.format_exception(type(error), error, frames)).rstrip()
+    except Exception:  # formatting runs user code (__str__), which may raise
+        return _summary(error)

@@ -1,0 +1,1 @@
+"""The local engine: a node that supervises, workers forked from templates, calls sent directly."""

@@ -1,0 +1,277 @@
+"""Births and deaths: forking workers from templates, and what follows when one ends."""
+
+from __future__ import annotations
+
+import functools
+import os
+import signal
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from trainkit.runtime.local import process
+from trainkit.runtime.local.channel import NOTICE, Descriptor, Frame
+from trainkit.runtime.local.children import OutputPipe, Worker
+from trainkit.runtime.local.loop import try_send
+from trainkit.runtime.local.messages import (
+    Exited,
+    Forked,
+    ForkFailed,
+    ForkWorker,
+    Ready,
+    Unusable,
+    Waits,
+    WorkerSpec,
+    packed,
+    unpacked,
+)
+from trainkit.runtime.local.templates import Templates
+from trainkit.runtime.placement import Allocation
+from trainkit.runtime.specs import Placement
+from trainkit.runtime.supervise import Exit
+
+if TYPE_CHECKING:
+    from trainkit.runtime.local.node import Node
+
+_SWEEP_S = 0.05
+_DRIVER = 1
+
+
+@dataclass(frozen=True)
+class Unborn:
+    """A worker that a template was asked for.
+
+    Attributes:
+        imports: the template's.
+        spare: copies of what was sent with the request, if the template may yet prove unusable.
+    """
+
+    worker: Worker
+    imports: frozenset[str]
+    spec: WorkerSpec
+    spare: list[Descriptor]
+
+
+class Census:
+    """All processes of the session.
+
+    Args:
+        node: whose loop it lives in.
+        plain: the connection of the template that imports nothing.
+        plain_pid: its pid.
+    """
+
+    def __init__(self, node: Node, plain: socket.socket, plain_pid: int) -> None:
+        self._node = node
+        self._plain_pid = plain_pid
+        self._workers: dict[int, Worker] = {}
+        self._by_pid: dict[int, Worker] = {}
+        self._unborn: dict[int, Unborn] = {}
+        self._graves: dict[int, Exit] = {}
+        self._next_serial = _DRIVER
+        self._sweeping = False
+        self.templates = Templates(node.connection, self._from_template, self._template_gone, plain)
+
+    # births
+
+    def next_serial(self) -> int:
+        """A number for the next process."""
+        self._next_serial += 1
+        return self._next_serial
+
+    def start(
+        self,
+        spec: WorkerSpec,
+        first: Descriptor,
+        *,
+        owner: int,
+        placement: Placement,
+        allocation: Allocation,
+        ledger_group: tuple[int, int] | None,
+    ) -> None:
+        """Fork the worker of `spec`.
+
+        Args:
+            spec: what it is to be.
+            first: its first connection.
+            owner: number of the process that asked for it.
+            placement: what was asked for.
+            allocation: what it holds.
+            ledger_group: the group and bundle that this was taken from; None for the machine.
+        """
+        ours, theirs = socket.socketpair()
+        pipes = [os.pipe2(os.O_CLOEXEC) for _ in range(2)]
+        worker = Worker(
+            worker_id=spec.worker_id,
+            serial=spec.serial,
+            name=spec.name,
+            owner=owner,
+            placement=placement,
+            surroundings=spec.surroundings,
+            allocation=allocation,
+            ledger_group=ledger_group,
+            control=self._node.add_client(spec.serial, ours),
+            stdout=OutputPipe(pipes[0][0], lambda lines: self._node.print_lines(worker, False, lines)),
+            stderr=OutputPipe(pipes[1][0], lambda lines: self._node.print_lines(worker, True, lines)),
+            oom_kills_before=process.oom_kills(),
+        )
+        self._workers[spec.worker_id] = worker
+        for pipe in (worker.stdout, worker.stderr):
+            self._node.watch(pipe.fd, functools.partial(self._read, pipe))
+        handles = [Descriptor(theirs.detach()), first, Descriptor(pipes[0][1]), Descriptor(pipes[1][1])]
+        imports, template = self.templates.for_worker(spec.surroundings.preload)
+        spare = [] if self.templates.can_fork(imports) else [handle.copy() for handle in handles]
+        # By its number: a lease may pass on, and with it the id, before the template has answered.
+        self._unborn[spec.serial] = Unborn(worker, imports, spec, spare)
+        try_send(template, NOTICE, 0, packed(ForkWorker(spec), handles))
+
+    def _read(self, pipe: OutputPipe) -> None:
+        if not pipe.read():
+            self._node.unwatch(pipe.fd)
+
+    def _from_template(self, imports: frozenset[str], frame: Frame) -> None:
+        match unpacked(frame.body):
+            case Forked(0, _):
+                pass
+            case Forked(serial, pid):
+                worker = self._unborn.pop(serial).worker
+                worker.pid = pid
+                self._by_pid[pid] = worker
+                if worker.ending:
+                    process.kill(pid)
+            case ForkFailed(serial, reason):
+                worker = self._unborn.pop(serial).worker
+                self._bury(worker, Exit(requested=bool(worker.ending), reason=worker.ending or reason))
+            case Exited(pid, status):
+                self._ended(pid, status)
+            case Ready():
+                self.templates.is_ready(imports)
+            case Unusable(reason):
+                self.templates.unusable[imports] = reason
+                self._node.notify(
+                    _DRIVER,
+                    Waits(
+                        f"workers start more slowly from now on, without imports made beforehand: {reason}"
+                    ),
+                )
+            case message:
+                raise TypeError(f"the node cannot handle {message!r}")
+
+    def _template_gone(self, imports: frozenset[str]) -> None:
+        if not imports:
+            raise RuntimeError("the template process ended, so no worker can be started any more")
+        why = self.templates.unusable.get(imports, f"the template with {', '.join(sorted(imports))} ended")
+        for serial, unborn in list(self._unborn.items()):
+            if unborn.imports == imports:
+                del self._unborn[serial]
+                if unborn.spare:  # it was only getting ready: the plain template can do without it
+                    _, plain = self.templates.for_worker(frozenset())
+                    self._unborn[serial] = Unborn(unborn.worker, frozenset(), unborn.spec, [])
+                    try_send(plain, NOTICE, 0, packed(ForkWorker(unborn.spec), unborn.spare))
+                else:
+                    self._bury(unborn.worker, Exit(reason=why))
+
+    # deaths
+
+    def worker(self, worker_id: int) -> Worker | None:
+        """The living worker of that id."""
+        return self._workers.get(worker_id)
+
+    def workers(self) -> list[Worker]:
+        """All living workers."""
+        return list(self._workers.values())
+
+    def rename(self, worker: Worker, worker_id: int) -> None:
+        """Know a reused worker by the id of its new lease."""
+        del self._workers[worker.worker_id]
+        worker.worker_id = worker_id
+        self._workers[worker_id] = worker
+
+    def kill(self, worker_id: int, reason: str, then: Callable[[Exit], None]) -> None:
+        """End a worker at once; `then` is called when it is dead."""
+        worker = self._workers.get(worker_id)
+        if worker is None:
+            self._node.stores.withdraw(worker_id)
+            then(self._graves.get(worker_id, Exit()))
+            return
+        worker.ending = worker.ending or reason
+        worker.inquiries.append(then)
+        if worker.pid is not None:  # else it is killed as soon as it is born
+            process.kill(worker.pid)
+
+    def inquire(self, worker_id: int, answer: Callable[[Exit], None]) -> None:
+        """Say how a worker ended, once it has."""
+        worker = self._workers.get(worker_id)
+        if worker is not None:
+            worker.inquiries.append(answer)
+        elif worker_id in self._graves:
+            answer(self._graves[worker_id])
+        elif not self._node.stores.inquire_queued(worker_id, answer):
+            answer(Exit(requested=True, reason="it belongs to a session that has ended"))
+
+    def never_started(self, worker_id: int, exit_: Exit) -> None:
+        """Remember how a worker ended that never was one."""
+        self._graves[worker_id] = exit_
+
+    def reap(self) -> None:
+        """Collect children that ended: orphans, and the workers of a template that was killed."""
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            if pid == self._plain_pid:
+                raise RuntimeError("the template process ended, so no worker can be started any more")
+            self._ended(pid, status)
+
+    def _ended(self, pid: int, status: int) -> None:
+        worker = self._by_pid.pop(pid, None)
+        if worker is None:
+            return
+        code = os.waitstatus_to_exitcode(status)
+        for pipe in (worker.stdout, worker.stderr):
+            pipe.drain()
+        exit_ = Exit(
+            pid=pid,
+            code=code,
+            requested=bool(worker.ending),
+            reason=worker.ending,
+            stderr_tail="\n".join(worker.stderr.tail),
+            out_of_memory=code == -signal.SIGKILL and process.oom_kills() > worker.oom_kills_before,
+        )
+        self._bury(worker, exit_)
+        if not self._sweeping:
+            self._sweeping = True
+            self._node.after(_SWEEP_S, self._sweep)
+
+    def _bury(self, worker: Worker, exit_: Exit) -> None:
+        del self._workers[worker.worker_id]
+        self._graves[worker.worker_id] = exit_
+        for pipe in (worker.stdout, worker.stderr):
+            self._node.unwatch(pipe.fd)
+            pipe.close()
+        self._node.drop_client(worker.serial)
+        self._node.stores.ended(worker)
+        for answer in worker.inquiries:
+            answer(exit_)
+        for orphan in self.workers():
+            if orphan.owner == worker.serial:
+                self.kill(
+                    orphan.worker_id, f"its owner {worker.name} (pid {worker.pid}) ended", lambda _: None
+                )
+
+    def _sweep(self) -> None:
+        """Kill what ended workers left behind: it has become this process's own child."""
+        self._sweeping = False
+        found = False
+        for pid in process.children(os.getpid()):
+            if pid == self._plain_pid or pid in self._by_pid:
+                continue
+            process.kill(pid)
+            found = True
+        if found:  # what it had started in turn comes next
+            self._sweeping = True
+            self._node.after(_SWEEP_S, self._sweep)

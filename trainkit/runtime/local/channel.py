@@ -1,0 +1,375 @@
+"""Frames over a Unix socket: the one way in which trainkit's processes talk.
+
+    sender ──send()──▶ kernel's buffer ──▶ read_available() ──▶ on_frame(frame)
+              └─ full? ─▶ backlog ──flush(), by the pump's thread──▶ kernel's buffer
+
+A send never blocks: what the kernel doesn't take waits in the backlog. Any thread may read, one at a
+time: it holds the reading lock, hands on every frame that has arrived, and so completes other threads'
+waits too. Descriptors travel beside the bytes, and a frame says how many of them are its own.
+"""
+
+from __future__ import annotations
+
+import array
+import errno
+import os
+import select
+import socket
+import struct
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+from trainkit.runtime.local.interrupt import InterruptGuard
+from trainkit.runtime.serialize import Handle, Packed
+
+# kind, whether the body lies in a segment, handle count, buffer count, call id, bytes that follow
+_HEADER = struct.Struct("<B?HIQQ")
+_FDS_PER_SEND = 250  # the kernel's SCM_MAX_FD is 253
+_RECV_BYTES = 1 << 16
+_ANCILLARY_BYTES = socket.CMSG_SPACE(_FDS_PER_SEND * 4)
+
+INIT = 1  # the first frame to an actor: its class and its constructor's arguments
+CALL = 2  # a method, or a task's function, with its arguments
+VALUE = 3  # the answer to a call, or to a request
+FAILURE = 4  # user code raised
+CONNECT = 5  # a further connection to this process; it is the frame's only handle
+REQUEST = 6  # to the node, which answers with VALUE or FAILURE
+NOTICE = 7  # to or from the node, not answered
+
+
+class Frame(NamedTuple):
+    """One message: its kind, the call it belongs to, and what it carries."""
+
+    kind: int
+    call_id: int
+    body: Packed
+
+
+class Descriptor:
+    """A handle that is a bare descriptor, owned by this object until it is taken or sent."""
+
+    kind = 0
+    __slots__ = ("_fd",)
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    def take(self) -> int:
+        """The descriptor, which the caller now owns."""
+        fd, self._fd = self._fd, -1
+        return fd
+
+    open_fd = take
+
+    def copy(self) -> Descriptor:
+        """A second descriptor for the same thing."""
+        return Descriptor(os.dup(self._fd))
+
+    def __del__(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+
+
+HANDLE_KINDS: dict[int, Callable[[int], Handle]] = {0: Descriptor}
+"""What to make of a received descriptor, by the handle's kind; other modules add theirs."""
+
+
+class _Socket(socket.socket):
+    """Closes without a warning when it is collected: a connection lasts as long as it is referred to."""
+
+    def __del__(self) -> None:
+        self.close()
+
+
+class Connection:
+    """One end of a Unix stream socket; what happens with a frame is for subclasses to say.
+
+    Args:
+        sock: connected; owned from here on.
+    """
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock = _Socket(socket.AF_UNIX, socket.SOCK_STREAM, 0, sock.detach())
+        self.reading = threading.Lock()
+        self.closed = False
+        self.ended = False
+        """The other end sends nothing more; it may still read."""
+        self._pid = os.getpid()
+        self._changed = threading.Condition(threading.Lock())
+        self._followers = 0
+        self._send_lock = threading.RLock()
+        self._backlog: deque[tuple[memoryview, list[int]]] = deque()
+        self._half_closed = False
+        self._close_when_sent = False
+        self._partial = bytearray()
+        self._fds: deque[int] = deque()
+
+    def on_frame(self, frame: Frame) -> None:
+        """A frame has arrived; called by the thread that reads."""
+
+    def on_end(self) -> None:
+        """The other end sends nothing more; called once, by who reads. By default it is over then."""
+        self.closed = True
+        with self._send_lock:
+            self._drop_backlog()
+        self.on_close()
+
+    def on_close(self) -> None:
+        """The connection is over; called once."""
+
+    def on_backlog(self) -> None:
+        """A send did not fit: see to it that `flush` is called when the socket can be written to."""
+        raise NotImplementedError
+
+    def fileno(self) -> int:
+        return self.sock.fileno()
+
+    # sending
+
+    def send(self, kind: int, call_id: int, body: Packed) -> None:
+        """Send a frame, or queue it; raises BrokenPipeError if the other end is gone."""
+        handles, buffers = body.handles, body.buffers
+        if not handles and not buffers:  # the fast path: most calls
+            payload = body.payload
+            data = b"%b%b" % (_HEADER.pack(kind, False, 0, 0, call_id, len(payload)), payload)
+            fds: list[int] = []
+        else:
+            data = _join(kind, call_id, body)
+            fds = [handle.open_fd() for handle in handles]
+        with self._send_lock:
+            if self._half_closed or self.closed or self._pid != os.getpid():
+                _close_all(fds)
+                raise BrokenPipeError(errno.EPIPE, "the connection is closed")
+            if self._backlog:
+                self._backlog.append((memoryview(data), fds))
+                return
+            rest = self._write(memoryview(data), fds)
+            if rest is None:
+                return
+            self._backlog.append(rest)
+        self.on_backlog()
+
+    def _write(self, data: memoryview, fds: list[int]) -> tuple[memoryview, list[int]] | None:
+        """Write what the kernel takes now; returns what is left, or None."""
+        try:
+            while fds:
+                now, later = fds[:_FDS_PER_SEND], fds[_FDS_PER_SEND:]
+                # With descriptors still to come, only one byte goes along, so that the rest of the
+                # frame follows the last of them.
+                chunk = data[:1] if later else data
+                ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", now))]
+                sent = self.sock.sendmsg([chunk], ancillary, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+                _close_all(now)
+                data, fds = data[sent:], later
+            while len(data):
+                data = data[self.sock.send(data, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL) :]
+        except BlockingIOError:
+            return data, fds
+        except OSError:
+            _close_all(fds)
+            raise
+        return None
+
+    @property
+    def has_backlog(self) -> bool:
+        """Whether something waits for the kernel's buffer to have room."""
+        return bool(self._backlog)
+
+    def flush(self) -> None:
+        """Write as much of the backlog as the kernel takes now."""
+        with self._send_lock:
+            while self._backlog:
+                data, fds = self._backlog.popleft()
+                try:
+                    rest = self._write(data, fds)
+                except OSError:
+                    self._drop_backlog()  # the other end is gone; whoever reads finds out
+                    return
+                if rest is not None:
+                    self._backlog.appendleft(rest)
+                    return
+            if self._close_when_sent:
+                self.close()
+            elif self._half_closed:
+                self._shutdown_write()
+
+    def flush_blocking(self, timeout_s: float) -> None:
+        """Write the whole backlog, waiting up to `timeout_s` each time the kernel's buffer is full."""
+        poll = select.poll()
+        poll.register(self.sock, select.POLLOUT)
+        while self._backlog and poll.poll(timeout_s * 1000):
+            self.flush()
+
+    def finish_sending(self) -> None:
+        """Tell the other end that nothing more comes, once the backlog is written; replies still arrive."""
+        with self._send_lock:
+            if not self._half_closed and not self.closed:
+                self._half_closed = True
+                if not self._backlog:
+                    self._shutdown_write()
+
+    def close_when_sent(self) -> None:
+        """Close this end as soon as the backlog is written."""
+        with self._send_lock:
+            if self._backlog:
+                self._close_when_sent = True
+            else:
+                self.close()
+
+    def _shutdown_write(self) -> None:
+        if self._pid != os.getpid():
+            return  # a forked copy: the socket is its parent's to shut down
+        try:
+            self.sock.shutdown(socket.SHUT_WR)
+        except OSError as error:
+            if error.errno not in (errno.ENOTCONN, errno.EBADF):
+                raise
+
+    def _drop_backlog(self) -> None:
+        while self._backlog:
+            _close_all(self._backlog.popleft()[1])
+
+    # reading
+
+    def wait_until(
+        self,
+        done: Callable[[], bool],
+        timeout_s: float | None,
+        now: Callable[[], float],
+        guard: InterruptGuard,
+    ) -> None:
+        """Read, or let another thread read, until `done()`, `timeout_s` passed, it closed or Ctrl-C came."""
+        deadline = None if timeout_s is None else now() + timeout_s
+        left = timeout_s
+        while not done() and not guard.noted:
+            if self.reading.acquire(blocking=False):
+                try:
+                    if self.closed:
+                        return
+                    if not done() and guard.poll([self.sock.fileno()], left):
+                        self._receive()
+                finally:
+                    self.release_reading()
+            else:
+                with self._changed:
+                    self._followers += 1
+                    try:
+                        if self.reading.locked() and not done():
+                            self._changed.wait(guard.patience(left))
+                    finally:
+                        self._followers -= 1
+            if deadline is not None:
+                left = deadline - now()
+                if left <= 0:
+                    return
+
+    def release_reading(self) -> None:
+        """Let another thread read, and wake those that wait for what has been read."""
+        self.reading.release()
+        self._wake_followers()
+
+    def _wake_followers(self) -> None:
+        # A follower counts itself before it looks whether someone reads, so none is missed: either
+        # it is counted here, or it finds the lock free.
+        if self._followers:
+            with self._changed:
+                self._changed.notify_all()
+
+    def read_available(self) -> None:
+        """Hand on what has arrived, without waiting. The caller holds `reading`."""
+        self._receive()
+
+    def try_read(self) -> bool:
+        """Like `read_available`, if no other thread is reading now."""
+        if not self.reading.acquire(blocking=False):
+            return False
+        try:
+            self.read_available()
+        finally:
+            self.release_reading()
+        return True
+
+    def _receive(self) -> None:
+        if self.closed or self.ended:
+            return
+        flags = socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
+        try:
+            data, ancillary, flags_back, _ = self.sock.recvmsg(_RECV_BYTES, _ANCILLARY_BYTES, flags)
+        except BlockingIOError:
+            return
+        except OSError:  # reset: the other end died with something unread
+            data, ancillary, flags_back = b"", [], 0
+        if ancillary:
+            for _, _, raw in ancillary:
+                self._fds.extend(array.array("i", raw[: len(raw) - len(raw) % 4]))
+        if flags_back & socket.MSG_CTRUNC:
+            data = b""  # frames and descriptors would not match from here on
+            sys.stderr.write(
+                "trainkit: this process has no file descriptor left, so a connection was closed\n"
+            )
+        if data:
+            self._feed(data)
+        else:
+            self.ended = True
+            self.on_end()
+        self._wake_followers()
+
+    def _feed(self, data: bytes) -> None:
+        chunk: bytes | bytearray = data
+        if self._partial:
+            self._partial += data
+            chunk = self._partial
+        at, end = 0, len(chunk)
+        on_frame = self.on_frame
+        while end - at >= _HEADER.size:
+            kind, stored, handle_count, buffer_count, call_id, size = _HEADER.unpack_from(chunk, at)
+            start = at + _HEADER.size
+            if end - start < size:
+                break
+            at = start + size
+            if not handle_count and not buffer_count:
+                on_frame(Frame(kind, call_id, Packed(bytes(chunk[start:at]))))
+            else:
+                body = self._split(bytes(chunk[start:at]), handle_count, buffer_count)
+                body.stored = stored
+                on_frame(Frame(kind, call_id, body))
+        self._partial = bytearray(chunk[at:]) if at < end else bytearray()
+
+    def _split(self, body: bytes, handle_count: int, buffer_count: int) -> Packed:
+        handles = [HANDLE_KINDS[body[i]](self._fds.popleft()) for i in range(handle_count)]
+        lengths = struct.unpack_from(f"<{buffer_count}Q", body, handle_count)
+        at = len(body) - sum(lengths)
+        payload = body[handle_count + 8 * buffer_count : at]
+        buffers: list[bytearray] = []
+        for length in lengths:  # each its own, writable and aligned
+            buffers.append(bytearray(body[at : at + length]))
+            at += length
+        return Packed(payload, buffers, handles)
+
+    def close(self) -> None:
+        """Close this end now; frames not yet written or read are lost."""
+        self.closed = True
+        with self._send_lock:
+            self._drop_backlog()
+        self.sock.close()
+        _close_all(self._fds)
+        self._fds.clear()
+
+    def __del__(self) -> None:
+        self.close()
+
+
+def _join(kind: int, call_id: int, body: Packed) -> bytes:
+    lengths = struct.pack(f"<{len(body.buffers)}Q", *(len(buffer) for buffer in body.buffers))
+    kinds = bytes(handle.kind for handle in body.handles)
+    parts = [kinds, lengths, body.payload, *body.buffers]
+    size = sum(len(part) for part in parts)
+    return b"".join([_HEADER.pack(kind, body.stored, len(kinds), len(body.buffers), call_id, size), *parts])
+
+
+def _close_all(fds: Iterable[int]) -> None:
+    for fd in fds:
+        os.close(fd)

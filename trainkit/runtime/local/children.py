@@ -1,0 +1,108 @@
+"""What the node knows of each worker process: what it was given, what it printed, how it ended."""
+
+from __future__ import annotations
+
+import os
+import select
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from trainkit.runtime.local.channel import Connection
+from trainkit.runtime.local.messages import Surroundings
+from trainkit.runtime.placement import Allocation
+from trainkit.runtime.specs import Placement
+from trainkit.runtime.supervise import Exit
+
+_TAIL_LINES = 50
+_READ_BYTES = 1 << 16
+_LONGEST_LINE_BYTES = 1 << 16
+
+
+class OutputPipe:
+    """The node's end of a worker's stdout or stderr: cut into lines, the last ones kept.
+
+    Args:
+        fd: the reading end, owned from here on.
+        on_lines: is given each batch of whole lines.
+    """
+
+    def __init__(self, fd: int, on_lines: Callable[[list[str]], None]) -> None:
+        os.set_blocking(fd, False)
+        self.fd = fd
+        self._on_lines = on_lines
+        self._partial = b""
+        self.tail: deque[str] = deque(maxlen=_TAIL_LINES)
+
+    def read(self) -> bool:
+        """Take what is there; False once the other end is closed."""
+        try:
+            data = os.read(self.fd, _READ_BYTES)
+        except BlockingIOError:
+            return True
+        *lines, self._partial = (self._partial + data).split(b"\n")
+        if not data or len(self._partial) > _LONGEST_LINE_BYTES:
+            if self._partial:
+                lines.append(self._partial)
+            self._partial = b""
+        if lines:
+            texts = [line.decode(errors="replace") for line in lines]
+            self.tail.extend(texts)
+            self._on_lines(texts)
+        return bool(data)
+
+    def drain(self) -> None:
+        """Take all that is there, when nothing more of interest can come."""
+        while True:
+            try:
+                more = self.read()
+                if not more or not _readable(self.fd):
+                    break
+            except OSError:
+                break
+        if self._partial:
+            text = self._partial.decode(errors="replace")
+            self._partial = b""
+            self.tail.append(text)
+            self._on_lines([text])
+
+    def close(self) -> None:
+        """Close the reading end."""
+        os.close(self.fd)
+
+
+def _readable(fd: int) -> bool:
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    return bool(poll.poll(0))
+
+
+@dataclass(slots=True)
+class Worker:
+    """One worker process, from the request for it to its end.
+
+    Attributes:
+        owner: number of the process that asked for it.
+        allocation: what it holds and doesn't lend; None while it is idle in the pool.
+        ledger_group: the group and bundle that `allocation` was taken from; None for the machine.
+        lent: what it holds but lends, while it waits for others.
+        ending: why trainkit is ending it; "" if it isn't.
+        inquiries: who wants to know how it ended.
+    """
+
+    worker_id: int
+    serial: int
+    name: str
+    owner: int
+    placement: Placement
+    surroundings: Surroundings
+    allocation: Allocation | None
+    ledger_group: tuple[int, int] | None
+    control: Connection
+    stdout: OutputPipe
+    stderr: OutputPipe
+    pid: int | None = None
+    lent: Allocation | None = None
+    ending: str = ""
+    oom_kills_before: int = 0
+    inquiries: list[Callable[[Exit], None]] = field(default_factory=list)

@@ -1,0 +1,389 @@
+"""The local engine as a process sees it: the driver's, or a worker's that makes calls of its own."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import os
+import socket
+import sys
+import threading
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from trainkit.clock import SYSTEM
+from trainkit.errors import (
+    ConfigError,
+    GetTimeoutError,
+    ObjectLostError,
+)
+from trainkit.resources import QUANTUM, Bundle, require_feasible
+from trainkit.runtime import preload
+from trainkit.runtime.failures import raisable, unpack_failure
+from trainkit.runtime.local import launch
+from trainkit.runtime.local.bodies import CallBodies
+from trainkit.runtime.local.channel import (
+    CALL,
+    FAILURE,
+    INIT,
+    VALUE,
+    Descriptor,
+)
+from trainkit.runtime.local.interrupt import InterruptGuard
+from trainkit.runtime.local.messages import (
+    Available,
+    AwaitGroup,
+    Blocked,
+    Kill,
+    Reclaim,
+    Release,
+    Reserve,
+    Shutdown,
+    StartActor,
+    Surroundings,
+)
+from trainkit.runtime.local.nodelink import Ids, NodeLink, show_notice
+from trainkit.runtime.local.objects import SegmentPool, opened
+from trainkit.runtime.local.pump import Pump
+from trainkit.runtime.local.refs import PENDING, Endpoint, LocalRef, Peer, set_engine
+from trainkit.runtime.local.select_any import await_any
+from trainkit.runtime.local.tasks import Task, TaskPool
+from trainkit.runtime.serialize import Packed, pack, unpack
+from trainkit.runtime.specs import ActorSpec, ObjectRef, Placement, PlacementGroupId, TaskSpec
+from trainkit.settings import SESSION_MARK
+
+_KEEP_WARM_BYTES = 1 << 30
+_DRIVER_SERIAL = 1
+
+
+class LocalEngine:
+    """See `trainkit.runtime.engine.Engine`.
+
+    Args:
+        control: the socket to the node.
+        totals: all resources of the session.
+        serial: this process's number in the session.
+        cpus: CPUs that this process holds, which it lends while it waits for others.
+        gpus: indices of the GPUs it may use.
+        group: the placement group it was started in, with its bundles.
+        node: the supervising process, in the driver.
+        own_variables: environment variables that were set for this process alone.
+        asked_preload: modules that the user wants workers to be forked with.
+    """
+
+    name = "local"
+
+    def __init__(
+        self,
+        control: socket.socket,
+        totals: Bundle,
+        *,
+        serial: int = _DRIVER_SERIAL,
+        cpus: float = 0,
+        gpus: Sequence[int] = (),
+        group: tuple[PlacementGroupId, list[Bundle]] | None = None,
+        node: launch.Node | None = None,
+        own_variables: Mapping[str, str] | None = None,
+        asked_preload: frozenset[str] = frozenset(),
+    ) -> None:
+        self.pid = os.getpid()
+        self.pump = Pump()
+        self._totals = dict(totals)
+        self._ids = Ids(serial)
+        self._lends = cpus > 0
+        self._gpus = list(gpus)
+        self._group = group
+        self._node = node
+        self._asked_preload = asked_preload
+        self._own_variables = dict(own_variables or {})
+        self._segments = SegmentPool(_KEEP_WARM_BYTES)
+        self._pools: dict[Hashable, TaskPool] = {}
+        self._pools_lock = threading.Lock()
+        self._bodies = CallBodies(self._segments, self._ids)
+        self.link = NodeLink(control, self._ids, self._answer, self.pump.run, node)
+        self.link.on_notice = self.notified
+        set_engine(self)
+        if node is not None:  # a worker's main loop reads this connection itself
+            self.pump.watch(self.link, "notices")
+
+    @classmethod
+    def start(cls, totals: Bundle, log_to_driver: bool, preload: frozenset[str]) -> LocalEngine:
+        """Start a node, and the engine of the driver that it belongs to; see `trainkit.init`."""
+        node = launch.start_node(totals, log_to_driver=log_to_driver, asked=preload)
+        gpus = range(int(totals.get("GPU", 0)))
+        return cls(node.control, totals, gpus=gpus, node=node, asked_preload=preload)
+
+    def require_usable(self) -> None:
+        if self.pid != os.getpid():
+            raise ObjectLostError(
+                "this process was forked from one that is part of a session, but is not itself; start "
+                "processes through trainkit, or hand them plain values"
+            )
+
+    @property
+    def is_worker(self) -> bool:
+        return self._node is None
+
+    @property
+    def alive(self) -> bool:
+        return not self.link.closed
+
+    def store(self, value: Packed) -> Packed:
+        """`value`, moved to shared memory if it is large."""
+        return self._segments.write(value)
+
+    def new_id(self) -> int:
+        """A number that nobody else in the session uses."""
+        return self._ids.next()
+
+    def surroundings(self) -> Surroundings:
+        """What a worker started now is to see of this process; not what was set for this one alone."""
+        own = self._own_variables
+        environ = {name: value for name, value in os.environ.items() if own.get(name) != value}
+        return Surroundings(environ, _cwd(), list(sys.path), preload.wanted() | self._asked_preload)
+
+    def notified(self, message: Any, body: Packed) -> None:
+        """Act on a notice from the node."""
+        if isinstance(message, Reclaim):
+            # In the pump's thread: the notice may have been read while a task pool was locked.
+            self.pump.run(self._reclaim)
+        else:
+            show_notice(message, body)
+
+    def _reclaim(self) -> None:
+        with self._pools_lock:
+            pools = list(self._pools.values())
+        for pool in pools:
+            pool.reclaim()
+
+    def _refs(self, count: int, peer: Peer | None) -> list[LocalRef]:
+        if count == 1:
+            return [LocalRef(self._ids.next(), peer)]
+        return [LocalRef(number, peer) for number in self._ids.block(count)]
+
+    def _answer(self, ref: LocalRef) -> Any:
+        return self.get([ref], None)[0]
+
+    # verbs
+
+    def submit(self, spec: TaskSpec) -> list[ObjectRef[Any]]:
+        self._require(spec.placement, spec.name)
+        refs = self._refs(spec.num_returns, None)
+        definition = self._bodies.definition(spec.function, spec.name)
+        # Packed now, as the caller may change what it gave; a pending reference packs as a promise.
+        body = self._bodies.of_call(definition, spec.name, len(refs), spec.args, spec.kwargs)
+        task = Task(spec.name, body.owned(), refs, spec.max_retries)
+        waits_for = [
+            ref for ref in (*spec.args, *spec.kwargs.values()) if isinstance(ref, LocalRef) and not ref.done()
+        ]
+        pool = self._pool(spec.placement)
+
+        if waits_for:  # a leased process that waited for other tasks would keep them from running
+            self._when_all(waits_for, lambda: self.pump.run(lambda: pool.submit(task, watch=True)))
+        else:
+            pool.submit(task)
+        return list(refs)
+
+    def _when_all(self, refs: Sequence[LocalRef], then: Callable[[], None]) -> None:
+        left = itertools.count(len(refs) - 1, -1)  # next() is atomic, so exactly one callback sees 0
+        for ref in refs:
+            ref.when_done(lambda: then() if next(left) == 0 else None)
+            self.watch(ref)
+
+    def watch(self, ref: LocalRef) -> None:
+        """See to it that `ref`'s answer is read although no thread may be waiting for it."""
+        peer = ref.peer
+        if peer is not None:
+            self.pump.watch(peer, ref)  # which also keeps it, if nobody else does
+            ref.when_done(functools.partial(self.pump.unwatch, peer, ref))
+
+    def _pool(self, placement: Placement) -> TaskPool:
+        key = (
+            tuple(sorted(placement.resources.items())),
+            placement.group,
+            tuple(sorted(placement.env.items())),
+        )
+        with self._pools_lock:
+            pool = self._pools.get(key)
+            if pool is None:
+                pool = self._pools[key] = TaskPool(self, placement)
+                self.pump.watch(self.link, "leases")  # for the node's wish to have them back
+            return pool
+
+    def most_tasks(self, placement: Placement) -> int:
+        """How many tasks with this placement could run at once if everything were free."""
+        fits = [
+            self._totals.get(name, 0) * QUANTUM // round(amount * QUANTUM)
+            for name, amount in placement.resources.items()
+        ]
+        return int(min(fits)) if fits else 4 * max(1, int(self._totals.get("CPU", 1)))
+
+    def _require(self, placement: Placement, name: str) -> None:
+        require_feasible([placement.resources], self._totals, what=name)
+
+    def start_actor(self, spec: ActorSpec) -> Endpoint:
+        self._require(spec.placement, spec.name)
+        definition = self._bodies.definition(spec.cls, spec.name)
+        body = self._bodies.of_call(definition, spec.name, 1, spec.args, spec.kwargs)
+        ours, theirs = socket.socketpair()
+        peer = Peer(ours, spec.name, self.new_id())
+        endpoint = Endpoint(peer)
+        # The class and the constructor's arguments go straight to the process, which is yet to start.
+        peer.send(INIT, 0, body)
+        request = StartActor(peer.worker_id or 0, spec.name, spec.placement, self.surroundings())
+        self.link.tell(request, [Descriptor(theirs.detach())])
+        return endpoint
+
+    def call(
+        self, actor: Endpoint, method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], num_returns: int
+    ) -> list[ObjectRef[Any]]:
+        peer = actor.peer
+        for value in (*args, *kwargs.values()):
+            if isinstance(value, LocalRef) and not value.done():
+                self.watch(value)
+        body = self._bodies.of_call(None, method, num_returns, args, kwargs)
+        refs = self._refs(num_returns, peer)
+        peer.request(CALL, body, refs)
+        return list(refs)
+
+    def kill(self, actor: Endpoint) -> None:
+        worker_id = actor.peer.worker_id
+        if worker_id is not None and self.alive:
+            self._answer(self.link.ask(Kill(worker_id, "it was killed by trainkit.kill()")))
+
+    def put(self, value: Any) -> ObjectRef[Any]:
+        ref = LocalRef(self.new_id(), None)
+        ref.complete(VALUE, self._segments.write(pack(value)).owned())
+        return ref
+
+    def get(self, refs: Sequence[ObjectRef[Any]], timeout_s: float | None) -> list[Any]:
+        deadline = None if timeout_s is None else SYSTEM.monotonic() + timeout_s
+        values = []
+        for ref in refs:
+            if not isinstance(ref, LocalRef):
+                raise ObjectLostError(f"{ref!r} belongs to another engine or session")
+            if ref.kind == PENDING and not self._await([ref], 1, deadline):
+                raise GetTimeoutError(f"get(timeout={timeout_s}): the result is not there yet")
+            values.append(self._value(ref))
+        return values
+
+    def _value(self, ref: LocalRef) -> Any:
+        if ref.kind == VALUE:
+            return unpack(opened(ref.body))
+        if ref.kind == FAILURE:
+            raise raisable(unpack_failure(opened(ref.body)))
+        raise ref.body()
+
+    def wait(
+        self, refs: Sequence[ObjectRef[Any]], num_returns: int, timeout_s: float | None
+    ) -> tuple[list[ObjectRef[Any]], list[ObjectRef[Any]]]:
+        local = [ref for ref in refs if isinstance(ref, LocalRef)]
+        if len(local) < len(refs):
+            raise ObjectLostError("wait() was given a reference of another engine or session")
+        self._await(local, num_returns, None if timeout_s is None else SYSTEM.monotonic() + timeout_s)
+        ready: list[ObjectRef[Any]] = []
+        rest: list[ObjectRef[Any]] = []
+        for ref in local:
+            (ready if ref.kind != PENDING and len(ready) < num_returns else rest).append(ref)
+        return ready, rest
+
+    def _await(self, refs: Sequence[LocalRef], count: int, deadline: float | None) -> bool:
+        """Wait until `count` of `refs` are done; False if the deadline came first."""
+        lending = False
+        try:
+            while True:
+                with InterruptGuard() as guard:
+                    if self._lends and not lending:  # what has arrived is taken before anything is lent
+                        if self._await_guarded(refs, count, SYSTEM.monotonic(), guard):
+                            return True
+                        if deadline is None or SYSTEM.monotonic() < deadline:
+                            lending = threading.current_thread() is threading.main_thread()
+                        if lending:
+                            self.link.tell(Blocked(True))
+                    done = self._await_guarded(refs, count, deadline, guard)
+                if not guard.noted:
+                    return done
+                guard.act()
+        finally:
+            if lending:
+                self.link.tell(Blocked(False))
+
+    def _await_guarded(
+        self, refs: Sequence[LocalRef], count: int, deadline: float | None, guard: InterruptGuard
+    ) -> bool:
+        while not guard.noted:
+            pending = [ref for ref in refs if ref.kind == PENDING]
+            if len(refs) - len(pending) >= count:
+                return True
+            left = None if deadline is None else max(0.0, deadline - SYSTEM.monotonic())
+            peer = pending[0].peer
+            if len(pending) == 1 and peer is not None and not peer.closed:
+                peer.wait_until(pending[0].done, left, SYSTEM.monotonic, guard)
+            else:
+                await_any(pending, left, guard)
+            if deadline is not None and SYSTEM.monotonic() >= deadline:
+                break
+        return sum(ref.kind != PENDING for ref in refs) >= count
+
+    def reserve(self, bundles: Sequence[Bundle]) -> int:
+        group = self.new_id()
+        self.link.tell(Reserve(group, list(bundles)))
+        return group
+
+    def group_ref(self, group: int) -> ObjectRef[Any]:
+        return self.link.ask(AwaitGroup(group))
+
+    def await_group(self, group: int, timeout_s: float | None) -> bool:
+        try:
+            self.get([self.group_ref(group)], timeout_s)
+        except GetTimeoutError:
+            return False
+        return True
+
+    def release(self, group: int) -> None:
+        if self.alive:
+            self._answer(self.link.ask(Release(group)))
+
+    def current_group(self) -> tuple[PlacementGroupId, list[Bundle]] | None:
+        return self._group
+
+    def cluster_resources(self) -> Bundle:
+        return dict(self._totals)
+
+    def available_resources(self) -> Bundle:
+        self._reclaim()  # what only waits for a further task is free
+        amounts: Bundle = self._answer(self.link.ask(Available()))
+        return amounts
+
+    def gpu_ids(self) -> list[int]:
+        return list(self._gpus)
+
+    def scratch_dir(self) -> Path:
+        path = Path(os.environ[SESSION_MARK] if self._node is None else self._node.mark)
+        path.mkdir(mode=0o700, exist_ok=True)
+        return path
+
+    def ensure_serializable(self, value: Any, what: str) -> None:
+        pack(value, what)
+
+    def close(self) -> None:
+        if self._node is None or self.link.closing or self.pid != os.getpid():
+            return  # a worker's engine ends with its process
+        self.link.closing = True
+        self.link.tell(Shutdown())
+        self._node.join()
+        self.pump.stop()
+        for pool in self._pools.values():
+            pool.close()
+        self._segments.close()
+        self.link.close()
+        self._pools.clear()
+        set_engine(None)
+
+
+def _cwd() -> str:
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        raise ConfigError("the current working directory was deleted; change to one that exists") from None

@@ -1,0 +1,41 @@
+"""What this machine has that a session can share out: CPUs, and GPUs by index or UUID."""
+
+from __future__ import annotations
+
+import os
+import re
+
+
+def cpu_count() -> int:
+    """CPUs that this process may run on, within its container's quota; at least 1."""
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min(allowed, _quota()))
+
+
+def _quota() -> int:
+    try:
+        with open("/sys/fs/cgroup/cpu.max") as file:
+            quota, period = file.read().split()
+    except (OSError, ValueError):
+        return 1 << 16
+    return 1 << 16 if quota == "max" else max(1, round(int(quota) / int(period)))
+
+
+def gpu_count() -> int:
+    """GPUs that this process may see; never imports torch and never starts CUDA."""
+    return len(visible_gpus())
+
+
+def visible_gpus() -> list[str]:
+    """Names that CUDA_VISIBLE_DEVICES would take for each visible GPU: its own entries, or indices."""
+    declared = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if declared is not None:
+        # CUDA ends the list at the first name that is no device, such as "" or "-1".
+        names = [name.strip() for name in declared.split(",")]
+        end = next((at for at, name in enumerate(names) if name in ("", "-1", "NoDevFiles")), len(names))
+        return names[:end]
+    try:
+        present = [name for name in os.listdir("/dev") if re.fullmatch(r"nvidia\d+", name)]
+    except OSError:
+        return []
+    return [str(index) for index in range(len(present))]

@@ -1,0 +1,84 @@
+"""Ctrl-C while waiting: noted at once, acted on where nothing can be lost by it.
+
+A KeyboardInterrupt that is raised between two steps of reading a socket loses what was read. So while
+the main thread waits, its SIGINT handler is replaced by one that notes the signal and wakes the wait;
+afterwards the handler that was there is called.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import select
+import signal
+import threading
+from collections.abc import Callable, Sequence
+from types import FrameType, TracebackType
+from typing import Any
+
+Handler = Callable[[int, FrameType | None], Any]
+
+_FOLLOWER_S = 0.05
+"""How long a wait for another thread may take notice of Ctrl-C late."""
+
+
+@functools.cache
+def _wake_fd() -> int:
+    """One for the process: only its main thread ever waits on it."""
+    return os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+
+
+class InterruptGuard:
+    """Holds SIGINT back for the length of a `with` block; without effect outside the main thread.
+
+    Attributes:
+        noted: Ctrl-C came.
+    """
+
+    def __init__(self) -> None:
+        self.noted = False
+        self._handler: Handler | None = None
+        self._wake_fd = -1
+        if threading.current_thread() is threading.main_thread():
+            handler = signal.getsignal(signal.SIGINT)
+            self._handler = handler if callable(handler) else None
+
+    def __enter__(self) -> InterruptGuard:
+        if self._handler is not None:
+            self._wake_fd = _wake_fd()
+            signal.signal(signal.SIGINT, self._note)
+        return self
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self.noted = True
+        os.eventfd_write(self._wake_fd, 1)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._handler is not None:
+            signal.signal(signal.SIGINT, self._handler)
+            if self.noted:
+                os.eventfd_read(self._wake_fd)
+
+    def act(self) -> None:
+        """Call the handler that Ctrl-C was held back from; it usually raises."""
+        if self._handler is not None:
+            self._handler(signal.SIGINT, None)
+
+    def poll(self, fds: Sequence[int], timeout_s: float | None) -> list[int]:
+        """Those of `fds` that can be read, once there is one, or nothing after `timeout_s` or Ctrl-C."""
+        poll = select.poll()
+        for fd in fds:
+            poll.register(fd, select.POLLIN)
+        if self._wake_fd >= 0:
+            poll.register(self._wake_fd, select.POLLIN)
+        # A wait for ever is one of days: poll takes no larger numbers than 32 bits of milliseconds.
+        limit_ms = None if timeout_s is None else min(max(0.0, timeout_s) * 1000, 2**31 - 1)
+        return [fd for fd, _ in poll.poll(limit_ms) if fd != self._wake_fd]
+
+    def patience(self, timeout_s: float | None) -> float | None:
+        """How long to wait for another thread before looking at `noted` again."""
+        if self._handler is None:
+            return timeout_s if timeout_s is None else min(timeout_s, threading.TIMEOUT_MAX)
+        return _FOLLOWER_S if timeout_s is None else min(timeout_s, _FOLLOWER_S)

@@ -1,0 +1,296 @@
+"""The node: one small process a session that supervises all others. It never sees a call's payload.
+
+    driver ──requests──▶ node ──forks by──▶ template ──▶ worker, worker, ...
+       ▲                  ▲ └───────── control ────────────▲
+       └── exits, output ─┘
+
+One thread, one loop. It keeps the ledger of resources, the queue of requests, the placement groups,
+what workers printed last and how they ended. Its orphaned descendants become its children, so that
+nothing a worker started outlives it; and when the driver goes, everything goes.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import pickle
+import select
+import shutil
+import signal
+import socket
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+from trainkit.clock import SYSTEM
+from trainkit.runtime.failures import pack_failure
+from trainkit.runtime.local import process
+from trainkit.runtime.local.census import Census
+from trainkit.runtime.local.channel import FAILURE, NOTICE, REQUEST, VALUE, Connection, Descriptor, Frame
+from trainkit.runtime.local.children import Worker
+from trainkit.runtime.local.loop import LoopConnection, try_send
+from trainkit.runtime.local.messages import (
+    Available,
+    AwaitGroup,
+    Blocked,
+    Inquest,
+    Kill,
+    Lease,
+    Output,
+    Release,
+    Reserve,
+    ReturnLease,
+    Shutdown,
+    StartActor,
+    packed,
+    unpacked,
+)
+from trainkit.runtime.local.quartermaster import Quartermaster
+from trainkit.runtime.local.template import run_template
+from trainkit.runtime.serialize import pack
+from trainkit.settings import SESSION_MARK
+
+_DRIVER = 1
+_END_S = 2.0
+
+
+def main(arguments: Sequence[str]) -> NoReturn:
+    """Run the node of one session; `arguments` are `launch.start_node`'s."""
+    options = pickle.loads(bytes.fromhex(arguments[0]))
+    ours, theirs = socket.socketpair()
+    node_pid = os.getpid()
+    # The plain template is forked before there is any state, so that it is as small as can be.
+    template_pid = os.fork()
+    if template_pid == 0:
+        process.die_with_parent(node_pid)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        os.close(options["fd"])
+        ours.close()
+        run_template(theirs, frozenset())
+    theirs.close()
+    process.set_name("trainkit-node")
+    process.become_subreaper()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    node = Node(options, ours, template_pid)
+    code = 0
+    try:
+        node.run()
+    except Exception:
+        traceback.print_exc()
+        code = 1
+    finally:
+        node.end_everything()
+        os._exit(code)
+
+
+class Node:
+    """The loop, and the dispatch of what arrives in it."""
+
+    def __init__(self, options: dict[str, Any], template: socket.socket, template_pid: int) -> None:
+        self._poll = select.poll()
+        self._readers: dict[int, Callable[[], None]] = {}
+        self._backlogged: dict[int, Connection] = {}
+        self._timers: list[tuple[float, Callable[[], None]]] = []
+        self._stopping = False
+        self._clients: dict[int, Connection] = {}
+        self._log_to_driver = bool(options["log_to_driver"])
+        self.census = Census(self, template, template_pid)
+        for imports in options["preload"]:
+            self.census.templates.warm(imports)
+        self.stores = Quartermaster(self, options["totals"], options["gpus"])
+        self.add_client(_DRIVER, socket.socket(fileno=options["fd"]))
+        # Also when a child of the driver still holds its socket open, the driver's end ends us.
+        self._driver_pidfd = _pidfd(options["driver"])
+        self.watch(self._driver_pidfd, self.stop)
+        wake_read, self._wake_write = socket.socketpair()
+        wake_read.setblocking(False)
+        self._wake_write.setblocking(False)
+        self._wake_read = wake_read
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.signal(signal.SIGTERM, lambda *_: self.stop())
+        signal.set_wakeup_fd(self._wake_write.fileno(), warn_on_full_buffer=False)
+        self.watch(wake_read.fileno(), self._child_ended)
+
+    # the loop
+
+    def run(self) -> None:
+        """Serve until the driver is gone or says so."""
+        while not self._stopping:
+            for fd, event in self._poll.poll(self._timeout_ms()):
+                if event & select.POLLOUT and fd in self._backlogged:
+                    self._flush(fd)
+                reader = self._readers.get(fd)
+                if reader is not None and event & ~select.POLLOUT:
+                    reader()
+            self._run_timers()
+            self.stores.serve()
+
+    def watch(self, fd: int, reader: Callable[[], None]) -> None:
+        """Call `reader` when `fd` can be read."""
+        self._readers[fd] = reader
+        self._poll.register(fd, select.POLLIN)
+
+    def unwatch(self, fd: int) -> None:
+        """Undo `watch`."""
+        if self._readers.pop(fd, None) is not None:
+            self._poll.unregister(fd)
+
+    def after(self, seconds: float, action: Callable[[], None]) -> None:
+        """Call `action` once, `seconds` from now."""
+        self._timers.append((SYSTEM.monotonic() + seconds, action))
+
+    def stop(self) -> None:
+        """Leave the loop."""
+        self._stopping = True
+
+    def _timeout_ms(self) -> float | None:
+        if not self._timers:
+            return None
+        return max(0.0, min(at for at, _ in self._timers) - SYSTEM.monotonic()) * 1000
+
+    def _run_timers(self) -> None:
+        now = SYSTEM.monotonic()
+        due = [action for at, action in self._timers if at <= now]
+        self._timers = [(at, action) for at, action in self._timers if at > now]
+        for action in due:
+            action()
+
+    def connection(
+        self, sock: socket.socket, on_frame: Callable[[Frame], None], on_close: Callable[[], None]
+    ) -> Connection:
+        """A connection that is read in the loop."""
+        conn = LoopConnection(sock, self, on_frame, on_close)
+        self.watch(conn.fileno(), functools.partial(_read, conn))
+        return conn
+
+    def forget(self, conn: Connection) -> None:
+        """Read and flush `conn` no more."""
+        self.unwatch(conn.fileno())
+        self._backlogged.pop(conn.fileno(), None)
+
+    def flush_later(self, conn: Connection) -> None:
+        """Flush `conn` when it can be written to."""
+        self._backlogged[conn.fileno()] = conn
+        self._poll.modify(conn.fileno(), select.POLLIN | select.POLLOUT)
+
+    def _flush(self, fd: int) -> None:
+        conn = self._backlogged[fd]
+        conn.flush()
+        if not conn.has_backlog:
+            del self._backlogged[fd]
+            if fd in self._readers:
+                self._poll.modify(fd, select.POLLIN)
+
+    # clients
+
+    def add_client(self, serial: int, sock: socket.socket) -> Connection:
+        """Serve the requests of one more process: the driver, or a worker."""
+        on_close = self.stop if serial == _DRIVER else (lambda: None)
+        conn = self.connection(sock, functools.partial(self._from_client, serial), on_close)
+        self._clients[serial] = conn
+        return conn
+
+    def drop_client(self, serial: int) -> None:
+        """Forget a process that has ended."""
+        conn = self._clients.pop(serial, None)
+        if conn is not None:
+            if not conn.closed:
+                self.forget(conn)
+            conn.close()
+
+    def notify(self, serial: int, message: Any) -> None:
+        """Send a notice to one client, if it is still there."""
+        conn = self._clients.get(serial)
+        if conn is not None:
+            try_send(conn, NOTICE, 0, packed(message))
+
+    def clients(self) -> list[int]:
+        """Numbers of all processes that can make requests."""
+        return list(self._clients)
+
+    def print_lines(self, worker: Worker, is_error: bool, lines: list[str]) -> None:
+        """Show a worker's output in the driver."""
+        if self._log_to_driver:
+            self.notify(_DRIVER, Output(worker.name, worker.pid or 0, is_error, lines))
+
+    def _from_client(self, serial: int, frame: Frame) -> None:
+        message = unpacked(frame.body)
+        handles = [handle for handle in frame.body.handles if isinstance(handle, Descriptor)]
+
+        def answer(value: Any) -> None:
+            conn = self._clients.get(serial)
+            if conn is not None:
+                failed = isinstance(value, Exception)
+                body = pack_failure(value, "trainkit") if failed else pack(value)
+                try_send(conn, FAILURE if failed else VALUE, frame.call_id, body)
+
+        if frame.kind not in (REQUEST, NOTICE):
+            raise TypeError(f"the node cannot handle a frame of kind {frame.kind}")
+        match message:
+            case StartActor():
+                self.stores.start_actor(serial, message, handles[0])
+            case Lease():
+                self.stores.lease(serial, message, handles[0], answer)
+            case ReturnLease(worker_id):
+                self.stores.return_lease(worker_id)
+            case Reserve(group_id, bundles):
+                self.stores.reserve(serial, group_id, bundles)
+            case AwaitGroup(group_id):
+                self.stores.await_group(group_id, answer)
+            case Release(group_id):
+                self.stores.release(group_id, answer)
+            case Available():
+                answer(self.stores.available())
+            case Blocked(waiting):
+                self.stores.blocked(serial, waiting)
+            case Kill(worker_id, reason):
+                self.census.kill(worker_id, reason, lambda _: answer(None))
+            case Inquest(worker_id):
+                self.census.inquire(worker_id, answer)
+            case Shutdown():
+                self.stop()
+            case _:
+                raise TypeError(f"the node cannot handle {message!r}")
+
+    # ends
+
+    def _child_ended(self) -> None:
+        try:
+            self._wake_read.recv(4096)
+        except BlockingIOError:
+            return
+        self.census.reap()
+
+    def end_everything(self) -> None:
+        """Kill all descendants; returns when none is left, or after a grace."""
+        signal.set_wakeup_fd(-1)
+        deadline = SYSTEM.monotonic() + _END_S
+        own = os.getpid()
+        while SYSTEM.monotonic() < deadline:
+            left = process.descendants(own)
+            if not left:
+                shutil.rmtree(os.environ[SESSION_MARK], ignore_errors=True)  # there only if it was used
+                return
+            for pid in left:
+                process.kill(pid)
+            while True:
+                try:
+                    if os.waitpid(-1, os.WNOHANG)[0] == 0:
+                        break
+                except ChildProcessError:
+                    break
+            SYSTEM.sleep(0.002)
+        sys.stderr.write(f"trainkit: these processes could not be ended: {process.descendants(own)}\n")
+
+
+def _read(conn: Connection) -> None:
+    with conn.reading:
+        conn.read_available()
+
+
+def _pidfd(pid: int) -> int:
+    try:
+        return os.pidfd_open(pid)
+    except ProcessLookupError:  # the driver is gone already
+        os._exit(0)

@@ -1,0 +1,159 @@
+"""A process's connection to the node: what is asked of it, what it tells, and what its end means."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import secrets
+import socket
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, TextIO
+
+from trainkit.errors import ActorDiedError, NodeDiedError, ObjectLostError, TrainkitError, WorkerDiedError
+from trainkit.runtime import supervise
+from trainkit.runtime.local.channel import NOTICE, REQUEST, Frame
+from trainkit.runtime.local.launch import Node
+from trainkit.runtime.local.messages import Inquest, Output, Waits, packed, unpacked
+from trainkit.runtime.local.refs import LocalRef, Peer
+from trainkit.runtime.serialize import Handle, Packed
+
+_SERIAL_SHIFT = 40
+_BLOCK = 1 << 39
+_MOST_RETURNS = 1 << 12
+
+
+class Ids:
+    """Numbers that nobody else in the session uses, nor in one before it: what is left of that names nothing.
+
+    Args:
+        serial: of this process in the session.
+    """
+
+    def __init__(self, serial: int) -> None:
+        first = (serial << _SERIAL_SHIFT) + secrets.randbelow(_BLOCK // 2)
+        self._single = itertools.count(first + 1)
+        self._blocks = itertools.count(first + _BLOCK, _MOST_RETURNS)
+
+    def next(self) -> int:
+        """One number."""
+        return next(self._single)
+
+    def block(self, count: int) -> range:
+        """`count` numbers in a row."""
+        if count > _MOST_RETURNS:
+            raise ValueError(f"a call can return {_MOST_RETURNS} references at most, not {count}")
+        first = next(self._blocks)
+        return range(first, first + count)
+
+
+class NodeLink(Peer):
+    """The connection to the node.
+
+    Args:
+        sock: connected to it.
+        ids: this process's.
+        answer: waits for a reference and returns its value.
+        in_background: runs a function in the process's helper thread.
+        node: the supervising process, in the driver.
+    """
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        ids: Ids,
+        answer: Callable[[LocalRef], Any],
+        in_background: Callable[[Callable[[], None]], None],
+        node: Node | None,
+    ) -> None:
+        super().__init__(sock, "the node")
+        self._ids = ids
+        self._answer = answer
+        self._in_background = in_background
+        self._node = node
+        self.closing = False
+        self.on_notice: Callable[[Any, Packed], None] = show_notice
+
+    def on_frame(self, frame: Frame) -> None:
+        if frame.kind == NOTICE:
+            self.on_notice(unpacked(frame.body), frame.body)
+        else:
+            super().on_frame(frame)
+
+    def ask(self, message: Any, handles: Sequence[Handle] = ()) -> LocalRef:
+        """Send a request; its answer arrives in the reference."""
+        ref = LocalRef(self._ids.next(), self)
+        self.request(REQUEST, packed(message, handles), [ref])
+        return ref
+
+    def tell(self, message: Any, handles: Sequence[Handle] = ()) -> None:
+        """Send something that is not answered."""
+        try:
+            self.send(NOTICE, 0, packed(message, handles))
+        except OSError:
+            return  # the node is gone: every connection of the session closes, and says so
+
+    # ends
+
+    def on_close(self) -> None:
+        super().on_close()
+        if self._node is not None and not self.closing:
+            self._in_background(self._node.end_leftovers)
+
+    def lost(self) -> Exception:
+        return self.gone()
+
+    def gone(self) -> TrainkitError:
+        """The error for what can't be done any more."""
+        if self.closing:
+            return ObjectLostError("the session of this reference or actor has been shut down")
+        status = "" if self._node is None else f" ({self._node.status()})"
+        return NodeDiedError(
+            f"the process that supervises the workers is gone{status}, and they with it; "
+            "call trainkit.init() to start anew"
+        )
+
+    def inquest(self, peer: Peer) -> supervise.Exit:
+        """How the process behind `peer` ended."""
+        if peer.worker_id is None:
+            return supervise.Exit(reason="its connection closed")
+        exit_: supervise.Exit = self._answer(self.ask(Inquest(peer.worker_id)))
+        return exit_
+
+    def death_of(self, peer: Peer) -> TrainkitError:
+        """The error for calls to an actor whose connection closed."""
+        if self.closing or self.closed:
+            return self.gone()
+        try:
+            exit_ = self.inquest(peer)
+        except NodeDiedError as error:
+            return error
+        return death(ActorDiedError, exit_, peer.name)
+
+
+def death(kind: type[WorkerDiedError], exit_: supervise.Exit, name: str) -> WorkerDiedError:
+    """The error for what `name` owed when it ended."""
+    error = kind(supervise.describe(exit_, name))
+    error.pid, error.exit_code, error.stderr_tail = exit_.pid, exit_.code, exit_.stderr_tail
+    return error
+
+
+def show_notice(message: Any, _: Packed) -> None:
+    """Print what workers printed, and what the node has to say."""
+    match message:
+        case Output(name, pid, is_error, lines):
+            _write(sys.stderr if is_error else sys.stdout, [f"({name} pid={pid}) {line}" for line in lines])
+        case Waits(text):
+            _write(sys.stderr, [f"trainkit: {text}"])
+        case _:
+            raise TypeError(f"the node sent something unknown: {message!r}")
+
+
+def _write(stream: TextIO | None, lines: Sequence[str]) -> None:
+    if stream is None:
+        return
+    encoding = stream.encoding or "utf-8"
+    text = "".join(f"{line}\n" for line in lines).encode(encoding, "backslashreplace").decode(encoding)
+    with contextlib.suppress(OSError, ValueError):  # the user closed it, or its reader has gone
+        stream.write(text)
+        stream.flush()

@@ -1,0 +1,127 @@
+"""What the operating system offers to keep processes together: parents, orphans, marks."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+from collections.abc import Iterator
+
+from trainkit.settings import SESSION_MARK
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_NAME = 15
+_PR_SET_CHILD_SUBREAPER = 36
+
+_MADV_COLLAPSE = 25
+_HUGE_BYTES = 2 << 20
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+
+
+def _prctl(option: int, value: int | bytes) -> None:
+    if _libc.prctl(option, value, 0, 0, 0) != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
+
+
+def become_subreaper() -> None:
+    """Orphans among this process's descendants become its children, instead of init's."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def die_with_parent(parent: int) -> None:
+    """Be killed when the process `parent`, which forked this one, ends; at once if it has already."""
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def set_name(name: str) -> None:
+    """Show `name` (its first 15 bytes) in `ps` and `top`."""
+    _prctl(_PR_SET_NAME, name.encode()[:15])
+
+
+def use_huge_pages() -> None:
+    """Move this process's memory to huge pages, so that a fork copies a page table hundreds of times smaller.
+
+    Forking a process that has torch takes 4 ms without and 1 ms with it. What the kernel can't move (too
+    old, no huge page free) stays where it is: nothing depends on it.
+    """
+    with open("/proc/self/maps") as file:
+        mappings = [line.split() for line in file]
+    for span, access, _, _, _, *name in mappings:
+        if access == "rw-p" and (not name or name[0] == "[heap]"):
+            low, high = (int(bound, 16) for bound in span.split("-"))
+            start, end = -(-low // _HUGE_BYTES) * _HUGE_BYTES, high // _HUGE_BYTES * _HUGE_BYTES
+            if start < end:
+                _libc.madvise(start, end - start, _MADV_COLLAPSE)
+
+
+def thread_count() -> int:
+    """Threads of this process, also those that Python does not know."""
+    return len(os.listdir("/proc/self/task"))
+
+
+def _parents() -> Iterator[tuple[int, int]]:
+    """(pid, parent's pid) of every process that can be seen."""
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            try:
+                with open(f"/proc/{entry}/stat", "rb") as file:
+                    # The name in parentheses may hold anything, so count from its end.
+                    fields = file.read().rpartition(b")")[2].split()
+            except OSError:  # it ended meanwhile
+                continue
+            yield int(entry), int(fields[1])
+
+
+def children(of: int) -> list[int]:
+    """Pids of the direct children of a process."""
+    return [pid for pid, parent in _parents() if parent == of]
+
+
+def descendants(of: int) -> list[int]:
+    """Pids of all descendants of a process, parents before their children."""
+    by_parent: dict[int, list[int]] = {}
+    for pid, parent in _parents():
+        by_parent.setdefault(parent, []).append(pid)
+    found = list(by_parent.get(of, ()))
+    for pid in found:  # grows while it is read
+        found.extend(by_parent.get(pid, ()))
+    return found
+
+
+def environment(pid: int) -> dict[str, str]:
+    """The environment that a process was started with; empty if it is gone or not ours."""
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            items = file.read().split(b"\0")
+    except OSError:
+        return {}
+    pairs = (item.partition(b"=") for item in items if item)
+    return {os.fsdecode(key): os.fsdecode(value) for key, _, value in pairs}
+
+
+def marked(mark: str) -> list[int]:
+    """Pids of the processes that carry a session's mark, this one not included."""
+    own = os.getpid()
+    return [pid for pid, _ in _parents() if pid != own and environment(pid).get(SESSION_MARK) == mark]
+
+
+def kill(pid: int, number: int = signal.SIGKILL) -> None:
+    """Send a signal; without effect if the process is gone."""
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        return
+
+
+def oom_kills() -> int:
+    """How many processes the kernel has killed for memory since it started; 0 where it doesn't tell."""
+    try:
+        with open("/proc/vmstat") as file:
+            return next((int(line.split()[1]) for line in file if line.startswith("oom_kill ")), 0)
+    except OSError:
+        return 0

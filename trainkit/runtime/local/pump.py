@@ -1,0 +1,141 @@
+"""The one helper thread of a process: moves what nobody is waiting for.
+
+It sleeps unless there is a reason: a send that did not fit the kernel's buffer, a result that
+something other than a waiting thread depends on, or word from the node. A thread that waits for an
+answer reads it itself, so this one is not on the path of an ordinary call.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import sys
+import threading
+from collections.abc import Callable, Hashable
+from typing import TypeVar
+
+from trainkit.runtime.local.channel import Connection
+
+T = TypeVar("T")
+
+_CONTESTED_S = 0.001
+
+
+class Pump:
+    """Reads and flushes connections in a thread of its own, which starts when first needed."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()  # a collection under it may run code that comes here
+        self._wake_fd = -1
+        self._thread: threading.Thread | None = None
+        self._watched: dict[Connection, set[Hashable]] = {}
+        self._flushing: set[Connection] = set()
+        self._jobs: list[Callable[[], None]] = []
+        self._stopping = False
+
+    def watch(self, conn: Connection, why: Hashable) -> None:
+        """Read `conn` until `unwatch` is called with every `why` it is watched for, or it closes."""
+        with self._lock:
+            if conn not in self._watched:
+                self._watched[conn] = set()
+                self._wake()
+            self._watched[conn].add(why)
+
+    def unwatch(self, conn: Connection, why: Hashable) -> None:
+        """Undo `watch`; without effect if it isn't watched for that."""
+        with self._lock:
+            reasons = self._watched.get(conn)
+            if reasons is not None:
+                reasons.discard(why)
+                if not reasons:
+                    del self._watched[conn]
+                    self._wake()
+
+    def flush(self, conn: Connection) -> None:
+        """Write `conn`'s backlog as the kernel takes it, and read it meanwhile: the other end may
+        have stopped reading because nobody reads what it answers.
+        """
+        with self._lock:
+            self._flushing.add(conn)
+            self._wake()
+
+    def run(self, job: Callable[[], None]) -> None:
+        """Call `job` in the pump's thread."""
+        with self._lock:
+            self._jobs.append(job)
+            self._wake()
+
+    def _wake(self) -> None:
+        if self._thread is None:
+            self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+            self._thread = threading.Thread(target=self._loop, name="trainkit-pump", daemon=True)
+            self._thread.start()
+        elif threading.current_thread() is not self._thread:
+            os.eventfd_write(self._wake_fd, 1)
+
+    def _loop(self) -> None:
+        contested: set[Connection] = set()
+        while True:
+            with self._lock:
+                if self._stopping:
+                    return
+                jobs, self._jobs = self._jobs, []
+                poll = select.poll()
+                poll.register(self._wake_fd, select.POLLIN)
+                by_fd: dict[int, Connection] = {}
+                for conn in [*self._watched, *self._flushing]:
+                    fd = conn.fileno()
+                    if fd < 0:
+                        continue
+                    # One that another thread is reading stays readable until it has; not to spin,
+                    # it is looked at again a moment later.
+                    mask = 0 if conn in contested or conn.ended else select.POLLIN
+                    if conn in self._flushing:
+                        mask |= select.POLLOUT
+                    if mask:
+                        poll.register(fd, mask)
+                        by_fd[fd] = conn
+            for job in jobs:
+                _guarded(job)
+            if jobs:
+                continue
+            events = poll.poll(_CONTESTED_S * 1000 if contested else None)
+            contested = set()
+            for fd, event in events:
+                if fd == self._wake_fd:
+                    os.eventfd_read(fd)
+                    continue
+                conn = by_fd[fd]
+                if event & select.POLLOUT:
+                    conn.flush()
+                if event & ~select.POLLOUT and not conn.closed and not _guarded(conn.try_read):
+                    contested.add(conn)
+            by_fd.clear()
+            self._forget_finished()
+
+    def _forget_finished(self) -> None:
+        with self._lock:
+            self._flushing = {conn for conn in self._flushing if conn.has_backlog and not conn.closed}
+            for conn in [conn for conn in self._watched if conn.closed]:
+                del self._watched[conn]
+
+    def stop(self) -> None:
+        """End the thread; what it was asked to do and has not done is left undone."""
+        with self._lock:
+            self._stopping = True
+            if self._thread is None:
+                return
+            if threading.current_thread() is not self._thread:
+                os.eventfd_write(self._wake_fd, 1)
+        if threading.current_thread() is not self._thread:
+            self._thread.join(timeout=5)
+            os.close(self._wake_fd)
+
+
+def _guarded(work: Callable[[], T]) -> T | None:
+    """Do `work`; what it raises is shown, as by any thread, but does not end this one."""
+    try:
+        return work()
+    except Exception:
+        sys.excepthook(*sys.exc_info())
+        return None

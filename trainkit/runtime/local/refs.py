@@ -1,0 +1,317 @@
+"""Results on their way, and the connections they come over.
+
+A reference and the place where its answer is put are one object. The process that made a call owns
+its result. A reference to a result that is there travels with it; one that is still pending travels
+as a promise: a connection over which its owner sends the result once it has it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+import socket
+import weakref
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from trainkit.errors import ObjectLostError, OwnerDiedError
+from trainkit.runtime import serialize
+from trainkit.runtime.failures import pack_failure
+from trainkit.runtime.local.channel import (
+    CONNECT,
+    FAILURE,
+    HANDLE_KINDS,
+    Connection,
+    Descriptor,
+    Frame,
+)
+from trainkit.runtime.serialize import Packed
+from trainkit.runtime.specs import ObjectRef
+
+if TYPE_CHECKING:
+    from trainkit.runtime.local.client import LocalEngine
+
+PENDING = 0
+LOST = -1  # the other end is gone; the body is a function that makes the error
+ACTOR = 2
+PROMISE = 3
+
+_engine: LocalEngine | None = None
+
+
+def set_engine(engine: LocalEngine | None) -> None:
+    """Say which engine the handles that arrive in this process belong to."""
+    global _engine
+    _engine = engine
+
+
+def _current_engine() -> LocalEngine:
+    if _engine is None:
+        raise ObjectLostError("an actor or a reference was used after the session was shut down")
+    _engine.require_usable()
+    return _engine
+
+
+class LocalRef(ObjectRef[Any]):
+    """Where one answer arrives.
+
+    Attributes:
+        peer: over which it will arrive; None while its task waits for a worker, or once it is there.
+        kind: PENDING, VALUE, FAILURE or LOST.
+        body: the answer; see `kind`.
+    """
+
+    __slots__ = ("_callbacks", "body", "kind", "peer")
+
+    def __init__(self, ref_id: int, peer: Peer | None) -> None:
+        self.id = ref_id
+        self.peer = peer
+        self.kind = PENDING
+        self.body: Any = None
+        self._callbacks: list[Callable[[], None]] | None = None
+
+    def __reduce__(self) -> Any:
+        raise TypeError("a reference can only be sent as an argument or a result, not pickled by hand")
+
+    def done(self) -> bool:
+        """Whether the answer, or the reason why there is none, is there."""
+        return self.kind != PENDING
+
+    def complete(self, kind: int, body: Any) -> None:
+        """Put the answer in place and run what waits for it."""
+        self.body = body
+        self.kind = kind
+        self.peer = None
+        if self._callbacks is not None:
+            self._run_callbacks()
+
+    def when_done(self, callback: Callable[[], None]) -> None:
+        """Run `callback` once, when the answer is there, in the thread that finds it; at once if it is."""
+        if self._callbacks is None:
+            self._callbacks = []
+        self._callbacks.append(callback)
+        # If the answer came in between, whoever pops the callback first runs it, once.
+        if self.kind != PENDING:
+            self._run_callbacks()
+
+    def forget(self, callback: Callable[[], None]) -> None:
+        """Undo `when_done`; without effect if the callback has run, or is running."""
+        if self._callbacks:
+            with contextlib.suppress(ValueError):
+                self._callbacks.remove(callback)
+
+    def _run_callbacks(self) -> None:
+        while self._callbacks:
+            try:
+                callback = self._callbacks.pop()
+            except IndexError:  # another thread took the last one
+                return
+            callback()
+
+
+class Peer(Connection):
+    """A connection over which calls go out and answers come back.
+
+    Args:
+        sock: connected; owned from here on.
+        name: of what is at the other end, for errors.
+        worker_id: by which the node knows it; None if it is no worker.
+    """
+
+    def __init__(self, sock: socket.socket, name: str = "actor", worker_id: int | None = None) -> None:
+        super().__init__(sock)
+        self.name = name
+        self.worker_id = worker_id
+        # Weak, as a pending reference holds its peer: what nobody waits for any more may go.
+        self.pending: dict[int, weakref.ref[LocalRef]] = {}
+
+    def request(self, kind: int, body: Packed, refs: list[LocalRef]) -> None:
+        """Send a frame whose answers are `refs`; the first one's id is the call's."""
+        pending = self.pending
+        for ref in refs:
+            pending[ref.id] = weakref.ref(ref)
+        # If the other end is gone, who waits for the answer reads up to the end, and finds out there.
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            self.send(kind, refs[0].id, body)
+        if self.closed:  # it was found out before these were added
+            self._fail_pending()
+
+    def on_frame(self, frame: Frame) -> None:
+        waiting = self.pending.pop(frame.call_id, None)
+        ref = None if waiting is None else waiting()
+        if ref is not None:
+            ref.complete(frame.kind, frame.body)
+
+    def on_close(self) -> None:
+        self.close()
+        self._fail_pending()
+
+    def on_backlog(self) -> None:
+        _current_engine().pump.flush(self)
+
+    def _fail_pending(self) -> None:
+        while self.pending:
+            try:
+                ref = self.pending.popitem()[1]()
+            except KeyError:
+                return
+            if ref is not None:
+                ref.complete(LOST, self.lost)
+
+    def lost(self) -> Exception:
+        """The error for an answer that will never come."""
+        return _current_engine().link.death_of(self)
+
+    def open_fd(self) -> int:
+        """A further connection to the same process, for somebody else."""
+        ours, theirs = socket.socketpair()
+        try:
+            self.send(CONNECT, 0, Packed(b"", (), [Descriptor(ours.detach())]))
+        except OSError:  # it is dead: the receiver finds a closed connection, and asks why
+            ours.close()
+        return theirs.detach()
+
+    def __del__(self) -> None:
+        # Nobody is left to call, or to read an answer: a pending reference would have kept this alive.
+        self.close_when_sent()
+
+
+class Endpoint:
+    """What an actor's handle holds: as long as one of them is somewhere, the actor stays.
+
+    Each is one connection of its own, so the actor's process sees the last of them close, also when
+    it was lost on the way or its holder crashed.
+    """
+
+    kind = ACTOR
+    __slots__ = ("__weakref__", "peer")
+
+    def __init__(self, peer: Peer) -> None:
+        self.peer = peer
+
+    def __copy__(self) -> Endpoint:
+        return self
+
+    def __deepcopy__(self, memo: object) -> Endpoint:
+        return self
+
+    def __reduce__(self) -> Any:
+        raise TypeError("an actor's handle can only be sent as an argument or a result, not pickled by hand")
+
+    def open_fd(self) -> int:
+        return self.peer.open_fd()
+
+    def __del__(self) -> None:
+        # Answers to the calls already sent may still be read.
+        self.peer.finish_sending()
+
+
+class Promise:
+    """A pending reference as a handle: opens a connection that its answer will be sent over."""
+
+    kind = PROMISE
+
+    def __init__(self, ref: LocalRef) -> None:
+        self._ref = ref
+
+    @property
+    def answer(self) -> LocalRef:
+        """The reference itself, for the process that made the promise."""
+        return self._ref
+
+    def open_fd(self) -> int:
+        ours, theirs = socket.socketpair()
+        conn = Peer(ours, "whoever waits for a result")
+        ref, engine = self._ref, _current_engine()
+        # In the pump's thread: to say why a result is lost, the node is asked, and whoever finds the
+        # answer may be in the middle of reading the node's connection.
+        ref.when_done(lambda: engine.pump.run(lambda: _keep_promise(ref, conn)))
+        engine.watch(ref)
+        return theirs.detach()
+
+
+def _keep_promise(ref: LocalRef, conn: Connection) -> None:
+    kind, body = outcome(ref)
+    try:
+        conn.send(kind, ref.id, body)
+    except OSError:  # whoever wanted it is gone
+        conn.close()
+    else:
+        conn.close_when_sent()
+
+
+def outcome(ref: LocalRef) -> tuple[int, Packed]:
+    """The answer of a done reference in a form that can be sent."""
+    if ref.kind == LOST:
+        return FAILURE, pack_failure(ref.body(), "trainkit")
+    return ref.kind, ref.body
+
+
+class PromisePeer(Peer):
+    """The receiving end of a promise: one answer arrives, and the connection closes."""
+
+    kind = PROMISE
+
+    def __init__(self, sock: socket.socket) -> None:
+        super().__init__(sock, name="a reference")
+        self.answer = LocalRef(0, self)
+
+    def on_frame(self, frame: Frame) -> None:
+        self.answer.complete(frame.kind, frame.body)
+
+    def _fail_pending(self) -> None:
+        if not self.answer.done():
+            self.answer.complete(LOST, self.lost)
+
+    def lost(self) -> Exception:
+        return OwnerDiedError(
+            "the process that owed this result ended before it had it; hold such references in the "
+            "process that made the calls, or return the values"
+        )
+
+    def open_fd(self) -> int:
+        return Promise(self.answer).open_fd()
+
+
+HANDLE_KINDS[ACTOR] = lambda fd: Endpoint(Peer(socket.socket(fileno=fd)))
+HANDLE_KINDS[PROMISE] = lambda fd: PromisePeer(socket.socket(fileno=fd))
+
+
+def _reduce_ref(pickler: Any, ref: LocalRef) -> Any:
+    if not ref.done():
+        return _load_promise, (ref.id, pickler.attach(Promise(ref)))
+    kind, body = outcome(ref)
+    positions = [pickler.attach(handle) for handle in body.handles]
+    buffers = [pickle.PickleBuffer(buffer) for buffer in body.buffers]
+    return _load_ref, (ref.id, kind, pickle.PickleBuffer(body.payload), buffers, positions, body.stored)
+
+
+def _load_ref(
+    ref_id: int, kind: int, payload: Any, buffers: list[Any], positions: list[int], stored: bool
+) -> LocalRef:
+    ref = LocalRef(ref_id, None)
+    handles = [serialize.claim(position) for position in positions]
+    ref.complete(kind, Packed(bytes(payload), [memoryview(buffer) for buffer in buffers], handles, stored))
+    return ref
+
+
+def _load_promise(ref_id: int, position: int) -> LocalRef:
+    peer: Any = serialize.claim(position)
+    ref: LocalRef = peer.answer
+    if ref.id == 0:
+        ref.id = ref_id
+    return ref
+
+
+def _reduce_endpoint(pickler: Any, endpoint: Endpoint) -> Any:
+    return _load_endpoint, (pickler.attach(endpoint), endpoint.peer.name, endpoint.peer.worker_id)
+
+
+def _load_endpoint(position: int, name: str, worker_id: int | None) -> Endpoint:
+    endpoint: Any = serialize.claim(position)
+    endpoint.peer.name, endpoint.peer.worker_id = name, worker_id
+    return endpoint  # type: ignore[no-any-return]
+
+
+serialize.register(LocalRef, _reduce_ref)
+serialize.register(Endpoint, _reduce_endpoint)

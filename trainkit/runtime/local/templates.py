@@ -1,0 +1,103 @@
+"""The templates of a session: one for each set of imports that is worth a process of its own."""
+
+from __future__ import annotations
+
+import functools
+import socket
+from collections import Counter
+from collections.abc import Callable, Collection
+
+from trainkit.runtime.local.channel import NOTICE, Connection, Descriptor, Frame
+from trainkit.runtime.local.loop import try_send
+from trainkit.runtime.local.messages import ForkTemplate, packed
+
+Imports = frozenset[str]
+
+_SLOW = "torch"
+"""What takes seconds to import, where the rest takes tenths."""
+
+_WORTH_IT = 4
+"""So many workers that want the same imports make a template with just these worth its memory."""
+
+
+def choose(wanted: Imports, existing: Collection[Imports], ready: Collection[Imports]) -> Imports:
+    """Which imports to fork a worker from that will want `wanted`.
+
+    A worker does not wait for a template that would spare it some tenths of a second, if there is one
+    that has what takes seconds; what is missing it imports itself, if it uses it at all.
+
+    Args:
+        wanted: what the worker's owner has imported.
+        existing: the templates there are, those that are still importing among them.
+        ready: those that could fork now.
+    """
+    if wanted in ready or _SLOW not in wanted:
+        return wanted
+    near = [have for have in existing if _SLOW in have and have <= wanted]
+    return max(near, key=lambda have: (have in ready, len(have)), default=frozenset({_SLOW}))
+
+
+class Templates:
+    """The connections to the template processes, by what they have imported.
+
+    Args:
+        connect: makes a connection of the node's loop.
+        on_frame: called with a template's imports and a frame from it.
+        on_gone: called with the imports of a template that has ended.
+        plain: the socket to the template that imports nothing.
+    """
+
+    def __init__(
+        self,
+        connect: Callable[[socket.socket, Callable[[Frame], None], Callable[[], None]], Connection],
+        on_frame: Callable[[Imports, Frame], None],
+        on_gone: Callable[[Imports], None],
+        plain: socket.socket,
+    ) -> None:
+        self._connect = connect
+        self._on_frame = on_frame
+        self._on_gone = on_gone
+        self._asked: Counter[Imports] = Counter()
+        self._ready: set[Imports] = {frozenset()}
+        self._conns: dict[Imports, Connection] = {}
+        self.unusable: dict[Imports, str] = {}
+        """Why a template with these imports can't be had."""
+        self._add(frozenset(), plain)
+
+    def _add(self, imports: Imports, sock: socket.socket) -> None:
+        on_frame = functools.partial(self._on_frame, imports)
+        self._conns[imports] = self._connect(sock, on_frame, functools.partial(self._gone, imports))
+
+    def _gone(self, imports: Imports) -> None:
+        self._conns.pop(imports, None)
+        self._ready.discard(imports)
+        self._on_gone(imports)
+
+    def is_ready(self, imports: Imports) -> None:
+        """A template has done its imports."""
+        self._ready.add(imports)
+
+    def can_fork(self, imports: Imports) -> bool:
+        """Whether the template with these imports has done them."""
+        return imports in self._ready
+
+    def warm(self, imports: Imports) -> None:
+        """Have a template with exactly these imports, as soon as it can be."""
+        if imports in self._conns or imports in self.unusable:
+            return
+        # From the template that has most of it already, so that the rest takes the least time.
+        base = max((have for have in self._conns if have <= imports), key=len)
+        ours, theirs = socket.socketpair()
+        self._add(imports, ours)
+        try_send(self._conns[base], NOTICE, 0, packed(ForkTemplate(imports), [Descriptor(theirs.detach())]))
+
+    def for_worker(self, wanted: Imports) -> tuple[Imports, Connection]:
+        """The template to fork a worker from that will want `wanted`."""
+        self._asked[wanted] += 1
+        if self._asked[wanted] >= _WORTH_IT:
+            self.warm(wanted)
+        chosen = choose(wanted, self._conns, self._ready)
+        self.warm(chosen)
+        if chosen in self.unusable:
+            chosen = frozenset()
+        return chosen, self._conns[chosen]

@@ -1,0 +1,68 @@
+"""A reserved list of resource bundles: what a gang of workers starts in, all or none."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from trainkit.errors import ConfigError, InfeasibleError
+from trainkit.resources import Bundle, describe, normalize, require_feasible
+from trainkit.runtime.current import engine
+from trainkit.runtime.placement import Ledger
+from trainkit.runtime.specs import ObjectRef
+
+
+class PlacementGroup:
+    """Bundles of one reservation; made by `placement_group`, given to `.options(placement_group=)`.
+
+    Attributes:
+        id: names the reservation within the session.
+        bundle_specs: the bundles asked for, in order.
+    """
+
+    def __init__(self, group_id: int, bundles: Sequence[Bundle]) -> None:
+        self.id = group_id
+        self.bundle_specs: list[dict[str, float]] = [dict(bundle) for bundle in bundles]
+
+    def wait(self, timeout_seconds: float | None = None) -> bool:
+        """True once all bundles are reserved; False if `timeout_seconds` passed before."""
+        return engine().await_group(self.id, timeout_seconds)
+
+    def ready(self) -> ObjectRef[Any]:
+        """A reference for `get` and `wait` that is done once all bundles are reserved."""
+        return engine().group_ref(self.id)
+
+    def require_room(self, request: Bundle, index: int) -> None:
+        """Raise InfeasibleError if no bundle, or not that of `index`, could ever hold `request`."""
+        bundles = self.bundle_specs if index < 0 else [self.bundle_specs[index]]
+        if not any(
+            all(amount <= bundle.get(name, 0) for name, amount in request.items()) for bundle in bundles
+        ):
+            where = "no bundle" if index < 0 else f"bundle {index} not"
+            raise InfeasibleError(
+                f"a request for {describe(request)} can never be met in this placement group: {where} large "
+                f"enough among {self.bundle_specs}"
+            )
+
+    @property
+    def bundle_count(self) -> int:
+        """How many bundles the group has."""
+        return len(self.bundle_specs)
+
+    def __repr__(self) -> str:
+        return f"PlacementGroup({self.id}, {self.bundle_specs})"
+
+
+def reserve(bundles: Sequence[Mapping[str, float]]) -> PlacementGroup:
+    """Ask the running engine for `bundles`; see `trainkit.placement_group`."""
+    if not bundles:
+        raise ConfigError("placement_group([]): give at least one bundle, such as {'CPU': 1}")
+    checked = [normalize(bundle, what=f"bundle {index}") for index, bundle in enumerate(bundles)]
+    totals = engine().cluster_resources()
+    require_feasible(checked, totals, what="the placement group")
+    if Ledger.of_machine(totals).take_all(checked) is None:
+        raise InfeasibleError(
+            f"the placement group's bundles {checked} cannot be placed together on {describe(totals)}: a "
+            "fraction of a GPU must lie on one"
+        )
+    return PlacementGroup(engine().reserve(checked), checked)

@@ -1,0 +1,246 @@
+"""Values to bytes and back: pickles with out-of-band buffers, and handles that travel as descriptors.
+
+A value becomes a `Packed`: one pickle, the buffers of its arrays beside it uncopied, and a list of
+handles, each of which can open a descriptor for a receiver (a memory segment, a connection). What
+`__main__`, notebooks and local scopes define is pickled by value, all else by reference.
+
+Arrays arrive read-only whatever their size, so that a program does not depend on whether a value was
+small enough to be copied. Tensors arrive writable and private to the reader.
+"""
+
+from __future__ import annotations
+
+import io
+import mmap
+import pickle
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import cloudpickle
+
+from trainkit.errors import SerializationError
+from trainkit.runtime.blame import find_unpicklable
+
+PROTOCOL = 5
+
+
+class Handle(Protocol):
+    """Something that reaches another process as an open descriptor.
+
+    Attributes:
+        kind: one byte that tells the receiver what to make of the descriptor.
+    """
+
+    kind: int
+
+    def open_fd(self) -> int:
+        """A fresh descriptor for one receiver; the caller closes it once it is sent."""
+
+
+class Packed:
+    """A value ready to be sent, written to a segment, or rebuilt, any number of times.
+
+    Attributes:
+        payload: the pickle.
+        buffers: what the pickle refers to out of band, in order, each a flat view of bytes.
+        handles: what the pickle refers to by position.
+        stored: the value lies in shared memory: the first handle is its segment, and the payload only
+            tells where in it the parts are.
+        writable: something in it may be written to once it is rebuilt, so no two may share its memory.
+    """
+
+    __slots__ = ("buffers", "handles", "payload", "stored", "writable")
+
+    def __init__(
+        self,
+        payload: Any,
+        buffers: Sequence[Any] = (),
+        handles: Sequence[Handle] = (),
+        stored: bool = False,
+        writable: bool = False,
+    ) -> None:
+        self.payload = payload
+        self.buffers = buffers
+        self.handles = handles
+        self.stored = stored
+        self.writable = writable
+
+    def owned(self) -> Packed:
+        """This value without any memory of its maker's, who may go on to change it."""
+        if not self.buffers:
+            return self
+        return Packed(self.payload, [bytes(buffer) for buffer in self.buffers], self.handles, self.stored)
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes that a copy of the value takes."""
+        return len(self.payload) + sum(len(buffer) for buffer in self.buffers)
+
+
+_ATOMS = frozenset({int, float, bool, str, bytes, type(None)})
+
+
+_PLAIN_DEPTH = 4
+
+
+def _is_plain(value: Any, depth: int = _PLAIN_DEPTH) -> bool:
+    """Whether the fast C pickler may take it as it is: atoms and short containers of atoms."""
+    kind = type(value)
+    if kind in _ATOMS:
+        return True
+    if depth and (kind is tuple or kind is list):
+        return len(value) <= 16 and all(type(item) in _ATOMS or _is_plain(item, depth - 1) for item in value)
+    if depth and kind is dict:
+        return len(value) <= 16 and all(
+            type(key) is str and (type(item) in _ATOMS or _is_plain(item, depth - 1))
+            for key, item in value.items()
+        )
+    return False
+
+
+def pack(value: Any, what: str = "value") -> Packed:
+    """Pickle `value`.
+
+    Raises:
+        SerializationError: naming `what` and the part of it that can't be pickled.
+    """
+    if _is_plain(value):
+        return Packed(pickle.dumps(value, PROTOCOL))
+    _register_array_types()
+    file = io.BytesIO()
+    buffers: list[Any] = []
+    pickler = _Pickler(file, buffers)
+    try:
+        pickler.dump(value)
+    except Exception as error:
+        raise SerializationError(explain(value, what, error)) from error
+    return Packed(file.getvalue(), buffers, pickler.handles, writable=pickler.writable)
+
+
+def explain(value: Any, what: str, error: BaseException) -> str:
+    """A message that names the part of `value` which raised `error` when it was pickled."""
+    path, culprit = find_unpicklable(value, what, lambda part: _Pickler(io.BytesIO(), []).dump(part))
+    where = f"{path} (a {type(culprit).__module__}.{type(culprit).__qualname__})" if path else what
+    return (
+        f"{what} cannot be sent to another process: {where} cannot be pickled ({error}). "
+        "Create it inside the function or method that uses it, or leave it out."
+    )
+
+
+class _Decoding(threading.local):
+    """The handles of the value that this thread is rebuilding."""
+
+    handles: Sequence[Handle] = ()
+
+
+_decoding = _Decoding()
+
+
+def unpack(packed: Packed) -> Any:
+    """Rebuild the value; each call makes a new one, sharing buffers that lie in shared memory.
+
+    Raises:
+        SerializationError: a class or module that the value needs can't be imported here.
+    """
+    outer = _decoding.handles
+    _decoding.handles = packed.handles
+    try:
+        return pickle.loads(packed.payload, buffers=packed.buffers)
+    except ImportError as error:
+        raise SerializationError(
+            f"a value that arrived here needs something that cannot be imported: {error}. What lies in "
+            "importable modules travels by name, so both sides need the module on sys.path."
+        ) from error
+    finally:
+        _decoding.handles = outer
+
+
+def claim(index: int) -> Handle:
+    """The handle at `index` of the value being rebuilt; for the functions that pickles name."""
+    return _decoding.handles[index]
+
+
+Reducer = Callable[["_Pickler", Any], Any]
+_REDUCERS: dict[type, Reducer] = {}
+
+
+def register(kind: type, reducer: Reducer) -> None:
+    """Pickle instances of exactly `kind` by `reducer(pickler, instance)`, as `__reduce__` would."""
+    _REDUCERS[kind] = reducer
+
+
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+    def __init__(self, file: io.BytesIO, buffers: list[Any]) -> None:
+        super().__init__(file, protocol=PROTOCOL, buffer_callback=lambda b: buffers.append(b.raw()))
+        self.handles: list[Handle] = []
+        self.writable = False
+
+    def attach(self, handle: Handle) -> int:
+        """Send `handle` along; returns the index for `claim`."""
+        self.handles.append(handle)
+        return len(self.handles) - 1
+
+    def reducer_override(self, obj: Any) -> Any:
+        reducer = _REDUCERS.get(type(obj))
+        if reducer is not None:
+            reduced = reducer(self, obj)
+            if reduced is not NotImplemented:
+                return reduced
+        return super().reducer_override(obj)
+
+
+def _register_array_types() -> None:
+    """Teach the pickler NumPy's and torch's arrays, once each is imported; neither is needed."""
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and hasattr(numpy, "ndarray"):
+        _REDUCERS.setdefault(numpy.ndarray, _reduce_array)
+    torch = sys.modules.get("torch")
+    if torch is not None and hasattr(torch, "Tensor"):
+        _REDUCERS.setdefault(torch.Tensor, _reduce_tensor)
+
+
+def _reduce_array(_: _Pickler, array: Any) -> Any:
+    import numpy as np
+
+    if array.dtype.hasobject or array.size == 0 or array.dtype.itemsize == 0:
+        return NotImplemented
+    fortran = array.flags.f_contiguous and not array.flags.c_contiguous
+    flat = np.ascontiguousarray(array.T if fortran else array).reshape(-1)
+    raw: Any = flat.view(np.uint8)
+    return _load_array, (pickle.PickleBuffer(raw), array.dtype, array.shape, fortran)
+
+
+def _load_array(buffer: Any, dtype: Any, shape: tuple[int, ...], fortran: bool) -> Any:
+    import numpy as np
+
+    flat = np.frombuffer(buffer, dtype=np.uint8).view(dtype)
+    array = flat.reshape(shape[::-1]).T if fortran else flat.reshape(shape)
+    array.flags.writeable = False
+    return array
+
+
+def _reduce_tensor(pickler: _Pickler, tensor: Any) -> Any:
+    import torch
+
+    plain = tensor.device.type == "cpu" and tensor.layout is torch.strided and not tensor.is_quantized
+    if not plain or tensor.grad_fn is not None or tensor.__dict__ or tensor.numel() == 0:
+        return NotImplemented
+    pickler.writable = True
+    flat = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
+    return _load_tensor, (
+        pickle.PickleBuffer(flat.numpy()),
+        tensor.dtype,
+        tuple(tensor.shape),
+        tensor.requires_grad,
+    )
+
+
+def _load_tensor(buffer: Any, dtype: Any, shape: tuple[int, ...], requires_grad: bool) -> Any:
+    import torch
+
+    # A mapping was made for this reader alone; any other memory is shared with whoever reads it next.
+    own = buffer if isinstance(getattr(buffer, "obj", None), mmap.mmap) else bytearray(buffer)
+    tensor = torch.frombuffer(own, dtype=torch.uint8).view(dtype).reshape(shape)
+    return tensor.requires_grad_() if requires_grad else tensor
