@@ -1,0 +1,31 @@
+"""What an operator is told about the worker it runs in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+
+from trainkit.train.strategies.base import Strategy
+from trainkit.train.strategies.single import SingleStrategy
+
+
+def _alone() -> Strategy:
+    return SingleStrategy(torch.device("cpu"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerContext:
+    """Given to an operator's constructor; the default is a single process on the CPU.
+
+    Attributes:
+        strategy: how models and data are spread.
+        local_rank: this worker's number among those of its machine.
+        use_tqdm: whether a progress bar is wanted.
+        scheduler_step_freq: "batch", "epoch", "manual", or None if there are no schedulers.
+    """
+
+    strategy: Strategy = field(default_factory=_alone)
+    local_rank: int = 0
+    use_tqdm: bool = False
+    scheduler_step_freq: str | None = None

@@ -1,0 +1,290 @@
+"""Which samples a worker sees: the order of the user's own sampler, dealt out batch by batch.
+
+    order, drawn once, by rank 0   7 2 9 4 │ 1 8 0 5 │ 3 6 2
+    two workers, batch_size=2      step 0    step 1    step 2
+    rank 0                         7   9     1   0     3   2
+    rank 1                           2   4     8   5     6
+
+So a step's samples over all workers are those of a plain loop with the global batch size, nothing is
+padded, and validation counts each sample once. Where the last batch is uneven, or too small for all
+workers, `Feed.weight` makes the averaged gradient that of the whole batch again.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import logging
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence, Sized
+from typing import Any
+
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    IterableDataset,
+    Sampler,
+    SequentialSampler,
+)
+
+from trainkit.errors import ConfigError
+from trainkit.train.process_group import WorkerGroup
+
+log = logging.getLogger(__name__)
+
+
+def deal(batch: Sequence[int], rank: int, world_size: int) -> list[int]:
+    """The part of a global batch that is worker `rank`'s: every `world_size`-th of it."""
+    return list(batch[rank::world_size])
+
+
+def share(samples: int, rank: int, world_size: int) -> int:
+    """How many of a global batch of `samples` worker `rank` is dealt."""
+    return max(0, -(-(samples - rank) // world_size))
+
+
+def loss_weight(samples: int, rank: int, world_size: int) -> float:
+    """Factor for worker `rank`'s mean loss, so that the mean of all workers' is the mean over `samples`."""
+    return share(samples, rank, world_size) * world_size / samples
+
+
+class DealtBatches(Sampler[list[int]]):
+    """Batch sampler of one worker.
+
+    Args:
+        sampler: the user's own, which decides the order.
+        batch_size: samples a step and worker.
+        drop_last: leave out a last global batch that is not full.
+        group: the workers.
+        training: every worker takes part in every step, if need be with a sample that another one
+            counts: a worker that sat out a step would leave the others waiting for its gradients.
+    """
+
+    def __init__(
+        self,
+        sampler: Sampler[int] | Iterable[int],
+        batch_size: int,
+        *,
+        drop_last: bool,
+        group: WorkerGroup,
+        training: bool,
+    ) -> None:
+        self.sampler = sampler
+        self.global_batch_size = batch_size * group.world_size
+        self.drop_last = drop_last
+        self._group = group
+        self._training = training
+
+    def __iter__(self) -> Iterator[list[int]]:
+        rank, world_size, size = self._group.rank, self._group.world_size, self.global_batch_size
+        order, rest = self._draw()
+        end = len(order) - len(order) % size if self.drop_last else len(order)
+        for start in range(0, end, size):
+            batch = order[start : start + size]
+            if len(batch) < size:
+                _exhaust(rest)
+            own = deal(batch, rank, world_size)
+            if own:
+                yield own
+            elif self._training:
+                yield [batch[0]]
+        _exhaust(rest)
+
+    def __len__(self) -> int:
+        steps, rest = divmod(self.samples(), self.global_batch_size)
+        if rest and not self.drop_last and (self._training or rest > self._group.rank):
+            steps += 1
+        return steps
+
+    def samples(self) -> int:
+        """Samples of one pass, over all workers."""
+        if not isinstance(self.sampler, Sized):
+            raise ConfigError(
+                f"{type(self.sampler).__name__} has no __len__, so it can't be shared among workers"
+            )
+        return len(self.sampler)
+
+    def uneven_step(self) -> tuple[int, float] | None:
+        """Index and loss weight of the last batch, if the workers' shares of it differ."""
+        steps, rest = divmod(self.samples(), self.global_batch_size)
+        if self.drop_last or rest % self._group.world_size == 0:
+            return None
+        return steps, loss_weight(rest, self._group.rank, self._group.world_size)
+
+    def _draw(self) -> tuple[Sequence[int], Iterator[int]]:
+        """The order, and the sampler's iterator after it.
+
+        A sampler may draw once more as it ends. A plain loop comes to that with its last batch, or never
+        if it stops before.
+        """
+        if type(self.sampler) is SequentialSampler:
+            return range(len(self.sampler)), iter(())
+        # Any other order may hang on a random state that is this process's own, so one worker draws for
+        # all. It draws exactly as a plain loop does: with the same seed, in the same order.
+        rest = iter(self.sampler if self._group.rank == 0 else ())
+        own = list(itertools.islice(rest, self.samples()))
+        return self._group.broadcast_integers(own), rest
+
+
+def _exhaust(iterator: Iterator[Any]) -> None:
+    deque(iterator, maxlen=0)
+
+
+class Feed:
+    """One registered loader: gives an epoch's batches, keeping this worker in step with the others.
+
+    Attributes:
+        loader: what the batches are taken from.
+        weight: factor for the current batch's mean loss; 1 but for an uneven last batch, and 0 if
+            its samples are counted by another worker. The current one is the last that was taken, or that
+            of the step which `begin_step` began.
+    """
+
+    def __init__(self, loader: Iterable[Any], *, group: WorkerGroup, training: bool) -> None:
+        self.loader = loader
+        self.weight = 1.0
+        self._group = group
+        self._training = training
+        self._begun = 0
+
+    def begin_step(self) -> None:
+        """The next step since `batches` was called begins, however many batches were taken beforehand."""
+        self.weight = self._weight(self._begun)
+        self._begun += 1
+
+    def steps(self) -> int | None:
+        """Batches of one pass; None if only running it can tell."""
+        # An iterable data set's length is a guess: its own samples may run out before.
+        streams = isinstance(self.loader, DataLoader) and isinstance(self.loader.dataset, IterableDataset)
+        return None if streams or not isinstance(self.loader, Sized) else len(self.loader)
+
+    def batches(self, epoch_idx: int = 0, num_steps: int | None = None) -> Iterator[Any]:
+        """The batches of an epoch.
+
+        Args:
+            epoch_idx: told to a `DistributedSampler` of the user's own, which shuffles by it.
+            num_steps: how many; in training, more than the loader holds start it again. None: one pass.
+        """
+        sampler = _sampler(self.loader) if isinstance(self.loader, DataLoader) else None
+        if isinstance(sampler, DistributedSampler):
+            sampler.set_epoch(epoch_idx)
+        taken = self._begun = 0
+        while num_steps is None or taken < num_steps:
+            before = taken
+            for batch in itertools.islice(self._one_pass(), None if num_steps is None else num_steps - taken):
+                taken += 1
+                yield batch
+            if num_steps is None or taken == before or not self._training:
+                return
+
+    def _one_pass(self) -> Iterator[Any]:
+        if not self._training:
+            yield from self.loader
+        elif self._dealt() is not None:
+            for index, batch in enumerate(self.loader):
+                self.weight = self._weight(index)
+                yield batch
+            self.weight = 1.0
+        elif self._group.world_size == 1:
+            yield from self.loader
+        else:
+            yield from self._in_step()
+
+    def _dealt(self) -> DealtBatches | None:
+        batches = getattr(self.loader, "batch_sampler", None)
+        return batches if isinstance(batches, DealtBatches) else None
+
+    def _weight(self, step: int) -> float:
+        """Factor for the mean loss of the epoch's `step`, counted on where the data starts again."""
+        dealt = self._dealt()
+        if dealt is None or not self._training or (uneven := dealt.uneven_step()) is None:
+            return 1.0
+        last, weight = uneven
+        return weight if step % len(dealt) == last else 1.0
+
+    def _in_step(self) -> Iterator[Any]:
+        """Batches of a loader that was not shared out by us: as many as every worker has."""
+        lengths = self._group.gather_integers(-1 if (steps := self.steps()) is None else steps)
+        if min(lengths) >= 0:
+            if len(set(lengths)) > 1 and self._group.rank == 0:
+                log.warning("the workers' train loaders hold %s batches; each runs %d", lengths, min(lengths))
+            yield from itertools.islice(self.loader, min(lengths))
+            return
+        iterator = iter(self.loader)
+        while True:
+            # Asked before the step: no worker may enter a collective that another never joins.
+            batch = next(iterator, _END)
+            if not self._group.all_true(batch is not _END):
+                return
+            yield batch
+
+
+_END = object()
+
+
+def make_feed(loader: Any, *, group: WorkerGroup, training: bool, split: bool) -> Feed:
+    """The feed of a registered loader, shared among the workers if `split` and the loader allow it.
+
+    Args:
+        loader: a `DataLoader`, or any iterable of batches.
+        group: the workers.
+        training: whether gradients are exchanged at each step.
+        split: deal the samples out; False leaves that to the user.
+
+    Raises:
+        ConfigError: it isn't iterable more than once, or can't be shared among workers.
+    """
+    what = "train_loader" if training else "validation_loader"
+    if not isinstance(loader, Iterable) or isinstance(loader, Iterator):
+        raise ConfigError(
+            f"{what} is a {type(loader).__name__}; give a DataLoader, or an iterable that can start again"
+        )
+    if group.world_size > 1 and split:
+        loader = _dealt_out(loader, group, training=training, what=what)
+    return Feed(loader, group=group, training=training)
+
+
+def _sampler(loader: DataLoader[Any]) -> Any:
+    """What decides the order; `loader.sampler` stands idle where a batch sampler was given."""
+    return getattr(loader.batch_sampler, "sampler", loader.sampler)
+
+
+def _dealt_out(loader: Iterable[Any], group: WorkerGroup, *, training: bool, what: str) -> Iterable[Any]:
+    if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
+        if group.rank == 0:
+            log.warning(
+                "%s can't be shared among the %d workers, as it is not a DataLoader over a map-style data "
+                "set: each worker takes all that its own loader gives. Split it by self.world_rank, and pass "
+                "add_dist_sampler=False to say so.",
+                what,
+                group.world_size,
+            )
+        return loader
+    if isinstance(_sampler(loader), DistributedSampler):
+        return loader
+    batches = loader.batch_sampler
+    if type(batches) is not BatchSampler:
+        kind = "batch_size=None" if batches is None else f"the batch sampler {type(batches).__name__}"
+        raise ConfigError(
+            f"{what} has {kind}, so its samples can't be shared among workers: give a batch_size and a "
+            f"sampler, or split the data by self.world_rank and pass add_dist_sampler=False"
+        )
+    dealt = DealtBatches(
+        batches.sampler, batches.batch_size, drop_last=batches.drop_last, group=group, training=training
+    )
+    counts = group.gather_integers(dealt.samples())
+    if len(set(counts)) > 1:
+        raise ConfigError(
+            f"{what} has {counts} samples on workers 0 to {group.world_size - 1}: with add_dist_sampler=True "
+            f"every worker registers the whole data set; pass add_dist_sampler=False if you have split it"
+        )
+    clone = copy.copy(loader)
+    # A DataLoader refuses a new batch sampler, since its iterator may exist already; the copy starts without
+    # one. Building one from its arguments instead would lose a subclass and whatever a later torch adds.
+    object.__setattr__(clone, "batch_sampler", dealt)
+    clone._iterator = None
+    if group.rank > 0 and loader.generator is not None:
+        # It only seeds this worker's loading processes now: their augmentations must differ by rank.
+        loader.generator.manual_seed(loader.generator.initial_seed() + group.rank)
+    return clone

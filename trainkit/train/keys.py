@@ -1,0 +1,15 @@
+"""Names that operators, trainers and user code share: keys of configurations and of results."""
+
+from __future__ import annotations
+
+BATCH_SIZE = "*batch_size"
+"""In `config`: the global batch size. Each worker's operator finds its own share under the same key."""
+
+NUM_SAMPLES = "num_samples"
+"""In what `train_batch` and `validate_batch` return: how many samples the metrics are means of."""
+
+BATCH_COUNT = "batch_count"
+"""In results: steps run in the epoch, the same on all workers."""
+
+EPOCH = "epoch"
+"""In results of `train`: epochs finished since the trainer was made or its state was loaded."""

@@ -1,0 +1,41 @@
+"""One epoch: training and validation are the same loop, given the step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from trainkit.train.data import Feed
+from trainkit.train.metrics import EpochMetrics, Meters
+
+Step = Callable[[Any, dict[str, Any]], Mapping[str, Any]]
+"""`train_batch` or `validate_batch`: (batch, batch_info) to metrics."""
+
+
+def run_epoch(
+    step: Step,
+    batches: Iterable[Any],
+    *,
+    feed: Feed,
+    info: Mapping[str, Any],
+    first_step: int = 0,
+    after_step: Callable[[], None] | None = None,
+) -> EpochMetrics:
+    """Run `step` on each batch and return the epoch's metrics.
+
+    Args:
+        step: called with the batch and a dictionary: `info`, `batch_idx` and `global_step`.
+        batches: this worker's batches of the epoch.
+        feed: where the batches come from; it knows which of them hold samples to be counted.
+        info: passed on to every step.
+        first_step: the `global_step` of the first batch.
+        after_step: called after each step, such as a scheduler's step.
+    """
+    meters = Meters()
+    for index, batch in enumerate(batches):
+        feed.begin_step()
+        metrics = step(batch, {**info, "batch_idx": index, "global_step": first_step + index})
+        if after_step is not None:
+            after_step()
+        meters.add(metrics, counted=feed.weight > 0)
+    return meters.result()

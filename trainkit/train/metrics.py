@@ -1,0 +1,194 @@
+"""Means over an epoch and over workers, weighted by the number of samples behind each value.
+
+step's metrics ──▶ Meters (tensors stay on their device) ──epoch's end──▶ EpochMetrics ──▶ reduce_metrics
+                                                                          one a worker      the gang's
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from numbers import Number
+from typing import Any
+
+import torch
+
+from trainkit.errors import ConfigError
+from trainkit.train.keys import BATCH_COUNT, EPOCH, NUM_SAMPLES
+
+_CHUNK = 512
+"""Values kept one by one before they are packed into one tensor: bounds the memory of a long epoch."""
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What stands behind a result: `weight` samples, and the `step` it belongs to (0 for a mean)."""
+
+    weight: float
+    step: int = 0
+
+
+class EpochMetrics(dict[str, Any]):
+    """One worker's result of one epoch: a plain dictionary that also knows the origin of its values."""
+
+    def __init__(self, values: Mapping[str, Any], origins: Mapping[str, Origin]) -> None:
+        super().__init__(values)
+        self.origins = dict(origins)
+
+    def __reduce__(self) -> tuple[type[EpochMetrics], tuple[dict[str, Any], dict[str, Origin]]]:
+        return EpochMetrics, (dict(self), self.origins)
+
+
+class _Series:
+    """All values of one metric in an epoch, with their weights."""
+
+    __slots__ = ("chunks", "last_step", "pending", "weights")
+
+    def __init__(self) -> None:
+        self.pending: list[Any] = []
+        self.chunks: list[torch.Tensor] = []
+        self.weights: list[float] = []
+        self.last_step = 0
+
+    def pack(self, name: str) -> None:
+        if self.pending:
+            self.chunks.append(_pack(name, self.pending))
+            self.pending = []
+
+    def values(self, name: str) -> torch.Tensor:
+        self.pack(name)
+        # The epoch's only wait for the device. Sums are in float64, on the CPU: not every device has it.
+        return torch.cat([chunk.cpu().double() for chunk in self.chunks])
+
+
+class Meters:
+    """Collects the metrics of an epoch's steps without waiting for the device."""
+
+    def __init__(self) -> None:
+        self._series: dict[str, _Series] = {}
+        self._steps = 0
+        self._samples: float = 0
+
+    def add(self, metrics: Mapping[str, Any], *, counted: bool = True) -> None:
+        """Take one step's metrics.
+
+        Args:
+            metrics: numbers or one-element tensors by name; `num_samples` is their weight, 1 if absent.
+            counted: False for a step whose samples belong to another worker: a step, but no samples.
+
+        Raises:
+            ConfigError: it is not a dictionary.
+        """
+        step = self._steps
+        self._steps += 1
+        if not counted:
+            return
+        if not isinstance(metrics, Mapping):
+            raise ConfigError(
+                f"a step returned {metrics!r}: train_batch and validate_batch return a dictionary of "
+                f"metrics, such as {{'train_loss': loss, 'num_samples': len(target)}}"
+            )
+        weight = metrics.get(NUM_SAMPLES, 1)
+        self._samples += weight
+        for name, value in metrics.items():
+            if name == NUM_SAMPLES:
+                continue
+            series = self._series.get(name)
+            if series is None:
+                series = self._series[name] = _Series()
+            # Detached: a loss that is kept must not keep its graph, and with it all activations.
+            series.pending.append(value.detach() if getattr(value, "requires_grad", False) else value)
+            series.weights.append(weight)
+            series.last_step = step
+            if len(series.pending) >= _CHUNK:
+                series.pack(name)
+
+    def result(self) -> EpochMetrics:
+        """Each metric as its sample-weighted mean and, under `last_<name>`, its last value.
+
+        Raises:
+            ConfigError: a metric is not a number.
+        """
+        values: dict[str, Any] = {BATCH_COUNT: self._steps, NUM_SAMPLES: _whole(self._samples)}
+        origins: dict[str, Origin] = {}
+        for name, series in self._series.items():
+            data = series.values(name)
+            weights = torch.tensor(series.weights, dtype=torch.float64)
+            weight = float(weights.sum())
+            values[name] = float(torch.dot(data, weights)) / weight if weight else math.nan
+            values[f"last_{name}"] = float(data[-1])
+            origins[name] = Origin(weight)
+            origins[f"last_{name}"] = Origin(float(weights[-1]), series.last_step)
+        return EpochMetrics(values, origins)
+
+
+def reduce_metrics(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The gang's result from its workers' results.
+
+    Numbers become means weighted by samples (of the last step only, for `last_` values), sample
+    counts are added, and of what is no number the first worker's value stands.
+
+    Args:
+        results: one a worker, in order of rank; at least one.
+    """
+    reduced: dict[str, Any] = {}
+    for name in dict.fromkeys(name for result in results for name in result):
+        held = [result for result in results if name in result]
+        values = [result[name] for result in held]
+        if not all(isinstance(value, Number) for value in values) or isinstance(values[0], bool):
+            reduced[name] = values[0]
+        elif name in (BATCH_COUNT, EPOCH):
+            reduced[name] = max(values)
+        elif name == NUM_SAMPLES:
+            reduced[name] = sum(values)
+        else:
+            reduced[name] = _weighted_mean(values, [_origin(result, name) for result in held])
+    return reduced
+
+
+def to_numbers(result: Mapping[str, Any]) -> Mapping[str, Any]:
+    """`result` with each one-element tensor as a number: what may travel, be stored and be compared."""
+    tensors = {name: value for name, value in result.items() if isinstance(value, torch.Tensor)}
+    if not tensors:
+        return result
+    plain = {**result, **{name: value.item() for name, value in tensors.items() if value.numel() == 1}}
+    return EpochMetrics(plain, result.origins) if isinstance(result, EpochMetrics) else plain
+
+
+def _origin(result: Mapping[str, Any], name: str) -> Origin:
+    origins = result.origins if isinstance(result, EpochMetrics) else {}
+    return origins.get(name) or Origin(float(result.get(NUM_SAMPLES, 1)))
+
+
+def _weighted_mean(values: Sequence[float], origins: Sequence[Origin]) -> float:
+    """Mean of the values of the latest step; plain if no sample stands behind any of them."""
+    latest = max(origin.step for origin in origins)
+    chosen = [
+        (value, origin.weight) for value, origin in zip(values, origins, strict=True) if origin.step == latest
+    ]
+    total = math.fsum(weight for _, weight in chosen)
+    if total == 0:
+        return math.fsum(value for value, _ in chosen) / len(chosen)
+    return math.fsum(value * weight for value, weight in chosen if weight) / total
+
+
+def _pack(name: str, values: Sequence[Any]) -> torch.Tensor:
+    if all(isinstance(value, torch.Tensor) and value.numel() == 1 for value in values):
+        return torch.cat([value.reshape(1) for value in values])
+    return torch.tensor([_number(name, value) for value in values], dtype=torch.float64)
+
+
+def _number(name: str, value: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        shape = f" of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else f": {value!r}"
+        raise ConfigError(
+            f"metric {name!r} is a {type(value).__name__}{shape}; a step returns numbers or one-element "
+            f"tensors"
+        ) from error
+
+
+def _whole(count: float) -> float:
+    return int(count) if count == int(count) else count

@@ -1,0 +1,59 @@
+"""What may be registered with an operator: one thing or a list of it, checked at the door."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+
+from trainkit.errors import ConfigError
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Registered:
+    """What an operator trains: models as placed and wrapped, and what works on them."""
+
+    models: list[nn.Module] = field(default_factory=list)
+    optimizers: list[torch.optim.Optimizer] = field(default_factory=list)
+    schedulers: list[Any] = field(default_factory=list)
+
+
+def as_list(value: Any, kind: type[T], what: str) -> list[T]:
+    """`value`, one or a list or tuple, as a list.
+
+    Raises:
+        ConfigError: it is empty, or something in it is not a `kind`.
+    """
+    # Not any iterable: nn.Sequential is one, and is one model.
+    items = list(value) if isinstance(value, (list, tuple)) else [value]
+    if not items or not all(isinstance(item, kind) for item in items):
+        raise ConfigError(f"register({what}=): give a {kind.__name__} or a list of them, not {value!r}")
+    return items
+
+
+def in_shape_of(given: Any, items: list[T]) -> T | list[T]:
+    """`items` as their owner gave them: a list if `given` was one, else the only one."""
+    return items if isinstance(given, (list, tuple)) else items[0]
+
+
+def check_schedulers(schedulers: Sequence[Any], frequency: str | None) -> None:
+    """Raise ConfigError if `schedulers` could not be stepped as `scheduler_step_freq` says."""
+    wrong = [item for item in schedulers if not callable(getattr(item, "step", None))]
+    if wrong:
+        raise ConfigError(f"register(schedulers=): {wrong[0]!r} has no step(); give learning rate schedulers")
+    if schedulers and frequency is None:
+        raise ConfigError(
+            "schedulers were registered, but TorchTrainer was not told when to step them: pass "
+            "scheduler_step_freq='batch', 'epoch' or 'manual'"
+        )
+    if frequency != "manual" and any(isinstance(item, ReduceLROnPlateau) for item in schedulers):
+        raise ConfigError(
+            f"ReduceLROnPlateau steps by a metric, so scheduler_step_freq={frequency!r} can't drive it: pass "
+            f"'manual', and call trainer.update_scheduler(metric)"
+        )

@@ -1,0 +1,1 @@
+"""Ways to spread a model over workers and devices: one file each, one protocol (base.py)."""

@@ -1,0 +1,101 @@
+"""A trainer as a trial of `tune.Tuner`; the one place where training knows of tuning."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from trainkit.errors import ConfigError
+from trainkit.train.keys import BATCH_COUNT, EPOCH, NUM_SAMPLES
+from trainkit.train.options import TrainerOptions
+from trainkit.tune.placement import PlacementGroupFactory
+from trainkit.tune.trainable import Trainable
+
+if TYPE_CHECKING:
+    from trainkit.train.trainer import TorchTrainer
+
+TuneStep = Callable[[Any, dict[str, Any]], Mapping[str, Any]]
+"""(trainer, {"iteration": n}) to a result."""
+
+
+@dataclass(frozen=True)
+class TrialPlan:
+    """What the trials of one trainable share.
+
+    Attributes:
+        trainer_cls: the trainer that each trial is.
+        options: its arguments.
+        step: instead of an epoch of training and a validation; None for these.
+    """
+
+    trainer_cls: type[TorchTrainer]
+    options: TrainerOptions
+    step: TuneStep | None
+
+
+class TrainerTrainable(Trainable):
+    """A trial that is a trainer; `TorchTrainer.as_trainable` makes subclasses of it."""
+
+    plan: ClassVar[TrialPlan]
+
+    _trainer: TorchTrainer
+
+    @property
+    def trainer(self) -> TorchTrainer:
+        """The trial's trainer."""
+        return self._trainer
+
+    @classmethod
+    def default_resource_request(cls, config: dict[str, Any]) -> PlacementGroupFactory:
+        """Nothing for the trial's own process, which waits, and a bundle for each worker."""
+        options = cls.plan.options
+        return PlacementGroupFactory([{}, *[options.bundle] * options.num_workers])
+
+    def setup(self, config: dict[str, Any]) -> None:
+        options = self.plan.options
+        arguments = {field.name: getattr(options, field.name) for field in fields(options)}
+        arguments["config"] = merged(options.config, config)
+        self._trainer = self.plan.trainer_cls(**arguments)
+
+    def step(self) -> dict[str, Any]:
+        if self.plan.step is not None:
+            return dict(self.plan.step(self._trainer, {"iteration": self.training_iteration}))
+        result: dict[str, Any] = self._trainer.train()
+        return both(result, self._trainer.validate()) if self._trainer.has_validation else result
+
+    def save_checkpoint(self, checkpoint_dir: str) -> None:
+        self._trainer.save(checkpoint_dir)
+
+    def load_checkpoint(self, checkpoint_dir: str) -> None:
+        self._trainer.load(checkpoint_dir)
+
+    def cleanup(self) -> None:
+        self._trainer.shutdown()
+
+
+def make_trainable(plan: TrialPlan) -> type[TrainerTrainable]:
+    """The class that `TorchTrainer.as_trainable` returns."""
+    if plan.options.use_local:
+        raise ConfigError(
+            "as_trainable(use_local=True): a trial's own process holds no resources; leave use_local out"
+        )
+    operator = plan.options.training_operator_cls
+    return type(
+        f"{operator.__name__}Trainable", (TrainerTrainable,), {"plan": plan, "__doc__": operator.__doc__}
+    )
+
+
+def both(training: Mapping[str, Any], validation: Mapping[str, Any]) -> dict[str, Any]:
+    """The metrics of both; under a name that both have validation's, but counts are of training."""
+    counts = {name: training[name] for name in (NUM_SAMPLES, BATCH_COUNT, EPOCH) if name in training}
+    return {**training, **validation, **counts}
+
+
+def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """`base` with `over` on top; where both hold a dictionary, those are merged in turn."""
+    result = dict(base)
+    for key, value in over.items():
+        nested = isinstance(value, Mapping) and isinstance(result.get(key), Mapping)
+        result[key] = merged(result[key], value) if nested else value
+    return result

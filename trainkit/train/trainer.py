@@ -1,0 +1,257 @@
+"""`TorchTrainer`: train an operator on one worker or many, and keep what came of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, TypeVar
+
+from torch import nn
+
+from trainkit.errors import ConfigError
+from trainkit.train.gang import Gang
+from trainkit.train.metrics import reduce_metrics
+from trainkit.train.operator import TrainingOperator
+from trainkit.train.options import TrainerOptions, is_count
+from trainkit.train.progress import require_tqdm
+from trainkit.train.trainable import TrainerTrainable, TrialPlan, TuneStep, make_trainable
+
+T = TypeVar("T")
+
+
+class TorchTrainer:
+    """Trains a `TrainingOperator` on `num_workers` processes; the workers start with it.
+
+    Args:
+        training_operator_cls: what to train: a subclass, the class itself.
+        initialization_hook: called without arguments in each worker, before anything else.
+        config: given to the operator's `setup`. "batch_size" in it is for each worker; the key
+            `BATCH_SIZE` is the size over all workers, and is split among them.
+        num_workers: processes that train together, data-parallel; all of them start, or none.
+        num_cpus_per_worker: CPUs for each; its threads follow it.
+        use_gpu: a GPU for each worker; "auto" if this process sees any.
+        backend: "gloo", "nccl", or "auto": NCCL for GPUs.
+        wrap_ddp: wrap models in `DistributedDataParallel`; False leaves it to the operator.
+        timeout_s: seconds that one collective operation may take.
+        use_tqdm: show a progress bar, worker 0's.
+        add_dist_sampler: deal each loader's samples out among workers; False leaves it to the operator.
+        scheduler_step_freq: when learning rate schedulers step: after each "batch" or "epoch", or
+            "manual"; needed if any are registered.
+        use_local: run worker 0 in this process.
+
+    Raises:
+        ConfigError: an argument is wrong; all mistakes are named at once.
+        InfeasibleError: the machine could never hold the workers.
+        GangError: a worker died while it started.
+    """
+
+    def __init__(
+        self,
+        *,
+        training_operator_cls: type[TrainingOperator],
+        initialization_hook: Callable[[], Any] | None = None,
+        config: Mapping[str, Any] | None = None,
+        num_workers: int = 1,
+        num_cpus_per_worker: float = 1,
+        use_gpu: bool | Literal["auto"] = "auto",
+        backend: str = "auto",
+        wrap_ddp: bool = True,
+        timeout_s: float = 1800,
+        use_tqdm: bool = False,
+        add_dist_sampler: bool = True,
+        scheduler_step_freq: str | None = None,
+        use_local: bool = False,
+    ) -> None:
+        if use_tqdm:
+            require_tqdm()
+        self._options = TrainerOptions(
+            training_operator_cls=training_operator_cls,
+            initialization_hook=initialization_hook,
+            config=config or {},
+            num_workers=num_workers,
+            num_cpus_per_worker=num_cpus_per_worker,
+            use_gpu=use_gpu,
+            backend=backend,
+            wrap_ddp=wrap_ddp,
+            timeout_s=timeout_s,
+            use_tqdm=use_tqdm,
+            add_dist_sampler=add_dist_sampler,
+            scheduler_step_freq=scheduler_step_freq,
+            use_local=use_local,
+        ).resolved()
+        self._gang = Gang(self._options)
+
+    def train(
+        self,
+        num_steps: int | None = None,
+        *,
+        reduce_results: bool = True,
+        info: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Train for one epoch.
+
+        Args:
+            num_steps: batches for each worker; more than there are start the data again. None takes one
+                pass.
+            reduce_results: one result for all workers; False gives a list of theirs.
+            info: passed on to `train_epoch` and, with more, to `train_batch`.
+
+        Returns:
+            A dictionary: `epoch` (1 after the first), `batch_count`, `num_samples`, and for each metric
+            its mean weighted by samples and `last_<metric>`.
+
+        Raises:
+            GangError: a worker died; the trainer has ended.
+            KeyboardInterrupt: Ctrl-C; workers in other processes are ended in the middle of the epoch, and
+                the trainer with them: make a new one, and load a checkpoint.
+            Exception: what the operator raised in a worker, with that worker's traceback.
+        """
+        return self._epoch("train", num_steps, reduce_results, info)
+
+    def validate(
+        self,
+        num_steps: int | None = None,
+        *,
+        reduce_results: bool = True,
+        info: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Evaluate on the validation data, each sample once, whatever the number of workers.
+
+        Args, result and errors are as of `train`; `num_steps` takes the first batches only.
+        """
+        return self._epoch("validate", num_steps, reduce_results, info)
+
+    def update_scheduler(self, metric: float) -> None:
+        """Step all schedulers by `metric`, as `ReduceLROnPlateau` wants it."""
+        self._gang.call("step_schedulers", metric, in_step=False, alike=True)
+
+    def apply_all_workers(self, fn: Callable[[], T]) -> list[T]:
+        """Call `fn()` in each worker; returns the results by rank."""
+        return self._gang.call("apply", fn, in_step=False)
+
+    def apply_all_operators(self, fn: Callable[[TrainingOperator], T]) -> list[T]:
+        """Call `fn(operator)` in each worker; returns the results by rank."""
+        return self._gang.call("apply_operator", fn, in_step=False)
+
+    def get_model(self, to_cpu: bool = False) -> nn.Module | list[nn.Module]:
+        """The registered model, or the list of models, unwrapped.
+
+        From workers in other processes it is a copy on the CPU. With `use_local` it is the live one,
+        unless `to_cpu` asks for a copy.
+        """
+        on_cpu = to_cpu or self._gang.local_worker is None
+        models: list[nn.Module] = self._gang.call_first("models", on_cpu)
+        return models[0] if len(models) == 1 else models
+
+    def get_local_operator(self) -> TrainingOperator:
+        """Worker 0's operator, if it runs in this process.
+
+        Raises:
+            ConfigError: it runs in another one.
+        """
+        worker = self._gang.local_worker
+        if worker is None:
+            raise ConfigError(
+                "get_local_operator() needs use_local=True; use apply_all_operators() to reach workers in "
+                "other processes"
+            )
+        return worker.operator
+
+    def state_dict(self) -> dict[str, Any]:
+        """Models, optimizers, schedulers, the operator's own state and the epoch, on the CPU."""
+        state: dict[str, Any] = self._gang.call_first("state_dict")
+        return state
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Take over what `state_dict` returned, here or from a trainer with other workers.
+
+        Raises:
+            CheckpointError: it does not fit what is registered.
+        """
+        self._gang.call("load_state_dict", state_dict, in_step=False, alike=True)
+
+    def save(self, path: str | Path) -> Path:
+        """Write a checkpoint, a folder; one that is there is replaced once the new one is on disk.
+
+        Returns:
+            The folder's absolute path.
+
+        Raises:
+            CheckpointError: it could not be written; what was there is as it was.
+        """
+        folder = Path(path).expanduser().absolute()
+        self._gang.call_first("save", folder)
+        return folder
+
+    def load(self, path: str | Path) -> None:
+        """Take over a checkpoint, written on any number of workers.
+
+        Raises:
+            CheckpointError: there is none at `path`, it is damaged, or does not fit what is registered.
+        """
+        self._gang.call("load", Path(path).expanduser().absolute(), in_step=False, alike=True)
+
+    def shutdown(self, force: bool = False) -> None:
+        """End the workers; `force` ends them in the middle of what they do."""
+        self._gang.close(force=force)
+
+    @property
+    def has_validation(self) -> bool:
+        """Whether the operator registered validation data."""
+        return self._gang.has_data("validation")
+
+    @classmethod
+    def as_trainable(
+        cls,
+        *,
+        override_tune_step: TuneStep | None = None,
+        **kwargs: Any,
+    ) -> type[TrainerTrainable]:
+        """A class for `tune.Tuner`: each trial is a trainer, with resources for all its workers.
+
+        A trial's configuration is merged over `config`. Its step is an epoch of training and, if there is
+        validation data, a validation; the result holds the metrics of both. Under a name that both have
+        it is validation's; `num_samples`, `batch_count` and `epoch` are training's.
+
+        Args:
+            override_tune_step: (trainer, {"iteration": n}) to a result, instead of that step.
+            **kwargs: of `TorchTrainer`.
+
+        Raises:
+            ConfigError: one of them is wrong.
+        """
+        known = [field.name for field in fields(TrainerOptions)]
+        if unknown := sorted(set(kwargs) - set(known)):
+            raise ConfigError(
+                f"as_trainable() has no argument {', '.join(unknown)}; it takes {', '.join(known)}"
+            )
+        if "training_operator_cls" not in kwargs:
+            raise ConfigError("as_trainable() needs training_operator_cls=, a subclass of TrainingOperator")
+        options = TrainerOptions(**{**kwargs, "config": kwargs.get("config") or {}}).resolved()
+        return make_trainable(TrialPlan(cls, options, override_tune_step))
+
+    def __enter__(self) -> TorchTrainer:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.shutdown(force=error is not None)
+
+    def _epoch(
+        self, method: str, num_steps: int | None, reduce_results: bool, info: Mapping[str, Any] | None
+    ) -> Any:
+        if num_steps is not None and not is_count(num_steps):
+            raise ConfigError(
+                f"{method}(num_steps={num_steps!r}): give a whole number, 1 or more, or None for all batches"
+            )
+        what = "train" if method == "train" else "validation"
+        if self._gang.ended is None and not self._gang.has_data(what):
+            raise ConfigError(f"there is no {what} data: call register_data({what}_loader=...) in setup")
+        results = self._gang.call(method, num_steps, dict(info or {}))
+        return reduce_metrics(results) if reduce_results else [dict(result) for result in results]
