@@ -1,0 +1,70 @@
+"""What a callback may hear: one method per event, all empty. Names are Ray Tune's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from trainkit.tune.trial import SavedCheckpoint, Trial
+
+
+class Callback:
+    """Extend this and give an object in RunConfig(callbacks=[...]).
+
+    Every method is called after its event is committed to the experiment file. What a callback raises
+    is reported once and never touches a trial. `trials` and `trial` are for reading.
+
+    Attributes:
+        refresh_s: how often `on_step_end` is wanted though nothing has happened; None: never.
+    """
+
+    refresh_s: float | None = None
+
+    def setup(self, stop: Any = None, num_samples: int | None = None, **info: Any) -> None:
+        """The experiment begins, or goes on.
+
+        `info` holds `experiment_path`, `metric`, `mode`, `time`, `resources`, and `past`: a function that
+        gives each trial that has reported with its results, of an experiment that goes on.
+        """
+
+    def on_step_begin(self, iteration: int, trials: Sequence[Trial], **info: Any) -> None:
+        """The loop is about to handle what has arrived."""
+
+    def on_step_end(self, iteration: int, trials: Sequence[Trial], **info: Any) -> None:
+        """The loop has handled it; `info` holds `time`, `resources_used`, `total_samples`."""
+
+    def on_trial_start(self, iteration: int, trials: Sequence[Trial], trial: Trial, **info: Any) -> None:
+        """A trial's process has set it up."""
+
+    def on_trial_restore(self, iteration: int, trials: Sequence[Trial], trial: Trial, **info: Any) -> None:
+        """A trial runs again; `info["results"]` holds the results that it goes on from, oldest first."""
+
+    def on_trial_save(self, iteration: int, trials: Sequence[Trial], trial: Trial, **info: Any) -> None:
+        """A trial has a new checkpoint."""
+
+    def on_trial_result(
+        self, iteration: int, trials: Sequence[Trial], trial: Trial, result: Mapping[str, Any], **info: Any
+    ) -> None:
+        """A trial has reported."""
+
+    def on_trial_complete(self, iteration: int, trials: Sequence[Trial], trial: Trial, **info: Any) -> None:
+        """A trial has ended, by itself or stopped."""
+
+    def on_trial_recover(self, iteration: int, trials: Sequence[Trial], trial: Trial, **info: Any) -> None:
+        """A trial has failed and will be run again."""
+
+    def on_trial_error(self, iteration: int, trials: Sequence[Trial], trial: Trial, **info: Any) -> None:
+        """A trial has failed for good; `trial.failure` says why."""
+
+    def on_checkpoint(
+        self,
+        iteration: int,
+        trials: Sequence[Trial],
+        trial: Trial,
+        checkpoint: SavedCheckpoint,
+        **info: Any,
+    ) -> None:
+        """A checkpoint was committed."""
+
+    def on_experiment_end(self, trials: Sequence[Trial], **info: Any) -> None:
+        """The experiment has ended, or was interrupted."""

@@ -1,0 +1,90 @@
+"""Tells callbacks what has been committed; what one of them raises is reported once and goes no further."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from trainkit.tune import events as ev
+from trainkit.tune.callbacks.base import Callback
+from trainkit.tune.trial import Trial, TrialStatus
+
+logger = logging.getLogger("trainkit.tune")
+
+
+class CallbackHub:
+    """See the module.
+
+    Args:
+        callbacks: told in this order.
+        trials: the controller's list, which grows.
+        history: gives a trial's committed reports, oldest first.
+    """
+
+    def __init__(
+        self,
+        callbacks: Sequence[Callback],
+        trials: Sequence[Trial],
+        history: Callable[[str], list[dict[str, Any]]],
+    ) -> None:
+        self._callbacks = callbacks
+        self._trials = trials
+        self._history = history
+        self._step = 0
+        self._complained: set[tuple[int, str]] = set()
+
+    def setup(self, **info: Any) -> None:
+        """The experiment begins."""
+        self._tell("setup", **info)
+
+    def step(self, records: Sequence[ev.Record], **info: Any) -> None:
+        """These records were committed."""
+        self._step += 1
+        self._tell("on_step_begin", self._step, self._trials, **info)
+        for record in records:
+            self._on_record(record)
+        self._tell("on_step_end", self._step, self._trials, **info)
+
+    def experiment_end(self, **info: Any) -> None:
+        """The experiment has ended."""
+        self._tell("on_experiment_end", self._trials, **info)
+
+    def _on_record(self, record: ev.Record) -> None:
+        match record:
+            case ev.ResultAdded(trial=trial, result=result):
+                self._of_trial("on_trial_result", trial, result=result)
+            case ev.AttemptStarted(trial=trial, attempt=attempt, iteration=iteration):
+                if attempt > 0:
+                    kept = self._history(trial.trial_id)[:iteration]
+                    self._of_trial("on_trial_restore", trial, results=kept)
+                self._of_trial("on_trial_start", trial)
+            case ev.CheckpointAdded(trial=trial, checkpoint=checkpoint):
+                self._of_trial("on_trial_save", trial)
+                self._of_trial("on_checkpoint", trial, checkpoint=checkpoint)
+            case ev.StatusChanged(trial=trial, status=TrialStatus.TERMINATED):
+                # A later attempt may have ended before an earlier one had: the history holds both.
+                info = {"results": self._history(trial.trial_id)} if trial.attempt > 0 else {}
+                self._of_trial("on_trial_complete", trial, **info)
+            case ev.StatusChanged(trial=trial, status=TrialStatus.ERROR):
+                self._of_trial("on_trial_error", trial)
+            case ev.StatusChanged(trial=trial, retried=True):
+                self._of_trial("on_trial_recover", trial)
+
+    def _of_trial(self, hook: str, trial: Trial, **info: Any) -> None:
+        self._tell(hook, self._step, self._trials, trial, **info)
+
+    def _tell(self, hook: str, *args: Any, **kwargs: Any) -> None:
+        for callback in self._callbacks:
+            try:
+                getattr(callback, hook)(*args, **kwargs)
+            except Exception:
+                key = (id(callback), hook)
+                if key not in self._complained:
+                    self._complained.add(key)
+                    logger.warning(
+                        "%s.%s() raised; the experiment goes on, and this is said once",
+                        type(callback).__name__,
+                        hook,
+                        exc_info=True,
+                    )

@@ -1,0 +1,73 @@
+"""How many trials fit at once: a ledger of what is declared and what running trials reserve; pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from trainkit.resources import QUANTUM, require_feasible
+from trainkit.tune.placement import PlacementGroupFactory
+
+UNMETERED_LIMIT = 64
+"""Trials at once that reserve nothing: each is a process all the same."""
+
+
+class Ledger:
+    """Counts resources in ten-thousandths, so that ten times 0.1 is exactly 1.
+
+    Args:
+        existing: amounts by resource name, all free.
+        max_concurrent: trials at once; None: as the resources allow.
+    """
+
+    def __init__(self, existing: Mapping[str, float], max_concurrent: int | None = None) -> None:
+        self.existing = dict(existing)
+        self._free = {name: round(amount * QUANTUM) for name, amount in existing.items()}
+        self._max_concurrent = max_concurrent
+        self._held: dict[str, dict[str, int]] = {}
+        self._asked: dict[frozenset[tuple[str, int]], dict[str, int]] = {}
+
+    def require_feasible(self, request: PlacementGroupFactory, *, what: str) -> None:
+        """Raise InfeasibleError if `request` exceeds all there is."""
+        require_feasible(request.group, self.existing, what=what)
+
+    def has_room(self) -> bool:
+        """Whether a further trial may fit: one that asks for what some trial before it has asked for.
+
+        So a configuration is suggested only when it can run, with all that is known by then.
+        """
+        return not self._asked or any(self._fits(asked) for asked in self._asked.values())
+
+    def reserve(self, trial_id: str, request: PlacementGroupFactory) -> bool:
+        """Take what `request` asks for; False, and nothing taken, if it doesn't fit now."""
+        asked = {name: round(amount * QUANTUM) for name, amount in request.required_resources.items()}
+        self._asked[frozenset(asked.items())] = asked
+        if not self._fits(asked):
+            return False
+        for name, amount in asked.items():
+            self._free[name] -= amount
+        self._held[trial_id] = asked
+        return True
+
+    def _fits(self, asked: Mapping[str, int]) -> bool:
+        limit = self._max_concurrent
+        if limit is None and not asked:
+            limit = UNMETERED_LIMIT
+        if limit is not None and len(self._held) >= limit:
+            return False
+        return all(amount <= self._free.get(name, 0) for name, amount in asked.items())
+
+    def release(self, trial_id: str) -> None:
+        """Give back what a trial held; nothing if it held nothing."""
+        for name, amount in self._held.pop(trial_id, {}).items():
+            self._free[name] += amount
+
+    def used(self) -> dict[str, float]:
+        """What running trials hold, by resource name."""
+        return {
+            name: amount - self._free[name] / QUANTUM
+            for name, amount in self.existing.items()
+            if self._free[name] < round(amount * QUANTUM)
+        }
+
+    def __len__(self) -> int:
+        return len(self._held)

@@ -1,0 +1,130 @@
+"""A checkpoint is a directory. Written aside, flushed, renamed: a half-written one is never seen."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from trainkit.errors import CheckpointError
+
+METADATA = ".metadata.json"
+
+
+class Checkpoint:
+    """A directory of files that a trial saved, to go on from or to load a model from.
+
+    Args:
+        path: of a directory that exists.
+
+    Raises:
+        CheckpointError: `path` is not a directory.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = os.path.abspath(os.fspath(path))
+        if not os.path.isdir(self.path):
+            raise CheckpointError(f"Checkpoint({os.fspath(path)!r}): there is no such directory")
+
+    @classmethod
+    def from_directory(cls, path: str | os.PathLike[str]) -> Checkpoint:
+        """Return the checkpoint in the directory `path`; nothing is copied until it is reported."""
+        return cls(path)
+
+    def to_directory(self, path: str | os.PathLike[str] | None = None) -> str:
+        """Copy the files to `path`, or to a new temporary directory; return where they are."""
+        target = os.fspath(path) if path is not None else tempfile.mkdtemp(prefix="trainkit_checkpoint_")
+        shutil.copytree(self.path, target, dirs_exist_ok=True)
+        return target
+
+    @contextmanager
+    def as_directory(self) -> Iterator[str]:
+        """Give a directory with the files, to read: `with checkpoint.as_directory() as path:`."""
+        yield self.path
+
+    def get_metadata(self) -> dict[str, Any]:
+        """Return what `set_metadata` and `update_metadata` stored; {} at first."""
+        try:
+            text = Path(self.path, METADATA).read_text()
+        except FileNotFoundError:
+            return {}
+        metadata: dict[str, Any] = json.loads(text)
+        return metadata
+
+    def set_metadata(self, metadata: Mapping[str, Any]) -> None:
+        """Store `metadata`, which JSON must be able to hold, in place of what was there."""
+        aside = Path(self.path, f"{METADATA}.partial")
+        aside.write_text(json.dumps(dict(metadata)))
+        aside.replace(Path(self.path, METADATA))
+
+    def update_metadata(self, metadata: Mapping[str, Any]) -> None:
+        """Store `metadata` beside what is there; equal keys are replaced."""
+        self.set_metadata({**self.get_metadata(), **metadata})
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Checkpoint) and other.path == self.path
+
+    def __hash__(self) -> int:
+        return hash(self.path)
+
+    def __repr__(self) -> str:
+        return f"Checkpoint({self.path!r})"
+
+
+def checkpoint_dirname(number: int) -> str:
+    """Name of a trial's n-th checkpoint folder, from 0."""
+    return f"checkpoint_{number:06d}"
+
+
+def commit_directory(partial: str, target: str) -> None:
+    """Flush all files under `partial` to the disk and give it the name `target`.
+
+    What lies at `target` was written by an attempt that ended before its report was committed, so
+    nobody refers to it: it goes.
+    """
+    for folder, _, files in os.walk(partial):
+        for name in files:
+            _flush(os.path.join(folder, name))
+        _flush(folder)
+    if os.path.lexists(target):
+        shutil.rmtree(target)
+    os.rename(partial, target)
+    _flush(os.path.dirname(target))
+
+
+def persist(checkpoint: Checkpoint, trial_dir: str, number: int) -> str:
+    """Copy `checkpoint` into the trial's folder; return the new folder's name.
+
+    Raises:
+        CheckpointError: the copy can't be made, such as on a full disk; nothing is left of it.
+    """
+    dirname = checkpoint_dirname(number)
+    partial = partial_directory(trial_dir, number)
+    try:
+        shutil.copytree(checkpoint.path, partial)
+        commit_directory(partial, os.path.join(trial_dir, dirname))
+    except OSError as error:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise CheckpointError(f"{checkpoint} cannot be copied to {trial_dir}: {error}") from error
+    return dirname
+
+
+def partial_directory(trial_dir: str, number: int) -> str:
+    """Path of the folder that a checkpoint is written to first; what an earlier attempt left there goes."""
+    partial = os.path.join(trial_dir, f".{checkpoint_dirname(number)}.partial")
+    if os.path.lexists(partial):
+        shutil.rmtree(partial)
+    return partial
+
+
+def _flush(path: str) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

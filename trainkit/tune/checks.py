@@ -1,0 +1,48 @@
+"""Questions about values that users give; each takes anything."""
+
+from __future__ import annotations
+
+import math
+import numbers
+
+from trainkit.errors import ConfigError
+
+
+def require(holds: bool, message: str) -> None:
+    """Raise ConfigError with `message` unless `holds`."""
+    if not holds:
+        raise ConfigError(message)
+
+
+def require_mode(mode: object, name: str = "mode") -> None:
+    """Raise ConfigError unless `mode` is "min", "max" or None."""
+    require(mode in (None, "min", "max"), f"{name}={mode!r} is neither 'min' nor 'max'")
+
+
+def require_kind(name: str, value: object, kind: type, example: str) -> None:
+    """Raise ConfigError unless `value` is None or an object of `kind`."""
+    right = value is None or (isinstance(value, kind) and not isinstance(value, type))
+    require(right, f"{name}={value!r} is not a {kind.__name__}; give for example {example}")
+
+
+def is_whole(value: object) -> bool:
+    """True for int and NumPy's integers, but not for True and False."""
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
+
+
+def is_number(value: object) -> bool:
+    """True for int and float, NaN included, but not for True and False."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def is_finite(value: object) -> bool:
+    """True for int and float that are neither NaN nor infinite."""
+    try:
+        return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    except OverflowError:  # a whole number beyond all floats
+        return False
+
+
+def is_name(value: object) -> bool:
+    """True for a text that is not empty."""
+    return isinstance(value, str) and value != ""

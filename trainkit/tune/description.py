@@ -1,0 +1,114 @@
+"""An experiment's settings as text for its file, and back; objects are made again by their constructors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from trainkit.errors import ConfigError
+from trainkit.tune.config import CheckpointConfig, FailureConfig, RunConfig, TuneConfig
+from trainkit.tune.schedulers import AsyncHyperBandScheduler, FIFOScheduler, TrialScheduler
+from trainkit.tune.search import BasicVariantGenerator, Searcher
+from trainkit.tune.values import holds_opaque, is_opaque
+
+# What a file may name; anything else is given again by the user, never looked up and called.
+_SCHEDULERS: dict[str, type[TrialScheduler]] = {
+    cls.__qualname__: cls for cls in (AsyncHyperBandScheduler, FIFOScheduler)
+}
+_SEARCHERS: dict[str, type[Searcher]] = {cls.__qualname__: cls for cls in (BasicVariantGenerator,)}
+_MADE_AGAIN: dict[str, Mapping[str, Callable[..., Any]]] = {
+    "scheduler": _SCHEDULERS,
+    "search_alg": _SEARCHERS,
+}
+
+
+def describe_settings(tune: TuneConfig, run: RunConfig) -> dict[str, Any]:
+    """Return what the experiment's file keeps of the two."""
+    return {
+        "tune_config": {
+            "metric": tune.metric,
+            "mode": tune.mode,
+            "num_samples": tune.num_samples,
+            "max_concurrent_trials": tune.max_concurrent_trials,
+            "time_budget_s": tune.time_budget_s,
+            "search_alg": _describe(tune.search_alg),
+            "scheduler": _describe(tune.scheduler),
+        },
+        "run_config": {
+            "stop": dict(run.stop) if isinstance(run.stop, Mapping) else run.stop,
+            "callbacks": [type(callback).__qualname__ for callback in run.callbacks],
+            "failure_config": vars(run.failure_config),
+            "checkpoint_config": vars(run.checkpoint_config),
+            "verbose": run.verbose,
+        },
+    }
+
+
+def restored_tune_config(stored: Mapping[str, Any], given: TuneConfig | None) -> TuneConfig:
+    """Return what the file says, with what `given` says besides: all that is not left at its default.
+
+    Raises:
+        ConfigError: the file can't say, since a scheduler or searcher of the user's own was used.
+    """
+    settings = _given(given or TuneConfig(), TuneConfig())
+    lacking = {}
+    for name, value in stored.items():
+        if name in settings:
+            continue
+        known = _MADE_AGAIN.get(name)
+        if known is None or value is None:
+            settings[name] = value
+        elif value["class"] in known and not holds_opaque(value["arguments"]):
+            settings[name] = known[value["class"]](**value["arguments"])
+        else:
+            lacking[name] = value["class"]
+    _require_all(lacking, "tune_config=tune.TuneConfig")
+    return TuneConfig(**settings)
+
+
+def restored_run_config(stored: Mapping[str, Any], given: RunConfig | None) -> RunConfig:
+    """The same for the rest; name and folder follow from where the file lies.
+
+    Callbacks, which no file can hold, are those of `given`, be it none.
+
+    Raises:
+        ConfigError: the file can't say, since a stop function was used, or callbacks and nothing is given.
+    """
+    settings = _given(given or RunConfig(), RunConfig())
+    settings |= {"name": None, "storage_path": None}
+    lacking = {}
+    if "stop" not in settings:
+        settings["stop"] = stored["stop"]
+        if is_opaque(stored["stop"]):
+            lacking["stop"] = "a function"
+    if stored["callbacks"] and "callbacks" not in settings and (given is None or lacking):
+        lacking["callbacks"] = ", ".join(stored["callbacks"])
+    _require_all(lacking, "run_config=tune.RunConfig")
+    return RunConfig(
+        **{
+            "failure_config": FailureConfig(**stored["failure_config"]),
+            "checkpoint_config": CheckpointConfig(**stored["checkpoint_config"]),
+            "verbose": stored["verbose"],
+            **settings,
+        }
+    )
+
+
+def _given(config: Any, default: Any) -> dict[str, Any]:
+    """The fields of `config` that are not as in `default`."""
+    return {name: value for name, value in vars(config).items() if value != getattr(default, name)}
+
+
+def _describe(made: TrialScheduler | Searcher | None) -> dict[str, Any] | None:
+    return None if made is None else {"class": type(made).__qualname__, "arguments": made.arguments}
+
+
+def _require_all(lacking: Mapping[str, str], call: str) -> None:
+    """Say all that is to be given again at once, so that it is given in one call."""
+    if lacking:
+        what = " and ".join(f"{name}={value}" for name, value in lacking.items())
+        again = ", ".join(f"{name}={'[...]' if name == 'callbacks' else '...'}" for name in lacking)
+        raise ConfigError(
+            f"this experiment was started with {what}, which its file cannot hold: "
+            f"give it again, as Tuner.restore(path, trainable, {call}({again})); the rest stays as it was"
+        )

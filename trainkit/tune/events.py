@@ -1,0 +1,243 @@
+"""Everything that passes the controller's door: events in, records and actions out. Values, no behaviour.
+
+executor --Event--> controller --Record--> store, then callbacks
+                               --Action--> executor
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from trainkit.tune.schedulers.base import Decision
+from trainkit.tune.trial import Failure, SavedCheckpoint, Trial, TrialStatus
+
+# --- events: what has happened; `time` is in seconds and never falls ------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """The trial's process has set it up and waits for the word to run."""
+
+    trial_id: str
+    attempt: int
+    time: float
+    pid: int
+    hostname: str
+    node_ip: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reported:
+    """The trial has reported, and waits in `report()`; with `done` it has ended too.
+
+    `problem`, here and in `Finished`, is the traceback of what the user's clean-up raised.
+    """
+
+    trial_id: str
+    attempt: int
+    time: float
+    iteration: int
+    metrics: Mapping[str, Any]
+    checkpoint: str | None = None
+    done: bool = False
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The trial's process has nothing more to do: it ended by itself, or after a Stop."""
+
+    trial_id: str
+    attempt: int
+    time: float
+    iteration: int
+    checkpoint: str | None = None
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The trial raised, or its process died."""
+
+    trial_id: str
+    attempt: int
+    time: float
+    failure: Failure
+
+
+@dataclass(frozen=True, slots=True)
+class Interrupted:
+    """The user asks for an orderly end."""
+
+    time: float
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Nothing but time has passed."""
+
+    time: float
+
+
+Event = Started | Reported | Finished | Failed | Interrupted | Tick
+
+
+# --- records: what the store keeps, in this order -------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class TrialAdded:
+    """A configuration was suggested."""
+
+    trial: Trial
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptStarted:
+    """An attempt runs, in this process, from this iteration on."""
+
+    trial: Trial
+    attempt: int
+    time: float
+    pid: int
+    hostname: str
+    node_ip: str
+    iteration: int
+
+
+@dataclass(frozen=True, slots=True)
+class ResultAdded:
+    """A report; `result` is what callbacks see, `metrics` what the trial sent."""
+
+    trial: Trial
+    attempt: int
+    iteration: int
+    time: float
+    metrics: Mapping[str, Any]
+    result: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class DecisionMade:
+    """What was decided on a report, and why."""
+
+    trial: Trial
+    attempt: int
+    iteration: int
+    decision: Decision
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointAdded:
+    """A checkpoint is complete, on disk and committed."""
+
+    trial: Trial
+    attempt: int
+    checkpoint: SavedCheckpoint
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointDropped:
+    """A checkpoint is no longer needed; its folder goes once this is committed."""
+
+    trial: Trial
+    checkpoint: SavedCheckpoint
+
+
+@dataclass(frozen=True, slots=True)
+class StatusChanged:
+    """A trial's status, with the reason; `attempt` is the one that runs next, if one does."""
+
+    trial: Trial
+    time: float
+    status: TrialStatus
+    reason: str
+    attempt: int
+    failures: int
+    failure: Failure | None = None
+    retried: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Noted:
+    """Something about the experiment as a whole, or worth knowing of a trial."""
+
+    time: float
+    kind: str
+    detail: str = ""
+    trial_id: str | None = None
+
+
+Record = (
+    TrialAdded
+    | AttemptStarted
+    | ResultAdded
+    | DecisionMade
+    | CheckpointAdded
+    | CheckpointDropped
+    | StatusChanged
+    | Noted
+)
+
+
+# --- actions: what the executor does, after the records are committed -----------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Start a process for this attempt of the trial, from its checkpoint if it has one."""
+
+    trial: Trial
+    attempt: int
+    iteration: int
+    checkpoint: SavedCheckpoint | None
+
+
+@dataclass(frozen=True, slots=True)
+class Advance:
+    """Let the trial run to its next report."""
+
+    trial_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """End the trial at the report where it waits; with `save`, a class saves a checkpoint first."""
+
+    trial_id: str
+    save: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """The trial is over: let its process and its resources go."""
+
+    trial_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Kill:
+    """End the trial's process now."""
+
+    trial_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteCheckpoint:
+    """Remove the folder of a dropped checkpoint."""
+
+    trial: Trial
+    checkpoint: SavedCheckpoint
+
+
+Action = Start | Advance | Stop | Release | Kill | DeleteCheckpoint
+
+
+@dataclass(slots=True)
+class Step:
+    """What handling a batch of events came to."""
+
+    records: list[Record] = field(default_factory=list)
+    actions: list[Action] = field(default_factory=list)

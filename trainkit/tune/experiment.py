@@ -1,0 +1,333 @@
+"""Puts an experiment together, new or restored, and runs it: what `Tuner.fit` delegates to."""
+
+from __future__ import annotations
+
+import copy
+import datetime
+import logging
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+from trainkit import settings
+from trainkit.clock import SYSTEM, Clock
+from trainkit.errors import ConfigError
+from trainkit.runtime import api
+from trainkit.tune.callbacks.base import Callback
+from trainkit.tune.callbacks.console import ConsoleCallback
+from trainkit.tune.callbacks.csv_logger import CSVLoggerCallback
+from trainkit.tune.callbacks.hub import CallbackHub
+from trainkit.tune.callbacks.json_logger import JsonLoggerCallback
+from trainkit.tune.capacity import Ledger
+from trainkit.tune.config import RunConfig, TuneConfig
+from trainkit.tune.controller import Controller
+from trainkit.tune.description import describe_settings, restored_run_config, restored_tune_config
+from trainkit.tune.executor import Executor
+from trainkit.tune.history import ExperimentReader
+from trainkit.tune.interrupts import Interrupts
+from trainkit.tune.loop import ExperimentLoop
+from trainkit.tune.placement import Bound
+from trainkit.tune.plan import FAIL_FAST, RESUMABLE, Plan
+from trainkit.tune.restore import Restored, ResumeRule, replay, restore_trials, restored_space
+from trainkit.tune.results import ResultGrid
+from trainkit.tune.schedulers import FIFOScheduler, TrialScheduler
+from trainkit.tune.search import BasicVariantGenerator, Searcher
+from trainkit.tune.seeds import scheduler_generator, trial_seed
+from trainkit.tune.store import ExperimentStore
+from trainkit.tune.suggesting import TrialSource
+from trainkit.tune.trial import TrialStatus, experiment_prefix, safe_name
+from trainkit.tune.values import holds_opaque
+from trainkit.tune.variants import Space
+
+logger = logging.getLogger("trainkit.tune")
+
+
+class Experiment:
+    """Everything that one call of `fit` needs, checked.
+
+    Args:
+        bound: the trainable with its requests and parameters.
+        space: the search space.
+        tune, run: the settings.
+        folder: of the experiment.
+        resume: how to go on with what `folder` holds; None: it must not hold an experiment yet.
+        facts: of the experiment that goes on.
+        clock: to read.
+
+    Raises:
+        ConfigError: settings contradict each other.
+    """
+
+    def __init__(
+        self,
+        bound: Bound,
+        space: Space,
+        tune: TuneConfig,
+        run: RunConfig,
+        folder: Path,
+        *,
+        resume: ResumeRule | None = None,
+        facts: Mapping[str, Any] | None = None,
+        clock: Clock = SYSTEM,
+    ) -> None:
+        self._bound = bound
+        self._space = space
+        self._tune = tune
+        self._run = run
+        self.folder = folder
+        self._resume = resume
+        self._facts = dict(facts) if facts is not None else self._new_facts(clock)
+        start, zero = clock.now(), clock.monotonic()
+        # Dates as the wall clock gives them, yet never falling: what controller and deadlines need.
+        self._now: Callable[[], float] = lambda: start + (clock.monotonic() - zero)
+        self._seed: int = self._facts["seed"]
+        self._take_parts()
+        self.metric = tune.metric or self._scheduler.metric
+        self.mode = tune.mode or self._scheduler.mode
+
+    @classmethod
+    def new(cls, bound: Bound, space: Space, tune: TuneConfig, run: RunConfig) -> Experiment:
+        """An experiment in the folder that `run` names."""
+        root = Path(run.storage_path).expanduser() if run.storage_path is not None else settings.results_dir()
+        trainable_name = safe_name(bound.name)[:100]
+        name = (
+            run.name or f"{trainable_name}_{datetime.datetime.now():%Y-%m-%d_%H-%M-%S}_{secrets.token_hex(2)}"
+        )
+        return cls(bound, space, tune, run, (root / name).absolute())
+
+    @classmethod
+    def restored(
+        cls,
+        folder: Path,
+        bound: Bound,
+        rule: ResumeRule,
+        param_space: Mapping[str, Any] | None,
+        tune: TuneConfig | None,
+        run: RunConfig | None,
+    ) -> Experiment:
+        """The experiment in `folder`, to go on with.
+
+        Raises:
+            StoreError: there is none, or its file is damaged or foreign.
+            ConfigError: its file can't hold a part that was not given again.
+        """
+        with ExperimentReader(folder) as reader:
+            facts = reader.facts()
+        if tune is not None and tune.seed not in (None, facts["seed"]):
+            raise ConfigError(
+                f"TuneConfig(seed={tune.seed}) differs from the experiment's seed {facts['seed']}: "
+                "leave it out"
+            )
+        return cls(
+            bound,
+            restored_space(facts, param_space),
+            restored_tune_config(facts["tune_config"], tune),
+            restored_run_config(facts["run_config"], run),
+            folder,
+            resume=rule,
+            facts=facts,
+        )
+
+    def fit(self) -> ResultGrid:
+        """Run the experiment to its end and return its results.
+
+        Raises:
+            InfeasibleError: a trial could never start, for want of resources.
+            SerializationError: the trainable or a value can't be sent to a worker.
+            StoreError: the folder can't be written, or another process is at it.
+            TrialError: with fail_fast="raise", as the trial raised it.
+        """
+        self._take_parts()  # anew, as those of an earlier call have seen its trials
+        ledger = Ledger(api.cluster_resources(), self._tune.max_concurrent_trials or None)
+        self._check_before_anything_runs(ledger)
+        executor = Executor(
+            self._bound,
+            self.folder,
+            self._run.checkpoint_config,
+            self._now,
+            self._seed_of_trial,
+            self._plan().cleanup_s,
+        )
+        if self._resume is None:
+            store = ExperimentStore.create(self.folder, self._facts)
+        else:
+            store = ExperimentStore.open(self.folder)
+        try:
+            with ExperimentReader(self.folder) as reader, Interrupts() as interrupts:
+                controller = self._run_loop(ledger, executor, store, reader, interrupts)
+        finally:
+            store.close()
+        if controller.ending in RESUMABLE:
+            logger.warning(
+                "Ended early: %s. All that was reported is kept; go on by Tuner.restore(%r, trainable).fit()",
+                controller.ending,
+                str(self.folder),
+            )
+        if controller.error is not None:
+            raise controller.error
+        grid = ResultGrid.load(
+            self.folder,
+            metric=self.metric,
+            mode=self.mode,
+            errors=executor.errors,
+            configs={trial.trial_id: trial.config for trial in controller.trials},
+        )
+        if controller.ending == FAIL_FAST and self._run.failure_config.fail_fast == "raise":
+            raise grid.errors[0]
+        return grid
+
+    def results(self) -> ResultGrid:
+        """What the experiment's file holds now, be it finished, running or interrupted.
+
+        Raises:
+            StoreError: there is none, or it is damaged or foreign.
+        """
+        with ExperimentReader(self.folder) as reader:
+            log = list(reader.log())
+            trials = reader.trials()  # second: those of the log are all there
+        if any(holds_opaque(trial.config) for trial in trials):  # a searcher asked again has the objects
+            self._take_parts()
+            replay(log, trials, self._searcher, self._scheduler)
+        configs = {trial.trial_id: trial.config for trial in trials}
+        return ResultGrid.load(self.folder, metric=self.metric, mode=self.mode, configs=configs)
+
+    def _run_loop(
+        self,
+        ledger: Ledger,
+        executor: Executor,
+        store: ExperimentStore,
+        reader: ExperimentReader,
+        interrupts: Interrupts,
+    ) -> Controller:
+        restored = Restored([])
+        if self._resume is not None:
+            restored = self._restore(self._resume, reader, store, ledger)
+        source = TrialSource(
+            self._searcher,
+            prefix=self._facts["prefix"],
+            trainable_name=self._bound.name,
+            request_of=self._bound.request,
+            created=len(restored.trials),
+        )
+        controller = Controller(
+            self._plan(),
+            source,
+            self._searcher,
+            self._scheduler,
+            ledger,
+            restored.trials,
+            restored.with_metric,
+        )
+        callbacks = self._callbacks()
+        hub = CallbackHub(callbacks, controller.trials, reader.history)
+        by_id = {trial.trial_id: trial for trial in restored.trials}
+        hub.setup(
+            stop=self._run.stop,
+            num_samples=self._tune.num_samples,
+            experiment_path=str(self.folder),
+            metric=self.metric,
+            mode=self.mode,
+            time=self._now(),
+            resources=ledger.existing,
+            past=lambda: ((by_id[trial_id], results) for trial_id, results in reader.histories() if by_id),
+        )
+        loop = ExperimentLoop(
+            controller,
+            executor,
+            store,
+            hub,
+            total_samples=self._searcher.total_samples,
+            now=self._now,
+            refresh_s=lambda: min(filter(None, (each.refresh_s for each in callbacks)), default=None),
+        )
+        try:
+            loop.run(interrupts)
+        finally:
+            hub.experiment_end(time=self._now(), **loop.info())
+        return controller
+
+    def _restore(
+        self, rule: ResumeRule, reader: ExperimentReader, store: ExperimentStore, ledger: Ledger
+    ) -> Restored:
+        if self._facts["trainable"] != self._bound.name:
+            logger.warning(
+                "%s was started with the trainable %s and goes on with %s: is that meant?",
+                self.folder,
+                self._facts["trainable"],
+                self._bound.name,
+            )
+        restored = restore_trials(reader, self._searcher, self._scheduler, rule, self.metric, self._now())
+        for trial in restored.trials:
+            trial.name = f"{self._bound.name}_{trial.trial_id}"
+            if trial.status is TrialStatus.PENDING:
+                trial.request = self._bound.request(trial.config)
+                ledger.require_feasible(trial.request, what=f"trial {trial.name}")
+        store.commit(restored.records)
+        for key, value in describe_settings(self._tune, self._run).items():
+            store.set_fact(key, value)  # the next restore goes on with what was given to this one
+        return restored
+
+    # --- parts ------------------------------------------------------------------------------------
+
+    def _new_facts(self, clock: Clock) -> dict[str, Any]:
+        seed = self._tune.seed if self._tune.seed is not None else secrets.randbits(32)
+        return {
+            "created": clock.now(),
+            "trainable": self._bound.name,
+            "seed": seed,
+            "seed_given": self._tune.seed is not None,
+            "prefix": experiment_prefix(seed, self._bound.name),
+            "space": self._space.tree,
+            **describe_settings(self._tune, self._run),
+        }
+
+    def _take_parts(self) -> None:
+        self._searcher = self._make_searcher()
+        self._scheduler = self._make_scheduler()
+
+    def _make_searcher(self) -> Searcher:
+        # A copy: the user's object stays as it was given, and may be given to another Tuner.
+        searcher = copy.deepcopy(self._tune.search_alg) or BasicVariantGenerator()
+        searcher.set_search_properties(
+            self._tune.metric,
+            self._tune.mode,
+            self._space,
+            num_samples=self._tune.num_samples,
+            seed=self._seed,
+        )
+        return searcher
+
+    def _make_scheduler(self) -> TrialScheduler:
+        scheduler = copy.deepcopy(self._tune.scheduler) or FIFOScheduler()
+        scheduler.set_search_properties(self._tune.metric, self._tune.mode, scheduler_generator(self._seed))
+        return scheduler
+
+    def _plan(self) -> Plan:
+        return Plan(
+            metric=self.metric,
+            stop=self._run.stop,
+            time_budget_s=cast("float | None", self._tune.time_budget_s),
+            failure=self._run.failure_config,
+            checkpoints=self._run.checkpoint_config,
+            grace_s=settings.stop_grace_s(),
+        )
+
+    def _callbacks(self) -> Sequence[Callback]:
+        callbacks = list(self._run.callbacks)
+        for default in (JsonLoggerCallback, CSVLoggerCallback):
+            if not any(isinstance(callback, default) for callback in callbacks):
+                callbacks.append(default())
+        return [*callbacks, ConsoleCallback()] if self._run.verbose else callbacks
+
+    def _seed_of_trial(self, index: int) -> int | None:
+        return trial_seed(self._seed, index) if self._facts["seed_given"] else None
+
+    def _check_before_anything_runs(self, ledger: Ledger) -> None:
+        for name, value in self._space.values():
+            if not isinstance(value, (str, int, float, bool, type(None))):
+                api.ensure_serializable(value, f"the value {value!r:.100} of param_space[{name!r}]")
+        # Another searcher is asked for the first configuration: requests may be functions of it.
+        config = self._make_searcher().suggest("probe")
+        if isinstance(config, dict):
+            ledger.require_feasible(self._bound.request(config), what=f"a trial of {self._bound.name}")

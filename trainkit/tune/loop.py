@@ -1,0 +1,91 @@
+"""The loop: events to the controller, its records to the store, then its actions to the executor.
+
+executor.wait -> collect -> controller.handle -> store.commit -> executor.carry_out -> callbacks
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from trainkit.tune import events as ev
+from trainkit.tune.callbacks.hub import CallbackHub
+from trainkit.tune.controller import Controller
+from trainkit.tune.executor import Executor
+from trainkit.tune.interrupts import Interrupts
+from trainkit.tune.store import ExperimentStore
+
+
+class ExperimentLoop:
+    """Runs an experiment to its end.
+
+    Args:
+        controller, executor, store, hub: the parts that it joins.
+        total_samples: for callbacks; None: endless.
+        now: the time, in seconds, which never falls.
+        refresh_s: how often callbacks want to hear of the time; None: only of events.
+    """
+
+    def __init__(
+        self,
+        controller: Controller,
+        executor: Executor,
+        store: ExperimentStore,
+        hub: CallbackHub,
+        *,
+        total_samples: int | None,
+        now: Callable[[], float],
+        refresh_s: Callable[[], float | None],
+    ) -> None:
+        self._controller = controller
+        self._executor = executor
+        self._store = store
+        self._hub = hub
+        self._total_samples = total_samples
+        self._now = now
+        self._refresh_s = refresh_s
+
+    def run(self, interrupts: Interrupts) -> None:
+        """Return when nothing runs and nothing will; every process of a trial is gone then, whatever happens.
+
+        Raises:
+            StoreError: the experiment can't be written any more.
+            KeyboardInterrupt: the user pressed Ctrl-C twice.
+        """
+        try:
+            self._apply(self._controller.begin(self._now()))
+            while not self._controller.done:
+                interrupts.end_wait(self._wait)
+                batch = self._executor.collect()
+                if interrupts.news():
+                    batch.append(ev.Interrupted(self._now()))
+                if not batch and self._executor.idle and math.isinf(self._controller.deadline):
+                    raise RuntimeError("no trial runs and none may start, yet the experiment has not ended")
+                self._apply(self._controller.handle(batch or [ev.Tick(self._now())]))
+            self._apply(self._controller.close(self._now()))
+            while not self._executor.gone and not interrupts.news():
+                interrupts.end_wait(self._executor.wait_gone)
+        finally:
+            with interrupts.held():  # cut short, it would leave trials running
+                self._executor.close()
+
+    def _wait(self) -> None:
+        limits = [self._controller.deadline - self._now(), self._refresh_s() or math.inf]
+        timeout_s = min(limits)
+        self._executor.wait(None if math.isinf(timeout_s) else max(0.0, timeout_s))
+
+    def _apply(self, step: ev.Step) -> None:
+        # Committed first: what a trial is told, it can rely on.
+        self._store.commit(step.records)
+        self._executor.carry_out(step.actions)
+        # Callbacks last: while they write, the trials run.
+        self._hub.step(step.records, time=self._now(), **self.info())
+
+    def info(self) -> dict[str, Any]:
+        """What callbacks hear besides the events."""
+        return {
+            "total_samples": self._total_samples,
+            "resources": self._controller.ledger.existing,
+            "resources_used": self._controller.ledger.used(),
+        }

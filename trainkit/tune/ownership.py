@@ -1,0 +1,43 @@
+"""One process owns an experiment: a lock that the kernel lets go of when the owner dies, however it dies."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from pathlib import Path
+
+from trainkit.errors import StoreError
+
+FILENAME = "experiment.lock"
+
+
+class Ownership:
+    """Holds the lock of an experiment's folder until `close`.
+
+    Raises:
+        StoreError: another process holds it; the message names its pid.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        # A file of its own: closing any descriptor of the database would drop SQLite's locks on it.
+        path = folder / FILENAME
+        try:
+            self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        except OSError as error:
+            raise StoreError(f"{folder} cannot be written: {error}") from error
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            owner = os.read(self._descriptor, 20).decode(errors="replace").strip() or "unknown"
+            os.close(self._descriptor)
+            raise StoreError(
+                f"{folder} is in use by the process with pid {owner}: wait until it ends, or end it"
+            ) from None
+        os.ftruncate(self._descriptor, 0)
+        os.pwrite(self._descriptor, f"{os.getpid()}\n".encode(), 0)
+
+    def close(self) -> None:
+        """Let go; the file stays, since removing it could cut off who waits for it."""
+        # Explicitly, as a forked child may still hold a copy of the descriptor.
+        fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+        os.close(self._descriptor)

@@ -1,0 +1,153 @@
+"""What a trial needs of the machine, and the trainable with its requests and parameters bound to it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from trainkit.errors import ConfigError
+from trainkit.resources import normalize, total
+
+
+@dataclass(frozen=True)
+class PlacementGroupFactory:
+    """What each trial reserves: bundles of resources, all of them or none.
+
+    The trial's own process takes the first bundle, which may be empty; processes that it starts
+    take the others through `trainkit.get_current_placement_group()`.
+
+    Args:
+        bundles: such as [{}, {"CPU": 1}, {"CPU": 1}].
+        strategy: "PACK", "SPREAD" or "STRICT_PACK": all bundles lie on the one machine. "STRICT_SPREAD",
+            a machine for each, is refused where there is more than one.
+
+    Raises:
+        ConfigError: the bundles or the strategy can't be met.
+    """
+
+    bundles: Sequence[Mapping[str, float]]
+    strategy: str = "PACK"
+    head: dict[str, float] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if isinstance(self.bundles, Mapping) or not self.bundles:
+            raise ConfigError(f"PlacementGroupFactory({self.bundles!r}): give a list of bundles")
+        if self.strategy not in ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"):
+            raise ConfigError(
+                f"strategy={self.strategy!r} is none of PACK, SPREAD, STRICT_PACK, STRICT_SPREAD"
+            )
+        bundles = tuple(
+            normalize(bundle, what=f"bundle {place} of a trial") for place, bundle in enumerate(self.bundles)
+        )
+        if self.strategy == "STRICT_SPREAD" and sum(map(bool, bundles)) > 1:
+            raise ConfigError(
+                f"strategy='STRICT_SPREAD' asks for {sum(map(bool, bundles))} machines, a bundle on each, "
+                "and trials run on one: give 'SPREAD' or 'PACK'"
+            )
+        object.__setattr__(self, "bundles", bundles)
+        object.__setattr__(self, "head", bundles[0])
+
+    @property
+    def group(self) -> list[dict[str, float]]:
+        """The bundles that reserve something; none or one of them needs no placement group."""
+        return [dict(bundle) for bundle in self.bundles if bundle]
+
+    @property
+    def required_resources(self) -> dict[str, float]:
+        """Sum of all bundles, by resource name."""
+        return total(self.bundles)
+
+
+DEFAULT_REQUEST = PlacementGroupFactory([{"CPU": 1}])
+
+
+def as_request(resources: Any) -> PlacementGroupFactory:
+    """Return one form for all the ways to ask.
+
+    Raises:
+        ConfigError: `resources` is none of the known forms.
+    """
+    if isinstance(resources, PlacementGroupFactory):
+        return resources
+    if isinstance(resources, Mapping):
+        return PlacementGroupFactory([resources])
+    raise ConfigError(
+        f"resources={resources!r}: give a dictionary such as {{'cpu': 2}}, a PlacementGroupFactory, "
+        "or a function of the configuration that returns one of them"
+    )
+
+
+@dataclass(frozen=True)
+class Bound:
+    """A trainable together with what it asks for and the parameters that every trial gets.
+
+    Attributes:
+        trainable: the user's function or class.
+        resources: as `with_resources` was given; None: what the trainable says itself, or 1 CPU.
+        parameters: as `with_parameters` was given, by name.
+    """
+
+    trainable: Any
+    resources: Any = None
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, trainable: Any) -> Bound:
+        """Return `trainable` itself if it is bound already."""
+        return trainable if isinstance(trainable, Bound) else cls(trainable)
+
+    @property
+    def name(self) -> str:
+        """For folders and tables: the name of the function or class underneath."""
+        inner = self.trainable
+        while hasattr(inner, "func"):  # functools.partial
+            inner = inner.func
+        return str(getattr(inner, "__name__", type(inner).__name__))
+
+    def request(self, config: dict[str, Any]) -> PlacementGroupFactory:
+        """What a trial with this configuration reserves.
+
+        Raises:
+            ConfigError: what was asked for has no known form.
+        """
+        resources = self.resources
+        if resources is None:
+            own: Callable[[dict[str, Any]], Any] | None = getattr(
+                self.trainable, "default_resource_request", None
+            )
+            resources = own(config) if own is not None else None
+        elif callable(resources):
+            resources = resources(config)
+        return DEFAULT_REQUEST if resources is None else as_request(resources)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the user's function here, with the bound parameters."""
+        return self.trainable(*args, **self.parameters, **kwargs)
+
+
+def with_resources(trainable: Any, resources: Any) -> Bound:
+    """Return `trainable` with what each of its trials reserves.
+
+    Args:
+        trainable: a function or a `Trainable` class.
+        resources: a dictionary such as {"cpu": 2, "gpu": 0.5}, a `PlacementGroupFactory`, or a
+            function of the configuration that returns one of them.
+
+    Raises:
+        ConfigError: `resources` has none of these forms.
+    """
+    if not callable(resources):
+        as_request(resources)
+    bound = Bound.of(trainable)
+    return Bound(bound.trainable, resources, bound.parameters)
+
+
+def with_parameters(trainable: Any, **parameters: Any) -> Bound:
+    """Return `trainable` with keyword arguments that every trial gets beside its configuration.
+
+    Each value is put into the object store once, so that large data isn't sent with every trial.
+    A function receives them as `fn(config, **parameters)`, a class as `setup(config, **parameters)`.
+    """
+    bound = Bound.of(trainable)
+    return Bound(bound.trainable, bound.resources, {**bound.parameters, **parameters})

@@ -1,0 +1,70 @@
+"""What travels between driver and trial: frozen values.
+
+driver -> trial    setup(TrialSpec)   advance()   stop(save)
+trial -> driver    Origin's facts     Progress    Progress
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class TrialSpec:
+    """All that a trial's process is told.
+
+    Attributes:
+        iteration: of the checkpoint that it goes on from; 0 from the beginning.
+        checkpoint: path of that checkpoint.
+        next_checkpoint: number of the first checkpoint that it will save.
+        time_total_s, timesteps_total: spent before, to count on from.
+        checkpoint_frequency, checkpoint_at_end: for a class, as in CheckpointConfig.
+        seed: for the process's generators; None leaves them as they are.
+        driver_pid: whose generators are not to be seeded when trials run in the driver itself.
+    """
+
+    trial_id: str
+    trial_name: str
+    trial_dir: str
+    experiment_name: str
+    config: dict[str, Any]
+    resources: Mapping[str, float] = field(default_factory=dict)
+    iteration: int = 0
+    checkpoint: str | None = None
+    next_checkpoint: int = 0
+    time_total_s: float = 0.0
+    timesteps_total: float | None = None
+    checkpoint_frequency: int = 0
+    checkpoint_at_end: bool = False
+    seed: int | None = None
+    driver_pid: int = 0
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a trial runs."""
+
+    pid: int
+    hostname: str
+    node_ip: str
+
+
+@dataclass(frozen=True)
+class Progress:
+    """The answer to `advance` and `stop`.
+
+    Attributes:
+        iteration: reports so far, those before a resume included.
+        metrics: a report; None: the trial ended without a further one.
+        checkpoint: name of the folder saved with it.
+        done: nothing is left to advance.
+        problem: traceback of what the user's cleanup raised after a stop.
+    """
+
+    iteration: int
+    metrics: dict[str, Any] | None = None
+    checkpoint: str | None = None
+    done: bool = False
+    problem: str = ""

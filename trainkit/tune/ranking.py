@@ -1,0 +1,57 @@
+"""Which report, and which trial, is best; pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from trainkit.errors import ConfigError
+from trainkit.tune.checks import is_number
+from trainkit.tune.values import lookup
+
+SCOPES = ("last", "all", "avg", "last-5-avg", "last-10-avg")
+
+
+def best_row(reports: Sequence[Mapping[str, Any]], metric: str, mode: str) -> dict[str, Any] | None:
+    """Return the report with the best finite `metric`, the earliest of equals; None if there is none."""
+    best: Mapping[str, Any] | None = None
+    best_score = -math.inf
+    for report in reports:
+        value = lookup(report, metric)
+        if is_number(value) and math.isfinite(value):
+            score = -value if mode == "min" else value
+            if best is None or score > best_score:
+                best, best_score = report, score
+    return best  # type: ignore[return-value]  # reports are dictionaries; Mapping lets callers pass any
+
+
+def trial_score(
+    history: Sequence[Mapping[str, Any]], metric: str, mode: str, scope: str, *, keep_all: bool
+) -> float | None:
+    """Return the number that stands for a trial, larger is better; None: it has none.
+
+    Args:
+        history: its reports, oldest first.
+        metric: name of the value to compare.
+        mode: "min" or "max".
+        scope: one of SCOPES.
+        keep_all: let NaN and infinities stand; NaN is then worst.
+
+    Raises:
+        ConfigError: `scope` is none of SCOPES.
+    """
+    if scope not in SCOPES:
+        raise ConfigError(f"scope={scope!r} is none of {', '.join(SCOPES)}")
+    values = [float(value) for report in history if is_number(value := lookup(report, metric))]
+    if scope == "last":
+        values = values[-1:] if history and is_number(lookup(history[-1], metric)) else []
+    elif scope.startswith("last-"):
+        values = values[-int(scope.split("-")[1]) :]
+    if not keep_all:
+        values = [value for value in values if math.isfinite(value)]
+    if not values:
+        return None
+    scores = [-value if mode == "min" else value for value in values]
+    score = max(scores) if scope == "all" else sum(scores) / len(scores)
+    return -math.inf if math.isnan(score) else score

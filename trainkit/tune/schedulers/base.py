@@ -1,0 +1,155 @@
+"""What a scheduler is: pure decisions about trials, from what they reported, in the order it arrived.
+
+A scheduler reads no clock and no file and draws from the generator that it is given. So the same
+reports give the same decisions, and an experiment is resumed by replaying its reports.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from trainkit.errors import ConfigError
+from trainkit.tune.checks import is_name, is_number, require_mode
+from trainkit.tune.values import lookup
+
+if TYPE_CHECKING:
+    from numpy.random import Generator
+
+
+class Verdict(StrEnum):
+    """What becomes of a trial that has reported."""
+
+    CONTINUE = "CONTINUE"
+    STOP = "STOP"
+
+
+@dataclass(frozen=True)
+class Decision:
+    """A verdict and what led to it.
+
+    Attributes:
+        verdict: go on, or stop.
+        reason: facts by name, such as {"rung": 4, "rank": 3, "places": 2}; empty where nothing was judged.
+    """
+
+    verdict: Verdict
+    reason: Mapping[str, Any] = field(default_factory=dict)
+
+
+CONTINUE = Decision(Verdict.CONTINUE)
+
+
+class TrialScheduler(ABC):
+    """Base of all schedulers.
+
+    A subclass implements `decide` and `arguments`. Scores are "larger is better" by then: negated for
+    mode "min", and minus infinity for NaN and infinities.
+
+    Args:
+        time_attr: reported value that counts the resource spent.
+        metric: reported value to judge by; None: the TuneConfig's.
+        mode: "min" or "max"; None: the TuneConfig's.
+    """
+
+    CONTINUE: ClassVar[Verdict] = Verdict.CONTINUE
+    STOP: ClassVar[Verdict] = Verdict.STOP
+
+    needs_metric: ClassVar[bool] = True
+    label: ClassVar[str] = "the scheduler"
+    """How messages call it."""
+
+    def __init__(
+        self, time_attr: str = "training_iteration", metric: str | None = None, mode: str | None = None
+    ) -> None:
+        require_mode(mode)
+        if not is_name(time_attr):
+            raise ConfigError(f"time_attr={time_attr!r}: give the name of a reported value")
+        self.time_attr = time_attr
+        self.metric = metric
+        self.mode = mode
+        self.rng: Generator | None = None
+
+    @property
+    @abstractmethod
+    def arguments(self) -> dict[str, Any]:
+        """What the constructor takes to make this scheduler again; numbers and texts."""
+
+    def set_search_properties(self, metric: str | None, mode: str | None, rng: Generator) -> None:
+        """Take what the experiment decides: the metric, unless one was given, and the generator.
+
+        Raises:
+            ConfigError: two different metrics were given, or none and the scheduler needs one.
+        """
+        for name, own, given in (("metric", self.metric, metric), ("mode", self.mode, mode)):
+            if own is not None and given is not None and own != given:
+                raise ConfigError(
+                    f"{type(self).__name__}({name}={own!r}) and TuneConfig({name}={given!r}) differ; "
+                    "give it in one place"
+                )
+        self.metric = self.metric or metric
+        self.mode = self.mode or mode
+        self.rng = rng
+        if self.needs_metric and (self.metric is None or self.mode is None):
+            raise ConfigError(
+                f"{type(self).__name__} judges trials by a metric: "
+                "set TuneConfig(metric='loss', mode='min') to what your trainable reports"
+            )
+
+    def on_trial_add(self, trial_id: str) -> None:
+        """A trial was suggested; called once each, in the order suggested."""
+        del trial_id
+
+    def on_result(self, trial_id: str, result: Mapping[str, Any]) -> Decision:
+        """Judge one report; called in the order in which reports are committed."""
+        time = lookup(result, self.time_attr)
+        value = lookup(result, self.metric) if self.metric is not None else None
+        return self.decide(
+            trial_id,
+            float(time) if is_number(time) else None,
+            score_of(value, self.mode) if is_number(value) else None,
+        )
+
+    @abstractmethod
+    def decide(self, trial_id: str, time: float | None, score: float | None) -> Decision:
+        """The rule; `time` or `score` is None where the report lacks it."""
+
+    def on_trial_complete(self, trial_id: str) -> None:
+        """A trial has ended by itself, or was stopped."""
+        del trial_id
+
+    def on_trial_error(self, trial_id: str) -> None:
+        """A trial has failed for good."""
+        del trial_id
+
+    def choose_trial_to_run(self, pending: Sequence[str]) -> str | None:
+        """Which of the waiting trials, in the order suggested, starts next; None: none of them now."""
+        return pending[0] if pending else None
+
+
+def score_of(value: Any, mode: str | None) -> float:
+    """Return `value` so that larger is better; NaN and infinities of either sign are worst of all."""
+    number = float(value)
+    if not math.isfinite(number):
+        return -math.inf
+    return -number if mode == "min" else number
+
+
+def stop_words(reason: Mapping[str, Any], scheduler: str) -> str:
+    """Why a trial was stopped, as text: 'stopped by ASHA: rung 4, rank 3 of 8, 2 go on, cutoff 0.25'."""
+    if "stop" in reason:
+        return str(reason["stop"])
+    if reason.get("rule") == "rung":
+        words = (
+            f"rung {reason['rung']:g}, rank {reason['rank']} of {reason['entries']}, "
+            f"{reason['places']} go on, cutoff {reason['cutoff']:.6g}"
+        )
+    elif reason.get("rule") == "max_t":
+        words = f"reached max_t={reason['max_t']:g}"
+    else:
+        words = ", ".join(f"{name} {value}" for name, value in reason.items())
+    return f"stopped by {scheduler}: {words}" if words else f"stopped by {scheduler}"

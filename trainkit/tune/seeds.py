@@ -1,0 +1,33 @@
+"""One seed for an experiment, and what follows: a generator per suggestion, one more, a seed per trial.
+
+Made from the seed and a number each, never drawn one after the other: so suggestion n is the same
+however many trials ran at once, and replaying needs nothing but n.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from numpy.random import Generator
+
+
+def suggestion_generator(seed: int, index: int) -> Generator:
+    """For all that is drawn for suggestion `index`."""
+    from numpy.random import SeedSequence, default_rng
+
+    return default_rng(SeedSequence([seed, index]))
+
+
+def scheduler_generator(seed: int) -> Generator:
+    """For what a scheduler draws, in the order of its calls."""
+    from numpy.random import SeedSequence, default_rng
+
+    return default_rng(SeedSequence(seed, spawn_key=(1,)))
+
+
+def trial_seed(seed: int, index: int) -> int:
+    """For the generators in the process of trial `index`; 32 bits, as NumPy's global one takes."""
+    from numpy.random import SeedSequence
+
+    return int(SeedSequence(seed, spawn_key=(2, index)).generate_state(1)[0])

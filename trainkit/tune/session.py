@@ -1,0 +1,177 @@
+"""The user's side of a running function: report, get_checkpoint, get_context."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Mapping
+from contextvars import ContextVar
+from typing import Any
+
+from trainkit.errors import ConfigError, TuneError
+from trainkit.tune.checkpoint import Checkpoint, persist
+from trainkit.tune.meter import Meter
+from trainkit.tune.protocol import Progress, TrialSpec
+from trainkit.tune.values import plain_metrics
+
+
+class TrialStopped(BaseException):
+    """Raised at `report()` to end a trial that was stopped.
+
+    Not an Exception, so that a user's `except Exception` around a step lets it pass.
+    """
+
+
+class TrialContext:
+    """Who this trial is."""
+
+    def __init__(self, spec: TrialSpec) -> None:
+        self._spec = spec
+
+    def get_trial_id(self) -> str:
+        """Unique in the experiment, such as '5f3a_00007'."""
+        return self._spec.trial_id
+
+    def get_trial_name(self) -> str:
+        """The trainable's name and the trial's id."""
+        return self._spec.trial_name
+
+    def get_trial_dir(self) -> str:
+        """Path of the trial's own folder, which exists."""
+        return self._spec.trial_dir
+
+    def get_trial_resources(self) -> dict[str, float]:
+        """What the trial reserves, by resource name."""
+        return dict(self._spec.resources)
+
+    def get_experiment_name(self) -> str:
+        """Name of the experiment's folder."""
+        return self._spec.experiment_name
+
+    def get_world_size(self) -> int:
+        """Processes that report in this trial: 1."""
+        return 1
+
+    def get_world_rank(self) -> int:
+        """Rank of this process among them: 0."""
+        return 0
+
+    def get_local_rank(self) -> int:
+        """Rank of this process among those of its machine: 0."""
+        return 0
+
+
+class Session:
+    """One attempt of a function trial, seen from inside.
+
+    Args:
+        spec: the trial.
+        hand_over: gives a Progress to the driver and returns when the trial may go on.
+    """
+
+    def __init__(self, spec: TrialSpec, hand_over: Callable[[Progress], None]) -> None:
+        self.context = TrialContext(spec)
+        self.stopping = False
+        self.checkpoint = Checkpoint(spec.checkpoint) if spec.checkpoint is not None else None
+        self.meter = Meter(spec)
+        self._trial_dir = spec.trial_dir
+        self._next_checkpoint = spec.next_checkpoint
+        self._hand_over = hand_over
+        self._thread = threading.get_ident()
+
+    def report(self, metrics: Mapping[str, Any], checkpoint: Checkpoint | None) -> None:
+        """Hand a report over; return once it is committed and the trial may go on."""
+        if threading.get_ident() != self._thread or _active.get() is not self:
+            raise TuneError(
+                f"tune.report() was called from thread {threading.current_thread().name!r}; call it from the "
+                "thread that runs the trainable, and pass values there, such as through a queue.Queue"
+            )
+        if self.stopping:
+            raise TrialStopped
+        self._hand_over(self.progress(metrics, checkpoint))
+        if self.stopping:
+            raise TrialStopped
+
+    def progress(
+        self, metrics: Mapping[str, Any], checkpoint: Checkpoint | None, *, done: bool = False
+    ) -> Progress:
+        """Count a report and save its checkpoint.
+
+        Raises:
+            MetricError: a metric can't be stored.
+            CheckpointError: the checkpoint can't be copied.
+        """
+        plain = plain_metrics(metrics)
+        dirname = None
+        if checkpoint is not None:
+            if not isinstance(checkpoint, Checkpoint):
+                raise ConfigError(f"checkpoint={checkpoint!r}: give a tune.Checkpoint.from_directory(path)")
+            dirname = persist(checkpoint, self._trial_dir, self._next_checkpoint)
+            self._next_checkpoint += 1
+            self.checkpoint = Checkpoint(os.path.join(self._trial_dir, dirname))
+            plain["checkpoint_dir_name"] = dirname
+        filled = self.meter.fill(plain)
+        return Progress(self.meter.iteration, filled, dirname, done)
+
+    def activate(self) -> None:
+        """Make this the session of the code that runs from here on in this greenlet."""
+        global _of_process
+        _active.set(self)
+        _of_process = self
+
+    def deactivate(self) -> None:
+        """The code has ended."""
+        global _of_process
+        if _of_process is self:
+            _of_process = None
+
+
+_active: ContextVar[Session | None] = ContextVar("trainkit_trial", default=None)
+# Threads that a user starts don't inherit the context; they may still ask who the trial is.
+_of_process: Session | None = None
+
+
+def current_session(verb: str) -> Session:
+    """Return the session of the running trial.
+
+    Raises:
+        TuneError: no function trial runs here.
+    """
+    session = _active.get() or _of_process
+    if session is None:
+        raise TuneError(
+            f"tune.{verb}() was called outside a trial; it works in a function that a Tuner runs, in the "
+            "process and thread of the trial. A Trainable class returns its metrics from step() instead"
+        )
+    return session
+
+
+def report(
+    metrics: Mapping[str, Any] | None = None, *, checkpoint: Checkpoint | None = None, **more: Any
+) -> None:
+    """Report metrics of a running trial; return once they are committed and the trial may go on.
+
+    A trial that the scheduler or a stop rule ends does not return: `finally` blocks run, then it is over.
+
+    Args:
+        metrics: names and values: numbers, texts, lists and dictionaries of them.
+        checkpoint: a directory to keep with this report; it is copied before this returns.
+        more: further metrics: `report(loss=0.1)`.
+
+    Raises:
+        MetricError: a value can't be stored; the key is named.
+        CheckpointError: the checkpoint can't be copied.
+        TuneError: called outside a trial, or from another thread than the trainable's.
+    """
+    session = current_session("report")
+    session.report({**({} if metrics is None else plain_metrics(metrics)), **more}, checkpoint)
+
+
+def get_checkpoint() -> Checkpoint | None:
+    """Return the latest checkpoint of this trial, from before it was resumed if need be; None at first."""
+    return current_session("get_checkpoint").checkpoint
+
+
+def get_context() -> TrialContext:
+    """Return who this trial is: its id, name, folder and resources."""
+    return current_session("get_context").context

@@ -1,0 +1,160 @@
+"""One trial: what it was given, and what is known of it. Plain data, which the controller alone changes."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Self
+
+from trainkit.tune.checks import is_number
+from trainkit.tune.placement import DEFAULT_REQUEST, PlacementGroupFactory
+from trainkit.tune.values import flatten
+
+
+class TrialStatus(StrEnum):
+    """Where a trial stands. PENDING also means: interrupted, to be gone on with."""
+
+    PENDING = "PENDING"
+    RUNNING = "RUNNING"
+    PAUSED = "PAUSED"
+    TERMINATED = "TERMINATED"
+    ERROR = "ERROR"
+
+    @property
+    def is_finished(self) -> bool:
+        """True if nothing will happen to the trial any more."""
+        return self in (TrialStatus.TERMINATED, TrialStatus.ERROR)
+
+
+@dataclass(frozen=True)
+class SavedCheckpoint:
+    """A checkpoint that is committed.
+
+    Attributes:
+        number: counts the trial's checkpoints over all its attempts, from 0.
+        dirname: of its folder in the trial's.
+        iteration: of the report it came with.
+        score: of the attribute that ranks checkpoints, larger is better; None where there is none.
+        time_total_s, timesteps_total: spent up to then, to count on from; of that report.
+    """
+
+    number: int
+    dirname: str
+    iteration: int
+    score: float | None = None
+    time_total_s: float = 0.0
+    timesteps_total: float | None = None
+
+    @classmethod
+    def after(
+        cls, number: int, dirname: str, iteration: int, score: float | None, result: Mapping[str, Any]
+    ) -> Self:
+        """One that goes with the report `result`, which may have overridden anything."""
+        spent_s, timesteps = result.get("time_total_s"), result.get("timesteps_total")
+        return cls(
+            number,
+            dirname,
+            iteration,
+            score,
+            float(spent_s) if is_number(spent_s) and spent_s is not None else 0.0,
+            timesteps if is_number(timesteps) else None,
+        )
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why an attempt ended: in words that can be stored, as the exception itself goes no further.
+
+    Attributes:
+        kind: name of the exception's class.
+        message: its text.
+        traceback: of the process that raised, as text.
+        retry: False for what would fail again in the same way.
+    """
+
+    kind: str
+    message: str
+    traceback: str = ""
+    retry: bool = True
+
+
+@dataclass(slots=True)
+class Trial:
+    """A trial as controller and callbacks see it; callbacks may read it, not change it.
+
+    Attributes:
+        trial_id: unique in the experiment, such as "5f3a_00007".
+        index: which suggestion it is, from 0.
+        config: the hyperparameters.
+        name: such as "train_mnist_5f3a_00007".
+        dirname: of its folder in the experiment's.
+        tag: the index and the hyperparameters that vary, for people.
+        request: what it reserves.
+        status: where it stands.
+        reason: why it stands there, such as "stopped by ASHA at rung 4".
+        attempt: 0 at first; one more with each retry and each resume.
+        failures: attempts that failed.
+        iteration: of the last report.
+        last_result: that report, with what was filled in.
+        checkpoints: committed and not deleted, oldest first.
+        failure: of the last attempt, once the trial is in ERROR.
+    """
+
+    trial_id: str
+    index: int
+    config: dict[str, Any]
+    name: str
+    dirname: str
+    tag: str = ""
+    request: PlacementGroupFactory = DEFAULT_REQUEST
+    status: TrialStatus = TrialStatus.PENDING
+    reason: str = ""
+    attempt: int = 0
+    failures: int = 0
+    iteration: int = 0
+    last_result: dict[str, Any] = field(default_factory=dict)
+    checkpoints: list[SavedCheckpoint] = field(default_factory=list)
+    failure: Failure | None = None
+    next_checkpoint: int = 0
+
+    @property
+    def checkpoint(self) -> SavedCheckpoint | None:
+        """The one to go on from: the latest."""
+        return self.checkpoints[-1] if self.checkpoints else None
+
+
+MAX_DIRNAME = 40
+"""Characters of a trial folder's name; leaves room for deep storage paths on every file system."""
+
+
+def experiment_prefix(seed: int, name: str) -> str:
+    """Four hexadecimal digits that trial ids of one experiment share; the same for the same seed and name."""
+    return hashlib.blake2s(f"{seed}/{name}".encode(), digest_size=2).hexdigest()
+
+
+def trial_id_of(prefix: str, index: int) -> str:
+    """The id of suggestion `index`."""
+    return f"{prefix}_{index:05d}"
+
+
+def trial_dirname(trainable_name: str, trial_id: str) -> str:
+    """A folder name of at most 40 characters: letters, digits, '-', '_' and '.', never a dot at its start."""
+    return f"{safe_name(trainable_name)[: MAX_DIRNAME - len(trial_id) - 1]}_{trial_id}"
+
+
+def safe_name(trainable_name: str) -> str:
+    """Letters, digits, '-', '_' and '.', none of the last three at the ends."""
+    return re.sub(r"[^A-Za-z0-9_.-]+", "_", trainable_name).strip(".-_") or "trial"
+
+
+def experiment_tag(index: int, config: Mapping[str, Any], varied: set[str]) -> str:
+    """Such as '7_lr=0.0313,width=16': the index and what differs between trials."""
+    shown = [
+        f"{name.rsplit('/', 1)[-1]}={value:.4g}" if isinstance(value, float) else f"{name}={value}"
+        for name, value in flatten(config).items()
+        if name in varied
+    ]
+    return f"{index}_{','.join(shown)}"[:120].rstrip("_")

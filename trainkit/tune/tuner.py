@@ -1,0 +1,165 @@
+"""`Tuner`: the front door. It checks what it is given and hands over."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from trainkit.errors import ConfigError, StoreError
+from trainkit.tune.config import RunConfig, TuneConfig
+from trainkit.tune.experiment import Experiment
+from trainkit.tune.history import ExperimentReader
+from trainkit.tune.placement import Bound
+from trainkit.tune.restore import ResumeRule
+from trainkit.tune.results import ResultGrid
+from trainkit.tune.trainable import Trainable
+from trainkit.tune.variants import Space
+
+
+class Tuner:
+    """Runs a trainable with many configurations, and finds the best.
+
+    Args:
+        trainable: a function of the configuration, which reports by `tune.report`, by yielding or by
+            returning metrics; or a `Trainable` class; either may be bound by `with_resources` and
+            `with_parameters`.
+        param_space: hyperparameters by name: domains such as `tune.uniform(0, 1)`, `tune.grid_search`,
+            constants, nested dictionaries and lists.
+        tune_config: what is searched for, and how.
+        run_config: where the experiment is kept, when trials end, who is told.
+
+    Raises:
+        ConfigError: an argument is wrong; SpaceError: the search space is.
+    """
+
+    def __init__(
+        self,
+        trainable: Any = None,
+        *,
+        param_space: Mapping[str, Any] | None = None,
+        tune_config: TuneConfig | None = None,
+        run_config: RunConfig | None = None,
+    ) -> None:
+        tune, run = tune_config or TuneConfig(), run_config or RunConfig()
+        for name, value, kind in (("tune_config", tune, TuneConfig), ("run_config", run, RunConfig)):
+            if not isinstance(value, kind):
+                raise ConfigError(f"{name}={value!r} is not a tune.{kind.__name__}")
+        self._hold(Experiment.new(checked_trainable(trainable, run), Space.of(param_space), tune, run))
+
+    def _hold(self, experiment: Experiment) -> None:
+        self._experiment = experiment
+        self._results: ResultGrid | None = None
+
+    def fit(self) -> ResultGrid:
+        """Run the experiment; return when all trials have ended, or after a Ctrl-C what there is by then.
+
+        Raises:
+            InfeasibleError: a trial asks for more than the machine has.
+            SerializationError: the trainable or a value can't be sent to a worker; the part is named.
+            ConfigError: the folder holds an experiment already.
+            StoreError: the folder can't be written.
+            KeyboardInterrupt: Ctrl-C was pressed twice; the experiment can be restored all the same.
+        """
+        self._results = self._experiment.fit()
+        return self._results
+
+    def get_results(self) -> ResultGrid:
+        """Return the results of `fit`, or of a restored experiment as far as it has come.
+
+        Raises:
+            StoreError: there are none yet.
+        """
+        return self._results if self._results is not None else self._experiment.results()
+
+    @classmethod
+    def restore(
+        cls,
+        path: str | os.PathLike[str],
+        trainable: Any,
+        resume_unfinished: bool = True,
+        resume_errored: bool = False,
+        restart_errored: bool = False,
+        param_space: Mapping[str, Any] | None = None,
+        *,
+        tune_config: TuneConfig | None = None,
+        run_config: RunConfig | None = None,
+    ) -> Tuner:
+        """Return a Tuner whose `fit` goes on with the experiment in `path`.
+
+        Results that were reported stay. Trials that had not ended go on from their last checkpoint, or
+        start again without one. Scheduler and searcher are rebuilt by replaying what they were told.
+
+        Args:
+            path: of the experiment's folder.
+            trainable: as at the start.
+            resume_unfinished: False ends them instead.
+            resume_errored: go on with trials that failed, from their last checkpoint.
+            restart_errored: start trials that failed from the beginning.
+            param_space: as at the start; needed only if it holds functions or objects.
+            tune_config: settings to change, and a scheduler or searcher of your own to give again; what is
+                left at its default stays as stored.
+            run_config: the same, for a stop function and callbacks; callbacks are those given here.
+
+        Raises:
+            StoreError: `path` holds no experiment, or its file is damaged or foreign.
+            ConfigError: a part that the file can't hold was not given.
+        """
+        rule = ResumeRule(resume_unfinished, resume_errored, restart_errored)
+        experiment = Experiment.restored(
+            Path(path).expanduser().absolute(),
+            checked_trainable(trainable, run_config or RunConfig()),
+            rule,
+            param_space,
+            tune_config,
+            run_config,
+        )
+        tuner = cls.__new__(cls)
+        tuner._hold(experiment)
+        return tuner
+
+    @classmethod
+    def can_restore(cls, path: str | os.PathLike[str]) -> bool:
+        """True if `path` holds an experiment that can be read."""
+        try:
+            ExperimentReader(Path(path).expanduser().absolute()).close()
+        except StoreError:
+            return False
+        return True
+
+
+def checked_trainable(trainable: Any, run: RunConfig) -> Bound:
+    """Return the trainable in one form.
+
+    Raises:
+        ConfigError: it is neither a function of the configuration nor a `Trainable` class.
+    """
+    bound = Bound.of(trainable)
+    inner = bound.trainable
+    if isinstance(inner, type):
+        if not issubclass(inner, Trainable):
+            raise ConfigError(f"trainable={inner!r} is a class, but does not extend tune.Trainable")
+        return bound
+    if not callable(inner):
+        raise ConfigError(
+            f"trainable={inner!r}: give a function of the configuration, or a tune.Trainable class"
+        )
+    try:
+        inspect.signature(inner).bind({}, **bound.parameters)
+    except TypeError as error:
+        given = ", ".join(["config", *(f"{name}=" for name in bound.parameters)])
+        raise ConfigError(
+            f"the trainable {bound.name} cannot be called as {bound.name}({given}): {error}"
+        ) from None
+    except ValueError:  # a builtin that doesn't tell its signature
+        pass
+    checkpoints = run.checkpoint_config
+    if checkpoints.checkpoint_frequency or checkpoints.checkpoint_at_end:
+        raise ConfigError(
+            "checkpoint_frequency and checkpoint_at_end are for Trainable classes; "
+            f"the function {bound.name} saves by tune.report(metrics, "
+            "checkpoint=tune.Checkpoint.from_directory(path))"
+        )
+    return bound

@@ -1,0 +1,248 @@
+"""Values on their way into and out of the store: metrics, configurations, NaN, what JSON has no word for."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from trainkit.errors import MetricError, SpaceError
+from trainkit.tune import space
+from trainkit.tune.space import Domain, GridSearch
+
+_TEXT_OF = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
+_FLOAT_OF = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+_PLAIN = (str, int, float, bool, type(None))
+
+MAX_BITS = 1023
+"""Of a whole number; larger ones have no float, which every comparison would need."""
+
+OPAQUE = "$opaque"
+"""Marks a configuration value that text can't hold, with its repr; replaying the suggestion gives it back."""
+_TUPLE = "$tuple"
+_SETS = {"$set": set, "$frozenset": frozenset}
+_FLOAT = "$float"
+_DOMAIN = "$domain"
+
+
+# --- metrics --------------------------------------------------------------------------------------
+
+
+def plain_metrics(metrics: Any) -> dict[str, Any]:
+    """Return reported metrics as numbers, texts, lists and dictionaries; zero-dimensional arrays as numbers.
+
+    Raises:
+        MetricError: `metrics` is not a dictionary, or a value can't be stored; the key is named.
+    """
+    if not isinstance(metrics, Mapping):
+        raise MetricError(f"a report takes a dictionary of metrics, not {_short(metrics)}")
+    return {str(key): _plain_metric(value, str(key)) for key, value in metrics.items()}
+
+
+def _plain_metric(value: Any, key: str) -> Any:
+    if type(value) is int and value.bit_length() > MAX_BITS:
+        raise MetricError(
+            f"metric {key!r} is a whole number of {value.bit_length()} bits, too large to compare with "
+            "others; report its logarithm, or a text"
+        )
+    if type(value) in _PLAIN:
+        return value
+    if isinstance(value, Mapping):
+        return {str(name): _plain_metric(child, f"{key}/{name}") for name, child in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain_metric(child, f"{key}/{place}") for place, child in enumerate(value)]
+    scalar = _scalar(value)
+    if type(scalar) in _PLAIN:
+        return scalar if scalar is value else _plain_metric(scalar, key)
+    shape = getattr(value, "shape", None)
+    advice = (
+        f"has shape {tuple(shape)}; report a number of it, such as its mean, or save it in a checkpoint"
+        if shape is not None
+        else "cannot be stored; report numbers and texts, and save the rest in a checkpoint"
+    )
+    raise MetricError(f"metric {key!r} is of type {type(value).__name__} and {advice}")
+
+
+def _scalar(value: Any) -> Any:
+    """NumPy's and torch's scalars as Python's, without importing either; anything else as it is."""
+    if isinstance(value, (bool, int, float, str)):  # subclasses, such as numpy.float64
+        kind = next(kind for kind in (bool, int, float, str) if isinstance(value, kind))
+        return kind(value)
+    if hasattr(value, "item") and hasattr(value, "dtype") and tuple(getattr(value, "shape", (1,))) == ():
+        return value.item()
+    return value
+
+
+def storable_text(text: str) -> str:
+    """Return `text` as UTF-8 can hold it: what stands for an undecodable byte is spelled out."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def encode(value: Any) -> str:
+    """Return `value` as JSON that every reader accepts: NaN and infinities become texts."""
+    try:
+        return json.dumps(value, allow_nan=False, separators=(",", ":"))
+    except ValueError:
+        return json.dumps(_without_nan(value), allow_nan=False, separators=(",", ":"))
+
+
+def decode(text: str) -> Any:
+    """The reverse of `encode`; the texts NaN, Infinity and -Infinity are read as numbers."""
+    value = json.loads(text)
+    return _with_nan(value) if '"NaN"' in text or 'Infinity"' in text else value
+
+
+def _without_nan(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return _TEXT_OF[str(value)]
+    return _mapped(value, _without_nan)
+
+
+def _with_nan(value: Any) -> Any:
+    if isinstance(value, str):
+        return _FLOAT_OF.get(value, value)
+    return _mapped(value, _with_nan)
+
+
+def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
+    if isinstance(value, dict):
+        return {key: change(child) for key, child in value.items()}
+    return [change(child) for child in value] if isinstance(value, list) else value
+
+
+def flatten(nested: Mapping[str, Any]) -> dict[str, Any]:
+    """Return nested dictionaries as one, with keys such as 'eval/accuracy'."""
+    return dict(_flat(nested, ""))
+
+
+def _flat(nested: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+    for key, value in nested.items():
+        if isinstance(value, Mapping) and value:
+            yield from _flat(value, f"{prefix}{key}/")
+        else:
+            yield f"{prefix}{key}", value
+
+
+_ABSENT = object()
+
+
+def lookup(metrics: Mapping[str, Any], name: str) -> Any:
+    """The metric `name`, which may be a path such as 'eval/accuracy'; None if it is not there."""
+    value = metrics.get(name, _ABSENT)
+    if value is not _ABSENT:
+        return value
+    node: Any = metrics
+    for part in name.split("/"):
+        node = node.get(part) if isinstance(node, Mapping) else None
+    return node
+
+
+# --- configurations and spaces --------------------------------------------------------------------
+
+
+def encode_config(config: Any) -> str:
+    """Return a configuration, or a search space, as text; what text can't hold is marked opaque."""
+    return json.dumps(_to_data(config), allow_nan=False, separators=(",", ":"))
+
+
+def decode_config(text: str) -> Any:
+    """The reverse of `encode_config`; an opaque value comes back as the dictionary that marks it.
+
+    Raises:
+        SpaceError: the text names a domain that this version doesn't know.
+    """
+    return _from_data(json.loads(text))
+
+
+def is_opaque(value: Any) -> bool:
+    """True for the mark of a value that text could not hold."""
+    return isinstance(value, dict) and set(value) == {OPAQUE}
+
+
+def holds_opaque(value: Any) -> bool:
+    """True if any part of a decoded configuration or space is opaque."""
+    if is_opaque(value):
+        return True
+    if isinstance(value, (Domain, GridSearch)):
+        value = value.spelling[1]
+    children = (
+        value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
+    )
+    return any(holds_opaque(child) for child in children)
+
+
+def complete(stored: Any, replayed: Any) -> Any:
+    """Return `stored` with its opaque parts taken from the same places of `replayed`, where they agree.
+
+    A part that does not agree stays a mark, for the caller to refuse.
+    """
+    if is_opaque(stored):
+        return replayed if _to_data(replayed) == stored else stored
+    if isinstance(stored, dict) and isinstance(replayed, dict):
+        return {key: complete(value, replayed.get(key)) for key, value in stored.items()}
+    if (
+        isinstance(stored, (list, tuple))
+        and isinstance(replayed, (list, tuple))
+        and len(stored) == len(replayed)
+    ):
+        return type(stored)(complete(a, b) for a, b in zip(stored, replayed, strict=True))
+    return stored
+
+
+def _to_data(value: Any) -> Any:
+    value = _scalar(value)
+    if isinstance(value, float) and not math.isfinite(value):
+        return {_FLOAT: _TEXT_OF[str(value)]}  # marked, since a configuration may hold the text "NaN" too
+    if type(value) in _PLAIN:
+        return value
+    if isinstance(value, (Domain, GridSearch)):
+        name, arguments = value.spelling
+        return {_DOMAIN: [name, *map(_to_data, arguments)]}
+    if type(value) is tuple:
+        return {_TUPLE: [_to_data(child) for child in value]}
+    if type(value) is list:
+        return [_to_data(child) for child in value]
+    if type(value) is dict and all(type(key) is str for key in value):
+        return {key: _to_data(child) for key, child in value.items()}
+    if type(value) in (set, frozenset):
+        # In an order that is the same in every process, which a set's own is not.
+        children = sorted(map(_to_data, value), key=json.dumps)
+        if any(map(holds_opaque, children)):
+            return {OPAQUE: f"{type(value).__name__} of {json.dumps(children)}"}
+        return {f"${type(value).__name__}": children}
+    return {OPAQUE: _name_of(value)}
+
+
+def _from_data(data: Any) -> Any:
+    if isinstance(data, list):
+        return [_from_data(child) for child in data]
+    if not isinstance(data, dict) or is_opaque(data):
+        return data
+    if set(data) == {_TUPLE}:
+        return tuple(_from_data(child) for child in data[_TUPLE])
+    if set(data) == {_FLOAT}:
+        return _FLOAT_OF[data[_FLOAT]]
+    if data.keys() <= _SETS.keys() and len(data) == 1:
+        ((name, children),) = data.items()
+        return _SETS[name](map(_from_data, children))
+    if set(data) == {_DOMAIN}:
+        name, *arguments = data[_DOMAIN]
+        if name not in space.__all__:
+            raise SpaceError(f"the stored space uses {name!r}, which this version of trainkit does not know")
+        return getattr(space, name)(*map(_from_data, arguments))
+    return {key: _from_data(child) for key, child in data.items()}
+
+
+def _name_of(value: Any) -> str:
+    """A text that is the same in every process: a default repr holds an address."""
+    named = getattr(value, "__qualname__", None)
+    if named is not None:
+        return f"{getattr(value, '__module__', '')}.{named}"
+    return re.sub(r" at 0x[0-9a-fA-F]+", "", _short(value))
+
+
+def _short(value: Any, limit: int = 200) -> str:
+    text = repr(value)
+    return text if len(text) <= limit else f"{text[:limit]}... ({len(text)} characters)"
