@@ -1,0 +1,41 @@
+"""The same two workers by `TorchTrainer`: python <this file>."""
+
+from __future__ import annotations
+
+import trainkit
+
+# First of all: what the workers need is imported while this script imports the same.
+trainkit.init(num_cpus=2, num_gpus=0, preload=["torch"])
+
+from typing import Any  # noqa: E402
+
+import torch  # noqa: E402
+from torch import nn  # noqa: E402
+from torch.utils.data import DataLoader  # noqa: E402
+
+from benchmarks.training_data import make_data  # noqa: E402
+from benchmarks.training_job import BATCH_SIZE, make_model, make_optimizer  # noqa: E402
+from trainkit.train import TorchTrainer, TrainingOperator  # noqa: E402
+
+
+class Digits(TrainingOperator):
+    """The job as an operator."""
+
+    def setup(self, config: dict[str, Any]) -> None:
+        """Register what the plain script makes."""
+        torch.manual_seed(0)
+        model = make_model()
+        self.register(models=model, optimizers=make_optimizer(model), criterion=nn.CrossEntropyLoss())
+        self.register_data(train_loader=DataLoader(config["data"], BATCH_SIZE, shuffle=True))
+
+
+def main() -> None:
+    """One epoch."""
+    config = {"data": make_data()}  # read once, here, and sent to the workers
+    with TorchTrainer(training_operator_cls=Digits, config=config, num_workers=2, use_gpu=False) as trainer:
+        loss = trainer.train()["train_loss"]
+        print(f"first epoch done: loss {loss:.4f}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
