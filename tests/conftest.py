@@ -1,0 +1,85 @@
+"""What every test stands on: one runtime session a module, and nothing left behind after a test."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import psutil
+import pytest
+
+import trainkit
+from trainkit.runtime.local import process
+from trainkit.settings import SESSION_MARK
+
+SESSION_CPUS = 4
+
+# What this run starts inherits it, so that another run's processes are not taken for ours.
+RUN = "TRAINKIT_TEST_RUN"
+os.environ[RUN] = f"{os.getpid()}"
+
+
+def eventually(condition: Callable[[], bool], seconds: float = 10.0) -> bool:
+    """Whether `condition` becomes true within `seconds`."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.005)
+    return True
+
+
+def children() -> set[int]:
+    """Direct children of the test process that are not already dead."""
+    alive = (child for child in psutil.Process().children() if child.is_running())
+    return {child.pid for child in alive if child.status() != psutil.STATUS_ZOMBIE}
+
+
+def shared_memory() -> set[int]:
+    """The anonymous memory files that this process still holds, by inode."""
+    found = set()
+    for fd in os.listdir("/proc/self/fd"):
+        try:
+            if "memfd:trainkit" in os.readlink(f"/proc/self/fd/{fd}"):
+                found.add(os.stat(f"/proc/self/fd/{fd}").st_ino)
+        except OSError:
+            continue
+    return found
+
+
+def session_processes() -> list[int]:
+    """Every process of a session that this test run started."""
+    return [pid for pid in psutil.pids() if _of_this_run(process.environment(pid))]
+
+
+def _of_this_run(environment: dict[str, str]) -> bool:
+    return SESSION_MARK in environment and environment.get(RUN) == os.environ[RUN]
+
+
+@pytest.fixture(scope="module")
+def runtime() -> Iterator[None]:
+    """The local engine with four CPUs, for all tests of a module."""
+    before = set(session_processes())
+    trainkit.init(num_cpus=SESSION_CPUS)
+    yield
+    trainkit.shutdown()
+    left = set(session_processes()) - before
+    assert eventually(lambda: not set(session_processes()) - before), f"left running: {left}"
+    assert eventually(lambda: not shared_memory()), f"left in shared memory: {shared_memory()}"
+
+
+@pytest.fixture(autouse=True)
+def no_leaks() -> Iterator[None]:
+    """A test leaves no process and no thread that was not there before; a session's own may stay."""
+    processes, threads = children(), set(threading.enumerate())
+    yield
+    if trainkit.is_initialized():  # the module's session is checked when it ends
+        return
+
+    def new_threads() -> set[threading.Thread]:
+        return {thread for thread in threading.enumerate() if thread not in threads and not thread.daemon}
+
+    assert eventually(lambda: children() <= processes), f"left running: {children() - processes}"
+    assert eventually(lambda: not new_threads()), f"left running: {new_threads()}"

@@ -1,0 +1,145 @@
+"""The recipe as a user runs it: from the command line, in short form, on both data sets, through a kill."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import psutil
+import pytest
+import torch
+
+import recipes.mnist
+from recipes import data
+from tests.recipes.idx import write_mnist
+from trainkit.tune import Result, ResultGrid
+
+ROOT = Path(__file__).parents[2]
+BEST = re.compile(
+    r"best configuration: lr=(?P<lr>\S+), momentum=(?P<momentum>\S+), "
+    r"batch_size=(?P<batch_size>\d+), width=(?P<width>\d+)"
+)
+
+
+def start(output: Path, *options: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "recipes.mnist", "--output", str(output), *options],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        cwd=ROOT,
+    )
+
+
+def finish(process: subprocess.Popen[str]) -> str:
+    printed, _ = process.communicate(timeout=150)
+    assert process.returncode == 0, printed[-6000:]
+    return printed
+
+
+def trials(output: Path) -> list[Result]:
+    """What the experiment holds, read without running anything."""
+    (folder,) = output.glob("search-*")
+    return list(ResultGrid.load(folder))
+
+
+def reports(output: Path) -> list[tuple[str, int, float]]:
+    """Every report as (trial, iteration, accuracy)."""
+    return [
+        (trial.trial_id, report["training_iteration"], report["val_accuracy"])
+        for trial in trials(output)
+        for report in trial.history
+    ]
+
+
+def wait_until(condition: Callable[[], bool], *, timeout_s: float, what: str) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, f"{what}: not within {timeout_s} s"
+        time.sleep(0.1)
+
+
+def lines(output: Path) -> int:
+    """How many reports have been written for other tools to read, which is after they are in the store."""
+    return sum(len(path.read_text().splitlines()) for path in output.glob("search-*/*/result.json"))
+
+
+class Demo(NamedTuple):
+    """A short run whose program was killed in the middle, and then run again with --resume."""
+
+    output: Path
+    before: list[tuple[str, int, float]]
+    printed: str
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Demo:
+    output = tmp_path_factory.mktemp("demo")
+    options = ("--data", "digits", "--trials", "4", "--epochs", "3")
+    process = start(output, *options)
+    try:
+        wait_until(lambda: lines(output) >= 3, timeout_s=90, what="three reports")
+        family = psutil.Process(process.pid).children(recursive=True)
+    finally:
+        process.kill()
+        process.communicate(timeout=30)
+    wait_until(lambda: not any(map(psutil.Process.is_running, family)), timeout_s=30, what="no process left")
+    before = reports(output)
+    return Demo(output, before, finish(start(output, *options, "--resume")))
+
+
+def test_what_was_reported_before_the_kill_is_there_once(demo: Demo):
+    after = reports(demo.output)
+    assert len(demo.before) >= 3
+    assert set(demo.before) <= set(after)
+    assert len({(trial_id, iteration) for trial_id, iteration, _ in after}) == len(after)
+    assert len(trials(demo.output)) == 4
+
+
+def test_the_best_configuration_is_the_best_in_the_store(demo: Demo):
+    output, _, printed = demo
+    found = BEST.search(printed)
+    assert found is not None, printed
+    best_of = {
+        trial.trial_id: max(report["val_accuracy"] for report in trial.history) for trial in trials(output)
+    }
+    chosen = [
+        trial.trial_id
+        for trial in trials(output)
+        if all(f"{trial.config[name]:.4g}" == text for name, text in found.groupdict().items())
+    ]
+    assert [best_of[trial_id] for trial_id in chosen] == [max(best_of.values())]
+
+
+def test_the_printed_lines_load_the_checkpoint(demo: Demo):
+    output, _, printed = demo
+    lines = [line.strip() for line in printed.splitlines() if line.startswith("    model")]
+    scope = {"torch": torch, "recipes": recipes}
+    exec("\n".join(lines), scope)
+    model = scope["model"].eval()
+    images, labels = data.load(output / "data.pt")[1].tensors
+    with torch.no_grad():
+        accuracy = (model(images).argmax(1) == labels).double().mean().item()
+    promised = re.search(r"final validation accuracy: ([\d.]+)", printed)[1]
+    assert accuracy == pytest.approx(float(promised), abs=1e-4)
+    assert accuracy > 0.9
+
+
+def test_the_picture_is_drawn(demo: Demo):
+    picture = (demo.output / "curves.png").read_bytes()
+    assert picture.startswith(b"\x89PNG")
+    width, height = int.from_bytes(picture[16:20]), int.from_bytes(picture[20:24])
+    assert (width, height) == (1500, 630)
+
+
+def test_runs_on_the_files_of_mnist(tmp_path: Path):
+    write_mnist(tmp_path / "files", training=600, validation=200)
+    options = ("--data", "mnist", "--data-folder", str(tmp_path / "files"), "--trials", "2", "--epochs", "2")
+    printed = finish(start(tmp_path, *options))
+    assert "data: MNIST, 600 images to train on and 200 to validate on" in printed
+    assert len(trials(tmp_path)) == 2

@@ -1,0 +1,47 @@
+"""What is imported once and forked with every worker."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import trainkit
+
+
+def test_modules_can_be_imported_beforehand() -> None:
+    script = (
+        "import trainkit; trainkit.init(num_cpus=1, preload=['colorsys']);"
+        "print(trainkit.get(trainkit.remote(lambda: 'colorsys' in __import__('sys').modules).remote()))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "True\n", done.stderr
+
+
+def test_a_module_that_there_is_not_is_refused() -> None:
+    with pytest.raises(trainkit.errors.ConfigError, match="no module 'no_such_module'"):
+        trainkit.init(preload=["no_such_module"])
+
+
+def test_workers_do_without_a_module_that_starts_a_thread(tmp_path: Path) -> None:
+    (tmp_path / "threaded.py").write_text(
+        "import threading, time\nthreading.Thread(target=time.sleep, args=(60,), daemon=True).start()\n"
+    )
+    script = (
+        "import trainkit; from tests.runtime.victims import Victim; "
+        "trainkit.init(num_cpus=1, preload=['threaded']); actor = trainkit.remote(Victim).remote(); "
+        "print(trainkit.get(actor.pid.remote()) > 0)"
+    )
+    paths = os.pathsep.join([str(tmp_path), *sys.path])
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "PYTHONPATH": paths},
+    )
+    assert done.stdout == "True\n", done.stderr
+    assert "started a thread" in done.stderr

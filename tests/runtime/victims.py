@@ -1,0 +1,46 @@
+"""An actor to do bad things to; in a module of its own, so that its workers import little."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+
+
+class Victim:
+    def pid(self) -> int:
+        return os.getpid()
+
+    def same(self, value: int) -> int:
+        return value
+
+    def sleep(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+    def end(self, code: int) -> None:
+        sys.stderr.write("last words\n")
+        sys.stderr.flush()
+        os._exit(code)
+
+    def leave(self) -> None:
+        raise SystemExit(4)
+
+    def kill_itself(self, number: int) -> None:
+        os.kill(os.getpid(), number)
+
+    def spawn_family(self) -> list[int]:
+        """A child and a grandchild in a session of their own, and a daemon that left its parent."""
+        script = (
+            "import subprocess as s, time; print(s.Popen(['sleep', '600']).pid, flush=True); time.sleep(600)"
+        )
+        child = subprocess.Popen(
+            [sys.executable, "-c", script], stdout=subprocess.PIPE, start_new_session=True, text=True
+        )
+        assert child.stdout is not None
+        grandchild = int(child.stdout.readline())
+        forked = os.fork()
+        if forked == 0:
+            time.sleep(600)
+            os._exit(0)
+        return [child.pid, grandchild, forked]

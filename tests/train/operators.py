@@ -1,0 +1,101 @@
+"""Operators and plain loops that the tests of training share."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from sklearn.datasets import load_digits
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from trainkit.train import BATCH_SIZE, TrainingOperator
+
+
+def digits(samples: int | None, dtype: torch.dtype) -> TensorDataset:
+    """The first `samples` handwritten digits."""
+    images, labels = load_digits(return_X_y=True)
+    return TensorDataset(torch.tensor(images[:samples], dtype=dtype) / 16, torch.tensor(labels[:samples]))
+
+
+def make_parts(config: dict[str, Any]) -> tuple[nn.Module, Any, Any, DataLoader[Any], DataLoader[Any]]:
+    """Model, optimizer, loss and loaders, the same for every caller with the same configuration."""
+    torch.manual_seed(config.get("seed", 0))
+    dtype = config.get("dtype", torch.float64)
+    model = nn.Sequential(nn.Linear(64, 32), nn.Tanh(), nn.Linear(32, 10)).to(dtype)
+    optimizer = torch.optim.SGD(model.parameters(), lr=config.get("lr", 0.1), momentum=0.9)
+    data = digits(config.get("samples"), dtype)
+    size = config.get(BATCH_SIZE) or config.get("batch_size", 32)
+    train = DataLoader(
+        data, size, shuffle=config.get("shuffle", True), drop_last=config.get("drop_last", False)
+    )
+    return model, optimizer, nn.CrossEntropyLoss(), train, DataLoader(data, size)
+
+
+class Digits(TrainingOperator):
+    """The plainest operator; it keeps each step's loss and sample count."""
+
+    def setup(self, config: dict[str, Any]) -> None:
+        model, optimizer, criterion, train, validation = make_parts(config)
+        self.register(models=model, optimizers=optimizer, criterion=criterion)
+        self.register_data(train_loader=train, validation_loader=validation)
+        self.steps: list[tuple[float, int]] = []
+
+    def train_batch(self, batch: Any, batch_info: dict[str, Any]) -> Any:
+        metrics = super().train_batch(batch, batch_info)
+        self.steps.append((float(metrics["train_loss"]), metrics["num_samples"]))
+        return metrics
+
+
+class OwnSeeds(Digits):
+    """Each worker starts with weights of its own, to be overruled by worker 0's; batch norm has buffers."""
+
+    def setup(self, config: dict[str, Any]) -> None:
+        torch.manual_seed(self.world_rank)
+        model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 2))
+        frozen = nn.Linear(2, 2).requires_grad_(False)
+        self.register(
+            models=[model, frozen],
+            optimizers=torch.optim.SGD(model.parameters(), lr=0.1),
+            criterion=nn.CrossEntropyLoss(),
+        )
+        torch.manual_seed(0)
+        data = TensorDataset(torch.randn(25, 8), torch.randint(0, 2, (25,)))
+        self.register_data(train_loader=DataLoader(data, 5), validation_loader=DataLoader(data, 4))
+        self.steps = []
+
+    def train_batch(self, batch: Any, batch_info: dict[str, Any]) -> Any:
+        features, target = batch
+        loss = self.criterion(self.models[0](features), target)
+        self.optimizer.zero_grad()
+        self.backward(loss)
+        self.optimizer.step()
+        return {"train_loss": loss, "num_samples": len(target)}
+
+    def validate_batch(self, batch: Any, batch_info: dict[str, Any]) -> Any:
+        return {"val_loss": self.criterion(self.models[0](batch[0]), batch[1]), "num_samples": len(batch[1])}
+
+
+def plain_losses(config: dict[str, Any], steps: int) -> list[float]:
+    """Loss of each step of a plain PyTorch loop, which starts its data again as often as needed."""
+    model, optimizer, criterion, loader, _ = make_parts(config)
+    losses: list[float] = []
+    while True:
+        for features, target in loader:
+            if len(losses) == steps:
+                return losses
+            loss = criterion(model(features), target)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+
+
+def gang_losses(trainer: Any) -> list[float]:
+    """Loss of each step over all workers of a trainer of `Digits`."""
+    per_worker = trainer.apply_all_operators(lambda operator: operator.steps)
+    return [
+        math.fsum(loss * count for loss, count in step) / sum(count for _, count in step)
+        for step in zip(*per_worker, strict=True)
+    ]

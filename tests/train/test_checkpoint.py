@@ -1,0 +1,218 @@
+"""Checkpoints on disk: whole or not at all, and plain."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import lr_scheduler
+
+from trainkit.errors import CheckpointError
+from trainkit.train import checkpoint, folders
+from trainkit.train.checkpoint import Metadata
+
+HEADER = Metadata(epoch=3, global_step=40, world_size=2)
+
+
+def names(folder: Path) -> set[str]:
+    return {entry.name for entry in folder.iterdir()}
+
+
+def test_what_is_written_is_read(tmp_path: Path) -> None:
+    module = nn.BatchNorm1d(3)
+    state = {
+        "model": module.state_dict(),
+        "note": {"a": [1, (2.5, None)], "b": {"x"}},
+        "tensor": torch.arange(3),
+    }
+    checkpoint.write(tmp_path / "c", state, HEADER)
+    loaded, header = checkpoint.read(tmp_path / "c")
+    assert header == HEADER
+    assert loaded["note"] == state["note"]
+    assert torch.equal(loaded["tensor"], torch.arange(3))
+    assert loaded["model"]._metadata == module.state_dict()._metadata  # type: ignore[attr-defined]
+    assert names(tmp_path) == {"c"}
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda optimizer: lr_scheduler.StepLR(optimizer, 2),
+        lambda optimizer: lr_scheduler.MultiStepLR(optimizer, [2, 3]),
+        lambda optimizer: lr_scheduler.LambdaLR(optimizer, lambda epoch: 1 / (epoch + 1)),
+        lambda optimizer: lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=10),
+        lambda optimizer: lr_scheduler.CyclicLR(optimizer, 0.1, 0.2),
+        lambda optimizer: lr_scheduler.CosineAnnealingWarmRestarts(optimizer, 3),
+        lambda optimizer: lr_scheduler.SequentialLR(
+            optimizer, [lr_scheduler.StepLR(optimizer, 2), lr_scheduler.ExponentialLR(optimizer, 0.9)], [2]
+        ),
+        lr_scheduler.ReduceLROnPlateau,
+    ],
+)
+def test_schedulers_of_torch_are_plain_enough(tmp_path: Path, make: Any) -> None:
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(2))], lr=0.1, momentum=0.9)
+    scheduler = make(optimizer)
+    checkpoint.write(tmp_path / "c", {"s": scheduler.state_dict(), "o": optimizer.state_dict()}, HEADER)
+    loaded, _ = checkpoint.read(tmp_path / "c")
+    assert loaded["s"] == scheduler.state_dict()
+    assert loaded["o"] == optimizer.state_dict()
+
+
+def test_what_is_not_plain_is_named_and_nothing_is_written(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"state\['operator'\]\['sampler'\]\[1\] is a random.Random"):
+        checkpoint.write(tmp_path / "c", {"operator": {"sampler": [0, random.Random()]}}, HEADER)
+    assert names(tmp_path) == set()
+
+
+def test_a_checkpoint_is_replaced_whole(tmp_path: Path) -> None:
+    for number in range(3):
+        checkpoint.write(tmp_path / "c", {"number": number}, Metadata(number, number, 1))
+        assert checkpoint.read(tmp_path / "c")[0] == {"number": number}
+        assert names(tmp_path) == {"c"}
+
+
+def test_folders_that_are_no_checkpoints_are_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "thesis").mkdir()
+    (tmp_path / "thesis" / "chapter1.tex").write_text("...")
+    with pytest.raises(CheckpointError, match="exists and is not a checkpoint"):
+        checkpoint.write(tmp_path / "thesis", {}, HEADER)
+    assert names(tmp_path / "thesis") == {"chapter1.tex"}
+    (tmp_path / "empty").mkdir()
+    checkpoint.write(tmp_path / "empty", {}, HEADER)
+
+
+def damage(folder: Path, how: str) -> None:
+    state, header = folder / "state.pt", folder / "checkpoint.json"
+    content = json.loads(header.read_text())
+    match how:
+        case "state is cut off":
+            state.write_bytes(state.read_bytes()[:-100])
+        case "one bit is wrong":
+            data = bytearray(state.read_bytes())
+            data[len(data) // 2] ^= 1
+            state.write_bytes(data)
+        case "state is missing":
+            state.unlink()
+        case "header is missing":
+            header.unlink()
+        case "header is cut off":
+            header.write_text(header.read_text()[:20])
+        case "header lacks keys":
+            header.write_text(json.dumps({"format": checkpoint.FORMAT}))
+        case "another program's":
+            header.write_text("{}")
+        case "a newer version's":
+            header.write_text(json.dumps({**content, "version": 99}))
+        case "a list":
+            header.write_text("[]")
+
+
+@pytest.mark.parametrize(
+    ("how", "text"),
+    [
+        ("state is cut off", "is damaged: state.pt is not as it was written"),
+        ("one bit is wrong", "is damaged: state.pt is not as it was written"),
+        ("state is missing", "no whole checkpoint at .*state.pt is missing"),
+        ("header is missing", "no whole checkpoint at .*checkpoint.json is missing"),
+        ("header is cut off", "can't be read"),
+        ("header lacks keys", "can't be read: 'version'"),
+        ("another program's", "another program's"),
+        ("a newer version's", "format version 99; this trainkit reads up to 1"),
+        ("a list", "another program's"),
+    ],
+)
+def test_damage_is_found_and_told(tmp_path: Path, how: str, text: str) -> None:
+    checkpoint.write(tmp_path / "c", {"weights": torch.randn(1000)}, HEADER)
+    damage(tmp_path / "c", how)
+    with pytest.raises(CheckpointError, match=text):
+        checkpoint.read(tmp_path / "c")
+
+
+class Trap:
+    def __reduce__(self) -> Any:
+        return os.system, ("touch trapped",)
+
+
+def test_reading_runs_no_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    checkpoint.write(tmp_path / "c", {}, HEADER)
+    torch.save({"trap": Trap()}, tmp_path / "c" / "state.pt")
+    header = json.loads((tmp_path / "c" / "checkpoint.json").read_text())
+    header["files"]["state.pt"] = checkpoint._fingerprint(tmp_path / "c" / "state.pt")
+    (tmp_path / "c" / "checkpoint.json").write_text(json.dumps(header))
+    with pytest.raises(CheckpointError, match="can't be read"):
+        checkpoint.read(tmp_path / "c")
+    assert not (tmp_path / "trapped").exists()
+
+
+WRITER = """
+import sys, torch
+from pathlib import Path
+from trainkit.train import checkpoint
+number = 0
+while True:
+    number += 1
+    state = {"number": number, "weights": torch.full((200_000,), float(number))}
+    checkpoint.write(Path(sys.argv[1]), state, checkpoint.Metadata(number, number, 1))
+    print(number, flush=True)
+"""
+
+
+def test_a_killed_writer_leaves_a_whole_checkpoint(tmp_path: Path) -> None:
+    where = tmp_path / "c"
+    generator = random.Random(0)
+    for _ in range(3):
+        with subprocess.Popen(
+            [sys.executable, "-c", WRITER, str(where)], stdout=subprocess.PIPE, text=True
+        ) as writer:
+            assert writer.stdout is not None
+            acknowledged = int(writer.stdout.readline())
+            time.sleep(generator.uniform(0, 0.05))
+            writer.send_signal(signal.SIGKILL)
+            acknowledged = max([acknowledged, *map(int, writer.stdout.read().split())])
+        state, header = checkpoint.read(where)
+        assert header.epoch == state["number"] >= acknowledged
+        assert torch.equal(state["weights"], torch.full((200_000,), float(state["number"])))
+    checkpoint.write(where, {}, HEADER)
+    assert names(tmp_path) == {"c"}, "what killed writers left beside it is removed"
+
+
+def test_without_an_exchange_of_folders_a_kill_leaves_one_that_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(folders, "_exchange", lambda one, other: False)
+    where = tmp_path / "c"
+    for number in range(2):
+        checkpoint.write(where, {"number": number}, HEADER)
+    assert names(tmp_path) == {"c"}
+    # The moment between the two renames:
+    where.rename(tmp_path / ".c.previous")
+    assert checkpoint.read(where)[0] == {"number": 1}
+    checkpoint.write(where, {"number": 2}, HEADER)
+    checkpoint.write(where, {"number": 3}, HEADER)
+    assert checkpoint.read(where)[0] == {"number": 3}
+    assert names(tmp_path) == {"c"}
+
+
+def test_a_failed_write_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoint.write(tmp_path / "c", {"number": 1}, HEADER)
+    full = OSError(28, "No space left on device")
+
+    def no_space(*args: Any) -> None:
+        raise full
+
+    monkeypatch.setattr(os, "fsync", no_space)
+    with pytest.raises(CheckpointError, match=r"was not written.*No space left"):
+        checkpoint.write(tmp_path / "c", {"number": 2}, HEADER)
+    assert checkpoint.read(tmp_path / "c")[0] == {"number": 1}
+    assert names(tmp_path) == {"c"}

@@ -1,0 +1,182 @@
+"""Dealing samples out to workers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader, IterableDataset, SequentialSampler, TensorDataset
+
+from trainkit.errors import ConfigError
+from trainkit.train.data import DealtBatches, Feed, deal, loss_weight, make_feed, share
+from trainkit.train.loop import run_epoch
+from trainkit.train.process_group import WorkerGroup
+
+
+class Seat(WorkerGroup):
+    """One worker's place in a group in which all agree: enough where nothing has to be exchanged."""
+
+    def __init__(self, rank: int, world_size: int) -> None:
+        self.rank = rank
+        self.world_size = world_size
+
+    def gather_integers(self, value: int) -> list[int]:
+        return [value] * self.world_size
+
+
+def dealt(
+    samples: int, size: int, world: int, *, training: bool, drop_last: bool = False
+) -> list[DealtBatches]:
+    order = SequentialSampler(range(samples))
+    return [
+        DealtBatches(order, size, drop_last=drop_last, group=Seat(rank, world), training=training)
+        for rank in range(world)
+    ]
+
+
+WORLDS = st.tuples(st.integers(0, 120), st.integers(1, 9), st.integers(1, 6))
+
+
+@given(WORLDS)
+def test_validation_sees_each_sample_once(world: tuple[int, int, int]) -> None:
+    samples, size, workers = world
+    seen = [
+        i for sampler in dealt(samples, size, workers, training=False) for batch in sampler for i in batch
+    ]
+    assert sorted(seen) == list(range(samples))
+
+
+@given(WORLDS, st.booleans())
+def test_lengths_are_true(world: tuple[int, int, int], training: bool) -> None:
+    for sampler in dealt(*world, training=training):
+        assert len(sampler) == len(list(sampler))
+
+
+@given(WORLDS, st.booleans())
+def test_in_training_all_take_the_same_steps_over_the_plain_loops_batches(
+    world: tuple[int, int, int], drop_last: bool
+) -> None:
+    samples, size, workers = world
+    per_worker = [list(s) for s in dealt(samples, size, workers, training=True, drop_last=drop_last)]
+    order, total = list(range(samples)), size * workers
+    plain = [order[start : start + total] for start in range(0, samples, total)]
+    if drop_last and plain and len(plain[-1]) < total:
+        plain.pop()
+    assert {len(batches) for batches in per_worker} == {len(plain)}
+    for step, expected in enumerate(plain):
+        assert {i for batches in per_worker for i in batches[step]} == set(expected)
+
+
+@given(st.integers(1, 60), st.integers(1, 8))
+def test_weighted_means_average_to_the_mean_of_all(samples: int, workers: int) -> None:
+    values = torch.arange(samples, dtype=torch.float64) ** 2
+    parts = [deal(range(samples), rank, workers) for rank in range(workers)]
+    assert [len(part) for part in parts] == [share(samples, rank, workers) for rank in range(workers)]
+    weighted = sum(
+        values[part].mean() * loss_weight(samples, rank, workers) for rank, part in enumerate(parts) if part
+    )
+    assert float(weighted / workers) == pytest.approx(float(values.mean()))
+
+
+def loader(samples: int = 10, **options: object) -> DataLoader[object]:
+    return DataLoader(TensorDataset(torch.arange(samples)), **options)  # type: ignore[arg-type]
+
+
+def feed(source: object, group: WorkerGroup | None = None, training: bool = True) -> Feed:
+    return make_feed(source, group=group or WorkerGroup(), training=training, split=True)
+
+
+def test_one_worker_keeps_the_users_own_loader() -> None:
+    own = loader(batch_size=4)
+    assert feed(own).loader is own
+
+
+@pytest.mark.parametrize(("steps", "taken"), [(None, 3), (2, 2), (3, 3), (8, 8)])
+def test_more_steps_than_batches_start_the_data_again(steps: int | None, taken: int) -> None:
+    assert len(list(feed(loader(batch_size=4)).batches(num_steps=steps))) == taken
+
+
+def test_validation_never_starts_again_and_empty_data_ends() -> None:
+    assert len(list(feed(loader(batch_size=4), training=False).batches(num_steps=9))) == 3
+    assert list(feed([]).batches(num_steps=3)) == []
+
+
+def test_weights_of_an_uneven_last_batch() -> None:
+    own = feed(loader(9, batch_size=2), Seat(1, 2))
+    assert [own.weight for _ in own.batches()] == [1.0, 1.0, 0.0]
+    first = feed(loader(9, batch_size=2), Seat(0, 2))
+    assert [first.weight for _ in first.batches()] == [1.0, 1.0, 2.0]
+
+
+def test_weights_follow_the_steps_not_the_batches_taken_ahead() -> None:
+    own = feed(loader(9, batch_size=2), Seat(1, 2))
+    seen: list[float] = []
+
+    def step(batch: object, info: dict[str, object]) -> dict[str, float]:
+        seen.append(own.weight)
+        return {}
+
+    for _ in range(2):
+        ahead = list(own.batches(num_steps=5))
+        seen.clear()
+        for part in (ahead[:2], ahead[2:]):
+            run_epoch(step, part, feed=own, info={})
+        assert seen == [1.0, 1.0, 0.0, 1.0, 1.0]
+
+
+@pytest.mark.parametrize(("samples", "steps"), [(8, None), (9, None), (9, 2), (9, 3), (9, 7), (8, 2), (8, 5)])
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_a_loaders_own_generator_is_drawn_from_as_in_a_plain_loop(
+    samples: int, steps: int | None, drop_last: bool
+) -> None:
+    def shuffled() -> DataLoader[object]:
+        options = {"generator": torch.Generator().manual_seed(3), "batch_size": 4, "drop_last": drop_last}
+        return loader(samples, shuffle=True, **options)
+
+    def after(own: Feed, generator: torch.Generator) -> list[int]:
+        for _ in own.batches(num_steps=steps):
+            pass
+        return generator.get_state().tolist()
+
+    plain, ours = shuffled(), shuffled()
+    order = DealtBatches(ours.sampler, 4, drop_last=drop_last, group=WorkerGroup(), training=True)
+    dealt_out = loader(samples, batch_sampler=order, generator=ours.generator)
+    assert plain.generator is not None
+    assert ours.generator is not None
+    assert after(feed(dealt_out), ours.generator) == after(feed(plain), plain.generator)
+
+
+def test_the_loaders_other_settings_stay() -> None:
+    shared = feed(loader(batch_size=3, collate_fn=len), Seat(1, 2)).loader
+    assert list(shared) == [3, 2]  # type: ignore[comparison-overlap]
+
+
+def test_what_cannot_be_shared_says_so() -> None:
+    with pytest.raises(ConfigError, match=r"train_loader has batch_size=None.*add_dist_sampler=False"):
+        feed(loader(batch_size=None), Seat(0, 2))
+    with pytest.raises(ConfigError, match="validation_loader is a int"):
+        feed(3, training=False)
+    with pytest.raises(ConfigError, match=r"train_loader is a list_iterator"):
+        feed(iter([1, 2]))
+
+
+def test_unequal_data_sets_are_told_by_worker() -> None:
+    class Unequal(Seat):
+        def gather_integers(self, value: int) -> list[int]:
+            return [value, value - 1]
+
+    with pytest.raises(ConfigError, match=r"train_loader has \[10, 9\] samples on workers 0 to 1"):
+        feed(loader(batch_size=2), Unequal(0, 2))
+
+
+def test_streams_are_left_whole_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    class Stream(IterableDataset[int]):
+        def __iter__(self) -> Iterator[int]:
+            return iter(range(5))
+
+    own = DataLoader(Stream(), batch_size=2)
+    assert feed(own, Seat(0, 2), training=False).loader is own
+    assert "can't be shared among the 2 workers" in caplog.text

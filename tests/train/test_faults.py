@@ -1,0 +1,257 @@
+"""What happens when a worker fails: its cause is told, nothing hangs, nothing is left."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch.distributed as dist
+
+import trainkit
+from tests.conftest import eventually
+from tests.train.operators import Digits
+from trainkit.errors import ActorDiedError, CheckpointError, ConfigError, GangError
+from trainkit.train import TorchTrainer, TrainingOperator
+
+pytestmark = pytest.mark.usefixtures("runtime")
+
+AT_ONCE_S = 15
+"""Far under the timeout of a collective, far over what a loaded machine needs."""
+
+
+class Faulty(Digits):
+    """Worker `config["rank"]` does `config["fault"]` in its third step, or wherever it is asked to."""
+
+    def train_batch(self, batch: Any, batch_info: dict[str, Any]) -> Any:
+        if batch_info["batch_idx"] == 2 and self.world_rank == self.config["rank"]:
+            self.config["fault"]()
+        return super().train_batch(batch, batch_info)
+
+    def validate_batch(self, batch: Any, batch_info: dict[str, Any]) -> Any:
+        if batch_info["batch_idx"] == 1 and self.world_rank == self.config.get("validation_rank"):
+            self.config["fault"]()
+        return super().validate_batch(batch, batch_info)
+
+    def state_dict(self) -> dict[str, Any]:
+        if self.config.get("save_fault"):
+            self.config["fault"]()
+        return {}
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def fail() -> None:
+    raise LookupError("the third batch is cursed")
+
+
+def freeze() -> None:
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def gang(fault: Any, rank: int, *, operator: type[TrainingOperator] = Faulty, **options: Any) -> TorchTrainer:
+    config = {"fault": fault, "rank": rank, "samples": 400, **options.pop("config", {})}
+    return TorchTrainer(
+        training_operator_cls=operator,
+        config=config,
+        use_gpu=False,
+        **{"num_workers": 2, "timeout_s": 120, **options},
+    )
+
+
+def gone(pids: list[int]) -> bool:
+    return not any(psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie" for pid in pids)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_killed_worker_is_named_and_the_others_end(rank: int) -> None:
+    with gang(die, rank) as trainer:
+        pids = trainer.apply_all_workers(os.getpid)
+        start = time.monotonic()
+        with pytest.raises(GangError, match=f"worker {rank} of 2 died") as caught:
+            trainer.train()
+        assert time.monotonic() - start < AT_ONCE_S
+        assert isinstance(caught.value.__cause__, ActorDiedError)
+        assert eventually(lambda: gone(pids))
+        with pytest.raises(GangError, match=r"have ended \(worker \d failed\): make a new TorchTrainer"):
+            trainer.train()
+
+
+def test_a_worker_killed_in_validation() -> None:
+    with gang(die, -1, config={"validation_rank": 1}) as trainer:
+        trainer.train()
+        with pytest.raises(GangError, match="worker 1 of 2 died"):
+            trainer.validate()
+
+
+def test_a_worker_killed_between_two_calls() -> None:
+    with gang(die, -1) as trainer:
+        os.kill(trainer.apply_all_workers(os.getpid)[1], signal.SIGKILL)
+        with pytest.raises(GangError, match="worker 1 of 2 died"):
+            trainer.train()
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("use_local", [False, True])
+def test_an_exception_ends_the_others_and_shows_its_traceback(rank: int, use_local: bool) -> None:
+    with gang(fail, rank, use_local=use_local) as trainer:
+        pids = [pid for pid in trainer.apply_all_workers(os.getpid) if pid != os.getpid()]
+        start = time.monotonic()
+        with pytest.raises(LookupError, match="the third batch is cursed") as caught:
+            trainer.train()
+        assert time.monotonic() - start < AT_ONCE_S
+        assert any(f"raised by worker {rank} of 2" in note for note in caught.value.__notes__)
+        if not (use_local and rank == 0):
+            assert "in train_batch" in caught.value.remote_traceback  # type: ignore[attr-defined]
+        assert eventually(lambda: gone(pids))
+
+
+def test_a_killed_worker_beside_the_local_one() -> None:
+    with gang(die, 1, use_local=True) as trainer:
+        start = time.monotonic()
+        with pytest.raises(GangError, match="worker 1 of 2 died"):
+            trainer.train()
+        assert time.monotonic() - start < AT_ONCE_S
+    assert not dist.is_initialized()
+
+
+@pytest.mark.parametrize("use_local", [False, True])
+def test_a_frozen_worker_is_named_after_the_timeout(use_local: bool) -> None:
+    with gang(freeze, 1, timeout_s=3, use_local=use_local) as trainer:
+        pids = [pid for pid in trainer.apply_all_workers(os.getpid) if pid != os.getpid()]
+        with pytest.raises(GangError, match=r"worker 0 of 2 lost the others, and worker 1 did not answer"):
+            trainer.train()
+        assert eventually(lambda: gone(pids))
+
+
+class BadSetup(Digits):
+    def setup(self, config: dict[str, Any]) -> None:
+        if self.world_rank == 1:
+            raise FileNotFoundError("no data here")
+        super().setup(config)
+
+
+@pytest.mark.parametrize("use_local", [False, True])
+def test_a_failed_setup_leaves_nothing(
+    use_local: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    before = {child.pid for child in psutil.Process().children(recursive=True)}
+    with pytest.raises(FileNotFoundError, match="no data here"):
+        gang(die, -1, operator=BadSetup, use_local=use_local)
+    assert eventually(lambda: {child.pid for child in psutil.Process().children(recursive=True)} <= before)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_function_that_fails_everywhere_ends_nobody() -> None:
+    with gang(die, -1) as trainer:
+        with pytest.raises(LookupError):
+            trainer.apply_all_workers(fail)
+        assert trainer.train()["epoch"] == 1
+
+
+def test_one_worker_survives_its_own_exceptions() -> None:
+    with gang(fail, 0, num_workers=1) as trainer:
+        with pytest.raises(LookupError):
+            trainer.train()
+        assert trainer.validate()["num_samples"] == 400
+
+
+def test_a_loader_that_fails_on_one_worker() -> None:
+    class BadLoader(Digits):
+        def setup(self, config: dict[str, Any]) -> None:
+            super().setup(config)
+            if self.world_rank == 1:
+                self.train_feed.loader.collate_fn = lambda batch: fail()  # type: ignore[union-attr]
+
+    with gang(die, -1, operator=BadLoader) as trainer, pytest.raises(LookupError, match="cursed"):
+        trainer.train()
+
+
+def test_a_nan_loss_is_reported() -> None:
+    class NaN(Digits):
+        def train_batch(self, batch: Any, batch_info: dict[str, Any]) -> Any:
+            return super().train_batch((batch[0] * float("nan"), batch[1]), batch_info)
+
+    with gang(die, -1, operator=NaN) as trainer:
+        result = trainer.train()
+        assert result["train_loss"] != result["train_loss"]
+
+
+def test_a_worker_killed_in_save_leaves_the_previous_checkpoint(tmp_path: Path) -> None:
+    where = tmp_path / "c"
+    with gang(die, -1, config={"save_fault": False}) as trainer:
+        trainer.train()
+        trainer.save(where)
+        loss = trainer.validate()["val_loss"]
+    with (
+        gang(die, -1, config={"save_fault": True}) as trainer,
+        pytest.raises(GangError, match="worker 0 of 2 died"),
+    ):
+        trainer.save(where)
+    with gang(die, -1) as trainer:
+        trainer.load(where)
+        assert trainer.validate()["val_loss"] == pytest.approx(loss, abs=1e-12)
+
+
+def test_a_state_that_cannot_be_saved(tmp_path: Path) -> None:
+    class Unplain(Digits):
+        def state_dict(self) -> dict[str, Any]:
+            return {"tool": os.getpid}
+
+    with gang(die, -1, operator=Unplain) as trainer:
+        with pytest.raises(
+            CheckpointError, match=r"state\['operator'\]\['tool'\] is a builtins.builtin_function"
+        ):
+            trainer.save(tmp_path / "c")
+        assert not (tmp_path / "c").exists()
+        assert trainer.train()["epoch"] == 1
+
+
+def test_shutdown_by_force_in_the_middle() -> None:
+    trainer = gang(freeze, -1)
+    pids = trainer.apply_all_workers(os.getpid)
+    trainer.shutdown(force=True)
+    assert eventually(lambda: gone(pids))
+
+
+def test_a_step_that_returns_nothing() -> None:
+    class Returns(Digits):
+        def train_batch(self, batch: Any, batch_info: dict[str, Any]) -> Any:
+            super().train_batch(batch, batch_info)
+
+    with gang(die, -1, operator=Returns) as trainer, pytest.raises(ConfigError, match="a step returned None"):
+        trainer.train()
+
+
+def test_a_trainer_that_is_dropped_gives_its_cpus_back() -> None:
+    for _ in range(3):
+        trainer = gang(die, -1, num_workers=3)
+        assert trainer.train()["epoch"] == 1
+        del trainer
+    assert eventually(lambda: trainkit.available_resources().get("CPU") == 4)
+
+
+def test_a_runtime_that_ended_before_its_trainer() -> None:
+    code = (
+        "import trainkit\n"
+        "from tests.train.operators import Digits\n"
+        "from trainkit.train import TorchTrainer\n"
+        "trainer = TorchTrainer(training_operator_cls=Digits, config={'samples': 4}, use_gpu=False)\n"
+        "trainkit.shutdown()\n"
+        "trainer.shutdown()\n"
+        "print(trainkit.is_initialized())\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout == "False\n"

@@ -1,0 +1,42 @@
+"""What only a machine with GPUs can show."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from tests.train.operators import Digits, gang_losses, plain_losses
+from trainkit.train import BATCH_SIZE, TorchTrainer
+
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("runtime")]
+
+CONFIG: dict[str, Any] = {BATCH_SIZE: 48, "samples": 500}
+
+
+def needs(gpus: int) -> pytest.MarkDecorator:
+    """Skip where there are fewer GPUs."""
+    found = torch.cuda.device_count()
+    return pytest.mark.skipif(found < gpus, reason=f"needs {gpus} CUDA devices; this machine has {found}")
+
+
+@pytest.mark.parametrize("workers", [pytest.param(1, marks=needs(1)), pytest.param(2, marks=needs(2))])
+def test_gpu_workers_follow_the_plain_loop(workers: int) -> None:
+    with TorchTrainer(training_operator_cls=Digits, config=CONFIG, num_workers=workers) as gang:
+        assert (
+            gang.apply_all_operators(lambda op: (op.use_gpu, str(op.device))) == [(True, "cuda:0")] * workers
+        )
+        gang.train(num_steps=50)
+        assert gang_losses(gang) == pytest.approx(plain_losses(CONFIG, 50), abs=1e-9)
+
+
+@needs(1)
+def test_models_and_states_come_back_on_the_cpu() -> None:
+    with TorchTrainer(training_operator_cls=Digits, config=CONFIG) as gang:
+        gang.train(num_steps=2)
+        model = gang.get_model()
+        assert isinstance(model, torch.nn.Module)
+        assert {parameter.device.type for parameter in model.parameters()} == {"cpu"}
+        assert gang.state_dict()["models"][0]["0.weight"].device.type == "cpu"
+        assert gang.apply_all_operators(lambda op: next(op.model.parameters()).device.type) == ["cuda"]

@@ -1,0 +1,60 @@
+"""Trainers without worker processes: the inline engine, and `use_local`."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+import trainkit
+from tests.train.operators import Digits, plain_losses
+from trainkit.errors import ConfigError, MissingDependencyError
+from trainkit.train import TorchTrainer
+
+
+@pytest.fixture
+def inline() -> Iterator[None]:
+    trainkit.init(engine="inline", num_cpus=4)
+    yield
+    trainkit.shutdown()
+
+
+def test_one_worker_runs_in_this_process(inline: None) -> None:
+    with TorchTrainer(training_operator_cls=Digits, config={"samples": 40}, use_gpu=False) as trainer:
+        assert trainer.apply_all_workers(os.getpid) == [os.getpid()]
+        assert trainer.train()["num_samples"] == 40
+
+
+def test_several_workers_in_one_process_are_refused(inline: None) -> None:
+    with pytest.raises(ConfigError, match="num_workers=2, but this engine runs all of them in one process"):
+        TorchTrainer(training_operator_cls=Digits, num_workers=2, use_gpu=False)
+
+
+def test_a_local_worker_needs_no_runtime_and_goes_on_with_the_callers_generator() -> None:
+    config = {"samples": 50, "batch_size": 16}
+    expected = plain_losses(config, 7)
+    state = torch.get_rng_state()
+    with TorchTrainer(training_operator_cls=Digits, config=config, use_gpu=False, use_local=True) as trainer:
+        assert not trainkit.is_initialized()
+        trainer.train(num_steps=7)
+        assert [loss for loss, _ in trainer.get_local_operator().steps] == expected  # type: ignore[attr-defined]
+        assert trainer.get_model() is trainer.get_local_operator().model
+        assert trainer.get_model(to_cpu=True) is not trainer.get_model()
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("tqdm") is not None, reason="tqdm is installed")
+def test_a_progress_bar_needs_tqdm() -> None:
+    with pytest.raises(MissingDependencyError, match="pip install tqdm"):
+        TorchTrainer(training_operator_cls=Digits, use_tqdm=True, use_local=True)
+
+
+def test_a_progress_bar_counts_batches(capfd: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("tqdm", reason="tqdm is not installed")
+    config = {"samples": 40, "batch_size": 10}
+    with TorchTrainer(training_operator_cls=Digits, config=config, use_tqdm=True, use_local=True) as trainer:
+        trainer.train()
+    assert "train 1: 100%" in capfd.readouterr().err

@@ -1,0 +1,187 @@
+"""A call that is refused leaves the trainer as it was; one that is interrupted ends it."""
+
+from __future__ import annotations
+
+import copy
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+from torch.utils.data import DataLoader, TensorDataset
+
+from tests.train.operators import Digits
+from trainkit.errors import CheckpointError, ConfigError, GangError
+from trainkit.train import TorchTrainer, TrainingOperator
+
+pytestmark = pytest.mark.usefixtures("runtime")
+
+
+class Small(TrainingOperator):
+    """Two models and a scheduler on four samples, without validation data."""
+
+    def setup(self, config: dict[str, Any]) -> None:
+        models = [nn.Linear(2, 2), nn.Linear(2, 2)]
+        optimizer = torch.optim.SGD(models[0].parameters(), lr=1.0, momentum=0.9)
+        self.register(
+            models=models,
+            optimizers=optimizer,
+            criterion=nn.MSELoss(),
+            schedulers=ReduceLROnPlateau(optimizer, patience=0),
+        )
+        self.register_data(train_loader=DataLoader(TensorDataset(torch.ones(4, 2)), 2))
+
+    def train_batch(self, batch: Any, batch_info: dict[str, Any]) -> Any:
+        loss = self.models[0](batch[0]).square().mean()
+        self.optimizer.zero_grad()
+        self.backward(loss)
+        self.optimizer.step()
+        return {"train_loss": loss}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        if state_dict.get("refused_by") in ("all", self.world_rank):
+            raise LookupError("the operator won't have it")
+
+
+def small(workers: int, **options: Any) -> TorchTrainer:
+    return TorchTrainer(
+        training_operator_cls=Small,
+        num_workers=workers,
+        use_gpu=False,
+        timeout_s=30,
+        scheduler_step_freq="manual",
+        **options,
+    )
+
+
+def test_refused_calls_end_nobody(tmp_path: Path) -> None:
+    with small(2) as trainer:
+        with pytest.raises(CheckpointError, match="no whole checkpoint") as caught:
+            trainer.load(tmp_path / "nothing")
+        assert caught.value.__notes__ == ["raised by worker 0 of 2"]
+        with pytest.raises(CheckpointError, match="no trainer's state"):
+            trainer.load_state_dict({})
+        with pytest.raises(ValueError, match="high"):
+            trainer.update_scheduler("high")  # type: ignore[arg-type]
+        with pytest.raises(ConfigError, match="no validation data"):
+            trainer.validate()
+        with pytest.raises(ConfigError, match="num_steps=0"):
+            trainer.train(num_steps=0)
+        assert trainer.train()["epoch"] == 1
+
+
+def test_data_registered_after_setup_is_found() -> None:
+    def add(operator: Any) -> None:
+        operator.register_data(validation_loader=DataLoader(TensorDataset(torch.ones(4, 2)), 2))
+        operator.validate_batch = lambda batch, info: {"val_loss": 1.0, "num_samples": len(batch[0])}
+
+    with small(1) as trainer:
+        assert not trainer.has_validation
+        trainer.apply_all_operators(add)
+        assert trainer.has_validation
+        assert trainer.validate()["num_samples"] == 4
+
+
+def test_workers_that_no_longer_hold_the_same_are_ended() -> None:
+    with small(2) as trainer:
+        state = {**trainer.state_dict(), "operator": {"refused_by": 1}}
+        with pytest.raises(LookupError, match="won't have it"):
+            trainer.load_state_dict(state)
+        with pytest.raises(GangError, match=r"have ended \(worker 1 failed\)"):
+            trainer.train()
+
+
+def misshapen(state: dict[str, Any]) -> None:
+    state["models"][1]["weight"] = torch.zeros(3, 3)
+
+
+def without_groups(state: dict[str, Any]) -> None:
+    state["optimizers"][0] = {"state": {}, "param_groups": 3}
+
+
+def no_scheduler(state: dict[str, Any]) -> None:
+    state["schedulers"][0] = None
+
+
+def no_list(state: dict[str, Any]) -> None:
+    state["optimizers"] = None
+
+
+def refused(state: dict[str, Any]) -> None:
+    state["operator"] = {"refused_by": "all"}
+
+
+@pytest.mark.parametrize("spoil", [misshapen, without_groups, no_scheduler, no_list, refused])
+def test_a_refused_state_changes_nothing(spoil: Callable[[dict[str, Any]], None]) -> None:
+    with small(1, use_local=True) as trainer:
+        trainer.train()
+        before = trainer.state_dict()
+        other = copy.deepcopy(before)
+        for model in other["models"]:
+            model["bias"] += 1
+        other["optimizers"][0]["param_groups"][0]["lr"] = 7.0
+        spoil(other)
+        with pytest.raises((CheckpointError, LookupError)):
+            trainer.load_state_dict(other)
+        after = trainer.state_dict()
+        assert str(after) == str(before)
+
+
+def test_an_error_of_a_single_worker_is_told_as_it_is() -> None:
+    def fail() -> None:
+        raise RuntimeError("[gloo/transport/tcp/pair.cc:547] Connection closed by peer")
+
+    with small(1) as trainer, pytest.raises(RuntimeError, match="Connection closed") as caught:
+        trainer.apply_all_workers(fail)
+    assert not isinstance(caught.value, GangError)
+
+
+class Slow(Digits):
+    def train_batch(self, batch: Any, batch_info: dict[str, Any]) -> Any:
+        Path(self.config["mark"]).touch()
+        time.sleep(60)
+
+
+def interrupt_once(mark: Path) -> None:
+    while not mark.exists():
+        time.sleep(0.01)
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_an_interrupted_epoch_ends_the_workers(tmp_path: Path) -> None:
+    config = {"samples": 8, "mark": str(tmp_path / "mark")}
+    with TorchTrainer(training_operator_cls=Slow, config=config, num_workers=2, use_gpu=False) as trainer:
+        threading.Thread(target=interrupt_once, args=(tmp_path / "mark",), daemon=True).start()
+        with pytest.raises(KeyboardInterrupt):
+            trainer.train()
+        with pytest.raises(GangError, match=r"train\(\) was interrupted by KeyboardInterrupt.*load\(\)"):
+            trainer.validate()
+
+
+def test_a_dropped_trainer_leaves_its_process_group() -> None:
+    for _ in range(2):
+        trainer = small(2, use_local=True)
+        assert trainer.train()["epoch"] == 1
+        with pytest.raises(ConfigError, match=r"in a torch\.distributed group already"):
+            small(2, use_local=True)
+        assert trainer.train()["epoch"] == 2
+        del trainer
+    assert not dist.is_initialized()
+
+
+def test_a_gpu_asked_for_by_a_number_is_reserved(monkeypatch: pytest.MonkeyPatch) -> None:
+    options = TorchTrainer.as_trainable(
+        training_operator_cls=Digits, use_gpu=1, backend="gloo", num_workers=2
+    ).plan.options
+    assert options.use_gpu is True
+    assert options.bundle == {"CPU": 1, "GPU": 1}
+    with pytest.raises(ConfigError, match="NCCL needs GPUs"):
+        TorchTrainer.as_trainable(training_operator_cls=Digits, use_gpu=0, backend="nccl")

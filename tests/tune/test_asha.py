@@ -1,0 +1,319 @@
+"""ASHA's stopping form: worked traces, edge rows, and laws that hold for every stream of reports."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trainkit.errors import ConfigError
+from trainkit.tune.schedulers import (
+    ASHAScheduler,
+    AsyncHyperBandScheduler,
+    FIFOScheduler,
+    TrialScheduler,
+    Verdict,
+)
+from trainkit.tune.schedulers.rungs import bracket_count, bracket_sizes, rung_levels
+from trainkit.tune.seeds import scheduler_generator
+
+STOP, CONTINUE = Verdict.STOP, Verdict.CONTINUE
+
+
+def asha(seed: int = 0, mode: str = "max", **arguments) -> ASHAScheduler:
+    scheduler = ASHAScheduler(metric="m", mode=mode, **arguments)
+    scheduler.set_search_properties("m", mode, scheduler_generator(seed))
+    return scheduler
+
+
+def report(scheduler: TrialScheduler, trial_id: str, **result) -> Verdict:
+    return scheduler.on_result(trial_id, {"training_iteration": result.pop("t", 1), **result}).verdict
+
+
+def one_rung(values, eta: int = 3, mode: str = "max") -> str:
+    """C or S for each value, arriving at the first rung of one bracket."""
+    scheduler = asha(mode=mode, max_t=1000, reduction_factor=eta)
+    letters = []
+    for number, value in enumerate(values):
+        scheduler.on_trial_add(str(number))
+        letters.append("C" if report(scheduler, str(number), m=value) is CONTINUE else "S")
+    return "".join(letters)
+
+
+# --- 1: rung arithmetic ---------------------------------------------------------------------------
+
+
+@given(st.integers(1, 9), st.integers(2, 10), st.integers(0, 10), st.data())
+def test_levels_end_exactly_at_the_maximum(r, eta, k, data):
+    bracket = data.draw(st.integers(0, k))
+    maximum = r * eta**k
+    levels = rung_levels(r, maximum, eta, bracket)
+    assert levels == [r * eta ** (bracket + i) for i in range(k - bracket + 1)]
+    assert bracket_count(r, maximum, eta) == k + 1
+
+
+@pytest.mark.parametrize(
+    ("row", "levels"),
+    [
+        ((1, 9, 3, 0), [1, 3, 9]),
+        ((1, 100, 4, 0), [1, 4, 16, 64, 100]),
+        ((1, 100, 4, 1), [4, 16, 64, 100]),
+        ((1, 100, 4, 2), [16, 64, 100]),
+        ((3, 50, 3, 0), [3, 9, 27, 50]),
+        # Logarithms in floating point lose the top rung of these.
+        ((1, 243, 3, 0), [1, 3, 9, 27, 81, 243]),
+        ((1, 1000, 10, 0), [1, 10, 100, 1000]),
+        ((3, 729, 3, 0), [3, 9, 27, 81, 243, 729]),
+        ((5, 5, 4, 0), [5]),
+    ],
+)
+def test_levels_of_the_worked_rows(row, levels):
+    assert rung_levels(*row) == levels
+
+
+def test_bracket_sizes_are_hyperbands():
+    assert bracket_sizes(1, 81, 3) == [81, 34, 15, 8, 5]
+
+
+# --- 5: decision traces ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arrivals", "trace"),
+    [
+        ([5, 1, 9, 3, 7, 2, 8, 4, 6], "CSCSSSCSS"),
+        (range(1, 10), "CCCCCCCCC"),
+        (range(9, 0, -1), "CSSSSSSSS"),
+        ([1] * 6, "CSSSSS"),
+    ],
+)
+def test_worked_traces(arrivals, trace):
+    assert one_rung(arrivals) == trace
+    assert one_rung([-value for value in arrivals], mode="min") == trace
+
+
+@given(st.lists(st.integers(-10, 10), max_size=60), st.integers(2, 5))
+def test_the_rule_is_the_one_written_down(values, eta):
+    expected = ""
+    for n, value in enumerate(values, 1):
+        ahead = sum(earlier >= value for earlier in values[: n - 1])
+        expected += "C" if ahead < max(1, n // eta) else "S"
+    assert one_rung(values, eta) == expected
+
+
+# --- streams of reports over several rungs --------------------------------------------------------
+
+numbers = st.integers(-5, 5) | st.floats(allow_nan=True, allow_infinity=True)
+reports = st.lists(st.tuples(st.integers(0, 5), st.integers(1, 12), numbers), max_size=80)
+
+
+def run(scheduler: ASHAScheduler, stream, sign: int = 1) -> list[tuple[Verdict, dict]]:
+    for number in range(6):
+        scheduler.on_trial_add(str(number))
+    decisions = []
+    for number, t, value in stream:
+        decision = scheduler.on_result(str(number), {"training_iteration": t, "m": sign * value})
+        reason = {key: fact for key, fact in decision.reason.items() if key != "cutoff"}
+        decisions.append((decision.verdict, reason))
+    return decisions
+
+
+@given(reports, st.integers(0, 100))
+@settings(max_examples=300)
+def test_6_min_of_the_negated_metric_decides_the_same(stream, seed):
+    same = {"max_t": 12, "reduction_factor": 2, "brackets": 3}
+    assert run(asha(seed, "max", **same), stream) == run(asha(seed, "min", **same), stream, sign=-1)
+
+
+@given(st.integers(1, 60), st.integers(2, 5))
+def test_7_a_constant_metric_is_thinned_out(n, eta):
+    passed = one_rung([0.5] * n, eta).count("C")
+    assert 1 <= passed <= max(1, n // eta)
+
+
+@given(reports)
+def test_8_nan_and_infinity_stop_and_count_as_the_worst(stream):
+    worst = [(n, t, v if math.isfinite(v) else -1e308) for n, t, v in stream]
+    verdicts, expected = (
+        run(asha(max_t=12, reduction_factor=2), stream),
+        run(asha(max_t=12, reduction_factor=2), worst),
+    )
+    stopped: set[int] = set()
+    for (n, _, v), (verdict, reason), (other, _) in zip(stream, verdicts, expected, strict=True):
+        if n in stopped:
+            return  # the two streams part where a first, only entry is NaN
+        if reason.get("rule") == "rung" and not math.isfinite(v):
+            assert verdict is STOP
+            stopped.add(n)
+            if other is CONTINUE:
+                return
+        assert verdict is other
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("mode", ["min", "max"])
+def test_8_no_infinity_passes_a_rung_even_alone(value, mode):
+    assert one_rung([value], mode=mode) == "S"
+    assert one_rung([value, 1, 2 if mode == "max" else 0], mode=mode) == "SCC"
+
+
+def test_9_a_jump_is_judged_once_on_the_highest_level():
+    scheduler = asha(max_t=1000, reduction_factor=4)
+    for name in ("slow", "jumper"):
+        scheduler.on_trial_add(name)
+    decision = scheduler.on_result("jumper", {"training_iteration": 20, "m": 1.0})
+    assert decision.reason == {
+        "rule": "rung",
+        "rung": 16,
+        "rank": 1,
+        "entries": 1,
+        "places": 1,
+        "cutoff": 1.0,
+        "skipped": 2,
+    }
+    assert scheduler.on_result("jumper", {"training_iteration": 21, "m": -9.0}).reason == {}
+    # The lower rungs were left untouched: the first to reach them is alone there.
+    assert scheduler.on_result("slow", {"training_iteration": 1, "m": 0.0}).reason["entries"] == 1
+    assert scheduler.on_result("slow", {"training_iteration": 4, "m": 0.0}).reason["entries"] == 1
+
+
+@given(reports, st.integers(1, 12))
+def test_10_late_and_backward_reports_change_nothing(stream, late_t):
+    clean, disturbed = (asha(max_t=12, reduction_factor=2) for _ in range(2))
+    for scheduler in (clean, disturbed):
+        for number in range(6):
+            scheduler.on_trial_add(str(number))
+    stopped: set[int] = set()
+    reached: dict[int, int] = {}
+    for number, t, value in stream:
+        if number in stopped or t < reached.get(number, 0):
+            continue
+        result = {"training_iteration": t, "m": value}
+        expected = clean.on_result(str(number), result)
+        assert disturbed.on_result(str(number), result) == expected
+        reached[number] = t
+        if expected.verdict is STOP:
+            stopped.add(number)
+        # Again, earlier, or after the stop: all are dropped.
+        again = disturbed.on_result(str(number), {"training_iteration": min(late_t, t), "m": 5.0})
+        assert again.verdict is expected.verdict
+        assert again.reason.get("rule") in (None, "late report")
+
+
+def test_11_a_result_without_the_metric_still_ends_at_max_t():
+    scheduler = asha(max_t=10)
+    scheduler.on_trial_add("a")
+    assert report(scheduler, "a", t=4) is CONTINUE
+    assert report(scheduler, "a", t=9, m=None) is CONTINUE
+    assert report(scheduler, "a", t=50) is STOP
+    scheduler.on_trial_add("b")
+    assert scheduler.on_result("b", {"m": 1.0}).verdict is CONTINUE  # no time either: nothing to judge
+    lasting = asha(max_t=10, stop_last_trials=False)
+    lasting.on_trial_add("a")
+    assert report(lasting, "a", t=50, m=1.0) is CONTINUE
+
+
+def test_13_brackets_are_drawn_by_size_from_the_seed_alone():
+    sizes = np.array([81, 34, 15, 8, 5])
+
+    def draw(seed: int) -> list[int]:
+        scheduler = asha(seed, max_t=81, reduction_factor=3, brackets=5)
+        for number in range(4000):
+            scheduler.on_trial_add(str(number))
+        return [scheduler.bracket_of(str(number)) for number in range(4000)]
+
+    np.random.seed(0)
+    first = draw(1)
+    np.random.seed(1)
+    assert draw(1) == first
+    assert draw(2) != first
+    share = sizes / sizes.sum()
+    counts = np.array([Counter(first)[bracket] for bracket in range(5)])
+    assert np.all(np.abs(counts - 4000 * share) < 4 * np.sqrt(4000 * share * (1 - share)))
+
+
+def test_a_later_bracket_is_judged_later():
+    scheduler = asha(max_t=9, reduction_factor=3, brackets=3)
+    for number in range(60):
+        scheduler.on_trial_add(str(number))
+    first = {b: next(str(n) for n in range(60) if scheduler.bracket_of(str(n)) == b) for b in range(3)}
+    judged_at = {
+        bracket: next(
+            (
+                t
+                for t in range(1, 9)
+                if scheduler.on_result(trial, {"training_iteration": t, "m": 1.0}).reason
+            ),
+            None,
+        )
+        for bracket, trial in first.items()
+    }
+    assert judged_at == {0: 1, 1: 3, 2: None}
+
+
+@given(reports, st.integers(0, 80))
+def test_replaying_the_reports_rebuilds_the_state(stream, cut):
+    arguments = {"max_t": 12, "reduction_factor": 2, "brackets": 2}
+    undisturbed = run(asha(3, **arguments), stream)
+    resumed = asha(3, **arguments)
+    assert run(resumed, stream[:cut]) == undisturbed[:cut]
+    again = type(resumed)(**resumed.arguments)
+    again.set_search_properties("m", "max", scheduler_generator(3))
+    assert run(again, stream) == undisturbed
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"max_t": 0}, ["max_t=0"]),
+        ({"max_t": math.inf}, ["max_t=inf"]),
+        ({"grace_period": 0}, ["grace_period=0"]),
+        ({"grace_period": 101}, ["grace_period=101", "max_t=100"]),
+        ({"reduction_factor": 1}, ["reduction_factor=1"]),
+        ({"brackets": 5}, ["brackets=5", "1 to 4"]),
+        ({"brackets": 0}, ["brackets=0"]),
+        ({"grace_period": 100, "brackets": 2}, ["1 to 1", "1 rung"]),
+        ({"mode": "maximum"}, ["'maximum'"]),
+        ({"time_attr": ""}, ["time_attr=''"]),
+        ({"type": "promotion"}, ["'promotion'", "stopping"]),
+    ],
+)
+def test_bad_arguments_are_named(arguments, words):
+    with pytest.raises(ConfigError) as caught:
+        ASHAScheduler(**arguments)
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_names_and_defaults_are_rays():
+    assert ASHAScheduler is AsyncHyperBandScheduler
+    assert ASHAScheduler().arguments == {
+        "time_attr": "training_iteration",
+        "metric": None,
+        "mode": None,
+        "max_t": 100,
+        "grace_period": 1,
+        "reduction_factor": 4,
+        "brackets": 1,
+        "stop_last_trials": True,
+    }
+
+
+def test_the_metric_is_given_once_and_somewhere():
+    with pytest.raises(ConfigError, match=r"'loss'.*'error'"):
+        ASHAScheduler(metric="loss", mode="min").set_search_properties("error", "min", scheduler_generator(0))
+    with pytest.raises(ConfigError, match="TuneConfig"):
+        ASHAScheduler().set_search_properties(None, None, scheduler_generator(0))
+    FIFOScheduler().set_search_properties(None, None, scheduler_generator(0))
+
+
+def test_fifo_stops_nobody_and_starts_the_first():
+    fifo = FIFOScheduler()
+    fifo.on_trial_add("a")
+    assert report(fifo, "a", m=math.nan, t=10**9) is CONTINUE
+    assert fifo.choose_trial_to_run(["b", "a"]) == "b"
+    assert fifo.choose_trial_to_run([]) is None

@@ -1,0 +1,239 @@
+"""Callbacks hear what happened, in order; files are whole; a callback's failure touches nothing."""
+
+from __future__ import annotations
+
+import csv
+import json
+import logging
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import trainkit
+from trainkit import tune
+from trainkit.tune.callbacks import CSVLoggerCallback, JsonLoggerCallback
+from trainkit.tune.callbacks.console import ConsoleCallback, Standing, duration
+from trainkit.tune.trial import Trial, TrialStatus
+
+
+@pytest.fixture(scope="module", autouse=True)
+def inline() -> Iterator[None]:
+    trainkit.init(engine="inline", num_cpus=1)
+    yield
+    trainkit.shutdown()
+
+
+@pytest.fixture
+def fit(tmp_path):
+    def fit(trainable, param_space=None, *, num_samples=1, metric=None, **run):
+        return tune.Tuner(
+            trainable,
+            param_space=param_space,
+            tune_config=tune.TuneConfig(
+                num_samples=num_samples, metric=metric, mode="min" if metric else None
+            ),
+            run_config=tune.RunConfig(**{"storage_path": tmp_path, "name": "e", "verbose": 0, **run}),
+        ).fit()
+
+    return fit
+
+
+class Listener(tune.Callback):
+    def __init__(self) -> None:
+        self.heard: list[tuple] = []
+
+    def setup(self, stop=None, num_samples=None, **info):
+        self.heard.append(("setup", num_samples))
+
+    def on_trial_start(self, iteration, trials, trial, **info):
+        self.heard.append(("start", trial.index))
+
+    def on_trial_restore(self, iteration, trials, trial, **info):
+        self.heard.append(("restore", trial.index, len(info["results"])))
+
+    def on_trial_result(self, iteration, trials, trial, result, **info):
+        self.heard.append(("result", trial.index, result["training_iteration"]))
+
+    def on_checkpoint(self, iteration, trials, trial, checkpoint, **info):
+        self.heard.append(("checkpoint", trial.index, checkpoint.dirname))
+
+    def on_trial_recover(self, iteration, trials, trial, **info):
+        self.heard.append(("recover", trial.index))
+
+    def on_trial_error(self, iteration, trials, trial, **info):
+        self.heard.append(("error", trial.index, trial.failure.kind))
+
+    def on_trial_complete(self, iteration, trials, trial, **info):
+        self.heard.append(("complete", trial.index))
+
+    def on_experiment_end(self, trials, **info):
+        self.heard.append(("end", len(trials)))
+
+
+def eventful(config):
+    if config["n"] == 1:
+        raise ValueError
+    checkpoint = tune.get_checkpoint()
+    if checkpoint is None:
+        scratch = Path(tune.get_context().get_trial_dir(), "scratch")
+        scratch.mkdir()
+        tune.report({"loss": 1}, checkpoint=tune.Checkpoint(scratch))
+        raise KeyError
+    tune.report({"loss": 2})
+
+
+def test_what_happens_is_heard_in_order(fit):
+    listener = Listener()
+    fit(
+        eventful,
+        {"n": tune.grid_search([0, 1])},
+        callbacks=[listener],
+        failure_config=tune.FailureConfig(max_failures=1),
+    )
+    assert listener.heard == [
+        ("setup", 1),
+        ("start", 0),
+        ("result", 0, 1),
+        ("checkpoint", 0, "checkpoint_000000"),
+        ("recover", 0),
+        ("restore", 0, 1),
+        ("start", 0),
+        ("result", 0, 2),
+        ("complete", 0),
+        ("start", 1),
+        ("recover", 1),
+        ("restore", 1, 0),
+        ("start", 1),
+        ("error", 1, "ValueError"),
+        ("end", 2),
+    ]
+
+
+HOOKS = [name for name in vars(tune.Callback) if name.startswith("on_") or name == "setup"]
+
+
+@pytest.mark.parametrize("hook", HOOKS)
+def test_a_callback_that_raises_is_told_once_and_touches_nothing(fit, caplog, hook):
+    def raises(*args, **kwargs):
+        raise RuntimeError("the service is down")
+
+    broken = tune.Callback()
+    setattr(broken, hook, raises)
+    listener = Listener()
+    with caplog.at_level(logging.WARNING, "trainkit.tune"):
+        grid = fit(
+            lambda config: ({"loss": n} for n in range(3)), num_samples=3, callbacks=[broken, listener]
+        )
+    assert grid.num_terminated == 3
+    assert listener.heard[-1] == ("end", 3)
+    told = [record for record in caplog.records if hook in record.getMessage()]
+    never_happens = {
+        "on_trial_restore",
+        "on_trial_recover",
+        "on_trial_error",
+        "on_trial_save",
+        "on_checkpoint",
+    }
+    assert len(told) == (0 if hook in never_happens else 1)
+
+
+def test_the_files_that_other_tools_read(fit):
+    def trainable(config):
+        yield {"loss": math.nan, "eval": {"acc": 0.5}, "text": 'a,"b"\nc'}
+        yield {"loss": 2.0, "eval": {"acc": 0.75}, "late": 1}
+        yield {"loss": math.inf}
+
+    (result,) = fit(trainable, {"lr": 0.1, "cls": tune.choice([dict])})
+    folder = Path(result.path)
+    params = json.loads((folder / "params.json").read_text())
+    assert params == {"lr": 0.1, "cls": {"$opaque": "builtins.dict"}}
+    rows = [json.loads(line) for line in (folder / "result.json").read_text().splitlines()]
+    assert [row["loss"] for row in rows] == ["NaN", 2.0, "Infinity"]
+    assert [row["training_iteration"] for row in rows] == [1, 2, 3]
+    assert rows[0]["config"]["lr"] == 0.1
+    with open(folder / "progress.csv", newline="") as file:
+        table = list(csv.DictReader(file))
+    assert [row["loss"] for row in table] == ["nan", "2.0", "inf"]
+    assert [row["eval/acc"] for row in table] == ["0.5", "0.75", ""]
+    assert [row["late"] for row in table] == ["", "1", ""]
+    assert table[0]["text"] == 'a,"b"\nc'
+    assert table[0]["config/lr"] == "0.1"
+
+
+def test_a_logger_given_by_the_user_replaces_the_default(fit):
+    class Quiet(JsonLoggerCallback):
+        def log_trial_result(self, trial, result):
+            pass
+
+    (result,) = fit(lambda config: 1.0, callbacks=[Quiet(), CSVLoggerCallback()])
+    assert Path(result.path, "result.json").read_text() == ""
+    assert len(Path(result.path, "progress.csv").read_text().splitlines()) == 2
+
+
+def test_verbose_0_prints_nothing(fit, capsys):
+    fit(lambda config: {"loss": 1.0}, metric="loss", num_samples=3)
+    assert capsys.readouterr() == ("", "")
+
+
+def test_in_a_pipe_there_are_at_most_two_lines_a_trial(fit, capsys):
+    def trainable(config):
+        for step in range(3):
+            tune.report({"loss": 1.0 / (step + 1)})
+
+    fit(trainable, metric="loss", num_samples=20, verbose=1)
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) <= 2 * 20
+    assert "20 TERMINATED" in lines[-1]
+    assert "best loss=0.333333 at iteration 3" in lines[-1]
+
+
+def test_in_a_terminal_one_block_is_updated(fit, capsys, monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setattr("trainkit.tune.callbacks.console.REFRESH_S", 0.0)
+    monkeypatch.setattr("trainkit.tune.experiment.ConsoleCallback", lambda: ConsoleCallback(live=True))
+    fit(
+        lambda config: {"loss": config["x"]},
+        {"x": tune.uniform(0, 1)},
+        metric="loss",
+        num_samples=30,
+        verbose=1,
+    )
+    out = capsys.readouterr().out
+    last = out[out.rindex("30 of 30 trials") :]
+    assert "30 TERMINATED" in last
+    assert "and 14 more" in last
+    assert "best loss=" in last
+    assert last.count("\n") < 30
+
+
+def trial(index: int, status: TrialStatus) -> Trial:
+    return Trial(f"t_{index}", index, {}, f"f_{index}", f"f_{index}", status=status)
+
+
+def test_the_time_left_is_told_once_a_quarter_has_ended():
+    standing = Standing("loss", "min", started=100.0)
+    ended = [trial(index, TrialStatus.TERMINATED) for index in range(5)]
+    assert standing.remaining_s(ended[:4], 20, 120.0) is None
+    assert standing.remaining_s(ended, 20, 120.0) == pytest.approx(60)
+    assert standing.remaining_s(ended, None, 120.0) is None
+
+
+def test_the_best_so_far_is_the_first_of_equals_and_never_nan():
+    standing = Standing("loss", "min", 0.0)
+    one = trial(1, TrialStatus.RUNNING)
+    taken = [
+        standing.take(one, {"loss": value, "training_iteration": 1}) for value in (math.nan, 2, 3, 2, 1, None)
+    ]
+    assert taken == [False, True, False, False, True, False]
+    assert standing.best_words() == "best loss=1 at iteration 1 of t_1"
+    assert standing.counts([one, trial(2, TrialStatus.ERROR)]) == "1 RUNNING, 1 ERROR"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"), [(1.25, "1.2 s"), (59.7, "1 min 0 s"), (125, "2 min 5 s"), (12000, "3 h 20 min")]
+)
+def test_durations_are_readable(seconds, words):
+    assert duration(seconds) == words

@@ -1,0 +1,172 @@
+"""Checkpoints: told apart, kept or dropped by policy, and gone on from."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from trainkit import tune
+from trainkit.errors import CheckpointError, ConfigError
+
+pytestmark = pytest.mark.usefixtures("inline")
+
+
+def reporting(config):
+    for step in range(3):
+        tune.report({"loss": config["x"] / (step + 1), "step": step})
+
+
+class Stepping(tune.Trainable):
+    def setup(self, config):
+        self.x = config["x"]
+
+    def step(self):
+        return {"loss": self.x / (self.iteration + 1), "step": self.iteration, "done": self.iteration == 2}
+
+
+def saving(config):
+    start, checkpoint = 0, tune.get_checkpoint()
+    if checkpoint is not None:
+        with checkpoint.as_directory() as folder:
+            start = json.loads(Path(folder, "state.json").read_text())["step"] + 1
+    scratch = Path(tune.get_context().get_trial_dir(), "scratch")
+    for step in range(start, config["steps"]):
+        scratch.mkdir(exist_ok=True)
+        (scratch / "state.json").write_text(json.dumps({"step": step}))
+        tune.report(
+            {"step": step, "start": start, "score": config["scores"][step]},
+            checkpoint=tune.Checkpoint.from_directory(scratch),
+        )
+        for file in scratch.iterdir():  # the copy is complete by now
+            file.unlink()
+        if config.get("fail_at") == step and start == 0:
+            raise RuntimeError("once")
+
+
+def state_of(checkpoint) -> int:
+    return json.loads(Path(checkpoint.path, "state.json").read_text())["step"]
+
+
+def test_best_last_and_their_checkpoints_are_told_apart(fit):
+    (result,) = fit(saving, {"steps": 3, "scores": [0.5, 0.9, 0.1]}, metric="score", mode="max")
+    assert result.metrics["score"] == 0.1
+    assert result.best_metrics["score"] == 0.9
+    assert state_of(result.checkpoint) == 2
+    assert state_of(result.best_checkpoint) == 1
+    assert state_of(result.get_best_checkpoint("score", "min")) == 2
+    assert [state_of(checkpoint) for checkpoint, _ in result.best_checkpoints] == [0, 1, 2]
+    assert [report["score"] for _, report in result.best_checkpoints] == [0.5, 0.9, 0.1]
+    assert result.metrics["checkpoint_dir_name"] == "checkpoint_000002"
+
+
+def test_num_to_keep_keeps_the_best(fit):
+    policy = tune.CheckpointConfig(num_to_keep=2, checkpoint_score_attribute="score")
+    (result,) = fit(
+        saving, {"steps": 5, "scores": [0.9, 0.1, 0.8, 0.2, 0.3]}, run={"checkpoint_config": policy}
+    )
+    assert sorted(path.name for path in Path(result.path).glob("*checkpoint*")) == [
+        "checkpoint_000000",
+        "checkpoint_000002",
+    ]
+    assert [state_of(checkpoint) for checkpoint, _ in result.best_checkpoints] == [0, 2]
+
+
+def test_a_retry_goes_on_from_the_last_checkpoint(fit):
+    (result,) = fit(
+        saving,
+        {"steps": 4, "scores": [1, 2, 3, 4], "fail_at": 1},
+        run={"failure_config": tune.FailureConfig(max_failures=1)},
+    )
+    assert [(row["step"], row["start"]) for row in result.history] == [(0, 0), (1, 0), (2, 2), (3, 2)]
+    assert [row["training_iteration"] for row in result.history] == [1, 2, 3, 4]
+    assert result.metrics["iterations_since_restore"] == 2
+    lines = Path(result.path, "result.json").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == [0, 1, 2, 3]
+
+
+def test_a_retry_without_a_checkpoint_starts_again(fit, tmp_path):
+    def trainable(config):
+        first = not (tmp_path / "tried").exists()
+        (tmp_path / "tried").touch()
+        for step in range(3):
+            tune.report({"step": step, "first": first})
+            if first and step == 1:
+                raise RuntimeError("once")
+
+    (result,) = fit(trainable, run={"failure_config": tune.FailureConfig(max_failures=1)})
+    assert [(row["step"], row["first"]) for row in result.history] == [(0, False), (1, False), (2, False)]
+    lines = Path(result.path, "result.json").read_text().splitlines()
+    assert [json.loads(line)["first"] for line in lines] == [False] * 3
+
+
+class Counting(tune.Trainable):
+    def setup(self, config):
+        self.count, self.fail_at = 0, config.get("fail_at")
+
+    def step(self):
+        self.count += 1
+        if self.fail_at == self.count and not Path(self.logdir, "failed").exists():
+            Path(self.logdir, "failed").touch()
+            raise RuntimeError("once")
+        return {"count": self.count}
+
+    def save_checkpoint(self, checkpoint_dir):
+        Path(checkpoint_dir, "count").write_text(str(self.count))
+
+    def load_checkpoint(self, checkpoint_dir):
+        self.count = int(Path(checkpoint_dir, "count").read_text())
+
+
+def test_a_class_is_checkpointed_every_so_often_and_at_its_end(fit):
+    policy = tune.CheckpointConfig(checkpoint_frequency=2, checkpoint_at_end=True)
+    (result,) = fit(Counting, run={"checkpoint_config": policy, "stop": {"count": 5}})
+    counts = [Path(checkpoint.path, "count").read_text() for checkpoint, _ in result.best_checkpoints]
+    assert counts == ["2", "4", "5"]
+
+
+def test_a_class_goes_on_from_its_checkpoint(fit):
+    (result,) = fit(
+        Counting,
+        {"fail_at": 4},
+        run={
+            "checkpoint_config": tune.CheckpointConfig(checkpoint_frequency=2),
+            "failure_config": tune.FailureConfig(max_failures=1),
+            "stop": {"count": 5},
+        },
+    )
+    assert [row["count"] for row in result.history] == [1, 2, 3, 4, 5]
+    assert result.metrics["iterations_since_restore"] == 3
+
+
+def test_a_class_works_without_a_tuner(tmp_path):
+    trainable = Counting({})
+    assert trainable.train()["count"] == 1
+    assert trainable.training_iteration == 1
+    path = trainable.save(tmp_path / "saved")
+    other = Counting({})
+    other.restore(path)
+    assert other.train()["count"] == 2
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_checkpoint_settings_that_cannot_work_are_refused(fit):
+    with pytest.raises(ConfigError, match="checkpoint_frequency"):
+        fit(reporting, run={"checkpoint_config": tune.CheckpointConfig(checkpoint_frequency=1)})
+    grid = fit(Stepping, {"x": 1}, run={"checkpoint_config": tune.CheckpointConfig(checkpoint_at_end=True)})
+    assert "has no save_checkpoint()" in str(grid[0].error)
+
+
+def test_checkpoint_metadata_and_copies(tmp_path):
+    (tmp_path / "c").mkdir()
+    (tmp_path / "c" / "weights").write_text("w")
+    checkpoint = tune.Checkpoint.from_directory(tmp_path / "c")
+    assert checkpoint.get_metadata() == {}
+    checkpoint.set_metadata({"a": 1})
+    checkpoint.update_metadata({"b": 2})
+    copy = tune.Checkpoint(checkpoint.to_directory(tmp_path / "copy"))
+    assert copy.get_metadata() == {"a": 1, "b": 2}
+    assert (tmp_path / "copy" / "weights").read_text() == "w"
+    with pytest.raises(CheckpointError, match="nowhere"):
+        tune.Checkpoint(tmp_path / "nowhere")

@@ -1,0 +1,102 @@
+"""Settings check themselves: each bad value is named, each default is Ray's."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import numpy as np
+import pytest
+
+from trainkit import tune
+from trainkit.errors import ConfigError
+from trainkit.tune.schedulers import ASHAScheduler
+from trainkit.tune.stopping import missing_metric
+
+
+def test_names_and_defaults():
+    assert vars(tune.TuneConfig()) == {
+        "metric": None,
+        "mode": None,
+        "search_alg": None,
+        "scheduler": None,
+        "num_samples": 1,
+        "max_concurrent_trials": None,
+        "time_budget_s": None,
+        "seed": None,
+    }
+    assert vars(tune.FailureConfig()) == {"max_failures": 0, "fail_fast": False}
+    assert vars(tune.CheckpointConfig()) == {
+        "num_to_keep": None,
+        "checkpoint_score_attribute": None,
+        "checkpoint_score_order": "max",
+        "checkpoint_frequency": 0,
+        "checkpoint_at_end": None,
+    }
+    run = tune.RunConfig()
+    assert (run.name, run.storage_path, run.stop, run.callbacks, run.verbose) == (None, None, None, (), 1)
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: tune.TuneConfig(metric=""), "metric=''"),
+        (lambda: tune.TuneConfig(metric="loss"), "needs mode"),
+        (lambda: tune.TuneConfig(metric="loss", mode="lowest"), "mode='lowest'"),
+        (lambda: tune.TuneConfig(num_samples=0), "num_samples=0"),
+        (lambda: tune.TuneConfig(num_samples=1.5), "num_samples=1.5"),
+        (lambda: tune.TuneConfig(num_samples=-1), "time_budget_s"),
+        (lambda: tune.TuneConfig(max_concurrent_trials=-1), "max_concurrent_trials=-1"),
+        (lambda: tune.TuneConfig(time_budget_s=0), "time_budget_s=0"),
+        (lambda: tune.TuneConfig(time_budget_s=float("nan")), "time_budget_s=nan"),
+        (lambda: tune.TuneConfig(seed=-1), "seed=-1"),
+        (lambda: tune.TuneConfig(seed="a"), "seed='a'"),
+        (lambda: tune.TuneConfig(scheduler="asha"), "ASHAScheduler()"),
+        (lambda: tune.TuneConfig(scheduler=ASHAScheduler), "ASHAScheduler()"),
+        (lambda: tune.TuneConfig(search_alg=3), "search_alg=3"),
+        (lambda: tune.FailureConfig(max_failures=-2), "max_failures=-2"),
+        (lambda: tune.FailureConfig(fail_fast="yes"), "fail_fast='yes'"),
+        (lambda: tune.FailureConfig(fail_fast=True, max_failures=1), "contradict"),
+        (lambda: tune.CheckpointConfig(num_to_keep=0), "num_to_keep=0"),
+        (lambda: tune.CheckpointConfig(checkpoint_score_order="best"), "checkpoint_score_order='best'"),
+        (lambda: tune.CheckpointConfig(checkpoint_frequency=-1), "checkpoint_frequency=-1"),
+        (lambda: tune.RunConfig(storage_path=""), "storage_path=''"),
+        (lambda: tune.TuneConfig(time_budget_s=10**400), "time_budget_s=1000"),
+        (lambda: tune.TuneConfig(time_budget_s=timedelta(0)), "time_budget_s=0"),
+        (lambda: tune.RunConfig(name="a/b"), "name='a/b'"),
+        (lambda: tune.RunConfig(name=".."), "name='..'"),
+        (lambda: tune.RunConfig(name="x" * 300), "200 bytes"),
+        (lambda: tune.RunConfig(storage_path="s3://bucket"), "local folder"),
+        (lambda: tune.RunConfig(stop=3), "stop=3"),
+        (lambda: tune.RunConfig(stop={"loss": "low"}), "'low'"),
+        (lambda: tune.RunConfig(callbacks=[3]), "callbacks=3"),
+        (lambda: tune.RunConfig(callbacks=[tune.Callback]), "callbacks="),
+        (lambda: tune.RunConfig(failure_config={"max_failures": 1}), "FailureConfig"),
+        (lambda: tune.RunConfig(verbose=9), "verbose=9"),
+        (lambda: tune.Tuner(lambda config: 1, tune_config={"num_samples": 1}), "tune.TuneConfig"),
+    ],
+)
+def test_a_bad_value_is_named(make, words):
+    with pytest.raises(ConfigError) as caught:
+        make()
+    assert words in str(caught.value)
+
+
+def test_a_missing_metric_is_told_with_what_there_is():
+    text = missing_metric(
+        "los", [{"loss": 1, "eval": {"acc": 2}, "training_iteration": 1, "config": {"lr": 1}}]
+    )
+    assert text == "'los', which was not reported; reported were eval/acc, loss. Did you mean 'loss'?"
+
+
+def test_other_spellings_of_a_setting_are_taken():
+    config = tune.TuneConfig(
+        num_samples=np.int64(3), max_concurrent_trials=0, seed=np.uint8(5), time_budget_s=timedelta(minutes=2)
+    )
+    assert (config.num_samples, config.seed, config.time_budget_s) == (3, 5, 120.0)
+    assert type(config.num_samples) is type(config.seed) is int
+    run = tune.RunConfig(checkpoint_config=None, failure_config=None)
+    assert (run.checkpoint_config, run.failure_config) == (tune.CheckpointConfig(), tune.FailureConfig())
+
+
+def test_no_limit_of_trials_at_once_is_zero_too(inline, fit):
+    assert len(fit(lambda config: 1.0, num_samples=3, max_concurrent_trials=0)) == 3

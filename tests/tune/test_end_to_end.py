@@ -1,0 +1,284 @@
+"""Trials as real processes: isolation, resources, deaths, and bad input met before anything runs."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import trainkit
+from tests.conftest import eventually
+from trainkit import tune
+from trainkit.errors import (
+    ActorDiedError,
+    ConfigError,
+    InfeasibleError,
+    SerializationError,
+    SpaceError,
+    StoreError,
+    TaskError,
+)
+
+pytestmark = pytest.mark.usefixtures("runtime")
+
+
+@pytest.fixture
+def tuner(tmp_path):
+    def tuner(trainable, param_space=None, *, run=None, **settings):
+        run = {"storage_path": tmp_path, "name": "e", "verbose": 0, **(run or {})}
+        return tune.Tuner(
+            trainable,
+            param_space=param_space,
+            tune_config=tune.TuneConfig(**settings),
+            run_config=tune.RunConfig(**run),
+        )
+
+    return tuner
+
+
+def test_each_trial_has_a_process_of_its_own(tuner):
+    def trainable(config):
+        for step in range(5):
+            tune.report({"loss": config["x"] / (step + 1), "own_pid": os.getpid()})
+
+    grid = tuner(trainable, {"x": tune.uniform(1, 2)}, num_samples=6, metric="loss", mode="min", seed=1).fit()
+    assert grid.num_terminated == 6
+    pids = {result.metrics["own_pid"] for result in grid}
+    assert len(pids) == 6
+    assert os.getpid() not in pids
+    assert all(result.metrics["pid"] == result.metrics["own_pid"] for result in grid)
+    assert all(len(result.history) == 5 for result in grid)
+    best = grid.get_best_result()
+    assert best.config["x"] == min(result.config["x"] for result in grid)
+
+
+def test_asha_on_real_processes_stops_most_and_never_runs_past_a_decision(tuner):
+    def trainable(config):
+        for step in range(1, 28):
+            Path(tune.get_context().get_trial_dir(), "ran_to").write_text(str(step))
+            tune.report({"loss": config["x"] + 1 / step})
+
+    scheduler = tune.schedulers.ASHAScheduler(max_t=27, reduction_factor=3)
+    settings = {"num_samples": 20, "metric": "loss", "mode": "min", "scheduler": scheduler, "seed": 2}
+    grid = tuner(trainable, {"x": tune.uniform(0, 1)}, **settings).fit()
+    assert grid.num_terminated == 20
+    early = [result for result in grid if result.metrics["training_iteration"] < 27]
+    assert len(early) >= 10
+    for result in grid:
+        assert int(Path(result.path, "ran_to").read_text()) == result.metrics["training_iteration"]
+    for result in early:
+        assert result.decisions[-1]["verdict"] == "STOP"
+        assert result.decisions[-1]["rung"] == result.metrics["training_iteration"]
+        assert f"rung {result.metrics['training_iteration']}" in result.reason
+
+
+def all_is_free() -> bool:
+    return trainkit.available_resources() == trainkit.cluster_resources()
+
+
+def test_no_more_trials_run_than_the_resources_allow(tuner, tmp_path):
+    def trainable(config):
+        mark = tmp_path / f"running_{config['n']}"
+        mark.touch()
+        time.sleep(0.05)
+        seen = len(list(tmp_path.glob("running_*")))
+        mark.unlink()
+        return {"seen": seen}
+
+    bound = tune.with_resources(trainable, {"cpu": 2})
+    grid = tuner(bound, {"n": tune.grid_search(list(range(6)))}).fit()
+    assert max(result.metrics["seen"] for result in grid) <= 2
+    grid = tuner(
+        trainable, {"n": tune.grid_search([1, 2, 3])}, max_concurrent_trials=1, run={"name": "one"}
+    ).fit()
+    assert [result.metrics["seen"] for result in grid] == [1, 1, 1]
+    assert eventually(all_is_free)
+
+
+def test_a_trial_of_several_processes_gets_its_bundles(tuner):
+    def who(config):
+        @trainkit.remote(num_cpus=1)
+        class Worker:
+            def pid(self):
+                return os.getpid()
+
+        group = trainkit.get_current_placement_group()
+        workers = [
+            Worker.options(placement_group=group, placement_group_bundle_index=index).remote()
+            for index in range(group.bundle_count)
+        ]
+        return {
+            "bundles": group.bundle_specs,
+            "pids": trainkit.get([worker.pid.remote() for worker in workers]),
+        }
+
+    request = tune.PlacementGroupFactory([{}, {"CPU": 1}, {"CPU": 1}])
+    grid = tuner(tune.with_resources(who, request), {"x": tune.uniform(0, 1)}, num_samples=5).fit()
+    assert grid.num_errors == 0, grid.errors
+    for result in grid:
+        assert result.metrics["bundles"] == [{"CPU": 1}, {"CPU": 1}]
+        assert len(set(result.metrics["pids"])) == 2
+    assert eventually(all_is_free)
+
+
+def test_large_parameters_are_mapped_by_every_trial(tuner):
+    def trainable(config, data):
+        return {"sum": float(data.sum()), "writable": bool(data.flags.writeable)}
+
+    data = np.ones(1_000_000)
+    grid = tuner(tune.with_parameters(trainable, data=data), num_samples=3).fit()
+    assert [(result.metrics["sum"], result.metrics["writable"]) for result in grid] == [(1e6, False)] * 3
+
+
+def test_a_seeded_trial_draws_the_same_numbers(tuner):
+    def trainable(config):
+        return {"drawn": float(np.random.rand())}
+
+    outcomes = []
+    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
+        grid = tuner(trainable, num_samples=2, seed=seed, run={"name": name}).fit()
+        outcomes.append([result.metrics["drawn"] for result in grid])
+    assert outcomes[0] == outcomes[1]
+    assert outcomes[0] != outcomes[2]
+    assert outcomes[0][0] != outcomes[0][1]
+
+
+# --- deaths ---------------------------------------------------------------------------------------
+
+
+def test_a_killed_trial_is_an_error_that_says_so_and_the_others_go_on(tuner):
+    def trainable(config):
+        tune.report({"loss": 1.0})
+        if config["n"] == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return {"loss": 2.0}
+
+    grid = tuner(trainable, {"n": tune.grid_search([0, 1, 2])}).fit()
+    assert [result.status for result in grid] == ["TERMINATED", "ERROR", "TERMINATED"]
+    assert isinstance(grid[1].error, ActorDiedError)
+    assert "SIGKILL" in str(grid[1].error) or "-9" in str(grid[1].error)
+    assert grid[1].metrics["loss"] == 1.0  # what was reported before stays
+
+
+def test_a_killed_trial_goes_on_from_its_checkpoint_when_allowed(tuner):
+    def trainable(config):
+        checkpoint = tune.get_checkpoint()
+        start = int(Path(checkpoint.path, "step").read_text()) + 1 if checkpoint else 0
+        folder = Path(tune.get_context().get_trial_dir(), "scratch")
+        folder.mkdir(exist_ok=True)
+        for step in range(start, 5):
+            (folder / "step").write_text(str(step))
+            tune.report({"step": step, "start": start}, checkpoint=tune.Checkpoint(folder))
+            if step == 2 and start == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    (result,) = tuner(trainable, run={"failure_config": tune.FailureConfig(max_failures=1)}).fit()
+    assert result.status == "TERMINATED"
+    assert [(row["step"], row["start"]) for row in result.history] == [(0, 0), (1, 0), (2, 0), (3, 3), (4, 3)]
+    lines = Path(result.path, "result.json").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == [0, 1, 2, 3, 4]
+
+
+def test_an_exception_travels_with_its_class_and_traceback(tuner):
+    def trainable(config):
+        raise FileNotFoundError("the data set")
+
+    (error,) = tuner(trainable).fit().errors
+    assert isinstance(error, TaskError)
+    assert isinstance(error, FileNotFoundError)
+    assert "the data set" in str(error)
+    assert "in trainable" in error.remote_traceback
+
+
+def test_a_trial_that_hangs_ends_with_the_time_budget(tuner, monkeypatch):
+    monkeypatch.setenv("TRAINKIT_STOP_GRACE_S", "0.3")
+
+    def trainable(config):
+        tune.report({"loss": 1.0})
+        time.sleep(600)
+
+    start = time.monotonic()
+    grid = tuner(trainable, num_samples=2, time_budget_s=0.5).fit()
+    assert time.monotonic() - start < 60
+    assert {result.status for result in grid} == {"TERMINATED"}
+    assert "killed" in grid[0].reason
+    assert grid[0].metrics["loss"] == 1.0
+
+
+# --- bad input, before the first trial: an error, and no half-made experiment ---------------------
+
+
+def never(config):
+    raise AssertionError("no trial may start")
+
+
+LOCK = threading.Lock()
+
+
+class Locked:
+    def __init__(self):
+        self.lock = threading.Lock()
+
+
+@pytest.mark.parametrize(
+    ("make", "kind", "words"),
+    [
+        (lambda t: t(tune.with_resources(never, {"cpu": 99})).fit(), InfeasibleError, ["99 CPU", "4 CPU"]),
+        (lambda t: t(tune.with_resources(never, {"gpu": 3})).fit(), InfeasibleError, ["3 GPU"]),
+        (
+            lambda t: t(tune.with_resources(never, tune.PlacementGroupFactory([{"CPU": 3}] * 2))).fit(),
+            InfeasibleError,
+            ["6 CPU"],
+        ),
+        (
+            lambda t: t(tune.with_resources(never, lambda config: {"licence": config["n"]}), {"n": 2}).fit(),
+            InfeasibleError,
+            ["2 licence"],
+        ),
+        (
+            lambda t: t(never, {"net": {"x": tune.choice([Locked()])}}).fit(),
+            SerializationError,
+            ["net/x", "lock"],
+        ),
+        (lambda t: t(never, {"x": Locked()}).fit(), SerializationError, ["'x'", "lock"]),
+        (
+            lambda t: t(tune.with_parameters(lambda config, p: 1, p=Locked())).fit(),
+            SerializationError,
+            ["p=", "lock"],
+        ),
+        (lambda t: t(functools.partial(print, LOCK)).fit(), SerializationError, ["lock"]),
+        (lambda t: t(never, {"x": tune.uniform(2, 1)}), SpaceError, ["uniform(2", "lower"]),
+        (lambda t: t(never, {"x": (tune.uniform(1, 2),)}), SpaceError, ["x:", "tuple"]),
+        (lambda t: t(never, num_samples=-1), ConfigError, ["num_samples=-1", "time_budget_s"]),
+        (
+            lambda t: t(never, scheduler=tune.schedulers.ASHAScheduler()),
+            ConfigError,
+            ["judges trials by a metric", "TuneConfig"],
+        ),
+        (lambda t: t(never, run={"storage_path": "/proc/nothing"}).fit(), StoreError, ["cannot be made"]),
+    ],
+)
+def test_bad_input_is_refused_before_any_trial(tuner, tmp_path, make, kind, words):
+    with pytest.raises(kind) as caught:
+        make(tuner)
+    for word in words:
+        assert word in str(caught.value)
+    assert not (tmp_path / "e").exists()
+
+
+def test_a_value_that_can_be_sent_but_not_written_works(tuner):
+    grid = tuner(
+        lambda config: {"name": config["cls"].__name__, "y": config["f"](2)},
+        {"cls": tune.choice([Locked]), "f": tune.grid_search([lambda x: x + 1, lambda x: x * 10])},
+    ).fit()
+    assert [(result.metrics["name"], result.metrics["y"]) for result in grid] == [
+        ("Locked", 3),
+        ("Locked", 20),
+    ]

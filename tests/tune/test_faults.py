@@ -1,0 +1,346 @@
+"""Real signals to a real driver: nothing acknowledged is lost, nothing comes twice, nobody is left."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+import trainkit
+from tests.conftest import eventually
+from trainkit import tune
+from trainkit.errors import ConfigError, StoreError
+from trainkit.tune.history import ExperimentReader
+
+SCRIPT = """
+import json, os, sys, time
+from pathlib import Path
+import trainkit
+from trainkit import tune
+
+STEPS = {steps}
+
+def trainable(config):
+    checkpoint = tune.get_checkpoint()
+    start = int(Path(checkpoint.path, "step").read_text()) if checkpoint else 0
+    trial_dir = Path(tune.get_context().get_trial_dir())
+    scratch = trial_dir / "scratch"
+    scratch.mkdir(exist_ok=True)
+    try:
+        for step in range(start + 1, STEPS + 1):
+            time.sleep({pause})
+            saved = None
+            if step % 3 == 0:
+                (scratch / "step").write_text(str(step))
+                saved = tune.Checkpoint(scratch)
+            tune.report({{"loss": config["x"] / step, "step": step}}, checkpoint=saved)
+            with open(trial_dir / "acknowledged", "a") as file:  # report() has returned: this is a promise
+                file.write(f"{{step}} {{config['x'] / step!r}}\\n")
+    finally:
+        (trial_dir / "cleaned").touch()
+
+def tuner(folder):
+    return tune.Tuner(
+        trainable,
+        param_space={{"x": tune.uniform(0, 1), "kind": tune.choice([dict, list])}},
+        tune_config=tune.TuneConfig(
+            metric="loss", mode="min", num_samples={samples}, seed=5, max_concurrent_trials={at_once},
+            scheduler=tune.schedulers.ASHAScheduler(max_t=STEPS, reduction_factor=2, brackets=2),
+        ),
+        run_config=tune.RunConfig(storage_path=folder, name="e", verbose={verbose}),
+    )
+
+if __name__ == "__main__":
+    trainkit.init(num_cpus=2)
+    folder = sys.argv[1]
+    if (Path(folder) / "e").exists():
+        space = {{"x": tune.uniform(0, 1), "kind": tune.choice([dict, list])}}
+        grid = tune.Tuner.restore(Path(folder) / "e", trainable, param_space=space).fit()
+    else:
+        grid = tuner(folder).fit()
+    rows = [[r.trial_id, r.config["x"], r.config["kind"].__name__, str(r.status), r.reason] for r in grid]
+    print("ENDED", json.dumps(rows))
+"""
+
+
+class Driver:
+    """A program that tunes, in a process of its own."""
+
+    def __init__(self, tmp_path: Path, *, steps=9, samples=8, at_once=2, pause=0.005, verbose=0) -> None:
+        self.folder = tmp_path
+        self.script = tmp_path / "driver.py"
+        self.script.write_text(
+            SCRIPT.format(steps=steps, samples=samples, at_once=at_once, pause=pause, verbose=verbose)
+        )
+        self.process: subprocess.Popen[str] | None = None
+
+    @property
+    def experiment(self) -> Path:
+        return self.folder / "e"
+
+    def start(self) -> subprocess.Popen[str]:
+        self.process = subprocess.Popen(
+            [sys.executable, self.script, self.folder],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": str(Path(trainkit.__file__).parents[1])},
+        )
+        return self.process
+
+    def finish(self) -> list[list]:
+        out, err = self.start().communicate(timeout=60)
+        assert self.process.returncode == 0, err
+        return outcome(out)
+
+    def acknowledged(self) -> int:
+        return sum(path.read_text().count("\n") for path in self.experiment.glob("*/acknowledged"))
+
+
+def outcome(out: str) -> list[list]:
+    return json.loads(
+        next(line for line in out.splitlines() if line.startswith("ENDED")).removeprefix("ENDED ")
+    )
+
+
+@pytest.fixture
+def driver(tmp_path):
+    drivers = []
+
+    def make(**settings) -> Driver:
+        drivers.append(Driver(tmp_path, **settings))
+        return drivers[-1]
+
+    yield make
+    for each in drivers:
+        if each.process is not None and each.process.poll() is None:
+            each.process.kill()
+            each.process.communicate()
+
+
+def check_nothing_lost_nothing_twice(driver: Driver) -> None:
+    with ExperimentReader(driver.experiment) as reader:
+        for trial in reader.trials():
+            folder = driver.experiment / trial.dirname
+            history = reader.history(trial.trial_id)
+            iterations = [row["training_iteration"] for row in history]
+            assert iterations == list(range(1, len(iterations) + 1))
+            assert all(row["step"] == row["training_iteration"] for row in history)
+            if (folder / "acknowledged").exists():
+                for line in (folder / "acknowledged").read_text().splitlines():
+                    step, loss = line.split()
+                    assert history[int(step) - 1]["loss"] == float(loss)
+            lines = [json.loads(line) for line in (folder / "result.json").read_text().splitlines()]
+            assert [row["training_iteration"] for row in lines] == iterations
+            assert len((folder / "progress.csv").read_text().splitlines()) == len(history) + 1
+
+
+def test_a_killed_driver_leaves_nobody_and_is_gone_on_with(driver):
+    killed = driver(steps=9, samples=6)
+    process = killed.start()
+    assert eventually(lambda: killed.acknowledged() >= 6)
+    family = psutil.Process(process.pid).children(recursive=True)
+    process.kill()
+    process.communicate()
+    assert eventually(lambda: not any(child.is_running() for child in family), 5), family
+    before = killed.acknowledged()
+    with ExperimentReader(killed.experiment) as reader:
+        assert sum(len(results) for _, results in reader.histories()) >= before
+    ended = killed.finish()
+    assert [row[3] for row in ended] == ["TERMINATED"] * 6
+    check_nothing_lost_nothing_twice(killed)
+    assert killed.finish() == ended  # nothing is left to do
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_killed_at_random_it_ends_as_if_undisturbed(driver, tmp_path, seed):
+    """One trial at a time: the same suggestions, decisions and reasons, whenever it was killed."""
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    undisturbed = Driver(tmp_path / "a", at_once=1, pause=0.001, samples=6)
+    expected = undisturbed.finish()
+    rng = random.Random(seed)
+    disturbed = Driver(tmp_path / "b", at_once=1, pause=0.001, samples=6)
+    kills = 0
+    for _ in range(2):
+        process = disturbed.start()
+        target = disturbed.acknowledged() + rng.randrange(1, 10)
+        eventually(lambda: disturbed.acknowledged() >= target or process.poll() is not None)  # noqa: B023
+        time.sleep(rng.random() * 0.01)
+        process.kill()
+        process.communicate()
+        kills += process.returncode == -signal.SIGKILL
+    assert kills >= 1
+    assert disturbed.finish() == expected
+    check_nothing_lost_nothing_twice(disturbed)
+
+
+def test_ctrl_c_once_ends_in_order_and_says_how_to_go_on(driver):
+    interrupted = driver(steps=200, samples=4, pause=0.02)
+    process = interrupted.start()
+    assert eventually(lambda: interrupted.acknowledged() >= 5)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=20)
+    assert process.returncode == 0, err
+    assert "Tuner.restore" in err
+    assert str(interrupted.experiment) in err
+    statuses = [row[3] for row in outcome(out)]
+    assert "PENDING" in statuses
+    assert set(statuses) <= {"PENDING", "TERMINATED"}
+    for scratch in interrupted.experiment.glob("trainable_*/scratch"):  # its function had begun
+        assert (scratch.parent / "cleaned").exists()  # the user's finally block ran
+    check_nothing_lost_nothing_twice(interrupted)
+
+
+def test_an_interrupted_experiment_is_gone_on_with(driver):
+    interrupted = driver(steps=9, samples=6, pause=0.02)
+    process = interrupted.start()
+    assert eventually(lambda: interrupted.acknowledged() >= 5)
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=20)
+    assert process.returncode == 0
+    ended = interrupted.finish()
+    assert [row[3] for row in ended] == ["TERMINATED"] * 6
+    check_nothing_lost_nothing_twice(interrupted)
+
+
+def test_ctrl_c_twice_ends_at_once(driver):
+    interrupted = driver(steps=200, samples=4, pause=2.0)
+    process = interrupted.start()
+    assert eventually(lambda: len(list(interrupted.experiment.glob("*/scratch"))) == 2)
+    family = psutil.Process(process.pid).children(recursive=True)
+    process.send_signal(signal.SIGINT)
+    time.sleep(0.2)
+    start = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=20)
+    assert time.monotonic() - start < 2  # no trial's step was waited for
+    assert process.returncode != 0
+    assert "KeyboardInterrupt" in err
+    assert eventually(lambda: not any(child.is_running() for child in family), 5), family
+
+
+def test_a_second_process_is_refused_while_the_first_runs(driver):
+    running = driver(steps=200, samples=2, pause=0.05)
+    process = running.start()
+    assert eventually(lambda: running.acknowledged() >= 1)
+    with pytest.raises(StoreError, match=f"pid {process.pid}"):
+        tune.Tuner.restore(running.experiment, lambda config: 1, param_space=space()).fit()
+    trainkit.shutdown()
+    grid = tune.Tuner.restore(running.experiment, lambda config: 1, param_space=space()).get_results()
+    assert "RUNNING" in [result.status for result in grid]  # reading is free to all
+    process.kill()
+    process.communicate()
+
+
+def space() -> dict:
+    return {"x": tune.uniform(0, 1), "kind": tune.choice([dict, list])}
+
+
+def test_the_old_signal_handler_is_back_after_fit(tmp_path):
+    before = signal.getsignal(signal.SIGINT)
+    run = tune.RunConfig(storage_path=tmp_path, name="e", verbose=0)
+    trainkit.init(engine="inline", num_cpus=1)
+    seen = []
+
+    class Look(tune.Callback):
+        def on_trial_complete(self, iteration, trials, trial, **info):
+            seen.append(signal.getsignal(signal.SIGINT))
+
+    try:
+        tune.Tuner(
+            lambda config: 1.0, run_config=tune.RunConfig(**{**vars(run), "callbacks": [Look()]})
+        ).fit()
+    finally:
+        trainkit.shutdown()
+    assert seen[0] != before
+    assert signal.getsignal(signal.SIGINT) == before
+
+
+# --- what a restore needs and refuses -------------------------------------------------------------
+
+
+@pytest.fixture
+def inline():
+    trainkit.init(engine="inline", num_cpus=1)
+    yield
+    trainkit.shutdown()
+
+
+def objective(config):
+    for step in range(4):
+        if config["x"] == 2 and not Path("/nowhere").exists() and step == 2 and tune.get_checkpoint() is None:
+            scratch = Path(tune.get_context().get_trial_dir(), "scratch")
+            scratch.mkdir(exist_ok=True)
+            tune.report({"step": step}, checkpoint=tune.Checkpoint(scratch))
+            raise RuntimeError("fails without a checkpoint")
+        tune.report({"step": step})
+
+
+@pytest.mark.parametrize(
+    ("how", "attempts"), [("resume_errored", [1, 2, 3, 4, 5, 6, 7]), ("restart_errored", [1, 2, 3])]
+)
+def test_failed_trials_are_gone_on_with_or_started_again(inline, tmp_path, how, attempts):
+    settings = tune.RunConfig(storage_path=tmp_path, name="e", verbose=0)
+    grid = tune.Tuner(objective, param_space={"x": tune.grid_search([1, 2])}, run_config=settings).fit()
+    assert [result.status for result in grid] == ["TERMINATED", "ERROR"]
+    untouched = tune.Tuner.restore(tmp_path / "e", objective).fit()
+    assert [result.status for result in untouched] == ["TERMINATED", "ERROR"]
+    again = tune.Tuner.restore(tmp_path / "e", objective, **{how: True}).fit()
+    assert again[1].status == ("TERMINATED" if how == "resume_errored" else "ERROR")
+    assert [row["training_iteration"] for row in again[1].history] == attempts
+    assert again[0].history == grid[0].history
+
+
+def test_a_restore_says_what_it_must_be_given_again(inline, tmp_path):
+    def run(name, param_space=None, tune_config=None, **settings):
+        config = tune.RunConfig(storage_path=tmp_path, name=name, verbose=0, **settings)
+        tune.Tuner(lambda c: 1.0, param_space=param_space, tune_config=tune_config, run_config=config).fit()
+        return tmp_path / name
+
+    class Own(tune.schedulers.FIFOScheduler):
+        pass
+
+    path = run("space", {"a": tune.choice([dict])})
+    with pytest.raises(ConfigError, match=r"give it again.*param_space"):
+        tune.Tuner.restore(path, lambda c: 1.0)
+    with pytest.raises(ConfigError, match="differs"):
+        tune.Tuner.restore(path, lambda c: 1.0, param_space={"a": tune.choice([list])})
+    tune.Tuner.restore(path, lambda c: 1.0, param_space={"a": tune.choice([dict])}).fit()
+    path = run("stop", stop=lambda trial_id, result: True)
+    with pytest.raises(ConfigError, match=r"RunConfig\(stop=...\)"):
+        tune.Tuner.restore(path, lambda c: 1.0)
+    path = run("callbacks", callbacks=[tune.Callback()])
+    with pytest.raises(ConfigError, match=r"callbacks=Callback"):
+        tune.Tuner.restore(path, lambda c: 1.0)
+    tune.Tuner.restore(path, lambda c: 1.0, run_config=tune.RunConfig(verbose=0)).fit()
+    path = run("scheduler", tune_config=tune.TuneConfig(scheduler=Own()))
+    with pytest.raises(ConfigError, match=r"TuneConfig\(scheduler=...\)"):
+        tune.Tuner.restore(path, lambda c: 1.0)
+    with pytest.raises(StoreError, match="holds no experiment"):
+        tune.Tuner.restore(tmp_path / "nothing", lambda c: 1.0)
+    assert tune.Tuner.can_restore(path)
+    assert not tune.Tuner.can_restore(tmp_path / "nothing")
+    with pytest.raises(ConfigError, match="contradict"):
+        tune.Tuner.restore(path, lambda c: 1.0, True, True, True)
+
+
+def test_a_moved_experiment_is_gone_on_with(inline, tmp_path):
+    run = tune.RunConfig(storage_path=tmp_path, name="e", verbose=0)
+    space = {"x": tune.uniform(0, 1)}
+    tune.Tuner(
+        lambda c: c["x"], param_space=space, tune_config=tune.TuneConfig(num_samples=2), run_config=run
+    ).fit()
+    (tmp_path / "e").rename(tmp_path / "moved")
+    more = tune.TuneConfig(num_samples=4)
+    grid = tune.Tuner.restore(tmp_path / "moved", lambda c: c["x"], tune_config=more).fit()
+    assert len(grid) == 4
+    assert all(Path(result.path).parent == tmp_path / "moved" for result in grid)

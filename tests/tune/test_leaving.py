@@ -1,0 +1,146 @@
+"""What a trial held is free again once it has ended, however it ended: real processes."""
+
+from __future__ import annotations
+
+import atexit
+import math
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+
+import trainkit
+from tests.conftest import SESSION_CPUS, eventually
+from trainkit import tune
+from trainkit.tune import events as ev
+from trainkit.tune.config import CheckpointConfig
+from trainkit.tune.executor import Executor
+from trainkit.tune.interrupts import Interrupts
+from trainkit.tune.placement import Bound
+from trainkit.tune.trial import Trial
+
+pytestmark = pytest.mark.usefixtures("runtime")
+
+
+def all_is_free() -> bool:
+    return trainkit.available_resources() == trainkit.cluster_resources()
+
+
+def test_raising_trials_give_their_cpus_back(fit):
+    def raises(config):
+        raise ValueError(f"no luck with {config['x']}")
+
+    grid = fit(raises, {"x": tune.grid_search(list(range(3 * SESSION_CPUS)))})
+    assert [str(error).splitlines()[0] for error in grid.errors] == [
+        f"no luck with {x}" for x in range(3 * SESSION_CPUS)
+    ]
+    assert eventually(all_is_free)
+
+
+def test_a_retry_gets_the_cpus_of_the_attempt_that_failed(fit):
+    def raises(config):
+        raise ValueError("no luck")
+
+    everything = tune.with_resources(raises, {"cpu": SESSION_CPUS})
+    grid = fit(everything, run={"failure_config": tune.FailureConfig(max_failures=2)})
+    assert grid.num_errors == 1
+    assert eventually(all_is_free)
+
+
+def test_exit_handlers_run_before_fit_returns(fit, tmp_path, caplog):
+    def trainable(config):
+        atexit.register((tmp_path / f"left_{config['x']}").touch)
+        return 1.0
+
+    in_a_group = tune.PlacementGroupFactory([{"CPU": 1}, {"CPU": 1}])
+    # More than fit at once, so that some wait for the bundles of those that leave.
+    grid = fit(tune.with_resources(trainable, in_a_group), {"x": tune.grid_search(list(range(9)))})
+    assert len(list(tmp_path.glob("left_*"))) == grid.num_terminated == 9
+    assert "is killed" not in caplog.text
+    assert eventually(all_is_free)
+
+
+@pytest.fixture
+def make_executor(tmp_path):
+    made = []
+
+    def make(trainable: Callable, leave_s: float = math.inf) -> Executor:
+        made.append(
+            Executor(
+                Bound(trainable), tmp_path, CheckpointConfig(), time.monotonic, lambda index: None, leave_s
+            )
+        )
+        return made[-1]
+
+    yield make
+    for executor in made:
+        executor.close()
+
+
+def begin(executor: Executor, trial_id: str) -> None:
+    trial = Trial(trial_id, 0, {}, name=trial_id, dirname=trial_id)
+    executor.carry_out([ev.Start(trial, 0, 0, None)])
+    news: list[ev.Event] = []
+    while not news:
+        executor.wait(None)
+        news = executor.collect()
+    assert isinstance(news[0], ev.Started), news
+
+
+def test_a_process_that_does_not_end_is_killed_at_its_deadline(make_executor):
+    def trainable(config):
+        atexit.register(time.sleep, 600)
+        return 1.0
+
+    executor = make_executor(trainable, leave_s=0.3)
+    begin(executor, "slow")
+    executor.carry_out([ev.Advance("slow")])
+    executor.wait(None)
+    executor.collect()
+    executor.carry_out([ev.Release("slow")])
+    assert not executor.gone
+    while not executor.gone:
+        executor.wait_gone()
+    assert eventually(all_is_free)
+
+
+def test_closing_ends_each_trial_even_if_one_cannot_be_ended(make_executor, monkeypatch, caplog):
+    executor = make_executor(lambda config: 1.0)
+    begin(executor, "a")
+    begin(executor, "b")
+    kill, refused = trainkit.kill, []
+
+    def refuse_the_first(actor):
+        if not refused:
+            refused.append(actor)
+            raise trainkit.errors.TrainkitError("not now")
+        kill(actor)
+
+    monkeypatch.setattr("trainkit.tune.executor.api.kill", refuse_the_first)
+    executor.close()
+    assert eventually(lambda: trainkit.available_resources()["CPU"] == SESSION_CPUS - 1)
+    assert "could not be ended" in caplog.text
+    kill(refused[0])
+
+
+def test_a_third_ctrl_c_waits_until_the_clean_up_is_done():
+    cleaned = []
+    with Interrupts() as interrupts:
+        os.kill(os.getpid(), signal.SIGINT)  # the first is noted
+        assert interrupts.news()
+        try:
+            with pytest.raises(KeyboardInterrupt):
+                os.kill(os.getpid(), signal.SIGINT)
+                threading.Event().wait(10)
+            os.kill(os.getpid(), signal.SIGINT)  # between the second and the clean-up
+        finally:
+            with interrupts.held():
+                os.kill(os.getpid(), signal.SIGINT)
+                cleaned.append(True)
+        assert cleaned
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+            threading.Event().wait(10)

@@ -1,0 +1,154 @@
+"""Which trial is best, said unambiguously; tables; experiments read back."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import trainkit
+from trainkit import tune
+from trainkit.errors import ConfigError, MetricError
+from trainkit.tune.ranking import trial_score
+from trainkit.tune.results import ResultGrid
+
+VALUES = {0: [0.9, 0.1], 1: [0.2, 0.5], 2: [math.nan, 0.3], 3: [0.4]}
+
+
+def objective(config):
+    for step, value in enumerate(VALUES[config["n"]]):
+        tune.report({"score": value, "eval": {"loss": -value}, "step": step})
+
+
+@pytest.fixture(scope="module")
+def grid(tmp_path_factory) -> Iterator[ResultGrid]:
+    trainkit.init(engine="inline", num_cpus=1)
+    run = tune.RunConfig(storage_path=tmp_path_factory.mktemp("results"), name="e", verbose=0)
+    tuner = tune.Tuner(
+        objective,
+        param_space={"n": tune.grid_search([0, 1, 2, 3]), "net": {"width": 8}},
+        tune_config=tune.TuneConfig(metric="score", mode="max"),
+        run_config=run,
+    )
+    yield tuner.fit()
+    trainkit.shutdown()
+
+
+def test_last_and_best_are_told_apart(grid):
+    """Reported 0.9, then 0.1: best 0.9, last 0.1, whichever way the trial was found."""
+    best = grid.get_best_result(scope="all")
+    assert best.config["n"] == 0
+    assert best.ranked_by == "all"
+    assert best.best_metrics["score"] == 0.9
+    assert best.metrics["score"] == 0.1
+    last = grid.get_best_result()
+    assert (last.config["n"], last.metrics["score"], last.ranked_by) == (1, 0.5, "last")
+
+
+@pytest.mark.parametrize(
+    ("metric", "mode", "scope", "n"),
+    [
+        ("score", "max", "last", 1),
+        ("score", "min", "last", 0),
+        ("score", "min", "all", 0),
+        ("score", "max", "avg", 0),
+        ("score", "min", "avg", 2),
+        ("score", "max", "last-5-avg", 0),
+        ("eval/loss", "min", "last", 1),
+        ("eval/loss", "min", "all", 0),
+        ("step", "max", "last", 0),  # a tie: the first suggested
+    ],
+)
+def test_the_best_by_every_scope(grid, metric, mode, scope, n):
+    assert grid.get_best_result(metric, mode, scope).config["n"] == n
+
+
+def test_best_metrics_follow_the_metric_asked_for(grid):
+    assert grid.get_best_result("eval/loss", "max", "all").best_metrics["eval"]["loss"] == -0.1
+
+
+@pytest.mark.parametrize(
+    ("call", "kind", "words"),
+    [
+        (lambda g: g.get_best_result("scroe", "max"), MetricError, "Did you mean 'score'"),
+        (lambda g: g.get_best_result("eval/los", "min", "all"), MetricError, "Did you mean 'eval/loss'"),
+        (lambda g: g.get_best_result(scope="best"), ConfigError, "scope='best'"),
+        (lambda g: g.get_best_result(mode="most"), ConfigError, "mode='most'"),
+    ],
+)
+def test_mistakes_are_named(grid, call, kind, words):
+    with pytest.raises(kind, match=words):
+        call(grid)
+
+
+def test_without_a_metric_best_has_no_meaning(grid, tmp_path):
+    run = tune.RunConfig(storage_path=tmp_path, verbose=0)
+    other = tune.Tuner(lambda config: 1.0, run_config=run).fit()
+    with pytest.raises(ConfigError, match="which trial is best"):
+        other.get_best_result()
+    assert other[0].best_metrics is None
+
+
+def test_the_grid_is_a_sequence(grid):
+    assert len(grid) == 4
+    assert [result.config["n"] for result in grid] == [0, 1, 2, 3]
+    assert grid[-1].config["n"] == 3
+    assert [result.config["n"] for result in grid[1:3]] == [1, 2]
+    assert (grid.num_errors, grid.num_terminated, grid.errors) == (0, 4, [])
+
+
+def test_tables(grid):
+    pytest.importorskip("pandas")
+    table = grid.get_dataframe()
+    assert list(table["score"]) == [0.1, 0.5, 0.3, 0.4]
+    assert list(table["config/n"]) == [0, 1, 2, 3]
+    assert list(table["config/net/width"]) == [8] * 4
+    assert list(table["eval/loss"]) == [-0.1, -0.5, -0.3, -0.4]
+    assert list(grid.get_dataframe("score", "max")["score"]) == [0.9, 0.5, 0.3, 0.4]
+    assert list(grid[0].metrics_dataframe["score"]) == [0.9, 0.1]
+
+
+def test_an_experiment_is_read_back_the_same(grid):
+    loaded = ResultGrid.load(Path(grid.experiment_path))
+    assert [result.metrics for result in loaded] == [result.metrics for result in grid]
+    assert loaded.get_best_result(scope="all") == grid.get_best_result(scope="all")
+
+
+@pytest.mark.parametrize(
+    ("values", "scope", "keep_all", "score"),
+    [
+        ([1.0, math.nan], "last", False, None),
+        ([1.0, math.nan], "last", True, -math.inf),
+        ([1.0, math.inf], "all", False, 1.0),
+        ([1.0, math.inf], "all", True, math.inf),
+        ([1.0, 3.0], "avg", False, 2.0),
+        ([9.0, 1.0, 1.0, 1.0, 1.0, 1.0], "last-5-avg", False, 1.0),
+        ([], "last", False, None),
+        (["text"], "all", False, None),
+    ],
+)
+def test_what_stands_for_a_trial(values, scope, keep_all, score):
+    history = [{"m": value} for value in values]
+    assert trial_score(history, "m", "max", scope, keep_all=keep_all) == score
+
+
+def test_importing_tune_loads_nothing_heavy():
+    code = (
+        "import sys; from trainkit import tune; tune.Tuner, tune.report, tune.schedulers.ASHAScheduler;"
+        "print(sorted({'numpy', 'pandas', 'rich', 'torch', 'sklearn'} & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stdout.strip() == "[]"
+
+
+def test_every_public_name_is_there():
+    for name in tune.__all__:
+        assert getattr(tune, name) is not None
+    with pytest.raises(AttributeError, match="nothing"):
+        tune.nothing  # noqa: B018

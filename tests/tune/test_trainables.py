@@ -1,0 +1,349 @@
+"""Every form of trainable, end to end on the inline engine: quick, and in this process."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from trainkit import tune
+from trainkit.errors import ConfigError, TuneError
+from trainkit.tune.trial import MAX_DIRNAME
+
+pytestmark = pytest.mark.usefixtures("inline")
+
+
+def reporting(config):
+    for step in range(3):
+        tune.report({"loss": config["x"] / (step + 1), "step": step})
+
+
+def old_spelling(config):
+    for step in range(3):
+        tune.report(loss=config["x"] / (step + 1), step=step)
+
+
+def yielding(config):
+    for step in range(3):
+        yield {"loss": config["x"] / (step + 1), "step": step}
+
+
+def reporting_and_returning(config):
+    for step in range(2):
+        tune.report({"loss": config["x"] / (step + 1), "step": step})
+    return {"loss": config["x"] / 3, "step": 2}
+
+
+def with_scale(scale, config):
+    for step in range(3):
+        tune.report({"loss": scale * config["x"] / (step + 1), "step": step})
+
+
+class Callable:
+    def __call__(self, config):
+        reporting(config)
+
+
+class Stepping(tune.Trainable):
+    def setup(self, config):
+        self.x = config["x"]
+
+    def step(self):
+        return {"loss": self.x / (self.iteration + 1), "step": self.iteration, "done": self.iteration == 2}
+
+
+@pytest.mark.parametrize(
+    "trainable",
+    [
+        reporting,
+        old_spelling,
+        yielding,
+        reporting_and_returning,
+        functools.partial(with_scale, 1),
+        Callable(),
+        lambda config: reporting(config),
+        Stepping,
+    ],
+    ids=lambda trainable: getattr(trainable, "__name__", type(trainable).__name__),
+)
+def test_every_form_gives_the_same_reports(fit, trainable):
+    grid = fit(trainable, {"x": 6.0}, metric="loss")
+    (result,) = grid
+    assert [(row["step"], row["loss"]) for row in result.history] == [(0, 6.0), (1, 3.0), (2, 2.0)]
+    assert [row["training_iteration"] for row in result.history] == [1, 2, 3]
+    assert result.metrics["loss"] == 2.0
+    assert result.metrics["done"] is True
+    assert result.status == "TERMINATED"
+    assert result.reason == "finished"
+
+
+def test_a_number_is_the_metric_without_a_name(fit):
+    (result,) = fit(lambda config: 0.0, metric="_metric")
+    assert result.metrics["_metric"] == 0.0
+    (result,) = fit(lambda config: np.float32(2), run={"name": "numpy"})
+    assert result.metrics["_metric"] == 2.0
+
+
+def test_the_automatic_keys_are_all_there(fit):
+    (result,) = fit(reporting, {"x": tune.uniform(1, 2)})
+    names = (
+        "training_iteration time_this_iter_s time_total_s trial_id experiment_tag date timestamp pid "
+        "hostname node_ip config done iterations_since_restore time_since_restore"
+    ).split()
+    assert not set(names) - set(result.metrics)
+    assert result.metrics["config"] == result.config
+    assert result.metrics["time_total_s"] >= result.metrics["time_this_iter_s"] >= 0
+
+
+def test_reported_timesteps_are_summed(fit):
+    def trainable(config):
+        for _ in range(3):
+            tune.report({"timesteps_this_iter": 10})
+
+    assert fit(trainable)[0].metrics["timesteps_total"] == 30
+
+
+@pytest.mark.parametrize(
+    ("trainable", "words"),
+    [
+        (lambda config: "text", "returned or yielded a str"),
+        (lambda config: tune.report({"confusion": np.eye(2)}), "'confusion'"),
+        (lambda config: tune.report({"a": 1}, checkpoint="/tmp"), "Checkpoint.from_directory"),
+        (lambda config: tune.Checkpoint("/nowhere/at/all"), "no such directory"),
+    ],
+)
+def test_a_mistake_in_a_trial_is_its_error(fit, trainable, words):
+    (error,) = fit(trainable).errors
+    assert words in str(error)
+
+
+def test_the_others_go_on_when_one_raises_and_its_traceback_is_kept(fit, tmp_path):
+    class TwoArguments(Exception):
+        def __init__(self, first, second):
+            super().__init__(f"{first} and {second}")
+
+    def fails_once(config):
+        tune.report({"loss": 1.0})
+        if config["n"] == 1:
+            raise TwoArguments("this", "that")
+
+    grid = fit(fails_once, {"n": tune.grid_search([0, 1, 2])}, metric="loss")
+    assert [result.status for result in grid] == ["TERMINATED", "ERROR", "TERMINATED"]
+    assert (grid.num_errors, grid.num_terminated) == (1, 2)
+    assert "this and that" in str(grid[1].error)
+    assert "fails_once" in grid[1].error.remote_traceback
+    assert grid[1].metrics["loss"] == 1.0
+    text = Path(grid[1].path, "error.txt").read_text()
+    assert "fails_once" in text
+    assert "TwoArguments: this and that" in text
+    loaded = tune.Tuner.restore(tmp_path / "e", fails_once).get_results()
+    assert "TwoArguments: this and that" in str(loaded[1].error)
+    assert "fails_once" in str(loaded[1].error)
+
+
+def test_the_error_is_also_of_the_class_that_was_raised(fit):
+    (error,) = fit(lambda config: {}["missing"]).errors
+    with pytest.raises(KeyError, match="missing"):
+        raise error
+
+
+def test_fail_fast_raise_raises_it(fit):
+    with pytest.raises(ZeroDivisionError):
+        fit(
+            lambda config: 1 / 0, num_samples=5, run={"failure_config": tune.FailureConfig(fail_fast="raise")}
+        )
+
+
+# --- stopping takes effect at the report ----------------------------------------------------------
+
+
+def test_a_stop_ends_the_function_at_that_very_report(fit, tmp_path):
+    def trainable(config):
+        try:
+            for step in range(100):
+                (tmp_path / "last_step").write_text(str(step))
+                try:
+                    tune.report({"loss": 1.0})
+                except Exception:
+                    pytest.fail("a stop is no Exception")
+        finally:
+            (tmp_path / "cleaned").touch()
+
+    (result,) = fit(trainable, run={"stop": {"training_iteration": 3}})
+    assert (tmp_path / "last_step").read_text() == "2"
+    assert (tmp_path / "cleaned").exists()
+    assert result.metrics["training_iteration"] == 3
+    assert result.reason == "training_iteration=3 reached 3"
+
+
+def test_a_stop_closes_a_generator(fit, tmp_path):
+    def trainable(config):
+        try:
+            while True:
+                yield {"loss": 1.0}
+        finally:
+            (tmp_path / "cleaned").touch()
+
+    fit(trainable, run={"stop": {"training_iteration": 2}})
+    assert (tmp_path / "cleaned").exists()
+
+
+def test_a_stop_cleans_a_class_up_once(fit, tmp_path):
+    class Endless(tune.Trainable):
+        def step(self):
+            return {"loss": 1.0}
+
+        def cleanup(self):
+            with open(tmp_path / "cleaned", "a") as file:
+                file.write("x")
+
+    fit(Endless, run={"stop": lambda trial_id, result: result["training_iteration"] == 2})
+    assert (tmp_path / "cleaned").read_text() == "x"
+
+
+def test_a_class_that_ends_with_a_failing_cleanup_keeps_its_result(fit):
+    class Messy(Stepping):
+        def cleanup(self):
+            raise ValueError("in the cleanup")
+
+    (result,) = fit(Messy, {"x": 3.0})
+    assert (result.status, result.metrics["loss"], result.error) == ("TERMINATED", 1.0, None)
+
+
+def test_cleanup_that_raises_is_noted_and_fails_nothing(fit):
+    def trainable(config):
+        try:
+            while True:
+                tune.report({"loss": 1.0})
+        finally:
+            raise ValueError("in the cleanup")
+
+    (result,) = fit(trainable, run={"stop": {"training_iteration": 1}})
+    assert result.status == "TERMINATED"
+    assert result.error is None
+
+
+# --- who am I -------------------------------------------------------------------------------------
+
+
+def test_the_context_tells_who_the_trial_is(fit, tmp_path):
+    def trainable(config):
+        context = tune.get_context()
+        return {
+            "id": context.get_trial_id(),
+            "name": context.get_trial_name(),
+            "dir": context.get_trial_dir(),
+            "resources": context.get_trial_resources(),
+            "experiment": context.get_experiment_name(),
+            "world": [context.get_world_rank(), context.get_world_size(), context.get_local_rank()],
+        }
+
+    (result,) = fit(tune.with_resources(trainable, {"cpu": 2}))
+    assert result.metrics["id"] == result.trial_id
+    assert result.metrics["name"] == f"trainable_{result.trial_id}"
+    assert result.metrics["dir"] == result.path
+    assert Path(result.path).parent == tmp_path / "e"
+    assert result.metrics["resources"] == {"CPU": 2}
+    assert result.metrics["experiment"] == "e"
+    assert result.metrics["world"] == [0, 1, 0]
+
+
+def test_outside_a_trial_the_calls_say_so(fit):
+    fit(reporting, {"x": 1})
+    for call in (lambda: tune.report({"a": 1}), tune.get_checkpoint, tune.get_context):
+        with pytest.raises(TuneError, match="outside a trial"):
+            call()
+
+
+def test_a_report_from_another_thread_is_refused(fit):
+    def trainable(config):
+        caught = []
+
+        def work():
+            try:
+                tune.report({"a": 1})
+            except TuneError as error:
+                caught.append(str(error))
+
+        thread = threading.Thread(target=work, name="helper")
+        thread.start()
+        thread.join()
+        return {"said": caught[0]}
+
+    assert "thread 'helper'" in fit(trainable)[0].metrics["said"]
+
+
+def test_folder_names_are_short_and_safe(fit):
+    def trainable(config):
+        return 1.0
+
+    trainable.__name__ = "../" + "ü/ " * 100
+    (result,) = fit(trainable, {f"hyperparameter_{n}": n for n in range(30)})
+    name = Path(result.path).name
+    assert len(name) <= MAX_DIRNAME
+    assert all(char.isascii() and (char.isalnum() or char in "-_.") for char in name)
+    assert Path(result.path).is_dir()
+
+
+# --- parameters, requests, forms that can't work --------------------------------------------------
+
+
+def test_parameters_reach_functions_and_classes(fit):
+    class Sums(tune.Trainable):
+        def setup(self, config, data):
+            self.total = float(data.sum())
+
+        def step(self):
+            return {"total": self.total, "done": True}
+
+    def sums(config, data, scale=1):
+        return {"total": float(data.sum()) * scale}
+
+    data = np.arange(10.0)
+    assert fit(tune.with_parameters(sums, data=data, scale=2))[0].metrics["total"] == 90
+    bound = tune.with_resources(tune.with_parameters(Sums, data=data), {"cpu": 2})
+    assert fit(bound, run={"name": "class"})[0].metrics["total"] == 45
+
+
+def test_requests_may_depend_on_the_configuration(fit):
+    def trainable(config):
+        return {"cpus": tune.get_context().get_trial_resources()["CPU"]}
+
+    bound = tune.with_resources(trainable, lambda config: {"cpu": config["n"]})
+    assert [result.metrics["cpus"] for result in fit(bound, {"n": tune.grid_search([1, 2])})] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("trainable", "words"),
+    [
+        (None, "trainable=None"),
+        (3, "trainable=3"),
+        (dict, "does not extend tune.Trainable"),
+        (lambda: None, "cannot be called"),
+        (lambda config, more: None, "missing a required argument: 'more'"),
+    ],
+)
+def test_what_is_no_trainable_is_refused_at_once(trainable, words):
+    with pytest.raises(ConfigError, match=words):
+        tune.Tuner(trainable)
+
+
+def test_old_method_names_fail_with_the_new():
+    with pytest.raises(ConfigError, match=r"_train\(\).*step\(\)"):
+
+        class Old(tune.Trainable):
+            def _train(self):
+                return {}
+
+
+def test_bad_requests_are_refused():
+    for resources, words in [(3, "resources=3"), ({"cpu": -1}, "negative"), ([{}], "resources=")]:
+        with pytest.raises(ConfigError, match=words):
+            tune.with_resources(reporting, resources)
+    with pytest.raises(ConfigError, match="list of bundles"):
+        tune.PlacementGroupFactory([])
+    with pytest.raises(ConfigError, match="strategy='CLOSE'"):
+        tune.PlacementGroupFactory([{"CPU": 1}], strategy="CLOSE")
