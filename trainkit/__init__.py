@@ -17,13 +17,24 @@ if TYPE_CHECKING:
     from trainkit import train as train
     from trainkit import tune as tune
     from trainkit.runtime.api import available_resources as available_resources
+    from trainkit.runtime.api import cancel as cancel
     from trainkit.runtime.api import cluster_resources as cluster_resources
+    from trainkit.runtime.api import exit_actor as exit_actor
     from trainkit.runtime.api import get as get
+    from trainkit.runtime.api import get_actor as get_actor
     from trainkit.runtime.api import get_current_placement_group as get_current_placement_group
     from trainkit.runtime.api import get_gpu_ids as get_gpu_ids
+    from trainkit.runtime.api import get_placement_group as get_placement_group
+    from trainkit.runtime.api import get_runtime_context as get_runtime_context
     from trainkit.runtime.api import init as init
     from trainkit.runtime.api import is_initialized as is_initialized
     from trainkit.runtime.api import kill as kill
+    from trainkit.runtime.api import list_actors as list_actors
+    from trainkit.runtime.api import list_objects as list_objects
+    from trainkit.runtime.api import list_placement_groups as list_placement_groups
+    from trainkit.runtime.api import list_tasks as list_tasks
+    from trainkit.runtime.api import method as method
+    from trainkit.runtime.api import nodes as nodes
     from trainkit.runtime.api import placement_group as placement_group
     from trainkit.runtime.api import put as put
     from trainkit.runtime.api import remote as remote
@@ -33,13 +44,24 @@ if TYPE_CHECKING:
 
 _VERBS = (
     "available_resources",
+    "cancel",
     "cluster_resources",
+    "exit_actor",
     "get",
+    "get_actor",
     "get_current_placement_group",
     "get_gpu_ids",
+    "get_placement_group",
+    "get_runtime_context",
     "init",
     "is_initialized",
     "kill",
+    "list_actors",
+    "list_objects",
+    "list_placement_groups",
+    "list_tasks",
+    "method",
+    "nodes",
     "placement_group",
     "put",
     "remote",

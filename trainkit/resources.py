@@ -48,8 +48,20 @@ def total(bundles: Iterable[Bundle]) -> dict[str, float]:
 
 
 def describe(bundle: Bundle) -> str:
-    """Text for messages: '2 CPU, 1 GPU', or 'nothing'."""
-    return ", ".join(f"{amount:g} {name}" for name, amount in sorted(bundle.items())) or "nothing"
+    """Text for messages: '2 CPU, 1 GPU, 512 MiB memory', or 'nothing'."""
+    parts = [
+        f"{describe_bytes(amount) if name == 'memory' else f'{amount:g}'} {name}"
+        for name, amount in sorted(bundle.items())
+    ]
+    return ", ".join(parts) or "nothing"
+
+
+def describe_bytes(count: float) -> str:
+    """Text for messages: '512 MiB', '1.5 GiB'."""
+    for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if count >= size:
+            return f"{count / size:.3g} {unit}"
+    return f"{count:.0f} B"
 
 
 def require_feasible(bundles: Iterable[Bundle], existing: Bundle, *, what: str) -> None:

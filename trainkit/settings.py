@@ -5,6 +5,7 @@ Read at the time of the call, so a test or a notebook can change them.
 | variable | meaning | default |
 | --- | --- | --- |
 | TRAINKIT_RUNTIME_DIR | where a session keeps scratch files | $XDG_RUNTIME_DIR, else the temporary folder |
+| TRAINKIT_NAMESPACE | namespace of named actors, where `init` names none | default |
 | TRAINKIT_RESULTS_DIR | where experiments are written | ~/trainkit_results |
 | TRAINKIT_STOP_GRACE_S | seconds a trial has to its next report after Ctrl-C or the time budget | 5 |
 
@@ -25,6 +26,11 @@ def runtime_dir() -> Path:
     """Folder that sessions make their scratch folders in."""
     own = os.environ.get("TRAINKIT_RUNTIME_DIR") or os.environ.get("XDG_RUNTIME_DIR")
     return Path(own or tempfile.gettempdir())
+
+
+def default_namespace() -> str:
+    """Namespace of named actors: one for all of a user's programs."""
+    return os.environ.get("TRAINKIT_NAMESPACE") or "default"
 
 
 def results_dir() -> Path:

@@ -30,5 +30,5 @@ class TestLocal(EngineSuite):
 
 
 def test_an_unknown_engine_is_refused() -> None:
-    with pytest.raises(trainkit.errors.ConfigError, match="'local' and 'inline'"):
+    with pytest.raises(trainkit.errors.ConfigError, match="'local', 'inline' and 'ray'"):
         trainkit.init(engine="spark")

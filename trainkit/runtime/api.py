@@ -3,34 +3,44 @@
 from __future__ import annotations
 
 import atexit
-import importlib
-import sys
 import threading
 from collections.abc import Mapping, Sequence
-from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, TypeVar, cast, overload
+from typing import Any, NoReturn, TypeVar, overload
 
 from trainkit.errors import ConfigError, NotInitializedError
-from trainkit.resources import Bundle, normalize
 from trainkit.runtime import current
 from trainkit.runtime import placement_group as groups
+from trainkit.runtime.context import RuntimeContext
 from trainkit.runtime.engine import Engine
-from trainkit.runtime.local import devices
+from trainkit.runtime.methods import method
 from trainkit.runtime.placement_group import PlacementGroup
 from trainkit.runtime.remote import ActorHandle, remote
 from trainkit.runtime.specs import ObjectRef
+from trainkit.runtime.start import engine_name, session_spec, start
+from trainkit.runtime.streams import ObjectRefGenerator
 
 __all__ = [
     "available_resources",
+    "cancel",
     "cluster_resources",
     "ensure_serializable",
+    "exit_actor",
     "get",
+    "get_actor",
     "get_current_placement_group",
     "get_gpu_ids",
+    "get_placement_group",
+    "get_runtime_context",
     "init",
     "is_initialized",
     "kill",
+    "list_actors",
+    "list_objects",
+    "list_placement_groups",
+    "list_tasks",
+    "method",
+    "nodes",
     "placement_group",
     "put",
     "remote",
@@ -47,13 +57,22 @@ _lock = threading.RLock()
 
 
 def init(
+    address: str | None = None,
     *,
-    engine: str = "local",
-    num_cpus: int | None = None,
+    engine: str | None = None,
+    num_cpus: float | None = None,
     num_gpus: int | None = None,
     resources: Mapping[str, float] | None = None,
+    memory: float | None = None,
+    object_store_memory: int | None = None,
+    local_mode: bool = False,
     ignore_reinit_error: bool = False,
+    include_dashboard: bool | None = None,
+    dashboard_host: str | None = None,
+    dashboard_port: int | None = None,
     log_to_driver: bool = True,
+    namespace: str | None = None,
+    runtime_env: Mapping[str, Any] | None = None,
     preload: Sequence[str] = (),
 ) -> None:
     """Start the runtime; the first call that needs it does so by itself with the defaults.
@@ -61,20 +80,33 @@ def init(
     In a worker it has no effect: that is part of its session, and may import a module that calls this.
 
     Args:
+        address: a Ray cluster's, such as "auto" or "ray://host:10001", to run on it; None or "local" runs
+            on this machine alone.
         engine: "local" runs calls in forked processes of this machine; "inline" runs them in this
-            process, in order, for a debugger and for fast tests.
+            process, in order, for a debugger and for fast tests; "ray" runs them on Ray. Default: "ray"
+            with an `address`, else "local".
         num_cpus: CPUs to share out; default, those this process may use.
         num_gpus: GPUs to share out; default, those this process may see. A number larger than the
             machine's is taken at its word, so that placement can be tried without hardware.
         resources: custom resources by name, such as {"licence": 2}.
+        memory: bytes to share out among those that ask for `memory=`; default, all that the machine has.
+        object_store_memory: bytes that large objects may take together; default, three tenths of the
+            machine's memory.
+        local_mode: the same as engine="inline".
         ignore_reinit_error: leave a running runtime as it is instead of raising.
+        include_dashboard: Ray's, as are `dashboard_host` and `dashboard_port`; without effect elsewhere.
+        dashboard_host: see `include_dashboard`.
+        dashboard_port: see `include_dashboard`.
         log_to_driver: print the workers' output lines here, with the name and pid of the worker.
+        namespace: of this program's named actors; default, one for all programs of a user.
+        runtime_env: {"env_vars": {...}} for all workers, and "working_dir" for a folder that they run in.
         preload: modules that are imported once, and forked with every worker, besides those of the
             well-known heavy ones that this process has imported. Called before a script's own
             imports, as in `trainkit.init(preload=["torch"])`, both go on at the same time.
 
     Raises:
         ConfigError: it is running already, or an argument is wrong.
+        MissingDependencyError: Ray is asked for and not installed.
     """
     global _current
     with _lock:
@@ -85,39 +117,26 @@ def init(
                 "trainkit is already running; call shutdown() first, or pass ignore_reinit_error=True"
             )
         shutdown()  # of a session whose node died
-        totals = normalize(
-            {
-                **(resources or {}),
-                "CPU": devices.cpu_count() if num_cpus is None else num_cpus,
-                "GPU": devices.gpu_count() if num_gpus is None else num_gpus,
+        chosen = engine_name(engine, address, local_mode)
+        spec = session_spec(
+            address=address,
+            num_cpus=num_cpus,
+            num_gpus=num_gpus,
+            resources=resources,
+            memory=memory,
+            object_store_memory=object_store_memory,
+            log_to_driver=log_to_driver,
+            namespace=namespace,
+            runtime_env=runtime_env,
+            preload=preload,
+            extra={
+                "include_dashboard": include_dashboard,
+                "dashboard_host": dashboard_host,
+                "dashboard_port": dashboard_port,
             },
-            what="init",
         )
-        if totals.get("GPU", 0) != int(totals.get("GPU", 0)):
-            raise ConfigError(f"num_gpus={num_gpus}: a machine has whole GPUs; actors may ask for fractions")
-        _current = _start(engine, totals, log_to_driver, preload)
+        _current = start(chosen, spec)
         atexit.register(shutdown)
-
-
-def _start(engine: str, totals: Bundle, log_to_driver: bool, modules: Sequence[str]) -> Engine:
-    if isinstance(modules, str) or not all(isinstance(module, str) for module in modules):
-        raise ConfigError(f"preload={modules!r}: give a list of module names")
-    for module in modules:
-        if find_spec(module.partition(".")[0]) is None:
-            raise ConfigError(f"preload={list(modules)!r}: there is no module {module!r} on sys.path")
-    # Each engine is imported when it is chosen: the local one needs what only Linux has.
-    if engine == "inline":
-        inline = importlib.import_module("trainkit.runtime.inline")
-        return cast("Engine", inline.InlineEngine(totals))
-    if engine != "local":
-        raise ConfigError(f"engine={engine!r}; there are 'local' and 'inline'")
-    if sys.platform != "linux":
-        raise ConfigError(
-            f"the local engine needs Linux, and this is {sys.platform}; trainkit.init(engine='inline') runs "
-            "everything in this process"
-        )
-    local = importlib.import_module("trainkit.runtime.local.client")
-    return cast("Engine", local.LocalEngine.start(totals, log_to_driver, frozenset(modules)))
 
 
 def adopt(engine: Engine) -> None:
@@ -191,9 +210,19 @@ def get(refs: Any, *, timeout: float | None = None) -> Any:
 
 
 def wait(
-    refs: Sequence[ObjectRef[T]], *, num_returns: int = 1, timeout: float | None = None
+    refs: Sequence[ObjectRef[T]],
+    *,
+    num_returns: int = 1,
+    timeout: float | None = None,
+    fetch_local: bool = True,
 ) -> tuple[list[ObjectRef[T]], list[ObjectRef[T]]]:
     """Wait until `num_returns` of `refs` are done, or `timeout` seconds have passed.
+
+    Args:
+        refs: references, each once.
+        num_returns: how many to wait for.
+        timeout: seconds; None waits as long as it takes.
+        fetch_local: without effect on one machine, where every value is at hand.
 
     Returns:
         The done ones, at most `num_returns`, and the rest; both in the order of `refs`. A failed
@@ -216,23 +245,90 @@ def _checked(refs: Any, verb: str) -> list[ObjectRef[Any]]:
     return listed
 
 
-def kill(actor: ActorHandle) -> None:
-    """End an actor and all its descendants at once; calls waiting on it fail with ActorDiedError."""
+def kill(actor: Any, *, no_restart: bool = True) -> None:
+    """End an actor and all its descendants at once; calls waiting on it fail with ActorDiedError.
+
+    Args:
+        actor: its handle.
+        no_restart: False lets an actor with `max_restarts` be made anew.
+    """
     if not isinstance(actor, ActorHandle):
         raise ConfigError(f"kill() takes an actor's handle, not {actor!r}")
-    _engine().kill(actor._actor)
+    _engine().kill(actor._actor, no_restart)
 
 
-def placement_group(bundles: Sequence[Mapping[str, float]]) -> PlacementGroup:
+def cancel(ref: Any, *, force: bool = False, recursive: bool = True) -> None:
+    """Stop the call that owes a result; its `get` then raises TaskCancelledError.
+
+    A call that has not begun never does. In a running task KeyboardInterrupt is raised, so that its
+    `finally` blocks run; a running `async def` method of an actor is cancelled as asyncio does it; another
+    running method goes on. What is done already stays done.
+
+    Args:
+        ref: a reference, or the generator of a streaming call.
+        force: end the worker process of a running task; not for actors, see `kill`.
+        recursive: also cancel what the task has started.
+
+    Raises:
+        ConfigError: `ref` is none, or `force` is asked for an actor's call.
+    """
+    if not isinstance(ref, (ObjectRef, ObjectRefGenerator)):
+        raise ConfigError(f"cancel() takes a reference, not {ref!r}")
+    _engine().cancel(ref, force, recursive)
+
+
+def get_actor(name: str, namespace: str | None = None) -> ActorHandle:
+    """The handle of a named actor of this session, or of a detached one of any of the user's sessions.
+
+    Args:
+        name: as given to `.options(name=)`.
+        namespace: None means this session's.
+
+    Raises:
+        ConfigError: there is none of that name.
+    """
+    return ActorHandle(*_engine().find_actor(name, namespace))
+
+
+def exit_actor() -> NoReturn:
+    """End the actor whose method calls this; the call, and those behind it, fail with ActorDiedError.
+
+    Raises:
+        ConfigError: this is no actor.
+    """
+    _engine().exit_actor()
+
+
+def get_runtime_context() -> RuntimeContext:
+    """Where this code runs: ids of its node, worker, actor and task."""
+    return RuntimeContext(_engine().where_am_i())
+
+
+def placement_group(
+    bundles: Sequence[Mapping[str, float]],
+    strategy: str = "PACK",
+    name: str = "",
+    lifetime: str | None = None,
+) -> PlacementGroup:
     """Reserve `bundles`, all or none; returns at once, see `PlacementGroup.wait`.
 
     Args:
         bundles: one mapping of amounts a worker, such as [{"CPU": 1}, {"CPU": 1, "GPU": 1}].
+        strategy: "PACK" on few nodes, "SPREAD" over many, "STRICT_PACK" on one, "STRICT_SPREAD" each on
+            another; one machine is one node.
+        name: by which `get_placement_group` finds it.
+        lifetime: "detached" lets it outlive this program.
 
     Raises:
-        InfeasibleError: together they exceed the machine.
+        InfeasibleError: together they exceed what there is, or the strategy can't be followed.
+        ConfigError: an argument is wrong, or the name is taken.
     """
-    return groups.reserve(bundles)
+    return groups.reserve(bundles, strategy, name, lifetime)
+
+
+def get_placement_group(name: str) -> PlacementGroup:
+    """The placement group of that name; raises ConfigError if there is none."""
+    return groups.find(name)
 
 
 def remove_placement_group(group: PlacementGroup) -> None:
@@ -258,6 +354,31 @@ def cluster_resources() -> dict[str, float]:
 def available_resources() -> dict[str, float]:
     """The resources that nobody holds now."""
     return dict(_engine().available_resources())
+
+
+def nodes() -> list[dict[str, Any]]:
+    """The machines of the session, each with its name, resources and whether it is alive."""
+    return _engine().state("nodes")
+
+
+def list_actors() -> list[dict[str, Any]]:
+    """The session's actors, living and dead, with state, name, pid and resources."""
+    return _engine().state("actors")
+
+
+def list_tasks() -> list[dict[str, Any]]:
+    """Tasks that wait or run, with state, name, pid and resources."""
+    return _engine().state("tasks")
+
+
+def list_objects() -> list[dict[str, Any]]:
+    """Objects in shared memory, with size in bytes and the processes that hold them."""
+    return _engine().state("objects")
+
+
+def list_placement_groups() -> list[dict[str, Any]]:
+    """Placement groups, with state, bundles and strategy."""
+    return _engine().state("placement_groups")
 
 
 def get_gpu_ids() -> list[int]:

@@ -2,27 +2,36 @@
 
 Which promise holds on which engine (the conformance suite reads PROMISES):
 
-| promise | local | inline |
-| --- | --- | --- |
-| isolation: a call runs in another process than its caller | yes | no |
-| parallel: calls to different actors overlap | yes | no |
-| survives: a worker's death is an error in its callers, not their end | yes | no |
-| copies: what a call gets is not the caller's own object | yes | yes |
-| placement: resources are counted, and a request waits for them | yes | only refused when infeasible |
+| promise | local | inline | ray |
+| --- | --- | --- | --- |
+| isolation: a call runs in another process than its caller | yes | no | yes |
+| parallel: calls to different actors overlap | yes | no | yes |
+| survives: a worker's death is an error in its callers, not their end | yes | no | yes |
+| copies: what a call gets is not the caller's own object | yes | yes | yes |
+| placement: resources are counted, and a request waits for them | yes | only refused when infeasible | yes |
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 from trainkit.resources import Bundle
-from trainkit.runtime.specs import ActorSpec, ObjectRef, PlacementGroupId, TaskSpec
+from trainkit.runtime.specs import (
+    ActorSpec,
+    Interface,
+    MethodSpec,
+    ObjectRef,
+    PlacementGroupId,
+    TaskSpec,
+    WhereAmI,
+)
 
 PROMISES: Mapping[str, frozenset[str]] = {
     "local": frozenset({"isolation", "parallel", "survives", "copies", "placement"}),
     "inline": frozenset({"copies"}),
+    "ray": frozenset({"isolation", "parallel", "survives", "copies", "placement"}),
 }
 
 
@@ -47,18 +56,46 @@ class Engine(Protocol):
         """Raise ObjectLostError in a process that was forked from the engine's own."""
 
     def submit(self, spec: TaskSpec) -> list[ObjectRef[Any]]:
-        """Start a task; returns `spec.num_returns` references at once."""
+        """Start a task; returns `spec.num_returns` references at once, or one ObjectRefGenerator."""
 
     def start_actor(self, spec: ActorSpec) -> Any:
-        """Ask for an actor; returns at once. Errors of its constructor reach every call to it."""
+        """Ask for an actor; returns at once. Errors of its constructor reach every call to it.
+
+        Raises:
+            ConfigError: its name is taken.
+        """
+
+    def find_actor(self, name: str, namespace: str | None) -> tuple[Any, Interface]:
+        """The actor of that name, with what its handles need to know.
+
+        Raises:
+            ConfigError: there is none.
+        """
 
     def call(
-        self, actor: Any, method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], num_returns: int
+        self, actor: Any, method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], spec: MethodSpec
     ) -> list[ObjectRef[Any]]:
-        """Send one method call; calls of one process to one actor run in the order sent."""
+        """Send one method call; calls of one process to one actor run in the order sent.
 
-    def kill(self, actor: Any) -> None:
+        Returns:
+            `spec.num_returns` references, or one ObjectRefGenerator.
+        """
+
+    def kill(self, actor: Any, no_restart: bool) -> None:
         """End the actor's process and all its descendants at once; a dead actor is no error."""
+
+    def cancel(self, ref: Any, force: bool, recursive: bool) -> None:
+        """Stop the call that owes `ref` (a reference or an ObjectRefGenerator); see `trainkit.cancel`."""
+
+    def exit_actor(self) -> NoReturn:
+        """End the actor that this is called in, as if it were killed, without being made anew.
+
+        Raises:
+            ConfigError: this is no actor.
+        """
+
+    def where_am_i(self) -> WhereAmI:
+        """This process's place in the session."""
 
     def put(self, value: Any) -> ObjectRef[Any]:
         """Keep `value` for other processes to read."""
@@ -71,8 +108,22 @@ class Engine(Protocol):
     ) -> tuple[list[ObjectRef[Any]], list[ObjectRef[Any]]]:
         """Split `refs` into at most `num_returns` that are done and the rest, both in their order."""
 
-    def reserve(self, bundles: Sequence[Bundle]) -> int:
-        """Ask for a group of bundles, all or none; returns its id at once."""
+    def reserve(self, bundles: Sequence[Bundle], strategy: str, name: str, detached: bool) -> int:
+        """Ask for a group of bundles, all or none; returns its id at once.
+
+        Args:
+            bundles: amounts by resource name.
+            strategy: "PACK", "SPREAD", "STRICT_PACK" or "STRICT_SPREAD".
+            name: by which others find it; "" for none.
+            detached: it outlives this program.
+
+        Raises:
+            InfeasibleError: the strategy can't be followed with the nodes there are.
+            ConfigError: the name is taken.
+        """
+
+    def find_group(self, name: str) -> tuple[int, list[Bundle]]:
+        """The group of that name and its bundles; raises ConfigError if there is none."""
 
     def await_group(self, group: int, timeout_s: float | None) -> bool:
         """True once the group's bundles are reserved; False if `timeout_s` passed before."""
@@ -91,6 +142,9 @@ class Engine(Protocol):
 
     def available_resources(self) -> Bundle:
         """What is free now."""
+
+    def state(self, kind: str) -> list[dict[str, Any]]:
+        """What there is of "nodes", "actors", "tasks", "objects" or "placement_groups", as plain data."""
 
     def gpu_ids(self) -> list[int]:
         """Indices of the GPUs that this process was given; in the driver, all that exist."""

@@ -17,7 +17,15 @@ from trainkit.resources import Bundle, require_feasible
 from trainkit.runtime.failures import pack_failure, raisable, unpack_failure
 from trainkit.runtime.results import split_results
 from trainkit.runtime.serialize import Packed, pack, unpack
-from trainkit.runtime.specs import ActorSpec, ObjectRef, Placement, PlacementGroupId, TaskSpec
+from trainkit.runtime.specs import (
+    ActorSpec,
+    MethodSpec,
+    ObjectRef,
+    Placement,
+    PlacementGroupId,
+    SessionSpec,
+    TaskSpec,
+)
 
 
 class InlineRef(ObjectRef[Any]):
@@ -59,8 +67,8 @@ class InlineEngine:
     alive = True
     is_worker = False
 
-    def __init__(self, totals: Bundle) -> None:
-        self._totals = dict(totals)
+    def __init__(self, spec: SessionSpec) -> None:
+        self._totals = dict(spec.totals)
         self._ids = itertools.count(1)
         self._groups: dict[int, list[Bundle]] = {}
         self._running: list[Placement] = []
@@ -88,8 +96,9 @@ class InlineEngine:
         method: str,
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
-        num_returns: int,
+        spec: MethodSpec,
     ) -> list[ObjectRef[Any]]:
+        num_returns = spec.num_returns
         where = f"{actor.name}.{method}"
         if actor.killed:
             died = ActorDiedError(f"{actor.name} was killed before {method}() was called")
@@ -132,7 +141,7 @@ class InlineEngine:
     def _resolve(self, value: Any) -> Any:
         return self.get([value], None)[0] if isinstance(value, ObjectRef) else value
 
-    def kill(self, actor: InlineActor) -> None:
+    def kill(self, actor: InlineActor, no_restart: bool) -> None:
         actor.killed = True
         actor.instance = None
 
@@ -159,7 +168,7 @@ class InlineEngine:
             raise ConfigError(f"{name}: its placement group was removed")
         require_feasible([placement.resources], self._totals, what=name)
 
-    def reserve(self, bundles: Sequence[Bundle]) -> int:
+    def reserve(self, bundles: Sequence[Bundle], strategy: str, name: str, detached: bool) -> int:
         group = next(self._ids)
         self._groups[group] = list(bundles)
         return group

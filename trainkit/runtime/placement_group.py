@@ -53,8 +53,22 @@ class PlacementGroup:
         return f"PlacementGroup({self.id}, {self.bundle_specs})"
 
 
-def reserve(bundles: Sequence[Mapping[str, float]]) -> PlacementGroup:
+STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
+
+
+def find(name: str) -> PlacementGroup:
+    """The group of that name; see `trainkit.get_placement_group`."""
+    return PlacementGroup(*engine().find_group(name))
+
+
+def reserve(
+    bundles: Sequence[Mapping[str, float]], strategy: str, name: str, lifetime: str | None
+) -> PlacementGroup:
     """Ask the running engine for `bundles`; see `trainkit.placement_group`."""
+    if strategy not in STRATEGIES:
+        raise ConfigError(f"strategy={strategy!r}; there are {', '.join(STRATEGIES)}")
+    if lifetime not in (None, "detached"):
+        raise ConfigError(f"lifetime={lifetime!r}; there are None and 'detached'")
     if not bundles:
         raise ConfigError("placement_group([]): give at least one bundle, such as {'CPU': 1}")
     checked = [normalize(bundle, what=f"bundle {index}") for index, bundle in enumerate(bundles)]
@@ -65,4 +79,4 @@ def reserve(bundles: Sequence[Mapping[str, float]]) -> PlacementGroup:
             f"the placement group's bundles {checked} cannot be placed together on {describe(totals)}: a "
             "fraction of a GPU must lie on one"
         )
-    return PlacementGroup(engine().reserve(checked), checked)
+    return PlacementGroup(engine().reserve(checked, strategy, name, lifetime == "detached"), checked)

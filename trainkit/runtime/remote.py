@@ -4,91 +4,19 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, cast, overload
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, Generic, Literal, ParamSpec, TypeVar, cast, overload
 
 from trainkit.errors import ConfigError
-from trainkit.resources import normalize
 from trainkit.runtime.current import engine
-from trainkit.runtime.specs import (
-    ActorSpec,
-    ObjectRef,
-    Placement,
-    PlacementGroupId,
-    TaskSpec,
-)
-
-if TYPE_CHECKING:
-    from trainkit.runtime.placement_group import PlacementGroup
+from trainkit.runtime.methods import interface_of, is_generator, returns_of
+from trainkit.runtime.options import ACTORS_ONLY, TASKS_ONLY, Options
+from trainkit.runtime.specs import ActorSpec, Interface, MethodSpec, ObjectRef, TaskSpec
 
 P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Options:
-    """What `@remote` and `.options()` take; checked when given, not when used.
-
-    Attributes:
-        num_cpus: CPUs held while running; None means 1 for a task and 0 for an actor. The worker's
-            thread pools follow it.
-        num_gpus: GPUs held: a whole number, or a fraction of one.
-        resources: custom resources by name, as declared in `init(resources=)`.
-        num_returns: how many references one call returns; its value is then a sequence of as many.
-        max_retries: runs of a task again after its process died; default 3.
-        name: shown in errors, logs and state listings; default the function's or class's name.
-        env: environment variables added for the process.
-        placement_group: where the resources are taken from; None takes them from the machine.
-        placement_group_bundle_index: which bundle of the group; -1 any that fits.
-    """
-
-    num_cpus: float | None = None
-    num_gpus: float | None = None
-    resources: Mapping[str, float] = field(default_factory=dict)
-    num_returns: int = 1
-    max_retries: int = 3
-    name: str | None = None
-    env: Mapping[str, str] = field(default_factory=dict)
-    placement_group: PlacementGroup | None = None
-    placement_group_bundle_index: int = -1
-
-    def __post_init__(self) -> None:
-        self.placement(default_cpus=0)
-        if self.num_returns < 1:
-            raise ConfigError(f"num_returns={self.num_returns}: give 1 or more")
-        if self.max_retries < 0:
-            raise ConfigError(f"max_retries={self.max_retries}: give 0 or more")
-        wrong = {name: value for name, value in self.env.items() if {type(name), type(value)} != {str}}
-        if wrong:
-            raise ConfigError(f"env holds {wrong!r}: names and values must be strings")
-
-    def placement(self, *, default_cpus: float) -> Placement:
-        """The request for a process, with `default_cpus` where the user gave none."""
-        amounts = dict(self.resources)
-        for key in ("CPU", "GPU", "cpu", "gpu"):
-            if key in amounts:
-                raise ConfigError(f"resources={dict(self.resources)!r}: give {key} as num_{key.lower()}s")
-        amounts["CPU"] = default_cpus if self.num_cpus is None else self.num_cpus
-        amounts["GPU"] = self.num_gpus or 0
-        group = None
-        if self.placement_group is not None:
-            index = self.placement_group_bundle_index
-            count = len(self.placement_group.bundle_specs)
-            if not -1 <= index < count:
-                raise ConfigError(f"placement_group_bundle_index={index}: the group has {count} bundles")
-            group = PlacementGroupId(group=self.placement_group.id, bundle=None if index < 0 else index)
-            self.placement_group.require_room(normalize(amounts), index)
-        return Placement(resources=normalize(amounts), group=group, env=dict(self.env))
-
-    def updated(self, changes: Mapping[str, Any]) -> Options:
-        """A copy with `changes`; raises ConfigError naming an option that doesn't exist."""
-        known = {item.name for item in fields(self)}
-        unknown = sorted(set(changes) - known)
-        if unknown:
-            raise ConfigError(f"unknown option {', '.join(unknown)}; there are {', '.join(sorted(known))}")
-        return replace(self, **changes)
 
 
 class RemoteFunction(Generic[P, R]):
@@ -97,75 +25,95 @@ class RemoteFunction(Generic[P, R]):
     def __init__(self, function: Callable[P, R], options: Options) -> None:
         self._function = function
         self._options = options
+        self._name: str = options.name or getattr(function, "__qualname__", type(function).__name__)
+        self._num_returns = options.returns(is_generator=is_generator(function))
+        self._placement = options.placement(default_cpus=1)
+        self._retry_exceptions = options.retries()
         functools.update_wrapper(self, function)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        name = self._function.__qualname__
+        name = self._name
         raise TypeError(f"{name} is a remote function: call {name}.remote(...), or use the plain function")
 
     def options(self, **changes: Any) -> RemoteFunction[P, R]:
         """The same function with other options, see `Options`."""
-        return RemoteFunction(self._function, self._options.updated(changes))
+        return RemoteFunction(self._function, self._options.updated(changes, foreign=ACTORS_ONLY))
 
     def remote(self, *args: P.args, **kwargs: P.kwargs) -> ObjectRef[R]:
-        """Start a call; returns its reference, or a list of them if `num_returns` is more than 1."""
-        options = self._options
+        """Start a call; returns its reference, or a list or a generator of them, as `num_returns` says."""
         refs = engine().submit(
             TaskSpec(
                 function=self._function,
-                name=options.name or self._function.__qualname__,
+                name=self._name,
                 args=args,
                 kwargs=kwargs,
-                num_returns=options.num_returns,
-                placement=options.placement(default_cpus=1),
-                max_retries=options.max_retries,
+                num_returns=self._num_returns,
+                placement=self._placement,
+                max_retries=self._options.max_retries,
+                retry_exceptions=self._retry_exceptions,
+                max_calls=self._options.max_calls,
             )
         )
-        return refs[0] if options.num_returns == 1 else cast("ObjectRef[R]", refs)
+        return refs[0] if len(refs) == 1 else cast("ObjectRef[R]", refs)
 
 
 class ActorMethod:
     """A method of an actor; `.remote(...)` sends a call and returns its reference at once."""
 
-    __slots__ = ("_handle", "_name", "_num_returns")
+    __slots__ = ("_actor", "_name", "_spec")
 
-    def __init__(self, handle: ActorHandle, name: str, num_returns: int = 1) -> None:
-        self._handle = handle
+    def __init__(self, actor: Any, name: str, spec: MethodSpec) -> None:
+        self._actor = actor
         self._name = name
-        self._num_returns = num_returns
+        self._spec = spec
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         raise TypeError(f"{self._name} runs in the actor's process: call {self._name}.remote(...)")
 
-    def options(self, *, num_returns: int = 1) -> ActorMethod:
-        """The same method, returning `num_returns` references a call."""
-        return ActorMethod(self._handle, self._name, num_returns)
+    def options(
+        self,
+        *,
+        num_returns: int | Literal["streaming"] | None = None,
+        concurrency_group: str | None = None,
+        max_task_retries: int | None = None,
+    ) -> ActorMethod:
+        """The same method, called otherwise; see `trainkit.method`."""
+        spec = self._spec
+        if num_returns is not None:
+            spec = replace(spec, num_returns=returns_of(num_returns, generator=False))
+        if concurrency_group is not None:
+            spec = replace(spec, concurrency_group=concurrency_group)
+        if max_task_retries is not None:
+            spec = replace(spec, max_task_retries=max_task_retries)
+        return ActorMethod(self._actor, self._name, spec)
 
     def remote(self, *args: Any, **kwargs: Any) -> Any:
-        """Send a call; methods run in the order sent, one at a time."""
-        refs = engine().call(self._handle._actor, self._name, args, kwargs, self._num_returns)
-        return refs[0] if self._num_returns == 1 else refs
+        """Send a call; methods run in the order sent, one at a time unless the class says otherwise."""
+        refs = engine().call(self._actor, self._name, args, kwargs, self._spec)
+        return refs[0] if len(refs) == 1 else refs
 
 
 class ActorHandle:
     """Stands for an actor; it ends when its last handle is gone and the calls sent are done."""
 
-    def __init__(self, actor: Any, name: str, methods: frozenset[str]) -> None:
+    def __init__(self, actor: Any, interface: Interface) -> None:
         self._actor = actor
-        self._class_name = name
-        self._methods = methods
+        self._interface = interface
 
     def __getattr__(self, name: str) -> ActorMethod:
-        # Only reached for what __init__ did not set, so a method is made once and then found at once.
-        if name not in self.__dict__.get("_methods", ()):
-            raise AttributeError(f"{self.__dict__.get('_class_name', 'actor')} has no method {name!r}")
-        return ActorMethod(self, name)
+        # Only reached for what is not in __dict__, so a method is made once and then found at once.
+        interface = self.__dict__.get("_interface")
+        spec = None if interface is None else interface.methods.get(name)
+        if spec is None:
+            raise AttributeError(f"{interface.name if interface else 'actor'} has no method {name!r}")
+        found = self.__dict__[name] = ActorMethod(self._actor, name, spec)
+        return found
 
     def __repr__(self) -> str:
-        return f"ActorHandle({self._class_name})"
+        return f"ActorHandle({self._interface.name})"
 
     def __reduce__(self) -> Any:
-        return ActorHandle, (self._actor, self._class_name, self._methods)
+        return ActorHandle, (self._actor, self._interface)
 
 
 class ActorClass(Generic[T]):
@@ -174,11 +122,7 @@ class ActorClass(Generic[T]):
     def __init__(self, cls: type[T], options: Options) -> None:
         self._cls = cls
         self._options = options
-        self._methods = frozenset(
-            name
-            for name, _ in inspect.getmembers(cls, callable)
-            if not name.startswith("__") or name == "__call__"
-        )
+        self._interface = interface_of(cls, options.label or options.name or cls.__name__)
         self.__name__ = cls.__name__
         self.__doc__ = cls.__doc__
 
@@ -188,20 +132,32 @@ class ActorClass(Generic[T]):
 
     def options(self, **changes: Any) -> ActorClass[T]:
         """The same class with other options, see `Options`."""
-        return ActorClass(self._cls, self._options.updated(changes))
+        return ActorClass(self._cls, self._options.updated(changes, foreign=TASKS_ONLY))
 
     def remote(self, *args: Any, **kwargs: Any) -> ActorHandle:
         """Ask for an actor; returns its handle at once, before its process has started."""
         options = self._options
-        name = options.name or self._cls.__name__
+        unknown = {spec.concurrency_group for spec in self._interface.methods.values()} - {
+            None,
+            *options.concurrency_groups,
+        }
+        if unknown:
+            raise ConfigError(
+                f"{self.__name__} has methods in the concurrency groups {sorted(map(str, unknown))}, which its "
+                f"options do not declare; they declare {sorted(options.concurrency_groups)}"
+            )
         spec = ActorSpec(
             cls=self._cls,
-            name=name,
+            interface=self._interface,
             args=args,
             kwargs=kwargs,
             placement=options.placement(default_cpus=0),
+            max_restarts=options.max_restarts,
+            max_task_retries=options.max_task_retries,
+            concurrency=options.concurrency(),
+            registration=options.registration(),
         )
-        return ActorHandle(engine().start_actor(spec), name, self._methods)
+        return ActorHandle(engine().start_actor(spec), self._interface)
 
 
 @overload
@@ -220,15 +176,15 @@ def remote(target: Any = None, /, **options: Any) -> Any:
     Raises:
         ConfigError: an option is unknown or has an impossible value.
     """
-    checked = Options().updated(options)
+    Options().updated(options)  # a wrong one is told where it stands, before there is a target
     if target is None:
-        return functools.partial(_make_remote, options=checked)
-    return _make_remote(target, options=checked)
+        return functools.partial(_make_remote, options=options)
+    return _make_remote(target, options=options)
 
 
-def _make_remote(target: Any, *, options: Options) -> Any:
+def _make_remote(target: Any, *, options: dict[str, Any]) -> Any:
     if inspect.isclass(target):
-        return ActorClass(target, options)
+        return ActorClass(target, Options().updated(options, foreign=TASKS_ONLY))
     if callable(target):
-        return RemoteFunction(target, options)
+        return RemoteFunction(target, Options().updated(options, foreign=ACTORS_ONLY))
     raise ConfigError(f"remote() takes a function or a class, not {target!r}")

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
 
 T = TypeVar("T")
 
@@ -40,6 +43,16 @@ class ObjectRef(Generic[T]):
     def __iter__(self) -> Any:
         raise TypeError("an ObjectRef is not its value yet: use trainkit.get(ref)")
 
+    def __await__(self) -> Generator[Any, None, T]:
+        """Wait for the value on an event loop, as in `await ref`; raises what `get` would."""
+        import asyncio  # an import of a tenth of a second, for those who have an event loop anyway
+
+        return asyncio.wrap_future(self.future()).__await__()
+
+    def future(self) -> Future[T]:
+        """A future of the value; what `get` would raise is its exception."""
+        raise NotImplementedError
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlacementGroupId:
@@ -54,14 +67,20 @@ class Placement:
     """What a process needs before it may start.
 
     Attributes:
-        resources: amounts by canonical name, see `trainkit.resources.normalize`.
+        resources: amounts by canonical name, see `trainkit.resources.normalize`; "memory" in bytes.
         group: the reserved bundle to take them from; None takes them from the machine.
         env: variables added to the driver's before user code runs.
+        cwd: the folder that it runs in; None is that of who asks for it.
     """
 
     resources: Mapping[str, float] = field(default_factory=dict)
     group: PlacementGroupId | None = None
     env: Mapping[str, str] = field(default_factory=dict)
+    cwd: str | None = None
+
+
+STREAMING = -1
+"""In place of a number of results: they come one by one, and are handed out by a generator."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,7 +88,10 @@ class TaskSpec:
     """One call of a function in another process.
 
     Attributes:
-        max_retries: how often the call is run again when its process dies (never when it raises).
+        num_returns: how many references it returns, or STREAMING.
+        max_retries: how often the call is run again when its process dies; -1 without end.
+        retry_exceptions: also when it raises: any exception, or one of these.
+        max_calls: its worker ends after so many runs of the function; 0 never.
     """
 
     function: Callable[..., Any]
@@ -79,14 +101,136 @@ class TaskSpec:
     num_returns: int
     placement: Placement
     max_retries: int
+    retry_exceptions: bool | tuple[type[BaseException], ...] = False
+    max_calls: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MethodSpec:
+    """How an actor's method is called.
+
+    Attributes:
+        num_returns: how many references a call returns, or STREAMING.
+        concurrency_group: the group of methods it runs in; None for the rest's.
+        max_task_retries: how often a call that the actor's death interrupted is made again; -1 without
+            end; None as often as the actor's option says.
+    """
+
+    num_returns: int = 1
+    concurrency_group: str | None = None
+    max_task_retries: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Interface:
+    """What a handle knows of its actor.
+
+    Attributes:
+        name: of the class, or what stands for it in errors and logs.
+        methods: by name.
+        is_async: the class has `async def` methods.
+    """
+
+    name: str
+    methods: Mapping[str, MethodSpec]
+    is_async: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Registration:
+    """How an actor is found by others, and whether it outlives who made it.
+
+    Attributes:
+        name: None for one that can't be found.
+        namespace: None for the session's.
+    """
+
+    name: str | None
+    namespace: str | None
+    detached: bool
+    get_if_exists: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Concurrency:
+    """How many calls of an actor run at once.
+
+    Attributes:
+        max_concurrency: of methods in no group; None is 1, or 1,000 for a class with `async def` methods.
+        groups: names of groups of methods, and how many calls of each.
+    """
+
+    max_concurrency: int | None = None
+    groups: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ActorSpec:
-    """One object in a process of its own."""
+    """One object in a process of its own.
+
+    Attributes:
+        max_restarts: how often it is made anew when its process dies; -1 without end.
+        max_task_retries: how often a call that its death interrupted is made again; -1 without end.
+        registration: None for an actor that only its handles reach.
+    """
 
     cls: type
-    name: str
+    interface: Interface
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
     placement: Placement
+    max_restarts: int = 0
+    max_task_retries: int = 0
+    concurrency: Concurrency = field(default_factory=Concurrency)
+    registration: Registration | None = None
+
+    @property
+    def name(self) -> str:
+        """What stands for it in errors and logs."""
+        return self.interface.name
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SessionSpec:
+    """What a session is started with.
+
+    Attributes:
+        totals: all resources, "memory" in bytes.
+        namespace: of its named actors.
+        log_to_driver: show what workers print.
+        preload: modules that workers are forked with.
+        environment: variables for all its workers, besides the driver's.
+        working_dir: the folder that workers run in; None is the driver's.
+        object_store_bytes: what large objects may take together; None is three tenths of the memory.
+        address: of the cluster, for an engine that joins one.
+        extra: arguments for the engine alone, such as Ray's dashboard's.
+    """
+
+    totals: Mapping[str, float]
+    namespace: str
+    log_to_driver: bool = True
+    preload: frozenset[str] = frozenset()
+    environment: Mapping[str, str] = field(default_factory=dict)
+    working_dir: str | None = None
+    object_store_bytes: int | None = None
+    address: str | None = None
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WhereAmI:
+    """What a process knows of its place in the session; ids are hexadecimal.
+
+    Attributes:
+        actor_id: None outside an actor.
+        task_id: None outside a call.
+        was_restarted: this actor was made anew after its process had died.
+    """
+
+    node_id: str
+    worker_id: str
+    namespace: str
+    actor_id: str | None = None
+    task_id: str | None = None
+    was_restarted: bool = False
+    resources: Mapping[str, float] = field(default_factory=dict)

@@ -106,7 +106,7 @@ class Gang:
             actor = runtime.remote(Worker)
             for rank in remote_ranks:
                 self._handles[rank] = actor.options(
-                    name=f"train-worker-{rank}",
+                    label=f"train-worker-{rank}",
                     num_cpus=options.num_cpus_per_worker,
                     num_gpus=options.gpus_per_worker,
                     placement_group=group,

@@ -206,7 +206,7 @@ class Executor:
                 driver_pid=os.getpid(),
             )
             head = dict(trial.request.head)
-            options: dict[str, Any] = {"name": trial.name}
+            options: dict[str, Any] = {"label": trial.name}
             if len(trial.request.bundles) > 1 and trial.request.group:
                 group = api.placement_group(trial.request.group)
                 options |= {"placement_group": group, "placement_group_bundle_index": 0 if head else -1}

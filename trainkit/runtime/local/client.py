@@ -50,7 +50,15 @@ from trainkit.runtime.local.refs import PENDING, Endpoint, LocalRef, Peer, set_e
 from trainkit.runtime.local.select_any import await_any
 from trainkit.runtime.local.tasks import Task, TaskPool
 from trainkit.runtime.serialize import Packed, pack, unpack
-from trainkit.runtime.specs import ActorSpec, ObjectRef, Placement, PlacementGroupId, TaskSpec
+from trainkit.runtime.specs import (
+    ActorSpec,
+    MethodSpec,
+    ObjectRef,
+    Placement,
+    PlacementGroupId,
+    SessionSpec,
+    TaskSpec,
+)
 from trainkit.settings import SESSION_MARK
 
 _KEEP_WARM_BYTES = 1 << 30
@@ -108,11 +116,11 @@ class LocalEngine:
             self.pump.watch(self.link, "notices")
 
     @classmethod
-    def start(cls, totals: Bundle, log_to_driver: bool, preload: frozenset[str]) -> LocalEngine:
+    def start(cls, spec: SessionSpec) -> LocalEngine:
         """Start a node, and the engine of the driver that it belongs to; see `trainkit.init`."""
-        node = launch.start_node(totals, log_to_driver=log_to_driver, asked=preload)
-        gpus = range(int(totals.get("GPU", 0)))
-        return cls(node.control, totals, gpus=gpus, node=node, asked_preload=preload)
+        node = launch.start_node(spec)
+        gpus = range(int(spec.totals.get("GPU", 0)))
+        return cls(node.control, spec.totals, gpus=gpus, node=node, asked_preload=spec.preload)
 
     def require_usable(self) -> None:
         if self.pid != os.getpid():
@@ -203,6 +211,7 @@ class LocalEngine:
             tuple(sorted(placement.resources.items())),
             placement.group,
             tuple(sorted(placement.env.items())),
+            placement.cwd,
         )
         with self._pools_lock:
             pool = self._pools.get(key)
@@ -236,18 +245,18 @@ class LocalEngine:
         return endpoint
 
     def call(
-        self, actor: Endpoint, method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], num_returns: int
+        self, actor: Endpoint, method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], spec: MethodSpec
     ) -> list[ObjectRef[Any]]:
         peer = actor.peer
         for value in (*args, *kwargs.values()):
             if isinstance(value, LocalRef) and not value.done():
                 self.watch(value)
-        body = self._bodies.of_call(None, method, num_returns, args, kwargs)
-        refs = self._refs(num_returns, peer)
+        body = self._bodies.of_call(None, method, spec.num_returns, args, kwargs)
+        refs = self._refs(spec.num_returns, peer)
         peer.request(CALL, body, refs)
         return list(refs)
 
-    def kill(self, actor: Endpoint) -> None:
+    def kill(self, actor: Endpoint, no_restart: bool) -> None:
         worker_id = actor.peer.worker_id
         if worker_id is not None and self.alive:
             self._answer(self.link.ask(Kill(worker_id, "it was killed by trainkit.kill()")))
@@ -326,7 +335,7 @@ class LocalEngine:
                 break
         return sum(ref.kind != PENDING for ref in refs) >= count
 
-    def reserve(self, bundles: Sequence[Bundle]) -> int:
+    def reserve(self, bundles: Sequence[Bundle], strategy: str, name: str, detached: bool) -> int:
         group = self.new_id()
         self.link.tell(Reserve(group, list(bundles)))
         return group

@@ -1,4 +1,4 @@
-"""What this machine has that a session can share out: CPUs, and GPUs by index or UUID."""
+"""What this machine has that a session can share out: CPUs, memory, and GPUs by index or UUID."""
 
 from __future__ import annotations
 
@@ -19,6 +19,17 @@ def _quota() -> int:
     except (OSError, ValueError):
         return 1 << 16
     return 1 << 16 if quota == "max" else max(1, round(int(quota) / int(period)))
+
+
+def memory_bytes() -> int:
+    """Memory of the machine, or of its container."""
+    present = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    try:
+        with open("/sys/fs/cgroup/memory.max") as file:
+            limit = file.read().strip()
+    except OSError:
+        return present
+    return min(present, int(limit)) if limit.isdigit() else present
 
 
 def gpu_count() -> int:

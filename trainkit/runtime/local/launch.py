@@ -14,10 +14,10 @@ from pathlib import Path
 
 from trainkit import settings
 from trainkit.clock import SYSTEM
-from trainkit.resources import Bundle
 from trainkit.runtime import preload
 from trainkit.runtime.local import process
 from trainkit.runtime.local.devices import visible_gpus
+from trainkit.runtime.specs import SessionSpec
 from trainkit.settings import SESSION_MARK
 
 _PACKAGE_ROOT = str(Path(__file__).resolve().parents[3])
@@ -78,7 +78,7 @@ class Node:
             SYSTEM.sleep(0.01)
 
 
-def start_node(totals: Bundle, *, log_to_driver: bool, asked: frozenset[str]) -> Node:
+def start_node(spec: SessionSpec) -> Node:
     """Start the supervising process; returns before it is ready, as its socket takes requests at once."""
     _raise_descriptor_limit()
     _remove_abandoned()
@@ -89,10 +89,9 @@ def start_node(totals: Bundle, *, log_to_driver: bool, asked: frozenset[str]) ->
     options = {
         "fd": theirs.fileno(),
         "driver": os.getpid(),
-        "totals": dict(totals),
+        "spec": spec,
         "gpus": visible_gpus(),
-        "log_to_driver": log_to_driver,
-        "preload": preload.at_start(asked),
+        "preload": preload.at_start(spec.preload),
     }
     child = subprocess.Popen(
         [sys.executable, "-P", "-c", _BOOT, _PACKAGE_ROOT, pickle.dumps(options).hex()],

@@ -173,6 +173,7 @@ class WorkerSpec:
     group: PlacementGroupId | None
     group_bundles: Sequence[Bundle]
     env: Mapping[str, str]
+    cwd: str
     surroundings: Surroundings
 
 

@@ -49,6 +49,7 @@ from trainkit.runtime.local.messages import (
 from trainkit.runtime.local.quartermaster import Quartermaster
 from trainkit.runtime.local.template import run_template
 from trainkit.runtime.serialize import pack
+from trainkit.runtime.specs import SessionSpec
 from trainkit.settings import SESSION_MARK
 
 _DRIVER = 1
@@ -94,11 +95,11 @@ class Node:
         self._timers: list[tuple[float, Callable[[], None]]] = []
         self._stopping = False
         self._clients: dict[int, Connection] = {}
-        self._log_to_driver = bool(options["log_to_driver"])
+        self.spec: SessionSpec = options["spec"]
         self.census = Census(self, template, template_pid)
         for imports in options["preload"]:
             self.census.templates.warm(imports)
-        self.stores = Quartermaster(self, options["totals"], options["gpus"])
+        self.stores = Quartermaster(self, self.spec, options["gpus"])
         self.add_client(_DRIVER, socket.socket(fileno=options["fd"]))
         # Also when a child of the driver still holds its socket open, the driver's end ends us.
         self._driver_pidfd = _pidfd(options["driver"])
@@ -211,7 +212,7 @@ class Node:
 
     def print_lines(self, worker: Worker, is_error: bool, lines: list[str]) -> None:
         """Show a worker's output in the driver."""
-        if self._log_to_driver:
+        if self.spec.log_to_driver:
             self.notify(_DRIVER, Output(worker.name, worker.pid or 0, is_error, lines))
 
     def _from_client(self, serial: int, frame: Frame) -> None:

@@ -24,7 +24,7 @@ from trainkit.runtime.local.messages import (
 )
 from trainkit.runtime.local.requests import Group, Request
 from trainkit.runtime.placement import Allocation, Ledger, Waiting, blocked_by, order
-from trainkit.runtime.specs import Placement, PlacementGroupId
+from trainkit.runtime.specs import Placement, PlacementGroupId, SessionSpec
 from trainkit.runtime.supervise import Exit as ExitRecord
 
 if TYPE_CHECKING:
@@ -40,15 +40,16 @@ class Quartermaster:
 
     Args:
         node: whose loop it lives in.
-        totals: all that exists.
+        spec: of the session.
         visible: what CUDA_VISIBLE_DEVICES calls each GPU index.
     """
 
-    def __init__(self, node: Node, totals: Bundle, visible: Sequence[str]) -> None:
+    def __init__(self, node: Node, spec: SessionSpec, visible: Sequence[str]) -> None:
         self._node = node
-        self._totals = dict(totals)
+        self._spec = spec
+        self._totals = dict(spec.totals)
         self._visible = list(visible)
-        self._ledger = Ledger.of_machine(totals)
+        self._ledger = Ledger.of_machine(spec.totals)
         self._queue: list[Request] = []
         self._groups: dict[int, Group] = {}
         self._idle: list[Worker] = []
@@ -233,7 +234,8 @@ class Quartermaster:
             totals=self._totals,
             group=group,
             group_bundles=bundles,
-            env=placement.env,
+            env={**self._spec.environment, **placement.env},
+            cwd=placement.cwd or self._spec.working_dir or message.surroundings.cwd,
             surroundings=message.surroundings,
         )
         try:

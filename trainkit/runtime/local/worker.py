@@ -112,7 +112,7 @@ def _settle_in(spec: WorkerSpec, out: int, err: int) -> dict[str, str]:
     _set_environment({**seen.environ, **own, **spec.env, **mark})
     sys.path[:] = seen.sys_path
     sys.argv[:] = [""]
-    os.chdir(seen.cwd)
+    os.chdir(spec.cwd)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     faulthandler.enable(sys.stderr)
     _set_threads()

@@ -1,0 +1,195 @@
+"""What `@remote` and `.options()` take, checked when given, not when used."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+from trainkit.errors import ConfigError
+from trainkit.resources import normalize
+from trainkit.runtime.environment import environment_of
+from trainkit.runtime.methods import returns_of
+from trainkit.runtime.scheduling import PlacementGroupSchedulingStrategy, SchedulingStrategy, checked_strategy
+from trainkit.runtime.specs import Concurrency, Placement, PlacementGroupId, Registration
+
+if TYPE_CHECKING:
+    from trainkit.runtime.placement_group import PlacementGroup
+
+TASKS_ONLY = frozenset({"num_returns", "max_retries", "retry_exceptions", "max_calls"})
+ACTORS_ONLY = frozenset(
+    {
+        "concurrency_groups",
+        "get_if_exists",
+        "lifetime",
+        "max_concurrency",
+        "max_restarts",
+        "max_task_retries",
+        "namespace",
+    }
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What a remote function or class asks for.
+
+    Attributes:
+        num_cpus: CPUs held while running; None means 1 for a task and 0 for an actor. The worker's
+            thread pools follow it.
+        num_gpus: GPUs held: a whole number, or a fraction of one.
+        memory: bytes; the worker is ended when it and what it started hold more that is not shared.
+        resources: custom resources by name, as declared in `init(resources=)`.
+        num_returns: of a task: how many references one call returns, its value then being a sequence of
+            as many; or "streaming" for a generator of references. None means "streaming" for generator
+            functions and 1 for others.
+        max_retries: of a task: runs again after its process died, and after what `retry_exceptions` names;
+            -1 without end.
+        retry_exceptions: of a task: also run again when it raises: True for any exception, or a list of
+            classes.
+        max_calls: of a task: a worker ends after so many runs of this function; 0 never.
+        name: of a task: shown in errors, logs and state listings. Of an actor: `get_actor` finds it by
+            this name, which no other living actor of its namespace may have.
+        label: of an actor: shown in errors and logs instead of the class's name.
+        namespace: of a named actor; None means the session's own.
+        lifetime: of an actor: "detached" lets it outlive its handles and the program that made it.
+        get_if_exists: of a named actor: `.remote()` returns the one of that name if there is one.
+        max_restarts: of an actor: so often it is made anew when its process dies; -1 without end.
+        max_task_retries: of an actor: calls that its death interrupted are made again so often; -1
+            without end.
+        max_concurrency: of an actor: calls that run at once, in threads, or for a class with `async def`
+            methods on its event loop; None means 1, or 1,000 for the latter.
+        concurrency_groups: of an actor: names of groups of methods and how many calls of each run at once.
+        env: environment variables added for the process.
+        runtime_env: the same in Ray's words, {"env_vars": {...}}, with "working_dir" for a folder to run in.
+        scheduling_strategy: "DEFAULT", "SPREAD", or a `PlacementGroupSchedulingStrategy`.
+        placement_group: where the resources are taken from; None takes them from the machine.
+        placement_group_bundle_index: which bundle of the group; -1 any that fits.
+    """
+
+    num_cpus: float | None = None
+    num_gpus: float | None = None
+    memory: float | None = None
+    resources: Mapping[str, float] | None = field(default_factory=dict)
+    num_returns: int | Literal["streaming"] | None = None
+    max_retries: int = 3
+    retry_exceptions: bool | Sequence[type[BaseException]] = False
+    max_calls: int = 0
+    name: str | None = None
+    label: str | None = None
+    namespace: str | None = None
+    lifetime: Literal["detached", "non_detached"] | None = None
+    get_if_exists: bool = False
+    max_restarts: int = 0
+    max_task_retries: int = 0
+    max_concurrency: int | None = None
+    concurrency_groups: Mapping[str, int] = field(default_factory=dict)
+    env: Mapping[str, str] = field(default_factory=dict)
+    runtime_env: Mapping[str, Any] | None = None
+    scheduling_strategy: SchedulingStrategy = None
+    placement_group: PlacementGroup | None = None
+    placement_group_bundle_index: int = -1
+
+    def __post_init__(self) -> None:
+        self.placement(default_cpus=0)
+        returns_of(self.num_returns, generator=False)
+        for name in ("max_retries", "max_restarts", "max_task_retries"):
+            _require_count(name, getattr(self, name), least=-1, meaning="or -1 for without end")
+        _require_count("max_calls", self.max_calls, least=0)
+        if self.max_concurrency is not None:
+            _require_count("max_concurrency", self.max_concurrency, least=1)
+        for group, count in self.concurrency_groups.items():
+            _require_count(f"concurrency_groups[{group!r}]", count, least=1)
+        if self.max_task_retries and not self.max_restarts:
+            raise ConfigError(
+                f"max_task_retries={self.max_task_retries} without max_restarts: an actor that is not made "
+                "anew can't be called again"
+            )
+        if self.lifetime not in (None, "detached", "non_detached"):
+            raise ConfigError(f"lifetime={self.lifetime!r}; there are 'detached', 'non_detached' and None")
+        if self.name is not None and (not isinstance(self.name, str) or not self.name):
+            raise ConfigError(f"name={self.name!r}: give a name that is a text, and not empty")
+        if self.get_if_exists and self.name is None:
+            raise ConfigError("get_if_exists=True needs a name to look for")
+        exceptions = () if isinstance(self.retry_exceptions, bool) else self.retry_exceptions
+        if not all(isinstance(kind, type) and issubclass(kind, BaseException) for kind in exceptions):
+            raise ConfigError(f"retry_exceptions={self.retry_exceptions!r}: give True or a list of classes")
+
+    def placement(self, *, default_cpus: float) -> Placement:
+        """The request for a process, with `default_cpus` where the user gave none."""
+        amounts = dict(self.resources or {})
+        for key in ("CPU", "GPU", "cpu", "gpu", "memory"):
+            if key in amounts:
+                option = key.lower() if key == "memory" else f"num_{key.lower()}s"
+                raise ConfigError(f"resources={amounts!r}: give {key} as {option}")
+        amounts["CPU"] = default_cpus if self.num_cpus is None else self.num_cpus
+        amounts["GPU"] = self.num_gpus or 0
+        amounts["memory"] = self.memory or 0
+        environment = environment_of(self.env, self.runtime_env)
+        return Placement(
+            resources=normalize(amounts),
+            group=self._group(amounts),
+            env=environment.variables,
+            cwd=environment.working_dir,
+        )
+
+    def _group(self, amounts: Mapping[str, float]) -> PlacementGroupId | None:
+        strategy = checked_strategy(self.scheduling_strategy)
+        group, index = self.placement_group, self.placement_group_bundle_index
+        if isinstance(strategy, PlacementGroupSchedulingStrategy):
+            if group is not None:
+                raise ConfigError("give placement_group or scheduling_strategy, not both")
+            group, index = strategy.placement_group, strategy.placement_group_bundle_index
+        if group is None:
+            return None
+        count = len(group.bundle_specs)
+        if not -1 <= index < count:
+            raise ConfigError(f"placement_group_bundle_index={index}: the group has {count} bundles")
+        group.require_room(normalize(amounts), index)
+        return PlacementGroupId(group=group.id, bundle=None if index < 0 else index)
+
+    def returns(self, *, is_generator: bool) -> int:
+        """How many references a call returns; STREAMING for a generator of them."""
+        return returns_of(self.num_returns, generator=is_generator)
+
+    def registration(self) -> Registration | None:
+        """How an actor is to be found; None if only by its handles."""
+        if self.name is None and self.lifetime != "detached":
+            return None
+        return Registration(
+            name=self.name,
+            namespace=self.namespace,
+            detached=self.lifetime == "detached",
+            get_if_exists=self.get_if_exists,
+        )
+
+    def concurrency(self) -> Concurrency:
+        """How many calls of an actor run at once."""
+        return Concurrency(max_concurrency=self.max_concurrency, groups=dict(self.concurrency_groups))
+
+    def retries(self) -> bool | tuple[type[BaseException], ...]:
+        """`retry_exceptions` in a form that a call can carry."""
+        wanted = self.retry_exceptions
+        return wanted if isinstance(wanted, bool) else tuple(wanted)
+
+    def updated(self, changes: Mapping[str, Any], *, foreign: frozenset[str] = frozenset()) -> Options:
+        """A copy with `changes`; raises ConfigError naming an option that doesn't exist.
+
+        Args:
+            changes: options by name.
+            foreign: those that what is asked for does not have.
+        """
+        known = {item.name for item in fields(self)}
+        unknown = sorted(set(changes) - known)
+        if unknown:
+            raise ConfigError(f"unknown option {', '.join(unknown)}; there are {', '.join(sorted(known))}")
+        misplaced = sorted(set(changes) & foreign)
+        if misplaced:
+            owner = "classes" if misplaced[0] in ACTORS_ONLY else "functions"
+            raise ConfigError(f"{', '.join(misplaced)}: only remote {owner} have this option")
+        return replace(self, **changes)
+
+
+def _require_count(name: str, value: Any, *, least: int, meaning: str = "") -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ConfigError(f"{name}={value!r}: give {max(least, 0)} or more{' ' * bool(meaning)}{meaning}")

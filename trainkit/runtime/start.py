@@ -1,0 +1,113 @@
+"""From the arguments of `init` to a running engine."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from typing import Any, cast
+
+from trainkit.errors import ConfigError, MissingDependencyError
+from trainkit.resources import normalize
+from trainkit.runtime.engine import Engine
+from trainkit.runtime.environment import environment_of
+from trainkit.runtime.local import devices
+from trainkit.runtime.specs import SessionSpec
+from trainkit.settings import default_namespace
+
+ENGINES = ("local", "inline", "ray")
+
+
+def engine_name(engine: str | None, address: str | None, local_mode: bool) -> str:
+    """Which engine the arguments of `init` ask for.
+
+    Raises:
+        ConfigError: they contradict each other.
+    """
+    remote = address not in (None, "local")
+    if engine is None:
+        engine = "ray" if remote else "inline" if local_mode else "local"
+    if engine not in ENGINES:
+        raise ConfigError(f"engine={engine!r}; there are 'local', 'inline' and 'ray'")
+    if remote and engine != "ray":
+        raise ConfigError(f"address={address!r} needs engine='ray', and engine={engine!r} was asked for")
+    if local_mode and engine != "inline":
+        raise ConfigError(f"local_mode=True is engine='inline', and engine={engine!r} was asked for")
+    return engine
+
+
+def session_spec(
+    *,
+    address: str | None,
+    num_cpus: float | None,
+    num_gpus: int | None,
+    resources: Mapping[str, float] | None,
+    memory: float | None,
+    object_store_memory: int | None,
+    log_to_driver: bool,
+    namespace: str | None,
+    runtime_env: Mapping[str, Any] | None,
+    preload: Sequence[str],
+    extra: Mapping[str, Any],
+) -> SessionSpec:
+    """The arguments of `init`, checked and with their defaults; see there.
+
+    Raises:
+        ConfigError: an argument is wrong.
+    """
+    totals = normalize(
+        {
+            **(resources or {}),
+            "CPU": devices.cpu_count() if num_cpus is None else num_cpus,
+            "GPU": devices.gpu_count() if num_gpus is None else num_gpus,
+            "memory": devices.memory_bytes() if memory is None else memory,
+        },
+        what="init",
+    )
+    if totals.get("GPU", 0) != int(totals.get("GPU", 0)):
+        raise ConfigError(f"num_gpus={num_gpus}: a machine has whole GPUs; actors may ask for fractions")
+    if object_store_memory is not None and object_store_memory < 0:
+        raise ConfigError(f"object_store_memory={object_store_memory}: give a number of bytes")
+    if isinstance(preload, str) or not all(isinstance(module, str) for module in preload):
+        raise ConfigError(f"preload={preload!r}: give a list of module names")
+    for module in preload:
+        if find_spec(module.partition(".")[0]) is None:
+            raise ConfigError(f"preload={list(preload)!r}: there is no module {module!r} on sys.path")
+    environment = environment_of({}, runtime_env)
+    given = {"num_cpus": num_cpus, "num_gpus": num_gpus, "resources": resources, "memory": memory}
+    return SessionSpec(
+        totals=totals,
+        namespace=namespace or default_namespace(),
+        log_to_driver=log_to_driver,
+        preload=frozenset(preload),
+        environment=environment.variables,
+        working_dir=environment.working_dir,
+        object_store_bytes=object_store_memory,
+        address=address,
+        extra={name: value for name, value in {**extra, **given}.items() if value is not None},
+    )
+
+
+def start(name: str, spec: SessionSpec) -> Engine:
+    """Start the engine of that name; each is imported when it is chosen, as not every machine has each.
+
+    Raises:
+        ConfigError: it can't run on this platform.
+        MissingDependencyError: it needs a package that is not installed.
+    """
+    if name == "inline":
+        inline = importlib.import_module("trainkit.runtime.inline")
+        return cast("Engine", inline.InlineEngine(spec))
+    if name == "ray":
+        if find_spec("ray") is None:
+            raise MissingDependencyError("the Ray engine needs Ray: pip install 'trainkit[ray]'")
+        ray_engine = importlib.import_module("trainkit.runtime.ray_engine")
+        return cast("Engine", ray_engine.RayEngine.start(spec))
+    if sys.platform != "linux":
+        raise ConfigError(
+            f"the local engine needs Linux, and this is {sys.platform}; trainkit.init(engine='inline') runs "
+            "everything in this process"
+        )
+    local = importlib.import_module("trainkit.runtime.local.client")
+    return cast("Engine", local.LocalEngine.start(spec))

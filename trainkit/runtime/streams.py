@@ -1,0 +1,37 @@
+"""Results that come one by one: what a call with `num_returns="streaming"` returns."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Iterator
+from typing import Generic, TypeVar
+
+from trainkit.runtime.specs import ObjectRef
+
+T = TypeVar("T")
+
+
+class ObjectRefGenerator(ABC, Generic[T], Iterator[ObjectRef[T]], AsyncIterator[ObjectRef[T]]):
+    """Hands out a reference for each value that a remote generator yields, as soon as it is there.
+
+    `for ref in generator` and `async for ref in generator` wait for the next one. If the generator
+    raises, or its process dies, one more reference comes, whose `get` raises that; then it ends.
+    """
+
+    @abstractmethod
+    def __next__(self) -> ObjectRef[T]:
+        """The next value's reference; it is done. Raises StopIteration behind the last."""
+
+    @abstractmethod
+    async def __anext__(self) -> ObjectRef[T]:
+        """The same without blocking the event loop."""
+
+    @abstractmethod
+    def completed(self) -> ObjectRef[None]:
+        """A reference that is done once the remote generator has ended; its `get` raises what that raised."""
+
+    def __iter__(self) -> ObjectRefGenerator[T]:
+        return self
+
+    def __aiter__(self) -> ObjectRefGenerator[T]:
+        return self
