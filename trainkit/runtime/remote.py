@@ -25,7 +25,7 @@ class RemoteFunction(Generic[P, R]):
     def __init__(self, function: Callable[P, R], options: Options) -> None:
         self._function = function
         self._options = options
-        self._name: str = options.name or getattr(function, "__qualname__", type(function).__name__)
+        self._name = str(options.name or getattr(function, "__qualname__", type(function).__name__))
         self._num_returns = options.returns(is_generator=is_generator(function))
         self._placement = options.placement(default_cpus=1)
         self._retry_exceptions = options.retries()
@@ -143,8 +143,8 @@ class ActorClass(Generic[T]):
         }
         if unknown:
             raise ConfigError(
-                f"{self.__name__} has methods in the concurrency groups {sorted(map(str, unknown))}, which its "
-                f"options do not declare; they declare {sorted(options.concurrency_groups)}"
+                f"{self.__name__} has methods in the concurrency groups {sorted(map(str, unknown))}, which "
+                f"its options do not declare; they declare {sorted(options.concurrency_groups)}"
             )
         spec = ActorSpec(
             cls=self._cls,

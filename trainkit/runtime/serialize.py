@@ -79,22 +79,43 @@ class Packed:
         return len(self.payload) + sum(len(buffer) for buffer in self.buffers)
 
 
-_ATOMS = frozenset({int, float, bool, str, bytes, type(None)})
+ATOMS = frozenset({int, float, bool, str, bytes, type(None)})
 
+NUMBERS = frozenset({int, float, bool, type(None)})
+
+SHORT = 1024
+"""Characters, or bytes, up to which a text is small."""
 
 _PLAIN_DEPTH = 4
 
 
-def _is_plain(value: Any, depth: int = _PLAIN_DEPTH) -> bool:
-    """Whether the fast C pickler may take it as it is: atoms and short containers of atoms."""
+def is_small(value: Any, depth: int = _PLAIN_DEPTH) -> bool:
+    """Whether a value is plain, and so small that copying it costs nothing worth mentioning."""
     kind = type(value)
-    if kind in _ATOMS:
+    if kind in NUMBERS:
         return True
+    if kind is str or kind is bytes:
+        return len(value) <= SHORT
     if depth and (kind is tuple or kind is list):
-        return len(value) <= 16 and all(type(item) in _ATOMS or _is_plain(item, depth - 1) for item in value)
+        return len(value) <= 16 and all(type(item) in NUMBERS or is_small(item, depth - 1) for item in value)
     if depth and kind is dict:
         return len(value) <= 16 and all(
-            type(key) is str and (type(item) in _ATOMS or _is_plain(item, depth - 1))
+            type(key) is str and (type(item) in NUMBERS or is_small(item, depth - 1))
+            for key, item in value.items()
+        )
+    return False
+
+
+def is_plain(value: Any, depth: int = _PLAIN_DEPTH) -> bool:
+    """Whether the fast C pickler may take it as it is: atoms and short containers of atoms."""
+    kind = type(value)
+    if kind in ATOMS:
+        return True
+    if depth and (kind is tuple or kind is list):
+        return len(value) <= 16 and all(type(item) in ATOMS or is_plain(item, depth - 1) for item in value)
+    if depth and kind is dict:
+        return len(value) <= 16 and all(
+            type(key) is str and (type(item) in ATOMS or is_plain(item, depth - 1))
             for key, item in value.items()
         )
     return False
@@ -106,7 +127,7 @@ def pack(value: Any, what: str = "value") -> Packed:
     Raises:
         SerializationError: naming `what` and the part of it that can't be pickled.
     """
-    if _is_plain(value):
+    if is_plain(value):
         return Packed(pickle.dumps(value, PROTOCOL))
     _register_array_types()
     file = io.BytesIO()

@@ -28,8 +28,8 @@ class Exit:
 
 
 def should_retry(exit_: Exit, retries_left: int) -> bool:
-    """Whether a task whose worker ended so is run again."""
-    return retries_left > 0 and not exit_.requested
+    """Whether a task whose worker ended so is run again; -1 is without end."""
+    return retries_left != 0 and not exit_.requested
 
 
 def describe(exit_: Exit, name: str) -> str:

@@ -38,6 +38,13 @@ FAILURE = 4  # user code raised
 CONNECT = 5  # a further connection to this process; it is the frame's only handle
 REQUEST = 6  # to the node, which answers with VALUE or FAILURE
 NOTICE = 7  # to or from the node, not answered
+CALLS = 8  # several small calls
+ANSWERS = 9  # several small values, and how long they took
+RETURNED = 10  # the numbers of calls that will not be begun here, to be made elsewhere, and why
+
+BLOCKED = "blocked"  # the call before them waits for others
+SLOW = "slow"  # the call before them takes long
+UNKNOWN = "unknown"  # their function is not known here, or no more
 
 
 class Frame(NamedTuple):

@@ -22,6 +22,7 @@ from trainkit.resources import QUANTUM, Bundle, require_feasible
 from trainkit.runtime import preload
 from trainkit.runtime.failures import raisable, unpack_failure
 from trainkit.runtime.local import launch
+from trainkit.runtime.local.batch import lasting
 from trainkit.runtime.local.bodies import CallBodies
 from trainkit.runtime.local.channel import (
     CALL,
@@ -31,6 +32,7 @@ from trainkit.runtime.local.channel import (
     Descriptor,
 )
 from trainkit.runtime.local.interrupt import InterruptGuard
+from trainkit.runtime.local.leases import Task
 from trainkit.runtime.local.messages import (
     Available,
     AwaitGroup,
@@ -46,9 +48,9 @@ from trainkit.runtime.local.messages import (
 from trainkit.runtime.local.nodelink import Ids, NodeLink, show_notice
 from trainkit.runtime.local.objects import SegmentPool, opened
 from trainkit.runtime.local.pump import Pump
-from trainkit.runtime.local.refs import PENDING, Endpoint, LocalRef, Peer, set_engine
+from trainkit.runtime.local.refs import ATOM, PENDING, Endpoint, LocalRef, Peer, set_engine
 from trainkit.runtime.local.select_any import await_any
-from trainkit.runtime.local.tasks import Task, TaskPool
+from trainkit.runtime.local.tasks import TaskPool
 from trainkit.runtime.serialize import Packed, pack, unpack
 from trainkit.runtime.specs import (
     ActorSpec,
@@ -63,6 +65,7 @@ from trainkit.settings import SESSION_MARK
 
 _KEEP_WARM_BYTES = 1 << 30
 _DRIVER_SERIAL = 1
+_PLACEMENTS_KNOWN = 256
 
 
 class LocalEngine:
@@ -107,10 +110,12 @@ class LocalEngine:
         self._own_variables = dict(own_variables or {})
         self._segments = SegmentPool(_KEEP_WARM_BYTES)
         self._pools: dict[Hashable, TaskPool] = {}
+        self._pool_of: dict[int, tuple[Placement, TaskPool]] = {}
         self._pools_lock = threading.Lock()
         self._bodies = CallBodies(self._segments, self._ids)
         self.link = NodeLink(control, self._ids, self._answer, self.pump.run, node)
         self.link.on_notice = self.notified
+        self.on_blocked: Callable[[], None] = lambda: None
         set_engine(self)
         if node is not None:  # a worker's main loop reads this connection itself
             self.pump.watch(self.link, "notices")
@@ -176,22 +181,49 @@ class LocalEngine:
     # verbs
 
     def submit(self, spec: TaskSpec) -> list[ObjectRef[Any]]:
-        self._require(spec.placement, spec.name)
-        refs = self._refs(spec.num_returns, None)
+        pool = self._pool(spec.placement, spec.name)
         definition = self._bodies.definition(spec.function, spec.name)
-        # Packed now, as the caller may change what it gave; a pending reference packs as a promise.
-        body = self._bodies.of_call(definition, spec.name, len(refs), spec.args, spec.kwargs)
-        task = Task(spec.name, body.owned(), refs, spec.max_retries)
-        waits_for = [
-            ref for ref in (*spec.args, *spec.kwargs.values()) if isinstance(ref, LocalRef) and not ref.done()
-        ]
-        pool = self._pool(spec.placement)
-
+        refs = self._refs(spec.num_returns, None)
+        arguments = lasting(spec.args, spec.kwargs) if spec.num_returns == 1 else None
+        body = None
+        if arguments is None:
+            # Packed now, as the caller may change what it gave; a pending reference packs as a promise.
+            body = self.body_of(definition, spec.name, len(refs), spec.args, spec.kwargs).owned()
+        task = Task(
+            spec.name,
+            definition,
+            arguments,
+            body,
+            refs,
+            spec.max_retries,
+            spec.retry_exceptions,
+            spec.max_calls,
+        )
+        waits_for = (
+            [
+                ref
+                for ref in (*spec.args, *spec.kwargs.values())
+                if isinstance(ref, LocalRef) and not ref.done()
+            ]
+            if body is not None
+            else None
+        )
         if waits_for:  # a leased process that waited for other tasks would keep them from running
             self._when_all(waits_for, lambda: self.pump.run(lambda: pool.submit(task, watch=True)))
         else:
             pool.submit(task)
         return list(refs)
+
+    def body_of(
+        self,
+        definition: LocalRef,
+        name: str,
+        count: int,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+    ) -> Packed:
+        """The body of a call of a function; see `CallBodies.of_call`."""
+        return self._bodies.of_call(definition, name, count, args, kwargs)
 
     def _when_all(self, refs: Sequence[LocalRef], then: Callable[[], None]) -> None:
         left = itertools.count(len(refs) - 1, -1)  # next() is atomic, so exactly one callback sees 0
@@ -206,7 +238,11 @@ class LocalEngine:
             self.pump.watch(peer, ref)  # which also keeps it, if nobody else does
             ref.when_done(functools.partial(self.pump.unwatch, peer, ref))
 
-    def _pool(self, placement: Placement) -> TaskPool:
+    def _pool(self, placement: Placement, name: str) -> TaskPool:
+        known = self._pool_of.get(id(placement))
+        if known is not None and known[0] is placement:
+            return known[1]
+        self._require(placement, name)
         key = (
             tuple(sorted(placement.resources.items())),
             placement.group,
@@ -218,6 +254,9 @@ class LocalEngine:
             if pool is None:
                 pool = self._pools[key] = TaskPool(self, placement)
                 self.pump.watch(self.link, "leases")  # for the node's wish to have them back
+            if len(self._pool_of) > _PLACEMENTS_KNOWN:
+                self._pool_of.clear()
+            self._pool_of[id(placement)] = placement, pool
             return pool
 
     def most_tasks(self, placement: Placement) -> int:
@@ -248,6 +287,12 @@ class LocalEngine:
         self, actor: Endpoint, method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], spec: MethodSpec
     ) -> list[ObjectRef[Any]]:
         peer = actor.peer
+        if spec.num_returns == 1:
+            arguments = lasting(args, kwargs)
+            if arguments is not None:
+                ref = LocalRef(self._ids.next(), peer)
+                peer.request_soon(ref, method, arguments)
+                return [ref]
         for value in (*args, *kwargs.values()):
             if isinstance(value, LocalRef) and not value.done():
                 self.watch(value)
@@ -278,6 +323,8 @@ class LocalEngine:
         return values
 
     def _value(self, ref: LocalRef) -> Any:
+        if ref.kind == ATOM:
+            return ref.body
         if ref.kind == VALUE:
             return unpack(opened(ref.body))
         if ref.kind == FAILURE:
@@ -299,15 +346,18 @@ class LocalEngine:
 
     def _await(self, refs: Sequence[LocalRef], count: int, deadline: float | None) -> bool:
         """Wait until `count` of `refs` are done; False if the deadline came first."""
+        told = not self.is_worker or threading.current_thread() is not threading.main_thread()
         lending = False
         try:
             while True:
                 with InterruptGuard() as guard:
-                    if self._lends and not lending:  # what has arrived is taken before anything is lent
+                    if not told:  # what has arrived is taken before anything is lent
                         if self._await_guarded(refs, count, SYSTEM.monotonic(), guard):
                             return True
                         if deadline is None or SYSTEM.monotonic() < deadline:
-                            lending = threading.current_thread() is threading.main_thread()
+                            told = True
+                            self.on_blocked()
+                            lending = self._lends
                         if lending:
                             self.link.tell(Blocked(True))
                     done = self._await_guarded(refs, count, deadline, guard)
@@ -327,6 +377,8 @@ class LocalEngine:
                 return True
             left = None if deadline is None else max(0.0, deadline - SYSTEM.monotonic())
             peer = pending[0].peer
+            if peer is not None and peer.has_posted:
+                peer.flush_if_open()
             if len(pending) == 1 and peer is not None and not peer.closed:
                 peer.wait_until(pending[0].done, left, SYSTEM.monotonic, guard)
             else:

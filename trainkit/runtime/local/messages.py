@@ -64,9 +64,14 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class ReturnLease:
-    """I need the process of this lease no more."""
+    """I need the process of this lease no more.
+
+    Attributes:
+        retire: it has run a function as often as it may, so it is to end.
+    """
 
     worker_id: int
+    retire: bool = False
 
 
 @dataclass(frozen=True, slots=True)

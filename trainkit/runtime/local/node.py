@@ -233,8 +233,8 @@ class Node:
                 self.stores.start_actor(serial, message, handles[0])
             case Lease():
                 self.stores.lease(serial, message, handles[0], answer)
-            case ReturnLease(worker_id):
-                self.stores.return_lease(worker_id)
+            case ReturnLease(worker_id, retire):
+                self.stores.return_lease(worker_id, retire)
             case Reserve(group_id, bundles):
                 self.stores.reserve(serial, group_id, bundles)
             case AwaitGroup(group_id):

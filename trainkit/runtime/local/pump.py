@@ -14,11 +14,15 @@ import threading
 from collections.abc import Callable, Hashable
 from typing import TypeVar
 
+from trainkit.runtime.local.batch import BatchingConnection
 from trainkit.runtime.local.channel import Connection
 
 T = TypeVar("T")
 
 _CONTESTED_S = 0.001
+_TICK_S = 0.001
+_QUIET_TICKS = 5
+"""So many ticks without anything to flush end the ticking, as starting it costs as much as some ticks."""
 
 
 class Pump:
@@ -31,6 +35,7 @@ class Pump:
         self._watched: dict[Connection, set[Hashable]] = {}
         self._flushing: set[Connection] = set()
         self._jobs: list[Callable[[], None]] = []
+        self._ticking: dict[BatchingConnection, int] = {}
         self._stopping = False
 
     def watch(self, conn: Connection, why: Hashable) -> None:
@@ -58,6 +63,28 @@ class Pump:
         with self._lock:
             self._flushing.add(conn)
             self._wake()
+
+    def tick(self, conn: BatchingConnection) -> None:
+        """Flush what is posted on `conn`, now and then, until nothing more is posted."""
+        with self._lock:
+            conn.ticking = True
+            starts = not self._ticking
+            self._ticking[conn] = 0
+            if starts:
+                self._wake()
+
+    def _tick(self) -> None:
+        for conn, quiet in list(self._ticking.items()):
+            if _guarded(conn.on_tick) or conn.has_posted:
+                self._ticking[conn] = 0
+                _guarded(conn.flush_if_open)
+            elif quiet < _QUIET_TICKS:
+                self._ticking[conn] = quiet + 1
+            else:
+                with self._lock:
+                    del self._ticking[conn]
+                    conn.ticking = False
+                _guarded(conn.flush_if_open)  # what was posted between the two
 
     def run(self, job: Callable[[], None]) -> None:
         """Call `job` in the pump's thread."""
@@ -99,7 +126,10 @@ class Pump:
                 _guarded(job)
             if jobs:
                 continue
-            events = poll.poll(_CONTESTED_S * 1000 if contested else None)
+            hurry = _CONTESTED_S if contested else _TICK_S if self._ticking else None
+            events = poll.poll(None if hurry is None else hurry * 1000)
+            if self._ticking:
+                self._tick()
             contested = set()
             for fd, event in events:
                 if fd == self._wake_fd:

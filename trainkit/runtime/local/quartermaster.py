@@ -255,13 +255,14 @@ class Quartermaster:
 
     # giving back
 
-    def return_lease(self, worker_id: int) -> None:
+    def return_lease(self, worker_id: int, retire: bool) -> None:
         """Free what a leased worker holds, and keep the process for the next task like its last."""
         worker = self._node.census.worker(worker_id)
         if worker is None:
             return
         # One that had a GPU still has its context there, and the next holder may be another.
-        reusable = worker.ledger_group is None and not (worker.allocation and worker.allocation.gpus)
+        unused_gpus = not (worker.allocation and worker.allocation.gpus)
+        reusable = not retire and worker.ledger_group is None and unused_gpus
         self._free(worker)
         if reusable and len(self._idle) < max(1, int(self._totals.get("CPU", 1))):
             self._idle.append(worker)

@@ -17,10 +17,14 @@ from typing import TYPE_CHECKING, Any
 from trainkit.errors import ObjectLostError, OwnerDiedError
 from trainkit.runtime import serialize
 from trainkit.runtime.failures import pack_failure
+from trainkit.runtime.local.batch import BatchingConnection
 from trainkit.runtime.local.channel import (
+    ANSWERS,
+    CALLS,
     CONNECT,
     FAILURE,
     HANDLE_KINDS,
+    VALUE,
     Connection,
     Descriptor,
     Frame,
@@ -33,6 +37,7 @@ if TYPE_CHECKING:
 
 PENDING = 0
 LOST = -1  # the other end is gone; the body is a function that makes the error
+ATOM = -2  # the body is the value itself, which can't be changed
 ACTOR = 2
 PROMISE = 3
 
@@ -57,7 +62,7 @@ class LocalRef(ObjectRef[Any]):
 
     Attributes:
         peer: over which it will arrive; None while its task waits for a worker, or once it is there.
-        kind: PENDING, VALUE, FAILURE or LOST.
+        kind: PENDING, VALUE, ATOM, FAILURE or LOST.
         body: the answer; see `kind`.
     """
 
@@ -109,7 +114,7 @@ class LocalRef(ObjectRef[Any]):
             callback()
 
 
-class Peer(Connection):
+class Peer(BatchingConnection):
     """A connection over which calls go out and answers come back.
 
     Args:
@@ -136,11 +141,50 @@ class Peer(Connection):
         if self.closed:  # it was found out before these were added
             self._fail_pending()
 
+    def request_soon(self, ref: LocalRef, target: str | int, arguments: Any) -> None:
+        """Send a small call, perhaps together with others.
+
+        Args:
+            ref: its answer.
+            target: the method, or the number of the function's definition.
+            arguments: see `batch.lasting`.
+        """
+        self.pending[ref.id] = weakref.ref(ref)
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            self.post((ref.id, target, arguments))
+        if self.closed:
+            self._fail_pending()
+
+    def make_batch(self, entries: list[Any]) -> tuple[int, bytes]:
+        return CALLS, pickle.dumps(entries, serialize.PROTOCOL)
+
+    def tick(self) -> None:
+        _current_engine().pump.tick(self)
+
     def on_frame(self, frame: Frame) -> None:
+        if frame.kind == ANSWERS:
+            self.on_answers(*pickle.loads(frame.body.payload))
+            return
         waiting = self.pending.pop(frame.call_id, None)
         ref = None if waiting is None else waiting()
         if ref is not None:
             ref.complete(frame.kind, frame.body)
+
+    def on_answers(
+        self, ids: list[int], values: list[Any], pickled: list[tuple[int, bytes]], _: float
+    ) -> None:
+        """Several answers have arrived: atoms, and pickles of other small values."""
+        take = self.pending.pop
+        for call_id, value in zip(ids, values, strict=True):
+            waiting = take(call_id, None)
+            ref = None if waiting is None else waiting()
+            if ref is not None:
+                ref.complete(ATOM, value)
+        for call_id, payload in pickled:
+            waiting = take(call_id, None)
+            ref = None if waiting is None else waiting()
+            if ref is not None:
+                ref.complete(VALUE, Packed(payload))
 
     def on_close(self) -> None:
         self.close()
@@ -244,6 +288,8 @@ def outcome(ref: LocalRef) -> tuple[int, Packed]:
     """The answer of a done reference in a form that can be sent."""
     if ref.kind == LOST:
         return FAILURE, pack_failure(ref.body(), "trainkit")
+    if ref.kind == ATOM:
+        return VALUE, serialize.pack(ref.body)
     return ref.kind, ref.body
 
 

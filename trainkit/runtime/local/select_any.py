@@ -45,6 +45,8 @@ def await_any(refs: Sequence[LocalRef], timeout_s: float | None, guard: Interrup
                 fd = peer.fileno()
                 if fd in leading:
                     continue
+                if peer.has_posted:
+                    peer.flush_if_open()
                 if peer.reading.acquire(blocking=False):
                     if peer.fileno() == fd:
                         leading[fd] = peer

@@ -1,6 +1,6 @@
 """Tasks of one shape: a queue of calls, and the processes leased from the node to run them.
 
-A lease holds its task's resources from the node's grant until it is returned. It is kept while there
+A lease holds its tasks' resources from the node's grant until it is returned. It is kept while there
 are tasks to run, and afterwards until somebody else wants what it holds, so that the next task of the
 same shape starts at once.
 """
@@ -8,19 +8,22 @@ same shape starts at once.
 from __future__ import annotations
 
 import functools
+import pickle
 import socket
 import threading
 from collections import deque
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from trainkit.errors import TrainkitError, WorkerDiedError
 from trainkit.runtime import supervise
-from trainkit.runtime.local.channel import CALL, VALUE, Descriptor, Frame
+from trainkit.runtime.local.batch import MOST
+from trainkit.runtime.local.channel import VALUE, Descriptor
+from trainkit.runtime.local.leases import AHEAD_S, Lease, Task
 from trainkit.runtime.local.messages import Lease as LeaseRequest
 from trainkit.runtime.local.messages import ReturnLease
 from trainkit.runtime.local.nodelink import death
-from trainkit.runtime.local.refs import LOST, LocalRef, Peer
+from trainkit.runtime.local.refs import LOST, LocalRef
 from trainkit.runtime.serialize import Packed
 from trainkit.runtime.specs import Placement
 
@@ -28,49 +31,16 @@ if TYPE_CHECKING:
     from trainkit.runtime.local.client import LocalEngine
 
 
-@dataclass(slots=True, eq=False)
-class Task:
-    """A call that waits for a process, or runs in one."""
-
-    name: str
-    body: Packed
-    refs: list[LocalRef]
-    retries_left: int
-
-
-class Lease(Peer):
-    """The connection to a leased process; runs one task at a time."""
-
-    def __init__(self, sock: socket.socket, pool: TaskPool, worker_id: int) -> None:
-        super().__init__(sock, "task", worker_id)
-        self.pool = pool
-        self.task: Task | None = None
-        self.wanted_back = False
-
-    def run(self, task: Task) -> None:
-        """Send `task`, whose answers then come over this connection."""
-        self.task, self.name = task, task.name
-        for ref in task.refs:
-            ref.peer = self
-        self.request(CALL, task.body, task.refs)
-
-    def on_frame(self, frame: Frame) -> None:
-        super().on_frame(frame)
-        if not self.pending:
-            self.task = None
-            self.pool.finished(self)
-
-    def on_close(self) -> None:
-        self.sock.close()
-        task, self.task = self.task, None
-        self.pool.lost(self, task)
+_FUNCTIONS = 256
+"""Functions whose duration is remembered."""
 
 
 class TaskPool:
     """Runs tasks that need the same placement.
 
-    All state is guarded by one lock; tasks are sent without holding it. While tasks are queued, some
-    lease is asked for or busy, or the whole queue is failed: nothing is left to wait for ever.
+    A process gets one task at a time until it is known that they are short; then some milliseconds'
+    worth at once. All state is guarded by one lock; tasks are sent without holding it. While tasks are
+    queued, some lease is asked for or busy, or the whole queue is failed: nothing is left to wait for ever.
     """
 
     def __init__(self, engine: LocalEngine, placement: Placement) -> None:
@@ -81,6 +51,7 @@ class TaskPool:
         self._idle: list[Lease] = []
         self._busy: set[Lease] = set()
         self._asked: set[LocalRef] = set()
+        self._each_s: dict[int, float] = {}
 
     def submit(self, task: Task, watch: bool = False) -> None:
         """Run `task` as soon as there is a process for it.
@@ -93,8 +64,7 @@ class TaskPool:
             lease = self._idle.pop() if self._idle else None
             if lease is None:
                 self._queue.append(task)
-                for busy in self._busy:
-                    self._engine.pump.watch(busy, self)
+                self._watch_busy()
             else:
                 self._busy.add(lease)
         if lease is None:
@@ -108,14 +78,35 @@ class TaskPool:
             return
         if watch:
             self._engine.pump.watch(lease, self)
-        lease.run(task)
+        lease.run([task])
+
+    def again(self, tasks: Sequence[Task]) -> None:
+        """Run `tasks`, which were given to a process in vain, before the others."""
+        with self._lock:
+            self._queue.extendleft(reversed(tasks))
+            self._watch_busy()
+        self._ask()
+
+    def _watch_busy(self) -> None:
+        """See to it that the queue moves on although nobody may be reading."""
+        for busy in self._busy:
+            self._engine.pump.watch(busy, self)
+
+    def body_of(self, task: Task) -> Packed:
+        """The whole call."""
+        if task.body is None:
+            arguments = task.arguments
+            args, kwargs = (arguments, {}) if type(arguments) is tuple else pickle.loads(arguments)
+            task.body = self._engine.body_of(task.definition, task.name, len(task.refs), args, kwargs)
+        return task.body
 
     def _ask(self) -> None:
         """Ask the node for as many leases as there are tasks for; at most what could ever run at once."""
         most = self._engine.most_tasks(self._placement)
         asked: list[tuple[Lease, LocalRef]] = []
         with self._lock:
-            while len(self._asked) < len(self._queue) and len(self._asked) + len(self._busy) < most:
+            running = sum(not lease.blocked for lease in self._busy)
+            while len(self._asked) < len(self._queue) and len(self._asked) + running < most:
                 ours, theirs = socket.socketpair()
                 lease = Lease(ours, self, self._engine.new_id())
                 request = LeaseRequest(
@@ -133,7 +124,7 @@ class TaskPool:
             if answer.kind == VALUE:
                 self._busy.add(lease)
         if answer.kind == VALUE:
-            self.finished(lease)
+            self.progressed(lease)
         else:  # the node is gone, or the placement group: no other answer would be better
             self.fail(answer.kind, answer.body)
 
@@ -145,28 +136,62 @@ class TaskPool:
             for ref in task.refs:
                 ref.complete(kind, body)
 
-    def finished(self, lease: Lease) -> None:
-        """`lease` has nothing to do: give it the next task, keep it, or return it."""
-        task: Task | None = None
+    # the work of a lease
+
+    def learn(self, function: int, each_s: float, at_least: bool = False) -> None:
+        """Runs of `function` took `each_s` seconds each, just now; or one takes at least so long."""
+        known = self._each_s.pop(function, each_s)
+        self._each_s[function] = max(known, each_s) if at_least else (known + each_s) / 2
+        if len(self._each_s) > _FUNCTIONS:
+            del self._each_s[next(iter(self._each_s))]
+
+    def progressed(self, lease: Lease) -> None:
+        """`lease` owes less than before: give it more, keep it, or return it."""
+        tasks: list[Task] = []
         with self._lock:
-            give_back = lease.wanted_back or lease.closed
-            if self._queue and not give_back:
-                task = self._queue.popleft()
+            over = lease.wanted_back or lease.retiring or lease.closed
+            if not over:
+                tasks = self._next_for(lease)
+            if tasks:
                 self._engine.pump.watch(lease, self)
-            elif not give_back:
+            elif not over and not lease.owing:
                 self._busy.discard(lease)
                 self._idle.append(lease)
                 self._engine.pump.unwatch(lease, self)
-        if task is not None:
-            lease.run(task)
-        elif give_back:
+        if tasks:
+            lease.run(tasks)
+        elif over and not lease.owing:
             self._give_back(lease)
+
+    def _next_for(self, lease: Lease) -> list[Task]:
+        queue = self._queue
+        if not queue:
+            return []
+        if queue[0].is_solitary:
+            return [] if lease.owing else [queue.popleft()]
+        room = self._room(lease, queue[0])
+        tasks: list[Task] = []
+        while queue and len(tasks) < room and not queue[0].is_solitary:
+            tasks.append(queue.popleft())
+        return tasks
+
+    def _room(self, lease: Lease, task: Task) -> int:
+        """How many tasks like `task` may be given to `lease` now."""
+        if lease.owing and next(iter(lease.owing.values())).is_solitary:
+            return 0
+        each_s = self._each_s.get(task.definition.id)
+        depth = 1 if each_s is None else max(1, min(MOST, int(AHEAD_S / max(each_s, 1e-6))))
+        room = depth - len(lease.owing)
+        if lease.owing and 2 * room < depth:
+            return 0  # more at once is cheaper
+        fair = -(-len(self._queue) // max(1, len(self._busy) + len(self._asked)))
+        return min(room, fair)
 
     def _give_back(self, lease: Lease) -> None:
         with self._lock:
             self._forget(lease)
         lease.close_when_sent()
-        self._engine.link.tell(ReturnLease(lease.worker_id or 0))
+        self._engine.link.tell(ReturnLease(lease.worker_id or 0, lease.retiring))
         self._ask()  # behind those who wanted it
 
     def _forget(self, lease: Lease) -> None:
@@ -197,32 +222,44 @@ class TaskPool:
             lease.close()
         self.fail(LOST, self._engine.link.gone)
 
-    def lost(self, lease: Lease, task: Task | None) -> None:
-        """The process of `lease` is gone: run its task again if that is allowed, else fail it."""
+    # deaths
+
+    def lost(self, lease: Lease, tasks: Sequence[Task]) -> None:
+        """The process of `lease` is gone: run its tasks again if that is allowed, else fail them."""
         with self._lock:
             self._forget(lease)
-        self._engine.pump.run(lambda: self._settle(lease, task))
+        self._engine.pump.run(lambda: self._settle(lease, tasks))
 
-    def _settle(self, lease: Lease, task: Task | None) -> None:
-        if task is not None and lease.pending:
-            self._retry_or_fail(lease, task)
+    def _settle(self, lease: Lease, tasks: Sequence[Task]) -> None:
+        owed = [task for task in tasks if not all(ref.done() for ref in task.refs)]
+        if owed:
+            self._retry_or_fail(lease, owed)
         self._ask()
 
-    def _retry_or_fail(self, lease: Lease, task: Task) -> None:
+    def _retry_or_fail(self, lease: Lease, tasks: Sequence[Task]) -> None:
         try:
             exit_ = self._engine.link.inquest(lease)
         except TrainkitError as error:  # the node is gone, and every process with it
             why = error
-            for ref in task.refs:
-                ref.complete(LOST, lambda: why)
+            for task in tasks:
+                for ref in task.refs:
+                    ref.complete(LOST, lambda: why)
             self.fail(LOST, lambda: why)
             return
-        if supervise.should_retry(exit_, task.retries_left):
-            lease.pending.clear()
-            task.retries_left -= 1
-            for ref in task.refs:
-                ref.peer = None
-            self.submit(task, watch=True)
-            return
-        for ref in task.refs:
-            ref.complete(LOST, lambda: death(WorkerDiedError, exit_, task.name))
+        # They were answered in order, so it is the first that ran; the others run again at no charge, but
+        # alone, as one of them may have done it and its predecessors' answers been lost.
+        first = tasks[0]
+        again = []
+        for task in tasks:
+            if supervise.should_retry(exit_, task.retries_left):
+                if task is first:
+                    task.retries_left -= task.retries_left > 0
+                task.alone = True
+                for ref in task.refs:
+                    ref.peer = None
+                again.append(task)
+            else:
+                for ref in task.refs:
+                    ref.complete(LOST, functools.partial(death, WorkerDiedError, exit_, task.name))
+        lease.pending.clear()
+        self.again(again)

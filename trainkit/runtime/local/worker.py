@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import faulthandler
+import functools
 import os
+import pickle
 import random
 import select
 import signal
@@ -18,14 +21,22 @@ from typing import Any
 
 import threadpoolctl
 
+from trainkit.clock import SYSTEM
 from trainkit.runtime import api
 from trainkit.runtime.failures import pack_failure
 from trainkit.runtime.local import process
+from trainkit.runtime.local.batch import BatchingConnection
 from trainkit.runtime.local.channel import (
+    ANSWERS,
+    BLOCKED,
     CALL,
+    CALLS,
     CONNECT,
     FAILURE,
     INIT,
+    RETURNED,
+    SLOW,
+    UNKNOWN,
     VALUE,
     Connection,
     Descriptor,
@@ -36,7 +47,7 @@ from trainkit.runtime.local.messages import Connect, Exit, WorkerSpec
 from trainkit.runtime.local.objects import opened
 from trainkit.runtime.local.refs import LocalRef
 from trainkit.runtime.results import split_results
-from trainkit.runtime.serialize import Packed, pack, unpack
+from trainkit.runtime.serialize import NUMBERS, PROTOCOL, SHORT, Packed, is_small, pack, unpack
 from trainkit.runtime.specs import ObjectRef
 from trainkit.settings import SESSION_MARK
 
@@ -48,7 +59,9 @@ THREAD_VARIABLES = (
     "VECLIB_MAXIMUM_THREADS",
 )
 _FLUSH_S = 10.0
-_FUNCTIONS_KEPT = 16
+_FUNCTIONS_KEPT = 256
+_LONG_S = 0.02
+"""A call that takes so long has none wait behind it that another process could run."""
 
 
 def run_worker(spec: WorkerSpec, fds: Sequence[int]) -> None:
@@ -167,21 +180,45 @@ def _cap_gpu_memory(spec: WorkerSpec) -> None:
         torch.cuda.set_per_process_memory_fraction(shares[0], 0)
 
 
-class _CallerConnection(Connection):
+class _CallerConnection(BatchingConnection):
     """A connection that calls come over."""
 
     def __init__(self, sock: socket.socket, worker: _Worker) -> None:
         super().__init__(sock)
         self._worker = worker
+        self.spent_s = 0.0
 
     def on_frame(self, frame: Frame) -> None:
-        self._worker.arrived(self, frame)
+        if frame.kind == CALLS:
+            self._worker.arrived_together(self, pickle.loads(frame.body.payload))
+        else:
+            self._worker.arrived(self, frame)
+
+    def make_batch(self, entries: list[Any]) -> tuple[int, bytes]:
+        ids, values, pickled = [], [], []
+        for call_id, value, payload in entries:
+            if payload is None:
+                ids.append(call_id)
+                values.append(value)
+            else:
+                pickled.append((call_id, payload))
+        spent_s, self.spent_s = self.spent_s, 0.0
+        return ANSWERS, pickle.dumps((ids, values, pickled, spent_s), PROTOCOL)
+
+    def tick(self) -> None:
+        self._worker.engine.pump.tick(self)
+
+    def on_tick(self) -> bool:
+        self._worker.on_tick()
+        return self._worker.has_queue
 
     def on_end(self) -> None:
         return  # the caller makes no more calls, but may read the answers to those it made
 
     def on_backlog(self) -> None:
         self._worker.engine.pump.flush(self)
+        if self.ended:
+            self._worker.keep(self)
 
 
 class _Worker:
@@ -191,15 +228,18 @@ class _Worker:
         self._poll = select.epoll()
         self._conns: dict[int, Connection] = {}
         self._parted: list[Connection] = []
-        self._queue: deque[tuple[Connection, Frame]] = deque()
+        self._queue: deque[tuple[Any, ...]] = deque()
         self._instance: Any = None
         self._failed: Packed | None = None
         self._functions: dict[int, Any] = {}
         self._leaving = False
+        self._begun_at = 0.0
         self._main = threading.get_ident()
         self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._poll.register(self._wake_fd, select.EPOLLIN)
         engine.link.on_notice = self._noticed
+        if not spec.is_actor:
+            engine.on_blocked = functools.partial(self.return_unbegun, BLOCKED)
         control = engine.link
         self._control = control
         self._poll.register(control, select.EPOLLIN)
@@ -219,6 +259,90 @@ class _Worker:
             self._queue.append((conn, frame))
         self._wake()
 
+    def keep(self, conn: Connection) -> None:
+        """Keep a connection that no call comes over any more until its answers are written."""
+        self._parted = [other for other in [*self._parted, conn] if other.has_backlog]
+
+    def arrived_together(self, conn: _CallerConnection, calls: list[Any]) -> None:
+        """Queue several small calls."""
+        self._queue.extend([(conn, call_id, target, arguments) for call_id, target, arguments in calls])
+        if not self._spec.is_actor and len(calls) > 1 and not conn.ticking:
+            self._begun_at = SYSTEM.monotonic()
+            conn.tick()
+        self._wake()
+
+    def return_unbegun(self, why: str) -> None:
+        """Give tasks that were given ahead back to their owner: others may have time for them."""
+        returned: dict[Connection, list[int]] = {}
+        kept = []
+        while True:
+            try:
+                call = self._queue.pop()
+            except IndexError:
+                break
+            if len(call) == 4:
+                returned.setdefault(call[0], []).insert(0, call[1])
+            else:
+                kept.append(call)
+        self._queue.extend(reversed(kept))
+        for conn in returned or ([*self._conns.values()] if why == BLOCKED else []):
+            ids = returned.get(conn, [])
+            with contextlib.suppress(OSError):  # the owner is gone: nobody wants them
+                conn.send(RETURNED, 0, Packed(pickle.dumps((ids, why))))
+
+    @property
+    def has_queue(self) -> bool:
+        """Whether calls wait to be begun."""
+        return bool(self._queue) and not self._spec.is_actor
+
+    def on_tick(self) -> None:
+        """Called by the pump's thread, now and then, while tasks given ahead wait."""
+        if self._queue and not self._spec.is_actor and SYSTEM.monotonic() - self._begun_at > _LONG_S:
+            self.return_unbegun(SLOW)
+
+    def _run_small(self, conn: _CallerConnection, call_id: int, target: Any, arguments: Any) -> None:
+        try:
+            if self._failed is not None:
+                conn.send(FAILURE, call_id, self._failed)
+                return
+            if type(target) is int:
+                function = self._functions.get(target)
+                if function is None:
+                    conn.send(RETURNED, 0, Packed(pickle.dumps(([call_id], UNKNOWN))))
+                    return
+                start = self._begun_at = SYSTEM.monotonic()
+            else:
+                function = getattr(self._instance, target)
+            if type(arguments) is tuple:
+                result = function(*arguments)
+            else:
+                args, kwargs = pickle.loads(arguments)
+                result = function(*args, **kwargs)
+            if type(target) is int:
+                conn.spent_s += SYSTEM.monotonic() - start
+            kind = type(result)
+            entry: tuple[int, Any, bytes | None]
+            if kind in NUMBERS or (kind is str and len(result) <= SHORT):
+                entry = (call_id, result, None)
+            elif is_small(result):
+                entry = (call_id, None, pickle.dumps(result, PROTOCOL))
+            else:
+                self._answer(
+                    conn, call_id, [(VALUE, self.engine.store(pack(result, f"the result of {target}")))]
+                )
+                return
+        except Exception as error:
+            self._answer(
+                conn, call_id, [(FAILURE, self.engine.store(pack_failure(error, self._where(CALL, target))))]
+            )
+            return
+        try:
+            conn.post(entry)
+            if not self._queue and conn.has_posted:
+                conn.flush_posted()
+        except OSError:
+            return
+
     def _wake(self) -> None:
         """Let the main thread look at its queue, if it was the pump's thread that put something there."""
         if threading.get_ident() != self._main:
@@ -229,7 +353,11 @@ class _Worker:
         queue = self._queue
         while True:
             while queue:
-                self._run(*queue.popleft())
+                call = queue.popleft()
+                if len(call) == 4:
+                    self._run_small(*call)
+                else:
+                    self._run(*call)
             if self._leaving or (self._spec.is_actor and not self._conns):
                 return
             for fd, _ in self._poll.poll():
@@ -328,6 +456,8 @@ class _Worker:
                 thread.join(_FLUSH_S)
         atexit._run_exitfuncs()
         for conn in [*self._conns.values(), *self._parted]:
+            if isinstance(conn, BatchingConnection):
+                conn.flush_if_open()
             conn.flush_blocking(_FLUSH_S)
         sys.stdout.flush()
         sys.stderr.flush()

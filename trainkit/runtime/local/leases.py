@@ -1,0 +1,165 @@
+"""A process lent for tasks: the connection to it, and what it was given and has not answered."""
+
+from __future__ import annotations
+
+import pickle
+import socket
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from trainkit.runtime.failures import unpack_failure
+from trainkit.runtime.local.channel import ANSWERS, BLOCKED, CALL, FAILURE, RETURNED, UNKNOWN, Frame
+from trainkit.runtime.local.objects import opened
+from trainkit.runtime.local.refs import LocalRef, Peer
+from trainkit.runtime.serialize import Packed
+
+if TYPE_CHECKING:
+    from trainkit.runtime.local.tasks import TaskPool
+
+AHEAD_S = 0.002
+"""Work that a process is given ahead: enough to hide the way there and back, and little to wait behind."""
+
+_KNOWN = 64
+"""Functions that a lease's process is taken to remember."""
+
+
+@dataclass(slots=True, eq=False)
+class Task:
+    """A call that waits for a process, or runs in one.
+
+    Attributes:
+        definition: the function.
+        arguments: of a small call, see `batch.lasting`; None if `body` holds them.
+        body: the whole call, once it is needed.
+        retries_left: -1 without end.
+        retry_exceptions: run it again also when it raises any exception, or one of these.
+        max_calls: its process ends after so many runs of the function; 0 never.
+        alone: it is sent when nothing else is in the process, as it may be what made one die.
+    """
+
+    name: str
+    definition: LocalRef
+    arguments: Any
+    body: Packed | None
+    refs: list[LocalRef]
+    retries_left: int
+    retry_exceptions: bool | tuple[type[BaseException], ...] = False
+    max_calls: int = 0
+    alone: bool = False
+
+    @property
+    def is_solitary(self) -> bool:
+        """Whether it is to be the only one in its process: should that die, it is known who was in it."""
+        return self.alone or not self.retries_left or bool(self.max_calls) or self.arguments is None
+
+
+class Lease(Peer):
+    """The connection to a leased process, which runs what it is given in order.
+
+    Attributes:
+        owing: the tasks it was given and has not answered, in order, by the numbers of their results.
+        wanted_back: it is returned as soon as it owes nothing.
+        retiring: the same, and its process ends: it has run a function as often as that may be.
+        blocked: its task waits for others, and so needs no CPU now.
+        runs: how often each function that ends its process after some was run here.
+    """
+
+    def __init__(self, sock: socket.socket, pool: TaskPool, worker_id: int) -> None:
+        super().__init__(sock, "task", worker_id)
+        self.pool = pool
+        self.owing: dict[int, Task] = {}
+        self.wanted_back = False
+        self.retiring = False
+        self.blocked = False
+        self.runs: Counter[int] = Counter()
+        self._known: set[int] = set()
+
+    def run(self, tasks: Sequence[Task]) -> None:
+        """Send `tasks`, whose answers then come over this connection."""
+        for task in tasks:
+            for ref in task.refs:
+                ref.peer = self
+                self.owing[ref.id] = task
+            if task.max_calls:
+                self.runs[task.definition.id] += 1
+                self.retiring |= self.runs[task.definition.id] >= task.max_calls
+            if task.arguments is not None and task.definition.id in self._known:
+                self.request_soon(task.refs[0], task.definition.id, task.arguments)
+            else:
+                if len(self._known) >= _KNOWN:
+                    self._known.clear()
+                self._known.add(task.definition.id)
+                self.request(CALL, self.pool.body_of(task), task.refs)
+        self.flush_if_open()
+
+    def on_frame(self, frame: Frame) -> None:
+        if frame.kind == RETURNED:
+            self._take_back(*pickle.loads(frame.body.payload))
+            return
+        if frame.kind == FAILURE and self._is_to_be_retried(frame):
+            return
+        super().on_frame(frame)
+        if frame.kind != ANSWERS:
+            self.blocked = False
+            self.owing.pop(frame.call_id, None)
+            self.pool.progressed(self)
+
+    def on_answers(
+        self, ids: list[int], values: list[Any], pickled: list[tuple[int, bytes]], spent_s: float
+    ) -> None:
+        super().on_answers(ids, values, pickled, spent_s)
+        owing = self.owing
+        self.blocked = False
+        answered = [*ids, *(call_id for call_id, _ in pickled)]
+        each_s = spent_s / len(answered)
+        for call_id in answered:
+            task = owing.pop(call_id, None)
+        if task is not None:
+            self.pool.learn(task.definition.id, each_s)
+        self.pool.progressed(self)
+
+    def _is_to_be_retried(self, frame: Frame) -> bool:
+        """Whether a task that raised is run again; it then is."""
+        task = self.owing.get(frame.call_id)
+        if task is None or not task.retry_exceptions or task.retries_left == 0:
+            return False
+        kinds = task.retry_exceptions
+        cause = unpack_failure(opened(frame.body)).cause
+        if not isinstance(cause, Exception if isinstance(kinds, bool) else kinds):
+            return False
+        task.retries_left -= task.retries_left > 0
+        self._give_up([task])
+        self.pool.again([task])
+        self.pool.progressed(self)
+        return True
+
+    def _take_back(self, call_ids: Sequence[int], why: str) -> None:
+        """The process has not begun these, and will not; see `channel.RETURNED`."""
+        tasks = [task for task in map(self.owing.get, call_ids) if task is not None]
+        if why == UNKNOWN:
+            self._known.clear()
+        elif tasks:
+            self.pool.learn(tasks[0].definition.id, AHEAD_S, at_least=True)
+        self.blocked = why == BLOCKED
+        self._give_up(tasks)
+        self.pool.again(tasks)
+        self.pool.progressed(self)
+
+    def _give_up(self, tasks: Sequence[Task]) -> None:
+        for task in tasks:
+            for ref in task.refs:
+                self.pending.pop(ref.id, None)
+                self.owing.pop(ref.id, None)
+                ref.peer = None
+
+    def outstanding(self) -> list[Task]:
+        """The tasks it was given and has not answered, in order."""
+        return list(dict.fromkeys(self.owing.values()))
+
+    def on_close(self) -> None:
+        self.sock.close()
+        tasks = self.outstanding()
+        self.owing.clear()
+        self.pool.lost(self, tasks)
