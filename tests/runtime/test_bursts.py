@@ -1,4 +1,4 @@
-"""Calls that are sent together: what is sent is what was given, in order, and nobody waits behind a long one."""
+"""Calls sent together: what is sent is what was given, in order, and nobody waits behind a long one."""
 
 from __future__ import annotations
 

@@ -1,0 +1,159 @@
+"""Kill a random worker every second while four programs call: `python -m benchmarks.soak --minutes 10`.
+
+Each program has a session of its own, with actors that are made anew, actors that are not, tasks and
+large arrays. Every call must be answered rightly or fail with the documented error, nothing may hang,
+and nothing may be left. Prints a line every ten seconds and a summary; exit code 1 if anything was wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import psutil
+
+import trainkit
+from trainkit.errors import ActorDiedError, GetTimeoutError, TrainkitError, WorkerDiedError
+
+DRIVERS = 4
+PATIENCE_S = 60.0
+
+
+class Adder:
+    """Answers with the sum of what it is given; remembers nothing."""
+
+    def add(self, left: int, right: int) -> int:
+        return left + right
+
+    def total(self, array: Any) -> float:
+        return float(array.sum())
+
+
+def add(left: int, right: int) -> int:
+    """The same as a task."""
+    return left + right
+
+
+def outcome_of(ref: Any, expected: Any, allowed: tuple[type[Exception], ...]) -> str:
+    """What became of one call: "right", the name of a documented error, or what is wrong with it."""
+    try:
+        value = trainkit.get(ref, timeout=PATIENCE_S)
+    except GetTimeoutError:
+        return "WRONG: it hangs"
+    except allowed as error:
+        return type(error).__name__
+    except Exception as error:
+        return f"WRONG: {type(error).__name__}: {error}"
+    return "right" if value == expected else f"WRONG: {value!r} instead of {expected!r}"
+
+
+def drive(seconds: float, seed: int) -> Counter[str]:
+    """Call for `seconds`; returns how many calls had which outcome."""
+    rng = random.Random(seed)
+    outcomes: Counter[str] = Counter()
+    trainkit.init(num_cpus=2)
+    plain = trainkit.remote(Adder)
+    anew = trainkit.remote(max_restarts=-1, max_task_retries=-1)(Adder)
+    task = trainkit.remote(max_retries=-1)(add)
+    fragile = trainkit.remote(max_retries=0)(add)
+    mortal, immortal = plain.remote(), anew.remote()
+    array = np.ones(100_000)
+    kept = trainkit.put(array)
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        number = rng.randrange(10**6)
+        count = rng.choice([1, 1, 10, 200])
+        batches = [
+            ([mortal.add.remote(number, index) for index in range(count)], (ActorDiedError,)),
+            ([immortal.add.remote(number, index) for index in range(count)], ()),
+            ([task.remote(number, index) for index in range(count)], ()),
+            ([fragile.remote(number, index) for index in range(min(count, 10))], (WorkerDiedError,)),
+        ]
+        for refs, allowed in batches:
+            for index, ref in enumerate(refs):
+                outcomes[outcome_of(ref, number + index, allowed)] += 1
+        load = kept if rng.random() < 0.5 else array
+        outcomes[outcome_of(immortal.total.remote(load), 100_000.0, ())] += 1
+        try:
+            trainkit.get(mortal.add.remote(0, 0), timeout=PATIENCE_S)
+        except ActorDiedError:
+            mortal = plain.remote()
+    trainkit.shutdown()
+    return outcomes
+
+
+def workers_of(driver: psutil.Process) -> list[int]:
+    """Pids of the worker processes of a driver's session; neither its node nor its templates."""
+    try:
+        found = driver.children(recursive=True)
+        return [process.pid for process in found if process.name().startswith("tk-")]
+    except psutil.NoSuchProcess:
+        return []
+
+
+def soak(minutes: float) -> int:
+    """Run the programs and the killing; returns the exit code."""
+    before = set(psutil.pids())
+    command = [sys.executable, "-m", "benchmarks.soak", "--seconds", str(minutes * 60), "--seed"]
+    drivers = [
+        subprocess.Popen([*command, str(seed)], stdout=subprocess.PIPE, text=True) for seed in range(DRIVERS)
+    ]
+    processes = [psutil.Process(driver.pid) for driver in drivers]
+    rng, kills, start = random.Random(0), 0, time.monotonic()
+    while any(driver.poll() is None for driver in drivers):
+        time.sleep(1)
+        targets = [pid for process in processes for pid in workers_of(process)]
+        if targets:
+            try:
+                os.kill(rng.choice(targets), signal.SIGKILL)
+                kills += 1
+            except ProcessLookupError:
+                continue
+        if kills % 10 == 0:
+            print(f"{time.monotonic() - start:.0f} s: {kills} workers killed", flush=True)
+    outcomes: Counter[str] = Counter()
+    for driver in drivers:
+        text = driver.communicate()[0]
+        outcomes.update(
+            json.loads(text.splitlines()[-1]) if driver.returncode == 0 else {"WRONG: crashed": 1}
+        )
+    time.sleep(2)
+    left = [pid for pid in psutil.pids() if pid not in before and trainkit_process(pid)]
+    print(json.dumps({"benchmark": "soak", "kills": kills, "left": left, **outcomes}, indent=2))
+    return int(bool(left) or any(outcome.startswith("WRONG") for outcome in outcomes))
+
+
+def trainkit_process(pid: int) -> bool:
+    """Whether the process belongs to a session."""
+    try:
+        return psutil.Process(pid).name().startswith(("tk-", "trainkit-"))
+    except psutil.Error:
+        return False
+
+
+def main() -> None:
+    """Parse the command line and run."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--minutes", type=float, default=10)
+    parser.add_argument("--seconds", type=float, help="run as one of the programs, for so long")
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args()
+    if arguments.seconds is None:
+        sys.exit(soak(arguments.minutes))
+    try:
+        print(json.dumps(drive(arguments.seconds, arguments.seed)))
+    except TrainkitError as error:
+        sys.exit(f"{type(error).__name__}: {error}")
+
+
+if __name__ == "__main__":
+    main()
