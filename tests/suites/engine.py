@@ -152,11 +152,22 @@ class EngineSuite:
         assert isinstance(caught.value, TaskError)
         assert text in f"{caught.value} {caught.value.remote_traceback}"
 
-    @pytest.mark.parametrize("error", [KeyError("key"), UnicodeDecodeError("utf-8", b"\xff", 0, 1, "bad")])
+    @pytest.mark.parametrize(
+        "error",
+        [
+            KeyError("key"),
+            UnicodeDecodeError("utf-8", b"\xff", 0, 1, "bad"),
+            FileNotFoundError(2, "No such file", "data.txt"),
+            ImportError("nothing", name="module", path="here"),
+        ],
+    )
     def test_built_in_exceptions_keep_their_fields(self, error: Exception) -> None:
         with pytest.raises(type(error)) as caught:
             trainkit.get(trainkit.remote(raise_).remote(error))
         assert str(caught.value) == str(error)
+        assert caught.value.args == error.args
+        for field in ("filename", "name", "path"):
+            assert getattr(caught.value, field, None) == getattr(error, field, None)
 
     def test_an_error_passes_through_a_nested_call(self) -> None:
         def outer() -> None:

@@ -40,7 +40,7 @@ def pack_failure(error: BaseException, where: str) -> Packed:
 def _pack(error: BaseException, text: str, where: str) -> Packed:
     summary = _summary(error)
     candidates = [
-        (type(error), error.args, _attributes(error), text, summary),
+        (type(error), _arguments(error), _attributes(error), text, summary),
         (type(error), tuple(str(item) for item in error.args), {}, text, summary),
         (None, (summary,), {}, text, summary),
     ]
@@ -112,7 +112,7 @@ class _PicklesByParts:
     def __reduce__(self) -> Any:
         error: Any = self
         cause = error.cause
-        parts = (type(cause), cause.args, _attributes(cause), error.remote_traceback, _summary(cause))
+        parts = (type(cause), _arguments(cause), _attributes(cause), error.remote_traceback, _summary(cause))
         return make_task_error, parts
 
 
@@ -121,19 +121,38 @@ def _rebuild(
 ) -> BaseException | None:
     try:
         error = kind.__new__(kind, *args)
-        error.args = args
+        error.args = args[:2] if isinstance(error, OSError) else args
         original = next((base for base in kind.__mro__ if "__init__" in vars(base)), BaseException)
         if original.__module__ == "builtins":  # a C constructor fills fields that no __dict__ shows
             vars(original)["__init__"](error, *args)
-        error.__dict__.update(attributes)
+        for name, value in attributes.items():
+            setattr(error, name, value)
         str(error)
     except Exception:
         return None
     return error
 
 
+def _arguments(error: BaseException) -> tuple[Any, ...]:
+    """What the constructor is to be given: `args`, and what a built-in class took out of them."""
+    if isinstance(error, OSError) and len(error.args) == 2 and error.filename is not None:
+        return (*error.args, error.filename, None, error.filename2)
+    return error.args
+
+
+_FIELDS = {ImportError: ("name", "path"), AttributeError: ("name",), NameError: ("name",)}
+"""What built-in classes keep beside `args` and `__dict__`."""
+
+
 def _attributes(error: BaseException) -> dict[str, Any]:
-    return {
+    fields = {
+        name: value
+        for kind, names in _FIELDS.items()
+        if isinstance(error, kind)
+        for name in names
+        if (value := getattr(error, name, None)) is not None
+    }
+    return fields | {
         key: value
         for key, value in error.__dict__.items()
         if key not in ("cause", "remote_traceback", "__notes__") or not isinstance(error, TaskError)

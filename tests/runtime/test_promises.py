@@ -1,0 +1,253 @@
+"""Pains of users of other systems, as docs/promises.md numbers them, and what happens here instead."""
+
+from __future__ import annotations
+
+import functools
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+
+import trainkit
+from tests.conftest import eventually
+from tests.runtime.victims import Victim
+from trainkit.errors import ActorDiedError, InfeasibleError, SerializationError, TaskError, WorkerDiedError
+from trainkit.runtime.local import process
+
+pytestmark = pytest.mark.usefixtures("runtime")
+
+REPETITIONS = 500
+
+
+class Awkward(Exception):
+    """Its constructor takes more than `args` holds."""
+
+    def __init__(self, code: int, text: str) -> None:
+        super().__init__(text)
+        self.code = code
+
+
+def alive(pids: list[int]) -> list[int]:
+    return [pid for pid in pids if psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie"]
+
+
+def run_script(source: str, *arguments: str, folder: Path, module: bool = False) -> str:
+    script = folder / "program.py"
+    script.write_text(source)
+    command = [sys.executable, "-m", "program"] if module else [sys.executable, str(script)]
+    done = subprocess.run(
+        [*command, *arguments], capture_output=True, text=True, timeout=120, cwd=folder, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_1_3_descendants_end_with_their_worker() -> None:
+    actor = trainkit.remote(Victim).remote()
+    family = trainkit.get(actor.spawn_family.remote())
+    assert alive(family) == family
+    with pytest.raises(ActorDiedError):
+        trainkit.get(actor.kill_itself.remote(signal.SIGKILL))
+    assert eventually(lambda: not alive(family), 5)
+
+
+def test_1_3_descendants_end_with_the_driver(tmp_path: Path) -> None:
+    source = """
+import os, signal, time, trainkit
+from tests.runtime.victims import Victim
+trainkit.init(num_cpus=1)
+victims = [trainkit.remote(Victim).remote() for _ in range(2)]
+print(*sum(trainkit.get([v.spawn_family.remote() for v in victims]), []), flush=True)
+time.sleep(60)
+"""
+    script = tmp_path / "driver.py"
+    script.write_text(source)
+    root = Path(__file__).parents[2]
+    with subprocess.Popen(
+        [sys.executable, str(script)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(root)},
+    ) as driver:
+        assert driver.stdout is not None
+        family = [int(pid) for pid in driver.stdout.readline().split()]
+        everyone = [*family, *(child.pid for child in psutil.Process(driver.pid).children(recursive=True))]
+        assert len(alive(family)) == 6
+        driver.kill()
+        assert eventually(lambda: not alive(everyone), 5)
+
+
+def test_1_4_an_impossible_request_is_refused_at_once() -> None:
+    with pytest.raises(InfeasibleError, match=r"1 GPU.*this machine has 4 CPU"):
+        trainkit.remote(num_gpus=1)(Victim).remote()
+
+
+def test_1_4_a_nested_task_borrows_its_parents_cpu() -> None:
+    @trainkit.remote(num_cpus=4)
+    def outer() -> int:
+        return trainkit.get(trainkit.remote(num_cpus=4)(lambda: 5).remote())
+
+    assert trainkit.get(outer.remote(), timeout=60) == 5
+
+
+def test_1_7_the_exception_itself_arrives() -> None:
+    def fail() -> None:
+        raise Awkward(7, "seven")
+
+    with pytest.raises(Awkward, match="seven") as caught:
+        trainkit.get(trainkit.remote(fail).remote())
+    assert caught.value.code == 7
+    assert isinstance(caught.value, TaskError)
+    assert 'raise Awkward(7, "seven")' in caught.value.remote_traceback
+
+
+@pytest.mark.parametrize(
+    ("code", "text"),
+    [
+        ("os.kill(os.getpid(), 11)", "SIGSEGV"),
+        ("os.kill(os.getpid(), 9)", "SIGKILL"),
+        ("os._exit(3)", "exit code 3"),
+    ],
+)
+def test_1_7_a_dead_worker_says_how_it_died(code: str, text: str) -> None:
+    def die() -> None:
+        sys.stderr.write("the last line\n")
+        sys.stderr.flush()
+        exec(code, {"os": os})
+
+    with pytest.raises(WorkerDiedError, match=text) as caught:
+        trainkit.get(trainkit.remote(max_retries=0)(die).remote())
+    assert "the last line" in str(caught.value)
+    assert caught.value.pid is not None
+
+
+def test_1_19_whatever_is_defined_anywhere_can_be_sent() -> None:
+    class Local:
+        def __init__(self, start: int) -> None:
+            self.value = start
+
+        def get(self) -> int:
+            return self.value
+
+    offset = 3
+    assert trainkit.get(trainkit.remote(Local).remote(4).get.remote()) == 4
+    assert trainkit.get(trainkit.remote(lambda x: x + offset).remote(1)) == 4
+    assert trainkit.get(trainkit.remote(functools.partial(pow, 2)).remote(2)) == 4
+
+
+MAIN = """
+import trainkit
+class Box:
+    def __init__(self, value): self.value = value
+def unbox(box): return box.value
+if __name__ == "__main__":
+    trainkit.init(num_cpus=1)
+    print(trainkit.get(trainkit.remote(unbox).remote(Box(4))))
+"""
+
+
+@pytest.mark.parametrize("module", [False, True])
+def test_1_19_a_script_and_a_module_run_as_a_program(module: bool, tmp_path: Path) -> None:
+    assert run_script(MAIN, folder=tmp_path, module=module) == "4"
+
+
+def test_1_19_a_cell_without_a_file(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable], input=MAIN, capture_output=True, text=True, timeout=120, cwd=tmp_path, check=False
+    )
+    assert (done.stdout.strip(), done.returncode) == ("4", 0), done.stderr
+
+
+def test_1_19_what_cannot_be_sent_is_named_before_anything_starts() -> None:
+    config = {"model": {"lock": threading.Lock()}}
+
+    def train() -> Any:
+        return config
+
+    before = len(psutil.Process().children(recursive=True))
+    with pytest.raises(SerializationError, match=r"config.*\['model'\]\['lock'\]"):
+        trainkit.remote(train).remote()
+    assert len(psutil.Process().children(recursive=True)) <= before
+
+
+def test_1_20_workers_are_not_forked_from_the_program() -> None:
+    pid, parent = trainkit.get(trainkit.remote(lambda: (os.getpid(), os.getppid())).remote())
+    assert parent not in (os.getpid(), 1)
+    assert process.environment(pid)
+
+
+def test_1_23_the_working_directory_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Reader:
+        def read(self, path: str) -> str:
+            return Path(path).read_text()
+
+    monkeypatch.chdir(tmp_path)
+    Path("data.txt").write_text("here")
+    assert trainkit.get(trainkit.remote(Reader).remote().read.remote("data.txt")) == "here"
+
+
+def test_1_25_data_is_written_once_and_mapped_by_all() -> None:
+    class Reader:
+        def read(self, array: Any) -> tuple[float, int]:
+            total = float(array.sum())
+            return total, psutil.Process().memory_full_info().uss
+
+        def uss(self) -> int:
+            return int(psutil.Process().memory_full_info().uss)
+
+    array = np.ones(30_000_000)  # 240 MB
+    ref = trainkit.put(array)
+    readers = [trainkit.remote(Reader).remote() for _ in range(4)]
+    before = trainkit.get([reader.uss.remote() for reader in readers])
+    results = trainkit.get([reader.read.remote(ref) for reader in readers])
+    for (total, after), start in zip(results, before, strict=True):
+        assert total == array.size
+        assert after - start < array.nbytes / 4
+
+
+def test_1_26_no_daemon_and_no_port(tmp_path: Path) -> None:
+    source = """
+import psutil, trainkit
+trainkit.init(num_cpus=1)
+assert trainkit.get(trainkit.remote(lambda: 1).remote()) == 1
+family = [psutil.Process(), *psutil.Process().children(recursive=True)]
+assert not [c for member in family for c in member.net_connections("inet")]
+print(*sorted(member.name() for member in family[1:]))
+trainkit.shutdown()
+assert not psutil.Process().children(recursive=True)
+"""
+    assert run_script(source, folder=tmp_path) == "tk-<lambda> trainkit-node trainkit-tmpl"
+
+
+def test_1_43_a_call_on_a_dying_worker_always_ends() -> None:
+    class Waits:
+        def wait(self) -> None:
+            time.sleep(3600)
+
+    actor_class = trainkit.remote(Waits)
+    for _ in range(REPETITIONS // 10):
+        actors = [actor_class.remote() for _ in range(10)]
+        refs = [actor.wait.remote() for actor in actors]
+        for actor in actors:
+            trainkit.kill(actor)
+        for ref in refs:
+            with pytest.raises(ActorDiedError):
+                trainkit.get(ref, timeout=60)
+
+
+def test_1_43_a_program_that_ends_in_the_middle_of_a_call_ends(tmp_path: Path) -> None:
+    source = """
+import time, trainkit
+trainkit.init(num_cpus=1)
+refs = [trainkit.remote(time.sleep).remote(3600) for _ in range(3)]
+print("end")
+"""
+    assert run_script(source, folder=tmp_path) == "end"
