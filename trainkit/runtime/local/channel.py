@@ -38,6 +38,7 @@ FAILURE = 4  # user code raised
 CONNECT = 5  # a further connection to this process; it is the frame's only handle
 REQUEST = 6  # to the node, which answers with VALUE or FAILURE
 NOTICE = 7  # to or from the node, not answered
+ITEM = 8  # what a streaming call has yielded; VALUE or FAILURE ends it
 
 
 class Frame(NamedTuple):

@@ -14,11 +14,11 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from trainkit.errors import TrainkitError, WorkerDiedError
+from trainkit.errors import TaskCancelledError, TrainkitError, WorkerDiedError
 from trainkit.runtime import supervise
 from trainkit.runtime.local.channel import CALL, VALUE, Descriptor, Frame
+from trainkit.runtime.local.messages import Cancel, Kill, ReturnLease
 from trainkit.runtime.local.messages import Lease as LeaseRequest
-from trainkit.runtime.local.messages import ReturnLease
 from trainkit.runtime.local.nodelink import death
 from trainkit.runtime.local.refs import LOST, LocalRef, Peer
 from trainkit.runtime.serialize import Packed
@@ -30,12 +30,26 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, eq=False)
 class Task:
-    """A call that waits for a process, or runs in one."""
+    """A call that waits for a process, or runs in one.
+
+    Attributes:
+        pool: where it runs.
+        waits: for its arguments; it is not in the pool's queue yet.
+        cancelled: it must not be run, or not again.
+    """
 
     name: str
     body: Packed
     refs: list[LocalRef]
     retries_left: int
+    pool: TaskPool
+    waits: bool = False
+    cancelled: bool = False
+
+    def fail_cancelled(self, when: str) -> None:
+        """Complete its references as those of a cancelled call."""
+        for ref in self.refs:
+            ref.complete(LOST, lambda: TaskCancelledError(f"{self.name} was cancelled {when}"))
 
 
 class Lease(Peer):
@@ -46,13 +60,20 @@ class Lease(Peer):
         self.pool = pool
         self.task: Task | None = None
         self.wanted_back = False
+        self.condemned = False
 
     def run(self, task: Task) -> None:
         """Send `task`, whose answers then come over this connection."""
         self.task, self.name = task, task.name
         for ref in task.refs:
-            ref.peer = self
+            ref.attach(self)
         self.request(CALL, task.body, task.refs)
+        if task.cancelled:  # just now
+            self.interrupt(task, recursive=True)
+
+    def interrupt(self, task: Task, recursive: bool) -> None:
+        """Have the process stop `task`."""
+        self.pool.engine.link.tell(Cancel(self.worker_id or 0, task.refs[0].id, recursive))
 
     def on_frame(self, frame: Frame) -> None:
         super().on_frame(frame)
@@ -74,7 +95,7 @@ class TaskPool:
     """
 
     def __init__(self, engine: LocalEngine, placement: Placement) -> None:
-        self._engine = engine
+        self.engine = engine
         self._placement = placement
         self._lock = threading.RLock()
         self._queue: deque[Task] = deque()
@@ -90,11 +111,14 @@ class TaskPool:
             watch: somebody may be waiting for it already, without a connection to read.
         """
         with self._lock:
+            task.waits = False
+            if task.cancelled:
+                return
             lease = self._idle.pop() if self._idle else None
             if lease is None:
                 self._queue.append(task)
                 for busy in self._busy:
-                    self._engine.pump.watch(busy, self)
+                    self.engine.pump.watch(busy, self)
             else:
                 self._busy.add(lease)
         if lease is None:
@@ -107,21 +131,21 @@ class TaskPool:
                 raise
             return
         if watch:
-            self._engine.pump.watch(lease, self)
+            self.engine.pump.watch(lease, self)
         lease.run(task)
 
     def _ask(self) -> None:
         """Ask the node for as many leases as there are tasks for; at most what could ever run at once."""
-        most = self._engine.most_tasks(self._placement)
+        most = self.engine.most_tasks(self._placement)
         asked: list[tuple[Lease, LocalRef]] = []
         with self._lock:
             while len(self._asked) < len(self._queue) and len(self._asked) + len(self._busy) < most:
                 ours, theirs = socket.socketpair()
-                lease = Lease(ours, self, self._engine.new_id())
+                lease = Lease(ours, self, self.engine.new_id())
                 request = LeaseRequest(
-                    lease.worker_id or 0, self._queue[0].name, self._placement, self._engine.surroundings()
+                    lease.worker_id or 0, self._queue[0].name, self._placement, self.engine.surroundings()
                 )
-                answer = self._engine.link.ask(request, [Descriptor(theirs.detach())])
+                answer = self.engine.link.ask(request, [Descriptor(theirs.detach())])
                 self._asked.add(answer)
                 asked.append((lease, answer))
         for lease, answer in asked:
@@ -145,6 +169,25 @@ class TaskPool:
             for ref in task.refs:
                 ref.complete(kind, body)
 
+    def cancel(self, task: Task, force: bool, recursive: bool) -> None:
+        """Complete `task` if it has not begun, else have its process stop it, or end that."""
+        with self._lock:
+            task.cancelled = True
+            waits = task.waits or task in self._queue
+            if waits and not task.waits:
+                self._queue.remove(task)
+            # One that is between the queue and its lease is interrupted by that, as it is sent.
+            lease = next((lease for lease in self._busy if lease.task is task), None)
+            if force and lease is not None:
+                lease.condemned = True
+        if waits:
+            task.fail_cancelled("before it began")
+        elif lease is not None and force:
+            self.engine.link.ask(Kill(lease.worker_id or 0, "a task of its was cancelled with force=True"))
+            self.engine.pump.watch(lease, self)
+        elif lease is not None:
+            lease.interrupt(task, recursive)
+
     def finished(self, lease: Lease) -> None:
         """`lease` has nothing to do: give it the next task, keep it, or return it."""
         task: Task | None = None
@@ -152,11 +195,11 @@ class TaskPool:
             give_back = lease.wanted_back or lease.closed
             if self._queue and not give_back:
                 task = self._queue.popleft()
-                self._engine.pump.watch(lease, self)
+                self.engine.pump.watch(lease, self)
             elif not give_back:
                 self._busy.discard(lease)
                 self._idle.append(lease)
-                self._engine.pump.unwatch(lease, self)
+                self.engine.pump.unwatch(lease, self)
         if task is not None:
             lease.run(task)
         elif give_back:
@@ -166,14 +209,14 @@ class TaskPool:
         with self._lock:
             self._forget(lease)
         lease.close_when_sent()
-        self._engine.link.tell(ReturnLease(lease.worker_id or 0))
+        self.engine.link.tell(ReturnLease(lease.worker_id or 0))
         self._ask()  # behind those who wanted it
 
     def _forget(self, lease: Lease) -> None:
         self._busy.discard(lease)
         if lease in self._idle:
             self._idle.remove(lease)
-        self._engine.pump.unwatch(lease, self)
+        self.engine.pump.unwatch(lease, self)
 
     def reclaim(self) -> None:
         """Return what is idle now, and the rest as it becomes idle."""
@@ -181,7 +224,7 @@ class TaskPool:
             busy, idle = list(self._busy), list(self._idle)
             for lease in busy:
                 lease.wanted_back = True
-                self._engine.pump.watch(lease, self)
+                self.engine.pump.watch(lease, self)
         for lease in busy:
             lease.try_read()
         for lease in idle:
@@ -195,13 +238,13 @@ class TaskPool:
             self._idle.clear()
         for lease in leases:
             lease.close()
-        self.fail(LOST, self._engine.link.gone)
+        self.fail(LOST, self.engine.link.gone)
 
     def lost(self, lease: Lease, task: Task | None) -> None:
         """The process of `lease` is gone: run its task again if that is allowed, else fail it."""
         with self._lock:
             self._forget(lease)
-        self._engine.pump.run(lambda: self._settle(lease, task))
+        self.engine.pump.run(lambda: self._settle(lease, task))
 
     def _settle(self, lease: Lease, task: Task | None) -> None:
         if task is not None and lease.pending:
@@ -210,18 +253,22 @@ class TaskPool:
 
     def _retry_or_fail(self, lease: Lease, task: Task) -> None:
         try:
-            exit_ = self._engine.link.inquest(lease)
+            exit_ = self.engine.link.inquest(lease)
         except TrainkitError as error:  # the node is gone, and every process with it
             why = error
             for ref in task.refs:
                 ref.complete(LOST, lambda: why)
             self.fail(LOST, lambda: why)
             return
-        if supervise.should_retry(exit_, task.retries_left):
+        if task.cancelled:
+            task.fail_cancelled("while it ran, and its process ended")
+            return
+        begun = any(ref.begun for ref in task.refs)
+        if not begun and (lease.condemned or supervise.should_retry(exit_, task.retries_left)):
             lease.pending.clear()
-            task.retries_left -= 1
+            task.retries_left -= not lease.condemned  # another task's end is not this one's failure
             for ref in task.refs:
-                ref.peer = None
+                ref.attach(None)
             self.submit(task, watch=True)
             return
         for ref in task.refs:
