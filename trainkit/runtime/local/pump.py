@@ -60,10 +60,11 @@ class Pump:
             self._wake()
 
     def run(self, job: Callable[[], None]) -> None:
-        """Call `job` in the pump's thread."""
+        """Call `job` in the pump's thread; never if that is stopped before."""
         with self._lock:
-            self._jobs.append(job)
-            self._wake()
+            if not self._stopping:
+                self._jobs.append(job)
+                self._wake()
 
     def _wake(self) -> None:
         if self._thread is None:

@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from trainkit.errors import ConfigError, ObjectLostError, TaskCancelledError
+from trainkit.errors import ConfigError, ObjectLostError
 from trainkit.runtime.local.messages import Cancel
 from trainkit.runtime.local.nodelink import Ids, NodeLink
 from trainkit.runtime.local.place import ActorExit, Place
@@ -68,7 +68,7 @@ class Steering:
             owed_by.pool.cancel(owed_by, force, recursive)
         elif isinstance(peer, PromisePeer):
             raise ConfigError(
-                f"{ref!r} came from another process, and only the one that made the call can cancel it: do it there"
+                f"{ref!r} came from another process, and only the one that made the call can cancel it"
             )
         elif peer is not None and peer.worker_id is not None:
             if force:
@@ -86,7 +86,7 @@ class Steering:
             self.cancel(ref, False, True)
 
     def abandon(self, call: LocalRef) -> None:
-        """Stop a call whose results nobody can ask for any more; may be called anywhere, also in `__del__`."""
+        """Stop a call whose results nobody can ask for any more; may be called in any `__del__`."""
         if not self.link.closing and not self.link.closed:
             self.pump.run(lambda: self.cancel(call, False, True))
 
@@ -107,9 +107,9 @@ class Steering:
             try:
                 value = self._value(ref)
             except BaseException as error:
-                self._settle(future, lambda: future.set_exception(error))
+                self._settle(future, functools.partial(future.set_exception, error))
             else:
-                self._settle(future, lambda: future.set_result(value))
+                self._settle(future, functools.partial(future.set_result, value))
 
         future = self._when_done(ref, settle)
         return future
@@ -155,4 +155,4 @@ class Steering:
     def _fail_futures(self) -> None:
         """The session is over: what has not come will not."""
         for future in list(self._unsettled):
-            self._settle(future, lambda future=future: future.set_exception(self.link.gone()))  # type: ignore[misc]
+            self._settle(future, functools.partial(future.set_exception, self.link.gone()))

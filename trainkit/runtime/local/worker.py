@@ -1,4 +1,7 @@
-"""A worker process: runs the calls that come over its connections, in its main thread, one at a time."""
+"""A worker process: becoming one, the loop over its connections, and its end.
+
+connections ──▶ queue ──▶ runner.begin(conn, frame) ──▶ Calls ──▶ Calls.answer(conn, call_id, answers)
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ import socket
 import sys
 import threading
 import traceback
+import weakref
 from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -19,25 +23,15 @@ from typing import Any
 import threadpoolctl
 
 from trainkit.runtime import api
-from trainkit.runtime.failures import pack_failure
 from trainkit.runtime.local import process
-from trainkit.runtime.local.channel import (
-    CALL,
-    CONNECT,
-    FAILURE,
-    INIT,
-    VALUE,
-    Connection,
-    Descriptor,
-    Frame,
-)
+from trainkit.runtime.local.calls import Calls
+from trainkit.runtime.local.channel import CONNECT, Connection, Descriptor, Frame
 from trainkit.runtime.local.client import LocalEngine
-from trainkit.runtime.local.messages import Connect, Exit, WorkerSpec
-from trainkit.runtime.local.objects import opened
-from trainkit.runtime.local.refs import LocalRef
-from trainkit.runtime.results import split_results
-from trainkit.runtime.serialize import Packed, pack, unpack
-from trainkit.runtime.specs import ObjectRef
+from trainkit.runtime.local.eventloop import EventLoop
+from trainkit.runtime.local.messages import Cancel, Connect, Exit, Leaving, WorkerSpec
+from trainkit.runtime.local.place import ActorExit, Place
+from trainkit.runtime.local.running import InOrder, Runner, Threads
+from trainkit.runtime.serialize import Packed
 from trainkit.settings import SESSION_MARK
 
 THREAD_VARIABLES = (
@@ -48,7 +42,6 @@ THREAD_VARIABLES = (
     "VECLIB_MAXIMUM_THREADS",
 )
 _FLUSH_S = 10.0
-_FUNCTIONS_KEPT = 16
 
 
 def run_worker(spec: WorkerSpec, fds: Sequence[int]) -> None:
@@ -73,8 +66,16 @@ def run_worker(spec: WorkerSpec, fds: Sequence[int]) -> None:
         gpus=sorted(spec.gpus),
         group=group,
         own_variables=own_variables,
+        place=Place(
+            namespace=spec.namespace,
+            actor_id=spec.worker_id if spec.is_actor else None,
+            resources=spec.resources,
+            restarts=spec.restarts,
+        ),
     )
     api.adopt(engine)
+    if not spec.is_actor:
+        engine.started = weakref.WeakSet()
     worker = _Worker(spec, engine)
     worker.connect(socket.socket(fileno=os.dup(first)))
     for fd in fds:
@@ -82,6 +83,8 @@ def run_worker(spec: WorkerSpec, fds: Sequence[int]) -> None:
     code = 0
     try:
         worker.serve()
+    except ActorExit:
+        engine.get([engine.link.ask(Leaving("it ended itself by exit_actor()"))], None)
     except SystemExit as error:
         code = error.code if isinstance(error.code, int) else int(error.code is not None)
     except BaseException:
@@ -191,18 +194,26 @@ class _Worker:
         self._poll = select.epoll()
         self._conns: dict[int, Connection] = {}
         self._parted: list[Connection] = []
+        self._parting = threading.Lock()
         self._queue: deque[tuple[Connection, Frame]] = deque()
-        self._instance: Any = None
-        self._failed: Packed | None = None
-        self._functions: dict[int, Any] = {}
         self._leaving = False
+        self._fatal: BaseException | None = None
         self._main = threading.get_ident()
         self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._poll.register(self._wake_fd, select.EPOLLIN)
+        self._control = engine.link
+        self._poll.register(self._control, select.EPOLLIN)
+        self._calls = Calls(spec, engine, self._sent)
+        self._runner = self._way_of_running()
         engine.link.on_notice = self._noticed
-        control = engine.link
-        self._control = control
-        self._poll.register(control, select.EPOLLIN)
+
+    def _way_of_running(self) -> Runner:
+        conduct = self._spec.conduct
+        if conduct.is_async:
+            return EventLoop(self, self._calls, self.engine, conduct.concurrency)
+        if (conduct.concurrency.max_concurrency or 1) > 1 or conduct.concurrency.groups:
+            return Threads(self, self._calls, conduct.concurrency)
+        return InOrder(self._calls, self.engine, self._control)
 
     def connect(self, sock: socket.socket) -> None:
         """Serve one more connection."""
@@ -217,39 +228,62 @@ class _Worker:
             self.connect(socket.socket(fileno=handle.open_fd()))
         else:
             self._queue.append((conn, frame))
-        self._wake()
+        if threading.get_ident() != self._main:  # it was the pump's thread that read
+            self.wake()
 
-    def _wake(self) -> None:
-        """Let the main thread look at its queue, if it was the pump's thread that put something there."""
-        if threading.get_ident() != self._main:
-            os.eventfd_write(self._wake_fd, 1)
+    def wake(self) -> None:
+        """Have the main thread look around."""
+        os.eventfd_write(self._wake_fd, 1)
+
+    def end(self, error: BaseException) -> None:
+        """End as if `error` had been raised in the main thread."""
+        self._fatal = self._fatal or error
+        self.wake()
 
     def serve(self) -> None:
         """Run calls until there is nobody left who could make one, or the node says so."""
-        queue = self._queue
-        while True:
-            while queue:
-                self._run(*queue.popleft())
-            if self._leaving or (self._spec.is_actor and not self._conns):
-                return
-            for fd, _ in self._poll.poll():
-                if fd == self._control.fileno():
-                    if not self._control.try_read():
-                        continue
-                    if self._control.closed:
-                        return
-                elif fd == self._wake_fd:
-                    os.eventfd_read(fd)
-                else:
-                    self._read(fd)
+        if isinstance(self._runner, EventLoop):
+            self._runner.serve(self._poll.fileno(), lambda: self._read(0) and self._begin())
+        else:
+            while self._begin() and self._read(-1):
+                pass
+        if self._fatal is not None:
+            raise self._fatal
 
-    def _read(self, fd: int) -> None:
+    def _begin(self) -> bool:
+        """Begin what was queued; False if nothing more can come."""
+        queue, begin = self._queue, self._runner.begin
+        while queue and self._fatal is None:
+            begin(*queue.popleft())
+        abandoned = self._spec.is_actor and not self._conns and not self._runner.unfinished
+        return not (self._leaving or abandoned or self._fatal is not None)
+
+    def _read(self, timeout_s: float) -> bool:
+        """Take what arrives, waiting for it until `timeout_s`, -1 for ever; False if the node is gone."""
+        for fd, _ in self._poll.poll(timeout_s):
+            if fd == self._control.fileno():
+                if self._control.try_read() and self._control.closed:
+                    return False
+            elif fd == self._wake_fd:
+                os.eventfd_read(fd)
+            else:
+                self._read_caller(fd)
+        return True
+
+    def _read_caller(self, fd: int) -> None:
         conn = self._conns[fd]
         if conn.try_read() and conn.ended:
             self._poll.unregister(fd)
             del self._conns[fd]
             # Calls of it that are queued hold it; answers that are not yet written are kept here.
-            self._parted = [other for other in [*self._parted, conn] if other.has_backlog]
+            with self._parting:
+                self._parted = [other for other in [*self._parted, conn] if other.has_backlog]
+
+    def _sent(self, conn: Connection) -> None:
+        """Something went over `conn`: see to it that it gets there, though nobody reads `conn` any more."""
+        if conn.ended and conn.has_backlog:
+            with self._parting:
+                self._parted.append(conn)
 
     def _noticed(self, message: Any, body: Packed) -> None:
         match message:
@@ -259,70 +293,15 @@ class _Worker:
                     self.connect(socket.socket(fileno=handle.take()))
             case Exit():
                 self._leaving = True
-                self._wake()
+                self.wake()
+            case Cancel(_, call_id, recursive):
+                self._runner.cancelled(call_id, recursive)
             case _:
                 self.engine.notified(message, body)
 
-    def _run(self, conn: Connection, frame: Frame) -> None:
-        where = self._where(INIT, self._spec.name)
-        count = 1
-        try:
-            definition, method, count, args, kwargs = unpack(opened(frame.body))
-            where = self._where(frame.kind, method)
-            function = self._target(frame.kind, definition, method)
-            if function is None:
-                self._answer(conn, frame.call_id, [(FAILURE, self._failed)] * count)
-                return
-            result = function(*map(self._resolved, args), **{k: self._resolved(v) for k, v in kwargs.items()})
-            if frame.kind == INIT:
-                self._instance = result
-                return
-            answers = [
-                (VALUE, self.engine.store(pack(item, f"the result of {method}")))
-                for item in split_results(result, count, method)
-            ]
-        except Exception as error:
-            failure = self.engine.store(pack_failure(error, where))
-            if frame.kind == INIT:
-                self._failed = failure
-                return
-            answers = [(FAILURE, failure)] * count
-        self._answer(conn, frame.call_id, answers)
-
-    def _where(self, kind: int, method: str) -> str:
-        name = f"{self._spec.name}.{method}" if self._spec.is_actor and kind == CALL else method
-        return f"{name} (pid {os.getpid()})"
-
-    def _target(self, kind: int, definition: LocalRef | None, method: str) -> Any:
-        """What to call; None if the actor's constructor failed, so that there is nothing to call."""
-        if definition is not None:
-            function = self._functions.pop(definition.id, None)
-            if function is None:
-                function = self.engine.get([definition], None)[0]
-            self._functions[definition.id] = function  # the last used is the last to be forgotten
-            if len(self._functions) > _FUNCTIONS_KEPT:
-                del self._functions[next(iter(self._functions))]
-            return function
-        if self._failed is not None:
-            return None
-        return getattr(self._instance, method)
-
-    def _resolved(self, value: Any) -> Any:
-        return self.engine.get([value], None)[0] if isinstance(value, ObjectRef) else value
-
-    def _answer(self, conn: Connection, call_id: int, answers: Sequence[tuple[int, Any]]) -> None:
-        try:
-            for index, (kind, body) in enumerate(answers):
-                conn.send(kind, call_id + index, body)
-        except OSError:
-            return  # the caller is gone
-        if conn.ended and conn.has_backlog:
-            self._parted.append(conn)
-
     def leave(self, code: int) -> None:
         """End the process in the order in which a Python program ends, then what it started."""
-        self._instance = None
-        self._functions.clear()
+        self._calls.forget()
         for thread in threading.enumerate():
             if thread is not threading.current_thread() and not thread.daemon:
                 thread.join(_FLUSH_S)

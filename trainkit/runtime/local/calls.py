@@ -1,0 +1,229 @@
+"""From a call to its answer: arguments resolved, the function found, results and failures packed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from typing import Any
+
+from trainkit.errors import ConfigError, TaskCancelledError
+from trainkit.runtime.failures import pack_failure
+from trainkit.runtime.local.channel import CALL, FAILURE, INIT, ITEM, VALUE, Connection, Frame
+from trainkit.runtime.local.client import LocalEngine
+from trainkit.runtime.local.messages import WorkerSpec
+from trainkit.runtime.local.objects import opened
+from trainkit.runtime.local.place import calling
+from trainkit.runtime.local.refs import LocalRef
+from trainkit.runtime.results import split_results
+from trainkit.runtime.serialize import Packed, pack, unpack
+from trainkit.runtime.specs import STREAMING, ObjectRef
+
+Answers = Sequence[tuple[int, Packed]]
+
+_FUNCTIONS_KEPT = 16
+_CANCELLED_KEPT = 10_000
+
+
+class Cancelled(KeyboardInterrupt):
+    """Raised in a running task that is cancelled."""
+
+
+class Calls:
+    """Carries out the calls of one worker, in whichever thread it is asked to.
+
+    Args:
+        spec: of the worker.
+        engine: of this process.
+        sent: told of each connection that an answer went over.
+
+    Attributes:
+        instance: the actor's object.
+        running: the call that may be interrupted by a signal, see `interruption`; 0 for none.
+        interrupted: the last one that was.
+        cancelled: calls that are not to be run, with whether what they started is cancelled too.
+    """
+
+    def __init__(self, spec: WorkerSpec, engine: LocalEngine, sent: Callable[[Connection], None]) -> None:
+        self._spec = spec
+        self._engine = engine
+        self._sent = sent
+        self._failed: Packed | None = None
+        self._functions: dict[int, Any] = {}
+        self.instance: Any = None
+        self.running = 0
+        self.interrupted = 0
+        self.cancelled: dict[int, bool] = {}
+
+    # in one thread
+
+    def run(self, conn: Connection, frame: Frame) -> None:
+        """Carry out what `frame` asks for, and answer it."""
+        try:
+            parts = unpack(opened(frame.body))
+        except Exception as error:
+            self.refuse(conn, frame, error)
+            return
+        self.carry_out(conn, frame.kind, frame.call_id, *parts)
+
+    def carry_out(
+        self,
+        conn: Connection,
+        kind: int,
+        call_id: int,
+        definition: LocalRef | None,
+        method: str,
+        count: int,
+        args: Sequence[Any],
+        kwargs: dict[str, Any],
+        group: str | None = None,
+    ) -> None:
+        """Run an unpacked call, and answer it; the code of this method is what calls user code."""
+        calling.set(call_id)
+        try:
+            if self.cancelled:
+                self.require_wanted(call_id, method)
+            function = self._target(kind, definition, method)
+            result = function(*map(self.resolved, args), **{k: self.resolved(v) for k, v in kwargs.items()})
+            if kind == INIT:
+                self.instance = result
+                return
+            if count == STREAMING:
+                self.stream(conn, call_id, result, method)
+                result, count = None, 1
+            answers = self.packed(result, count, method)
+        except NeverMade as error:
+            answers = [(FAILURE, error.failure)] * max(1, count)
+        except (Exception, Cancelled) as error:
+            answers = self.failed(error, kind, call_id, method, count)
+            if kind == INIT:
+                return
+        self.answer(conn, call_id, answers)
+
+    def stream(self, conn: Connection, call_id: int, result: Any, method: str) -> None:
+        """Send what a generator yields, as it does."""
+        items = _synchronous(result) if isinstance(result, AsyncIterator) else result
+        require_iterator(items, method)
+        try:
+            for item in items:
+                self.send_item(conn, call_id, item, method)
+                if self.cancelled:
+                    self.require_wanted(call_id, method)
+        finally:
+            close = getattr(items, "close", None)
+            if close is not None:  # so that its `finally` blocks run now
+                close()
+
+    # the steps
+
+    def require_wanted(self, call_id: int, method: str) -> None:
+        """Raise TaskCancelledError if a call was cancelled."""
+        if self.cancelled.pop(call_id, None) is not None:
+            raise TaskCancelledError(f"{self.where(CALL, method)} was cancelled")
+
+    def cancel(self, call_id: int, recursive: bool) -> None:
+        """Do not begin a call, or let it go on, where that is looked at."""
+        self.cancelled[call_id] = recursive
+        while len(self.cancelled) > _CANCELLED_KEPT:  # of calls that had ended before
+            del self.cancelled[next(iter(self.cancelled))]
+
+    def packed(self, result: Any, count: int, method: str) -> Answers:
+        """The answers of a call that returned."""
+        return [
+            (VALUE, self._engine.store(pack(item, f"the result of {method}")))
+            for item in split_results(result, count, method)
+        ]
+
+    def failed(self, error: BaseException, kind: int, call_id: int, method: str, count: int) -> Answers:
+        """The answers of a call that raised; a failed constructor is kept, for every call to come."""
+        if self.interrupted == call_id != 0 and not isinstance(error, TaskCancelledError):
+            cause, error = error, TaskCancelledError(f"{self.where(kind, method)} was cancelled while it ran")
+            error.__cause__ = cause
+        failure = self._engine.store(pack_failure(error, self.where(kind, method)))
+        if kind == INIT:
+            self._failed = failure
+        return [(FAILURE, failure)] * max(1, count)
+
+    def refuse(self, conn: Connection, frame: Frame, error: Exception) -> None:
+        """Answer a call that can't even be unpacked."""
+        answers = self.failed(error, frame.kind, frame.call_id, self._spec.name, 1)
+        if frame.kind != INIT:
+            self.answer(conn, frame.call_id, answers)
+
+    def send_item(self, conn: Connection, call_id: int, item: Any, method: str) -> None:
+        """Send one value of a streaming call; raises an OSError if its caller is gone."""
+        conn.send(ITEM, call_id, self._engine.store(pack(item, f"what {method} yielded")))
+        self._sent(conn)
+
+    def answer(self, conn: Connection, call_id: int, answers: Answers) -> None:
+        """Send the answers of a call."""
+        try:
+            for index, (kind, body) in enumerate(answers):
+                conn.send(kind, call_id + index, body)
+        except OSError:
+            return  # the caller is gone
+        self._sent(conn)
+
+    def where(self, kind: int, method: str) -> str:
+        """What ran, for errors."""
+        name = f"{self._spec.name}.{method}" if self._spec.is_actor and kind == CALL else method
+        return f"{name} (pid {os.getpid()})"
+
+    def bound(self, method: str) -> Any:
+        """A method of the actor."""
+        if self._failed is not None:
+            raise NeverMade(self._failed)
+        return getattr(self.instance, method)
+
+    def _target(self, kind: int, definition: LocalRef | None, method: str) -> Any:
+        if definition is None:
+            return self.bound(method)
+        function = self._functions.pop(definition.id, None)
+        if function is None:
+            function = self._engine.get([definition], None)[0]
+        self._functions[definition.id] = function  # the last used is the last to be forgotten
+        if len(self._functions) > _FUNCTIONS_KEPT:
+            del self._functions[next(iter(self._functions))]
+        return function
+
+    def resolved(self, value: Any) -> Any:
+        return self._engine.get([value], None)[0] if isinstance(value, ObjectRef) else value
+
+    def forget(self) -> None:
+        """Let go of the user's objects."""
+        self.instance = None
+        self._functions.clear()
+
+
+class NeverMade(Exception):
+    """The actor's constructor failed, so there is nothing to call."""
+
+    def __init__(self, failure: Packed) -> None:
+        self.failure = failure
+
+
+def require_iterator(result: Any, method: str) -> None:
+    """Raise ConfigError unless a streaming call can go through `result`."""
+    if not isinstance(result, (Iterator, AsyncIterator)):
+        raise ConfigError(
+            f"{method} was called with num_returns='streaming' but returned a {type(result).__name__}: "
+            "yield the values, or return an iterator"
+        )
+
+
+def _synchronous(items: AsyncIterator[Any]) -> Iterator[Any]:
+    """The same items where no event loop runs."""
+    import asyncio  # for those who need it: it takes a tenth of a second
+
+    loop = asyncio.new_event_loop()
+    try:
+        while True:
+            try:
+                item = loop.run_until_complete(anext(items))
+            except StopAsyncIteration:
+                return
+            yield item
+    finally:
+        close = getattr(items, "aclose", None)
+        if close is not None:
+            loop.run_until_complete(close())
+        loop.close()
