@@ -208,11 +208,13 @@ class Stepper:
     def what_closed(self) -> list[str]:
         return self.closed
 
-    def sleep(self, seconds: float) -> float:
+    def sleep(self, seconds: float, begun: Path | None = None) -> float:
+        if begun is not None:
+            begun.touch()
         time.sleep(seconds)
         return seconds
 
-    def mark(self, path: Path) -> None:
+    def mark(self, path: Path, _: Any = None) -> None:
         path.touch()
 
     def no_iterator(self) -> int:

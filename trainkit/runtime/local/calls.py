@@ -40,6 +40,7 @@ class Calls:
         instance: the actor's object.
         running: the call that may be interrupted by a signal, see `interruption`; 0 for none.
         interrupted: the last one that was.
+        resolving: its arguments are being waited for.
         cancelled: calls that are not to be run, with whether what they started is cancelled too.
     """
 
@@ -52,6 +53,7 @@ class Calls:
         self.instance: Any = None
         self.running = 0
         self.interrupted = 0
+        self.resolving = False
         self.cancelled: dict[int, bool] = {}
 
     # in one thread
@@ -123,8 +125,9 @@ class Calls:
     def cancel(self, call_id: int, recursive: bool) -> None:
         """Do not begin a call, or let it go on, where that is looked at."""
         self.cancelled[call_id] = recursive
-        while len(self.cancelled) > _CANCELLED_KEPT:  # of calls that had ended before
-            del self.cancelled[next(iter(self.cancelled))]
+        if len(self.cancelled) > _CANCELLED_KEPT:  # of calls that had ended before
+            for stale in list(self.cancelled)[: -_CANCELLED_KEPT // 2]:
+                self.cancelled.pop(stale, None)
 
     def packed(self, result: Any, count: int, method: str) -> Answers:
         """The answers of a call that returned."""
@@ -186,7 +189,14 @@ class Calls:
         return function
 
     def resolved(self, value: Any) -> Any:
-        return self._engine.get([value], None)[0] if isinstance(value, ObjectRef) else value
+        """An argument, with a reference's value in its place."""
+        if not isinstance(value, ObjectRef):
+            return value
+        self.resolving = True
+        try:
+            return self._engine.get([value], None)[0]
+        finally:
+            self.resolving = False
 
     def forget(self) -> None:
         """Let go of the user's objects."""

@@ -25,7 +25,7 @@ from trainkit.runtime.local.channel import Connection
 _RUNTIME = str(Path(__file__).resolve().parents[1]) + os.sep
 _BOUNDARY = frozenset({Calls.carry_out.__code__, Calls.stream.__code__})
 """From here user code is called; all frames of ours above it are called by that."""
-_AGAIN_S = 0.003
+_AGAIN_S = 0.001
 
 
 class Interruption:
@@ -34,7 +34,7 @@ class Interruption:
     Args:
         calls: what runs there.
         control: the connection that cancellations come over.
-        can_raise: the calls are tasks; methods of an actor go on.
+        can_raise: the calls are tasks; methods of an actor that have begun go on.
 
     Attributes:
         missed: a signal came while no call was running, so the connection may have to be read.
@@ -72,7 +72,10 @@ class Interruption:
             _thread.start_new_thread(_again, (self._main,))
             return
         self._control.try_read()
-        if self._can_raise and running in calls.cancelled:
+        # Without a frame, the signal comes from a wait in `get`: a call's own code has not begun while
+        # that waits for its arguments.
+        may_raise = self._can_raise or (frame is None and calls.resolving)
+        if may_raise and running in calls.cancelled:
             calls.interrupted = running
             raise Cancelled
 
