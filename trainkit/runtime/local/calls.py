@@ -34,7 +34,7 @@ class Calls:
     Args:
         spec: of the worker.
         engine: of this process.
-        sent: told of each connection that an answer went over.
+        parted: told of each connection that an answer went over though its other end sends no more.
 
     Attributes:
         instance: the actor's object.
@@ -44,10 +44,10 @@ class Calls:
         cancelled: calls that are not to be run, with whether what they started is cancelled too.
     """
 
-    def __init__(self, spec: WorkerSpec, engine: LocalEngine, sent: Callable[[Connection], None]) -> None:
+    def __init__(self, spec: WorkerSpec, engine: LocalEngine, parted: Callable[[Connection], None]) -> None:
         self._spec = spec
         self._engine = engine
-        self._sent = sent
+        self._parted = parted
         self._failed: Packed | None = None
         self._functions: dict[int, Any] = {}
         self.instance: Any = None
@@ -85,7 +85,9 @@ class Calls:
             if self.cancelled:
                 self.require_wanted(call_id, method)
             function = self._target(kind, definition, method)
-            result = function(*map(self.resolved, args), **{k: self.resolved(v) for k, v in kwargs.items()})
+            if kwargs:
+                kwargs = {name: self.resolved(value) for name, value in kwargs.items()}
+            result = function(*map(self.resolved, args), **kwargs)
             if kind == INIT:
                 self.instance = result
                 return
@@ -155,7 +157,8 @@ class Calls:
     def send_item(self, conn: Connection, call_id: int, item: Any, method: str) -> None:
         """Send one value of a streaming call; raises an OSError if its caller is gone."""
         conn.send(ITEM, call_id, self._engine.store(pack(item, f"what {method} yielded")))
-        self._sent(conn)
+        if conn.ended:
+            self._parted(conn)
 
     def answer(self, conn: Connection, call_id: int, answers: Answers) -> None:
         """Send the answers of a call."""
@@ -164,7 +167,8 @@ class Calls:
                 conn.send(kind, call_id + index, body)
         except OSError:
             return  # the caller is gone
-        self._sent(conn)
+        if conn.ended:
+            self._parted(conn)
 
     def where(self, kind: int, method: str) -> str:
         """What ran, for errors."""

@@ -203,7 +203,7 @@ class _Worker:
         self._poll.register(self._wake_fd, select.EPOLLIN)
         self._control = engine.link
         self._poll.register(self._control, select.EPOLLIN)
-        self._calls = Calls(spec, engine, self._sent)
+        self._calls = Calls(spec, engine, self._keep_writing)
         self._runner = self._way_of_running()
         engine.link.on_notice = self._noticed
 
@@ -279,9 +279,9 @@ class _Worker:
             with self._parting:
                 self._parted = [other for other in [*self._parted, conn] if other.has_backlog]
 
-    def _sent(self, conn: Connection) -> None:
-        """Something went over `conn`: see to it that it gets there, though nobody reads `conn` any more."""
-        if conn.ended and conn.has_backlog:
+    def _keep_writing(self, conn: Connection) -> None:
+        """See to it that what was sent over `conn` gets there, though it is not read any more."""
+        if conn.has_backlog:
             with self._parting:
                 self._parted.append(conn)
 
