@@ -16,6 +16,9 @@ class ObjectRefGenerator(ABC, Generic[T], Iterator[ObjectRef[T]], AsyncIterator[
 
     `for ref in generator` and `async for ref in generator` wait for the next one. If the generator
     raises, or its process dies, one more reference comes, whose `get` raises that; then it ends.
+
+    The remote generator does not wait for its reader: what it has yielded is kept until it is taken. It is
+    stopped when the object that hands out its references is dropped, unless `completed` was called.
     """
 
     @abstractmethod

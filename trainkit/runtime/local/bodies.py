@@ -49,10 +49,12 @@ class CallBodies:
         count: int,
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
+        group: str | None = None,
     ) -> Packed:
-        """The body of a call: what to call, how many results, and the arguments."""
+        """The body of a call: what to call, how many results, and the arguments; its group if it has one."""
+        parts = (definition, method, count, args, dict(kwargs), *(() if group is None else (group,)))
         try:
-            return self._segments.write(pack((definition, method, count, args, dict(kwargs)), method))
+            return self._segments.write(pack(parts, method))
         except SerializationError:
             for index, value in enumerate(args):
                 pack(value, f"argument {index} of {method}()")

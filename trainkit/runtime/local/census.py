@@ -15,6 +15,7 @@ from trainkit.runtime.local.channel import NOTICE, Descriptor, Frame
 from trainkit.runtime.local.children import OutputPipe, Worker
 from trainkit.runtime.local.loop import try_send
 from trainkit.runtime.local.messages import (
+    Cancel,
     Exited,
     Forked,
     ForkFailed,
@@ -69,6 +70,7 @@ class Census:
         self._by_pid: dict[int, Worker] = {}
         self._unborn: dict[int, Unborn] = {}
         self._graves: dict[int, Exit] = {}
+        self._early: dict[int, list[Cancel]] = {}
         self._next_serial = _DRIVER
         self._sweeping = False
         self.templates = Templates(node.connection, self._from_template, self._template_gone, plain)
@@ -125,6 +127,8 @@ class Census:
         # By its number: a lease may pass on, and with it the id, before the template has answered.
         self._unborn[spec.serial] = Unborn(worker, imports, spec, spare)
         try_send(template, NOTICE, 0, packed(ForkWorker(spec), handles))
+        for early in self._early.pop(spec.worker_id, ()):
+            self.cancel(early)
 
     def _read(self, pipe: OutputPipe) -> None:
         if not pipe.read():
@@ -200,6 +204,22 @@ class Census:
         if worker.pid is not None:  # else it is killed as soon as it is born
             process.kill(worker.pid)
 
+    def cancel(self, message: Cancel) -> None:
+        """Hand a cancellation to its worker, and interrupt what that is doing, so that it looks at it."""
+        worker = self._workers.get(message.worker_id)
+        if worker is not None:
+            try_send(worker.control, NOTICE, 0, packed(message))
+            if worker.pid is not None:  # one that is not born yet reads it before it runs anything
+                process.kill(worker.pid, signal.SIGINT)
+        elif self._node.stores.is_queued(message.worker_id):
+            self._early.setdefault(message.worker_id, []).append(message)
+
+    def is_leaving(self, serial: int, reason: str) -> None:
+        """A worker ends of its own will."""
+        for worker in self._workers.values():
+            if worker.serial == serial:
+                worker.ending = worker.ending or reason
+
     def inquire(self, worker_id: int, answer: Callable[[Exit], None]) -> None:
         """Say how a worker ended, once it has."""
         worker = self._workers.get(worker_id)
@@ -213,6 +233,7 @@ class Census:
     def never_started(self, worker_id: int, exit_: Exit) -> None:
         """Remember how a worker ended that never was one."""
         self._graves[worker_id] = exit_
+        self._early.pop(worker_id, None)
 
     def reap(self) -> None:
         """Collect children that ended: orphans, and the workers of a template that was killed."""

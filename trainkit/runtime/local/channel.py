@@ -41,6 +41,7 @@ NOTICE = 7  # to or from the node, not answered
 CALLS = 8  # several small calls
 ANSWERS = 9  # several small values, and how long they took
 RETURNED = 10  # the numbers of calls that will not be begun here, to be made elsewhere, and why
+ITEM = 11  # what a streaming call has yielded; VALUE or FAILURE ends it
 
 BLOCKED = "blocked"  # the call before them waits for others
 SLOW = "slow"  # the call before them takes long

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import os
 import socket
 import sys
@@ -13,30 +12,21 @@ from pathlib import Path
 from typing import Any
 
 from trainkit.clock import SYSTEM
-from trainkit.errors import (
-    ConfigError,
-    GetTimeoutError,
-    ObjectLostError,
-)
+from trainkit.errors import ConfigError, GetTimeoutError, ObjectLostError
 from trainkit.resources import QUANTUM, Bundle, require_feasible
 from trainkit.runtime import preload
 from trainkit.runtime.failures import raisable, unpack_failure
 from trainkit.runtime.local import launch
 from trainkit.runtime.local.batch import lasting
 from trainkit.runtime.local.bodies import CallBodies
-from trainkit.runtime.local.channel import (
-    CALL,
-    FAILURE,
-    INIT,
-    VALUE,
-    Descriptor,
-)
+from trainkit.runtime.local.channel import CALL, FAILURE, INIT, VALUE, Descriptor
 from trainkit.runtime.local.interrupt import InterruptGuard
 from trainkit.runtime.local.leases import Task
 from trainkit.runtime.local.messages import (
     Available,
     AwaitGroup,
     Blocked,
+    Conduct,
     Kill,
     Reclaim,
     Release,
@@ -47,12 +37,16 @@ from trainkit.runtime.local.messages import (
 )
 from trainkit.runtime.local.nodelink import Ids, NodeLink, show_notice
 from trainkit.runtime.local.objects import SegmentPool, opened
+from trainkit.runtime.local.place import Place
 from trainkit.runtime.local.pump import Pump
 from trainkit.runtime.local.refs import ATOM, PENDING, Endpoint, LocalRef, Peer, set_engine
 from trainkit.runtime.local.select_any import await_any
+from trainkit.runtime.local.steering import Steering
+from trainkit.runtime.local.streams import StreamRef
 from trainkit.runtime.local.tasks import TaskPool
 from trainkit.runtime.serialize import Packed, pack, unpack
 from trainkit.runtime.specs import (
+    STREAMING,
     ActorSpec,
     MethodSpec,
     ObjectRef,
@@ -68,7 +62,7 @@ _DRIVER_SERIAL = 1
 _PLACEMENTS_KNOWN = 256
 
 
-class LocalEngine:
+class LocalEngine(Steering):
     """See `trainkit.runtime.engine.Engine`.
 
     Args:
@@ -81,6 +75,7 @@ class LocalEngine:
         node: the supervising process, in the driver.
         own_variables: environment variables that were set for this process alone.
         asked_preload: modules that the user wants workers to be forked with.
+        place: this process's in the session.
     """
 
     name = "local"
@@ -97,8 +92,12 @@ class LocalEngine:
         node: launch.Node | None = None,
         own_variables: Mapping[str, str] | None = None,
         asked_preload: frozenset[str] = frozenset(),
+        place: Place | None = None,
     ) -> None:
+        super().__init__()
         self.pid = os.getpid()
+        self.place = place or Place()
+        self._serial = serial
         self.pump = Pump()
         self._totals = dict(totals)
         self._ids = Ids(serial)
@@ -125,7 +124,8 @@ class LocalEngine:
         """Start a node, and the engine of the driver that it belongs to; see `trainkit.init`."""
         node = launch.start_node(spec)
         gpus = range(int(spec.totals.get("GPU", 0)))
-        return cls(node.control, spec.totals, gpus=gpus, node=node, asked_preload=spec.preload)
+        place = Place(namespace=spec.namespace)
+        return cls(node.control, spec.totals, gpus=gpus, node=node, asked_preload=spec.preload, place=place)
 
     def require_usable(self) -> None:
         if self.pid != os.getpid():
@@ -171,6 +171,10 @@ class LocalEngine:
             pool.reclaim()
 
     def _refs(self, count: int, peer: Peer | None) -> list[LocalRef]:
+        if count == STREAMING:
+            stream: LocalRef = StreamRef(self._ids.next(), self._ids.next)
+            stream.attach(peer)
+            return [stream]
         if count == 1:
             return [LocalRef(self._ids.next(), peer)]
         return [LocalRef(number, peer) for number in self._ids.block(count)]
@@ -185,34 +189,31 @@ class LocalEngine:
         definition = self._bodies.definition(spec.function, spec.name)
         refs = self._refs(spec.num_returns, None)
         arguments = lasting(spec.args, spec.kwargs) if spec.num_returns == 1 else None
-        body = None
-        if arguments is None:
-            # Packed now, as the caller may change what it gave; a pending reference packs as a promise.
-            body = self.body_of(definition, spec.name, len(refs), spec.args, spec.kwargs).owned()
         task = Task(
             spec.name,
+            pool,
             definition,
             arguments,
-            body,
+            None,
             refs,
             spec.max_retries,
             spec.retry_exceptions,
             spec.max_calls,
         )
-        waits_for = (
-            [
-                ref
-                for ref in (*spec.args, *spec.kwargs.values())
-                if isinstance(ref, LocalRef) and not ref.done()
-            ]
-            if body is not None
-            else None
-        )
+        for ref in refs:
+            ref.body = task
+        waits_for: list[LocalRef] = []
+        if arguments is None:
+            # Packed now, as the caller may change what it gave; a pending reference packs as a promise.
+            task.body = self.body_of(definition, spec.name, spec.num_returns, spec.args, spec.kwargs).owned()
+            given = (*spec.args, *spec.kwargs.values())
+            waits_for = [ref for ref in given if isinstance(ref, LocalRef) and not ref.done()]
         if waits_for:  # a leased process that waited for other tasks would keep them from running
+            task.waits = True
             self._when_all(waits_for, lambda: self.pump.run(lambda: pool.submit(task, watch=True)))
         else:
             pool.submit(task)
-        return list(refs)
+        return self._started(refs)
 
     def body_of(
         self,
@@ -224,19 +225,6 @@ class LocalEngine:
     ) -> Packed:
         """The body of a call of a function; see `CallBodies.of_call`."""
         return self._bodies.of_call(definition, name, count, args, kwargs)
-
-    def _when_all(self, refs: Sequence[LocalRef], then: Callable[[], None]) -> None:
-        left = itertools.count(len(refs) - 1, -1)  # next() is atomic, so exactly one callback sees 0
-        for ref in refs:
-            ref.when_done(lambda: then() if next(left) == 0 else None)
-            self.watch(ref)
-
-    def watch(self, ref: LocalRef) -> None:
-        """See to it that `ref`'s answer is read although no thread may be waiting for it."""
-        peer = ref.peer
-        if peer is not None:
-            self.pump.watch(peer, ref)  # which also keeps it, if nobody else does
-            ref.when_done(functools.partial(self.pump.unwatch, peer, ref))
 
     def _pool(self, placement: Placement, name: str) -> TaskPool:
         known = self._pool_of.get(id(placement))
@@ -279,7 +267,8 @@ class LocalEngine:
         endpoint = Endpoint(peer)
         # The class and the constructor's arguments go straight to the process, which is yet to start.
         peer.send(INIT, 0, body)
-        request = StartActor(peer.worker_id or 0, spec.name, spec.placement, self.surroundings())
+        conduct = Conduct(spec.concurrency, spec.interface.is_async)
+        request = StartActor(peer.worker_id or 0, spec.name, spec.placement, self.surroundings(), conduct)
         self.link.tell(request, [Descriptor(theirs.detach())])
         return endpoint
 
@@ -287,19 +276,21 @@ class LocalEngine:
         self, actor: Endpoint, method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], spec: MethodSpec
     ) -> list[ObjectRef[Any]]:
         peer = actor.peer
-        if spec.num_returns == 1:
+        if spec.num_returns == 1 and spec.concurrency_group is None:
             arguments = lasting(args, kwargs)
             if arguments is not None:
                 ref = LocalRef(self._ids.next(), peer)
                 peer.request_soon(ref, method, arguments)
+                if self.started is not None:
+                    self.started.add(ref)
                 return [ref]
         for value in (*args, *kwargs.values()):
             if isinstance(value, LocalRef) and not value.done():
                 self.watch(value)
-        body = self._bodies.of_call(None, method, spec.num_returns, args, kwargs)
+        body = self._bodies.of_call(None, method, spec.num_returns, args, kwargs, spec.concurrency_group)
         refs = self._refs(spec.num_returns, peer)
         peer.request(CALL, body, refs)
-        return list(refs)
+        return self._started(refs)
 
     def kill(self, actor: Endpoint, no_restart: bool) -> None:
         worker_id = actor.peer.worker_id
@@ -380,7 +371,7 @@ class LocalEngine:
             if peer is not None and peer.has_posted:
                 peer.flush_if_open()
             if len(pending) == 1 and peer is not None and not peer.closed:
-                peer.wait_until(pending[0].done, left, SYSTEM.monotonic, guard)
+                peer.wait_until(functools.partial(_settled, pending[0], peer), left, SYSTEM.monotonic, guard)
             else:
                 await_any(pending, left, guard)
             if deadline is not None and SYSTEM.monotonic() >= deadline:
@@ -420,8 +411,11 @@ class LocalEngine:
     def gpu_ids(self) -> list[int]:
         return list(self._gpus)
 
+    def _mark(self) -> str:
+        return os.environ[SESSION_MARK] if self._node is None else self._node.mark
+
     def scratch_dir(self) -> Path:
-        path = Path(os.environ[SESSION_MARK] if self._node is None else self._node.mark)
+        path = Path(self._mark())
         path.mkdir(mode=0o700, exist_ok=True)
         return path
 
@@ -435,12 +429,18 @@ class LocalEngine:
         self.link.tell(Shutdown())
         self._node.join()
         self.pump.stop()
+        self._fail_futures()
         for pool in self._pools.values():
             pool.close()
         self._segments.close()
         self.link.close()
         self._pools.clear()
         set_engine(None)
+
+
+def _settled(ref: LocalRef, peer: Peer) -> bool:
+    """Whether it is pointless to read `peer` for `ref`: it is done, or is owed by another one now."""
+    return ref.kind != PENDING or ref.peer is not peer
 
 
 def _cwd() -> str:

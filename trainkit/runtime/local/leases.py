@@ -9,10 +9,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from trainkit.errors import TaskCancelledError
 from trainkit.runtime.failures import unpack_failure
-from trainkit.runtime.local.channel import ANSWERS, BLOCKED, CALL, FAILURE, RETURNED, UNKNOWN, Frame
+from trainkit.runtime.local.channel import ANSWERS, BLOCKED, CALL, FAILURE, ITEM, RETURNED, UNKNOWN, Frame
+from trainkit.runtime.local.messages import Cancel
 from trainkit.runtime.local.objects import opened
-from trainkit.runtime.local.refs import LocalRef, Peer
+from trainkit.runtime.local.refs import LOST, LocalRef, Peer
 from trainkit.runtime.serialize import Packed
 
 if TYPE_CHECKING:
@@ -30,6 +32,7 @@ class Task:
     """A call that waits for a process, or runs in one.
 
     Attributes:
+        pool: where it runs.
         definition: the function.
         arguments: of a small call, see `batch.lasting`; None if `body` holds them.
         body: the whole call, once it is needed.
@@ -37,9 +40,12 @@ class Task:
         retry_exceptions: run it again also when it raises any exception, or one of these.
         max_calls: its process ends after so many runs of the function; 0 never.
         alone: it is sent when nothing else is in the process, as it may be what made one die.
+        waits: for its arguments; it is not in the pool's queue yet.
+        cancelled: it must not be run, or not again.
     """
 
     name: str
+    pool: TaskPool
     definition: LocalRef
     arguments: Any
     body: Packed | None
@@ -48,11 +54,18 @@ class Task:
     retry_exceptions: bool | tuple[type[BaseException], ...] = False
     max_calls: int = 0
     alone: bool = False
+    waits: bool = False
+    cancelled: bool = False
 
     @property
     def is_solitary(self) -> bool:
         """Whether it is to be the only one in its process: should that die, it is known who was in it."""
         return self.alone or not self.retries_left or bool(self.max_calls) or self.arguments is None
+
+    def fail_cancelled(self, when: str) -> None:
+        """Complete its references as those of a cancelled call."""
+        for ref in self.refs:
+            ref.complete(LOST, lambda: TaskCancelledError(f"{self.name} was cancelled {when}"))
 
 
 class Lease(Peer):
@@ -62,6 +75,7 @@ class Lease(Peer):
         owing: the tasks it was given and has not answered, in order, by the numbers of their results.
         wanted_back: it is returned as soon as it owes nothing.
         retiring: the same, and its process ends: it has run a function as often as that may be.
+        condemned: it is being killed for one of its tasks, and the others are not at fault.
         blocked: its task waits for others, and so needs no CPU now.
         runs: how often each function that ends its process after some was run here.
     """
@@ -73,6 +87,7 @@ class Lease(Peer):
         self.wanted_back = False
         self.retiring = False
         self.blocked = False
+        self.condemned = False
         self.runs: Counter[int] = Counter()
         self._known: set[int] = set()
 
@@ -80,7 +95,7 @@ class Lease(Peer):
         """Send `tasks`, whose answers then come over this connection."""
         for task in tasks:
             for ref in task.refs:
-                ref.peer = self
+                ref.attach(self)
                 self.owing[ref.id] = task
             if task.max_calls:
                 self.runs[task.definition.id] += 1
@@ -93,6 +108,13 @@ class Lease(Peer):
                 self._known.add(task.definition.id)
                 self.request(CALL, self.pool.body_of(task), task.refs)
         self.flush_if_open()
+        for task in tasks:
+            if task.cancelled:  # just now
+                self.interrupt(task, recursive=True)
+
+    def interrupt(self, task: Task, recursive: bool) -> None:
+        """Have the process stop `task`."""
+        self.pool.engine.link.tell(Cancel(self.worker_id or 0, task.refs[0].id, recursive))
 
     def on_frame(self, frame: Frame) -> None:
         if frame.kind == RETURNED:
@@ -101,7 +123,7 @@ class Lease(Peer):
         if frame.kind == FAILURE and self._is_to_be_retried(frame):
             return
         super().on_frame(frame)
-        if frame.kind != ANSWERS:
+        if frame.kind not in (ANSWERS, ITEM):
             self.blocked = False
             self.owing.pop(frame.call_id, None)
             self.pool.progressed(self)
@@ -123,11 +145,13 @@ class Lease(Peer):
     def _is_to_be_retried(self, frame: Frame) -> bool:
         """Whether a task that raised is run again; it then is."""
         task = self.owing.get(frame.call_id)
-        if task is None or not task.retry_exceptions or task.retries_left == 0:
+        if task is None or not task.retry_exceptions or task.retries_left == 0 or task.cancelled:
             return False
         kinds = task.retry_exceptions
         cause = unpack_failure(opened(frame.body)).cause
         if not isinstance(cause, Exception if isinstance(kinds, bool) else kinds):
+            return False
+        if any(ref.begun for ref in task.refs):
             return False
         task.retries_left -= task.retries_left > 0
         self._give_up([task])
@@ -152,7 +176,7 @@ class Lease(Peer):
             for ref in task.refs:
                 self.pending.pop(ref.id, None)
                 self.owing.pop(ref.id, None)
-                ref.peer = None
+                ref.attach(None)
 
     def outstanding(self) -> list[Task]:
         """The tasks it was given and has not answered, in order."""

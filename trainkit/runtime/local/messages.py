@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from trainkit.resources import Bundle
 from trainkit.runtime.serialize import PROTOCOL, Handle, Packed
-from trainkit.runtime.specs import Placement, PlacementGroupId
+from trainkit.runtime.specs import Concurrency, Placement, PlacementGroupId
 
 
 def packed(message: Any, handles: Sequence[Handle] = ()) -> Packed:
@@ -39,6 +39,18 @@ class Surroundings:
     preload: frozenset[str]
 
 
+@dataclass(frozen=True, slots=True)
+class Conduct:
+    """How an actor runs its calls.
+
+    Attributes:
+        is_async: on an event loop, as its class has `async def` methods.
+    """
+
+    concurrency: Concurrency = field(default_factory=Concurrency)
+    is_async: bool = False
+
+
 # client to node
 
 
@@ -50,6 +62,7 @@ class StartActor:
     name: str
     placement: Placement
     surroundings: Surroundings
+    conduct: Conduct = field(default_factory=Conduct)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +92,26 @@ class Kill:
     """End a worker; answered when it is dead."""
 
     worker_id: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """Stop a call of a worker, to which the node hands this on; not answered.
+
+    Attributes:
+        recursive: also what that call has started.
+    """
+
+    worker_id: int
+    call_id: int
+    recursive: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Leaving:
+    """This worker is about to end of its own will, and is not to be made anew; answered when noted."""
+
     reason: str
 
 
@@ -165,6 +198,9 @@ class WorkerSpec:
         is_actor: ends when its last connection is gone; else when the node says so.
         group_bundles: those of the placement group that it was started in.
         gpus: share of each GPU index it was given, 0 to 1.
+        resources: all that it was given.
+        namespace: the session's.
+        restarts: how often the actor has been made anew before.
     """
 
     worker_id: int
@@ -180,6 +216,10 @@ class WorkerSpec:
     env: Mapping[str, str]
     cwd: str
     surroundings: Surroundings
+    resources: Bundle
+    namespace: str
+    conduct: Conduct = field(default_factory=Conduct)
+    restarts: int = 0
 
 
 @dataclass(frozen=True, slots=True)

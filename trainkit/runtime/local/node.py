@@ -34,9 +34,11 @@ from trainkit.runtime.local.messages import (
     Available,
     AwaitGroup,
     Blocked,
+    Cancel,
     Inquest,
     Kill,
     Lease,
+    Leaving,
     Output,
     Release,
     Reserve,
@@ -247,6 +249,11 @@ class Node:
                 self.stores.blocked(serial, waiting)
             case Kill(worker_id, reason):
                 self.census.kill(worker_id, reason, lambda _: answer(None))
+            case Cancel():
+                self.census.cancel(message)
+            case Leaving(reason):
+                self.census.is_leaving(serial, reason)
+                answer(None)
             case Inquest(worker_id):
                 self.census.inquire(worker_id, answer)
             case Shutdown():

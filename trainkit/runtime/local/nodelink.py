@@ -33,7 +33,8 @@ class Ids:
     def __init__(self, serial: int) -> None:
         first = (serial << _SERIAL_SHIFT) + secrets.randbelow(_BLOCK // 2)
         self._single = itertools.count(first + 1)
-        self._blocks = itertools.count(first + _BLOCK, _MOST_RETURNS)
+        self._first_block = first + _BLOCK
+        self._blocks = itertools.count(self._first_block, _MOST_RETURNS)
 
     def next(self) -> int:
         """One number."""
@@ -45,6 +46,11 @@ class Ids:
             raise ValueError(f"a call can return {_MOST_RETURNS} references at most, not {count}")
         first = next(self._blocks)
         return range(first, first + count)
+
+    def call_of(self, number: int) -> int:
+        """The number of the call that reference `number` is a result of: that of its first result."""
+        beyond = number - self._first_block
+        return number if beyond < 0 else number - beyond % _MOST_RETURNS
 
 
 class NodeLink(Peer):

@@ -87,10 +87,11 @@ class Pump:
                 _guarded(conn.flush_if_open)  # what was posted between the two
 
     def run(self, job: Callable[[], None]) -> None:
-        """Call `job` in the pump's thread."""
+        """Call `job` in the pump's thread; never if that is stopped before."""
         with self._lock:
-            self._jobs.append(job)
-            self._wake()
+            if not self._stopping:
+                self._jobs.append(job)
+                self._wake()
 
     def _wake(self) -> None:
         if self._thread is None:

@@ -13,6 +13,7 @@ from trainkit.runtime.local.channel import NOTICE, Descriptor
 from trainkit.runtime.local.children import Worker
 from trainkit.runtime.local.loop import try_send
 from trainkit.runtime.local.messages import (
+    Conduct,
     Connect,
     Exit,
     Lease,
@@ -83,14 +84,8 @@ class Quartermaster:
     def reserve(self, client: int, group_id: int, bundles: Sequence[Bundle]) -> None:
         self._groups[group_id] = Group(bundles, client, None, [], [])
         waiting = Waiting(group_id, bundles, None, client != _DRIVER)
-        self._enqueue(
-            Request(
-                waiting,
-                client,
-                SYSTEM.monotonic(),
-                f"a group of {len(bundles)} bundle{'s' * (len(bundles) != 1)}",
-            )
-        )
+        what = f"a group of {len(bundles)} bundle{'s' * (len(bundles) != 1)}"
+        self._enqueue(Request(waiting, client, SYSTEM.monotonic(), what))
 
     def _enqueue(self, request: Request) -> None:
         self._queue.append(request)
@@ -112,6 +107,9 @@ class Quartermaster:
                 self._queue.remove(request)
                 self._refuse(request, "it was killed before it was started", requested=True)
                 return
+
+    def is_queued(self, worker_id: int) -> bool:
+        return any(request.waiting.key == worker_id for request in self._queue)
 
     def inquire_queued(self, worker_id: int, answer: Callable[[ExitRecord], None]) -> bool:
         """Answer once the request for that worker is refused; False if none waits."""
@@ -237,6 +235,9 @@ class Quartermaster:
             env={**self._spec.environment, **placement.env},
             cwd=placement.cwd or self._spec.working_dir or message.surroundings.cwd,
             surroundings=message.surroundings,
+            resources=placement.resources,
+            namespace=self._spec.namespace,
+            conduct=message.conduct if isinstance(message, StartActor) else Conduct(),
         )
         try:
             self._node.census.start(

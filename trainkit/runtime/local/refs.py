@@ -24,6 +24,7 @@ from trainkit.runtime.local.channel import (
     CONNECT,
     FAILURE,
     HANDLE_KINDS,
+    ITEM,
     VALUE,
     Connection,
     Descriptor,
@@ -33,6 +34,8 @@ from trainkit.runtime.serialize import Packed
 from trainkit.runtime.specs import ObjectRef
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
+
     from trainkit.runtime.local.client import LocalEngine
 
 PENDING = 0
@@ -63,10 +66,12 @@ class LocalRef(ObjectRef[Any]):
     Attributes:
         peer: over which it will arrive; None while its task waits for a worker, or once it is there.
         kind: PENDING, VALUE, ATOM, FAILURE or LOST.
-        body: the answer; see `kind`.
+        body: the answer, see `kind`; while a task owes it, that task.
+        begun: part of what is to come has come.
     """
 
     __slots__ = ("_callbacks", "body", "kind", "peer")
+    begun = False
 
     def __init__(self, ref_id: int, peer: Peer | None) -> None:
         self.id = ref_id
@@ -77,6 +82,10 @@ class LocalRef(ObjectRef[Any]):
 
     def __reduce__(self) -> Any:
         raise TypeError("a reference can only be sent as an argument or a result, not pickled by hand")
+
+    def attach(self, peer: Peer | None) -> None:
+        """Say over which connection the answer will come."""
+        self.peer = peer
 
     def done(self) -> bool:
         """Whether the answer, or the reason why there is none, is there."""
@@ -89,6 +98,13 @@ class LocalRef(ObjectRef[Any]):
         self.peer = None
         if self._callbacks is not None:
             self._run_callbacks()
+
+    def item(self, body: Packed) -> None:
+        """Take one of the values of a streaming call."""
+        raise TypeError(f"{self!r} stands for one value, but several were sent")
+
+    def future(self) -> Future[Any]:
+        return _current_engine().future(self)
 
     def when_done(self, callback: Callable[[], None]) -> None:
         """Run `callback` once, when the answer is there, in the thread that finds it; at once if it is."""
@@ -164,6 +180,12 @@ class Peer(BatchingConnection):
     def on_frame(self, frame: Frame) -> None:
         if frame.kind == ANSWERS:
             self.on_answers(*pickle.loads(frame.body.payload))
+            return
+        if frame.kind == ITEM:
+            stream = self.pending.get(frame.call_id)
+            target = None if stream is None else stream()
+            if target is not None:
+                target.item(frame.body)
             return
         waiting = self.pending.pop(frame.call_id, None)
         ref = None if waiting is None else waiting()
@@ -323,7 +345,8 @@ HANDLE_KINDS[ACTOR] = lambda fd: Endpoint(Peer(socket.socket(fileno=fd)))
 HANDLE_KINDS[PROMISE] = lambda fd: PromisePeer(socket.socket(fileno=fd))
 
 
-def _reduce_ref(pickler: Any, ref: LocalRef) -> Any:
+def reduce_ref(pickler: Any, ref: LocalRef) -> Any:
+    """How a reference is pickled: with its answer, or as a promise."""
     if not ref.done():
         return _load_promise, (ref.id, pickler.attach(Promise(ref)))
     kind, body = outcome(ref)
@@ -359,5 +382,5 @@ def _load_endpoint(position: int, name: str, worker_id: int | None) -> Endpoint:
     return endpoint  # type: ignore[no-any-return]
 
 
-serialize.register(LocalRef, _reduce_ref)
+serialize.register(LocalRef, reduce_ref)
 serialize.register(Endpoint, _reduce_endpoint)

@@ -20,8 +20,8 @@ from trainkit.runtime import supervise
 from trainkit.runtime.local.batch import MOST
 from trainkit.runtime.local.channel import VALUE, Descriptor
 from trainkit.runtime.local.leases import AHEAD_S, Lease, Task
+from trainkit.runtime.local.messages import Kill, ReturnLease
 from trainkit.runtime.local.messages import Lease as LeaseRequest
-from trainkit.runtime.local.messages import ReturnLease
 from trainkit.runtime.local.nodelink import death
 from trainkit.runtime.local.refs import LOST, LocalRef
 from trainkit.runtime.serialize import Packed
@@ -44,7 +44,7 @@ class TaskPool:
     """
 
     def __init__(self, engine: LocalEngine, placement: Placement) -> None:
-        self._engine = engine
+        self.engine = engine
         self._placement = placement
         self._lock = threading.RLock()
         self._queue: deque[Task] = deque()
@@ -61,6 +61,9 @@ class TaskPool:
             watch: somebody may be waiting for it already, without a connection to read.
         """
         with self._lock:
+            task.waits = False
+            if task.cancelled:
+                return
             lease = self._idle.pop() if self._idle else None
             if lease is None:
                 self._queue.append(task)
@@ -77,42 +80,46 @@ class TaskPool:
                 raise
             return
         if watch:
-            self._engine.pump.watch(lease, self)
+            self.engine.pump.watch(lease, self)
         lease.run([task])
 
     def again(self, tasks: Sequence[Task]) -> None:
         """Run `tasks`, which were given to a process in vain, before the others."""
         with self._lock:
-            self._queue.extendleft(reversed(tasks))
+            wanted = [task for task in tasks if not task.cancelled]
+            self._queue.extendleft(reversed(wanted))
             self._watch_busy()
+        for task in tasks:
+            if task.cancelled:
+                task.fail_cancelled("before it began")
         self._ask()
 
     def _watch_busy(self) -> None:
         """See to it that the queue moves on although nobody may be reading."""
         for busy in self._busy:
-            self._engine.pump.watch(busy, self)
+            self.engine.pump.watch(busy, self)
 
     def body_of(self, task: Task) -> Packed:
         """The whole call."""
         if task.body is None:
             arguments = task.arguments
             args, kwargs = (arguments, {}) if type(arguments) is tuple else pickle.loads(arguments)
-            task.body = self._engine.body_of(task.definition, task.name, len(task.refs), args, kwargs)
+            task.body = self.engine.body_of(task.definition, task.name, 1, args, kwargs)
         return task.body
 
     def _ask(self) -> None:
         """Ask the node for as many leases as there are tasks for; at most what could ever run at once."""
-        most = self._engine.most_tasks(self._placement)
+        most = self.engine.most_tasks(self._placement)
         asked: list[tuple[Lease, LocalRef]] = []
         with self._lock:
             running = sum(not lease.blocked for lease in self._busy)
             while len(self._asked) < len(self._queue) and len(self._asked) + running < most:
                 ours, theirs = socket.socketpair()
-                lease = Lease(ours, self, self._engine.new_id())
+                lease = Lease(ours, self, self.engine.new_id())
                 request = LeaseRequest(
-                    lease.worker_id or 0, self._queue[0].name, self._placement, self._engine.surroundings()
+                    lease.worker_id or 0, self._queue[0].name, self._placement, self.engine.surroundings()
                 )
-                answer = self._engine.link.ask(request, [Descriptor(theirs.detach())])
+                answer = self.engine.link.ask(request, [Descriptor(theirs.detach())])
                 self._asked.add(answer)
                 asked.append((lease, answer))
         for lease, answer in asked:
@@ -136,6 +143,25 @@ class TaskPool:
             for ref in task.refs:
                 ref.complete(kind, body)
 
+    def cancel(self, task: Task, force: bool, recursive: bool) -> None:
+        """Complete `task` if it has not begun, else have its process stop it, or end that."""
+        with self._lock:
+            task.cancelled = True
+            waits = task.waits or task in self._queue
+            if waits and not task.waits:
+                self._queue.remove(task)
+            # One that is between the queue and its lease is interrupted by that, as it is sent.
+            lease = next((lease for lease in self._busy if task.refs[0].id in lease.owing), None)
+            if force and lease is not None:
+                lease.condemned = True
+        if waits:
+            task.fail_cancelled("before it began")
+        elif lease is not None and force:
+            self.engine.link.ask(Kill(lease.worker_id or 0, "a task of its was cancelled with force=True"))
+            self.engine.pump.watch(lease, self)
+        elif lease is not None:
+            lease.interrupt(task, recursive)
+
     # the work of a lease
 
     def learn(self, function: int, each_s: float, at_least: bool = False) -> None:
@@ -153,11 +179,11 @@ class TaskPool:
             if not over:
                 tasks = self._next_for(lease)
             if tasks:
-                self._engine.pump.watch(lease, self)
+                self.engine.pump.watch(lease, self)
             elif not over and not lease.owing:
                 self._busy.discard(lease)
                 self._idle.append(lease)
-                self._engine.pump.unwatch(lease, self)
+                self.engine.pump.unwatch(lease, self)
         if tasks:
             lease.run(tasks)
         elif over and not lease.owing:
@@ -191,14 +217,14 @@ class TaskPool:
         with self._lock:
             self._forget(lease)
         lease.close_when_sent()
-        self._engine.link.tell(ReturnLease(lease.worker_id or 0, lease.retiring))
+        self.engine.link.tell(ReturnLease(lease.worker_id or 0, lease.retiring))
         self._ask()  # behind those who wanted it
 
     def _forget(self, lease: Lease) -> None:
         self._busy.discard(lease)
         if lease in self._idle:
             self._idle.remove(lease)
-        self._engine.pump.unwatch(lease, self)
+        self.engine.pump.unwatch(lease, self)
 
     def reclaim(self) -> None:
         """Return what is idle now, and the rest as it becomes idle."""
@@ -206,7 +232,7 @@ class TaskPool:
             busy, idle = list(self._busy), list(self._idle)
             for lease in busy:
                 lease.wanted_back = True
-                self._engine.pump.watch(lease, self)
+                self.engine.pump.watch(lease, self)
         for lease in busy:
             lease.try_read()
         for lease in idle:
@@ -220,7 +246,7 @@ class TaskPool:
             self._idle.clear()
         for lease in leases:
             lease.close()
-        self.fail(LOST, self._engine.link.gone)
+        self.fail(LOST, self.engine.link.gone)
 
     # deaths
 
@@ -228,7 +254,7 @@ class TaskPool:
         """The process of `lease` is gone: run its tasks again if that is allowed, else fail them."""
         with self._lock:
             self._forget(lease)
-        self._engine.pump.run(lambda: self._settle(lease, tasks))
+        self.engine.pump.run(lambda: self._settle(lease, tasks))
 
     def _settle(self, lease: Lease, tasks: Sequence[Task]) -> None:
         owed = [task for task in tasks if not all(ref.done() for ref in task.refs)]
@@ -238,7 +264,7 @@ class TaskPool:
 
     def _retry_or_fail(self, lease: Lease, tasks: Sequence[Task]) -> None:
         try:
-            exit_ = self._engine.link.inquest(lease)
+            exit_ = self.engine.link.inquest(lease)
         except TrainkitError as error:  # the node is gone, and every process with it
             why = error
             for task in tasks:
@@ -251,12 +277,15 @@ class TaskPool:
         first = tasks[0]
         again = []
         for task in tasks:
-            if supervise.should_retry(exit_, task.retries_left):
-                if task is first:
+            begun = any(ref.begun for ref in task.refs)
+            if task.cancelled:
+                task.fail_cancelled("while it ran, and its process ended")
+            elif not begun and (lease.condemned or supervise.should_retry(exit_, task.retries_left)):
+                if task is first and not lease.condemned:  # another task's end is not this one's failure
                     task.retries_left -= task.retries_left > 0
                 task.alone = True
                 for ref in task.refs:
-                    ref.peer = None
+                    ref.attach(None)
                 again.append(task)
             else:
                 for ref in task.refs:

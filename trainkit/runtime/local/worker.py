@@ -1,4 +1,7 @@
-"""A worker process: runs the calls that come over its connections, in its main thread, one at a time."""
+"""A worker process: becoming one, the loop over its connections, and its end.
+
+connections ──▶ queue ──▶ runner.begin(conn, frame) ──▶ Calls ──▶ Calls.answer(conn, call_id, answers)
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,7 @@ import socket
 import sys
 import threading
 import traceback
+import weakref
 from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -23,32 +27,15 @@ import threadpoolctl
 
 from trainkit.clock import SYSTEM
 from trainkit.runtime import api
-from trainkit.runtime.failures import pack_failure
 from trainkit.runtime.local import process
-from trainkit.runtime.local.batch import BatchingConnection
-from trainkit.runtime.local.channel import (
-    ANSWERS,
-    BLOCKED,
-    CALL,
-    CALLS,
-    CONNECT,
-    FAILURE,
-    INIT,
-    RETURNED,
-    SLOW,
-    UNKNOWN,
-    VALUE,
-    Connection,
-    Descriptor,
-    Frame,
-)
+from trainkit.runtime.local.calls import CallerConnection, Calls, SmallCall
+from trainkit.runtime.local.channel import BLOCKED, CALLS, CONNECT, RETURNED, SLOW, Descriptor, Frame
 from trainkit.runtime.local.client import LocalEngine
-from trainkit.runtime.local.messages import Connect, Exit, WorkerSpec
-from trainkit.runtime.local.objects import opened
-from trainkit.runtime.local.refs import LocalRef
-from trainkit.runtime.results import split_results
-from trainkit.runtime.serialize import NUMBERS, PROTOCOL, SHORT, Packed, is_small, pack, unpack
-from trainkit.runtime.specs import ObjectRef
+from trainkit.runtime.local.eventloop import EventLoop
+from trainkit.runtime.local.messages import Cancel, Connect, Exit, Leaving, WorkerSpec
+from trainkit.runtime.local.place import ActorExit, Place
+from trainkit.runtime.local.running import InOrder, Runner, Threads
+from trainkit.runtime.serialize import Packed
 from trainkit.settings import SESSION_MARK
 
 THREAD_VARIABLES = (
@@ -59,7 +46,6 @@ THREAD_VARIABLES = (
     "VECLIB_MAXIMUM_THREADS",
 )
 _FLUSH_S = 10.0
-_FUNCTIONS_KEPT = 256
 _LONG_S = 0.02
 """A call that takes so long has none wait behind it that another process could run."""
 
@@ -86,8 +72,16 @@ def run_worker(spec: WorkerSpec, fds: Sequence[int]) -> None:
         gpus=sorted(spec.gpus),
         group=group,
         own_variables=own_variables,
+        place=Place(
+            namespace=spec.namespace,
+            actor_id=spec.worker_id if spec.is_actor else None,
+            resources=spec.resources,
+            restarts=spec.restarts,
+        ),
     )
     api.adopt(engine)
+    if not spec.is_actor:
+        engine.started = weakref.WeakSet()
     worker = _Worker(spec, engine)
     worker.connect(socket.socket(fileno=os.dup(first)))
     for fd in fds:
@@ -95,6 +89,8 @@ def run_worker(spec: WorkerSpec, fds: Sequence[int]) -> None:
     code = 0
     try:
         worker.serve()
+    except ActorExit:
+        engine.get([engine.link.ask(Leaving("it ended itself by exit_actor()"))], None)
     except SystemExit as error:
         code = error.code if isinstance(error.code, int) else int(error.code is not None)
     except BaseException:
@@ -180,37 +176,18 @@ def _cap_gpu_memory(spec: WorkerSpec) -> None:
         torch.cuda.set_per_process_memory_fraction(shares[0], 0)
 
 
-class _CallerConnection(BatchingConnection):
-    """A connection that calls come over."""
+class _Connection(CallerConnection):
+    """A caller's connection, read by the worker's loop."""
 
     def __init__(self, sock: socket.socket, worker: _Worker) -> None:
         super().__init__(sock)
         self._worker = worker
-        self.spent_s = 0.0
 
     def on_frame(self, frame: Frame) -> None:
         if frame.kind == CALLS:
-            self._worker.arrived_together(self, pickle.loads(frame.body.payload))
+            self._worker.arrived(self, [SmallCall(*call) for call in pickle.loads(frame.body.payload)])
         else:
-            self._worker.arrived(self, frame)
-
-    def make_batch(self, entries: list[Any]) -> tuple[int, bytes]:
-        ids, values, pickled = [], [], []
-        for call_id, value, payload in entries:
-            if payload is None:
-                ids.append(call_id)
-                values.append(value)
-            else:
-                pickled.append((call_id, payload))
-        spent_s, self.spent_s = self.spent_s, 0.0
-        return ANSWERS, pickle.dumps((ids, values, pickled, spent_s), PROTOCOL)
-
-    def tick(self) -> None:
-        self._worker.engine.pump.tick(self)
-
-    def on_tick(self) -> bool:
-        self._worker.on_tick()
-        return self._worker.has_queue
+            self._worker.arrived(self, [frame])
 
     def on_end(self) -> None:
         return  # the caller makes no more calls, but may read the answers to those it made
@@ -218,7 +195,13 @@ class _CallerConnection(BatchingConnection):
     def on_backlog(self) -> None:
         self._worker.engine.pump.flush(self)
         if self.ended:
-            self._worker.keep(self)
+            self._worker.keep_writing(self)
+
+    def tick(self) -> None:
+        self._worker.engine.pump.tick(self)
+
+    def on_tick(self) -> bool:
+        return self._worker.return_slow()
 
 
 class _Worker:
@@ -226,158 +209,134 @@ class _Worker:
         self._spec = spec
         self.engine = engine
         self._poll = select.epoll()
-        self._conns: dict[int, Connection] = {}
-        self._parted: list[Connection] = []
-        self._queue: deque[tuple[Any, ...]] = deque()
-        self._instance: Any = None
-        self._failed: Packed | None = None
-        self._functions: dict[int, Any] = {}
+        self._conns: dict[int, CallerConnection] = {}
+        self._parted: list[CallerConnection] = []
+        self._parting = threading.Lock()
+        self._queue: deque[tuple[CallerConnection, Frame | SmallCall]] = deque()
         self._leaving = False
-        self._begun_at = 0.0
+        self._fatal: BaseException | None = None
         self._main = threading.get_ident()
         self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._poll.register(self._wake_fd, select.EPOLLIN)
+        self._control = engine.link
+        self._poll.register(self._control, select.EPOLLIN)
+        self._calls = Calls(spec, engine, self.keep_writing)
+        self._runner = self._way_of_running()
         engine.link.on_notice = self._noticed
         if not spec.is_actor:
-            engine.on_blocked = functools.partial(self.return_unbegun, BLOCKED)
-        control = engine.link
-        self._control = control
-        self._poll.register(control, select.EPOLLIN)
+            engine.on_blocked = functools.partial(self._return_unbegun, BLOCKED)
+
+    def _way_of_running(self) -> Runner:
+        conduct = self._spec.conduct
+        if conduct.is_async:
+            return EventLoop(self, self._calls, self.engine, conduct.concurrency)
+        if (conduct.concurrency.max_concurrency or 1) > 1 or conduct.concurrency.groups:
+            return Threads(self, self._calls, conduct.concurrency)
+        return InOrder(self._calls, self.engine, self._control)
 
     def connect(self, sock: socket.socket) -> None:
         """Serve one more connection."""
-        conn = _CallerConnection(sock, self)
+        conn = _Connection(sock, self)
         self._conns[conn.fileno()] = conn
         self._poll.register(conn, select.EPOLLIN)
 
-    def arrived(self, conn: Connection, frame: Frame) -> None:
-        """Queue a call, or serve the further connection that came."""
-        if frame.kind == CONNECT:
-            (handle,) = frame.body.handles
-            self.connect(socket.socket(fileno=handle.open_fd()))
+    def arrived(self, conn: CallerConnection, calls: Sequence[Frame | SmallCall]) -> None:
+        """Queue calls, or serve the further connection that came."""
+        if calls[0].kind == CONNECT:
+            (frame,) = calls
+            if isinstance(frame, Frame):
+                (handle,) = frame.body.handles
+                self.connect(socket.socket(fileno=handle.open_fd()))
         else:
-            self._queue.append((conn, frame))
-        self._wake()
+            self._queue.extend([(conn, call) for call in calls])
+            if len(calls) > 1 and not self._spec.is_actor and not conn.ticking:
+                self._calls.begun_at = SYSTEM.monotonic()
+                conn.tick()
+        if threading.get_ident() != self._main:  # it was the pump's thread that read
+            self.wake()
 
-    def keep(self, conn: Connection) -> None:
-        """Keep a connection that no call comes over any more until its answers are written."""
-        self._parted = [other for other in [*self._parted, conn] if other.has_backlog]
+    def return_slow(self) -> bool:
+        """Return what waits behind a task that takes long; whether anything waits that could be returned."""
+        if self._spec.is_actor or not self._queue:
+            return False
+        if SYSTEM.monotonic() - self._calls.begun_at > _LONG_S:
+            self._return_unbegun(SLOW)
+        return True
 
-    def arrived_together(self, conn: _CallerConnection, calls: list[Any]) -> None:
-        """Queue several small calls."""
-        self._queue.extend([(conn, call_id, target, arguments) for call_id, target, arguments in calls])
-        if not self._spec.is_actor and len(calls) > 1 and not conn.ticking:
-            self._begun_at = SYSTEM.monotonic()
-            conn.tick()
-        self._wake()
-
-    def return_unbegun(self, why: str) -> None:
+    def _return_unbegun(self, why: str) -> None:
         """Give tasks that were given ahead back to their owner: others may have time for them."""
-        returned: dict[Connection, list[int]] = {}
+        returned: dict[CallerConnection, list[int]] = {}
         kept = []
         while True:
             try:
-                call = self._queue.pop()
+                conn, call = self._queue.pop()
             except IndexError:
                 break
-            if len(call) == 4:
-                returned.setdefault(call[0], []).insert(0, call[1])
+            if isinstance(call, SmallCall):
+                returned.setdefault(conn, []).insert(0, call.call_id)
             else:
-                kept.append(call)
+                kept.append((conn, call))
         self._queue.extend(reversed(kept))
         for conn in returned or ([*self._conns.values()] if why == BLOCKED else []):
-            ids = returned.get(conn, [])
             with contextlib.suppress(OSError):  # the owner is gone: nobody wants them
-                conn.send(RETURNED, 0, Packed(pickle.dumps((ids, why))))
+                conn.send(RETURNED, 0, Packed(pickle.dumps((returned.get(conn, []), why))))
 
-    @property
-    def has_queue(self) -> bool:
-        """Whether calls wait to be begun."""
-        return bool(self._queue) and not self._spec.is_actor
+    def wake(self) -> None:
+        """Have the main thread look around."""
+        os.eventfd_write(self._wake_fd, 1)
 
-    def on_tick(self) -> None:
-        """Called by the pump's thread, now and then, while tasks given ahead wait."""
-        if self._queue and not self._spec.is_actor and SYSTEM.monotonic() - self._begun_at > _LONG_S:
-            self.return_unbegun(SLOW)
-
-    def _run_small(self, conn: _CallerConnection, call_id: int, target: Any, arguments: Any) -> None:
-        try:
-            if self._failed is not None:
-                conn.send(FAILURE, call_id, self._failed)
-                return
-            if type(target) is int:
-                function = self._functions.get(target)
-                if function is None:
-                    conn.send(RETURNED, 0, Packed(pickle.dumps(([call_id], UNKNOWN))))
-                    return
-                start = self._begun_at = SYSTEM.monotonic()
-            else:
-                function = getattr(self._instance, target)
-            if type(arguments) is tuple:
-                result = function(*arguments)
-            else:
-                args, kwargs = pickle.loads(arguments)
-                result = function(*args, **kwargs)
-            if type(target) is int:
-                conn.spent_s += SYSTEM.monotonic() - start
-            kind = type(result)
-            entry: tuple[int, Any, bytes | None]
-            if kind in NUMBERS or (kind is str and len(result) <= SHORT):
-                entry = (call_id, result, None)
-            elif is_small(result):
-                entry = (call_id, None, pickle.dumps(result, PROTOCOL))
-            else:
-                self._answer(
-                    conn, call_id, [(VALUE, self.engine.store(pack(result, f"the result of {target}")))]
-                )
-                return
-        except Exception as error:
-            self._answer(
-                conn, call_id, [(FAILURE, self.engine.store(pack_failure(error, self._where(CALL, target))))]
-            )
-            return
-        try:
-            conn.post(entry)
-            if not self._queue and conn.has_posted:
-                conn.flush_posted()
-        except OSError:
-            return
-
-    def _wake(self) -> None:
-        """Let the main thread look at its queue, if it was the pump's thread that put something there."""
-        if threading.get_ident() != self._main:
-            os.eventfd_write(self._wake_fd, 1)
+    def end(self, error: BaseException) -> None:
+        """End as if `error` had been raised in the main thread."""
+        self._fatal = self._fatal or error
+        self.wake()
 
     def serve(self) -> None:
         """Run calls until there is nobody left who could make one, or the node says so."""
-        queue = self._queue
-        while True:
-            while queue:
-                call = queue.popleft()
-                if len(call) == 4:
-                    self._run_small(*call)
-                else:
-                    self._run(*call)
-            if self._leaving or (self._spec.is_actor and not self._conns):
-                return
-            for fd, _ in self._poll.poll():
-                if fd == self._control.fileno():
-                    if not self._control.try_read():
-                        continue
-                    if self._control.closed:
-                        return
-                elif fd == self._wake_fd:
-                    os.eventfd_read(fd)
-                else:
-                    self._read(fd)
+        if isinstance(self._runner, EventLoop):
+            self._runner.serve(self._poll.fileno(), lambda: self._read(0) and self._begin())
+        else:
+            while self._begin() and self._read(-1):
+                pass
+        if self._fatal is not None:
+            raise self._fatal
 
-    def _read(self, fd: int) -> None:
+    def _begin(self) -> bool:
+        """Begin what was queued; False if nothing more can come."""
+        queue, begin = self._queue, self._runner.begin
+        while queue and self._fatal is None:
+            conn, call = queue.popleft()
+            begin(conn, call)
+            if conn.has_posted and not (queue and queue[0][0] is conn):
+                conn.flush_if_open()
+        abandoned = self._spec.is_actor and not self._conns and not self._runner.unfinished
+        return not (self._leaving or abandoned or self._fatal is not None)
+
+    def _read(self, timeout_s: float) -> bool:
+        """Take what arrives, waiting for it until `timeout_s`, -1 for ever; False if the node is gone."""
+        for fd, _ in self._poll.poll(timeout_s):
+            if fd == self._control.fileno():
+                if self._control.try_read() and self._control.closed:
+                    return False
+            elif fd == self._wake_fd:
+                os.eventfd_read(fd)
+            else:
+                self._read_caller(fd)
+        return True
+
+    def _read_caller(self, fd: int) -> None:
         conn = self._conns[fd]
         if conn.try_read() and conn.ended:
             self._poll.unregister(fd)
             del self._conns[fd]
             # Calls of it that are queued hold it; answers that are not yet written are kept here.
-            self._parted = [other for other in [*self._parted, conn] if other.has_backlog]
+            with self._parting:
+                self._parted = [other for other in [*self._parted, conn] if other.has_backlog]
+
+    def keep_writing(self, conn: CallerConnection) -> None:
+        """See to it that what was sent over `conn` gets there, though it is not read any more."""
+        if conn.has_backlog:
+            with self._parting:
+                self._parted.append(conn)
 
     def _noticed(self, message: Any, body: Packed) -> None:
         match message:
@@ -387,77 +346,21 @@ class _Worker:
                     self.connect(socket.socket(fileno=handle.take()))
             case Exit():
                 self._leaving = True
-                self._wake()
+                self.wake()
+            case Cancel(_, call_id, recursive):
+                self._runner.cancelled(call_id, recursive)
             case _:
                 self.engine.notified(message, body)
 
-    def _run(self, conn: Connection, frame: Frame) -> None:
-        where = self._where(INIT, self._spec.name)
-        count = 1
-        try:
-            definition, method, count, args, kwargs = unpack(opened(frame.body))
-            where = self._where(frame.kind, method)
-            function = self._target(frame.kind, definition, method)
-            if function is None:
-                self._answer(conn, frame.call_id, [(FAILURE, self._failed)] * count)
-                return
-            result = function(*map(self._resolved, args), **{k: self._resolved(v) for k, v in kwargs.items()})
-            if frame.kind == INIT:
-                self._instance = result
-                return
-            answers = [
-                (VALUE, self.engine.store(pack(item, f"the result of {method}")))
-                for item in split_results(result, count, method)
-            ]
-        except Exception as error:
-            failure = self.engine.store(pack_failure(error, where))
-            if frame.kind == INIT:
-                self._failed = failure
-                return
-            answers = [(FAILURE, failure)] * count
-        self._answer(conn, frame.call_id, answers)
-
-    def _where(self, kind: int, method: str) -> str:
-        name = f"{self._spec.name}.{method}" if self._spec.is_actor and kind == CALL else method
-        return f"{name} (pid {os.getpid()})"
-
-    def _target(self, kind: int, definition: LocalRef | None, method: str) -> Any:
-        """What to call; None if the actor's constructor failed, so that there is nothing to call."""
-        if definition is not None:
-            function = self._functions.pop(definition.id, None)
-            if function is None:
-                function = self.engine.get([definition], None)[0]
-            self._functions[definition.id] = function  # the last used is the last to be forgotten
-            if len(self._functions) > _FUNCTIONS_KEPT:
-                del self._functions[next(iter(self._functions))]
-            return function
-        if self._failed is not None:
-            return None
-        return getattr(self._instance, method)
-
-    def _resolved(self, value: Any) -> Any:
-        return self.engine.get([value], None)[0] if isinstance(value, ObjectRef) else value
-
-    def _answer(self, conn: Connection, call_id: int, answers: Sequence[tuple[int, Any]]) -> None:
-        try:
-            for index, (kind, body) in enumerate(answers):
-                conn.send(kind, call_id + index, body)
-        except OSError:
-            return  # the caller is gone
-        if conn.ended and conn.has_backlog:
-            self._parted.append(conn)
-
     def leave(self, code: int) -> None:
         """End the process in the order in which a Python program ends, then what it started."""
-        self._instance = None
-        self._functions.clear()
+        self._calls.forget()
         for thread in threading.enumerate():
             if thread is not threading.current_thread() and not thread.daemon:
                 thread.join(_FLUSH_S)
         atexit._run_exitfuncs()
-        for conn in [*self._conns.values(), *self._parted]:
-            if isinstance(conn, BatchingConnection):
-                conn.flush_if_open()
+        for conn in {*self._conns.values(), *self._parted, *(conn for conn, _ in self._queue)}:
+            conn.flush_if_open()
             conn.flush_blocking(_FLUSH_S)
         sys.stdout.flush()
         sys.stderr.flush()

@@ -1,0 +1,51 @@
+"""Where code runs: what a process knows of its place in the session, and of the call it is carrying out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from trainkit.runtime.specs import WhereAmI
+
+calling: ContextVar[int] = ContextVar("trainkit_calling", default=0)
+"""The number of the call that runs in this thread or coroutine; 0 for none."""
+
+
+class ActorExit(BaseException):
+    """Ends the actor; no `except Exception` of the user's stops it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """A process's place in its session.
+
+    Attributes:
+        actor_id: None outside an actor.
+        resources: what it was given.
+        restarts: how often the actor has been made anew before.
+    """
+
+    namespace: str = ""
+    actor_id: int | None = None
+    resources: Mapping[str, float] = field(default_factory=dict)
+    restarts: int = 0
+
+    def seen_by(self, serial: int, mark: str) -> WhereAmI:
+        """The same in public words.
+
+        Args:
+            serial: the process's number in the session.
+            mark: of the session.
+        """
+        call = calling.get()
+        return WhereAmI(
+            node_id=Path(mark).name.rpartition("-")[2],
+            worker_id=f"{serial:x}",
+            namespace=self.namespace,
+            actor_id=None if self.actor_id is None else f"{self.actor_id:016x}",
+            task_id=f"{call:016x}" if call else None,
+            was_restarted=self.restarts > 0,
+            resources=dict(self.resources),
+        )

@@ -1,0 +1,158 @@
+"""What a process does to calls that are on their way, besides waiting: stop them, or be told of their end."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import weakref
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from trainkit.errors import ConfigError, ObjectLostError
+from trainkit.runtime.local.leases import Task
+from trainkit.runtime.local.messages import Cancel
+from trainkit.runtime.local.nodelink import Ids, NodeLink
+from trainkit.runtime.local.place import ActorExit, Place
+from trainkit.runtime.local.pump import Pump
+from trainkit.runtime.local.refs import LocalRef, PromisePeer
+from trainkit.runtime.local.streams import LocalStream, StreamRef
+from trainkit.runtime.specs import ObjectRef, WhereAmI
+
+if TYPE_CHECKING:
+    import asyncio
+    from concurrent.futures import Future
+
+
+class Steering:
+    """A part of `LocalEngine`.
+
+    Attributes:
+        place: this process's in the session.
+        started: calls that the running task has made, if this process runs tasks; see `cancel_started`.
+    """
+
+    link: NodeLink
+    pump: Pump
+    place: Place
+    started: weakref.WeakSet[LocalRef] | None = None
+    _ids: Ids
+    _serial: int
+
+    def __init__(self) -> None:
+        self._unsettled: set[Future[Any]] = set()
+
+    if TYPE_CHECKING:
+
+        def wait(
+            self, refs: Sequence[ObjectRef[Any]], num_returns: int, timeout_s: float | None
+        ) -> tuple[list[ObjectRef[Any]], list[ObjectRef[Any]]]: ...
+        def _value(self, ref: LocalRef) -> Any: ...
+        def _mark(self) -> str: ...
+
+    def _started(self, refs: list[LocalRef]) -> list[Any]:
+        """What the maker of a call is given for its results."""
+        if self.started is not None:
+            self.started.add(refs[0])
+        return [LocalStream(self, refs[0])] if isinstance(refs[0], StreamRef) else list(refs)
+
+    # stopping calls
+
+    def cancel(self, ref: Any, force: bool, recursive: bool) -> None:
+        call = ref.call if isinstance(ref, LocalStream) else ref
+        if not isinstance(call, LocalRef):
+            raise ObjectLostError(f"{ref!r} belongs to another engine or session")
+        owed_by, peer = call.body, call.peer
+        if call.done():
+            return
+        if isinstance(owed_by, Task):
+            owed_by.pool.cancel(owed_by, force, recursive)
+        elif isinstance(peer, PromisePeer):
+            raise ConfigError(
+                f"{ref!r} came from another process, and only the one that made the call can cancel it"
+            )
+        elif peer is not None and peer.worker_id is not None:
+            if force:
+                raise ConfigError(
+                    "cancel(force=True) is for tasks: an actor's process has other calls too; use "
+                    "trainkit.kill() to end it with all of them"
+                )
+            self.link.tell(Cancel(peer.worker_id, self._ids.call_of(call.id), recursive))
+        elif not call.done():
+            raise ConfigError(f"{ref!r} is not the result of a call, so there is nothing to cancel")
+
+    def cancel_started(self) -> None:
+        """Cancel what the running task has started and not yet got."""
+        for ref in list(self.started or ()):
+            self.cancel(ref, False, True)
+
+    def abandon(self, call: LocalRef) -> None:
+        """Stop a call whose results nobody can ask for any more; may be called in any `__del__`."""
+        if not self.link.closing and not self.link.closed:
+            self.pump.run(lambda: self.cancel(call, False, True))
+
+    def exit_actor(self) -> NoReturn:
+        if self.place.actor_id is None:
+            raise ConfigError("exit_actor() was called outside an actor; a task ends by returning")
+        raise ActorExit
+
+    def where_am_i(self) -> WhereAmI:
+        return self.place.seen_by(self._serial, self._mark())
+
+    # being told of their end
+
+    def future(self, ref: LocalRef) -> Future[Any]:
+        """A future of the value, which can't be cancelled: others may wait for the same reference."""
+
+        def settle() -> None:
+            try:
+                value = self._value(ref)
+            except BaseException as error:
+                self._settle(future, functools.partial(future.set_exception, error))
+            else:
+                self._settle(future, functools.partial(future.set_result, value))
+
+        future = self._when_done(ref, settle)
+        return future
+
+    def arrival(self, ref: LocalRef) -> asyncio.Future[None]:
+        """Awaitable until `ref` is done."""
+        import asyncio
+
+        future = self._when_done(ref, lambda: self._settle(future, lambda: future.set_result(None)))
+        return asyncio.wrap_future(future)
+
+    def _when_done(self, ref: LocalRef, settle: Callable[[], None]) -> Future[Any]:
+        """A future that `settle` settles, in the pump's thread: whoever finds an answer may hold what
+        rebuilding it needs, and to say why one is lost the node is asked.
+        """
+        from concurrent.futures import Future
+
+        future: Future[Any] = Future()
+        future.set_running_or_notify_cancel()
+        self._unsettled.add(future)
+        ref.when_done(lambda: self.pump.run(settle))
+        self.watch(ref)
+        return future
+
+    def watch(self, ref: LocalRef) -> None:
+        """See to it that `ref`'s answer is read although no thread may be waiting for it."""
+        peer = ref.peer
+        if peer is not None:
+            self.pump.watch(peer, ref)  # which also keeps it, if nobody else does
+            ref.when_done(functools.partial(self.pump.unwatch, peer, ref))
+
+    def _when_all(self, refs: Sequence[LocalRef], then: Callable[[], None]) -> None:
+        left = itertools.count(len(refs) - 1, -1)  # next() is atomic, so exactly one callback sees 0
+        for ref in refs:
+            ref.when_done(lambda: then() if next(left) == 0 else None)
+            self.watch(ref)
+
+    def _settle(self, future: Future[Any], by: Callable[[], None]) -> None:
+        if future in self._unsettled:
+            self._unsettled.discard(future)
+            by()
+
+    def _fail_futures(self) -> None:
+        """The session is over: what has not come will not."""
+        for future in list(self._unsettled):
+            self._settle(future, functools.partial(future.set_exception, self.link.gone()))
