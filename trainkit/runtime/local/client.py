@@ -296,14 +296,14 @@ class LocalEngine(Steering):
         try:
             while True:
                 with InterruptGuard() as guard:
+                    done = False
                     if self._lends and not lending:  # what has arrived is taken before anything is lent
-                        if self._await_guarded(refs, count, SYSTEM.monotonic(), guard):
-                            return True
-                        if deadline is None or SYSTEM.monotonic() < deadline:
+                        done = self._await_guarded(refs, count, SYSTEM.monotonic(), guard)
+                        if not done and (deadline is None or SYSTEM.monotonic() < deadline):
                             lending = threading.current_thread() is threading.main_thread()
                         if lending:
                             self.link.tell(Blocked(True))
-                    done = self._await_guarded(refs, count, deadline, guard)
+                    done = done or self._await_guarded(refs, count, deadline, guard)
                 if not guard.noted:
                     return done
                 guard.act()

@@ -263,6 +263,7 @@ class Quartermaster:
             return
         # One that had a GPU still has its context there, and the next holder may be another.
         reusable = worker.ledger_group is None and not (worker.allocation and worker.allocation.gpus)
+        reusable = reusable and not worker.ending
         self._free(worker)
         if reusable and len(self._idle) < max(1, int(self._totals.get("CPU", 1))):
             self._idle.append(worker)

@@ -192,7 +192,7 @@ class TaskPool:
         """`lease` has nothing to do: give it the next task, keep it, or return it."""
         task: Task | None = None
         with self._lock:
-            give_back = lease.wanted_back or lease.closed
+            give_back = lease.wanted_back or lease.closed or lease.condemned
             if self._queue and not give_back:
                 task = self._queue.popleft()
                 self.engine.pump.watch(lease, self)
@@ -221,7 +221,8 @@ class TaskPool:
     def reclaim(self) -> None:
         """Return what is idle now, and the rest as it becomes idle."""
         with self._lock:
-            busy, idle = list(self._busy), list(self._idle)
+            # Taken here, as another thread may be looking for an idle one for its task.
+            busy, idle, self._idle = list(self._busy), self._idle, []
             for lease in busy:
                 lease.wanted_back = True
                 self.engine.pump.watch(lease, self)
