@@ -144,6 +144,8 @@ class Census:
                 self._by_pid[pid] = worker
                 if worker.ending:
                     process.kill(pid)
+                elif worker.interrupted:
+                    process.kill(pid, signal.SIGINT)
             case ForkFailed(serial, reason):
                 worker = self._unborn.pop(serial).worker
                 self._bury(worker, Exit(requested=bool(worker.ending), reason=worker.ending or reason))
@@ -209,8 +211,10 @@ class Census:
         worker = self._workers.get(message.worker_id)
         if worker is not None:
             try_send(worker.control, NOTICE, 0, packed(message))
-            if worker.pid is not None:  # one that is not born yet reads it before it runs anything
+            if worker.pid is not None:
                 process.kill(worker.pid, signal.SIGINT)
+            else:  # it may run already, only that its template has not said so yet
+                worker.interrupted = True
         elif self._node.stores.is_queued(message.worker_id):
             self._early.setdefault(message.worker_id, []).append(message)
 

@@ -87,6 +87,7 @@ class Worker:
         ledger_group: the group and bundle that `allocation` was taken from; None for the machine.
         lent: what it holds but lends, while it waits for others.
         ending: why trainkit is ending it; "" if it isn't.
+        interrupted: it is to be sent SIGINT as soon as its pid is known.
         inquiries: who wants to know how it ended.
     """
 
@@ -104,5 +105,6 @@ class Worker:
     pid: int | None = None
     lent: Allocation | None = None
     ending: str = ""
+    interrupted: bool = False
     oom_kills_before: int = 0
     inquiries: list[Callable[[Exit], None]] = field(default_factory=list)

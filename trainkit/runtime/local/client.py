@@ -342,16 +342,16 @@ class LocalEngine(Steering):
         try:
             while True:
                 with InterruptGuard() as guard:
+                    done = False
                     if not told:  # what has arrived is taken before anything is lent
-                        if self._await_guarded(refs, count, SYSTEM.monotonic(), guard):
-                            return True
-                        if deadline is None or SYSTEM.monotonic() < deadline:
+                        done = self._await_guarded(refs, count, SYSTEM.monotonic(), guard)
+                        if not done and (deadline is None or SYSTEM.monotonic() < deadline):
                             told = True
                             self.on_blocked()
                             lending = self._lends
                         if lending:
                             self.link.tell(Blocked(True))
-                    done = self._await_guarded(refs, count, deadline, guard)
+                    done = done or self._await_guarded(refs, count, deadline, guard)
                 if not guard.noted:
                     return done
                 guard.act()

@@ -263,7 +263,7 @@ class Quartermaster:
             return
         # One that had a GPU still has its context there, and the next holder may be another.
         unused_gpus = not (worker.allocation and worker.allocation.gpus)
-        reusable = not retire and worker.ledger_group is None and unused_gpus
+        reusable = not (retire or worker.ending) and worker.ledger_group is None and unused_gpus
         self._free(worker)
         if reusable and len(self._idle) < max(1, int(self._totals.get("CPU", 1))):
             self._idle.append(worker)

@@ -68,9 +68,9 @@ class InOrder:
         calls, started = self._calls, self._engine.started
         if started:
             started.clear()
-        if self._interruption.missed:
-            self._interruption.look()
         calls.running = frame.call_id
+        if self._interruption.missed:  # looked at behind that, so that nothing falls in between
+            self._interruption.look()
         if type(frame) is SmallCall:
             calls.run_small(conn, frame)
         else:

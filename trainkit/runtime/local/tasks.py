@@ -175,7 +175,7 @@ class TaskPool:
         """`lease` owes less than before: give it more, keep it, or return it."""
         tasks: list[Task] = []
         with self._lock:
-            over = lease.wanted_back or lease.retiring or lease.closed
+            over = lease.wanted_back or lease.retiring or lease.closed or lease.condemned
             if not over:
                 tasks = self._next_for(lease)
             if tasks:
@@ -229,7 +229,8 @@ class TaskPool:
     def reclaim(self) -> None:
         """Return what is idle now, and the rest as it becomes idle."""
         with self._lock:
-            busy, idle = list(self._busy), list(self._idle)
+            # Taken here, as another thread may be looking for an idle one for its task.
+            busy, idle, self._idle = list(self._busy), self._idle, []
             for lease in busy:
                 lease.wanted_back = True
                 self.engine.pump.watch(lease, self)
