@@ -87,6 +87,8 @@ class Worker:
         ledger_group: the group and bundle that `allocation` was taken from; None for the machine.
         lent: what it holds but lends, while it waits for others.
         ending: why trainkit is ending it; "" if it isn't.
+        may_restart: though trainkit is ending it, it is made anew if it can be.
+        restarts: how often this actor has been made anew; one without a pid yet then is about to be.
         inquiries: who wants to know how it ended.
     """
 
@@ -104,5 +106,7 @@ class Worker:
     pid: int | None = None
     lent: Allocation | None = None
     ending: str = ""
+    may_restart: bool = False
+    restarts: int = 0
     oom_kills_before: int = 0
     inquiries: list[Callable[[Exit], None]] = field(default_factory=list)

@@ -21,15 +21,9 @@ from trainkit.errors import (
 from trainkit.resources import QUANTUM, Bundle, require_feasible
 from trainkit.runtime import preload
 from trainkit.runtime.failures import raisable, unpack_failure
-from trainkit.runtime.local import launch
+from trainkit.runtime.local import launch, lifeline
 from trainkit.runtime.local.bodies import CallBodies
-from trainkit.runtime.local.channel import (
-    CALL,
-    FAILURE,
-    INIT,
-    VALUE,
-    Descriptor,
-)
+from trainkit.runtime.local.channel import CALL, FAILURE, INIT, VALUE
 from trainkit.runtime.local.interrupt import InterruptGuard
 from trainkit.runtime.local.messages import (
     Available,
@@ -235,13 +229,13 @@ class LocalEngine:
         self._require(spec.placement, spec.name)
         definition = self._bodies.definition(spec.cls, spec.name)
         body = self._bodies.of_call(definition, spec.name, 1, spec.args, spec.kwargs)
-        ours, theirs = socket.socketpair()
-        peer = Peer(ours, spec.name, self.new_id())
-        endpoint = Endpoint(peer)
+        endpoint, first = lifeline.endpoint_of(self, spec)
+        peer = endpoint.peer
         # The class and the constructor's arguments go straight to the process, which is yet to start.
         peer.send(INIT, 0, body)
-        request = StartActor(peer.worker_id or 0, spec.name, spec.placement, self.surroundings())
-        self.link.tell(request, [Descriptor(theirs.detach())])
+        memo, kept = lifeline.memo_of(spec, body)
+        request = StartActor(peer.worker_id or 0, spec.name, spec.placement, self.surroundings(), memo)
+        self.link.tell(request, [first, *kept.handles], kept.buffers)
         return endpoint
 
     def call(
@@ -253,13 +247,16 @@ class LocalEngine:
                 self.watch(value)
         body = self._bodies.of_call(None, method, spec.num_returns, args, kwargs)
         refs = self._refs(spec.num_returns, peer)
-        peer.request(CALL, body, refs)
+        if isinstance(peer, lifeline.Lifeline):
+            peer.call(body, refs, spec)
+        else:
+            peer.request(CALL, body, refs)
         return list(refs)
 
     def kill(self, actor: Endpoint, no_restart: bool) -> None:
         worker_id = actor.peer.worker_id
         if worker_id is not None and self.alive:
-            self._answer(self.link.ask(Kill(worker_id, "it was killed by trainkit.kill()")))
+            self._answer(self.link.ask(Kill(worker_id, "it was killed by trainkit.kill()", not no_restart)))
 
     def put(self, value: Any) -> ObjectRef[Any]:
         ref = LocalRef(self.new_id(), None)

@@ -20,6 +20,10 @@ T = TypeVar("T")
 
 _CONTESTED_S = 0.001
 
+END = "end"
+"""A reason to watch a connection for its end alone: what arrives is left to others to read."""
+_END_ALONE: set[Hashable] = {END}
+
 
 class Pump:
     """Reads and flushes connections in a thread of its own, which starts when first needed."""
@@ -36,10 +40,10 @@ class Pump:
     def watch(self, conn: Connection, why: Hashable) -> None:
         """Read `conn` until `unwatch` is called with every `why` it is watched for, or it closes."""
         with self._lock:
-            if conn not in self._watched:
-                self._watched[conn] = set()
+            reasons = self._watched.setdefault(conn, set())
+            if not reasons or reasons == _END_ALONE:
                 self._wake()
-            self._watched[conn].add(why)
+            reasons.add(why)
 
     def unwatch(self, conn: Connection, why: Hashable) -> None:
         """Undo `watch`; without effect if it isn't watched for that."""
@@ -66,6 +70,8 @@ class Pump:
             self._wake()
 
     def _wake(self) -> None:
+        if self._stopping:
+            return
         if self._thread is None:
             self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
             self._thread = threading.Thread(target=self._loop, name="trainkit-pump", daemon=True)
@@ -89,10 +95,12 @@ class Pump:
                         continue
                     # One that another thread is reading stays readable until it has; not to spin,
                     # it is looked at again a moment later.
-                    mask = 0 if conn in contested or conn.ended else select.POLLIN
+                    silent = conn in contested or conn.ended
+                    only_end = self._watched.get(conn) == _END_ALONE
+                    mask = 0 if silent or only_end else select.POLLIN
                     if conn in self._flushing:
-                        mask |= select.POLLOUT
-                    if mask:
+                        mask |= select.POLLIN * (not silent) | select.POLLOUT
+                    if mask or (only_end and not silent):  # the end is told without being asked for
                         poll.register(fd, mask)
                         by_fd[fd] = conn
             for job in jobs:

@@ -192,6 +192,8 @@ class _Worker:
         self._conns: dict[int, Connection] = {}
         self._parted: list[Connection] = []
         self._queue: deque[tuple[Connection, Frame]] = deque()
+        # Calls to an actor made anew may come before what it is to be made with: they wait for that.
+        self._early: list[tuple[Connection, Frame]] | None = [] if spec.is_actor else None
         self._instance: Any = None
         self._failed: Packed | None = None
         self._functions: dict[int, Any] = {}
@@ -215,8 +217,11 @@ class _Worker:
         if frame.kind == CONNECT:
             (handle,) = frame.body.handles
             self.connect(socket.socket(fileno=handle.open_fd()))
+        elif self._early is not None and frame.kind != INIT:
+            self._early.append((conn, frame))
         else:
-            self._queue.append((conn, frame))
+            early, self._early = self._early or [], None
+            self._queue.extend([(conn, frame), *early])
         self._wake()
 
     def _wake(self) -> None:
