@@ -160,7 +160,8 @@ class Restarts:
         if record is not None:
             self._end_keeper(record)
             drop(record.memo)
-            for _, _, answer in record.waiting:
+            waiting, record.waiting = record.waiting, []  # their connections close with the last mention
+            for _, _, answer in waiting:
                 answer(exit_)
 
     def reconnect(self, client: int, message: Reconnect, end: Descriptor, answer: Answer) -> None:
