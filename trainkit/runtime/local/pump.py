@@ -86,40 +86,50 @@ class Pump:
                 if self._stopping:
                     return
                 jobs, self._jobs = self._jobs, []
-                poll = select.poll()
-                poll.register(self._wake_fd, select.POLLIN)
-                by_fd: dict[int, Connection] = {}
-                for conn in [*self._watched, *self._flushing]:
-                    fd = conn.fileno()
-                    if fd < 0:
-                        continue
-                    # One that another thread is reading stays readable until it has; not to spin,
-                    # it is looked at again a moment later.
-                    silent = conn in contested or conn.ended
-                    only_end = self._watched.get(conn) == _END_ALONE
-                    mask = 0 if silent or only_end else select.POLLIN
-                    if conn in self._flushing:
-                        mask |= select.POLLIN * (not silent) | select.POLLOUT
-                    if mask or (only_end and not silent):  # the end is told without being asked for
-                        poll.register(fd, mask)
-                        by_fd[fd] = conn
-            for job in jobs:
-                _guarded(job)
+                poll, by_fd = self._registered(contested)
             if jobs:
+                _run_all(jobs)
+                by_fd.clear()  # now, as what is collected by it may have jobs for the next turn
                 continue
-            events = poll.poll(_CONTESTED_S * 1000 if contested else None)
-            contested = set()
-            for fd, event in events:
-                if fd == self._wake_fd:
-                    os.eventfd_read(fd)
-                    continue
-                conn = by_fd[fd]
-                if event & select.POLLOUT:
-                    conn.flush()
-                if event & ~select.POLLOUT and not conn.closed and not _guarded(conn.try_read):
-                    contested.add(conn)
+            contested = self._serve(poll.poll(_CONTESTED_S * 1000 if contested else None), by_fd)
             by_fd.clear()
             self._forget_finished()
+
+    # What a job or a connection is called by in these is gone when they return: a thread that sleeps
+    # must not be what keeps one.
+
+    def _registered(self, contested: set[Connection]) -> tuple[select.poll, dict[int, Connection]]:
+        poll = select.poll()
+        poll.register(self._wake_fd, select.POLLIN)
+        by_fd: dict[int, Connection] = {}
+        for conn in [*self._watched, *self._flushing]:
+            fd = conn.fileno()
+            if fd < 0:
+                continue
+            # One that another thread is reading stays readable until it has; not to spin,
+            # it is looked at again a moment later.
+            silent = conn in contested or conn.ended
+            only_end = self._watched.get(conn) == _END_ALONE
+            mask = 0 if silent or only_end else select.POLLIN
+            if conn in self._flushing:
+                mask |= select.POLLIN * (not silent) | select.POLLOUT
+            if mask or (only_end and not silent):  # the end is told without being asked for
+                poll.register(fd, mask)
+                by_fd[fd] = conn
+        return poll, by_fd
+
+    def _serve(self, events: list[tuple[int, int]], by_fd: dict[int, Connection]) -> set[Connection]:
+        contested: set[Connection] = set()
+        for fd, event in events:
+            if fd == self._wake_fd:
+                os.eventfd_read(fd)
+                continue
+            conn = by_fd[fd]
+            if event & select.POLLOUT:
+                conn.flush()
+            if event & ~select.POLLOUT and not conn.closed and not _guarded(conn.try_read):
+                contested.add(conn)
+        return contested
 
     def _forget_finished(self) -> None:
         with self._lock:
@@ -138,6 +148,12 @@ class Pump:
         if threading.current_thread() is not self._thread:
             self._thread.join(timeout=5)
             os.close(self._wake_fd)
+
+
+def _run_all(jobs: list[Callable[[], None]]) -> None:
+    jobs.reverse()
+    while jobs:
+        _guarded(jobs.pop())
 
 
 def _guarded(work: Callable[[], T]) -> T | None:
