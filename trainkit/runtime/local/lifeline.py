@@ -94,10 +94,16 @@ class Lifeline(Peer):
             self._calls[call.refs[-1]] = call
             for ref in refs:
                 self.pending[ref.id] = weakref.ref(ref)
-            if self._other_end is None:
-                self._send(call, body)
-            else:
+            if self._other_end is not None:
                 call.body = body.owned()
+            else:
+                try:
+                    self._send(call, body)
+                except BaseException:  # it could not even be sent, and the caller is told
+                    del self._calls[call.refs[-1]]
+                    for ref in refs:
+                        self.pending.pop(ref.id, None)
+                    raise
         if self.closed:
             self._fail_pending()
 
@@ -106,7 +112,8 @@ class Lifeline(Peer):
         call.body = body.owned() if call.retries_left else None
         try:
             self.send(CALL, call.refs[0], body)
-        except OSError:  # the process is gone, which is found out where this connection is read
+        except (BrokenPipeError, ConnectionResetError):
+            # The process is gone, which is found out where this connection is read.
             call.sent, call.body = False, body.owned()
 
     def on_frame(self, frame: Frame) -> None:
@@ -166,7 +173,6 @@ class Lifeline(Peer):
 
     def _resume(self, reply: Reconnected) -> None:
         """Go on with the actor's new process."""
-        failed: list[LocalRef] = []
         with self._order:
             self._life = reply.life
             by_id = {call.refs[0]: call for call in self._calls.values()}
@@ -179,13 +185,8 @@ class Lifeline(Peer):
             for key in lost:
                 self._calls.pop(by_id[key].refs[-1], None)
             kept = {ref_id for item in again for ref_id in by_id[item.call_id].refs}
-            for ref_id in [ref_id for ref_id in list(self.pending) if ref_id not in kept]:
-                ref = self.pending.pop(ref_id)()
-                if ref is not None:
-                    failed.append(ref)
-        why = functools.partial(_interrupted, reply, self.name)
-        for ref in failed:
-            ref.complete(LOST, why)
+            failed = [ref_id for ref_id in self.pending if ref_id not in kept]
+        self._fail(failed, functools.partial(_interrupted, reply, self.name))
         with self._order:
             if self._other_end is None:
                 return
@@ -195,11 +196,23 @@ class Lifeline(Peer):
             waker = Connection(other_end)
             waker.send(VALUE, 0, Packed(b""))
             waker.close()
-            for call in list(self._calls.values()):
-                if call.body is not None:
-                    self._send(call, call.body)
+            try:
+                for call in list(self._calls.values()):
+                    if call.body is not None:
+                        self._send(call, call.body)
+            except (OSError, TrainkitError) as error:  # no descriptor left for what goes with a call
+                reason = f"a call could not be sent again after {self.name} had been made anew: {error}"
+                self._gone = functools.partial(ObjectLostError, reason)
+                self.sock.shutdown(socket.SHUT_RDWR)  # who reads this connection finds its end now
             if self._let_go:
                 super().finish_sending()
+
+    def _fail(self, refs: list[int], why: Callable[[], Exception]) -> None:
+        for ref_id in refs:
+            waiting = self.pending.pop(ref_id, None)
+            ref = None if waiting is None else waiting()
+            if ref is not None:
+                ref.complete(LOST, why)
 
     def on_close(self) -> None:
         super().on_close()

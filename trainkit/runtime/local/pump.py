@@ -68,6 +68,9 @@ class Pump:
         with self._lock:
             self._jobs.append(job)
             self._wake()
+            if threading.current_thread() is self._thread:
+                # A collection may have come here, after this turn's jobs were taken.
+                os.eventfd_write(self._wake_fd, 1)
 
     def _wake(self) -> None:
         if self._stopping:
