@@ -73,7 +73,7 @@ def test_one_that_dies_in_its_constructor_ends_after_its_restarts(tmp_path: Path
     later = tmp_path / "later"
     actor = trainkit.remote(max_restarts=1)(Doomed).remote(later, 1)
     kill(pid_of(actor))
-    with pytest.raises(ActorDiedError, match="exit code 9|SIGKILL"):
+    with pytest.raises(ActorDiedError, match=r"exit code 9|SIGKILL"):
         pid_of(actor)
     assert eventually(lambda: len(later.read_text().split()) == 2)
 

@@ -135,3 +135,20 @@ def test_an_idle_owner_notices(tmp_path: Path) -> None:
     time.sleep(2.5)
     assert alive(born(log)[1])
     assert pid_of(actor) == born(log)[1]
+
+
+def test_what_it_was_given_stays_within_its_reach(tmp_path: Path) -> None:
+    inner = phoenix(tmp_path / "log")
+    outer = phoenix(None, inner)
+    first = pid_of(inner)
+    del inner  # from here on only the other one has it
+    kill(first)
+    assert eventually(lambda: len(born(tmp_path / "log")) == 2)
+    time.sleep(2.5)  # longer than those who were connected are waited for
+    old = pid_of(outer)
+    kill(old)
+    stable_pid_after(outer, old)
+    (given,) = trainkit.get(outer.what_was_given.remote(), timeout=20)
+    assert pid_of(given) == born(tmp_path / "log")[1]
+    del given, outer
+    assert eventually(lambda: not any(map(alive, born(tmp_path / "log"))))

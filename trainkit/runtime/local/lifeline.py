@@ -277,7 +277,8 @@ def memo_of(spec: ActorSpec, body: Packed) -> tuple[Memo | None, Packed]:
     """What the node is to know of the actor's first frame, and the buffers and handles that go with it."""
     if not spec.max_restarts:
         return None, Packed(b"")
-    return Memo(spec.max_restarts, body.payload, body.stored), body
+    actors = [handle.peer.worker_id if isinstance(handle, Endpoint) else None for handle in body.handles]
+    return Memo(spec.max_restarts, body.payload, body.stored, actors), body
 
 
 HANDLE_KINDS[ENDURING] = lambda fd: EnduringEndpoint(Lifeline(socket.socket(fileno=fd)))

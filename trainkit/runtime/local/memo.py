@@ -7,26 +7,53 @@ over which its value comes once: it is taken when it comes, and told to each pro
 
 from __future__ import annotations
 
+import itertools
 import socket
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from trainkit.runtime.local.channel import CONNECT, Connection, Descriptor, Frame
 from trainkit.runtime.local.loop import try_send
+from trainkit.runtime.local.messages import Reconnect, Reconnected
 from trainkit.runtime.local.refs import Endpoint, PromisePeer
 from trainkit.runtime.serialize import Handle, Packed
 
 if TYPE_CHECKING:
     from trainkit.runtime.local.node import Node
 
+_NODE = 0
+"""Its own number, among those of processes."""
+
 
 class _KeptActor:
-    """A handle to an actor, kept open."""
+    """A handle to an actor, kept open; to its next process too, if it is made anew."""
 
-    def __init__(self, node: Node, endpoint: Endpoint) -> None:
+    def __init__(self, node: Node, endpoint: Endpoint, worker_id: int | None) -> None:
         self.kind = endpoint.kind
         self._node = node
-        sock = socket.socket(fileno=endpoint.peer.sock.detach())
-        self._conn = node.connection(sock, lambda _: None, lambda: None)
+        self._worker_id = worker_id or 0
+        record = node.census.restarts.record(self._worker_id)
+        self._life = 0 if record is None else record.restarts
+        self._connect(socket.socket(fileno=endpoint.peer.sock.detach()))
+
+    def _connect(self, sock: socket.socket) -> None:
+        self._conn = self._node.connection(sock, lambda _: None, self._closed)
+
+    def _closed(self) -> None:
+        restarts = self._node.census.restarts
+        if restarts.record(self._worker_id) is None:
+            return  # it has ended for good
+        try:
+            ours, theirs = socket.socketpair()
+        except OSError:  # no descriptor left: then others have to keep that actor alive
+            return
+        self._connect(ours)
+        end = Descriptor(theirs.detach())
+        restarts.reconnect(_NODE, Reconnect(self._worker_id, self._life), end, self._connected)
+
+    def _connected(self, answer: Any) -> None:
+        if isinstance(answer, Reconnected):
+            self._life = answer.life
 
     def open_fd(self) -> int:
         ours, theirs = socket.socketpair()
@@ -88,14 +115,22 @@ def _end(node: Node, conn: Connection) -> None:
     conn.close()
 
 
-def kept(node: Node, body: Packed) -> Packed:
-    """`body`, just received, in a form that can be sent again and again from the node's loop."""
-    return Packed(body.payload, body.buffers, [_kept(node, handle) for handle in body.handles], body.stored)
+def kept(node: Node, body: Packed, actors: Sequence[int | None] = ()) -> Packed:
+    """`body`, just received, in a form that can be sent again and again from the node's loop.
+
+    Args:
+        node: whose loop it is.
+        body: its handles are of no use afterwards.
+        actors: of each handle, the actor it leads to, as far as that is known.
+    """
+    known = itertools.chain(actors, itertools.repeat(None))
+    handles = [_kept(node, handle, actor) for handle, actor in zip(body.handles, known, strict=False)]
+    return Packed(body.payload, body.buffers, handles, body.stored)
 
 
-def _kept(node: Node, handle: Handle) -> Handle:
+def _kept(node: Node, handle: Handle, actor: int | None) -> Handle:
     if isinstance(handle, Endpoint):
-        return _KeptActor(node, handle)
+        return _KeptActor(node, handle, actor)
     if isinstance(handle, PromisePeer):
         return _KeptPromise(node, handle)
     return handle

@@ -52,11 +52,13 @@ class Memo:
     Attributes:
         max_restarts: how often at most; -1 without end.
         payload, stored: see `Packed`.
+        actors: of each handle, the actor that it leads to; None of others.
     """
 
     max_restarts: int
     payload: bytes
     stored: bool
+    actors: Sequence[int | None]
 
 
 @dataclass(frozen=True, slots=True)

@@ -89,7 +89,7 @@ class Restarts:
         if memo is not None:
             packed_call = Packed(memo.payload, body.buffers, body.handles[1:], memo.stored)
             self._records[message.worker_id] = Record(
-                client, kept(self._node, packed_call), memo.max_restarts
+                client, kept(self._node, packed_call, memo.actors), memo.max_restarts
             )
 
     def started(self, spec: WorkerSpec) -> None:
@@ -133,6 +133,9 @@ class Restarts:
         allocation = worker.allocation
         if allocation is None:
             raise TypeError(f"{worker.name} is no actor: it holds nothing")
+        self._end_keeper(record)
+        record.keeper = self._node.connection(ours, lambda _: None, lambda: None)
+        record.keeper.send(INIT, 0, record.memo)
         self._node.census.start(
             replace(spec, serial=self._node.census.next_serial(), restarts=record.restarts + 1),
             theirs,
@@ -146,9 +149,6 @@ class Restarts:
         record.restarts += 1
         record.last_exit = exit_
         record.owner_is_back = False
-        self._end_keeper(record)
-        record.keeper = self._node.connection(ours, lambda _: None, lambda: None)
-        try_send(record.keeper, INIT, 0, record.memo)
         waiting, record.waiting = record.waiting, []
         for client, end, answer in waiting:
             self._join(spec.worker_id, record, client, end, answer)
