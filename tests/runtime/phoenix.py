@@ -76,6 +76,9 @@ class Borrower:
     def __init__(self, actor: Any = None) -> None:
         self.actor = actor
 
+    def pid(self) -> int:
+        return os.getpid()
+
     def take(self, actor: Any) -> None:
         self.actor = actor
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +16,7 @@ import trainkit
 from tests.conftest import eventually, session_processes
 from tests.runtime.phoenix import Borrower, Phoenix, Raising, born
 from tests.runtime.restarting import alive, kill, phoenix, pid_of, stable_pid_after
-from trainkit.errors import TaskError
+from trainkit.errors import ActorDiedError, TaskError
 
 
 @pytest.fixture(autouse=True)
@@ -127,6 +129,22 @@ def test_it_holds_its_resources_while_it_is_made_anew() -> None:
     assert eventually(lambda: trainkit.available_resources()["CPU"] == 4)
 
 
+def test_what_it_lent_while_it_waited_is_held_again() -> None:
+    slow = trainkit.remote(Phoenix).remote()
+    actor = trainkit.remote(max_restarts=1, num_cpus=1)(Borrower).remote(slow)
+    old = pid_of(actor)
+    slow.sleep.remote(600)
+    asking = actor.ask.remote(1)
+    assert eventually(lambda: trainkit.available_resources()["CPU"] == 4)
+    kill(old)
+    with pytest.raises(ActorDiedError, match="being made anew"):
+        trainkit.get(asking, timeout=10)
+    assert trainkit.available_resources()["CPU"] == 3
+    assert stable_pid_after(actor, old) != old
+    trainkit.kill(actor)
+    assert trainkit.available_resources()["CPU"] == 4
+
+
 def test_an_idle_owner_notices(tmp_path: Path) -> None:
     log = tmp_path / "log"
     actor = phoenix(log)
@@ -152,3 +170,15 @@ def test_what_it_was_given_stays_within_its_reach(tmp_path: Path) -> None:
     assert pid_of(given) == born(tmp_path / "log")[1]
     del given, outer
     assert eventually(lambda: not any(map(alive, born(tmp_path / "log"))))
+
+
+def test_an_owner_that_is_stopped_keeps_it(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    owner = trainkit.remote(Borrower).remote()
+    owned, pid = trainkit.get(owner.start.remote(log), timeout=20), pid_of(owner)
+    os.kill(pid, signal.SIGSTOP)
+    kill(owned)
+    assert eventually(lambda: len(born(log)) == 2)
+    time.sleep(2.5)  # longer than those who were connected are waited for
+    os.kill(pid, signal.SIGCONT)
+    assert trainkit.get(owner.ask_pid.remote(), timeout=20) == born(log)[1]
