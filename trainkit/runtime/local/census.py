@@ -127,14 +127,20 @@ class Census:
             self._node.watch(pipe.fd, functools.partial(self._read, pipe))
         handles = [Descriptor(theirs.detach()), first, Descriptor(pipes[0][1]), Descriptor(pipes[1][1])]
         if delay_s:
-            self._node.after(delay_s, lambda: self._fork(worker, spec, handles))
+            self._node.after(delay_s, lambda: self._fork_late(worker, spec, handles))
         else:
             self._fork(worker, spec, handles)
 
-    def _fork(self, worker: Worker, spec: WorkerSpec, handles: list[Descriptor]) -> None:
+    def _fork_late(self, worker: Worker, spec: WorkerSpec, handles: list[Descriptor]) -> None:
         if worker.ending:
             self._bury(worker, self._order_of(worker))
             return
+        try:
+            self._fork(worker, spec, handles)
+        except OSError as error:  # no descriptor left
+            self._bury(worker, Exit(reason=str(error)))
+
+    def _fork(self, worker: Worker, spec: WorkerSpec, handles: list[Descriptor]) -> None:
         imports, template = self.templates.for_worker(spec.surroundings.preload)
         spare = [] if self.templates.can_fork(imports) else [handle.copy() for handle in handles]
         # By its number: a lease may pass on, and with it the id, before the template has answered.

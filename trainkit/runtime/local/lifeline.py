@@ -185,7 +185,7 @@ class Lifeline(Peer):
             for key in lost:
                 self._calls.pop(by_id[key].refs[-1], None)
             kept = {ref_id for item in again for ref_id in by_id[item.call_id].refs}
-            failed = [ref_id for ref_id in self.pending if ref_id not in kept]
+            failed = [ref_id for ref_id in list(self.pending) if ref_id not in kept]
         self._fail(failed, functools.partial(_interrupted, reply, self.name))
         with self._order:
             if self._other_end is None:
