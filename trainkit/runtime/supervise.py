@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import signal
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+_FIRST_DELAY_S = 0.01
+_LONGEST_DELAY_S = 0.2
 
 
 @dataclass(frozen=True)
@@ -17,6 +21,7 @@ class Exit:
         reason: why it was ended or could not start; "" if it ended by itself.
         stderr_tail: its last lines.
         out_of_memory: the kernel killed a process for memory while this one was alive.
+        may_restart: though requested, an actor that can be made anew is.
     """
 
     pid: int | None = None
@@ -25,6 +30,22 @@ class Exit:
     reason: str = ""
     stderr_tail: str = ""
     out_of_memory: bool = False
+    may_restart: bool = False
+
+
+@dataclass(frozen=True)
+class Unanswered:
+    """A call to an actor whose process has ended before it was answered.
+
+    Attributes:
+        call_id: its number.
+        sent: it may have begun; one that was made since then can't have.
+        retries_left: how often it is still sent again; -1 without end.
+    """
+
+    call_id: int
+    sent: bool
+    retries_left: int
 
 
 def should_retry(exit_: Exit, retries_left: int) -> bool:
@@ -32,8 +53,57 @@ def should_retry(exit_: Exit, retries_left: int) -> bool:
     return retries_left != 0 and not exit_.requested
 
 
-def describe(exit_: Exit, name: str) -> str:
-    """The message of the error that callers of `name` get."""
+def restarts_left(max_restarts: int, restarts: int) -> int:
+    """How often an actor can still be made anew; -1 without end."""
+    return -1 if max_restarts < 0 else max(0, max_restarts - restarts)
+
+
+def should_restart(exit_: Exit, restarts_left: int) -> bool:
+    """Whether an actor whose process ended so is made anew.
+
+    One that ended with code 0 had nobody left who could call it, or chose to end: its work is done.
+    """
+    if exit_.code == 0 or (exit_.requested and not exit_.may_restart):
+        return False
+    return restarts_left != 0
+
+
+def restart_delay_s(early_deaths: int) -> float:
+    """How long to wait before a process is started again that has died soon after its start.
+
+    Args:
+        early_deaths: how often in a row; one whose constructor kills it must not keep a CPU busy.
+    """
+    return (
+        0.0 if early_deaths < 1 else min(_LONGEST_DELAY_S, _FIRST_DELAY_S * 2.0 ** min(early_deaths - 1, 30))
+    )
+
+
+def after_restart(calls: Sequence[Unanswered]) -> tuple[list[Unanswered], list[int]]:
+    """What becomes of unanswered calls, given in the order made, now that their actor is made anew.
+
+    Returns:
+        Those to send, in the same order and with what is left of their retries, and the numbers of
+        those that fail.
+    """
+    again: list[Unanswered] = []
+    failed: list[int] = []
+    for call in calls:
+        if not call.sent:
+            again.append(call)
+        elif call.retries_left == 0:
+            failed.append(call.call_id)
+        else:
+            again.append(replace(call, sent=False, retries_left=_one_less(call.retries_left)))
+    return again, failed
+
+
+def _one_less(retries: int) -> int:
+    return retries if retries < 0 else retries - 1
+
+
+def describe(exit_: Exit, name: str, consequence: str = "") -> str:
+    """The message of the error that callers of `name` get; `consequence` says what follows from it."""
     who = f"{name} (pid {exit_.pid})" if exit_.pid is not None else name
     if exit_.requested:
         text = f"{who} was ended: {exit_.reason}"
@@ -49,6 +119,7 @@ def describe(exit_: Exit, name: str) -> str:
         text += "; the kernel ran out of memory then, so it was probably the OOM killer: use less memory"
     elif exit_.code == -signal.SIGSEGV:
         text += ": native code crashed"
+    text += consequence
     if exit_.stderr_tail:
         text += "\nIts last lines of stderr:\n" + "\n".join(
             f"  {line}" for line in exit_.stderr_tail.splitlines()

@@ -27,6 +27,7 @@ from trainkit.runtime.local.messages import (
     packed,
     unpacked,
 )
+from trainkit.runtime.local.restarts import Restarts
 from trainkit.runtime.local.templates import Templates
 from trainkit.runtime.placement import Allocation
 from trainkit.runtime.specs import Placement
@@ -73,6 +74,7 @@ class Census:
         self._early: dict[int, list[Cancel]] = {}
         self._next_serial = _DRIVER
         self._sweeping = False
+        self.restarts = Restarts(node)
         self.templates = Templates(node.connection, self._from_template, self._template_gone, plain)
 
     # births
@@ -91,6 +93,7 @@ class Census:
         placement: Placement,
         allocation: Allocation,
         ledger_group: tuple[int, int] | None,
+        delay_s: float = 0.0,
     ) -> None:
         """Fork the worker of `spec`.
 
@@ -101,6 +104,7 @@ class Census:
             placement: what was asked for.
             allocation: what it holds.
             ledger_group: the group and bundle that this was taken from; None for the machine.
+            delay_s: how long to wait before.
         """
         ours, theirs = socket.socketpair()
         pipes = [os.pipe2(os.O_CLOEXEC) for _ in range(2)]
@@ -117,11 +121,28 @@ class Census:
             stdout=OutputPipe(pipes[0][0], lambda lines: self._node.print_lines(worker, False, lines)),
             stderr=OutputPipe(pipes[1][0], lambda lines: self._node.print_lines(worker, True, lines)),
             oom_kills_before=process.oom_kills(),
+            restarts=spec.restarts,
         )
         self._workers[spec.worker_id] = worker
+        self.restarts.started(spec)
         for pipe in (worker.stdout, worker.stderr):
             self._node.watch(pipe.fd, functools.partial(self._read, pipe))
         handles = [Descriptor(theirs.detach()), first, Descriptor(pipes[0][1]), Descriptor(pipes[1][1])]
+        if delay_s:
+            self._node.after(delay_s, lambda: self._fork_late(worker, spec, handles))
+        else:
+            self._fork(worker, spec, handles)
+
+    def _fork_late(self, worker: Worker, spec: WorkerSpec, handles: list[Descriptor]) -> None:
+        if worker.ending:
+            self._bury(worker, self._order_of(worker))
+            return
+        try:
+            self._fork(worker, spec, handles)
+        except OSError as error:  # no descriptor left
+            self._bury(worker, Exit(reason=str(error)))
+
+    def _fork(self, worker: Worker, spec: WorkerSpec, handles: list[Descriptor]) -> None:
         imports, template = self.templates.for_worker(spec.surroundings.preload)
         spare = [] if self.templates.can_fork(imports) else [handle.copy() for handle in handles]
         # By its number: a lease may pass on, and with it the id, before the template has answered.
@@ -148,7 +169,7 @@ class Census:
                     process.kill(pid, signal.SIGINT)
             case ForkFailed(serial, reason):
                 worker = self._unborn.pop(serial).worker
-                self._bury(worker, Exit(requested=bool(worker.ending), reason=worker.ending or reason))
+                self._bury(worker, self._order_of(worker) if worker.ending else Exit(reason=reason))
             case Exited(pid, status):
                 self._ended(pid, status)
             case Ready():
@@ -194,13 +215,15 @@ class Census:
         worker.worker_id = worker_id
         self._workers[worker_id] = worker
 
-    def kill(self, worker_id: int, reason: str, then: Callable[[Exit], None]) -> None:
-        """End a worker at once; `then` is called when it is dead."""
+    def kill(self, worker_id: int, reason: str, then: Callable[[Exit], None], restart: bool = False) -> None:
+        """End a worker at once; `then` is called when it is dead. With `restart` it may be made anew."""
         worker = self._workers.get(worker_id)
         if worker is None:
-            self._node.stores.withdraw(worker_id)
+            if not (restart and self.restarts.record(worker_id)):  # else there is no process to end yet
+                self._node.stores.withdraw(worker_id)
             then(self._graves.get(worker_id, Exit()))
             return
+        worker.may_restart = restart and (worker.may_restart or not worker.ending)
         worker.ending = worker.ending or reason
         worker.inquiries.append(then)
         if worker.pid is not None:  # else it is killed as soon as it is born
@@ -238,6 +261,7 @@ class Census:
         """Remember how a worker ended that never was one."""
         self._graves[worker_id] = exit_
         self._early.pop(worker_id, None)
+        self.restarts.ended(worker_id, exit_)
 
     def reap(self) -> None:
         """Collect children that ended: orphans, and the workers of a template that was killed."""
@@ -264,6 +288,7 @@ class Census:
             code=code,
             requested=bool(worker.ending),
             reason=worker.ending,
+            may_restart=worker.may_restart,
             stderr_tail="\n".join(worker.stderr.tail),
             out_of_memory=code == -signal.SIGKILL and process.oom_kills() > worker.oom_kills_before,
         )
@@ -273,8 +298,10 @@ class Census:
             self._node.after(_SWEEP_S, self._sweep)
 
     def _bury(self, worker: Worker, exit_: Exit) -> None:
-        del self._workers[worker.worker_id]
-        self._graves[worker.worker_id] = exit_
+        end = self.restarts.revive(worker, exit_)
+        if end is not None:
+            del self._workers[worker.worker_id]
+            self._graves[worker.worker_id] = end
         for pipe in (worker.stdout, worker.stderr):
             self._node.unwatch(pipe.fd)
             pipe.close()
@@ -282,11 +309,17 @@ class Census:
         self._node.stores.ended(worker)
         for answer in worker.inquiries:
             answer(exit_)
+        if end is not None:
+            self.restarts.ended(worker.worker_id, end)
         for orphan in self.workers():
             if orphan.owner == worker.serial:
                 self.kill(
                     orphan.worker_id, f"its owner {worker.name} (pid {worker.pid}) ended", lambda _: None
                 )
+
+    def _order_of(self, worker: Worker) -> Exit:
+        """The end of a worker that was to be ended before it had a process."""
+        return Exit(requested=True, reason=worker.ending, may_restart=worker.may_restart)
 
     def _sweep(self) -> None:
         """Kill what ended workers left behind: it has become this process's own child."""

@@ -88,6 +88,8 @@ class Worker:
         lent: what it holds but lends, while it waits for others.
         ending: why trainkit is ending it; "" if it isn't.
         interrupted: it is to be sent SIGINT as soon as its pid is known.
+        may_restart: though trainkit is ending it, it is made anew if it can be.
+        restarts: how often this actor has been made anew; one without a pid yet then is about to be.
         inquiries: who wants to know how it ended.
     """
 
@@ -106,5 +108,7 @@ class Worker:
     lent: Allocation | None = None
     ending: str = ""
     interrupted: bool = False
+    may_restart: bool = False
+    restarts: int = 0
     oom_kills_before: int = 0
     inquiries: list[Callable[[Exit], None]] = field(default_factory=list)

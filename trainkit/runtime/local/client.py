@@ -16,10 +16,10 @@ from trainkit.errors import ConfigError, GetTimeoutError, ObjectLostError
 from trainkit.resources import QUANTUM, Bundle, require_feasible
 from trainkit.runtime import preload
 from trainkit.runtime.failures import raisable, unpack_failure
-from trainkit.runtime.local import launch
+from trainkit.runtime.local import launch, lifeline
 from trainkit.runtime.local.batch import lasting
 from trainkit.runtime.local.bodies import CallBodies
-from trainkit.runtime.local.channel import CALL, FAILURE, INIT, VALUE, Descriptor
+from trainkit.runtime.local.channel import CALL, FAILURE, INIT, VALUE
 from trainkit.runtime.local.interrupt import InterruptGuard
 from trainkit.runtime.local.leases import Task
 from trainkit.runtime.local.messages import (
@@ -262,21 +262,23 @@ class LocalEngine(Steering):
         self._require(spec.placement, spec.name)
         definition = self._bodies.definition(spec.cls, spec.name)
         body = self._bodies.of_call(definition, spec.name, 1, spec.args, spec.kwargs)
-        ours, theirs = socket.socketpair()
-        peer = Peer(ours, spec.name, self.new_id())
-        endpoint = Endpoint(peer)
+        endpoint, first = lifeline.endpoint_of(self, spec)
+        peer = endpoint.peer
         # The class and the constructor's arguments go straight to the process, which is yet to start.
         peer.send(INIT, 0, body)
         conduct = Conduct(spec.concurrency, spec.interface.is_async)
-        request = StartActor(peer.worker_id or 0, spec.name, spec.placement, self.surroundings(), conduct)
-        self.link.tell(request, [Descriptor(theirs.detach())])
+        memo, kept = lifeline.memo_of(spec, body)
+        request = StartActor(
+            peer.worker_id or 0, spec.name, spec.placement, self.surroundings(), conduct, memo
+        )
+        self.link.tell(request, [first, *kept.handles], kept.buffers)
         return endpoint
 
     def call(
         self, actor: Endpoint, method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], spec: MethodSpec
     ) -> list[ObjectRef[Any]]:
         peer = actor.peer
-        if spec.num_returns == 1 and spec.concurrency_group is None:
+        if peer.takes_small_calls and spec.num_returns == 1 and spec.concurrency_group is None:
             arguments = lasting(args, kwargs)
             if arguments is not None:
                 ref = LocalRef(self._ids.next(), peer)
@@ -289,13 +291,16 @@ class LocalEngine(Steering):
                 self.watch(value)
         body = self._bodies.of_call(None, method, spec.num_returns, args, kwargs, spec.concurrency_group)
         refs = self._refs(spec.num_returns, peer)
-        peer.request(CALL, body, refs)
+        if isinstance(peer, lifeline.Lifeline):
+            peer.call(body, refs, spec)
+        else:
+            peer.request(CALL, body, refs)
         return self._started(refs)
 
     def kill(self, actor: Endpoint, no_restart: bool) -> None:
         worker_id = actor.peer.worker_id
         if worker_id is not None and self.alive:
-            self._answer(self.link.ask(Kill(worker_id, "it was killed by trainkit.kill()")))
+            self._answer(self.link.ask(Kill(worker_id, "it was killed by trainkit.kill()", not no_restart)))
 
     def put(self, value: Any) -> ObjectRef[Any]:
         ref = LocalRef(self.new_id(), None)

@@ -13,11 +13,12 @@ from typing import Any
 from trainkit.resources import Bundle
 from trainkit.runtime.serialize import PROTOCOL, Handle, Packed
 from trainkit.runtime.specs import Concurrency, Placement, PlacementGroupId
+from trainkit.runtime.supervise import Exit as ExitRecord
 
 
-def packed(message: Any, handles: Sequence[Handle] = ()) -> Packed:
+def packed(message: Any, handles: Sequence[Handle] = (), buffers: Sequence[Any] = ()) -> Packed:
     """`message` as the body of a frame."""
-    return Packed(pickle.dumps(message, PROTOCOL), (), handles)
+    return Packed(pickle.dumps(message, PROTOCOL), buffers, handles)
 
 
 def unpacked(body: Packed) -> Any:
@@ -55,14 +56,58 @@ class Conduct:
 
 
 @dataclass(frozen=True, slots=True)
+class Memo:
+    """What an actor is made anew with: the body of its first frame.
+
+    Its buffers are those of the frame that the memo comes in, and its handles the last ones there.
+
+    Attributes:
+        max_restarts: how often at most; -1 without end.
+        payload, stored: see `Packed`.
+        actors: of each handle, the actor that it leads to; None of others.
+    """
+
+    max_restarts: int
+    payload: bytes
+    stored: bool
+    actors: Sequence[int | None]
+
+
+@dataclass(frozen=True, slots=True)
 class StartActor:
-    """Start a process for an actor; its first connection is the handle beside. Not answered."""
+    """Start a process for an actor; its first connection is the handle beside. Not answered.
+
+    Attributes:
+        memo: None for one that is never made anew.
+    """
 
     worker_id: int
     name: str
     placement: Placement
     surroundings: Surroundings
     conduct: Conduct = field(default_factory=Conduct)
+    memo: Memo | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Reconnect:
+    """My connection to an actor closed: hand the one beside to the process that is made in its place.
+
+    Answered with Reconnected, or with a `supervise.Exit` when it has ended for good.
+
+    Attributes:
+        life: how often the actor had been made anew when the connection was made.
+    """
+
+    worker_id: int
+    life: int
+
+
+@dataclass(frozen=True, slots=True)
+class LetGo:
+    """I need the actor that I asked for no more; others may."""
+
+    worker_id: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,10 +134,15 @@ class ReturnLease:
 
 @dataclass(frozen=True, slots=True)
 class Kill:
-    """End a worker; answered when it is dead."""
+    """End a worker; answered when it is dead.
+
+    Attributes:
+        restart: it may be made anew.
+    """
 
     worker_id: int
     reason: str
+    restart: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +212,19 @@ class Shutdown:
 
 
 # node to client
+
+
+@dataclass(frozen=True, slots=True)
+class Reconnected:
+    """The actor has been, or is being, made anew.
+
+    Attributes:
+        life: how often by now.
+        exit_: how its last process ended.
+    """
+
+    life: int
+    exit_: ExitRecord
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,7 +39,9 @@ from trainkit.runtime.local.messages import (
     Kill,
     Lease,
     Leaving,
+    LetGo,
     Output,
+    Reconnect,
     Release,
     Reserve,
     ReturnLease,
@@ -232,6 +234,7 @@ class Node:
             raise TypeError(f"the node cannot handle a frame of kind {frame.kind}")
         match message:
             case StartActor():
+                self.census.restarts.remember(serial, message, frame.body)
                 self.stores.start_actor(serial, message, handles[0])
             case Lease():
                 self.stores.lease(serial, message, handles[0], answer)
@@ -247,8 +250,12 @@ class Node:
                 answer(self.stores.available())
             case Blocked(waiting):
                 self.stores.blocked(serial, waiting)
-            case Kill(worker_id, reason):
-                self.census.kill(worker_id, reason, lambda _: answer(None))
+            case Kill(worker_id, reason, restart):
+                self.census.kill(worker_id, reason, lambda _: answer(None), restart)
+            case Reconnect():
+                self.census.restarts.reconnect(serial, message, handles[0], answer)
+            case LetGo(worker_id):
+                self.census.restarts.let_go(worker_id)
             case Cancel():
                 self.census.cancel(message)
             case Leaving(reason):

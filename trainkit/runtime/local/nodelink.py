@@ -92,14 +92,18 @@ class NodeLink(Peer):
         self.request(REQUEST, packed(message, handles), [ref])
         return ref
 
-    def tell(self, message: Any, handles: Sequence[Handle] = ()) -> None:
+    def tell(self, message: Any, handles: Sequence[Handle] = (), buffers: Sequence[Any] = ()) -> None:
         """Send something that is not answered."""
         try:
-            self.send(NOTICE, 0, packed(message, handles))
+            self.send(NOTICE, 0, packed(message, handles, buffers))
         except OSError:
             return  # the node is gone: every connection of the session closes, and says so
 
     # ends
+
+    def close(self) -> None:
+        super().close()
+        self._fail_pending()  # also when this end is the first to close: nobody is left waiting
 
     def on_close(self) -> None:
         super().on_close()
@@ -137,9 +141,11 @@ class NodeLink(Peer):
         return death(ActorDiedError, exit_, peer.name)
 
 
-def death(kind: type[WorkerDiedError], exit_: supervise.Exit, name: str) -> WorkerDiedError:
-    """The error for what `name` owed when it ended."""
-    error = kind(supervise.describe(exit_, name))
+def death(
+    kind: type[WorkerDiedError], exit_: supervise.Exit, name: str, consequence: str = ""
+) -> WorkerDiedError:
+    """The error for what `name` owed when it ended; see `supervise.describe`."""
+    error = kind(supervise.describe(exit_, name, consequence))
     error.pid, error.exit_code, error.stderr_tail = exit_.pid, exit_.code, exit_.stderr_tail
     return error
 

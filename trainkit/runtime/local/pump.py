@@ -24,6 +24,10 @@ _TICK_S = 0.001
 _QUIET_TICKS = 5
 """So many ticks without anything to flush end the ticking, as starting it costs as much as some ticks."""
 
+END = "end"
+"""A reason to watch a connection for its end alone: what arrives is left to others to read."""
+_END_ALONE: set[Hashable] = {END}
+
 
 class Pump:
     """Reads and flushes connections in a thread of its own, which starts when first needed."""
@@ -41,10 +45,10 @@ class Pump:
     def watch(self, conn: Connection, why: Hashable) -> None:
         """Read `conn` until `unwatch` is called with every `why` it is watched for, or it closes."""
         with self._lock:
-            if conn not in self._watched:
-                self._watched[conn] = set()
+            reasons = self._watched.setdefault(conn, set())
+            if not reasons or reasons == _END_ALONE:
                 self._wake()
-            self._watched[conn].add(why)
+            reasons.add(why)
 
     def unwatch(self, conn: Connection, why: Hashable) -> None:
         """Undo `watch`; without effect if it isn't watched for that."""
@@ -92,8 +96,13 @@ class Pump:
             if not self._stopping:
                 self._jobs.append(job)
                 self._wake()
+            if threading.current_thread() is self._thread:
+                # A collection may have come here, after this turn's jobs were taken.
+                os.eventfd_write(self._wake_fd, 1)
 
     def _wake(self) -> None:
+        if self._stopping:
+            return
         if self._thread is None:
             self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
             self._thread = threading.Thread(target=self._loop, name="trainkit-pump", daemon=True)
@@ -108,41 +117,54 @@ class Pump:
                 if self._stopping:
                     return
                 jobs, self._jobs = self._jobs, []
-                poll = select.poll()
-                poll.register(self._wake_fd, select.POLLIN)
-                by_fd: dict[int, Connection] = {}
-                for conn in [*self._watched, *self._flushing]:
-                    fd = conn.fileno()
-                    if fd < 0:
-                        continue
-                    # One that another thread is reading stays readable until it has; not to spin,
-                    # it is looked at again a moment later.
-                    mask = 0 if conn in contested or conn.ended else select.POLLIN
-                    if conn in self._flushing:
-                        mask |= select.POLLOUT
-                    if mask:
-                        poll.register(fd, mask)
-                        by_fd[fd] = conn
-            for job in jobs:
-                _guarded(job)
+                poll, by_fd = self._registered(contested)
             if jobs:
+                _run_all(jobs)
+                by_fd.clear()  # now, as what is collected by it may have jobs for the next turn
                 continue
             hurry = _CONTESTED_S if contested else _TICK_S if self._ticking else None
             events = poll.poll(None if hurry is None else hurry * 1000)
             if self._ticking:
                 self._tick()
-            contested = set()
-            for fd, event in events:
-                if fd == self._wake_fd:
-                    os.eventfd_read(fd)
-                    continue
-                conn = by_fd[fd]
-                if event & select.POLLOUT:
-                    conn.flush()
-                if event & ~select.POLLOUT and not conn.closed and not _guarded(conn.try_read):
-                    contested.add(conn)
+            contested = self._serve(events, by_fd)
             by_fd.clear()
             self._forget_finished()
+
+    # What a job or a connection is called by in these is gone when they return: a thread that sleeps
+    # must not be what keeps one.
+
+    def _registered(self, contested: set[Connection]) -> tuple[select.poll, dict[int, Connection]]:
+        poll = select.poll()
+        poll.register(self._wake_fd, select.POLLIN)
+        by_fd: dict[int, Connection] = {}
+        for conn in [*self._watched, *self._flushing]:
+            fd = conn.fileno()
+            if fd < 0:
+                continue
+            # One that another thread is reading stays readable until it has; not to spin,
+            # it is looked at again a moment later.
+            silent = conn in contested or conn.ended
+            only_end = self._watched.get(conn) == _END_ALONE
+            mask = 0 if silent or only_end else select.POLLIN
+            if conn in self._flushing:
+                mask |= select.POLLIN * (not silent) | select.POLLOUT
+            if mask or (only_end and not silent):  # the end is told without being asked for
+                poll.register(fd, mask)
+                by_fd[fd] = conn
+        return poll, by_fd
+
+    def _serve(self, events: list[tuple[int, int]], by_fd: dict[int, Connection]) -> set[Connection]:
+        contested: set[Connection] = set()
+        for fd, event in events:
+            if fd == self._wake_fd:
+                os.eventfd_read(fd)
+                continue
+            conn = by_fd[fd]
+            if event & select.POLLOUT:
+                conn.flush()
+            if event & ~select.POLLOUT and not conn.closed and not _guarded(conn.try_read):
+                contested.add(conn)
+        return contested
 
     def _forget_finished(self) -> None:
         with self._lock:
@@ -161,6 +183,12 @@ class Pump:
         if threading.current_thread() is not self._thread:
             self._thread.join(timeout=5)
             os.close(self._wake_fd)
+
+
+def _run_all(jobs: list[Callable[[], None]]) -> None:
+    jobs.reverse()
+    while jobs:
+        _guarded(jobs.pop())
 
 
 def _guarded(work: Callable[[], T]) -> T | None:

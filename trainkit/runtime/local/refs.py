@@ -137,7 +137,12 @@ class Peer(BatchingConnection):
         sock: connected; owned from here on.
         name: of what is at the other end, for errors.
         worker_id: by which the node knows it; None if it is no worker.
+
+    Attributes:
+        takes_small_calls: a call that goes with others need not be known by itself.
     """
+
+    takes_small_calls = True
 
     def __init__(self, sock: socket.socket, name: str = "actor", worker_id: int | None = None) -> None:
         super().__init__(sock)

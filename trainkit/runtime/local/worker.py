@@ -29,7 +29,7 @@ from trainkit.clock import SYSTEM
 from trainkit.runtime import api
 from trainkit.runtime.local import process
 from trainkit.runtime.local.calls import CallerConnection, Calls, SmallCall
-from trainkit.runtime.local.channel import BLOCKED, CALLS, CONNECT, RETURNED, SLOW, Descriptor, Frame
+from trainkit.runtime.local.channel import BLOCKED, CALLS, CONNECT, INIT, RETURNED, SLOW, Descriptor, Frame
 from trainkit.runtime.local.client import LocalEngine
 from trainkit.runtime.local.eventloop import EventLoop
 from trainkit.runtime.local.messages import Cancel, Connect, Exit, Leaving, WorkerSpec
@@ -213,6 +213,8 @@ class _Worker:
         self._parted: list[CallerConnection] = []
         self._parting = threading.Lock()
         self._queue: deque[tuple[CallerConnection, Frame | SmallCall]] = deque()
+        # Calls to an actor made anew may come before what it is to be made with: they wait for that.
+        self._early: list[tuple[CallerConnection, Frame | SmallCall]] | None = [] if spec.is_actor else None
         self._leaving = False
         self._fatal: BaseException | None = None
         self._main = threading.get_ident()
@@ -248,12 +250,21 @@ class _Worker:
                 (handle,) = frame.body.handles
                 self.connect(socket.socket(fileno=handle.open_fd()))
         else:
-            self._queue.extend([(conn, call) for call in calls])
+            self._enqueue([(conn, call) for call in calls])
             if len(calls) > 1 and not self._spec.is_actor and not conn.ticking:
                 self._calls.begun_at = SYSTEM.monotonic()
                 conn.tick()
         if threading.get_ident() != self._main:  # it was the pump's thread that read
             self.wake()
+
+    def _enqueue(self, calls: list[tuple[CallerConnection, Frame | SmallCall]]) -> None:
+        if self._early is None:
+            self._queue.extend(calls)
+        elif calls[0][1].kind == INIT:
+            early, self._early = self._early, None
+            self._queue.extend([*calls, *early])
+        else:
+            self._early.extend(calls)
 
     def return_slow(self) -> bool:
         """Return what waits behind a task that takes long; whether anything waits that could be returned."""

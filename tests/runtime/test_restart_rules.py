@@ -1,0 +1,88 @@
+"""The rules by which actors are made anew and calls made again, without any process."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainkit.runtime.supervise import (
+    Exit,
+    Unanswered,
+    after_restart,
+    describe,
+    restart_delay_s,
+    restarts_left,
+    should_restart,
+)
+
+KILLED = Exit(pid=7, code=-9)
+
+
+@pytest.mark.parametrize(
+    ("exit_", "again"),
+    [
+        (KILLED, True),
+        (Exit(pid=7, code=3), True),
+        (Exit(pid=7, code=-9, out_of_memory=True), True),
+        (Exit(reason="fork failed"), True),
+        (Exit(pid=7, code=0), False),
+        (Exit(pid=7, code=-9, requested=True, reason="its owner ended"), False),
+        (Exit(pid=7, code=-9, requested=True, reason="kill(no_restart=False)", may_restart=True), True),
+        (Exit(requested=True, reason="killed before it had a process", may_restart=True), True),
+    ],
+)
+def test_what_is_made_anew(exit_: Exit, again: bool) -> None:
+    assert should_restart(exit_, 1) is again
+    assert should_restart(exit_, -1) is again
+    assert not should_restart(exit_, 0)
+
+
+@given(st.integers(0, 50), st.integers(0, 100))
+def test_restarts_run_out(most: int, done: int) -> None:
+    assert restarts_left(most, done) == max(0, most - done)
+    assert restarts_left(-1, done) == -1
+
+
+@given(st.integers(0, 10_000))
+def test_a_delay_grows_up_to_a_limit(deaths: int) -> None:
+    assert restart_delay_s(0) == 0
+    assert 0 <= restart_delay_s(deaths) <= restart_delay_s(deaths + 1) <= 0.2
+
+
+calls = st.lists(st.tuples(st.booleans(), st.integers(-1, 3))).map(
+    lambda rows: [Unanswered(index, *row) for index, row in enumerate(rows)]
+)
+
+
+@given(calls)
+def test_each_call_is_sent_again_or_fails_and_order_is_kept(unanswered: list[Unanswered]) -> None:
+    again, failed = after_restart(unanswered)
+    assert sorted([call.call_id for call in again] + failed) == [call.call_id for call in unanswered]
+    assert [call.call_id for call in again] == sorted(call.call_id for call in again)
+    assert failed == [call.call_id for call in unanswered if call.sent and call.retries_left == 0]
+    for call in again:
+        before = unanswered[call.call_id]
+        assert not call.sent
+        used = before.sent and before.retries_left > 0
+        assert call.retries_left == before.retries_left - used
+
+
+@given(st.integers(0, 20))
+def test_a_call_is_sent_as_often_as_asked(retries: int) -> None:
+    call, sent = Unanswered(1, sent=False, retries_left=retries), 0
+    while True:
+        again, failed = after_restart([call])
+        if failed:
+            break
+        sent += 1
+        call = Unanswered(1, sent=True, retries_left=again[0].retries_left)
+    assert sent == retries + 1
+
+
+def test_what_follows_is_told_before_the_last_words() -> None:
+    exit_ = Exit(pid=7, code=2, stderr_tail="oh")
+    text = describe(exit_, "A", "; it is being made anew")
+    assert text == (
+        "A (pid 7) ended by itself with exit code 2; it is being made anew\nIts last lines of stderr:\n  oh"
+    )

@@ -1,0 +1,184 @@
+"""Actors that are made anew: who they are then, and who still reaches them; with real signals."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import trainkit
+from tests.conftest import eventually, session_processes
+from tests.runtime.phoenix import Borrower, Phoenix, Raising, born
+from tests.runtime.restarting import alive, kill, phoenix, pid_of, stable_pid_after
+from trainkit.errors import ActorDiedError, TaskError
+
+
+@pytest.fixture(autouse=True)
+def session() -> Iterator[None]:
+    before = set(session_processes())
+    trainkit.init(num_cpus=4)
+    yield
+    trainkit.shutdown()
+    assert eventually(lambda: not set(session_processes()) - before, 5)
+
+
+def test_it_is_made_anew_with_the_same_arguments_and_fresh_state() -> None:
+    @trainkit.remote
+    def slow() -> str:
+        time.sleep(0.3)
+        return "came later"
+
+    other = trainkit.remote(Phoenix).remote()
+    array = np.arange(1_000_000)
+    actor = phoenix(None, array, np.arange(10), trainkit.put("kept"), slow.remote(), [trainkit.put(5)], other)
+    assert trainkit.get([actor.add.remote(1), actor.add.remote(1)], timeout=20) == [1, 2]
+    for _ in range(2):
+        old = pid_of(actor)
+        kill(old)
+        assert stable_pid_after(actor, old) != old
+        assert trainkit.get(actor.add.remote(1), timeout=20) == 1
+        given = trainkit.get(actor.what_was_given.remote(), timeout=20)
+        np.testing.assert_array_equal(given[0], array)
+        np.testing.assert_array_equal(given[1], np.arange(10))
+        assert given[2:4] == ("kept", "came later")
+        assert trainkit.get(given[4][0]) == 5
+        assert pid_of(given[5]) == pid_of(other)
+
+
+def test_what_a_constructor_waits_for_may_come_after_a_restart(tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+
+    @trainkit.remote
+    def value() -> np.ndarray[Any, Any]:
+        while not gate.exists():
+            time.sleep(0.01)
+        return np.ones(1_000_000)
+
+    actor = phoenix(None, [value.remote()])
+    old = pid_of(actor)  # a reference in a list is not waited for
+    kill(old)
+    stable_pid_after(actor, old)
+    waiting = phoenix(None, value.remote())
+    answer = waiting.what_was_given.remote()
+    gate.touch()
+    assert trainkit.get(trainkit.get(actor.what_was_given.remote(), timeout=20)[0][0]).sum() == 1_000_000
+    assert trainkit.get(answer, timeout=20)[0].sum() == 1_000_000
+    old = pid_of(waiting)
+    kill(old)
+    stable_pid_after(waiting, old)
+    assert trainkit.get(waiting.what_was_given.remote(), timeout=20)[0].sum() == 1_000_000
+
+
+def test_a_borrower_survives_a_restart() -> None:
+    actor = phoenix(max_task_retries=-1)
+    old = pid_of(actor)
+    borrower = trainkit.remote(Borrower).remote(actor)
+    assert trainkit.get(borrower.ask.remote(1), timeout=20) == 1
+    kill(old)
+    assert trainkit.get(borrower.ask.remote(2), timeout=20) == 2
+    new = trainkit.get(borrower.ask_pid.remote(), timeout=20)
+    assert new == pid_of(actor) != old
+
+
+def test_a_borrower_keeps_it_when_its_owner_lets_go(tmp_path: Path) -> None:
+    actor = phoenix(tmp_path / "log")
+    borrower = trainkit.remote(Borrower).remote(actor)
+    old = trainkit.get(borrower.ask_pid.remote(), timeout=20)
+    del actor
+    kill(old)
+    assert eventually(lambda: len(born(tmp_path / "log")) == 2)
+    time.sleep(2.5)  # longer than those who were connected are waited for
+    assert trainkit.get(borrower.ask_pid.remote(), timeout=20) == born(tmp_path / "log")[1]
+    trainkit.get(borrower.drop.remote(), timeout=20)
+    assert eventually(lambda: not alive(born(tmp_path / "log")[1]))
+
+
+def test_a_handle_sent_while_it_is_made_anew_works(tmp_path: Path) -> None:
+    actor = phoenix(max_task_retries=-1)
+    old = pid_of(actor)
+    borrower = trainkit.remote(Borrower).remote()
+    trainkit.get(borrower.drop.remote(), timeout=20)
+    kill(old)
+    trainkit.get(borrower.take.remote(actor), timeout=20)
+    assert trainkit.get(borrower.ask.remote("x"), timeout=20) == "x"
+
+
+def test_a_constructor_that_raises_when_it_is_made_anew(tmp_path: Path) -> None:
+    actor = trainkit.remote(max_restarts=1, max_task_retries=1)(Raising).remote(tmp_path / "log")
+    old = pid_of(actor)
+    kill(old)
+    with pytest.raises(KeyError, match="only once") as caught:
+        pid_of(actor)
+    assert isinstance(caught.value, TaskError)
+
+
+def test_it_holds_its_resources_while_it_is_made_anew() -> None:
+    actor = phoenix(num_cpus=3)
+    for _ in range(3):
+        old = pid_of(actor)
+        kill(old)
+        stable_pid_after(actor, old)
+        assert trainkit.available_resources()["CPU"] == 1
+    del actor
+    assert eventually(lambda: trainkit.available_resources()["CPU"] == 4)
+
+
+def test_what_it_lent_while_it_waited_is_held_again() -> None:
+    slow = trainkit.remote(Phoenix).remote()
+    actor = trainkit.remote(max_restarts=1, num_cpus=1)(Borrower).remote(slow)
+    old = pid_of(actor)
+    slow.sleep.remote(600)
+    asking = actor.ask.remote(1)
+    assert eventually(lambda: trainkit.available_resources()["CPU"] == 4)
+    kill(old)
+    with pytest.raises(ActorDiedError, match="being made anew"):
+        trainkit.get(asking, timeout=10)
+    assert trainkit.available_resources()["CPU"] == 3
+    assert stable_pid_after(actor, old) != old
+    trainkit.kill(actor)
+    assert trainkit.available_resources()["CPU"] == 4
+
+
+def test_an_idle_owner_notices(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    actor = phoenix(log)
+    kill(pid_of(actor))
+    assert eventually(lambda: len(born(log)) == 2)
+    time.sleep(2.5)
+    assert alive(born(log)[1])
+    assert pid_of(actor) == born(log)[1]
+
+
+def test_what_it_was_given_stays_within_its_reach(tmp_path: Path) -> None:
+    inner = phoenix(tmp_path / "log")
+    outer = phoenix(None, inner)
+    first = pid_of(inner)
+    del inner  # from here on only the other one has it
+    kill(first)
+    assert eventually(lambda: len(born(tmp_path / "log")) == 2)
+    time.sleep(2.5)  # longer than those who were connected are waited for
+    old = pid_of(outer)
+    kill(old)
+    stable_pid_after(outer, old)
+    (given,) = trainkit.get(outer.what_was_given.remote(), timeout=20)
+    assert pid_of(given) == born(tmp_path / "log")[1]
+    del given, outer
+    assert eventually(lambda: not any(map(alive, born(tmp_path / "log"))))
+
+
+def test_an_owner_that_is_stopped_keeps_it(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    owner = trainkit.remote(Borrower).remote()
+    owned, pid = trainkit.get(owner.start.remote(log), timeout=20), pid_of(owner)
+    os.kill(pid, signal.SIGSTOP)
+    kill(owned)
+    assert eventually(lambda: len(born(log)) == 2)
+    time.sleep(2.5)  # longer than those who were connected are waited for
+    os.kill(pid, signal.SIGCONT)
+    assert trainkit.get(owner.ask_pid.remote(), timeout=20) == born(log)[1]

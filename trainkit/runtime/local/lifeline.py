@@ -1,0 +1,305 @@
+"""Handles to actors that are made anew when their process dies.
+
+    reads the end ──▶ on_end(): a new socket pair in place of the old one, its other end to the node
+    node answers  ──▶ _resume(): calls that may be sent again go first, then those made meanwhile
+                  or ─▶ the actor has ended for good: both ends close, and every call fails
+
+The descriptor stays the same throughout, so whoever waits for an answer goes on waiting on it. Until
+the node has answered, this process keeps the other end too, so that the new connection has no end yet.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import socket
+import threading
+import weakref
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from trainkit.errors import ActorDiedError, ObjectLostError, TrainkitError
+from trainkit.runtime import serialize, supervise
+from trainkit.runtime.failures import raisable, unpack_failure
+from trainkit.runtime.local import refs as references
+from trainkit.runtime.local.channel import CALL, HANDLE_KINDS, VALUE, Connection, Descriptor, Frame
+from trainkit.runtime.local.messages import LetGo, Memo, Reconnect, Reconnected
+from trainkit.runtime.local.nodelink import death
+from trainkit.runtime.local.objects import opened
+from trainkit.runtime.local.pump import END
+from trainkit.runtime.local.refs import LOST, Endpoint, LocalRef, Peer
+from trainkit.runtime.serialize import Packed, unpack
+from trainkit.runtime.specs import ActorSpec, MethodSpec
+
+if TYPE_CHECKING:
+    from trainkit.runtime.local.client import LocalEngine
+
+ENDURING = 9
+
+
+class _Call:
+    """A call that has not been answered.
+
+    Attributes:
+        body: None once it is sent, unless it may have to be sent again.
+        refs: their ids, the first of which is the call's.
+    """
+
+    __slots__ = ("body", "refs", "retries_left", "sent")
+
+    def __init__(self, refs: list[int], retries_left: int) -> None:
+        self.refs = refs
+        self.retries_left = retries_left
+        self.sent = False
+        self.body: Packed | None = None
+
+
+class Lifeline(Peer):
+    """A connection to an actor that is made anew when its process dies."""
+
+    takes_small_calls = False
+
+    def __init__(self, sock: socket.socket, name: str = "actor", worker_id: int | None = None) -> None:
+        super().__init__(sock, name, worker_id)
+        # Held while calls are sent, so that they go out in the order in which they are noted. Never
+        # while somebody else's code runs, and never while anything is waited for.
+        self._order = threading.RLock()
+        self._calls: dict[int, _Call] = {}  # in the order made, by the last of their references
+        self._engine: LocalEngine | None = None
+        self._owner = False
+        self._let_go = False
+        self._other_end: socket.socket | None = None  # of a connection that the node has yet to hand on
+        self._gone: Callable[[], Exception] | None = None
+        self._life = 0
+        self.max_task_retries = 0
+
+    @property
+    def life(self) -> int:
+        """How often the actor had been made anew when its process at the other end started."""
+        return self._life + (self._other_end is not None)
+
+    def hold(self, engine: LocalEngine, max_task_retries: int, life: int = 0, *, owner: bool = False) -> None:
+        """Stay connected from here on, whichever process the actor lives in; without effect twice."""
+        if self._engine is None:
+            self._life, self._owner = life, owner
+            self.max_task_retries = max_task_retries
+            self._engine = engine
+            engine.pump.watch(self, END)
+
+    # calls
+
+    def call(self, body: Packed, refs: list[LocalRef], spec: MethodSpec) -> None:
+        """Send a call, whose answers are `refs`; again after the actor's death, as often as asked for."""
+        asked = spec.max_task_retries
+        call = _Call([ref.id for ref in refs], self.max_task_retries if asked is None else asked)
+        with self._order:
+            self._calls[call.refs[-1]] = call
+            for ref in refs:
+                self.pending[ref.id] = weakref.ref(ref)
+            if self._other_end is not None:
+                call.body = body.owned()
+            else:
+                try:
+                    self._send(call, body)
+                except BaseException:  # it could not even be sent, and the caller is told
+                    del self._calls[call.refs[-1]]
+                    for ref in refs:
+                        self.pending.pop(ref.id, None)
+                    raise
+        if self.closed:
+            self._fail_pending()
+
+    def _send(self, call: _Call, body: Packed) -> None:
+        call.sent = True
+        call.body = body.owned() if call.retries_left else None
+        try:
+            self.send(CALL, call.refs[0], body)
+        except (BrokenPipeError, ConnectionResetError):
+            # The process is gone, which is found out where this connection is read.
+            call.sent, call.body = False, body.owned()
+
+    def on_frame(self, frame: Frame) -> None:
+        self._calls.pop(frame.call_id, None)
+        super().on_frame(frame)
+
+    # ends
+
+    def on_end(self) -> None:
+        engine = self._engine
+        if engine is None or self._gone is not None or engine.link.closing or not engine.alive:
+            super().on_end()
+        elif self._let_go and not any(ref() is not None for ref in list(self.pending.values())):
+            super().on_end()  # what was asked of it is done
+        else:
+            try:
+                ours, theirs = socket.socketpair()
+                end = Descriptor(os.dup(theirs.fileno()))
+            except OSError as error:
+                reason = f"the connection to {self.name} closed, and no other can be made: {error}"
+                self._gone = lambda: ObjectLostError(reason)
+                super().on_end()
+                return
+            self._sever(engine, ours, theirs, end)
+
+    def _sever(
+        self, engine: LocalEngine, ours: socket.socket, theirs: socket.socket, end: Descriptor
+    ) -> None:
+        with self._order, self._send_lock:
+            self._other_end = theirs
+            self._drop_backlog()
+            os.dup2(ours.fileno(), self.fileno(), inheritable=False)
+            ours.close()
+            self._half_closed = self.ended = False
+            self._partial = bytearray()
+            while self._fds:
+                os.close(self._fds.popleft())
+        answer = engine.link.ask(Reconnect(self.worker_id or 0, self._life), [end])
+        answer.when_done(functools.partial(self._answered, answer))
+        engine.watch(answer)
+
+    def _answered(self, answer: LocalRef) -> None:
+        reply = unpack(opened(answer.body)) if answer.kind == VALUE else None
+        if isinstance(reply, Reconnected):
+            self._resume(reply)
+            return
+        if isinstance(reply, supervise.Exit):
+            self._gone = functools.partial(death, ActorDiedError, reply, self.name)
+        elif answer.kind == LOST:
+            self._gone = answer.body
+        else:
+            self._gone = lambda: raisable(unpack_failure(opened(answer.body)))
+        with self._order:
+            other_end, self._other_end = self._other_end, None
+        if other_end is not None:
+            other_end.close()  # who reads this connection finds its end now
+
+    def _resume(self, reply: Reconnected) -> None:
+        """Go on with the actor's new process."""
+        with self._order:
+            self._life = reply.life
+            by_id = {call.refs[0]: call for call in self._calls.values()}
+            again, lost = supervise.after_restart(
+                [supervise.Unanswered(key, call.sent, call.retries_left) for key, call in by_id.items()]
+            )
+            for item in again:
+                call = by_id[item.call_id]
+                call.sent, call.retries_left = item.sent, item.retries_left
+            for key in lost:
+                self._calls.pop(by_id[key].refs[-1], None)
+            kept = {ref_id for item in again for ref_id in by_id[item.call_id].refs}
+            failed = [ref_id for ref_id in list(self.pending) if ref_id not in kept]
+        self._fail(failed, functools.partial(_interrupted, reply, self.name))
+        with self._order:
+            if self._other_end is None:
+                return
+            other_end, self._other_end = self._other_end, None
+            # Whoever reads this connection may be waiting for what has failed, so something has to
+            # arrive; and before anything is sent that the process could answer.
+            waker = Connection(other_end)
+            waker.send(VALUE, 0, Packed(b""))
+            waker.close()
+            try:
+                for call in list(self._calls.values()):
+                    if call.body is not None:
+                        self._send(call, call.body)
+            except (OSError, TrainkitError) as error:  # no descriptor left for what goes with a call
+                reason = f"a call could not be sent again after {self.name} had been made anew: {error}"
+                self._gone = functools.partial(ObjectLostError, reason)
+                self.sock.shutdown(socket.SHUT_RDWR)  # who reads this connection finds its end now
+            if self._let_go:
+                super().finish_sending()
+
+    def _fail(self, refs: list[int], why: Callable[[], Exception]) -> None:
+        for ref_id in refs:
+            waiting = self.pending.pop(ref_id, None)
+            ref = None if waiting is None else waiting()
+            if ref is not None:
+                ref.complete(LOST, why)
+
+    def on_close(self) -> None:
+        super().on_close()
+        self._calls.clear()
+
+    def lost(self) -> Exception:
+        return super().lost() if self._gone is None else self._gone()
+
+    def finish_sending(self) -> None:
+        """The last handle is gone. Called by the collector, maybe: so all else is for the pump's thread."""
+        if self._pid != os.getpid():
+            return
+        if self._engine is None:
+            super().finish_sending()
+        else:
+            self._engine.pump.run(self._release)
+
+    def _release(self) -> None:
+        if self._engine is not None:
+            self._engine.pump.unwatch(self, END)
+        with self._order:
+            self._let_go = True
+            if self._other_end is None:
+                super().finish_sending()
+
+    def __del__(self) -> None:
+        engine = self._engine
+        if self._owner and engine is not None and self._pid == os.getpid():
+            engine.pump.run(functools.partial(engine.link.tell, LetGo(self.worker_id or 0)))
+        super().__del__()
+
+
+def _interrupted(reply: Reconnected, name: str) -> TrainkitError:
+    consequence = (
+        "; this call died with it, and may have run in part. The actor is being made anew: it answers later "
+        "calls, and max_task_retries= makes interrupted ones again"
+    )
+    return death(ActorDiedError, reply.exit_, name, consequence)
+
+
+class EnduringEndpoint(Endpoint):
+    """What a handle holds of an actor that is made anew when its process dies."""
+
+    kind = ENDURING
+    __slots__ = ()
+
+    peer: Lifeline
+
+
+def endpoint_of(engine: LocalEngine, spec: ActorSpec) -> tuple[Endpoint, Descriptor]:
+    """What the first handle of the actor of `spec` is to hold, and the other end of its connection."""
+    ours, theirs = socket.socketpair()
+    worker_id = engine.new_id()
+    if not spec.max_restarts:
+        return Endpoint(Peer(ours, spec.name, worker_id)), Descriptor(theirs.detach())
+    line = Lifeline(ours, spec.name, worker_id)
+    line.hold(engine, spec.max_task_retries, owner=True)
+    return EnduringEndpoint(line), Descriptor(theirs.detach())
+
+
+def memo_of(spec: ActorSpec, body: Packed) -> tuple[Memo | None, Packed]:
+    """What the node is to know of the actor's first frame, and the buffers and handles that go with it."""
+    if not spec.max_restarts:
+        return None, Packed(b"")
+    actors = [handle.peer.worker_id if isinstance(handle, Endpoint) else None for handle in body.handles]
+    return Memo(spec.max_restarts, body.payload, body.stored, actors), body
+
+
+HANDLE_KINDS[ENDURING] = lambda fd: EnduringEndpoint(Lifeline(socket.socket(fileno=fd)))
+
+
+def _reduce_enduring(pickler: Any, endpoint: EnduringEndpoint) -> Any:
+    line = endpoint.peer
+    details = (line.name, line.worker_id, line.max_task_retries, line.life)
+    return _load_enduring, (pickler.attach(endpoint), *details)
+
+
+def _load_enduring(
+    position: int, name: str, worker_id: int | None, max_task_retries: int, life: int
+) -> EnduringEndpoint:
+    endpoint: Any = serialize.claim(position)
+    line: Lifeline = endpoint.peer
+    line.name, line.worker_id = name, worker_id
+    line.hold(references._current_engine(), max_task_retries, life)
+    return endpoint  # type: ignore[no-any-return]
+
+
+serialize.register(EnduringEndpoint, _reduce_enduring)
