@@ -236,11 +236,11 @@ class Node:
             case ReturnLease(worker_id):
                 self.stores.return_lease(worker_id)
             case Reserve(group_id, bundles):
-                self.stores.reserve(serial, group_id, bundles)
+                self.stores.groups.reserve(serial, group_id, bundles)
             case AwaitGroup(group_id):
-                self.stores.await_group(group_id, answer)
+                self.stores.groups.await_group(group_id, answer)
             case Release(group_id):
-                self.stores.release(group_id, answer)
+                self.stores.groups.release(group_id, answer)
             case Available():
                 answer(self.stores.available())
             case Blocked(waiting):

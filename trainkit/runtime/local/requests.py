@@ -12,6 +12,9 @@ from trainkit.runtime.local.messages import Lease, StartActor
 from trainkit.runtime.placement import Allocation, Ledger, Waiting
 from trainkit.runtime.supervise import Exit as ExitRecord
 
+DRIVER = 1
+"""The driver's number in the session."""
+
 
 @dataclass(slots=True)
 class Request:
