@@ -6,10 +6,10 @@ index: whole ones from those nobody uses, a fraction from the fullest one that s
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from trainkit.resources import QUANTUM, Bundle
+from trainkit.resources import QUANTUM, Bundle, total
 
 GPU = "GPU"
 
@@ -95,6 +95,24 @@ class Ledger:
             held.append(allocation)
         return held
 
+    def lacking_for_all(self, bundles: Sequence[Bundle]) -> list[str]:
+        """Names of what is missing to hold every bundle at once; empty if they fit."""
+        held = self.take_all(bundles)
+        if held is None:
+            # What fits in sum but not together is made of GPUs, of which parts of two don't make one.
+            return self.lacking(total(bundles)) or [GPU]
+        for allocation in held:
+            self.give_back(allocation)
+        return []
+
+    def earmark(self, bundles: Sequence[Bundle], lacking: Iterable[str]) -> list[Allocation]:
+        """Hold what `bundles` ask for and is there, `lacking` left out."""
+        names = set(lacking)
+        present = [
+            {name: amount for name, amount in bundle.items() if name not in names} for bundle in bundles
+        ]
+        return self.take_all(present) or []
+
     def amounts(self) -> dict[str, float]:
         """What is free, in the user's units."""
         free = {name: amount / QUANTUM for name, amount in self.free.items()}
@@ -151,3 +169,40 @@ def blocked_by(short: Iterable[str], request: Iterable[Bundle]) -> bool:
     """
     names = set(short)
     return any(amount and name in names for bundle in request for name, amount in bundle.items())
+
+
+def serve(
+    queue: Iterable[Waiting], machine: Ledger, grant: Callable[[Waiting], list[str] | None]
+) -> tuple[list[Waiting], set[str]]:
+    """Grant what can be granted now, in order, and let nobody wait for ever.
+
+    Whoever is first among those who must wait is kept what they need of what is free, so that it can't be
+    that there are CPUs whenever there are no GPUs and the other way round. Only what the driver asks for
+    is treated so: between workers, the later request may be what the holder of the missing rest waits for.
+
+    Args:
+        queue: in the order in which it was asked for.
+        machine: what requests outside any group are taken from.
+        grant: carries a request out; returns the names of what it lacks, or None if it was granted.
+
+    Returns:
+        What was granted, and the names of what is short on the machine.
+    """
+    granted: list[Waiting] = []
+    short: set[str] = set()
+    kept: list[Allocation] | None = None
+    try:
+        for waiting in order(queue):
+            if waiting.group is None and blocked_by(short, waiting.bundles):
+                continue
+            lacking = grant(waiting)
+            if lacking is None:
+                granted.append(waiting)
+            elif waiting.group is None:
+                short.update(lacking)
+                if kept is None and not waiting.nested:
+                    kept = machine.earmark(waiting.bundles, lacking)
+    finally:
+        for allocation in kept or ():
+            machine.give_back(allocation)
+    return granted, short

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainkit.clock import SYSTEM
 from trainkit.errors import ConfigError
-from trainkit.resources import Bundle, total
+from trainkit.resources import Bundle
 from trainkit.runtime.local.requests import DRIVER, Group, Request
 from trainkit.runtime.placement import Allocation, Ledger, Waiting
 from trainkit.runtime.specs import Placement
@@ -63,7 +63,7 @@ class Groups:
         group = self._living[group_id]
         held = self._machine.take_all(group.bundles)
         if held is None:
-            return self._machine.lacking(total(group.bundles)) or sorted(total(group.bundles))
+            return self._machine.lacking_for_all(group.bundles)
         group.held = held
         group.ledgers = [Ledger.of_bundle(allocation) for allocation in held]
         for answer in group.waiting:

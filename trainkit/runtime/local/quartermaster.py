@@ -22,7 +22,7 @@ from trainkit.runtime.local.messages import (
 )
 from trainkit.runtime.local.patience import Patience
 from trainkit.runtime.local.requests import DRIVER, Request
-from trainkit.runtime.placement import Allocation, Ledger, Waiting, blocked_by, order
+from trainkit.runtime.placement import Allocation, Ledger, Waiting, serve
 from trainkit.runtime.specs import PlacementGroupId, SessionSpec
 from trainkit.runtime.supervise import Exit as ExitRecord
 
@@ -130,17 +130,14 @@ class Quartermaster:
         if not self._changed:
             return
         self._changed = False
-        short: set[str] = set()
         by_key = {request.waiting.key: request for request in self._queue}
-        for waiting in order([request.waiting for request in self._queue]):
-            if waiting.group is None and blocked_by(short, waiting.bundles):
-                continue
-            request = by_key[waiting.key]
-            lacking = self._grant(request)
-            if lacking is None:
-                self._queue.remove(request)
-            elif waiting.group is None:
-                short.update(lacking)
+        granted, short = serve(
+            [request.waiting for request in self._queue],
+            self._ledger,
+            lambda waiting: self._grant(by_key[waiting.key]),
+        )
+        done = {waiting.key for waiting in granted}
+        self._queue = [request for request in self._queue if request.waiting.key not in done]
         if self._queue:
             if short:
                 self._patience.reclaim()
