@@ -26,6 +26,13 @@ class Allocation:
     amounts: Mapping[str, int] = field(default_factory=dict)
     gpus: Mapping[int, int] = field(default_factory=dict)
 
+    def as_bundle(self) -> dict[str, float]:
+        """The same in the user's units."""
+        bundle = {name: amount / QUANTUM for name, amount in self.amounts.items() if amount}
+        if self.gpus:
+            bundle[GPU] = sum(self.gpus.values()) / QUANTUM
+        return bundle
+
 
 def units(bundle: Bundle) -> dict[str, int]:
     """Amounts in ten-thousandths."""
@@ -173,7 +180,7 @@ def blocked_by(short: Iterable[str], request: Iterable[Bundle]) -> bool:
 
 def serve(
     queue: Iterable[Waiting], machine: Ledger, grant: Callable[[Waiting], list[str] | None]
-) -> tuple[list[Waiting], set[str]]:
+) -> list[Waiting]:
     """Grant what can be granted now, in order, and let nobody wait for ever.
 
     Whoever is first among those who must wait is kept what they need of what is free, so that it can't be
@@ -186,7 +193,7 @@ def serve(
         grant: carries a request out; returns the names of what it lacks, or None if it was granted.
 
     Returns:
-        What was granted, and the names of what is short on the machine.
+        What was granted.
     """
     granted: list[Waiting] = []
     short: set[str] = set()
@@ -205,4 +212,4 @@ def serve(
     finally:
         for allocation in kept or ():
             machine.give_back(allocation)
-    return granted, short
+    return granted

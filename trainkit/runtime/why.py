@@ -93,7 +93,9 @@ def why(ask: Ask, rooms: Sequence[Room], before: Sequence[Ask] = ()) -> Wait:
             held_by = [holder for holder in room.holders if holder.amounts.get(name, 0) > 0]
             holders.update(dict.fromkeys(f"{holder.who}: {describe(holder.amounts)}" for holder in held_by))
             reasons.append(where + _shortage(name, ask, room) + _held(name, held_by))
-    ahead = [other for other in before if names & total(other.bundles).keys()]
+    ahead = [
+        other for other in before if any(not names.isdisjoint(bundle.keys()) for bundle in other.bundles)
+    ]
     reasons += [
         f"waits behind {other.what}, which asks for {describe(total(other.bundles))}"
         for other in ahead[:_MOST_NAMED]

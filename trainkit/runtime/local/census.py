@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from trainkit.runtime.local import process
 from trainkit.runtime.local.channel import NOTICE, Descriptor, Frame
 from trainkit.runtime.local.children import OutputPipe, Worker
+from trainkit.runtime.local.graves import DeadActors, Graves, actor_row
 from trainkit.runtime.local.loop import try_send
 from trainkit.runtime.local.messages import (
     Exited,
@@ -28,7 +29,7 @@ from trainkit.runtime.local.messages import (
 )
 from trainkit.runtime.local.templates import Templates
 from trainkit.runtime.placement import Allocation
-from trainkit.runtime.specs import Placement
+from trainkit.runtime.specs import Placement, Registration
 from trainkit.runtime.supervise import Exit
 
 if TYPE_CHECKING:
@@ -68,7 +69,8 @@ class Census:
         self._workers: dict[int, Worker] = {}
         self._by_pid: dict[int, Worker] = {}
         self._unborn: dict[int, Unborn] = {}
-        self._graves: dict[int, Exit] = {}
+        self._graves = Graves()
+        self.dead = DeadActors()
         self._next_serial = _DRIVER
         self._sweeping = False
         self.templates = Templates(node.connection, self._from_template, self._template_gone, plain)
@@ -89,6 +91,8 @@ class Census:
         placement: Placement,
         allocation: Allocation,
         ledger_group: tuple[int, int] | None,
+        registration: Registration | None = None,
+        class_name: str = "",
     ) -> None:
         """Fork the worker of `spec`.
 
@@ -99,6 +103,8 @@ class Census:
             placement: what was asked for.
             allocation: what it holds.
             ledger_group: the group and bundle that this was taken from; None for the machine.
+            registration: of an actor that more than its handles reach.
+            class_name: of an actor.
         """
         ours, theirs = socket.socketpair()
         pipes = [os.pipe2(os.O_CLOEXEC) for _ in range(2)]
@@ -115,6 +121,9 @@ class Census:
             stdout=OutputPipe(pipes[0][0], lambda lines: self._node.print_lines(worker, False, lines)),
             stderr=OutputPipe(pipes[1][0], lambda lines: self._node.print_lines(worker, True, lines)),
             oom_kills_before=process.oom_kills(),
+            is_actor=spec.is_actor,
+            class_name=class_name,
+            registration=registration,
         )
         self._workers[spec.worker_id] = worker
         for pipe in (worker.stdout, worker.stderr):
@@ -208,7 +217,7 @@ class Census:
         elif worker_id in self._graves:
             answer(self._graves[worker_id])
         elif not self._node.stores.inquire_queued(worker_id, answer):
-            answer(Exit(requested=True, reason="it belongs to a session that has ended"))
+            answer(self._graves.unknown())
 
     def never_started(self, worker_id: int, exit_: Exit) -> None:
         """Remember how a worker ended that never was one."""
@@ -250,6 +259,8 @@ class Census:
     def _bury(self, worker: Worker, exit_: Exit) -> None:
         del self._workers[worker.worker_id]
         self._graves[worker.worker_id] = exit_
+        if worker.is_actor:
+            self.dead.add(actor_row(worker), exit_)
         for pipe in (worker.stdout, worker.stderr):
             self._node.unwatch(pipe.fd)
             pipe.close()

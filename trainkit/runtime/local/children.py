@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from trainkit.runtime.local.channel import Connection
 from trainkit.runtime.local.messages import Surroundings
 from trainkit.runtime.placement import Allocation
-from trainkit.runtime.specs import Placement
+from trainkit.runtime.specs import Placement, Registration
 from trainkit.runtime.supervise import Exit
 
 _TAIL_LINES = 50
@@ -88,6 +88,10 @@ class Worker:
         lent: what it holds but lends, while it waits for others.
         ending: why trainkit is ending it; "" if it isn't.
         inquiries: who wants to know how it ended.
+        is_actor: else it is leased for tasks.
+        class_name: of an actor.
+        registration: of an actor that more than its handles reach.
+        restarts: how often this actor was made anew.
     """
 
     worker_id: int
@@ -106,3 +110,7 @@ class Worker:
     ending: str = ""
     oom_kills_before: int = 0
     inquiries: list[Callable[[Exit], None]] = field(default_factory=list)
+    is_actor: bool = False
+    class_name: str = ""
+    registration: Registration | None = None
+    restarts: int = 0

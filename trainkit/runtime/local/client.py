@@ -20,6 +20,7 @@ from trainkit.errors import (
 )
 from trainkit.resources import QUANTUM, Bundle, require_feasible
 from trainkit.runtime import preload
+from trainkit.runtime.capture import captured
 from trainkit.runtime.failures import raisable, unpack_failure
 from trainkit.runtime.local import launch
 from trainkit.runtime.local.bodies import CallBodies
@@ -32,18 +33,16 @@ from trainkit.runtime.local.channel import (
 )
 from trainkit.runtime.local.interrupt import InterruptGuard
 from trainkit.runtime.local.messages import (
-    Available,
     AwaitGroup,
     Blocked,
     Kill,
     Reclaim,
-    Release,
-    Reserve,
     Shutdown,
     StartActor,
     Surroundings,
 )
 from trainkit.runtime.local.nodelink import Ids, NodeLink, show_notice
+from trainkit.runtime.local.nodeverbs import NodeVerbs
 from trainkit.runtime.local.objects import SegmentPool, opened
 from trainkit.runtime.local.pump import Pump
 from trainkit.runtime.local.refs import PENDING, Endpoint, LocalRef, Peer, set_engine
@@ -65,7 +64,7 @@ _KEEP_WARM_BYTES = 1 << 30
 _DRIVER_SERIAL = 1
 
 
-class LocalEngine:
+class LocalEngine(NodeVerbs):
     """See `trainkit.runtime.engine.Engine`.
 
     Args:
@@ -97,11 +96,8 @@ class LocalEngine:
     ) -> None:
         self.pid = os.getpid()
         self.pump = Pump()
-        self._totals = dict(totals)
         self._ids = Ids(serial)
         self._lends = cpus > 0
-        self._gpus = list(gpus)
-        self._group = group
         self._node = node
         self._asked_preload = asked_preload
         self._own_variables = dict(own_variables or {})
@@ -111,6 +107,7 @@ class LocalEngine:
         self._bodies = CallBodies(self._segments, self._ids)
         self.link = NodeLink(control, self._ids, self._answer, self.pump.run, node)
         self.link.on_notice = self.notified
+        super().__init__(self.link, totals, gpus, group)
         set_engine(self)
         if node is not None:  # a worker's main loop reads this connection itself
             self.pump.watch(self.link, "notices")
@@ -165,6 +162,13 @@ class LocalEngine:
         for pool in pools:
             pool.reclaim()
 
+    def _with_own_tasks(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        pids = {row["worker_id"]: row["pid"] for row in rows}
+        with self._pools_lock:
+            pools = list(self._pools.values())
+        others = [row for row in rows if row["owner_pid"] != self.pid]
+        return others + [row for pool in pools for row in pool.listed(pids)]
+
     def _refs(self, count: int, peer: Peer | None) -> list[LocalRef]:
         if count == 1:
             return [LocalRef(self._ids.next(), peer)]
@@ -176,7 +180,7 @@ class LocalEngine:
     # verbs
 
     def submit(self, spec: TaskSpec) -> list[ObjectRef[Any]]:
-        self._require(spec.placement, spec.name)
+        placement = self._placed(spec.placement, spec.name)
         refs = self._refs(spec.num_returns, None)
         definition = self._bodies.definition(spec.function, spec.name)
         # Packed now, as the caller may change what it gave; a pending reference packs as a promise.
@@ -185,7 +189,7 @@ class LocalEngine:
         waits_for = [
             ref for ref in (*spec.args, *spec.kwargs.values()) if isinstance(ref, LocalRef) and not ref.done()
         ]
-        pool = self._pool(spec.placement)
+        pool = self._pool(placement)
 
         if waits_for:  # a leased process that waited for other tasks would keep them from running
             self._when_all(waits_for, lambda: self.pump.run(lambda: pool.submit(task, watch=True)))
@@ -228,11 +232,13 @@ class LocalEngine:
         ]
         return int(min(fits)) if fits else 4 * max(1, int(self._totals.get("CPU", 1)))
 
-    def _require(self, placement: Placement, name: str) -> None:
+    def _placed(self, placement: Placement, name: str) -> Placement:
+        """`placement`, in this process's own group if that captures what is started here."""
         require_feasible([placement.resources], self._totals, what=name)
+        return captured(placement, self._group)
 
     def start_actor(self, spec: ActorSpec) -> Endpoint:
-        self._require(spec.placement, spec.name)
+        placement = self._placed(spec.placement, spec.name)
         definition = self._bodies.definition(spec.cls, spec.name)
         body = self._bodies.of_call(definition, spec.name, 1, spec.args, spec.kwargs)
         ours, theirs = socket.socketpair()
@@ -240,7 +246,14 @@ class LocalEngine:
         endpoint = Endpoint(peer)
         # The class and the constructor's arguments go straight to the process, which is yet to start.
         peer.send(INIT, 0, body)
-        request = StartActor(peer.worker_id or 0, spec.name, spec.placement, self.surroundings())
+        request = StartActor(
+            peer.worker_id or 0,
+            spec.name,
+            placement,
+            self.surroundings(),
+            registration=spec.registration,
+            class_name=spec.cls.__name__,
+        )
         self.link.tell(request, [Descriptor(theirs.detach())])
         return endpoint
 
@@ -335,11 +348,6 @@ class LocalEngine:
                 break
         return sum(ref.kind != PENDING for ref in refs) >= count
 
-    def reserve(self, bundles: Sequence[Bundle], strategy: str, name: str, detached: bool) -> int:
-        group = self.new_id()
-        self.link.tell(Reserve(group, list(bundles)))
-        return group
-
     def group_ref(self, group: int) -> ObjectRef[Any]:
         return self.link.ask(AwaitGroup(group))
 
@@ -349,24 +357,6 @@ class LocalEngine:
         except GetTimeoutError:
             return False
         return True
-
-    def release(self, group: int) -> None:
-        if self.alive:
-            self._answer(self.link.ask(Release(group)))
-
-    def current_group(self) -> tuple[PlacementGroupId, list[Bundle]] | None:
-        return self._group
-
-    def cluster_resources(self) -> Bundle:
-        return dict(self._totals)
-
-    def available_resources(self) -> Bundle:
-        self._reclaim()  # what only waits for a further task is free
-        amounts: Bundle = self._answer(self.link.ask(Available()))
-        return amounts
-
-    def gpu_ids(self) -> list[int]:
-        return list(self._gpus)
 
     def scratch_dir(self) -> Path:
         path = Path(os.environ[SESSION_MARK] if self._node is None else self._node.mark)

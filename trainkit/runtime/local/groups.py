@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from trainkit.clock import SYSTEM
 from trainkit.errors import ConfigError
-from trainkit.resources import Bundle
-from trainkit.runtime.local.requests import DRIVER, Group, Request
+from trainkit.runtime.local.messages import Reserve
+from trainkit.runtime.local.requests import DRIVER, NOBODY, Group, Request
 from trainkit.runtime.placement import Allocation, Ledger, Waiting
 from trainkit.runtime.specs import Placement
 from trainkit.runtime.supervise import Exit as ExitRecord
@@ -37,16 +37,39 @@ class Groups:
     def __getitem__(self, group_id: int) -> Group:
         return self._living[group_id]
 
-    def living(self) -> list[Group]:
-        """All groups, reserved or waiting, in the order in which they were asked for."""
-        return list(self._living.values())
+    def living(self) -> list[tuple[int, Group]]:
+        """All groups with their ids, reserved or waiting, in the order in which they were asked for."""
+        return list(self._living.items())
 
-    def reserve(self, client: int, group_id: int, bundles: Sequence[Bundle]) -> None:
-        """Queue a request for `bundles`."""
-        self._living[group_id] = Group(bundles, client, None, [], [])
-        what = f"a group of {len(bundles)} bundle{'s' * (len(bundles) != 1)}"
-        waiting = Waiting(group_id, bundles, None, client != DRIVER)
-        self._node.stores.enqueue(Request(waiting, client, SYSTEM.monotonic(), what))
+    def reserve(self, client: int, message: Reserve, answer: Callable[[Any], None]) -> None:
+        """Queue a request for bundles; `answer` is told at once whether the name is free."""
+        if message.name and self._named(message.name) is not None:
+            answer(
+                ConfigError(
+                    f"there is a placement group {message.name!r} already; remove it, or give another name"
+                )
+            )
+            return
+        owner = NOBODY if message.detached else client
+        group = Group(message.bundles, owner, None, [], [], message.strategy, message.name)
+        self._living[message.group_id] = group
+        waiting = Waiting(message.group_id, message.bundles, None, client != DRIVER)
+        self._node.stores.enqueue(Request(waiting, owner, SYSTEM.monotonic(), group.what))
+        answer(None)
+
+    def find(self, name: str, answer: Callable[[Any], None]) -> None:
+        """Call `answer` with the id and the bundles of the group of that name."""
+        group_id = self._named(name)
+        if group_id is None:
+            names = sorted(group.name for group in self._living.values() if group.name)
+            answer(
+                ConfigError(f"there is no placement group {name!r}; there are {', '.join(names) or 'none'}")
+            )
+        else:
+            answer((group_id, [dict(bundle) for bundle in self._living[group_id].bundles]))
+
+    def _named(self, name: str) -> int | None:
+        return next((gid for gid, group in self._living.items() if group.name == name), None)
 
     def await_group(self, group_id: int, answer: Callable[[Any], None]) -> None:
         """Call `answer` once the group is reserved, or with an error once it can't be any more."""

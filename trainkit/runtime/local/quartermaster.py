@@ -10,6 +10,7 @@ from trainkit.errors import WorkerDiedError
 from trainkit.resources import QUANTUM, Bundle
 from trainkit.runtime.local.channel import NOTICE, Descriptor
 from trainkit.runtime.local.children import Worker
+from trainkit.runtime.local.graves import pending_row
 from trainkit.runtime.local.groups import Groups
 from trainkit.runtime.local.loop import try_send
 from trainkit.runtime.local.messages import (
@@ -117,6 +118,8 @@ class Quartermaster:
     def _refuse(self, request: Request, reason: str, requested: bool = False) -> None:
         exit_ = ExitRecord(reason=reason, requested=requested)
         self._node.census.never_started(request.waiting.key, exit_)
+        if isinstance(request.start, StartActor):
+            self._node.census.dead.add(pending_row(request.start), exit_)
         request.first = None  # closes the connection: the callers ask, and are told the reason
         if request.answer is not None:
             request.answer(WorkerDiedError(f"{request.what} could not be started: {reason}"))
@@ -131,7 +134,7 @@ class Quartermaster:
             return
         self._changed = False
         by_key = {request.waiting.key: request for request in self._queue}
-        granted, short = serve(
+        granted = serve(
             [request.waiting for request in self._queue],
             self._ledger,
             lambda waiting: self._grant(by_key[waiting.key]),
@@ -139,8 +142,7 @@ class Quartermaster:
         done = {waiting.key for waiting in granted}
         self._queue = [request for request in self._queue if request.waiting.key not in done]
         if self._queue:
-            if short:
-                self._patience.reclaim()
+            self._patience.reclaim()
             self._patience.explain_later()
 
     def _grant(self, request: Request) -> list[str] | None:
@@ -187,7 +189,8 @@ class Quartermaster:
         group: PlacementGroupId | None = None
         if where is not None:
             bundles = self.groups[where[0]].bundles
-            group = PlacementGroupId(group=where[0], bundle=where[1])
+            captures = placement.group is not None and placement.group.capture
+            group = PlacementGroupId(group=where[0], bundle=where[1], capture=captures)
 
         cpus = allocation.amounts.get("CPU", 0) / QUANTUM
         gpus = {index: share / QUANTUM for index, share in sorted(allocation.gpus.items())}
@@ -216,6 +219,8 @@ class Quartermaster:
                 placement=placement,
                 allocation=allocation,
                 ledger_group=where,
+                registration=message.registration if isinstance(message, StartActor) else None,
+                class_name=message.class_name if isinstance(message, StartActor) else "",
             )
         except OSError as error:  # no descriptor left
             ledger = self.groups.ledger_of(where)
@@ -277,6 +282,11 @@ class Quartermaster:
             ledger.retake(worker.lent)
             amounts = {**worker.allocation.amounts, **worker.lent.amounts}
             worker.allocation, worker.lent = Allocation(amounts, worker.allocation.gpus), None
+
+    @property
+    def machine(self) -> Ledger:
+        """What is free of the machine."""
+        return self._ledger
 
     def available(self) -> dict[str, float]:
         """What is free."""

@@ -11,6 +11,7 @@ import functools
 import socket
 import threading
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -186,6 +187,25 @@ class TaskPool:
             lease.try_read()
         for lease in idle:
             self._give_back(lease)
+
+    def listed(self, pids: Mapping[str, int | None]) -> list[dict[str, Any]]:
+        """The tasks of this pool as `list_tasks` shows them.
+
+        Args:
+            pids: of the leased processes, by their ids as the node lists them.
+        """
+        with self._lock:
+            running = [(lease.worker_id or 0, lease.task.name) for lease in self._busy if lease.task]
+            queued = [task.name for task in self._queue]
+        common = {"resources": dict(self._placement.resources), "owner_pid": self._engine.pid}
+        rows: list[dict[str, Any]] = []
+        for worker_id, name in running:
+            key = f"{worker_id:016x}"
+            rows.append({"worker_id": key, "name": name, "state": "RUNNING", "pid": pids.get(key), **common})
+        rows += [
+            {"worker_id": None, "name": name, "state": "PENDING", "pid": None, **common} for name in queued
+        ]
+        return rows
 
     def close(self) -> None:
         """Drop all leases and fail what is queued; the session is over."""
