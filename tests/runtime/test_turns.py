@@ -83,6 +83,7 @@ def test_nothing_is_handed_out_twice_and_nothing_is_lost(
         session.check()
         if session.held and data.draw(st.booleans()):
             session.release(data.draw(st.sampled_from(sorted(session.held))))
+            session.serve()
             session.check()
     while session.held:
         session.release(next(iter(session.held)))

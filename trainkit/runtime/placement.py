@@ -104,13 +104,16 @@ class Ledger:
 
     def lacking_for_all(self, bundles: Sequence[Bundle]) -> list[str]:
         """Names of what is missing to hold every bundle at once; empty if they fit."""
-        held = self.take_all(bundles)
-        if held is None:
-            # What fits in sum but not together is made of GPUs, of which parts of two don't make one.
-            return self.lacking(total(bundles)) or [GPU]
-        for allocation in held:
+        asked = total(bundles)
+        asked.pop(GPU, None)
+        short = self.lacking(asked)
+        # These do not simply add up: parts of two don't make one.
+        gpus = self.take_all([{GPU: bundle[GPU]} for bundle in bundles if GPU in bundle])
+        if gpus is None:
+            return sorted([*short, GPU])
+        for allocation in gpus:
             self.give_back(allocation)
-        return []
+        return short
 
     def earmark(self, bundles: Sequence[Bundle], lacking: Iterable[str]) -> list[Allocation]:
         """Hold what `bundles` ask for and is there, `lacking` left out."""

@@ -66,7 +66,7 @@ def _tasks(node: Node) -> Rows:
                 {
                     "worker_id": f"{worker.worker_id:016x}",
                     "name": worker.name,
-                    "state": "RUNNING",
+                    "state": "PENDING" if worker.pid is None else "RUNNING",
                     "pid": worker.pid,
                     "resources": dict(worker.placement.resources),
                     "owner_pid": pid_of(node, worker.owner),

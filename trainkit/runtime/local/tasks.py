@@ -201,7 +201,9 @@ class TaskPool:
         rows: list[dict[str, Any]] = []
         for worker_id, name in running:
             key = f"{worker_id:016x}"
-            rows.append({"worker_id": key, "name": name, "state": "RUNNING", "pid": pids.get(key), **common})
+            pid = pids.get(key)
+            state = "PENDING" if pid is None else "RUNNING"  # its process may not be there yet
+            rows.append({"worker_id": key, "name": name, "state": state, "pid": pid, **common})
         rows += [
             {"worker_id": None, "name": name, "state": "PENDING", "pid": None, **common} for name in queued
         ]
