@@ -157,6 +157,28 @@ def test_between_workers_nothing_is_kept_back() -> None:
     assert session.held.keys() == {holder, child}
 
 
+def test_in_a_group_nobody_is_passed_over_for_ever_either() -> None:
+    free = {0: Ledger({"CPU": 10_000}, {}), 1: Ledger({"CPU": 20_000}, {})}
+
+    def grant(waiting: Waiting) -> list[str] | None:
+        for index, ledger in free.items():
+            if waiting.bundle in (None, index) and ledger.take_all(waiting.bundles) is not None:
+                return None
+        return ["CPU"]
+
+    def granted(*queue: Waiting) -> list[int]:
+        return [waiting.key for waiting in serve(queue, Ledger({}, {}), grant)]
+
+    assert granted(Waiting(1, [{"CPU": 1}], group=7, bundle=1)) == [1]
+    large = Waiting(2, [{"CPU": 2}], group=7, bundle=1)
+    small = Waiting(3, [{"CPU": 1}], group=7, bundle=1)
+    elsewhere = Waiting(4, [{"CPU": 1}], group=7, bundle=0)
+    nothing = Waiting(5, [{}], group=7, bundle=1)
+    assert granted(large, small, elsewhere, nothing) == [4, 5]
+    workers = Waiting(6, [{"CPU": 1}], group=7, bundle=1, nested=True)
+    assert granted(large, small, workers) == [6], "somebody may be waiting for it who holds the rest"
+
+
 def sums(of: Iterable[dict[str, Any]]) -> dict[str, float]:
     found: dict[str, float] = {}
     for bundle in of:

@@ -8,6 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import trainkit
+from tests.conftest import eventually
+from tests.runtime.victims import Victim
 from trainkit.runtime.placement import Ledger
 from trainkit.runtime.why import Ask, Holder, Room, why
 
@@ -103,3 +106,29 @@ def test_there_is_always_a_reason_and_it_is_true(
 def test_what_others_ask_for_of_another_kind_does_not_matter(name: str) -> None:
     told = why(Ask(what="it", bundles=[{name: 1}]), [machine()], [Ask(what="x", bundles=[{"GPU": 3}])])
     assert told.reasons == ["what it asks for is free: it is about to start"]
+
+
+def test_after_ten_seconds_the_wait_is_explained(capfd: pytest.CaptureFixture[str]) -> None:
+    said = ""
+
+    def says(text: str) -> bool:
+        nonlocal said
+        said += capfd.readouterr().err
+        return text in said
+
+    trainkit.init(num_cpus=2)
+    try:
+        holder = trainkit.remote(Victim).options(num_cpus=2, label="holder").remote()
+        pid = trainkit.get(holder.pid.remote())
+        group = trainkit.placement_group([{"CPU": 1}] * 2, name="gang")
+        crowd = [trainkit.remote(Victim).options(num_cpus=1, label="late").remote() for _ in range(20)]
+        assert eventually(lambda: says("so have 18 more"), 30)
+        held = f"2 CPU missing: 0 CPU of 2 CPU free; held by holder (pid {pid}): 2 CPU"
+        assert f"trainkit: a group 'gang' of 2 bundles has been waiting 10 s for 2 CPU: {held}\n" in said
+        assert "trainkit: late has been waiting 10 s for 1 CPU: 1 CPU missing" in said
+        assert "waits behind a group 'gang' of 2 bundles, which asks for 2 CPU" in said
+        assert said.count("has been waiting") == 3, "a crowd is not explained one by one"
+        trainkit.remove_placement_group(group)
+        del holder, crowd
+    finally:
+        trainkit.shutdown()

@@ -154,12 +154,14 @@ class Waiting:
         bundles: to be held all or none.
         group: take them from this reserved group instead of the machine.
         nested: a worker asked, so something that already holds resources may be waiting for it.
+        bundle: of the group, if only one will do.
     """
 
     key: int
     bundles: Sequence[Bundle]
     group: int | None = None
     nested: bool = False
+    bundle: int | None = None
 
 
 def order(queue: Iterable[Waiting]) -> list[Waiting]:
@@ -187,8 +189,9 @@ def serve(
     """Grant what can be granted now, in order, and let nobody wait for ever.
 
     Whoever is first among those who must wait is kept what they need of what is free, so that it can't be
-    that there are CPUs whenever there are no GPUs and the other way round. Only what the driver asks for
-    is treated so: between workers, the later request may be what the holder of the missing rest waits for.
+    that there are CPUs whenever there are no GPUs and the other way round; in a group, nobody passes who
+    asks for the same. Only what the driver asks for is treated so: between workers, the later request may
+    be what the holder of the missing rest waits for.
 
     Args:
         queue: in the order in which it was asked for.
@@ -201,14 +204,21 @@ def serve(
     granted: list[Waiting] = []
     short: set[str] = set()
     kept: list[Allocation] | None = None
+    short_in: dict[int, dict[int | None, set[str]]] = {}
     try:
         for waiting in order(queue):
             if waiting.group is None and blocked_by(short, waiting.bundles):
                 continue
+            if not waiting.nested and _stands_behind(waiting, short_in):
+                continue
             lacking = grant(waiting)
             if lacking is None:
                 granted.append(waiting)
-            elif waiting.group is None:
+            elif waiting.group is not None:
+                if not waiting.nested:
+                    names = {name for bundle in waiting.bundles for name in bundle}
+                    short_in.setdefault(waiting.group, {}).setdefault(waiting.bundle, set()).update(names)
+            else:
                 short.update(lacking)
                 if kept is None and not waiting.nested:
                     kept = machine.earmark(waiting.bundles, lacking)
@@ -216,3 +226,14 @@ def serve(
         for allocation in kept or ():
             machine.give_back(allocation)
     return granted
+
+
+def _stands_behind(waiting: Waiting, short_in: Mapping[int, Mapping[int | None, set[str]]]) -> bool:
+    """Whether somebody waits earlier, in the same group, for the same in a bundle that would do for both."""
+    if waiting.group is None:
+        return False
+    return any(
+        blocked_by(names, waiting.bundles)
+        for bundle, names in short_in.get(waiting.group, {}).items()
+        if bundle is None or waiting.bundle is None or bundle == waiting.bundle
+    )

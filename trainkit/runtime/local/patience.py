@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 _PATIENCE_S = 10.0
 """After this long a waiting request is explained to who made it."""
 
+_MOST_EXPLAINED = 3
+"""So many of one process's requests are explained at a time; the rest are counted."""
+
 
 class Patience:
     """Looks after the requests that wait.
@@ -46,16 +49,21 @@ class Patience:
     def _explain(self) -> None:
         self._will_explain = False
         now = SYSTEM.monotonic()
-        due = [
-            request
-            for request in self._node.stores.queue
-            if not request.explained and now - request.since >= _PATIENCE_S
-        ]
-        for request, wait in zip(due, why_each_waits(self._node, due), strict=True):
-            request.explained = True
-            asked = describe(total(request.waiting.bundles))
-            text = f"{request.what} has been waiting {_PATIENCE_S:g} s for {asked}: {'; '.join(wait.reasons)}"
-            self._node.notify(request.client, Waits(text))
+        due: dict[int, list[Request]] = {}
+        for request in self._node.stores.queue:
+            if not request.explained and now - request.since >= _PATIENCE_S:
+                request.explained = True
+                due.setdefault(request.client, []).append(request)
+        for client, requests in due.items():
+            told, rest = requests[:_MOST_EXPLAINED], requests[_MOST_EXPLAINED:]
+            for request, wait in zip(told, why_each_waits(self._node, told), strict=True):
+                asked = describe(total(request.waiting.bundles))
+                reasons = "; ".join(wait.reasons)
+                text = f"{request.what} has been waiting {_PATIENCE_S:g} s for {asked}: {reasons}"
+                self._node.notify(client, Waits(text))
+            if rest:
+                text = f"so have {len(rest)} more; `trainkit status` lists what waits"
+                self._node.notify(client, Waits(text))
         self.explain_later()
 
 

@@ -69,7 +69,8 @@ class Quartermaster:
     ) -> None:
         placement = message.placement
         group = None if placement.group is None else placement.group.group
-        waiting = Waiting(message.worker_id, [placement.resources], group, client != DRIVER)
+        bundle = None if placement.group is None else placement.group.bundle
+        waiting = Waiting(message.worker_id, [placement.resources], group, client != DRIVER, bundle)
         request = Request(waiting, client, SYSTEM.monotonic(), message.name, message, first, answer, [])
         if group is not None and group not in self.groups:
             self._refuse(request, "its placement group was removed")
