@@ -36,8 +36,7 @@ class Graves(dict[int, Exit]):
             return Exit(requested=True, reason="it belongs to a session that has ended")
         return Exit(
             requested=True,
-            reason=f"it has ended, and its record is gone: {_MOST_GRAVES:,} more have ended since; or it "
-            "belongs to another session",
+            reason=f"its record is gone, as {_MOST_GRAVES:,} more have ended since (or it is another session's)",
         )
 
 

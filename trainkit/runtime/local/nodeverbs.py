@@ -69,7 +69,7 @@ class NodeVerbs:
         return amounts
 
     def state(self, kind: str) -> list[dict[str, Any]]:
-        if kind in ("nodes", "tasks"):
+        if kind == "nodes":
             self._reclaim()  # what only waits for a further task is free
         rows: list[dict[str, Any]] = self.link.demand(State(kind))
         return self._with_own_tasks(rows) if kind == "tasks" else rows
