@@ -36,7 +36,7 @@ class Graves(dict[int, Exit]):
             return Exit(requested=True, reason="it belongs to a session that has ended")
         return Exit(
             requested=True,
-            reason=f"its record is gone: {_MOST_GRAVES:,} more have ended since (or it is of another session)",
+            reason=f"its record is gone: {_MOST_GRAVES:,} more have ended since, or of another session",
         )
 
 
