@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import trainkit
@@ -77,6 +77,7 @@ def test_many_holders_are_counted() -> None:
     assert told.endswith("w4: 0.5 CPU, and 3 more")
 
 
+@settings(deadline=None)
 @given(st.lists(requests, max_size=8), st.lists(requests, min_size=1, max_size=4))
 def test_there_is_always_a_reason_and_it_is_true(
     held: list[dict[str, float]], bundles: list[dict[str, float]]
