@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 _PATIENCE_S = 10.0
 """After this long a waiting request is explained to who made it."""
 
+_TOGETHER_S = 2.0
+"""What was asked for so shortly after that is explained with it."""
+
 _MOST_EXPLAINED = 3
 """So many of one process's requests are explained at a time; the rest are counted."""
 
@@ -51,7 +54,7 @@ class Patience:
         now = SYSTEM.monotonic()
         due: dict[int, list[Request]] = {}
         for request in self._node.stores.queue:
-            if not request.explained and now - request.since >= _PATIENCE_S:
+            if not request.explained and now - request.since >= _PATIENCE_S - _TOGETHER_S:
                 request.explained = True
                 due.setdefault(request.client, []).append(request)
         for client, requests in due.items():
@@ -59,7 +62,7 @@ class Patience:
             for request, wait in zip(told, why_each_waits(self._node, told), strict=True):
                 asked = describe(total(request.waiting.bundles))
                 reasons = "; ".join(wait.reasons)
-                text = f"{request.what} has been waiting {_PATIENCE_S:g} s for {asked}: {reasons}"
+                text = f"{request.what} has been waiting {now - request.since:.0f} s for {asked}: {reasons}"
                 self._node.notify(client, Waits(text))
             if rest:
                 text = f"so have {len(rest)} more; `trainkit status` lists what waits"
