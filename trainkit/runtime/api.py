@@ -1,4 +1,4 @@
-"""The verbs: `init`, `shutdown`, `put`, `get`, `wait`, `kill` and what tells of the machine."""
+"""The verbs: `init`, `shutdown`, `put`, `get`, `wait`, `kill`; those that only tell are in `telling`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from typing import Any, NoReturn, TypeVar, overload
 from trainkit.errors import ConfigError, NotInitializedError
 from trainkit.runtime import current
 from trainkit.runtime import placement_group as groups
-from trainkit.runtime.context import RuntimeContext
 from trainkit.runtime.engine import Engine
 from trainkit.runtime.methods import method
 from trainkit.runtime.placement_group import PlacementGroup
@@ -19,6 +18,17 @@ from trainkit.runtime.remote import ActorHandle, remote
 from trainkit.runtime.specs import ObjectRef
 from trainkit.runtime.start import engine_name, session_spec, start
 from trainkit.runtime.streams import ObjectRefGenerator
+from trainkit.runtime.telling import (
+    available_resources,
+    cluster_resources,
+    get_gpu_ids,
+    get_runtime_context,
+    list_actors,
+    list_objects,
+    list_placement_groups,
+    list_tasks,
+    nodes,
+)
 
 __all__ = [
     "available_resources",
@@ -300,11 +310,6 @@ def exit_actor() -> NoReturn:
     _engine().exit_actor()
 
 
-def get_runtime_context() -> RuntimeContext:
-    """Where this code runs: ids of its node, worker, actor and task."""
-    return RuntimeContext(_engine().where_am_i())
-
-
 def placement_group(
     bundles: Sequence[Mapping[str, float]],
     strategy: str = "PACK",
@@ -345,46 +350,6 @@ def get_current_placement_group() -> PlacementGroup | None:
         return None
     where, bundles = found
     return PlacementGroup(where.group, bundles)
-
-
-def cluster_resources() -> dict[str, float]:
-    """All resources of the session, such as {"CPU": 4.0}."""
-    return dict(_engine().cluster_resources())
-
-
-def available_resources() -> dict[str, float]:
-    """The resources that nobody holds now."""
-    return dict(_engine().available_resources())
-
-
-def nodes() -> list[dict[str, Any]]:
-    """The machines of the session, each with its name, resources and whether it is alive."""
-    return _engine().state("nodes")
-
-
-def list_actors() -> list[dict[str, Any]]:
-    """The session's actors, living and dead, with state, name, pid and resources."""
-    return _engine().state("actors")
-
-
-def list_tasks() -> list[dict[str, Any]]:
-    """Tasks that wait or run, with state, name, pid and resources."""
-    return _engine().state("tasks")
-
-
-def list_objects() -> list[dict[str, Any]]:
-    """Objects in shared memory, with size in bytes and the processes that hold them."""
-    return _engine().state("objects")
-
-
-def list_placement_groups() -> list[dict[str, Any]]:
-    """Placement groups, with state, bundles and strategy."""
-    return _engine().state("placement_groups")
-
-
-def get_gpu_ids() -> list[int]:
-    """Indices of the GPUs given to this worker, as the machine counts them."""
-    return _engine().gpu_ids()
 
 
 def scratch_dir() -> Path:

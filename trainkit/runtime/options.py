@@ -131,22 +131,25 @@ class Options:
             group=self._group(amounts),
             env=environment.variables,
             cwd=environment.working_dir,
+            outside=isinstance(self.scheduling_strategy, PlacementGroupSchedulingStrategy)
+            and self.scheduling_strategy.placement_group is None,
         )
 
     def _group(self, amounts: Mapping[str, float]) -> PlacementGroupId | None:
         strategy = checked_strategy(self.scheduling_strategy)
-        group, index = self.placement_group, self.placement_group_bundle_index
+        group, index, capture = self.placement_group, self.placement_group_bundle_index, False
         if isinstance(strategy, PlacementGroupSchedulingStrategy):
             if group is not None:
                 raise ConfigError("give placement_group or scheduling_strategy, not both")
             group, index = strategy.placement_group, strategy.placement_group_bundle_index
+            capture = bool(strategy.placement_group_capture_child_tasks)
         if group is None:
             return None
         count = len(group.bundle_specs)
         if not -1 <= index < count:
             raise ConfigError(f"placement_group_bundle_index={index}: the group has {count} bundles")
         group.require_room(normalize(amounts), index)
-        return PlacementGroupId(group=group.id, bundle=None if index < 0 else index)
+        return PlacementGroupId(group=group.id, bundle=None if index < 0 else index, capture=capture)
 
     def returns(self, *, is_generator: bool) -> int:
         """How many references a call returns; STREAMING for a generator of them."""

@@ -6,10 +6,10 @@ index: whole ones from those nobody uses, a fraction from the fullest one that s
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from trainkit.resources import QUANTUM, Bundle
+from trainkit.resources import QUANTUM, Bundle, total
 
 GPU = "GPU"
 
@@ -25,6 +25,13 @@ class Allocation:
 
     amounts: Mapping[str, int] = field(default_factory=dict)
     gpus: Mapping[int, int] = field(default_factory=dict)
+
+    def as_bundle(self) -> dict[str, float]:
+        """The same in the user's units."""
+        bundle = {name: amount / QUANTUM for name, amount in self.amounts.items() if amount}
+        if self.gpus:
+            bundle[GPU] = sum(self.gpus.values()) / QUANTUM
+        return bundle
 
 
 def units(bundle: Bundle) -> dict[str, int]:
@@ -95,6 +102,27 @@ class Ledger:
             held.append(allocation)
         return held
 
+    def lacking_for_all(self, bundles: Sequence[Bundle]) -> list[str]:
+        """Names of what is missing to hold every bundle at once; empty if they fit."""
+        asked = total(bundles)
+        asked.pop(GPU, None)
+        short = self.lacking(asked)
+        # These do not simply add up: parts of two don't make one.
+        gpus = self.take_all([{GPU: bundle[GPU]} for bundle in bundles if GPU in bundle])
+        if gpus is None:
+            return sorted([*short, GPU])
+        for allocation in gpus:
+            self.give_back(allocation)
+        return short
+
+    def earmark(self, bundles: Sequence[Bundle], lacking: Iterable[str]) -> list[Allocation]:
+        """Hold what `bundles` ask for and is there, `lacking` left out."""
+        names = set(lacking)
+        present = [
+            {name: amount for name, amount in bundle.items() if name not in names} for bundle in bundles
+        ]
+        return self.take_all(present) or []
+
     def amounts(self) -> dict[str, float]:
         """What is free, in the user's units."""
         free = {name: amount / QUANTUM for name, amount in self.free.items()}
@@ -126,12 +154,14 @@ class Waiting:
         bundles: to be held all or none.
         group: take them from this reserved group instead of the machine.
         nested: a worker asked, so something that already holds resources may be waiting for it.
+        bundle: of the group, if only one will do.
     """
 
     key: int
     bundles: Sequence[Bundle]
     group: int | None = None
     nested: bool = False
+    bundle: int | None = None
 
 
 def order(queue: Iterable[Waiting]) -> list[Waiting]:
@@ -151,3 +181,59 @@ def blocked_by(short: Iterable[str], request: Iterable[Bundle]) -> bool:
     """
     names = set(short)
     return any(amount and name in names for bundle in request for name, amount in bundle.items())
+
+
+def serve(
+    queue: Iterable[Waiting], machine: Ledger, grant: Callable[[Waiting], list[str] | None]
+) -> list[Waiting]:
+    """Grant what can be granted now, in order, and let nobody wait for ever.
+
+    Whoever is first among those who must wait is kept what they need of what is free, so that it can't be
+    that there are CPUs whenever there are no GPUs and the other way round; in a group, nobody passes who
+    asks for the same. Only what the driver asks for is treated so: between workers, the later request may
+    be what the holder of the missing rest waits for.
+
+    Args:
+        queue: in the order in which it was asked for.
+        machine: what requests outside any group are taken from.
+        grant: carries a request out; returns the names of what it lacks, or None if it was granted.
+
+    Returns:
+        What was granted.
+    """
+    granted: list[Waiting] = []
+    short: set[str] = set()
+    kept: list[Allocation] | None = None
+    short_in: dict[int, dict[int | None, set[str]]] = {}
+    try:
+        for waiting in order(queue):
+            if waiting.group is None and blocked_by(short, waiting.bundles):
+                continue
+            if not waiting.nested and _stands_behind(waiting, short_in):
+                continue
+            lacking = grant(waiting)
+            if lacking is None:
+                granted.append(waiting)
+            elif waiting.group is not None:
+                if not waiting.nested:
+                    names = {name for bundle in waiting.bundles for name in bundle}
+                    short_in.setdefault(waiting.group, {}).setdefault(waiting.bundle, set()).update(names)
+            else:
+                short.update(lacking)
+                if kept is None and not waiting.nested:
+                    kept = machine.earmark(waiting.bundles, lacking)
+    finally:
+        for allocation in kept or ():
+            machine.give_back(allocation)
+    return granted
+
+
+def _stands_behind(waiting: Waiting, short_in: Mapping[int, Mapping[int | None, set[str]]]) -> bool:
+    """Whether somebody waits earlier, in the same group, for the same in a bundle that would do for both."""
+    if waiting.group is None:
+        return False
+    return any(
+        blocked_by(names, waiting.bundles)
+        for bundle, names in short_in.get(waiting.group, {}).items()
+        if bundle is None or waiting.bundle is None or bundle == waiting.bundle
+    )

@@ -18,10 +18,17 @@ class PlacementGroup:
     Attributes:
         id: names the reservation within the session.
         bundle_specs: the bundles asked for, in order.
+        strategy: how they are spread over nodes; None where that is not known, as on one machine it makes
+            no difference to a group that could be reserved.
+        name: by which `get_placement_group` finds it; "" for none.
     """
 
-    def __init__(self, group_id: int, bundles: Sequence[Bundle]) -> None:
+    def __init__(
+        self, group_id: int, bundles: Sequence[Bundle], *, strategy: str | None = None, name: str = ""
+    ) -> None:
         self.id = group_id
+        self.strategy = strategy
+        self.name = name
         self.bundle_specs: list[dict[str, float]] = [dict(bundle) for bundle in bundles]
 
     def wait(self, timeout_seconds: float | None = None) -> bool:
@@ -58,7 +65,7 @@ STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
 
 def find(name: str) -> PlacementGroup:
     """The group of that name; see `trainkit.get_placement_group`."""
-    return PlacementGroup(*engine().find_group(name))
+    return PlacementGroup(*engine().find_group(name), name=name)
 
 
 def reserve(
@@ -79,4 +86,5 @@ def reserve(
             f"the placement group's bundles {checked} cannot be placed together on {describe(totals)}: a "
             "fraction of a GPU must lie on one"
         )
-    return PlacementGroup(engine().reserve(checked, strategy, name, lifetime == "detached"), checked)
+    group_id = engine().reserve(checked, strategy, name, lifetime == "detached")
+    return PlacementGroup(group_id, checked, strategy=strategy, name=name)

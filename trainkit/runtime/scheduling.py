@@ -16,13 +16,14 @@ class PlacementGroupSchedulingStrategy:
     """Take the resources from a placement group.
 
     Args:
-        placement_group: the group.
+        placement_group: the group; None takes them from the machine, also in a process whose own group
+            captures what it starts.
         placement_group_bundle_index: which of its bundles; -1 any that fits.
         placement_group_capture_child_tasks: what runs there starts its own tasks and actors in the same
             group, unless they say otherwise; default False.
     """
 
-    placement_group: PlacementGroup
+    placement_group: PlacementGroup | None
     placement_group_bundle_index: int = -1
     placement_group_capture_child_tasks: bool | None = None
 

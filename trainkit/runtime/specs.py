@@ -56,10 +56,15 @@ class ObjectRef(Generic[T]):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlacementGroupId:
-    """Names a reserved list of bundles and one of them; index None means any that fits."""
+    """Names a reserved list of bundles and one of them; index None means any that fits.
+
+    Attributes:
+        capture: what is started there starts its own tasks and actors there too, unless told otherwise.
+    """
 
     group: int
     bundle: int | None = None
+    capture: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,12 +76,14 @@ class Placement:
         group: the reserved bundle to take them from; None takes them from the machine.
         env: variables added to the driver's before user code runs.
         cwd: the folder that it runs in; None is that of who asks for it.
+        outside: also if who asks is in a group that captures what it starts.
     """
 
     resources: Mapping[str, float] = field(default_factory=dict)
     group: PlacementGroupId | None = None
     env: Mapping[str, str] = field(default_factory=dict)
     cwd: str | None = None
+    outside: bool = False
 
 
 STREAMING = -1

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from trainkit.runtime.local import process
 from trainkit.runtime.local.channel import NOTICE, Descriptor, Frame
 from trainkit.runtime.local.children import OutputPipe, Worker
+from trainkit.runtime.local.graves import DeadActors, Graves, actor_row
 from trainkit.runtime.local.loop import try_send
 from trainkit.runtime.local.messages import (
     Cancel,
@@ -30,7 +31,7 @@ from trainkit.runtime.local.messages import (
 from trainkit.runtime.local.restarts import Restarts
 from trainkit.runtime.local.templates import Templates
 from trainkit.runtime.placement import Allocation
-from trainkit.runtime.specs import Placement
+from trainkit.runtime.specs import Placement, Registration
 from trainkit.runtime.supervise import Exit
 
 if TYPE_CHECKING:
@@ -70,7 +71,8 @@ class Census:
         self._workers: dict[int, Worker] = {}
         self._by_pid: dict[int, Worker] = {}
         self._unborn: dict[int, Unborn] = {}
-        self._graves: dict[int, Exit] = {}
+        self._graves = Graves()
+        self.dead = DeadActors()
         self._early: dict[int, list[Cancel]] = {}
         self._next_serial = _DRIVER
         self._sweeping = False
@@ -94,6 +96,8 @@ class Census:
         allocation: Allocation,
         ledger_group: tuple[int, int] | None,
         delay_s: float = 0.0,
+        registration: Registration | None = None,
+        class_name: str = "",
     ) -> None:
         """Fork the worker of `spec`.
 
@@ -105,6 +109,8 @@ class Census:
             allocation: what it holds.
             ledger_group: the group and bundle that this was taken from; None for the machine.
             delay_s: how long to wait before.
+            registration: of an actor that more than its handles reach.
+            class_name: of an actor.
         """
         ours, theirs = socket.socketpair()
         pipes = [os.pipe2(os.O_CLOEXEC) for _ in range(2)]
@@ -122,6 +128,9 @@ class Census:
             stderr=OutputPipe(pipes[1][0], lambda lines: self._node.print_lines(worker, True, lines)),
             oom_kills_before=process.oom_kills(),
             restarts=spec.restarts,
+            is_actor=spec.is_actor,
+            class_name=class_name,
+            registration=registration,
         )
         self._workers[spec.worker_id] = worker
         self.restarts.started(spec)
@@ -255,7 +264,7 @@ class Census:
         elif worker_id in self._graves:
             answer(self._graves[worker_id])
         elif not self._node.stores.inquire_queued(worker_id, answer):
-            answer(Exit(requested=True, reason="it belongs to a session that has ended"))
+            answer(self._graves.unknown())
 
     def never_started(self, worker_id: int, exit_: Exit) -> None:
         """Remember how a worker ended that never was one."""
@@ -302,6 +311,8 @@ class Census:
         if end is not None:
             del self._workers[worker.worker_id]
             self._graves[worker.worker_id] = end
+            if worker.is_actor:
+                self.dead.add(actor_row(worker), end)
         for pipe in (worker.stdout, worker.stderr):
             self._node.unwatch(pipe.fd)
             pipe.close()

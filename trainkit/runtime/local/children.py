@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from trainkit.runtime.local.channel import Connection
 from trainkit.runtime.local.messages import Surroundings
 from trainkit.runtime.placement import Allocation
-from trainkit.runtime.specs import Placement
+from trainkit.runtime.specs import Placement, Registration
 from trainkit.runtime.supervise import Exit
 
 _TAIL_LINES = 50
@@ -91,6 +91,9 @@ class Worker:
         may_restart: though trainkit is ending it, it is made anew if it can be.
         restarts: how often this actor has been made anew; one without a pid yet then is about to be.
         inquiries: who wants to know how it ended.
+        is_actor: else it is leased for tasks.
+        class_name: of an actor.
+        registration: of an actor that more than its handles reach.
     """
 
     worker_id: int
@@ -112,3 +115,6 @@ class Worker:
     restarts: int = 0
     oom_kills_before: int = 0
     inquiries: list[Callable[[Exit], None]] = field(default_factory=list)
+    is_actor: bool = False
+    class_name: str = ""
+    registration: Registration | None = None

@@ -15,6 +15,7 @@ from trainkit.clock import SYSTEM
 from trainkit.errors import ConfigError, GetTimeoutError, ObjectLostError
 from trainkit.resources import QUANTUM, Bundle, require_feasible
 from trainkit.runtime import preload
+from trainkit.runtime.capture import captured
 from trainkit.runtime.failures import raisable, unpack_failure
 from trainkit.runtime.local import launch, lifeline
 from trainkit.runtime.local.batch import lasting
@@ -23,19 +24,17 @@ from trainkit.runtime.local.channel import CALL, FAILURE, INIT, VALUE
 from trainkit.runtime.local.interrupt import InterruptGuard
 from trainkit.runtime.local.leases import Task
 from trainkit.runtime.local.messages import (
-    Available,
     AwaitGroup,
     Blocked,
     Conduct,
     Kill,
     Reclaim,
-    Release,
-    Reserve,
     Shutdown,
     StartActor,
     Surroundings,
 )
 from trainkit.runtime.local.nodelink import Ids, NodeLink, show_notice
+from trainkit.runtime.local.nodeverbs import NodeVerbs
 from trainkit.runtime.local.objects import SegmentPool, opened
 from trainkit.runtime.local.place import Place
 from trainkit.runtime.local.pump import Pump
@@ -62,7 +61,7 @@ _DRIVER_SERIAL = 1
 _PLACEMENTS_KNOWN = 256
 
 
-class LocalEngine(Steering):
+class LocalEngine(Steering, NodeVerbs):
     """See `trainkit.runtime.engine.Engine`.
 
     Args:
@@ -94,16 +93,13 @@ class LocalEngine(Steering):
         asked_preload: frozenset[str] = frozenset(),
         place: Place | None = None,
     ) -> None:
-        super().__init__()
+        Steering.__init__(self)
         self.pid = os.getpid()
         self.place = place or Place()
         self._serial = serial
         self.pump = Pump()
-        self._totals = dict(totals)
         self._ids = Ids(serial)
         self._lends = cpus > 0
-        self._gpus = list(gpus)
-        self._group = group
         self._node = node
         self._asked_preload = asked_preload
         self._own_variables = dict(own_variables or {})
@@ -115,6 +111,7 @@ class LocalEngine(Steering):
         self.link = NodeLink(control, self._ids, self._answer, self.pump.run, node)
         self.link.on_notice = self.notified
         self.on_blocked: Callable[[], None] = lambda: None
+        NodeVerbs.__init__(self, self.link, totals, gpus, group)
         set_engine(self)
         if node is not None:  # a worker's main loop reads this connection itself
             self.pump.watch(self.link, "notices")
@@ -169,6 +166,13 @@ class LocalEngine(Steering):
             pools = list(self._pools.values())
         for pool in pools:
             pool.reclaim()
+
+    def _with_own_tasks(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        pids = {row["worker_id"]: row["pid"] for row in rows}
+        with self._pools_lock:
+            pools = list(self._pools.values())
+        others = [row for row in rows if row["owner_pid"] != self.pid]
+        return others + [row for pool in pools for row in pool.listed(pids)]
 
     def _refs(self, count: int, peer: Peer | None) -> list[LocalRef]:
         if count == STREAMING:
@@ -230,7 +234,7 @@ class LocalEngine(Steering):
         known = self._pool_of.get(id(placement))
         if known is not None and known[0] is placement:
             return known[1]
-        self._require(placement, name)
+        asked, placement = placement, self._placed(placement, name)
         key = (
             tuple(sorted(placement.resources.items())),
             placement.group,
@@ -244,7 +248,7 @@ class LocalEngine(Steering):
                 self.pump.watch(self.link, "leases")  # for the node's wish to have them back
             if len(self._pool_of) > _PLACEMENTS_KNOWN:
                 self._pool_of.clear()
-            self._pool_of[id(placement)] = placement, pool
+            self._pool_of[id(asked)] = asked, pool
             return pool
 
     def most_tasks(self, placement: Placement) -> int:
@@ -255,11 +259,13 @@ class LocalEngine(Steering):
         ]
         return int(min(fits)) if fits else 4 * max(1, int(self._totals.get("CPU", 1)))
 
-    def _require(self, placement: Placement, name: str) -> None:
+    def _placed(self, placement: Placement, name: str) -> Placement:
+        """`placement`, in this process's own group if that captures what is started here."""
         require_feasible([placement.resources], self._totals, what=name)
+        return captured(placement, self._group)
 
     def start_actor(self, spec: ActorSpec) -> Endpoint:
-        self._require(spec.placement, spec.name)
+        placement = self._placed(spec.placement, spec.name)
         definition = self._bodies.definition(spec.cls, spec.name)
         body = self._bodies.of_call(definition, spec.name, 1, spec.args, spec.kwargs)
         endpoint, first = lifeline.endpoint_of(self, spec)
@@ -269,7 +275,14 @@ class LocalEngine(Steering):
         conduct = Conduct(spec.concurrency, spec.interface.is_async)
         memo, kept = lifeline.memo_of(spec, body)
         request = StartActor(
-            peer.worker_id or 0, spec.name, spec.placement, self.surroundings(), conduct, memo
+            peer.worker_id or 0,
+            spec.name,
+            placement,
+            self.surroundings(),
+            conduct=conduct,
+            memo=memo,
+            registration=spec.registration,
+            class_name=spec.cls.__name__,
         )
         self.link.tell(request, [first, *kept.handles], kept.buffers)
         return endpoint
@@ -383,11 +396,6 @@ class LocalEngine(Steering):
                 break
         return sum(ref.kind != PENDING for ref in refs) >= count
 
-    def reserve(self, bundles: Sequence[Bundle], strategy: str, name: str, detached: bool) -> int:
-        group = self.new_id()
-        self.link.tell(Reserve(group, list(bundles)))
-        return group
-
     def group_ref(self, group: int) -> ObjectRef[Any]:
         return self.link.ask(AwaitGroup(group))
 
@@ -397,24 +405,6 @@ class LocalEngine(Steering):
         except GetTimeoutError:
             return False
         return True
-
-    def release(self, group: int) -> None:
-        if self.alive:
-            self._answer(self.link.ask(Release(group)))
-
-    def current_group(self) -> tuple[PlacementGroupId, list[Bundle]] | None:
-        return self._group
-
-    def cluster_resources(self) -> Bundle:
-        return dict(self._totals)
-
-    def available_resources(self) -> Bundle:
-        self._reclaim()  # what only waits for a further task is free
-        amounts: Bundle = self._answer(self.link.ask(Available()))
-        return amounts
-
-    def gpu_ids(self) -> list[int]:
-        return list(self._gpus)
 
     def _mark(self) -> str:
         return os.environ[SESSION_MARK] if self._node is None else self._node.mark

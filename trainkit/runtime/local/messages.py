@@ -12,7 +12,7 @@ from typing import Any
 
 from trainkit.resources import Bundle
 from trainkit.runtime.serialize import PROTOCOL, Handle, Packed
-from trainkit.runtime.specs import Concurrency, Placement, PlacementGroupId
+from trainkit.runtime.specs import Concurrency, Placement, PlacementGroupId, Registration
 from trainkit.runtime.supervise import Exit as ExitRecord
 
 
@@ -87,6 +87,8 @@ class StartActor:
     surroundings: Surroundings
     conduct: Conduct = field(default_factory=Conduct)
     memo: Memo | None = None
+    registration: Registration | None = None
+    class_name: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,10 +176,25 @@ class Inquest:
 
 @dataclass(frozen=True, slots=True)
 class Reserve:
-    """Reserve bundles, all or none. Not answered: see AwaitGroup."""
+    """Reserve bundles, all or none; answered when it is noted. When they are held: see AwaitGroup.
+
+    Attributes:
+        name: "" for none; no other living group may have it.
+        detached: it does not end with the process that asks.
+    """
 
     group_id: int
     bundles: Sequence[Bundle]
+    strategy: str
+    name: str
+    detached: bool
+
+
+@dataclass(frozen=True, slots=True)
+class FindGroup:
+    """Which group has that name? Answered with its id and its bundles."""
+
+    name: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,6 +214,13 @@ class Release:
 @dataclass(frozen=True, slots=True)
 class Available:
     """What is free? Answered with amounts by name."""
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """What is there of a kind, see `statebook`? Answered with a list of mappings."""
+
+    kind: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,6 +35,7 @@ from trainkit.runtime.local.messages import (
     AwaitGroup,
     Blocked,
     Cancel,
+    FindGroup,
     Inquest,
     Kill,
     Lease,
@@ -47,10 +48,12 @@ from trainkit.runtime.local.messages import (
     ReturnLease,
     Shutdown,
     StartActor,
+    State,
     packed,
     unpacked,
 )
 from trainkit.runtime.local.quartermaster import Quartermaster
+from trainkit.runtime.local.statebook import answer_state
 from trainkit.runtime.local.template import run_template
 from trainkit.runtime.serialize import pack
 from trainkit.runtime.specs import SessionSpec
@@ -105,8 +108,9 @@ class Node:
             self.census.templates.warm(imports)
         self.stores = Quartermaster(self, self.spec, options["gpus"])
         self.add_client(_DRIVER, socket.socket(fileno=options["fd"]))
+        self.driver_pid: int = options["driver"]
         # Also when a child of the driver still holds its socket open, the driver's end ends us.
-        self._driver_pidfd = _pidfd(options["driver"])
+        self._driver_pidfd = _pidfd(self.driver_pid)
         self.watch(self._driver_pidfd, self.stop)
         wake_read, self._wake_write = socket.socketpair()
         wake_read.setblocking(False)
@@ -240,14 +244,18 @@ class Node:
                 self.stores.lease(serial, message, handles[0], answer)
             case ReturnLease(worker_id, retire):
                 self.stores.return_lease(worker_id, retire)
-            case Reserve(group_id, bundles):
-                self.stores.reserve(serial, group_id, bundles)
+            case Reserve():
+                self.stores.groups.reserve(serial, message, answer)
+            case FindGroup(name):
+                self.stores.groups.find(name, answer)
             case AwaitGroup(group_id):
-                self.stores.await_group(group_id, answer)
+                self.stores.groups.await_group(group_id, answer)
             case Release(group_id):
-                self.stores.release(group_id, answer)
+                self.stores.groups.release(group_id, answer)
             case Available():
                 answer(self.stores.available())
+            case State(kind):
+                answer(answer_state(self, kind))
             case Blocked(waiting):
                 self.stores.blocked(serial, waiting)
             case Kill(worker_id, reason, restart):

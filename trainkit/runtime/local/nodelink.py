@@ -92,6 +92,14 @@ class NodeLink(Peer):
         self.request(REQUEST, packed(message, handles), [ref])
         return ref
 
+    def demand(self, message: Any) -> Any:
+        """Send a request and wait for its answer."""
+        return self._answer(self.ask(message))
+
+    def new_id(self) -> int:
+        """A number that nobody else in the session uses."""
+        return self._ids.next()
+
     def tell(self, message: Any, handles: Sequence[Handle] = (), buffers: Sequence[Any] = ()) -> None:
         """Send something that is not answered."""
         try:

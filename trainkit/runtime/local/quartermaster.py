@@ -1,39 +1,35 @@
-"""Who gets what: the ledger, the queue of requests, groups of bundles, and the pool of idle workers."""
+"""Who gets what: the ledger, the queue of requests, and the pool of idle workers."""
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from trainkit.clock import SYSTEM
-from trainkit.errors import ConfigError, WorkerDiedError
-from trainkit.resources import QUANTUM, Bundle, describe, total
+from trainkit.errors import WorkerDiedError
+from trainkit.resources import QUANTUM, Bundle
 from trainkit.runtime.local.channel import NOTICE, Descriptor
 from trainkit.runtime.local.children import Worker
+from trainkit.runtime.local.graves import pending_row
+from trainkit.runtime.local.groups import Groups
 from trainkit.runtime.local.loop import try_send
 from trainkit.runtime.local.messages import (
     Conduct,
     Connect,
     Exit,
     Lease,
-    Reclaim,
     StartActor,
-    Waits,
     WorkerSpec,
     packed,
 )
-from trainkit.runtime.local.requests import Group, Request
-from trainkit.runtime.placement import Allocation, Ledger, Waiting, blocked_by, order
-from trainkit.runtime.specs import Placement, PlacementGroupId, SessionSpec
+from trainkit.runtime.local.patience import Patience
+from trainkit.runtime.local.requests import DRIVER, Request
+from trainkit.runtime.placement import Allocation, Ledger, Waiting, serve
+from trainkit.runtime.specs import PlacementGroupId, SessionSpec
 from trainkit.runtime.supervise import Exit as ExitRecord
 
 if TYPE_CHECKING:
     from trainkit.runtime.local.node import Node
-
-_DRIVER = 1
-_PATIENCE_S = 10.0
-"""After this long a waiting request is explained to who made it."""
 
 
 class Quartermaster:
@@ -52,10 +48,10 @@ class Quartermaster:
         self._visible = list(visible)
         self._ledger = Ledger.of_machine(spec.totals)
         self._queue: list[Request] = []
-        self._groups: dict[int, Group] = {}
+        self.groups = Groups(node, self._ledger)
         self._idle: list[Worker] = []
         self._changed = False
-        self._will_explain = False
+        self._patience = Patience(node)
 
     # requests
 
@@ -74,31 +70,36 @@ class Quartermaster:
     ) -> None:
         placement = message.placement
         group = None if placement.group is None else placement.group.group
-        waiting = Waiting(message.worker_id, [placement.resources], group, client != _DRIVER)
+        bundle = None if placement.group is None else placement.group.bundle
+        waiting = Waiting(message.worker_id, [placement.resources], group, client != DRIVER, bundle)
         request = Request(waiting, client, SYSTEM.monotonic(), message.name, message, first, answer, [])
-        if group is not None and group not in self._groups:
+        if group is not None and group not in self.groups:
             self._refuse(request, "its placement group was removed")
             return
-        self._enqueue(request)
+        self.enqueue(request)
 
-    def reserve(self, client: int, group_id: int, bundles: Sequence[Bundle]) -> None:
-        self._groups[group_id] = Group(bundles, client, None, [], [])
-        waiting = Waiting(group_id, bundles, None, client != _DRIVER)
-        what = f"a group of {len(bundles)} bundle{'s' * (len(bundles) != 1)}"
-        self._enqueue(Request(waiting, client, SYSTEM.monotonic(), what))
+    @property
+    def queue(self) -> list[Request]:
+        """What waits, in the order in which it was asked for."""
+        return self._queue
 
-    def _enqueue(self, request: Request) -> None:
+    def enqueue(self, request: Request) -> None:
+        """Have `request` granted in its turn."""
         self._queue.append(request)
         self._changed = True
 
-    def await_group(self, group_id: int, answer: Callable[[Any], None]) -> None:
-        group = self._groups.get(group_id)
-        if group is None:
-            answer(ConfigError("this placement group was removed"))
-        elif group.held is not None:
-            answer(None)
-        else:
-            group.waiting.append(answer)
+    def changed(self) -> None:
+        """Something is free that was not."""
+        self._changed = True
+
+    def dismiss(self, group_id: int) -> None:
+        """Take back what waits for a group that was removed, and the request for the group itself."""
+        for request in list(self._queue):
+            if request.waiting.key == group_id:
+                self._queue.remove(request)
+            elif request.waiting.group == group_id:
+                self._queue.remove(request)
+                self._refuse(request, "its placement group was removed", requested=True)
 
     def withdraw(self, worker_id: int) -> None:
         """Take a request back whose process was killed before it was started."""
@@ -122,6 +123,8 @@ class Quartermaster:
     def _refuse(self, request: Request, reason: str, requested: bool = False) -> None:
         exit_ = ExitRecord(reason=reason, requested=requested)
         self._node.census.never_started(request.waiting.key, exit_)
+        if isinstance(request.start, StartActor):
+            self._node.census.dead.add(pending_row(request.start), exit_)
         request.first = None  # closes the connection: the callers ask, and are told the reason
         if request.answer is not None:
             request.answer(WorkerDiedError(f"{request.what} could not be started: {reason}"))
@@ -135,38 +138,26 @@ class Quartermaster:
         if not self._changed:
             return
         self._changed = False
-        short: set[str] = set()
         by_key = {request.waiting.key: request for request in self._queue}
-        for waiting in order([request.waiting for request in self._queue]):
-            if waiting.group is None and blocked_by(short, waiting.bundles):
-                continue
-            request = by_key[waiting.key]
-            lacking = self._grant(request)
-            if lacking is None:
-                self._queue.remove(request)
-            elif waiting.group is None:
-                short.update(lacking)
+        granted = serve(
+            [request.waiting for request in self._queue],
+            self._ledger,
+            lambda waiting: self._grant(by_key[waiting.key]),
+        )
+        done = {waiting.key for waiting in granted}
+        self._queue = [request for request in self._queue if request.waiting.key not in done]
         if self._queue:
-            if short:
-                self._reclaim()
-            self._explain_later()
+            self._patience.reclaim()
+            self._patience.explain_later()
 
     def _grant(self, request: Request) -> list[str] | None:
         """Carry `request` out; returns the names of what it lacks, or None if it was granted."""
         if request.start is None:
-            group = self._groups[request.waiting.key]
-            held = self._ledger.take_all(group.bundles)
-            if held is None:
-                return self._ledger.lacking(total(group.bundles)) or sorted(total(group.bundles))
-            group.held = held
-            group.ledgers = [Ledger.of_bundle(allocation) for allocation in held]
-            for answer in group.waiting:
-                answer(None)
-            group.waiting.clear()
-            self._changed = True  # what waits for this group comes next
-            return None
+            lacking = self.groups.grant(request.waiting.key)
+            self._changed = self._changed or lacking is None  # what waits for this group comes next
+            return lacking
         placement = request.start.placement
-        taken = self._take(placement)
+        taken = self.groups.take(placement)
         if taken is None:
             return self._ledger.lacking(placement.resources)
         allocation, where = taken
@@ -175,18 +166,6 @@ class Quartermaster:
             self._start(request, allocation, where)
         if request.answer is not None:
             request.answer(None)
-        return None
-
-    def _take(self, placement: Placement) -> tuple[Allocation, tuple[int, int] | None] | None:
-        if placement.group is None:
-            allocation = self._ledger.take(placement.resources)
-            return None if allocation is None else (allocation, None)
-        group = self._groups[placement.group.group]
-        for index, ledger in enumerate(group.ledgers):
-            if placement.group.bundle in (None, index):
-                allocation = ledger.take(placement.resources)
-                if allocation is not None:
-                    return allocation, (placement.group.group, index)
         return None
 
     def _reuse(
@@ -214,8 +193,9 @@ class Quartermaster:
         bundles: Sequence[Bundle] = ()
         group: PlacementGroupId | None = None
         if where is not None:
-            bundles = self._groups[where[0]].bundles
-            group = PlacementGroupId(group=where[0], bundle=where[1])
+            bundles = self.groups[where[0]].bundles
+            captures = placement.group is not None and placement.group.capture
+            group = PlacementGroupId(group=where[0], bundle=where[1], capture=captures)
 
         cpus = allocation.amounts.get("CPU", 0) / QUANTUM
         gpus = {index: share / QUANTUM for index, share in sorted(allocation.gpus.items())}
@@ -247,9 +227,11 @@ class Quartermaster:
                 placement=placement,
                 allocation=allocation,
                 ledger_group=where,
+                registration=message.registration if isinstance(message, StartActor) else None,
+                class_name=message.class_name if isinstance(message, StartActor) else "",
             )
         except OSError as error:  # no descriptor left
-            ledger = self._ledger_of(where)
+            ledger = self.groups.ledger_of(where)
             if ledger is not None:
                 ledger.give_back(allocation)
             self._refuse(request, str(error))
@@ -267,7 +249,7 @@ class Quartermaster:
         self._free(worker)
         if reusable and len(self._idle) < max(1, int(self._totals.get("CPU", 1))):
             self._idle.append(worker)
-            worker.owner = _DRIVER
+            worker.owner = DRIVER
         else:
             try_send(worker.control, NOTICE, 0, packed(Exit()))
 
@@ -279,64 +261,23 @@ class Quartermaster:
         for request in [request for request in self._queue if request.client == worker.serial]:
             self._queue.remove(request)
             self._refuse(request, f"{worker.name}, which asked for it, has ended", requested=True)
-        for group_id in [gid for gid, group in self._groups.items() if group.owner == worker.serial]:
-            self.release(group_id, lambda _: None)
+        self.groups.owner_ended(worker.serial)
 
     def _free(self, worker: Worker) -> None:
         held = worker.allocation
         worker.allocation = worker.lent = None
         if held is not None:
-            ledger = self._ledger_of(worker.ledger_group)
+            ledger = self.groups.ledger_of(worker.ledger_group)
             if ledger is not None:
                 ledger.give_back(held)
         self._changed = True
-
-    def _ledger_of(self, where: tuple[int, int] | None) -> Ledger | None:
-        if where is None:
-            return self._ledger
-        group = self._groups.get(where[0])
-        return None if group is None else group.ledgers[where[1]]
-
-    def release(self, group_id: int, answer: Callable[[Any], None]) -> None:
-        """End what runs in a group; its bundles are free, and `answer` called, once that is dead."""
-        group = self._groups.pop(group_id, None)
-        if group is None:
-            answer(None)
-            return
-        for request in list(self._queue):
-            if request.waiting.key == group_id:
-                self._queue.remove(request)
-            elif request.waiting.group == group_id:
-                self._queue.remove(request)
-                self._refuse(request, "its placement group was removed", requested=True)
-        for waiting in group.waiting:
-            waiting(ConfigError("this placement group was removed before it was reserved"))
-        members = {
-            worker.worker_id
-            for worker in self._node.census.workers()
-            if worker.ledger_group is not None and worker.ledger_group[0] == group_id
-        }
-
-        def ended(worker_id: int, _: ExitRecord | None = None) -> None:
-            members.discard(worker_id)
-            if not members:
-                for allocation in group.held or ():
-                    self._ledger.give_back(allocation)
-                self._changed = True
-                answer(None)
-
-        if not members:
-            ended(0)
-        for worker_id in list(members):
-            then = functools.partial(ended, worker_id)
-            self._node.census.kill(worker_id, "its placement group was removed", then)
 
     def blocked(self, serial: int, waiting: bool) -> None:
         """Lend the CPUs of a worker that waits for others, or take them back."""
         worker = next((worker for worker in self._node.census.workers() if worker.serial == serial), None)
         if worker is None or worker.allocation is None:
             return
-        ledger = self._ledger_of(worker.ledger_group)
+        ledger = self.groups.ledger_of(worker.ledger_group)
         if ledger is None:
             return
         if waiting and worker.lent is None:
@@ -351,46 +292,11 @@ class Quartermaster:
             amounts = {**worker.allocation.amounts, **worker.lent.amounts}
             worker.allocation, worker.lent = Allocation(amounts, worker.allocation.gpus), None
 
+    @property
+    def machine(self) -> Ledger:
+        """What is free of the machine."""
+        return self._ledger
+
     def available(self) -> dict[str, float]:
         """What is free."""
         return self._ledger.amounts()
-
-    # patience
-
-    def _reclaim(self) -> None:
-        for client in self._node.clients():
-            self._node.notify(client, Reclaim())
-
-    def _explain_later(self) -> None:
-        waiting = [request.since for request in self._queue if not request.explained]
-        if waiting and not self._will_explain:
-            self._will_explain = True
-            self._node.after(max(0.0, min(waiting) + _PATIENCE_S - SYSTEM.monotonic()), self._explain)
-
-    def _explain(self) -> None:
-        self._will_explain = False
-        now = SYSTEM.monotonic()
-        for request in self._queue:
-            if not request.explained and now - request.since >= _PATIENCE_S:
-                request.explained = True
-                asked = describe(total(request.waiting.bundles))
-                self._node.notify(
-                    request.client,
-                    Waits(
-                        f"{request.what} has been waiting {_PATIENCE_S:g} s for {asked}; {self._holders()}"
-                    ),
-                )
-
-        self._explain_later()
-
-    def _holders(self) -> str:
-        holders = [
-            f"{worker.name} (pid {worker.pid}) holds {describe(worker.placement.resources)}"
-            for worker in self._node.census.workers()
-            if worker.allocation is not None and worker.placement.resources
-        ]
-        groups = [
-            f"a group holds {describe(total(group.bundles))}" for group in self._groups.values() if group.held
-        ]
-        free = describe({name: amount for name, amount in self.available().items() if amount > 0})
-        return f"free: {free}; " + "; ".join(holders + groups or ["nobody holds any"])

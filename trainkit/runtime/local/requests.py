@@ -12,6 +12,12 @@ from trainkit.runtime.local.messages import Lease, StartActor
 from trainkit.runtime.placement import Allocation, Ledger, Waiting
 from trainkit.runtime.supervise import Exit as ExitRecord
 
+DRIVER = 1
+"""The driver's number in the session."""
+
+NOBODY = 0
+"""In place of an owner's number: it belongs to no process, and ends with none."""
+
 
 @dataclass(slots=True)
 class Request:
@@ -30,10 +36,24 @@ class Request:
 
 @dataclass(slots=True)
 class Group:
-    """A reserved list of bundles, each a ledger of its own."""
+    """A reserved list of bundles, each a ledger of its own.
+
+    Attributes:
+        owner: number of the process that asked for it; NOBODY's if it is detached.
+        held: None while it waits.
+    """
 
     bundles: Sequence[Bundle]
     owner: int
     held: list[Allocation] | None
     ledgers: list[Ledger]
     waiting: list[Callable[[Any], None]]
+    strategy: str = "PACK"
+    name: str = ""
+
+    @property
+    def what(self) -> str:
+        """What it is called in texts."""
+        named = f" {self.name!r}" if self.name else ""
+        count = len(self.bundles)
+        return f"a group{named} of {count} bundle{'s' * (count != 1)}"

@@ -144,6 +144,8 @@ class Restarts:
             allocation=allocation,
             ledger_group=worker.ledger_group,
             delay_s=delay_s,
+            registration=worker.registration,
+            class_name=worker.class_name,
         )
         worker.allocation = None
         record.restarts += 1

@@ -12,7 +12,7 @@ import pickle
 import socket
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from trainkit.errors import TrainkitError, WorkerDiedError
@@ -238,6 +238,29 @@ class TaskPool:
             lease.try_read()
         for lease in idle:
             self._give_back(lease)
+
+    def listed(self, pids: Mapping[str, int | None]) -> list[dict[str, Any]]:
+        """The tasks of this pool as `list_tasks` shows them.
+
+        Args:
+            pids: of the leased processes, by their ids as the node lists them.
+        """
+        with self._lock:
+            given = [(lease.worker_id or 0, lease.outstanding()) for lease in self._busy]
+            queued = [task.name for task in self._queue]
+        common = {"resources": dict(self._placement.resources), "owner_pid": self.engine.pid}
+        rows: list[dict[str, Any]] = []
+        for worker_id, tasks in given:
+            key = f"{worker_id:016x}"
+            pid = pids.get(key)
+            for place, task in enumerate(tasks):
+                # Its process may not be there yet; and those behind the first wait in it.
+                state = "PENDING" if pid is None or place else "RUNNING"
+                rows.append({"worker_id": key, "name": task.name, "state": state, "pid": pid, **common})
+        rows += [
+            {"worker_id": None, "name": name, "state": "PENDING", "pid": None, **common} for name in queued
+        ]
+        return rows
 
     def close(self) -> None:
         """Drop all leases and fail what is queued; the session is over."""

@@ -1,0 +1,229 @@
+"""Placement groups: strategies, names, lifetimes, and who starts in whose."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import pytest
+
+import trainkit
+from tests.conftest import eventually
+from tests.runtime.victims import Victim
+from trainkit.errors import ConfigError, InfeasibleError
+from trainkit.runtime.placement_group import PlacementGroup
+from trainkit.runtime.scheduling import PlacementGroupSchedulingStrategy
+
+pytestmark = pytest.mark.usefixtures("runtime")
+
+
+def listed() -> list[str]:
+    return [group["name"] for group in trainkit.list_placement_groups()]
+
+
+def current() -> PlacementGroup | None:
+    return trainkit.get_current_placement_group()
+
+
+@pytest.mark.parametrize("strategy", ["PACK", "SPREAD", "STRICT_PACK"])
+def test_one_machine_is_one_node_for_every_strategy_but_one(strategy: str) -> None:
+    group = trainkit.placement_group([{"CPU": 1}, {"CPU": 1}], strategy=strategy)
+    assert group.wait(10)
+    (row,) = trainkit.list_placement_groups()
+    assert (row["strategy"], row["state"], row["bundles"]) == (strategy, "CREATED", [{"CPU": 1}, {"CPU": 1}])
+    assert int(row["placement_group_id"], 16) == group.id
+    trainkit.remove_placement_group(group)
+    assert trainkit.list_placement_groups() == []
+
+
+def test_bundles_on_different_nodes_are_refused_at_once() -> None:
+    with pytest.raises(
+        InfeasibleError, match="each of the 2 bundles on another node, and this machine is one"
+    ):
+        trainkit.placement_group([{"CPU": 1}] * 2, strategy="STRICT_SPREAD")
+    alone = trainkit.placement_group([{"CPU": 1}], strategy="STRICT_SPREAD")
+    assert alone.wait(10)
+    trainkit.remove_placement_group(alone)
+
+
+def test_a_named_group_is_found_by_others_and_its_name_is_free_again_afterwards() -> None:
+    group = trainkit.placement_group([{"CPU": 1}], name="gang")
+    assert (group.name, group.strategy) == ("gang", "PACK")
+    with pytest.raises(ConfigError, match="there is a placement group 'gang' already"):
+        trainkit.placement_group([{"CPU": 1}], name="gang")
+
+    def join() -> tuple[int, list[dict[str, float]], str]:
+        found = trainkit.get_placement_group("gang")
+        return found.id, found.bundle_specs, found.name
+
+    assert trainkit.get(trainkit.remote(join).remote(), timeout=20) == (group.id, [{"CPU": 1}], "gang")
+    trainkit.remove_placement_group(group)
+    with pytest.raises(ConfigError, match="there is no placement group 'gang'; there are none"):
+        trainkit.get_placement_group("gang")
+    again = trainkit.placement_group([{"CPU": 1}], name="gang")
+    assert again.wait(10)
+    trainkit.remove_placement_group(again)
+
+
+def test_a_group_ends_with_who_made_it_unless_it_is_detached() -> None:
+    class Maker:
+        def make(self, name: str, lifetime: str | None) -> bool:
+            return trainkit.placement_group([{"CPU": 1}], name=name, lifetime=lifetime).wait(10)
+
+    maker = trainkit.remote(Maker).remote()
+    assert trainkit.get([maker.make.remote("its own", None), maker.make.remote("for all", "detached")])
+    assert sorted(listed()) == ["for all", "its own"]
+    trainkit.kill(maker)
+    assert eventually(lambda: listed() == ["for all"])
+    group = trainkit.get_placement_group("for all")
+    victim = trainkit.remote(Victim).options(placement_group=group, num_cpus=1).remote()
+    assert trainkit.get(victim.same.remote(1), timeout=10) == 1
+    trainkit.remove_placement_group(group)
+    assert trainkit.available_resources()["CPU"] == 4
+
+
+def test_a_waiting_detached_group_outlives_who_asked_for_it() -> None:
+    class Maker:
+        def make(self) -> None:
+            trainkit.placement_group([{"CPU": 4}], name="later", lifetime="detached")
+
+    holder = trainkit.placement_group([{"CPU": 1}])
+    assert holder.wait(10)
+    maker = trainkit.remote(Maker).remote()
+    trainkit.get(maker.make.remote())
+    trainkit.kill(maker)
+    later = trainkit.get_placement_group("later")
+    assert not later.wait(0.05)
+    trainkit.remove_placement_group(holder)
+    assert later.wait(10)
+    trainkit.remove_placement_group(later)
+
+
+def test_a_group_can_be_handed_to_a_task() -> None:
+    group = trainkit.placement_group([{"CPU": 1}], name="handed", strategy="SPREAD")
+    copy = pickle.loads(pickle.dumps(group))
+    assert (copy.id, copy.bundle_specs, copy.name, copy.strategy) == (
+        group.id,
+        group.bundle_specs,
+        "handed",
+        "SPREAD",
+    )
+
+    @trainkit.remote(num_cpus=0)
+    def starts_in(given: PlacementGroup) -> int | None:
+        trainkit.get(given.ready())
+        strategy = PlacementGroupSchedulingStrategy(given, 0)
+        found = trainkit.get(trainkit.remote(current).options(scheduling_strategy=strategy).remote())
+        return None if found is None else found.id
+
+    assert trainkit.get(starts_in.remote(group), timeout=20) == group.id
+    trainkit.remove_placement_group(group)
+
+
+def _children() -> list[int | None]:
+    """The groups of a task and of an actor that ask for none."""
+
+    class Looks:
+        def group(self) -> PlacementGroup | None:
+            return current()
+
+    refs: list[Any] = [
+        trainkit.remote(current).remote(),
+        trainkit.remote(Looks).options(num_cpus=1).remote().group.remote(),
+        trainkit.remote(current).options(scheduling_strategy=PlacementGroupSchedulingStrategy(None)).remote(),
+    ]
+    return [None if found is None else found.id for found in trainkit.get(refs, timeout=20)]
+
+
+def test_what_is_started_in_a_capturing_group_goes_to_the_same_group() -> None:
+    group = trainkit.placement_group([{"CPU": 1}, {"CPU": 2}])
+    for capture, expected in ((True, [group.id, group.id, None]), (False, [None, None, None])):
+        strategy = PlacementGroupSchedulingStrategy(group, 0, placement_group_capture_child_tasks=capture)
+        parent = trainkit.remote(_children).options(scheduling_strategy=strategy)
+        assert trainkit.get(parent.remote(), timeout=30) == expected
+    trainkit.remove_placement_group(group)
+
+
+def test_grandchildren_are_captured_too() -> None:
+    def child() -> int | None:
+        found = trainkit.get(trainkit.remote(current).options(num_cpus=0).remote(), timeout=20)
+        return None if found is None else found.id
+
+    def parent() -> int | None:
+        found: int | None = trainkit.get(trainkit.remote(child).options(num_cpus=0).remote(), timeout=20)
+        return found
+
+    group = trainkit.placement_group([{"CPU": 1}])
+    strategy = PlacementGroupSchedulingStrategy(group, placement_group_capture_child_tasks=True)
+    ref = trainkit.remote(parent).options(scheduling_strategy=strategy, num_cpus=0).remote()
+    assert trainkit.get(ref, timeout=20) == group.id
+    trainkit.remove_placement_group(group)
+
+
+def test_a_captured_child_that_no_bundle_could_hold_is_refused() -> None:
+    def asks_for_too_much() -> str:
+        try:
+            trainkit.remote(current).options(num_cpus=3).remote()
+        except InfeasibleError as error:
+            return str(error)
+        return "it was taken"
+
+    group = trainkit.placement_group([{"CPU": 1}, {"CPU": 2}])
+    strategy = PlacementGroupSchedulingStrategy(group, 0, placement_group_capture_child_tasks=True)
+    ref = trainkit.remote(asks_for_too_much).options(scheduling_strategy=strategy).remote()
+    assert "3 CPU can never be met in this placement group" in trainkit.get(ref, timeout=20)
+    trainkit.remove_placement_group(group)
+
+
+def test_bundles_hold_memory_custom_resources_and_parts_of_gpus() -> None:
+    trainkit.shutdown()
+    try:
+        trainkit.init(num_cpus=2, num_gpus=2, memory=1 << 30, resources={"licence": 2})
+        group = trainkit.placement_group(
+            [{"GPU": 0.5, "CPU": 1, "memory": 1 << 28}, {"GPU": 1}, {"licence": 1, "GPU": 0.5}]
+        )
+        assert group.wait(10)
+        free = trainkit.available_resources()
+        assert (free["GPU"], free["licence"], free["memory"]) == (0, 1, (1 << 30) - (1 << 28))
+
+        def ids(**options: Any) -> Any:
+            looks = trainkit.remote(trainkit.get_gpu_ids)
+            return looks.options(num_cpus=0, placement_group=group, **options).remote()
+
+        quarter = ids(num_gpus=0.25, placement_group_bundle_index=0, memory=1 << 27)
+        whole = ids(num_gpus=1)
+        half = ids(num_gpus=0.5, resources={"licence": 1})
+        assert trainkit.get([quarter, whole, half], timeout=20) == [[0], [1], [0]]
+        with pytest.raises(InfeasibleError, match="bundle 1 not large enough"):
+            ids(memory=1 << 27, placement_group_bundle_index=1)
+        with pytest.raises(InfeasibleError, match="no bundle large enough"):
+            ids(resources={"licence": 2})
+        trainkit.remove_placement_group(group)
+        assert trainkit.available_resources() == trainkit.cluster_resources()
+    finally:
+        trainkit.shutdown()
+        trainkit.init(num_cpus=4)
+
+
+@pytest.mark.parametrize(
+    ("bundles", "match"),
+    [
+        ([{"CPU": 5}], "not enough CPU"),
+        ([{"CPU": 3}] * 2, "not enough CPU"),
+        ([{"GPU": 1}], "not enough GPU"),
+    ],
+)
+def test_what_can_never_be_is_refused_at_once(bundles: list[dict[str, float]], match: str) -> None:
+    with pytest.raises(InfeasibleError, match=match):
+        trainkit.placement_group(bundles)
+
+
+def test_parts_of_gpus_that_do_not_fit_together_are_refused_at_once() -> None:
+    trainkit.shutdown()
+    try:
+        trainkit.init(num_cpus=1, num_gpus=2)
+        with pytest.raises(InfeasibleError, match="a fraction of a GPU must lie on one"):
+            trainkit.placement_group([{"GPU": 0.6}] * 3)
+    finally:
+        trainkit.shutdown()
+        trainkit.init(num_cpus=4)

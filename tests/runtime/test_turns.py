@@ -1,0 +1,206 @@
+"""The laws of the queue: nothing is handed out twice, groups are whole, and everybody gets a turn."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trainkit.runtime.placement import Allocation, Ledger, Waiting, serve
+
+TOTALS = {"CPU": 4, "GPU": 3, "disk": 2}
+
+bundles = st.fixed_dictionaries(
+    {},
+    optional={
+        "CPU": st.sampled_from([0.5, 1, 2, 4]),
+        "GPU": st.sampled_from([0.25, 0.5, 1, 2]),
+        "disk": st.sampled_from([0.5, 1, 2]),
+    },
+)
+
+CRUMBS = [{"CPU": 0.5}, {"GPU": 0.25}, {"disk": 0.5}]
+
+
+def feasible(wanted: list[dict[str, float]]) -> bool:
+    return Ledger.of_machine(TOTALS).take_all(wanted) is not None
+
+
+gangs = st.lists(bundles, min_size=1, max_size=4).filter(feasible)
+asked = st.lists(st.tuples(gangs, st.booleans()), max_size=12)
+
+
+class Session:
+    """A queue and a ledger, as the node has them."""
+
+    def __init__(self) -> None:
+        self.ledger = Ledger.of_machine(TOTALS)
+        self.queue: list[Waiting] = []
+        self.held: dict[int, list[Allocation]] = {}
+        self._next = 0
+
+    def ask(self, wanted: list[dict[str, float]], nested: bool = False) -> int:
+        self._next += 1
+        self.queue.append(Waiting(self._next, wanted, nested=nested))
+        return self._next
+
+    def serve(self) -> None:
+        granted = serve(self.queue, self.ledger, self._grant)
+        self.queue = [waiting for waiting in self.queue if waiting not in granted]
+
+    def _grant(self, waiting: Waiting) -> list[str] | None:
+        held = self.ledger.take_all(waiting.bundles)
+        if held is None:
+            return self.ledger.lacking_for_all(waiting.bundles)
+        self.held[waiting.key] = held
+        return None
+
+    def release(self, key: int) -> None:
+        for allocation in self.held.pop(key):
+            self.ledger.give_back(allocation)
+
+    def check(self) -> None:
+        """What is free and what is held is what there is, each GPU by itself."""
+        held = [allocation for allocations in self.held.values() for allocation in allocations]
+        assert all(amount >= 0 for amount in self.ledger.free.values())
+        for name in ("CPU", "disk"):
+            taken = sum(allocation.amounts.get(name, 0) for allocation in held)
+            assert taken + self.ledger.free[name] == TOTALS[name] * 10_000
+        for index in range(TOTALS["GPU"]):
+            taken = sum(allocation.gpus.get(index, 0) for allocation in held)
+            assert taken + self.ledger.free_gpus[index] == 10_000
+            assert self.ledger.free_gpus[index] >= 0
+
+
+@settings(deadline=None)
+@given(asked, st.data())
+def test_nothing_is_handed_out_twice_and_nothing_is_lost(
+    wanted: list[tuple[list[dict[str, float]], bool]], data: st.DataObject
+) -> None:
+    session = Session()
+    for gang, nested in wanted:
+        session.ask(gang, nested)
+        session.serve()
+        session.check()
+        if session.held and data.draw(st.booleans()):
+            session.release(data.draw(st.sampled_from(sorted(session.held))))
+            session.serve()
+            session.check()
+    while session.held:
+        session.release(next(iter(session.held)))
+        session.serve()
+        session.check()
+    assert not session.queue, "whatever fits an empty machine is granted in the end"
+    assert session.ledger.amounts() == TOTALS
+
+
+@settings(deadline=None)
+@given(asked)
+def test_who_waits_could_not_have_been_granted_or_is_behind_somebody(
+    wanted: list[tuple[list[dict[str, float]], bool]],
+) -> None:
+    session = Session()
+    for gang, nested in wanted:
+        session.ask(gang, nested)
+    session.serve()
+    nested_ones = [waiting for waiting in session.queue if waiting.nested]
+    first = (nested_ones or session.queue)[:1]
+    assert all(session.ledger.lacking_for_all(waiting.bundles) for waiting in first), "first, and it fits"
+
+
+@settings(deadline=None)
+@given(gangs, st.lists(gangs, max_size=6), st.data())
+def test_a_gang_gets_its_turn_however_many_requests_come_after_it(
+    gang: list[dict[str, float]], earlier: list[list[dict[str, float]]], data: st.DataObject
+) -> None:
+    session = Session()
+    for other in earlier:
+        session.ask(other)
+    key = session.ask(gang)
+    session.serve()
+    holders: set[int] | None = None
+    while key not in session.held:
+        if holders is None and session.queue[0].key == key:
+            holders = set(session.held)
+        # Once it is first, it waits for those who held something then; those who come after never let go.
+        ending = sorted(session.held if holders is None else holders & session.held.keys())
+        assert ending, "somebody has passed it"
+        session.release(data.draw(st.sampled_from(ending)))
+        crumbs = data.draw(st.sampled_from(CRUMBS))
+        for _ in range(12):  # enough to take all that there is of one kind
+            session.ask([crumbs])
+        session.serve()
+        session.check()
+
+
+def test_cpus_and_gpus_that_are_never_free_at_once_are_gathered() -> None:
+    session = Session()
+    gpus = session.ask([{"GPU": 1}] * 3)
+    session.serve()
+    gang = session.ask([{"CPU": 4, "GPU": 3}])
+    cpus = session.ask([{"CPU": 4}])
+    session.serve()
+    assert session.held.keys() == {gpus}, "the CPUs are kept for the one that is first"
+    disk = session.ask([{"disk": 1}])
+    session.serve()
+    assert disk in session.held, "what it does not need is free for all"
+    session.release(gpus)
+    session.serve()
+    assert gang in session.held
+    session.release(gang)
+    session.serve()
+    assert cpus in session.held
+
+
+def test_between_workers_nothing_is_kept_back() -> None:
+    session = Session()
+    holder = session.ask([{"GPU": 3}])
+    session.serve()
+    session.ask([{"CPU": 4, "GPU": 3}], nested=True)
+    # The holder may be waiting for this one.
+    child = session.ask([{"CPU": 1}], nested=True)
+    session.serve()
+    assert session.held.keys() == {holder, child}
+
+
+def test_in_a_group_nobody_is_passed_over_for_ever_either() -> None:
+    free = {0: Ledger({"CPU": 10_000}, {}), 1: Ledger({"CPU": 20_000}, {})}
+
+    def grant(waiting: Waiting) -> list[str] | None:
+        for index, ledger in free.items():
+            if waiting.bundle in (None, index) and ledger.take_all(waiting.bundles) is not None:
+                return None
+        return ["CPU"]
+
+    def granted(*queue: Waiting) -> list[int]:
+        return [waiting.key for waiting in serve(queue, Ledger({}, {}), grant)]
+
+    assert granted(Waiting(1, [{"CPU": 1}], group=7, bundle=1)) == [1]
+    large = Waiting(2, [{"CPU": 2}], group=7, bundle=1)
+    small = Waiting(3, [{"CPU": 1}], group=7, bundle=1)
+    elsewhere = Waiting(4, [{"CPU": 1}], group=7, bundle=0)
+    nothing = Waiting(5, [{}], group=7, bundle=1)
+    assert granted(large, small, elsewhere, nothing) == [4, 5]
+    workers = Waiting(6, [{"CPU": 1}], group=7, bundle=1, nested=True)
+    assert granted(large, small, workers) == [6], "somebody may be waiting for it who holds the rest"
+
+
+def sums(of: Iterable[dict[str, Any]]) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for bundle in of:
+        for name, amount in bundle.items():
+            found[name] = found.get(name, 0) + amount
+    return found
+
+
+@settings(deadline=None)
+@given(st.lists(bundles, min_size=1, max_size=6))
+def test_a_group_lacks_something_exactly_when_it_can_not_be_held(wanted: list[dict[str, float]]) -> None:
+    ledger = Ledger.of_machine(TOTALS)
+    lacking = ledger.lacking_for_all(wanted)
+    assert ledger.amounts() == TOTALS, "looking takes nothing"
+    assert (ledger.take_all(wanted) is None) == bool(lacking)
+    over = {name for name, amount in sums(wanted).items() if amount > TOTALS[name]}
+    assert over <= set(lacking)

@@ -1,0 +1,134 @@
+"""What is done for those who wait: others are asked to give back, and the wait is explained."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from trainkit.clock import SYSTEM
+from trainkit.resources import describe, total
+from trainkit.runtime.local.children import Worker
+from trainkit.runtime.local.messages import Reclaim, Waits
+from trainkit.runtime.local.requests import Group, Request
+from trainkit.runtime.placement import Allocation, order
+from trainkit.runtime.why import Ask, Holder, Room, Wait, why
+
+if TYPE_CHECKING:
+    from trainkit.runtime.local.node import Node
+
+_PATIENCE_S = 10.0
+"""After this long a waiting request is explained to who made it."""
+
+_TOGETHER_S = 2.0
+"""What was asked for so shortly after that is explained with it."""
+
+_MOST_EXPLAINED = 3
+"""So many of one process's requests are explained at a time; the rest are counted."""
+
+
+class Patience:
+    """Looks after the requests that wait.
+
+    Args:
+        node: whose loop it lives in.
+    """
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._will_explain = False
+
+    def reclaim(self) -> None:
+        """Ask all processes for the leases that they keep without need."""
+        for client in self._node.clients():
+            self._node.notify(client, Reclaim())
+
+    def explain_later(self) -> None:
+        """See to it that what waits now is explained when it has waited long."""
+        waiting = [request.since for request in self._node.stores.queue if not request.explained]
+        if waiting and not self._will_explain:
+            self._will_explain = True
+            self._node.after(max(0.0, min(waiting) + _PATIENCE_S - SYSTEM.monotonic()), self._explain)
+
+    def _explain(self) -> None:
+        self._will_explain = False
+        now = SYSTEM.monotonic()
+        due: dict[int, list[Request]] = {}
+        for request in self._node.stores.queue:
+            if not request.explained and now - request.since >= _PATIENCE_S - _TOGETHER_S:
+                request.explained = True
+                due.setdefault(request.client, []).append(request)
+        for client, requests in due.items():
+            told, rest = requests[:_MOST_EXPLAINED], requests[_MOST_EXPLAINED:]
+            for request, wait in zip(told, why_each_waits(self._node, told), strict=True):
+                asked = describe(total(request.waiting.bundles))
+                reasons = "; ".join(wait.reasons)
+                text = f"{request.what} has been waiting {now - request.since:.0f} s for {asked}: {reasons}"
+                self._node.notify(client, Waits(text))
+            if rest:
+                text = f"so have {len(rest)} more; `trainkit status` lists what waits"
+                self._node.notify(client, Waits(text))
+        self.explain_later()
+
+
+def why_each_waits(node: Node, requests: Sequence[Request]) -> list[Wait]:
+    """Why each of `requests`, which are in the queue, is not granted."""
+    stores = node.stores
+    by_key = {request.waiting.key: request for request in stores.queue}
+    machine = Room(existing=node.spec.totals, ledger=stores.machine, holders=_holders_of_the_machine(node))
+    line = [waiting.key for waiting in order([request.waiting for request in stores.queue])]
+    line = [key for key in line if by_key[key].waiting.group is None]
+    asks = [_ask(by_key[key]) for key in line]
+    place = {key: index for index, key in enumerate(line)}
+
+    def of(request: Request) -> Wait:
+        group_id = request.waiting.group
+        if group_id is None:
+            return why(_ask(request), [machine], asks[: place[request.waiting.key]])
+        wait = why(_ask(request), _rooms(node, request, stores.groups[group_id]))
+        if group_id not in by_key:
+            return wait
+        of_group = of(by_key[group_id])
+        reasons = [*wait.reasons, *(f"its group: {reason}" for reason in of_group.reasons)]
+        return Wait(lacking=of_group.lacking, holders=of_group.holders, reasons=reasons)
+
+    return [of(request) for request in requests]
+
+
+def _ask(request: Request) -> Ask:
+    return Ask(what=request.what, bundles=request.waiting.bundles)
+
+
+def _rooms(node: Node, request: Request, group: Group) -> list[Room]:
+    wanted = None if request.start is None else request.start.placement.group
+    return [
+        Room(
+            name=f"bundle {index} of its group",
+            existing=group.bundles[index],
+            ledger=ledger,
+            holders=[
+                _holder(worker, worker.allocation)
+                for worker in node.census.workers()
+                if worker.allocation is not None and worker.ledger_group == (request.waiting.group, index)
+            ],
+        )
+        for index, ledger in enumerate(group.ledgers)
+        if wanted is None or wanted.bundle in (None, index)
+    ]
+
+
+def _holders_of_the_machine(node: Node) -> list[Holder]:
+    workers = [
+        _holder(worker, worker.allocation)
+        for worker in node.census.workers()
+        if worker.allocation is not None and worker.ledger_group is None
+    ]
+    groups = [
+        Holder(who=group.what, amounts=total(group.bundles))
+        for _, group in node.stores.groups.living()
+        if group.held is not None
+    ]
+    return workers + groups
+
+
+def _holder(worker: Worker, allocation: Allocation) -> Holder:
+    return Holder(who=f"{worker.name} (pid {worker.pid})", amounts=allocation.as_bundle())

@@ -1,0 +1,142 @@
+"""What the node tells of the session: lists of plain mappings, one for each kind; ids are hexadecimal."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from trainkit.clock import SYSTEM
+from trainkit.errors import ConfigError
+from trainkit.resources import total
+from trainkit.runtime.local.graves import actor_row, pending_row
+from trainkit.runtime.local.inventory import objects
+from trainkit.runtime.local.messages import Lease, StartActor
+from trainkit.runtime.local.patience import why_each_waits
+from trainkit.runtime.local.requests import DRIVER
+from trainkit.settings import SESSION_MARK
+
+if TYPE_CHECKING:
+    from trainkit.runtime.local.node import Node
+
+Rows = list[dict[str, Any]]
+
+
+def answer_state(node: Node, kind: str) -> Rows | ConfigError:
+    """What there is of `kind`, or the error that there is no such kind."""
+    answer = _ANSWERS.get(kind)
+    if answer is None:
+        return ConfigError(f"state({kind!r}); there are {', '.join(_ANSWERS)}")
+    return answer(node)
+
+
+def node_id() -> str:
+    """The id of this machine in the session; the same in all its processes."""
+    return os.environ[SESSION_MARK].rpartition("-")[2]
+
+
+def _nodes(node: Node) -> Rows:
+    return [
+        {
+            "node_id": node_id(),
+            "alive": True,
+            "hostname": socket.gethostname(),
+            "pid": os.getpid(),
+            "resources": dict(node.spec.totals),
+            "available": node.stores.available(),
+        }
+    ]
+
+
+def _actors(node: Node) -> Rows:
+    queued = [
+        pending_row(request.start) for request in node.stores.queue if isinstance(request.start, StartActor)
+    ]
+    living = [actor_row(worker) for worker in node.census.workers() if worker.is_actor]
+    rows = [*living, *queued, *node.census.dead.rows()]
+    return [{**row, "namespace": row["namespace"] or node.spec.namespace} for row in rows]
+
+
+def _tasks(node: Node) -> Rows:
+    rows: Rows = []
+    for worker in node.census.workers():
+        if not worker.is_actor and (worker.allocation is not None or worker.lent is not None):
+            rows.append(
+                {
+                    "worker_id": f"{worker.worker_id:016x}",
+                    "name": worker.name,
+                    "state": "PENDING" if worker.pid is None else "RUNNING",
+                    "pid": worker.pid,
+                    "resources": dict(worker.placement.resources),
+                    "owner_pid": pid_of(node, worker.owner),
+                }
+            )
+    for request in node.stores.queue:
+        if isinstance(request.start, Lease):
+            rows.append(
+                {
+                    "worker_id": f"{request.start.worker_id:016x}",
+                    "name": request.what,
+                    "state": "PENDING",
+                    "pid": None,
+                    "resources": dict(request.start.placement.resources),
+                    "owner_pid": pid_of(node, request.client),
+                }
+            )
+    return rows
+
+
+def _objects(node: Node) -> Rows:
+    workers = {worker.pid: worker.name for worker in node.census.workers() if worker.pid is not None}
+    return objects({node.driver_pid: "driver", os.getpid(): "node", **workers})
+
+
+def _placement_groups(node: Node) -> Rows:
+    return [
+        {
+            "placement_group_id": f"{group_id:016x}",
+            "name": group.name,
+            "strategy": group.strategy,
+            "state": "PENDING" if group.held is None else "CREATED",
+            "bundles": [dict(bundle) for bundle in group.bundles],
+        }
+        for group_id, group in node.stores.groups.living()
+    ]
+
+
+def _requests(node: Node) -> Rows:
+    now = SYSTEM.monotonic()
+    rows: Rows = []
+    queue = node.stores.queue
+    for request, wait in zip(queue, why_each_waits(node, queue), strict=True):
+        rows.append(
+            {
+                "id": f"{request.waiting.key:016x}",
+                "what": request.what,
+                "asked": total(request.waiting.bundles),
+                "since_s": now - request.since,
+                "lacking": wait.lacking,
+                "holders": wait.holders,
+                "reasons": wait.reasons,
+                "owner_pid": pid_of(node, request.client),
+            }
+        )
+    return rows
+
+
+def pid_of(node: Node, serial: int) -> int | None:
+    """Of the process with that number; None once it has ended, and for what belongs to nobody."""
+    if serial == DRIVER:
+        return node.driver_pid
+    return next((worker.pid for worker in node.census.workers() if worker.serial == serial), None)
+
+
+_ANSWERS: Mapping[str, Callable[[Node], Rows]] = {
+    "nodes": _nodes,
+    "actors": _actors,
+    "tasks": _tasks,
+    "objects": _objects,
+    "placement_groups": _placement_groups,
+    "requests": _requests,
+}

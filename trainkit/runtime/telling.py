@@ -1,0 +1,53 @@
+"""The verbs that only tell of the session: what there is, who has it, and where this code runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trainkit.runtime.context import RuntimeContext
+from trainkit.runtime.current import engine
+
+
+def get_runtime_context() -> RuntimeContext:
+    """Where this code runs: ids of its node, worker, actor and task."""
+    return RuntimeContext(engine().where_am_i())
+
+
+def cluster_resources() -> dict[str, float]:
+    """All resources of the session, such as {"CPU": 4.0}."""
+    return dict(engine().cluster_resources())
+
+
+def available_resources() -> dict[str, float]:
+    """The resources that nobody holds now."""
+    return dict(engine().available_resources())
+
+
+def nodes() -> list[dict[str, Any]]:
+    """The machines of the session, each with its name, resources and whether it is alive."""
+    return engine().state("nodes")
+
+
+def list_actors() -> list[dict[str, Any]]:
+    """The session's actors, living and dead, with state, name, pid and resources."""
+    return engine().state("actors")
+
+
+def list_tasks() -> list[dict[str, Any]]:
+    """Tasks that wait or run, with state, name, pid and resources."""
+    return engine().state("tasks")
+
+
+def list_objects() -> list[dict[str, Any]]:
+    """Objects in shared memory, with size in bytes and the processes that hold them."""
+    return engine().state("objects")
+
+
+def list_placement_groups() -> list[dict[str, Any]]:
+    """Placement groups, with state, bundles and strategy."""
+    return engine().state("placement_groups")
+
+
+def get_gpu_ids() -> list[int]:
+    """Indices of the GPUs given to this worker, as the machine counts them."""
+    return engine().gpu_ids()
