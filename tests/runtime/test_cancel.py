@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 import time
@@ -297,6 +298,20 @@ def test_what_can_not_be_cancelled() -> None:
     with pytest.raises(ConfigError, match="only the one that made the call"):
         trainkit.get(cancels.remote([running]), timeout=20)
     assert trainkit.get(running) == 0.2
+
+
+def test_a_signal_that_nobody_asked_for_has_no_effect(tmp_path: Path) -> None:
+    @trainkit.remote
+    def tells_its_pid() -> str:
+        (tmp_path / "pid").write_text(str(os.getpid()))
+        (tmp_path / "begun").touch()
+        time.sleep(0.3)
+        return "slept"
+
+    ref = tells_its_pid.remote()
+    assert eventually((tmp_path / "begun").exists)
+    os.kill(int((tmp_path / "pid").read_text()), signal.SIGINT)
+    assert trainkit.get(ref, timeout=20) == "slept"
 
 
 def test_many_cancelled_in_a_row_leave_the_pool_working(tmp_path: Path) -> None:

@@ -102,34 +102,32 @@ class Steering:
 
     def future(self, ref: LocalRef) -> Future[Any]:
         """A future of the value, which can't be cancelled: others may wait for the same reference."""
-
-        def settle() -> None:
-            try:
-                value = self._value(ref)
-            except BaseException as error:
-                self._settle(future, functools.partial(future.set_exception, error))
-            else:
-                self._settle(future, functools.partial(future.set_result, value))
-
-        future = self._when_done(ref, settle)
-        return future
+        return self._when_done(ref, self._value)
 
     def arrival(self, ref: LocalRef) -> asyncio.Future[None]:
         """Awaitable until `ref` is done."""
         import asyncio
 
-        future = self._when_done(ref, lambda: self._settle(future, lambda: future.set_result(None)))
-        return asyncio.wrap_future(future)
+        return asyncio.wrap_future(self._when_done(ref, lambda _: None))
 
-    def _when_done(self, ref: LocalRef, settle: Callable[[], None]) -> Future[Any]:
-        """A future that `settle` settles, in the pump's thread: whoever finds an answer may hold what
-        rebuilding it needs, and to say why one is lost the node is asked.
+    def _when_done(self, ref: LocalRef, result: Callable[[LocalRef], Any]) -> Future[Any]:
+        """A future of `result(ref)`, called in the pump's thread once `ref` is done: whoever finds an
+        answer may hold what rebuilding it needs, and to say why one is lost the node is asked.
         """
         from concurrent.futures import Future
 
         future: Future[Any] = Future()
         future.set_running_or_notify_cancel()
         self._unsettled.add(future)
+
+        def settle() -> None:
+            try:
+                value = result(ref)
+            except BaseException as error:
+                self._settle(future, functools.partial(future.set_exception, error))
+            else:
+                self._settle(future, functools.partial(future.set_result, value))
+
         ref.when_done(lambda: self.pump.run(settle))
         self.watch(ref)
         return future
