@@ -120,6 +120,7 @@ class Census:
         for pipe in (worker.stdout, worker.stderr):
             self._node.watch(pipe.fd, functools.partial(self._read, pipe))
         handles = [Descriptor(theirs.detach()), first, Descriptor(pipes[0][1]), Descriptor(pipes[1][1])]
+        handles.append(Descriptor(os.dup(self._node.account_fd)))
         imports, template = self.templates.for_worker(spec.surroundings.preload)
         spare = [] if self.templates.can_fork(imports) else [handle.copy() for handle in handles]
         # By its number: a lease may pass on, and with it the id, before the template has answered.

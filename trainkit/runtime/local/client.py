@@ -13,15 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from trainkit.clock import SYSTEM
-from trainkit.errors import (
-    ConfigError,
-    GetTimeoutError,
-    ObjectLostError,
-)
+from trainkit.errors import ConfigError, GetTimeoutError, ObjectLostError
 from trainkit.resources import QUANTUM, Bundle, require_feasible
 from trainkit.runtime import preload
 from trainkit.runtime.failures import raisable, unpack_failure
 from trainkit.runtime.local import launch
+from trainkit.runtime.local.account import StoreAccount
 from trainkit.runtime.local.bodies import CallBodies
 from trainkit.runtime.local.channel import (
     CALL,
@@ -61,7 +58,6 @@ from trainkit.runtime.specs import (
 )
 from trainkit.settings import SESSION_MARK
 
-_KEEP_WARM_BYTES = 1 << 30
 _DRIVER_SERIAL = 1
 
 
@@ -71,6 +67,7 @@ class LocalEngine:
     Args:
         control: the socket to the node.
         totals: all resources of the session.
+        account: of what its objects take.
         serial: this process's number in the session.
         cpus: CPUs that this process holds, which it lends while it waits for others.
         gpus: indices of the GPUs it may use.
@@ -86,6 +83,7 @@ class LocalEngine:
         self,
         control: socket.socket,
         totals: Bundle,
+        account: StoreAccount,
         *,
         serial: int = _DRIVER_SERIAL,
         cpus: float = 0,
@@ -105,7 +103,7 @@ class LocalEngine:
         self._node = node
         self._asked_preload = asked_preload
         self._own_variables = dict(own_variables or {})
-        self._segments = SegmentPool(_KEEP_WARM_BYTES)
+        self._segments = SegmentPool(account)
         self._pools: dict[Hashable, TaskPool] = {}
         self._pools_lock = threading.Lock()
         self._bodies = CallBodies(self._segments, self._ids)
@@ -120,7 +118,7 @@ class LocalEngine:
         """Start a node, and the engine of the driver that it belongs to; see `trainkit.init`."""
         node = launch.start_node(spec)
         gpus = range(int(spec.totals.get("GPU", 0)))
-        return cls(node.control, spec.totals, gpus=gpus, node=node, asked_preload=spec.preload)
+        return cls(node.control, spec.totals, node.account, gpus=gpus, node=node, asked_preload=spec.preload)
 
     def require_usable(self) -> None:
         if self.pid != os.getpid():

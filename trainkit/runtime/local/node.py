@@ -67,6 +67,7 @@ def main(arguments: Sequence[str]) -> NoReturn:
         process.die_with_parent(node_pid)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         os.close(options["fd"])
+        os.close(options["account"])
         ours.close()
         run_template(theirs, frozenset())
     theirs.close()
@@ -96,6 +97,7 @@ class Node:
         self._stopping = False
         self._clients: dict[int, Connection] = {}
         self.spec: SessionSpec = options["spec"]
+        self.account_fd: int = options["account"]
         self.census = Census(self, template, template_pid)
         for imports in options["preload"]:
             self.census.templates.warm(imports)

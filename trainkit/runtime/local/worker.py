@@ -21,6 +21,7 @@ import threadpoolctl
 from trainkit.runtime import api
 from trainkit.runtime.failures import pack_failure
 from trainkit.runtime.local import process
+from trainkit.runtime.local.account import StoreAccount
 from trainkit.runtime.local.channel import (
     CALL,
     CONNECT,
@@ -56,10 +57,10 @@ def run_worker(spec: WorkerSpec, fds: Sequence[int]) -> None:
 
     Args:
         spec: what it runs for, with what, and what it sees.
-        fds: its control connection, its first connection, and what stdout and stderr become; the
-            caller closes those that are only copied.
+        fds: its control connection, its first connection, what stdout and stderr become, and the
+            account of the object store; the caller closes those that are only copied.
     """
-    control, first, out, err = fds
+    control, first, out, err, account = fds
     process.set_name(f"tk-{spec.name}")
     # Orphans of what runs here stay here while it runs, and become the node's when it ends.
     process.become_subreaper()
@@ -68,6 +69,7 @@ def run_worker(spec: WorkerSpec, fds: Sequence[int]) -> None:
     engine = LocalEngine(
         socket.socket(fileno=os.dup(control)),
         spec.totals,
+        StoreAccount(account),
         serial=spec.serial,
         cpus=spec.cpus,
         gpus=sorted(spec.gpus),
