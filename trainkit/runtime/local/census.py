@@ -126,6 +126,7 @@ class Census:
         # By its number: a lease may pass on, and with it the id, before the template has answered.
         self._unborn[spec.serial] = Unborn(worker, imports, spec, spare)
         try_send(template, NOTICE, 0, packed(ForkWorker(spec), handles))
+        self._node.guard.started(worker)
 
     def _read(self, pipe: OutputPipe) -> None:
         if not pipe.read():

@@ -30,6 +30,7 @@ from trainkit.runtime.local.census import Census
 from trainkit.runtime.local.channel import FAILURE, NOTICE, REQUEST, VALUE, Connection, Descriptor, Frame
 from trainkit.runtime.local.children import Worker
 from trainkit.runtime.local.loop import LoopConnection, try_send
+from trainkit.runtime.local.memory_guard import MemoryGuard
 from trainkit.runtime.local.messages import (
     Available,
     AwaitGroup,
@@ -98,6 +99,7 @@ class Node:
         self._clients: dict[int, Connection] = {}
         self.spec: SessionSpec = options["spec"]
         self.account_fd: int = options["account"]
+        self.guard = MemoryGuard(self)
         self.census = Census(self, template, template_pid)
         for imports in options["preload"]:
             self.census.templates.warm(imports)
