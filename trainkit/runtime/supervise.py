@@ -17,6 +17,7 @@ class Exit:
         reason: why it was ended or could not start; "" if it ended by itself.
         stderr_tail: its last lines.
         out_of_memory: the kernel killed a process for memory while this one was alive.
+        log_files: where all that it printed is; "" if it printed nothing.
     """
 
     pid: int | None = None
@@ -25,6 +26,7 @@ class Exit:
     reason: str = ""
     stderr_tail: str = ""
     out_of_memory: bool = False
+    log_files: str = ""
 
 
 def should_retry(exit_: Exit, retries_left: int) -> bool:
@@ -53,6 +55,8 @@ def describe(exit_: Exit, name: str) -> str:
         text += "\nIts last lines of stderr:\n" + "\n".join(
             f"  {line}" for line in exit_.stderr_tail.splitlines()
         )
+    if exit_.log_files:
+        text += f"\nAll its output: {exit_.log_files}"
     return text
 
 

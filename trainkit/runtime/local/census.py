@@ -112,8 +112,16 @@ class Census:
             allocation=allocation,
             ledger_group=ledger_group,
             control=self._node.add_client(spec.serial, ours),
-            stdout=OutputPipe(pipes[0][0], lambda lines: self._node.print_lines(worker, False, lines)),
-            stderr=OutputPipe(pipes[1][0], lambda lines: self._node.print_lines(worker, True, lines)),
+            stdout=OutputPipe(
+                pipes[0][0],
+                lambda lines: self._node.print_lines(worker, False, lines),
+                lambda data: self._node.keep_output(worker, "out", data),
+            ),
+            stderr=OutputPipe(
+                pipes[1][0],
+                lambda lines: self._node.print_lines(worker, True, lines),
+                lambda data: self._node.keep_output(worker, "err", data),
+            ),
             oom_kills_before=process.oom_kills(),
         )
         self._workers[spec.worker_id] = worker
@@ -242,6 +250,7 @@ class Census:
             requested=bool(worker.ending),
             reason=worker.ending,
             stderr_tail="\n".join(worker.stderr.tail),
+            log_files=self._node.logs.files_of(worker),
             out_of_memory=code == -signal.SIGKILL and process.oom_kills() > worker.oom_kills_before,
         )
         self._bury(worker, exit_)
@@ -255,6 +264,7 @@ class Census:
         for pipe in (worker.stdout, worker.stderr):
             self._node.unwatch(pipe.fd)
             pipe.close()
+        self._node.logs.forget(worker)
         self._node.drop_client(worker.serial)
         self._node.stores.ended(worker)
         for answer in worker.inquiries:
@@ -264,6 +274,12 @@ class Census:
                 self.kill(
                     orphan.worker_id, f"its owner {worker.name} (pid {worker.pid}) ended", lambda _: None
                 )
+
+    def drain(self) -> None:
+        """Take what workers printed last."""
+        for worker in self.workers():
+            for pipe in (worker.stdout, worker.stderr):
+                pipe.drain()
 
     def _sweep(self) -> None:
         """Kill what ended workers left behind: it has become this process's own child."""

@@ -380,6 +380,7 @@ class LocalEngine:
         self.link.closing = True
         self.link.tell(Shutdown())
         self._node.join()
+        self.link.try_read()  # what workers printed last
         self.pump.stop()
         for pool in self._pools.values():
             pool.close()

@@ -20,7 +20,7 @@ import threadpoolctl
 
 from trainkit.runtime import api
 from trainkit.runtime.failures import pack_failure
-from trainkit.runtime.local import process
+from trainkit.runtime.local import gpu_share, process
 from trainkit.runtime.local.account import StoreAccount
 from trainkit.runtime.local.channel import (
     CALL,
@@ -119,7 +119,7 @@ def _settle_in(spec: WorkerSpec, out: int, err: int) -> dict[str, str]:
     faulthandler.enable(sys.stderr)
     _set_threads()
     _reseed()
-    _cap_gpu_memory(spec)
+    gpu_share.limit(spec.gpus)
     return own
 
 
@@ -159,14 +159,6 @@ def _reseed() -> None:
     torch = sys.modules.get("torch")
     if torch is not None:
         torch.default_generator.seed()
-
-
-def _cap_gpu_memory(spec: WorkerSpec) -> None:
-    """Hold a worker with a fraction of a GPU to that share of its memory."""
-    shares = [share for share in spec.gpus.values() if share < 1]
-    torch = sys.modules.get("torch")
-    if shares and torch is not None and torch.cuda.device_count():
-        torch.cuda.set_per_process_memory_fraction(shares[0], 0)
 
 
 class _CallerConnection(Connection):
