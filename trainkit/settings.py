@@ -19,6 +19,8 @@ import os
 import tempfile
 from pathlib import Path
 
+LOG_DIR = "TRAINKIT_LOG_DIR"
+
 SESSION_MARK = "TRAINKIT_SESSION_MARK"
 """The path of a session's scratch folder: every process of it is started with it, and hands it on."""
 
@@ -31,7 +33,7 @@ def runtime_dir() -> Path:
 
 def log_dir() -> Path:
     """Folder that the output of each session's workers is kept in, the newest ten sessions'."""
-    own = os.environ.get("TRAINKIT_LOG_DIR")
+    own = os.environ.get(LOG_DIR)
     return (
         Path(own).expanduser() if own else Path(tempfile.gettempdir()) / f"trainkit-{_user_name()}" / "logs"
     )
@@ -39,7 +41,7 @@ def log_dir() -> Path:
 
 def log_dir_is_own() -> bool:
     """Whether the folder is the default, which nobody but this user may have made."""
-    return not os.environ.get("TRAINKIT_LOG_DIR")
+    return not os.environ.get(LOG_DIR)
 
 
 def _user_name() -> str:

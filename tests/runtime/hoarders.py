@@ -62,6 +62,11 @@ class Eater:
             time.sleep(step_s)
         return len(self.eaten)
 
+    def pages_bytes(self) -> int:
+        """Its memory as others see it, which holds all that it shares."""
+        with open("/proc/self/status") as file:
+            return next(int(line.split()[1]) * 1024 for line in file if line.startswith("RssAnon:"))
+
     def feed_a_child(self, mib: int) -> int:
         """A child that takes the memory, and keeps it until it is ended."""
         script = (

@@ -106,3 +106,13 @@ def test_nothing_is_looked_at_without_limits() -> None:
     actor = trainkit.remote(Eater).remote()
     assert trainkit.get(actor.eat.remote(300), timeout=20) == 30
     assert trainkit.get(actor.pid.remote()) != os.getpid()
+
+
+def test_what_was_imported_beforehand_is_not_its_own() -> None:
+    trainkit.shutdown()
+    trainkit.init(num_cpus=4, preload=["torch"])
+    lone = trainkit.remote(Eater).options(memory=120 * MIB).remote()
+    assert trainkit.get(lone.pages_bytes.remote(), timeout=30) > 120 * MIB
+    assert trainkit.get(lone.eat.remote(80, 0.1), timeout=30) == 8
+    with pytest.raises(trainkit.errors.ActorDiedError, match="memory limit exceeded"):
+        trainkit.get(lone.eat.remote(100, 0.1), timeout=30)

@@ -19,6 +19,7 @@ from typing import Protocol
 from trainkit import settings
 from trainkit.clock import SYSTEM
 from trainkit.resources import describe_bytes
+from trainkit.settings import LOG_DIR
 
 _KEEP_SESSIONS = 10
 _MOST_BYTES = 50 << 20
@@ -66,13 +67,13 @@ class SessionLogs:
         Raises:
             OSError: it can't be written.
         """
-        if not data:
-            return
         key = (worker.serial, kind)
         if worker.pid is None:  # it has printed before its template told that it was born
             self._early[key] = self._early.get(key, b"") + data
             return
         data = self._early.pop(key, b"") + data
+        if not data:
+            return
         kinds = self._written.setdefault(worker.serial, [])
         if kind not in kinds:
             kinds.append(kind)
@@ -96,6 +97,8 @@ class SessionLogs:
     def forget(self, worker: Printer) -> None:
         """The worker has ended, and prints no more."""
         self._written.pop(worker.serial, None)
+        for kind in ("out", "err"):
+            self._early.pop((worker.serial, kind), None)
 
     def _path(self, worker: Printer, kind: str) -> Path:
         if self._folder is None:
@@ -109,9 +112,7 @@ class SessionLogs:
         root.mkdir(mode=0o700, exist_ok=True)
         for folder in (root, root.parent) if settings.log_dir_is_own() else (root,):
             if folder.stat().st_uid != os.getuid():  # in a folder where all users may make some
-                raise PermissionError(
-                    f"{folder} belongs to another user; set the variable that names another"
-                )
+                raise PermissionError(f"{folder} belongs to another user; name another by {LOG_DIR}")
         folder = root / self._name
         folder.mkdir(mode=0o700, exist_ok=True)
         # Held until this process ends: who clears up sees by it that the session lives.

@@ -1,8 +1,8 @@
 """Ends workers that hold more memory than they asked for, before they harm their neighbours.
 
 What counts is a worker's own memory and that of all its descendants: anonymous pages and swap. A page
-that several processes share, such as those of the template that a worker was forked from, counts in
-equal parts; objects in shared memory have a limit of their own and don't count here.
+that several of them share counts once; those of the template that a worker was forked from are not its
+own, and objects in shared memory have a limit of their own.
 
 The kernel tells the size of all pages of a process at once, and what is shared among them by a walk
 over them; so the walk is only done where the first number is above the limit.
@@ -101,11 +101,23 @@ class MemoryGuard:
         gross = sum(process.own_pages_bytes(pid) for pid in family)
         if not needs_a_look(limit, gross, self._looks.get(worker.serial), now):
             return
-        net = sum(process.own_share_bytes(pid) for pid in family)
+        net = _net_bytes(family)
         self._looks[worker.serial] = Look(now, gross, net)
         reason = excess(limit, net)
         if reason is not None:
             self._node.census.kill(worker.worker_id, reason, lambda _: None)
+
+
+def _net_bytes(family: Sequence[int]) -> int:
+    """What a worker and its descendants hold without what they still share with its template."""
+    template = process.parent(family[0])
+    shared, forked = process.own_share_bytes(template), process.command_line(template)
+    # A page that n processes share counts as a part of n in each of them, so also in the template: what
+    # counts there is what counts here for all pages in common.
+    return sum(
+        max(0, process.own_share_bytes(pid) - shared * (process.command_line(pid) == forked))
+        for pid in family
+    )
 
 
 def _limit(worker: Worker) -> float | None:

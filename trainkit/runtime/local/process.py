@@ -101,18 +101,32 @@ def families(pids: Iterable[int]) -> dict[int, list[int]]:
 
 def own_pages_bytes(pid: int) -> int:
     """Memory and swap of a process that is no file's, shared pages counted in full; 0 if it is gone."""
-    return _sum_of_fields(f"/proc/{pid}/status", (b"RssAnon:", b"VmSwap:"))
+    return 1024 * _sum_of_numbers(f"/proc/{pid}/status", (b"RssAnon:", b"VmSwap:"))
 
 
 def own_share_bytes(pid: int) -> int:
     """The same with a page that n processes share counted as a part of n; takes a walk over all pages."""
-    return _sum_of_fields(f"/proc/{pid}/smaps_rollup", (b"Pss_Anon:", b"SwapPss:"))
+    return 1024 * _sum_of_numbers(f"/proc/{pid}/smaps_rollup", (b"Pss_Anon:", b"SwapPss:"))
 
 
-def _sum_of_fields(path: str, names: tuple[bytes, ...]) -> int:
+def parent(pid: int) -> int:
+    """Pid of a process's parent; 0 if it is gone."""
+    return _sum_of_numbers(f"/proc/{pid}/status", (b"PPid:",))
+
+
+def command_line(pid: int) -> bytes:
+    """What a process was started as, which a fork has in common with it; empty if it is gone."""
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            return file.read()
+    except OSError:
+        return b""
+
+
+def _sum_of_numbers(path: str, names: tuple[bytes, ...]) -> int:
     try:
         with open(path, "rb") as file:
-            return sum(int(line.split()[1]) * 1024 for line in file if line.startswith(names))
+            return sum(int(line.split()[1]) for line in file if line.startswith(names))
     except OSError:  # it ended
         return 0
 
