@@ -15,7 +15,6 @@ from __future__ import annotations
 import fcntl
 import os
 import struct
-from typing import NamedTuple
 
 PREFIX = "trainkit-"
 """What the names of segments start with; the session's number in hexadecimal follows."""
@@ -27,16 +26,22 @@ SESSIONS = 1 << 22
 _FLOCK = struct.Struct("@hhqqi")  # the C library's struct flock: type, whence, start, length, pid
 
 
-class Span(NamedTuple):
-    """What a lock on a segment covers.
+class Span:
+    """What a lock on a segment covers, with the requests to the kernel made ready.
 
-    Attributes:
+    Args:
         session: number of the session that it belongs to.
         size_bytes: of the segment.
     """
 
-    session: int
-    size_bytes: int
+    __slots__ = ("claim", "release", "share", "size_bytes")
+
+    def __init__(self, session: int, size_bytes: int) -> None:
+        self.size_bytes = size_bytes
+        self.share, self.claim, self.release = (
+            _FLOCK.pack(kind, os.SEEK_SET, session << _SHIFT, size_bytes, 0)
+            for kind in (fcntl.F_RDLCK, fcntl.F_WRLCK, fcntl.F_UNLCK)
+        )
 
 
 def span_of(fd: int) -> Span:
@@ -45,20 +50,15 @@ def span_of(fd: int) -> Span:
     return Span(int(name, 16), os.fstat(fd).st_size)
 
 
-def _lock(fd: int, kind: int, span: Span) -> None:
-    flock = _FLOCK.pack(kind, os.SEEK_SET, span.session << _SHIFT, span.size_bytes, 0)
-    fcntl.fcntl(fd, fcntl.F_OFD_SETLK, flock)
-
-
 def share(fd: int, span: Span) -> None:
     """Use the segment from now on, beside others; raises BlockingIOError while somebody has it alone."""
-    _lock(fd, fcntl.F_RDLCK, span)
+    fcntl.fcntl(fd, fcntl.F_OFD_SETLK, span.share)
 
 
 def claim(fd: int, span: Span) -> bool:
     """Have the segment alone; False, and nothing changes, if somebody else uses it."""
     try:
-        _lock(fd, fcntl.F_WRLCK, span)
+        fcntl.fcntl(fd, fcntl.F_OFD_SETLK, span.claim)
     except BlockingIOError:
         return False
     return True
@@ -66,7 +66,7 @@ def claim(fd: int, span: Span) -> bool:
 
 def release(fd: int, span: Span) -> None:
     """Use it no more."""
-    _lock(fd, fcntl.F_UNLCK, span)
+    fcntl.fcntl(fd, fcntl.F_OFD_SETLK, span.release)
 
 
 def sizes_in_use(session: int | None = None) -> dict[int, int]:
