@@ -1,12 +1,13 @@
 """How much the objects of a session take together, and the limit that they may take.
 
-    used, limit, session, driver      one small memory file that every process of the session maps
+    used, limit, session, driver, makers      one small memory file that every process of the session maps
 
 Making a segment adds its size to `used`, under a lock that every process honours; a process that frees
 one, warm ones included, subtracts it. What others still hold when its maker lets go, and what a process
 takes along when it dies, stays counted: so `used` may be too high, never too low, and making a segment
 costs a microsecond more, not a look around. Only when it would exceed the limit is the truth asked of
-the kernel, by the locks on all segments (see `segmentlocks`), and warm memory, whose ever, taken back.
+the kernel, by the locks on all segments (see `segmentlocks`), and warm memory, whose ever, taken back:
+who has made segments, and so may keep some warm, has put its pid among the makers.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ from collections.abc import Iterator
 from trainkit.runtime.local import inventory, segmentlocks
 from trainkit.runtime.local.segmentlocks import PREFIX, Span
 
-_USED, _LIMIT, _SESSION, _DRIVER = range(4)
+_USED, _LIMIT, _SESSION, _DRIVER, _MAKERS, _FIRST_MAKER = range(6)
+_FILE_BYTES = 1 << 16
+_CELLS = _FILE_BYTES // 8
 _NAME = "tk-store"
 
 
@@ -37,20 +40,21 @@ class StoreAccount:
     def __init__(self, fd: int) -> None:
         # An open file of its own: a lock on one that was inherited or sent would be its giver's too.
         self.fd = os.open(f"/proc/self/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
-        self._memory = mmap.mmap(self.fd, mmap.PAGESIZE)
+        self._memory = mmap.mmap(self.fd, _FILE_BYTES)
         self._cells = memoryview(self._memory).cast("Q")
         self.limit_bytes = self._cells[_LIMIT]
         self.session = self._cells[_SESSION]
         self.driver = self._cells[_DRIVER]
         self._depth = 0
+        self._is_maker = False
 
     @classmethod
     def create(cls, limit_bytes: int) -> StoreAccount:
         """A new session's account, opened by its driver."""
         fd = os.memfd_create(_NAME, os.MFD_CLOEXEC)
         try:
-            os.ftruncate(fd, mmap.PAGESIZE)
-            with mmap.mmap(fd, mmap.PAGESIZE) as memory, memoryview(memory) as view, view.cast("Q") as cells:
+            os.ftruncate(fd, _FILE_BYTES)
+            with mmap.mmap(fd, _FILE_BYTES) as memory, memoryview(memory) as view, view.cast("Q") as cells:
                 cells[_LIMIT] = limit_bytes
                 cells[_SESSION] = secrets.randbelow(segmentlocks.SESSIONS)
                 cells[_DRIVER] = os.getpid()
@@ -85,6 +89,8 @@ class StoreAccount:
         with self._locked():
             if self._cells[_USED] + size_bytes > self.limit_bytes:
                 return None
+            if not self._is_maker:
+                self._become_maker()
             # Counted, made and locked in one go: who counts exactly holds the same lock, and misses none.
             fd = os.memfd_create(f"{PREFIX}{self.session:06x}", os.MFD_CLOEXEC)
             try:
@@ -99,8 +105,28 @@ class StoreAccount:
     def make_after_counting(self, size_bytes: int) -> int | None:
         """Like `make`, but first count what is really in use, and take all warm memory back."""
         with self._locked():
+            if self.in_use_bytes() + size_bytes > self.limit_bytes:
+                return None
             self._cells[_USED] = self._count()
             return self.make(size_bytes)
+
+    def in_use_bytes(self) -> int:
+        """What all segments in use take together, warm ones aside, as the kernel knows it."""
+        return sum(segmentlocks.sizes_in_use(self.session).values())
+
+    def _become_maker(self) -> None:
+        count = self._cells[_MAKERS]
+        if _FIRST_MAKER + count == _CELLS:  # forget those that have ended
+            living = [pid for pid in self._makers() if os.path.exists(f"/proc/{pid}")]
+            for index, pid in enumerate(living):
+                self._cells[_FIRST_MAKER + index] = pid
+            count = len(living)
+        self._cells[_FIRST_MAKER + count] = os.getpid()
+        self._cells[_MAKERS] = count + 1
+        self._is_maker = True
+
+    def _makers(self) -> list[int]:
+        return list(self._cells[_FIRST_MAKER : _FIRST_MAKER + self._cells[_MAKERS]])
 
     def close_segment(self, fd: int) -> None:
         """Close a segment that this process has alone, and take it off the account."""
@@ -110,7 +136,7 @@ class StoreAccount:
 
     def _count(self) -> int:
         sizes = segmentlocks.sizes_in_use(self.session)
-        for found in inventory.open_segments(inventory.all_pids(), self.session):
+        for found in inventory.open_segments(self._makers(), self.session):
             if found.locked or found.inode in sizes:
                 continue
             try:

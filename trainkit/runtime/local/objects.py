@@ -254,7 +254,7 @@ class SegmentPool:
     def _full(self, size: int) -> str:
         account = self._account
         return (
-            f"the object store is full: {describe_bytes(account.used_bytes)} of "
+            f"the object store is full: {describe_bytes(account.in_use_bytes())} of "
             f"{describe_bytes(account.limit_bytes)} used, {describe_bytes(size)} asked; held by: "
             f"{inventory.describe_holders(account.session, account.driver)}. Release references, or raise "
             "object_store_memory in init()."
