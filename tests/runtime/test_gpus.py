@@ -119,6 +119,7 @@ def test_a_fraction_caps_the_memory_of_torch_when_cuda_is_first_used(preload: li
 def test_names_and_order_are_those_of_the_parent(
     monkeypatch: pytest.MonkeyPatch, declared: str, expected: list[str]
 ) -> None:
+    """User needs, row 17."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", declared)
     trainkit.init(num_cpus=4)
     try:
@@ -147,6 +148,7 @@ class Counted:
 
 @pytest.mark.parametrize("preload", [[], ["torch", "numpy"]], ids=["imported there", "forked with it"])
 def test_thread_pools_follow_the_cpus(monkeypatch: pytest.MonkeyPatch, preload: list[str]) -> None:
+    """User needs, row 44."""
     for variable in THREAD_VARIABLES:
         monkeypatch.delenv(variable, raising=False)
     # What torch reads from the variables itself it holds to the cores that there are.

@@ -236,7 +236,7 @@ class SegmentPool:
         try:
             fd = self._account.make(size)
         except OSError as error:
-            if error.errno not in _NO_DESCRIPTOR:
+            if error.errno not in (*_NO_DESCRIPTOR, *_NO_MEMORY):
                 raise
             fd = None
         if fd is None:
