@@ -102,6 +102,7 @@ class Census:
         """
         ours, theirs = socket.socketpair()
         pipes = [os.pipe2(os.O_CLOEXEC) for _ in range(2)]
+        account = Descriptor(os.dup(self._node.account_fd))
         worker = Worker(
             worker_id=spec.worker_id,
             serial=spec.serial,
@@ -128,7 +129,7 @@ class Census:
         for pipe in (worker.stdout, worker.stderr):
             self._node.watch(pipe.fd, functools.partial(self._read, pipe))
         handles = [Descriptor(theirs.detach()), first, Descriptor(pipes[0][1]), Descriptor(pipes[1][1])]
-        handles.append(Descriptor(os.dup(self._node.account_fd)))
+        handles.append(account)
         imports, template = self.templates.for_worker(spec.surroundings.preload)
         spare = [] if self.templates.can_fork(imports) else [handle.copy() for handle in handles]
         # By its number: a lease may pass on, and with it the id, before the template has answered.
