@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -19,6 +20,10 @@ SESSION_CPUS = 4
 # What this run starts inherits it, so that another run's processes are not taken for ours.
 RUN = "TRAINKIT_TEST_RUN"
 os.environ[RUN] = f"{os.getpid()}"
+
+# Workers' output of the tests is kept apart from that of the user's own sessions.
+_LOGS = tempfile.TemporaryDirectory(prefix="trainkit-test-logs-")
+os.environ["TRAINKIT_LOG_DIR"] = _LOGS.name
 
 
 def eventually(condition: Callable[[], bool], seconds: float = 10.0) -> bool:

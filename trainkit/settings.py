@@ -6,6 +6,7 @@ Read at the time of the call, so a test or a notebook can change them.
 | --- | --- | --- |
 | TRAINKIT_RUNTIME_DIR | where a session keeps scratch files | $XDG_RUNTIME_DIR, else the temporary folder |
 | TRAINKIT_NAMESPACE | namespace of named actors, where `init` names none | default |
+| TRAINKIT_LOG_DIR | where what workers print is kept | trainkit-USER/logs in the temporary folder |
 | TRAINKIT_RESULTS_DIR | where experiments are written | ~/trainkit_results |
 | TRAINKIT_STOP_GRACE_S | seconds a trial has to its next report after Ctrl-C or the time budget | 5 |
 
@@ -18,6 +19,8 @@ import os
 import tempfile
 from pathlib import Path
 
+LOG_DIR = "TRAINKIT_LOG_DIR"
+
 SESSION_MARK = "TRAINKIT_SESSION_MARK"
 """The path of a session's scratch folder: every process of it is started with it, and hands it on."""
 
@@ -26,6 +29,28 @@ def runtime_dir() -> Path:
     """Folder that sessions make their scratch folders in."""
     own = os.environ.get("TRAINKIT_RUNTIME_DIR") or os.environ.get("XDG_RUNTIME_DIR")
     return Path(own or tempfile.gettempdir())
+
+
+def log_dir() -> Path:
+    """Folder that the output of each session's workers is kept in, the newest ten sessions'."""
+    own = os.environ.get(LOG_DIR)
+    return (
+        Path(own).expanduser() if own else Path(tempfile.gettempdir()) / f"trainkit-{_user_name()}" / "logs"
+    )
+
+
+def log_dir_is_own() -> bool:
+    """Whether the folder is the default, which nobody but this user may have made."""
+    return not os.environ.get(LOG_DIR)
+
+
+def _user_name() -> str:
+    import pwd  # only on systems that have the local engine
+
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:  # a container's user need not have a name
+        return str(os.getuid())
 
 
 def default_namespace() -> str:

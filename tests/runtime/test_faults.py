@@ -323,7 +323,7 @@ def test_running_out_of_descriptors_is_an_error_of_the_call_alone() -> None:
         "trainkit.init(num_cpus=1); held = []\n"
         "try:\n"
         "    for _ in range(200): held.append(trainkit.put(np.ones(50_000)))\n"
-        "except OSError as error: print(error.errno)\n"
+        "except trainkit.errors.ObjectStoreFullError as error: print(error.__cause__.errno)\n"
         "held.clear()\n"
         "print(trainkit.get(trainkit.remote(lambda: 1).remote()))"
     )

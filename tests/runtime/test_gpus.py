@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 
 import trainkit
 from trainkit.runtime.local import devices
+from trainkit.runtime.local.worker import THREAD_VARIABLES
 
 
 class Holder:
@@ -65,3 +68,99 @@ def test_the_drivers_list_is_read_as_cuda_reads_it(
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", declared)
     assert devices.visible_gpus() == names
+
+
+def queued_fractions(import_first: bool) -> tuple[list[tuple[float, int]], bool, bool]:
+    """What torch will be told when CUDA is first used; whether it was imported before; whether CUDA is on."""
+    was_there = "torch" in sys.modules
+    if import_first:
+        import importlib
+
+        importlib.import_module("torch")
+    torch = sys.modules["torch"]
+    calls = [queued[0] for queued in torch.cuda._queued_calls]
+    ours = [
+        call.args
+        for call in calls
+        if getattr(call, "func", None) is torch.cuda.set_per_process_memory_fraction
+    ]
+    hooks = [finder for finder in sys.meta_path if type(finder).__module__.startswith("trainkit.")]
+    assert not hooks, "the import hook has removed itself"
+    return ours, was_there, torch.cuda.is_initialized()
+
+
+@pytest.mark.parametrize("preload", [[], ["torch"]], ids=["imported there", "forked with it"])
+def test_a_fraction_caps_the_memory_of_torch_when_cuda_is_first_used(preload: list[str]) -> None:
+    trainkit.init(num_cpus=4, num_gpus=2, preload=preload)
+    try:
+        task = trainkit.remote(queued_fractions)
+        quarter = task.options(num_gpus=0.25).remote(not preload)
+        whole = task.options(num_gpus=1).remote(not preload)
+        none = task.remote(not preload)
+        assert trainkit.get([quarter, whole, none], timeout=60) == [
+            ([(0.25, 0)], bool(preload), False),
+            ([], bool(preload), False),
+            ([], bool(preload), False),
+        ]
+    finally:
+        trainkit.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("declared", "expected"),
+    [
+        ("4,5,6,7", ["", "4", "5", "6,7"]),
+        ("GPU-a1,GPU-b2,GPU-c3,GPU-d4", ["", "GPU-a1", "GPU-b2", "GPU-c3,GPU-d4"]),
+        ("MIG-3/1/0,MIG-3/2/0,MIG-9/1/0,7", ["", "MIG-3/1/0", "MIG-3/2/0", "MIG-9/1/0,7"]),
+        ("7,2,5,0", ["", "7", "2", "5,0"]),
+    ],
+    ids=["indices", "UUIDs", "MIG", "in the order given"],
+)
+def test_names_and_order_are_those_of_the_parent(
+    monkeypatch: pytest.MonkeyPatch, declared: str, expected: list[str]
+) -> None:
+    """User needs, row 17."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", declared)
+    trainkit.init(num_cpus=4)
+    try:
+        holders = [holder(gpus) for gpus in (0, 0.5, 1, 2)]
+        seen = trainkit.get([actor.seen.remote() for actor in holders])
+        assert [names for names, _ in seen] == expected
+        assert [ids for _, ids in seen] == [[], [0], [1], [2, 3]]
+    finally:
+        trainkit.shutdown()
+
+
+def thread_counts() -> tuple[int, set[int]]:
+    import threadpoolctl
+    import torch
+
+    torch.ones(300, 300) @ torch.ones(300, 300)
+    np.ones((300, 300)) @ np.ones((300, 300))
+    pools = [pool for pool in threadpoolctl.threadpool_info() if "numpy" in pool["filepath"]]
+    return torch.get_num_threads(), {pool["num_threads"] for pool in pools}
+
+
+class Counted:
+    def threads(self) -> tuple[int, set[int]]:
+        return thread_counts()
+
+
+@pytest.mark.parametrize("preload", [[], ["torch", "numpy"]], ids=["imported there", "forked with it"])
+def test_thread_pools_follow_the_cpus(monkeypatch: pytest.MonkeyPatch, preload: list[str]) -> None:
+    """User needs, row 44."""
+    for variable in THREAD_VARIABLES:
+        monkeypatch.delenv(variable, raising=False)
+    # What torch reads from the variables itself it holds to the cores that there are.
+    most = 3 if preload else min(3, len(os.sched_getaffinity(0)))
+    trainkit.init(num_cpus=4, preload=preload)
+    try:
+        counted = trainkit.remote(Counted)
+        asked = [counted.options(num_cpus=cpus).remote().threads.remote() for cpus in (3, 1)]
+        assert trainkit.get(asked, timeout=60) == [(most, {3}), (1, {1})]
+        monkeypatch.setenv("OMP_NUM_THREADS", "2")
+        monkeypatch.setenv("OPENBLAS_NUM_THREADS", "1")
+        users = counted.options(num_cpus=3).remote().threads.remote()
+        assert trainkit.get(users, timeout=60) == (min(2, most), {1})
+    finally:
+        trainkit.shutdown()

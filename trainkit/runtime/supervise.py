@@ -22,6 +22,7 @@ class Exit:
         stderr_tail: its last lines.
         out_of_memory: the kernel killed a process for memory while this one was alive.
         may_restart: though requested, an actor that can be made anew is.
+        log_files: where all that it printed is; "" if it printed nothing.
     """
 
     pid: int | None = None
@@ -31,6 +32,7 @@ class Exit:
     stderr_tail: str = ""
     out_of_memory: bool = False
     may_restart: bool = False
+    log_files: str = ""
 
 
 @dataclass(frozen=True)
@@ -124,6 +126,8 @@ def describe(exit_: Exit, name: str, consequence: str = "") -> str:
         text += "\nIts last lines of stderr:\n" + "\n".join(
             f"  {line}" for line in exit_.stderr_tail.splitlines()
         )
+    if exit_.log_files:
+        text += f"\nAll its output: {exit_.log_files}"
     return text
 
 

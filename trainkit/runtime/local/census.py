@@ -114,6 +114,7 @@ class Census:
         """
         ours, theirs = socket.socketpair()
         pipes = [os.pipe2(os.O_CLOEXEC) for _ in range(2)]
+        account = Descriptor(os.dup(self._node.account_fd))
         worker = Worker(
             worker_id=spec.worker_id,
             serial=spec.serial,
@@ -124,8 +125,16 @@ class Census:
             allocation=allocation,
             ledger_group=ledger_group,
             control=self._node.add_client(spec.serial, ours),
-            stdout=OutputPipe(pipes[0][0], lambda lines: self._node.print_lines(worker, False, lines)),
-            stderr=OutputPipe(pipes[1][0], lambda lines: self._node.print_lines(worker, True, lines)),
+            stdout=OutputPipe(
+                pipes[0][0],
+                lambda lines: self._node.print_lines(worker, False, lines),
+                lambda data: self._node.keep_output(worker, "out", data),
+            ),
+            stderr=OutputPipe(
+                pipes[1][0],
+                lambda lines: self._node.print_lines(worker, True, lines),
+                lambda data: self._node.keep_output(worker, "err", data),
+            ),
             oom_kills_before=process.oom_kills(),
             restarts=spec.restarts,
             is_actor=spec.is_actor,
@@ -137,6 +146,7 @@ class Census:
         for pipe in (worker.stdout, worker.stderr):
             self._node.watch(pipe.fd, functools.partial(self._read, pipe))
         handles = [Descriptor(theirs.detach()), first, Descriptor(pipes[0][1]), Descriptor(pipes[1][1])]
+        handles.append(account)
         if delay_s:
             self._node.after(delay_s, lambda: self._fork_late(worker, spec, handles))
         else:
@@ -159,6 +169,7 @@ class Census:
         try_send(template, NOTICE, 0, packed(ForkWorker(spec), handles))
         for early in self._early.pop(spec.worker_id, ()):
             self.cancel(early)
+        self._node.guard.started(worker)
 
     def _read(self, pipe: OutputPipe) -> None:
         if not pipe.read():
@@ -299,6 +310,7 @@ class Census:
             reason=worker.ending,
             may_restart=worker.may_restart,
             stderr_tail="\n".join(worker.stderr.tail),
+            log_files=self._node.logs.files_of(worker),
             out_of_memory=code == -signal.SIGKILL and process.oom_kills() > worker.oom_kills_before,
         )
         self._bury(worker, exit_)
@@ -316,6 +328,7 @@ class Census:
         for pipe in (worker.stdout, worker.stderr):
             self._node.unwatch(pipe.fd)
             pipe.close()
+        self._node.logs.forget(worker)
         self._node.drop_client(worker.serial)
         self._node.stores.ended(worker)
         for answer in worker.inquiries:
@@ -331,6 +344,12 @@ class Census:
     def _order_of(self, worker: Worker) -> Exit:
         """The end of a worker that was to be ended before it had a process."""
         return Exit(requested=True, reason=worker.ending, may_restart=worker.may_restart)
+
+    def drain(self) -> None:
+        """Take what workers printed last."""
+        for worker in self.workers():
+            for pipe in (worker.stdout, worker.stderr):
+                pipe.drain()
 
     def _sweep(self) -> None:
         """Kill what ended workers left behind: it has become this process's own child."""

@@ -24,13 +24,17 @@ class OutputPipe:
 
     Args:
         fd: the reading end, owned from here on.
-        on_lines: is given each batch of whole lines.
+        on_lines: is given each batch of whole lines, as a terminal would show them in the end.
+        on_bytes: is given all that comes, as it comes.
     """
 
-    def __init__(self, fd: int, on_lines: Callable[[list[str]], None]) -> None:
+    def __init__(
+        self, fd: int, on_lines: Callable[[list[str]], None], on_bytes: Callable[[bytes], None]
+    ) -> None:
         os.set_blocking(fd, False)
         self.fd = fd
         self._on_lines = on_lines
+        self._on_bytes = on_bytes
         self._partial = b""
         self.tail: deque[str] = deque(maxlen=_TAIL_LINES)
 
@@ -40,13 +44,14 @@ class OutputPipe:
             data = os.read(self.fd, _READ_BYTES)
         except BlockingIOError:
             return True
+        self._on_bytes(data)
         *lines, self._partial = (self._partial + data).split(b"\n")
         if not data or len(self._partial) > _LONGEST_LINE_BYTES:
             if self._partial:
                 lines.append(self._partial)
             self._partial = b""
         if lines:
-            texts = [line.decode(errors="replace") for line in lines]
+            texts = [_shown(line) for line in lines]
             self.tail.extend(texts)
             self._on_lines(texts)
         return bool(data)
@@ -61,7 +66,7 @@ class OutputPipe:
             except OSError:
                 break
         if self._partial:
-            text = self._partial.decode(errors="replace")
+            text = _shown(self._partial)
             self._partial = b""
             self.tail.append(text)
             self._on_lines([text])
@@ -69,6 +74,11 @@ class OutputPipe:
     def close(self) -> None:
         """Close the reading end."""
         os.close(self.fd)
+
+
+def _shown(line: bytes) -> str:
+    """What a terminal shows of a line in which a progress bar was drawn again and again."""
+    return line.rstrip(b"\r").rpartition(b"\r")[2].decode(errors="replace")
 
 
 def _readable(fd: int) -> bool:

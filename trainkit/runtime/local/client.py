@@ -18,6 +18,7 @@ from trainkit.runtime import preload
 from trainkit.runtime.capture import captured
 from trainkit.runtime.failures import raisable, unpack_failure
 from trainkit.runtime.local import launch, lifeline
+from trainkit.runtime.local.account import StoreAccount
 from trainkit.runtime.local.batch import lasting
 from trainkit.runtime.local.bodies import CallBodies
 from trainkit.runtime.local.channel import CALL, FAILURE, INIT, VALUE
@@ -56,7 +57,6 @@ from trainkit.runtime.specs import (
 )
 from trainkit.settings import SESSION_MARK
 
-_KEEP_WARM_BYTES = 1 << 30
 _DRIVER_SERIAL = 1
 _PLACEMENTS_KNOWN = 256
 
@@ -67,6 +67,7 @@ class LocalEngine(Steering, NodeVerbs):
     Args:
         control: the socket to the node.
         totals: all resources of the session.
+        account: of what its objects take.
         serial: this process's number in the session.
         cpus: CPUs that this process holds, which it lends while it waits for others.
         gpus: indices of the GPUs it may use.
@@ -83,6 +84,7 @@ class LocalEngine(Steering, NodeVerbs):
         self,
         control: socket.socket,
         totals: Bundle,
+        account: StoreAccount,
         *,
         serial: int = _DRIVER_SERIAL,
         cpus: float = 0,
@@ -103,7 +105,7 @@ class LocalEngine(Steering, NodeVerbs):
         self._node = node
         self._asked_preload = asked_preload
         self._own_variables = dict(own_variables or {})
-        self._segments = SegmentPool(_KEEP_WARM_BYTES)
+        self._segments = SegmentPool(account)
         self._pools: dict[Hashable, TaskPool] = {}
         self._pool_of: dict[int, tuple[Placement, TaskPool]] = {}
         self._pools_lock = threading.Lock()
@@ -121,8 +123,15 @@ class LocalEngine(Steering, NodeVerbs):
         """Start a node, and the engine of the driver that it belongs to; see `trainkit.init`."""
         node = launch.start_node(spec)
         gpus = range(int(spec.totals.get("GPU", 0)))
-        place = Place(namespace=spec.namespace)
-        return cls(node.control, spec.totals, gpus=gpus, node=node, asked_preload=spec.preload, place=place)
+        return cls(
+            node.control,
+            spec.totals,
+            node.account,
+            gpus=gpus,
+            node=node,
+            asked_preload=spec.preload,
+            place=Place(namespace=spec.namespace),
+        )
 
     def require_usable(self) -> None:
         if self.pid != os.getpid():
@@ -423,6 +432,7 @@ class LocalEngine(Steering, NodeVerbs):
         self.link.closing = True
         self.link.tell(Shutdown())
         self._node.join()
+        self.link.try_read()  # what workers printed last
         self.pump.stop()
         self._fail_futures()
         for pool in self._pools.values():

@@ -1,39 +1,129 @@
-"""What lies in shared memory, and who holds it, as the kernel tells."""
+"""Who holds what in shared memory, as the kernel tells it."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
 
-_MARK = "/memfd:trainkit"
+from trainkit.resources import describe_bytes
+from trainkit.runtime.local import segmentlocks
+from trainkit.runtime.local.segmentlocks import PREFIX
+
+_LINK = f"/memfd:{PREFIX}"
+_NOBODY = 0
+_WORKER_PREFIX = "tk-"  # of the names that worker processes show
+
+
+class OpenSegment(NamedTuple):
+    """A descriptor of a segment in some process.
+
+    Attributes:
+        path: by which it can be opened.
+        locked: this open file holds a lock, so its process uses the segment, and doesn't only keep it.
+    """
+
+    pid: int
+    inode: int
+    path: str
+    locked: bool
+
+
+def all_pids() -> list[int]:
+    """Every process that can be seen."""
+    return [int(entry) for entry in os.listdir("/proc") if entry.isdigit()]
+
+
+def open_segments(pids: Iterable[int], session: int | None = None) -> Iterator[OpenSegment]:
+    """The descriptors of segments in these processes; None means of any session."""
+    link = _LINK if session is None else f"{_LINK}{session:06x} "
+    for pid in pids:
+        try:
+            numbers = os.listdir(f"/proc/{pid}/fd")
+        except OSError:  # it ended, or is another user's
+            continue
+        for number in numbers:
+            path = f"/proc/{pid}/fd/{number}"
+            try:
+                if not os.readlink(path).startswith(link):
+                    continue
+                with open(f"/proc/{pid}/fdinfo/{number}", "rb") as file:
+                    locked = b"\nlock:" in file.read()
+                yield OpenSegment(pid, os.stat(path).st_ino, path, locked)
+            except OSError:  # closed meanwhile
+                continue
+
+
+def _mapped_by_readers(pid: int, session: int | None) -> set[int]:
+    """Inodes of the segments that a process maps to read from; a writer's mapping is shared."""
+    link = _LINK if session is None else f"{_LINK}{session:06x} "
+    inodes = set()
+    try:
+        with open(f"/proc/{pid}/maps", errors="replace") as file:
+            for line in file:  # "7f00bbb78000-7f00bbc78000 rw-p 00000000 00:01 1153    /memfd:..."
+                if link in line:
+                    fields = line.split(maxsplit=5)
+                    if fields[1].endswith("p"):
+                        inodes.add(int(fields[4]))
+    except OSError:
+        return inodes
+    return inodes
+
+
+def holders(pids: Iterable[int], session: int | None = None) -> dict[int, tuple[int, set[int]]]:
+    """Of every segment in use, by inode: its bytes, and which of these processes hold it.
+
+    A segment that no process holds is on its way between two.
+    """
+    pids = list(pids)
+    found: dict[int, set[int]] = {}
+    for segment in open_segments(pids, session):
+        if segment.locked:
+            found.setdefault(segment.inode, set()).add(segment.pid)
+    for pid in pids:
+        for inode in _mapped_by_readers(pid, session):
+            found.setdefault(inode, set()).add(pid)
+    sizes = segmentlocks.sizes_in_use(session)
+    if session is None:  # what is on its way could belong to anybody
+        return {inode: (size, found[inode]) for inode, size in sizes.items() if inode in found}
+    return {inode: (size, found.get(inode, set())) for inode, size in sizes.items()}
 
 
 def objects(processes: Mapping[int, str]) -> list[dict[str, Any]]:
-    """The segments that these processes hold, largest first.
+    """The objects in shared memory that these processes hold, largest first.
 
     Args:
-        processes: names by pid; one that has ended holds nothing.
+        processes: names by pid.
+
+    Returns:
+        For each its object_id (hexadecimal), size_bytes, and the pids that hold it.
     """
-    found: dict[int, dict[str, Any]] = {}
-    for pid in processes:
-        folder = f"/proc/{pid}/fd"
-        try:
-            descriptors = os.listdir(folder)
-        except OSError:  # it ended
-            continue
-        for descriptor in descriptors:
-            path = f"{folder}/{descriptor}"
-            try:
-                if not os.readlink(path).startswith(_MARK):
-                    continue
-                status = os.stat(path)
-            except OSError:  # closed meanwhile
-                continue
-            row = found.setdefault(
-                status.st_ino,
-                {"object_id": f"{status.st_ino:016x}", "size_bytes": status.st_size, "pids": []},
-            )
-            if pid not in row["pids"]:
-                row["pids"].append(pid)
-    return sorted(found.values(), key=lambda row: -int(row["size_bytes"]))
+    held = sorted(holders(processes).items(), key=lambda item: -item[1][0])
+    return [
+        {"object_id": f"{inode:016x}", "size_bytes": size, "pids": sorted(pids)}
+        for inode, (size, pids) in held
+    ]
+
+
+def describe_holders(session: int, driver: int) -> str:
+    """Text for messages: who holds how much of a session's shared memory, most first."""
+    totals: dict[int, tuple[int, int]] = {}
+    for size, pids in holders(all_pids(), session).values():
+        for pid in pids or {_NOBODY}:
+            held, count = totals.get(pid, (0, 0))
+            totals[pid] = held + size, count + 1
+    parts = []
+    for pid, (size, count) in sorted(totals.items(), key=lambda item: -item[1][0]):
+        who = "on their way" if pid == _NOBODY else f"{_name(pid, driver)} (pid {pid})"
+        parts.append(f"{who} {describe_bytes(size)} in {count} object{'s' * (count != 1)}")
+    return ", ".join(parts) or "nobody"
+
+
+def _name(pid: int, driver: int) -> str:
+    if pid == driver:
+        return "driver"
+    try:
+        with open(f"/proc/{pid}/comm", errors="replace") as file:
+            return file.read().strip().removeprefix(_WORKER_PREFIX)
+    except OSError:
+        return "a process that has ended"

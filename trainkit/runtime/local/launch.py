@@ -16,13 +16,16 @@ from trainkit import settings
 from trainkit.clock import SYSTEM
 from trainkit.runtime import preload
 from trainkit.runtime.local import process
-from trainkit.runtime.local.devices import visible_gpus
+from trainkit.runtime.local.account import StoreAccount
+from trainkit.runtime.local.devices import memory_bytes, visible_gpus
 from trainkit.runtime.specs import SessionSpec
 from trainkit.settings import SESSION_MARK
 
 _PACKAGE_ROOT = str(Path(__file__).resolve().parents[3])
 _GRACE_S = 5.0
 _SCRATCH = "trainkit-session-"
+_STORE_SHARE = 3
+"""Objects may take so many tenths of the memory unless the user says otherwise."""
 
 # The package's folder goes first, so the node runs the code that the driver runs; -P keeps the
 # driver's working directory from being searched for modules.
@@ -40,12 +43,16 @@ class Node:
     Attributes:
         control: the socket to it.
         mark: the session's, in the environment of all its processes; its scratch folder's path.
+        account: of what the session's objects take.
     """
 
-    def __init__(self, child: subprocess.Popen[bytes], control: socket.socket, mark: str) -> None:
+    def __init__(
+        self, child: subprocess.Popen[bytes], control: socket.socket, mark: str, account: StoreAccount
+    ) -> None:
         self.child = child
         self.control = control
         self.mark = mark
+        self.account = account
 
     def status(self) -> str:
         """How it ended, for messages."""
@@ -86,8 +93,11 @@ def start_node(spec: SessionSpec) -> Node:
     ours, theirs = socket.socketpair()
     # One OpenBLAS thread, or the templates could not fork; workers are given their own number.
     environ = {**os.environ, SESSION_MARK: mark, "OPENBLAS_NUM_THREADS": "1"}
+    limit = spec.object_store_bytes
+    account = StoreAccount.create(_STORE_SHARE * memory_bytes() // 10 if limit is None else limit)
     options = {
         "fd": theirs.fileno(),
+        "account": account.fd,
         "driver": os.getpid(),
         "spec": spec,
         "gpus": visible_gpus(),
@@ -97,12 +107,12 @@ def start_node(spec: SessionSpec) -> Node:
         [sys.executable, "-P", "-c", _BOOT, _PACKAGE_ROOT, pickle.dumps(options).hex()],
         stdin=subprocess.DEVNULL,
         env=environ,
-        pass_fds=[theirs.fileno()],
+        pass_fds=[theirs.fileno(), account.fd],
         start_new_session=True,  # Ctrl-C in the terminal is the driver's alone
         cwd="/",
     )
     theirs.close()
-    return Node(child, ours, mark)
+    return Node(child, ours, mark, account)
 
 
 def _remove_abandoned() -> None:

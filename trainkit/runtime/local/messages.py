@@ -311,7 +311,10 @@ class WorkerSpec:
 
 @dataclass(frozen=True, slots=True)
 class ForkWorker:
-    """Fork a worker; handles: its control connection, its first connection, stdout, stderr."""
+    """Fork a worker.
+
+    Handles: its control connection, its first connection, stdout, stderr, the object store's account.
+    """
 
     spec: WorkerSpec
 

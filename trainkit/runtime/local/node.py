@@ -29,7 +29,9 @@ from trainkit.runtime.local import process
 from trainkit.runtime.local.census import Census
 from trainkit.runtime.local.channel import FAILURE, NOTICE, REQUEST, VALUE, Connection, Descriptor, Frame
 from trainkit.runtime.local.children import Worker
+from trainkit.runtime.local.logs import SessionLogs
 from trainkit.runtime.local.loop import LoopConnection, try_send
+from trainkit.runtime.local.memory_guard import MemoryGuard
 from trainkit.runtime.local.messages import (
     Available,
     AwaitGroup,
@@ -49,6 +51,7 @@ from trainkit.runtime.local.messages import (
     Shutdown,
     StartActor,
     State,
+    Waits,
     packed,
     unpacked,
 )
@@ -74,6 +77,7 @@ def main(arguments: Sequence[str]) -> NoReturn:
         process.die_with_parent(node_pid)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         os.close(options["fd"])
+        os.close(options["account"])
         ours.close()
         run_template(theirs, frozenset())
     theirs.close()
@@ -103,6 +107,10 @@ class Node:
         self._stopping = False
         self._clients: dict[int, Connection] = {}
         self.spec: SessionSpec = options["spec"]
+        self.account_fd: int = options["account"]
+        self.guard = MemoryGuard(self)
+        self.logs = SessionLogs(os.environ[SESSION_MARK].rpartition("-")[2])
+        self._logs_fail = False
         self.census = Census(self, template, template_pid)
         for imports in options["preload"]:
             self.census.templates.warm(imports)
@@ -223,6 +231,16 @@ class Node:
         if self.spec.log_to_driver:
             self.notify(_DRIVER, Output(worker.name, worker.pid or 0, is_error, lines))
 
+    def keep_output(self, worker: Worker, kind: str, data: bytes) -> None:
+        """Keep what a worker printed in its file."""
+        if self._logs_fail:
+            return
+        try:
+            self.logs.write(worker, kind, data)
+        except OSError as error:
+            self._logs_fail = True
+            self.notify(_DRIVER, Waits(f"what workers print is not kept in files any more: {error}"))
+
     def _from_client(self, serial: int, frame: Frame) -> None:
         message = unpacked(frame.body)
         handles = [handle for handle in frame.body.handles if isinstance(handle, Descriptor)]
@@ -293,6 +311,7 @@ class Node:
         while SYSTEM.monotonic() < deadline:
             left = process.descendants(own)
             if not left:
+                self.census.drain()
                 shutil.rmtree(os.environ[SESSION_MARK], ignore_errors=True)  # there only if it was used
                 return
             for pid in left:

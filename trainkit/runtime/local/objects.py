@@ -1,23 +1,35 @@
 """Large values in shared memory: written once, mapped by every reader, freed by the kernel.
 
 A segment is an anonymous memory file, named by nothing but its descriptors, so it lasts as long as
-some process holds or maps it, and nothing can be left behind. Whether somebody still does is asked of
-the kernel too: every receiver gets an open file of its own, which holds a shared lock on the segment
-while it is in flight, held or mapped, and lets go of it even by a crash. When the writer can take the
-exclusive lock, nobody else has the segment, and its warm pages are used for the next value.
+some process holds or maps it, and nothing can be left behind. Whether somebody still uses it is asked
+of the kernel too: every holder and every receiver has an open file of its own with a shared lock on the
+segment, see `segmentlocks`. When the writer can take the exclusive lock, nobody else has the segment,
+and its warm pages are used for the next value.
+
+A new segment is filled by `pwrite`: twice as fast as touching each page of a mapping for the first
+time, and memory that the kernel refuses is an error of that call, where a mapping would end the
+process by SIGBUS. Pages that are there are written through a mapping, which needs no system call.
 """
 
 from __future__ import annotations
 
-import fcntl
+import contextlib
+import errno
 import mmap
 import os
 import pickle
+import resource
 import threading
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
+from trainkit.clock import SYSTEM
+from trainkit.errors import ObjectStoreFullError
+from trainkit.resources import describe_bytes
+from trainkit.runtime.local import inventory, segmentlocks
+from trainkit.runtime.local.account import StoreAccount
 from trainkit.runtime.local.channel import HANDLE_KINDS
+from trainkit.runtime.local.segmentlocks import Span
 from trainkit.runtime.serialize import Handle, Packed
 
 LARGE_BYTES = 256 * 1024
@@ -27,6 +39,15 @@ _ALIGN_BYTES = 64
 _KEEP_MOST = 16
 """Segments kept warm, as each takes two descriptors."""
 
+_KEEP_MOST_BYTES = 1 << 30
+_KEEP_SHARE = 10
+"""Each process keeps at most this part of the whole store warm."""
+
+_PATIENCE_S = 0.25
+"""A process that was just sent an answer may be about to let go of what it had sent for."""
+
+_LOOK_AGAIN_S = 0.01
+
 SEGMENT = 1
 
 
@@ -35,23 +56,55 @@ class Segment:
 
     Args:
         fd: owned from here on.
-        memory: in the process that wrote it, its mapping, which stays warm for the next value.
         pool: in the process that wrote it, where it goes when it is let go of.
+        span: of its lock; None finds out.
+        memory: in the process that wrote it, its mapping, if it was used before.
     """
 
     kind = SEGMENT
-    __slots__ = ("__weakref__", "_fd", "_mapping", "_pool", "memory")
+    __slots__ = ("__weakref__", "_fd", "_mapping", "_memory", "_pool", "_span")
 
-    def __init__(self, fd: int, memory: mmap.mmap | None = None, pool: SegmentPool | None = None) -> None:
+    def __init__(
+        self,
+        fd: int,
+        pool: SegmentPool | None = None,
+        span: Span | None = None,
+        memory: mmap.mmap | None = None,
+    ) -> None:
         self._fd = fd
         self._pool = pool
+        self._span = span
+        self._memory = memory
         self._mapping: mmap.mmap | None = None
-        self.memory = memory
+
+    @property
+    def span(self) -> Span:
+        """What a lock on it covers."""
+        if self._span is None:
+            self._span = segmentlocks.span_of(self._fd)
+        return self._span
 
     def open_fd(self) -> int:
-        fd = os.open(f"/proc/self/fd/{self._fd}", os.O_RDWR | os.O_CLOEXEC)
-        fcntl.flock(fd, fcntl.LOCK_SH)
+        try:
+            fd = os.open(f"/proc/self/fd/{self._fd}", os.O_RDWR | os.O_CLOEXEC)
+        except OSError as error:
+            _explain(error)
+            raise
+        segmentlocks.share(fd, self.span)
         return fd
+
+    def fill(self, parts: Sequence[Any], spans: Sequence[tuple[int, int]]) -> None:
+        """Write each part to its place."""
+        if self._memory is not None:
+            with memoryview(self._memory) as target:
+                for part, (start, stop) in zip(parts, spans, strict=True):
+                    target[start:stop] = part
+            return
+        for part, (start, _) in zip(parts, spans, strict=True):
+            with memoryview(part) as view, view.cast("B") as rest:
+                done = 0
+                while done < len(rest):  # the kernel takes 2 GiB at a time
+                    done += os.pwrite(self._fd, rest[done:], start + done)
 
     def view(self, private: bool) -> memoryview:
         """The whole segment, mapped copy-on-write: what a reader writes stays its own.
@@ -66,6 +119,9 @@ class Segment:
         fd = self.open_fd() if self._pool is not None else self._fd
         try:
             mapping = mmap.mmap(fd, 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+        except OSError as error:
+            _explain(error)
+            raise
         finally:
             if fd != self._fd:
                 os.close(fd)
@@ -81,8 +137,8 @@ class Segment:
 
     def __del__(self) -> None:
         self._mapping = None
-        if self._pool is not None and self.memory is not None:
-            self._pool.recycle(self._fd, self.memory)
+        if self._pool is not None:
+            self._pool.recycle(_Kept(self._fd, self.span, self._memory))
         else:
             os.close(self._fd)
 
@@ -90,23 +146,36 @@ class Segment:
 HANDLE_KINDS[SEGMENT] = Segment
 
 
+class _Kept(NamedTuple):
+    """A segment that nobody uses in this process."""
+
+    fd: int
+    span: Span
+    memory: mmap.mmap | None
+
+
 class SegmentPool:
     """Writes values to segments, reusing those that nobody reads any more.
 
     Args:
-        keep_bytes: how much warm memory to keep for reuse at most.
+        account: of the session; closed with the pool.
     """
 
-    def __init__(self, keep_bytes: int) -> None:
-        self._keep_bytes = keep_bytes
-        self._free: list[tuple[int, mmap.mmap]] = []
-        self._lent: list[tuple[int, mmap.mmap]] = []
+    def __init__(self, account: StoreAccount) -> None:
+        self._account = account
+        self._keep_bytes = min(_KEEP_MOST_BYTES, account.limit_bytes // _KEEP_SHARE)
+        # Oldest first. Others may still use some, such as the argument of a call on its way.
+        self._kept: list[_Kept] = []
         self._lock = threading.RLock()  # a collection in the middle of a write may recycle a segment
         self._closed = False
         self._pid = os.getpid()
 
     def write(self, packed: Packed) -> Packed:
-        """Move a large value to a segment; a small one is returned as it is."""
+        """Move a large value to a segment; a small one is returned as it is.
+
+        Raises:
+            ObjectStoreFullError: there is no room for it, or no descriptor; nothing was changed.
+        """
         if packed.size_bytes < LARGE_BYTES:
             return packed
         spans: list[tuple[int, int]] = []
@@ -116,67 +185,138 @@ class SegmentPool:
             start = -(-end // _ALIGN_BYTES) * _ALIGN_BYTES
             end = start + len(part)
             spans.append((start, end))
-        segment = self._segment(end)
-        with memoryview(segment.memory or b"") as target:
-            for part, (start, stop) in zip(parts, spans, strict=True):
-                target[start:stop] = part
+        segment = self._segment(-(-end // mmap.PAGESIZE) * mmap.PAGESIZE)
+        try:
+            segment.fill(parts, spans)
+        except OSError as error:
+            _explain(error)
+            raise
         return Packed(pickle.dumps((packed.writable, spans)), (), [segment, *packed.handles], stored=True)
 
     def _segment(self, size: int) -> Segment:
-        with self._lock:
-            self._take_back()
-            fitting = [kept for kept in self._free if size <= len(kept[1]) <= 2 * size]
-            if fitting:
-                best = min(fitting, key=lambda kept: len(kept[1]))
-                self._free.remove(best)
-                return Segment(*best, self)
-        fd = os.memfd_create("trainkit", os.MFD_CLOEXEC)
+        if size > self._account.limit_bytes:
+            raise ObjectStoreFullError(
+                f"a value of {describe_bytes(size)} does not fit the object store, which holds "
+                f"{describe_bytes(self._account.limit_bytes)} in all: raise object_store_memory in init(), "
+                "or pass the value in parts"
+            )
+        deadline: float | None = None
+        while True:
+            with self._lock:
+                segment = self._warm(size) or self._new(size)
+            if segment is not None:
+                return segment
+            now = SYSTEM.monotonic()
+            deadline = deadline or now + _PATIENCE_S
+            if now >= deadline:
+                raise ObjectStoreFullError(self._full(size))
+            SYSTEM.sleep(_LOOK_AGAIN_S)
+
+    def _warm(self, size: int) -> Segment | None:
+        """The smallest kept segment that the value fits in, and that nobody uses."""
+        fitting = [kept for kept in self._kept if size <= kept.span.size_bytes <= 2 * size]
+        for kept in sorted(fitting, key=lambda kept: kept.span.size_bytes):
+            if not segmentlocks.claim(kept.fd, kept.span):
+                continue
+            self._kept.remove(kept)
+            if os.fstat(kept.fd).st_size < size:  # another process took the memory when the store was full
+                self._account.close_segment(kept.fd)
+                continue
+            segmentlocks.share(kept.fd, kept.span)
+            memory = kept.memory
+            if memory is None:
+                # Without a mapping, for which a descriptor may be lacking, it is written by system calls.
+                with contextlib.suppress(OSError):
+                    memory = mmap.mmap(kept.fd, 0, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
+            return Segment(kept.fd, self, kept.span, memory)
+        return None
+
+    def _new(self, size: int) -> Segment | None:
+        """A new segment; None if there is no room for it."""
         try:
-            os.ftruncate(fd, -(-size // mmap.PAGESIZE) * mmap.PAGESIZE)
-            return Segment(fd, mmap.mmap(fd, 0), self)
-        except OSError:
-            os.close(fd)
-            raise
+            fd = self._account.make(size)
+        except OSError as error:
+            if error.errno not in (*_NO_DESCRIPTOR, *_NO_MEMORY):
+                raise
+            fd = None
+        if fd is None:
+            while self._kept:
+                self._drop(self._kept.pop())
+            try:
+                fd = self._account.make(size)
+                if fd is None:
+                    fd = self._account.make_after_counting(size)
+            except OSError as error:
+                _explain(error)
+                raise
+        return None if fd is None else Segment(fd, self, self._account.span(size))
 
-    def recycle(self, fd: int, memory: mmap.mmap) -> None:
+    def _full(self, size: int) -> str:
+        account = self._account
+        return (
+            f"the object store is full: {describe_bytes(account.in_use_bytes())} of "
+            f"{describe_bytes(account.limit_bytes)} used, {describe_bytes(size)} asked; held by: "
+            f"{inventory.describe_holders(account.session, account.driver)}. Release references, or raise "
+            "object_store_memory in init()."
+        )
+
+    def recycle(self, kept: _Kept) -> None:
         """Keep a segment that its last local holder let go of, until or while nobody else has it."""
+        if self._pid != os.getpid():  # a forked copy: the memory is its parent's to reuse
+            os.close(kept.fd)
+            return
         with self._lock:
-            if self._pid != os.getpid():  # a forked copy: the memory is its parent's to reuse
-                os.close(fd)
+            if self._closed:
+                os.close(kept.fd)
                 return
-            kept = sum(len(other) for _, other in [*self._free, *self._lent])
-            many = len(self._free) + len(self._lent) >= _KEEP_MOST
-            if self._closed or many or kept + len(memory) > self._keep_bytes:
-                os.close(fd)
-            elif _is_only_ours(fd):
-                self._free.append((fd, memory))
-            else:  # such as the argument of a call that is still on its way
-                self._lent.append((fd, memory))
+            if kept.span.size_bytes > self._keep_bytes:
+                self._drop(kept)
+                return
+            segmentlocks.release(kept.fd, kept.span)
+            self._kept.append(kept)
+            held = sum(other.span.size_bytes for other in self._kept)
+            while len(self._kept) > _KEEP_MOST or held > self._keep_bytes:
+                oldest = self._kept.pop(0)
+                held -= oldest.span.size_bytes
+                self._drop(oldest)
 
-    def _take_back(self) -> None:
-        """Find out which of the segments that others still had are free by now."""
-        lent, self._lent = self._lent, []
-        for kept in lent:
-            (self._free if _is_only_ours(kept[0]) else self._lent).append(kept)
+    def _drop(self, kept: _Kept) -> None:
+        """Close a segment; its memory is free if nobody else uses it, and else once nobody does."""
+        if kept.memory is not None:
+            kept.memory.close()
+        if segmentlocks.claim(kept.fd, kept.span):
+            self._account.close_segment(kept.fd)
+        else:
+            os.close(kept.fd)
 
     def close(self) -> None:
         """Free what is kept; segments still in use are freed when they are let go of."""
-        self._closed = True
         with self._lock:
-            for fd, _ in [*self._free, *self._lent]:
-                os.close(fd)
-            self._free.clear()
-            self._lent.clear()
+            self._closed = True
+            for kept in self._kept:
+                os.close(kept.fd)
+            self._kept.clear()
+            self._account.close()
 
 
-def _is_only_ours(fd: int) -> bool:
-    """Whether no other process holds or maps the segment, and none is on its way to one."""
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    fcntl.flock(fd, fcntl.LOCK_UN)
-    return True
+_NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE)
+_NO_MEMORY = (errno.ENOMEM, errno.ENOSPC)
+
+
+def _explain(error: OSError) -> None:
+    """Raise what the kernel refused in words that say what to do; returns if it is something else."""
+    if error.errno in _NO_DESCRIPTOR:
+        limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        raise ObjectStoreFullError(
+            f"this process has no file descriptor left for one more object in shared memory: its limit is "
+            f"{limit}, and each large object that it holds takes one. Release references, put many "
+            "values into one object, or raise the limit (ulimit -n)."
+        ) from error
+    if error.errno in _NO_MEMORY:
+        raise ObjectStoreFullError(
+            f"the kernel has no memory left for one more object ({error.strerror}): release references, "
+            "or lower object_store_memory in init() so that objects leave room for the rest"
+        ) from error
 
 
 def opened(packed: Packed) -> Packed:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from trainkit.settings import SESSION_MARK
 
@@ -84,13 +84,51 @@ def children(of: int) -> list[int]:
 
 def descendants(of: int) -> list[int]:
     """Pids of all descendants of a process, parents before their children."""
+    return families([of])[of][1:]
+
+
+def families(pids: Iterable[int]) -> dict[int, list[int]]:
+    """Of each process its own pid and those of all its descendants, parents before their children."""
     by_parent: dict[int, list[int]] = {}
     for pid, parent in _parents():
         by_parent.setdefault(parent, []).append(pid)
-    found = list(by_parent.get(of, ()))
-    for pid in found:  # grows while it is read
-        found.extend(by_parent.get(pid, ()))
+    found = {pid: [pid] for pid in pids}
+    for family in found.values():
+        for pid in family:  # grows while it is read
+            family.extend(by_parent.get(pid, ()))
     return found
+
+
+def own_pages_bytes(pid: int) -> int:
+    """Memory and swap of a process that is no file's, shared pages counted in full; 0 if it is gone."""
+    return 1024 * _sum_of_numbers(f"/proc/{pid}/status", (b"RssAnon:", b"VmSwap:"))
+
+
+def own_share_bytes(pid: int) -> int:
+    """The same with a page that n processes share counted as a part of n; takes a walk over all pages."""
+    return 1024 * _sum_of_numbers(f"/proc/{pid}/smaps_rollup", (b"Pss_Anon:", b"SwapPss:"))
+
+
+def parent(pid: int) -> int:
+    """Pid of a process's parent; 0 if it is gone."""
+    return _sum_of_numbers(f"/proc/{pid}/status", (b"PPid:",))
+
+
+def command_line(pid: int) -> bytes:
+    """What a process was started as, which a fork has in common with it; empty if it is gone."""
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            return file.read()
+    except OSError:
+        return b""
+
+
+def _sum_of_numbers(path: str, names: tuple[bytes, ...]) -> int:
+    try:
+        with open(path, "rb") as file:
+            return sum(int(line.split()[1]) for line in file if line.startswith(names))
+    except OSError:  # it ended
+        return 0
 
 
 def environment(pid: int) -> dict[str, str]:

@@ -27,7 +27,8 @@ import threadpoolctl
 
 from trainkit.clock import SYSTEM
 from trainkit.runtime import api
-from trainkit.runtime.local import process
+from trainkit.runtime.local import gpu_share, process
+from trainkit.runtime.local.account import StoreAccount
 from trainkit.runtime.local.calls import CallerConnection, Calls, SmallCall
 from trainkit.runtime.local.channel import BLOCKED, CALLS, CONNECT, INIT, RETURNED, SLOW, Descriptor, Frame
 from trainkit.runtime.local.client import LocalEngine
@@ -55,10 +56,10 @@ def run_worker(spec: WorkerSpec, fds: Sequence[int]) -> None:
 
     Args:
         spec: what it runs for, with what, and what it sees.
-        fds: its control connection, its first connection, and what stdout and stderr become; the
-            caller closes those that are only copied.
+        fds: its control connection, its first connection, what stdout and stderr become, and the
+            account of the object store; the caller closes those that are only copied.
     """
-    control, first, out, err = fds
+    control, first, out, err, account = fds
     process.set_name(f"tk-{spec.name}")
     # Orphans of what runs here stay here while it runs, and become the node's when it ends.
     process.become_subreaper()
@@ -67,6 +68,7 @@ def run_worker(spec: WorkerSpec, fds: Sequence[int]) -> None:
     engine = LocalEngine(
         socket.socket(fileno=os.dup(control)),
         spec.totals,
+        StoreAccount(account),
         serial=spec.serial,
         cpus=spec.cpus,
         gpus=sorted(spec.gpus),
@@ -126,7 +128,7 @@ def _settle_in(spec: WorkerSpec, out: int, err: int) -> dict[str, str]:
     faulthandler.enable(sys.stderr)
     _set_threads()
     _reseed()
-    _cap_gpu_memory(spec)
+    gpu_share.limit(spec.gpus)
     return own
 
 
@@ -166,14 +168,6 @@ def _reseed() -> None:
     torch = sys.modules.get("torch")
     if torch is not None:
         torch.default_generator.seed()
-
-
-def _cap_gpu_memory(spec: WorkerSpec) -> None:
-    """Hold a worker with a fraction of a GPU to that share of its memory."""
-    shares = [share for share in spec.gpus.values() if share < 1]
-    torch = sys.modules.get("torch")
-    if shares and torch is not None and torch.cuda.device_count():
-        torch.cuda.set_per_process_memory_fraction(shares[0], 0)
 
 
 class _Connection(CallerConnection):

@@ -1,0 +1,164 @@
+"""How much the objects of a session take together, and the limit that they may take.
+
+    used, limit, session, driver, makers      one small memory file that every process of the session maps
+
+Making a segment adds its size to `used`, under a lock that every process honours; a process that frees
+one, warm ones included, subtracts it. What others still hold when its maker lets go, and what a process
+takes along when it dies, stays counted: so `used` may be too high, never too low, and making a segment
+costs a microsecond more, not a look around. Only when it would exceed the limit is the truth asked of
+the kernel, by the locks on all segments (see `segmentlocks`), and warm memory, whose ever, taken back:
+who has made segments, and so may keep some warm, has put its pid among the makers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import mmap
+import os
+import secrets
+from collections.abc import Iterator
+
+from trainkit.runtime.local import inventory, segmentlocks
+from trainkit.runtime.local.segmentlocks import PREFIX, Span
+
+_USED, _LIMIT, _SESSION, _DRIVER, _MAKERS, _FIRST_MAKER = range(6)
+_FILE_BYTES = 1 << 16
+_CELLS = _FILE_BYTES // 8
+_NAME = "tk-store"
+
+
+class StoreAccount:
+    """The session's account of shared memory, as one process has it open.
+
+    Its user, the process's pool of segments, takes care that no two threads come here at once.
+
+    Args:
+        fd: of the account; the caller keeps and closes it.
+    """
+
+    def __init__(self, fd: int) -> None:
+        # An open file of its own: a lock on one that was inherited or sent would be its giver's too.
+        self.fd = os.open(f"/proc/self/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
+        self._memory = mmap.mmap(self.fd, _FILE_BYTES)
+        self._cells = memoryview(self._memory).cast("Q")
+        self.limit_bytes = self._cells[_LIMIT]
+        self.session = self._cells[_SESSION]
+        self.driver = self._cells[_DRIVER]
+        self._depth = 0
+        self._is_maker = False
+
+    @classmethod
+    def create(cls, limit_bytes: int) -> StoreAccount:
+        """A new session's account, opened by its driver."""
+        fd = os.memfd_create(_NAME, os.MFD_CLOEXEC)
+        try:
+            os.ftruncate(fd, _FILE_BYTES)
+            with mmap.mmap(fd, _FILE_BYTES) as memory, memoryview(memory) as view, view.cast("Q") as cells:
+                cells[_LIMIT] = limit_bytes
+                cells[_SESSION] = secrets.randbelow(segmentlocks.SESSIONS)
+                cells[_DRIVER] = os.getpid()
+            return cls(fd)
+        finally:
+            os.close(fd)
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        # A collection in the middle may free a segment, which comes here again.
+        if self._depth == 0:
+            fcntl.flock(self.fd, fcntl.LOCK_EX)
+        self._depth += 1
+        try:
+            yield
+        finally:
+            self._depth -= 1
+            if self._depth == 0:
+                fcntl.flock(self.fd, fcntl.LOCK_UN)
+
+    @property
+    def used_bytes(self) -> int:
+        """What is counted as used; it may be too much, see above."""
+        return self._cells[_USED]
+
+    def span(self, size_bytes: int) -> Span:
+        """What a lock on a segment of that size covers."""
+        return Span(self.session, size_bytes)
+
+    def make(self, size_bytes: int) -> int | None:
+        """A new segment, in use by this process; None if the account says that it exceeds the limit."""
+        with self._locked():
+            if self._cells[_USED] + size_bytes > self.limit_bytes:
+                return None
+            if not self._is_maker:
+                self._become_maker()
+            # Counted, made and locked in one go: who counts exactly holds the same lock, and misses none.
+            fd = os.memfd_create(f"{PREFIX}{self.session:06x}", os.MFD_CLOEXEC)
+            try:
+                os.ftruncate(fd, size_bytes)
+                segmentlocks.share(fd, self.span(size_bytes))
+            except BaseException:
+                os.close(fd)
+                raise
+            self._cells[_USED] += size_bytes
+            return fd
+
+    def make_after_counting(self, size_bytes: int) -> int | None:
+        """Like `make`, but first count what is really in use, and take all warm memory back."""
+        with self._locked():
+            if self.in_use_bytes() + size_bytes > self.limit_bytes:
+                return None
+            self._cells[_USED] = self._count()
+            return self.make(size_bytes)
+
+    def in_use_bytes(self) -> int:
+        """What all segments in use take together, warm ones aside, as the kernel knows it."""
+        return sum(segmentlocks.sizes_in_use(self.session).values())
+
+    def _become_maker(self) -> None:
+        count = self._cells[_MAKERS]
+        if _FIRST_MAKER + count == _CELLS:  # forget those that have ended
+            living = [pid for pid in self._makers() if os.path.exists(f"/proc/{pid}")]
+            for index, pid in enumerate(living):
+                self._cells[_FIRST_MAKER + index] = pid
+            count = len(living)
+        self._cells[_FIRST_MAKER + count] = os.getpid()
+        self._cells[_MAKERS] = count + 1
+        self._is_maker = True
+
+    def _makers(self) -> list[int]:
+        return list(self._cells[_FIRST_MAKER : _FIRST_MAKER + self._cells[_MAKERS]])
+
+    def close_segment(self, fd: int) -> None:
+        """Close a segment that this process has alone, and take it off the account."""
+        with self._locked():
+            self._cells[_USED] -= min(self._cells[_USED], os.fstat(fd).st_size)
+            os.close(fd)
+
+    def _count(self) -> int:
+        sizes = segmentlocks.sizes_in_use(self.session)
+        for found in inventory.open_segments(self._makers(), self.session):
+            if found.locked or found.inode in sizes:
+                continue
+            try:
+                fd = os.open(found.path, os.O_RDWR | os.O_CLOEXEC)
+            except OSError:  # closed meanwhile
+                continue
+            try:
+                size = os.fstat(fd).st_size
+                if size == 0:
+                    continue
+                # Warm memory of another process, or of a thread that is just taking it into use: that
+                # one would have it locked. Who kept it looks at its size before writing to it again.
+                if segmentlocks.claim(fd, self.span(size)):
+                    os.ftruncate(fd, 0)
+                else:
+                    sizes[found.inode] = size
+            finally:
+                os.close(fd)
+        return sum(sizes.values())
+
+    def close(self) -> None:
+        """Close this process's end of it."""
+        self._cells.release()
+        self._memory.close()
+        os.close(self.fd)
