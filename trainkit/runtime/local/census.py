@@ -125,6 +125,7 @@ class Census:
         # By its number: a lease may pass on, and with it the id, before the template has answered.
         self._unborn[spec.serial] = Unborn(worker, imports, spec, spare)
         try_send(template, NOTICE, 0, packed(ForkWorker(spec), handles))
+        self._node.registry.started(worker)
 
     def _read(self, pipe: OutputPipe) -> None:
         if not pipe.read():
@@ -213,6 +214,7 @@ class Census:
     def never_started(self, worker_id: int, exit_: Exit) -> None:
         """Remember how a worker ended that never was one."""
         self._graves[worker_id] = exit_
+        self._node.registry.ended(worker_id)
 
     def reap(self) -> None:
         """Collect children that ended: orphans, and the workers of a template that was killed."""
@@ -254,6 +256,7 @@ class Census:
             self._node.unwatch(pipe.fd)
             pipe.close()
         self._node.drop_client(worker.serial)
+        self._node.registry.ended(worker.worker_id)
         self._node.stores.ended(worker)
         for answer in worker.inquiries:
             answer(exit_)

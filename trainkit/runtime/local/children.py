@@ -16,6 +16,9 @@ from trainkit.runtime.supervise import Exit
 
 _TAIL_LINES = 50
 _READ_BYTES = 1 << 16
+
+NOBODY = 0
+"""The owner of a detached actor."""
 _LONGEST_LINE_BYTES = 1 << 16
 
 
@@ -82,7 +85,7 @@ class Worker:
     """One worker process, from the request for it to its end.
 
     Attributes:
-        owner: number of the process that asked for it.
+        owner: number of the process that asked for it; NOBODY if it outlives that.
         allocation: what it holds and doesn't lend; None while it is idle in the pool.
         ledger_group: the group and bundle that `allocation` was taken from; None for the machine.
         lent: what it holds but lends, while it waits for others.

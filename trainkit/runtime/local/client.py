@@ -9,27 +9,18 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from trainkit.clock import SYSTEM
-from trainkit.errors import (
-    ConfigError,
-    GetTimeoutError,
-    ObjectLostError,
-)
+from trainkit.errors import GetTimeoutError, ObjectLostError
 from trainkit.resources import QUANTUM, Bundle, require_feasible
 from trainkit.runtime import preload
 from trainkit.runtime.failures import raisable, unpack_failure
-from trainkit.runtime.local import launch
+from trainkit.runtime.local import introductions, launch, process
 from trainkit.runtime.local.bodies import CallBodies
-from trainkit.runtime.local.channel import (
-    CALL,
-    FAILURE,
-    INIT,
-    VALUE,
-    Descriptor,
-)
+from trainkit.runtime.local.channel import CALL, FAILURE, INIT, VALUE, Descriptor
 from trainkit.runtime.local.interrupt import InterruptGuard
 from trainkit.runtime.local.messages import (
     Available,
@@ -39,7 +30,6 @@ from trainkit.runtime.local.messages import (
     Reclaim,
     Release,
     Reserve,
-    Shutdown,
     StartActor,
     Surroundings,
 )
@@ -52,6 +42,7 @@ from trainkit.runtime.local.tasks import Task, TaskPool
 from trainkit.runtime.serialize import Packed, pack, unpack
 from trainkit.runtime.specs import (
     ActorSpec,
+    Interface,
     MethodSpec,
     ObjectRef,
     Placement,
@@ -96,6 +87,7 @@ class LocalEngine:
         asked_preload: frozenset[str] = frozenset(),
     ) -> None:
         self.pid = os.getpid()
+        self.mark = os.environ[SESSION_MARK] if node is None else node.mark
         self.pump = Pump()
         self._totals = dict(totals)
         self._ids = Ids(serial)
@@ -110,6 +102,7 @@ class LocalEngine:
         self._pools_lock = threading.Lock()
         self._bodies = CallBodies(self._segments, self._ids)
         self.link = NodeLink(control, self._ids, self._answer, self.pump.run, node)
+        self.link.home = self.mark
         self.link.on_notice = self.notified
         set_engine(self)
         if node is not None:  # a worker's main loop reads this connection itself
@@ -149,7 +142,9 @@ class LocalEngine:
         """What a worker started now is to see of this process; not what was set for this one alone."""
         own = self._own_variables
         environ = {name: value for name, value in os.environ.items() if own.get(name) != value}
-        return Surroundings(environ, _cwd(), list(sys.path), preload.wanted() | self._asked_preload)
+        return Surroundings(
+            environ, process.working_folder(), list(sys.path), preload.wanted() | self._asked_preload
+        )
 
     def notified(self, message: Any, body: Packed) -> None:
         """Act on a notice from the node."""
@@ -237,12 +232,21 @@ class LocalEngine:
         body = self._bodies.of_call(definition, spec.name, 1, spec.args, spec.kwargs)
         ours, theirs = socket.socketpair()
         peer = Peer(ours, spec.name, self.new_id())
-        endpoint = Endpoint(peer)
+        peer.home = self.mark
+        request = StartActor(peer.worker_id or 0, spec.name, spec.placement, self.surroundings())
+        if spec.registration is not None:
+            request = replace(request, registration=spec.registration, interface=spec.interface)
+            existing = introductions.register(self, request, peer, Descriptor(theirs.detach()))
+            if existing is not None:
+                return existing[0]
         # The class and the constructor's arguments go straight to the process, which is yet to start.
         peer.send(INIT, 0, body)
-        request = StartActor(peer.worker_id or 0, spec.name, spec.placement, self.surroundings())
-        self.link.tell(request, [Descriptor(theirs.detach())])
-        return endpoint
+        if spec.registration is None:
+            self.link.tell(request, [Descriptor(theirs.detach())])
+        return Endpoint(peer)
+
+    def find_actor(self, name: str, namespace: str | None) -> tuple[Endpoint, Interface]:
+        return introductions.find_actor(self, name, namespace)
 
     def call(
         self, actor: Endpoint, method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], spec: MethodSpec
@@ -257,9 +261,11 @@ class LocalEngine:
         return list(refs)
 
     def kill(self, actor: Endpoint, no_restart: bool) -> None:
-        worker_id = actor.peer.worker_id
-        if worker_id is not None and self.alive:
-            self._answer(self.link.ask(Kill(worker_id, "it was killed by trainkit.kill()")))
+        worker_id, reason = actor.peer.worker_id, "it was killed by trainkit.kill()"
+        if introductions.is_abroad(self, actor):
+            introductions.kill_abroad(actor, reason)
+        elif worker_id is not None and self.alive:
+            self._answer(self.link.ask(Kill(worker_id, reason)))
 
     def put(self, value: Any) -> ObjectRef[Any]:
         ref = LocalRef(self.new_id(), None)
@@ -369,8 +375,8 @@ class LocalEngine:
         return list(self._gpus)
 
     def scratch_dir(self) -> Path:
-        path = Path(os.environ[SESSION_MARK] if self._node is None else self._node.mark)
-        path.mkdir(mode=0o700, exist_ok=True)
+        path = Path(self.mark)
+        path.mkdir(mode=0o700, exist_ok=True)  # the node may be about to make it
         return path
 
     def ensure_serializable(self, value: Any, what: str) -> None:
@@ -380,8 +386,10 @@ class LocalEngine:
         if self._node is None or self.link.closing or self.pid != os.getpid():
             return  # a worker's engine ends with its process
         self.link.closing = True
-        self.link.tell(Shutdown())
-        self._node.join()
+        if introductions.farewell(self):
+            self._node.let_stay()
+        else:
+            self._node.join()
         self.pump.stop()
         for pool in self._pools.values():
             pool.close()
@@ -389,10 +397,3 @@ class LocalEngine:
         self.link.close()
         self._pools.clear()
         set_engine(None)
-
-
-def _cwd() -> str:
-    try:
-        return os.getcwd()
-    except FileNotFoundError:
-        raise ConfigError("the current working directory was deleted; change to one that exists") from None

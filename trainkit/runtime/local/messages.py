@@ -12,7 +12,7 @@ from typing import Any
 
 from trainkit.resources import Bundle
 from trainkit.runtime.serialize import PROTOCOL, Handle, Packed
-from trainkit.runtime.specs import Placement, PlacementGroupId
+from trainkit.runtime.specs import Interface, Placement, PlacementGroupId, Registration
 
 
 def packed(message: Any, handles: Sequence[Handle] = ()) -> Packed:
@@ -44,12 +44,22 @@ class Surroundings:
 
 @dataclass(frozen=True, slots=True)
 class StartActor:
-    """Start a process for an actor; its first connection is the handle beside. Not answered."""
+    """Start a process for an actor; its first connection is the handle beside.
+
+    Not answered without a registration. With one, answered with None if it is registered and asked
+    for, or with the `Found` actor of that name, which the handle then became a connection to.
+
+    Attributes:
+        registration: its name, and whether it outlives who asks for it.
+        interface: for those who find it by its name.
+    """
 
     worker_id: int
     name: str
     placement: Placement
     surroundings: Surroundings
+    registration: Registration | None = None
+    interface: Interface | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +92,48 @@ class Inquest:
     """How did a worker end? Answered with a `supervise.Exit`, once it has."""
 
     worker_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class FindActor:
+    """Who is called so? Answered with `Found`, to whom the handle beside is then a connection, or `NotFound`.
+
+    Attributes:
+        namespace: None for the session's own.
+        detached: only one that outlives its program is meant.
+    """
+
+    name: str
+    namespace: str | None
+    detached: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A registered actor, as `FindActor` is answered.
+
+    Attributes:
+        label: what stands for it in errors and logs.
+    """
+
+    worker_id: int
+    label: str
+    interface: Interface
+
+
+@dataclass(frozen=True, slots=True)
+class NotFound:
+    """There is no such actor; these names there are in that namespace."""
+
+    namespace: str
+    names: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """What is there? Answered with a list of plain dicts; `kind` is one of `statebook.KINDS`."""
+
+    kind: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +172,10 @@ class Blocked:
 
 @dataclass(frozen=True, slots=True)
 class Shutdown:
-    """End everything; the connection closes when it is done."""
+    """End everything; the connection closes when it is done.
+
+    Asked by the driver while there are detached actors: end everything else. Answered then, once it is done.
+    """
 
 
 # node to client
@@ -182,6 +237,11 @@ class ForkWorker:
     """Fork a worker; handles: its control connection, its first connection, stdout, stderr."""
 
     spec: WorkerSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Redirect:
+    """Write your output to the handle beside from now on: the program that started you has ended."""
 
 
 @dataclass(frozen=True, slots=True)

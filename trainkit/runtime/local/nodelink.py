@@ -12,6 +12,7 @@ from typing import Any, TextIO
 
 from trainkit.errors import ActorDiedError, NodeDiedError, ObjectLostError, TrainkitError, WorkerDiedError
 from trainkit.runtime import supervise
+from trainkit.runtime.local import doors
 from trainkit.runtime.local.channel import NOTICE, REQUEST, Frame
 from trainkit.runtime.local.launch import Node
 from trainkit.runtime.local.messages import Inquest, Output, Waits, packed, unpacked
@@ -122,6 +123,8 @@ class NodeLink(Peer):
 
     def death_of(self, peer: Peer) -> TrainkitError:
         """The error for calls to an actor whose connection closed."""
+        if peer.home not in (None, self.home):
+            return death(ActorDiedError, doors.inquest(peer.home, peer.worker_id), peer.name)
         if self.closing or self.closed:
             return self.gone()
         try:

@@ -7,6 +7,7 @@ import os
 import signal
 from collections.abc import Iterator
 
+from trainkit.errors import ConfigError
 from trainkit.settings import SESSION_MARK
 
 _PR_SET_PDEATHSIG = 1
@@ -116,6 +117,24 @@ def kill(pid: int, number: int = signal.SIGKILL) -> None:
         os.kill(pid, number)
     except ProcessLookupError:
         return
+
+
+def working_folder() -> str:
+    """Where this process runs.
+
+    Raises:
+        ConfigError: that folder was deleted.
+    """
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        raise ConfigError("the current working directory was deleted; change to one that exists") from None
+
+
+def take_output(fd: int) -> None:
+    """Make `fd` this process's standard output and error."""
+    for standard in (1, 2):
+        os.dup2(fd, standard)
 
 
 def oom_kills() -> int:

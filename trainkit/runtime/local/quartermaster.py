@@ -242,7 +242,7 @@ class Quartermaster:
             self._node.census.start(
                 spec,
                 request.first,
-                owner=request.client,
+                owner=request.owner,
                 placement=placement,
                 allocation=allocation,
                 ledger_group=where,
@@ -274,10 +274,14 @@ class Quartermaster:
         if worker in self._idle:
             self._idle.remove(worker)
         self._free(worker)
-        for request in [request for request in self._queue if request.client == worker.serial]:
+        self.forsake(worker.serial, f"{worker.name}, which asked for it, has ended")
+
+    def forsake(self, owner: int, reason: str) -> None:
+        """Give up what a process asked for that has ended: its requests, and its groups."""
+        for request in [request for request in self._queue if request.owner == owner]:
             self._queue.remove(request)
-            self._refuse(request, f"{worker.name}, which asked for it, has ended", requested=True)
-        for group_id in [gid for gid, group in self._groups.items() if group.owner == worker.serial]:
+            self._refuse(request, reason, requested=True)
+        for group_id in [gid for gid, group in self._groups.items() if group.owner == owner]:
             self.release(group_id, lambda _: None)
 
     def _free(self, worker: Worker) -> None:

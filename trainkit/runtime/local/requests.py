@@ -8,6 +8,7 @@ from typing import Any
 
 from trainkit.resources import Bundle
 from trainkit.runtime.local.channel import Descriptor
+from trainkit.runtime.local.children import NOBODY
 from trainkit.runtime.local.messages import Lease, StartActor
 from trainkit.runtime.placement import Allocation, Ledger, Waiting
 from trainkit.runtime.supervise import Exit as ExitRecord
@@ -26,6 +27,13 @@ class Request:
     answer: Callable[[Any], None] | None = None
     inquiries: list[Callable[[ExitRecord], None]] | None = None
     explained: bool = False
+
+    @property
+    def owner(self) -> int:
+        """Whose end it shares: the client's, or nobody's."""
+        start = self.start
+        registration = start.registration if isinstance(start, StartActor) else None
+        return NOBODY if registration is not None and registration.detached else self.client
 
 
 @dataclass(slots=True)

@@ -195,6 +195,9 @@ class _Worker:
         self._instance: Any = None
         self._failed: Packed | None = None
         self._functions: dict[int, Any] = {}
+        # Who found an actor by its name may call it before its own maker's first frame has arrived.
+        self._made = not spec.is_actor
+        self._early: list[socket.socket] = []
         self._leaving = False
         self._main = threading.get_ident()
         self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -217,6 +220,10 @@ class _Worker:
             self.connect(socket.socket(fileno=handle.open_fd()))
         else:
             self._queue.append((conn, frame))
+            if frame.kind == INIT:
+                self._made = True
+                while self._early:
+                    self.connect(self._early.pop())
         self._wake()
 
     def _wake(self) -> None:
@@ -256,7 +263,11 @@ class _Worker:
             case Connect():
                 (handle,) = body.handles
                 if isinstance(handle, Descriptor):
-                    self.connect(socket.socket(fileno=handle.take()))
+                    sock = socket.socket(fileno=handle.take())
+                    if self._made:
+                        self.connect(sock)
+                    else:
+                        self._early.append(sock)
             case Exit():
                 self._leaving = True
                 self._wake()

@@ -1,0 +1,64 @@
+"""What a program leaves behind: when it ends, its detached actors stay, with what they started.
+
+program ends ──▶ its workers are killed, its requests and groups given up ──▶ the node stays
+the last detached actor ends ──▶ the node ends
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from trainkit.runtime.local import process
+from trainkit.runtime.local.channel import NOTICE, Descriptor
+from trainkit.runtime.local.children import NOBODY, Worker
+from trainkit.runtime.local.loop import try_send
+from trainkit.runtime.local.messages import Redirect, packed
+from trainkit.runtime.supervise import Exit
+
+if TYPE_CHECKING:
+    from trainkit.runtime.local.node import Node
+
+LOG = "node.log"
+"""In the session's folder: what the node prints once there is no program to print it in."""
+
+_DRIVER = 1
+
+
+def end_program(node: Node, then: Callable[[], None]) -> None:
+    """End all that belongs to the program that started the session; `then` is called when that is dead."""
+    workers = node.census.workers()
+    staying = _belonging_to(NOBODY, workers)
+    doomed = {worker.worker_id: worker for worker in workers if worker.serial not in staying}
+    node.stores.forsake(_DRIVER, "the program that asked for it has ended")
+
+    def ended(worker_id: int, _: Exit) -> None:
+        doomed.pop(worker_id, None)
+        if not doomed:
+            then()
+
+    if not doomed:
+        then()
+    for worker_id in list(doomed):
+        node.census.kill(worker_id, "its program has ended", functools.partial(ended, worker_id))
+
+
+def _belonging_to(owner: int, workers: list[Worker]) -> set[int]:
+    """Numbers of the workers that `owner` asked for, that those asked for, and so on."""
+    found = {worker.serial for worker in workers if worker.owner == owner}
+    while True:
+        more = {worker.serial for worker in workers if worker.owner in found} - found
+        if not more:
+            return found
+        found |= more
+
+
+def redirect_output(node: Node, path: str) -> None:
+    """Print to a file from now on: whoever reads the program's output waits for the last to hold it open."""
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    for template in node.census.templates.connections():
+        try_send(template, NOTICE, 0, packed(Redirect(), [Descriptor(os.dup(fd))]))
+    process.take_output(fd)
+    os.close(fd)

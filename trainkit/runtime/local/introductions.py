@@ -1,0 +1,155 @@
+"""How a process comes to know actors that it did not make: by name, in its own session or another."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trainkit.errors import ConfigError, TrainkitError
+from trainkit.runtime.local import doors
+from trainkit.runtime.local.channel import Descriptor
+from trainkit.runtime.local.messages import FindActor, Found, NotFound, Shutdown, StartActor
+from trainkit.runtime.local.names import nearest
+from trainkit.runtime.local.refs import Endpoint, Peer
+from trainkit.runtime.local.registry import taken_message
+from trainkit.runtime.specs import Interface
+
+if TYPE_CHECKING:
+    from trainkit.runtime.local.client import LocalEngine
+
+_FAREWELL_S = 5.0
+_Answer = Found | NotFound
+
+
+def find_actor(engine: LocalEngine, name: str, namespace: str | None) -> tuple[Endpoint, Interface]:
+    """The actor of that name; see `Engine.find_actor`."""
+    found = _ask_for(engine.mark, lambda conn: _ask_own(engine, FindActor(name, namespace, False), conn))
+    if isinstance(found, NotFound):
+        met, looked_at, known = _find_abroad(engine, name, found.namespace)
+        if met is None:
+            raise ConfigError(_not_found(name, found, looked_at, known))
+        return met
+    return found
+
+
+def register(
+    engine: LocalEngine, request: StartActor, peer: Peer, conn: Descriptor
+) -> tuple[Endpoint, Interface] | None:
+    """Ask for the actor of `request`, which has a registration.
+
+    Args:
+        engine: this process's.
+        request: for the node.
+        peer: this process's end of the actor's first connection.
+        conn: the other end.
+
+    Returns:
+        The actor that there is already, if that is good enough; else None.
+
+    Raises:
+        ConfigError: its name is taken.
+    """
+    wanted = request.registration
+    if wanted is None or wanted.name is None:
+        raise ConfigError("only an actor with a name can be registered")
+    with doors.in_turn(_home(engine)) if wanted.detached else contextlib.nullcontext():
+        if wanted.detached or wanted.get_if_exists:
+            own = _ask_for(
+                engine.mark,
+                lambda conn: _ask_own(engine, FindActor(wanted.name or "", wanted.namespace, False), conn),
+            )
+            if isinstance(own, NotFound):
+                met, _, _ = _find_abroad(engine, wanted.name, own.namespace)
+                if met is not None and wanted.get_if_exists:
+                    return met
+                if met is not None:
+                    session = doors.session_at(Path(met[0].peer.home or ""))
+                    holder = f"the detached {met[1].name} of {session or 'another session'}"
+                    raise ConfigError(taken_message(wanted.name, own.namespace, holder))
+        answer: Found | None = _ask_own(engine, request, conn)
+    if answer is None:
+        return None
+    peer.name, peer.worker_id = answer.label, answer.worker_id
+    return Endpoint(peer), answer.interface
+
+
+def farewell(engine: LocalEngine) -> bool:
+    """Tell the node that the program ends; returns, once all of it is dead, whether detached actors stay."""
+    try:
+        return bool(engine.get([engine.link.ask(Shutdown())], _FAREWELL_S)[0])
+    except TrainkitError:  # it has ended, or will be made to
+        return False
+
+
+def is_abroad(engine: LocalEngine, actor: Endpoint) -> bool:
+    """Whether an actor belongs to another session than this process."""
+    return actor.peer.home not in (None, engine.mark)
+
+
+def kill_abroad(actor: Endpoint, reason: str) -> None:
+    """End an actor of another session."""
+    peer = actor.peer
+    if peer.home is not None and peer.worker_id is not None:
+        doors.kill(peer.home, peer.worker_id, reason)
+
+
+def _home(engine: LocalEngine) -> Path:
+    return Path(engine.mark).parent
+
+
+def _ask_own(engine: LocalEngine, message: Any, conn: Descriptor) -> Any:
+    return engine.get([engine.link.ask(message, [conn])], None)[0]
+
+
+def _ask_for(home: str, ask: Callable[[Descriptor], _Answer]) -> tuple[Endpoint, Interface] | NotFound:
+    """Have a new connection handed to an actor that `ask` finds in the session with the mark `home`."""
+    ours, theirs = socket.socketpair()
+    with ours:
+        answer = ask(Descriptor(theirs.detach()))
+        if isinstance(answer, NotFound):
+            return answer
+        peer = Peer(socket.socket(fileno=ours.detach()), answer.label, answer.worker_id)
+    peer.home = home
+    return Endpoint(peer), answer.interface
+
+
+def _find_abroad(
+    engine: LocalEngine, name: str, namespace: str
+) -> tuple[tuple[Endpoint, Interface] | None, list[str], list[str]]:
+    """A detached actor of that name in another of the user's sessions.
+
+    Returns:
+        The actor; the sessions looked at, and the names that they have.
+    """
+    looked_at: list[str] = []
+    known: list[str] = []
+    for session in doors.sessions(_home(engine)):
+        home = str(session.folder)
+        if home == engine.mark:
+            continue
+        looked_at.append(str(session))
+        message = FindActor(name, namespace, True)
+        try:
+            with doors.visit(session.folder) as node:
+                found = _ask_for(home, lambda conn: node.ask(message, [conn]))  # noqa: B023
+        except TrainkitError as error:  # it has just ended, or is stopped: told if nothing is found
+            looked_at[-1] += f", which could not be asked: {error}"
+            continue
+        if not isinstance(found, NotFound):
+            return found, looked_at, known
+        known.extend(found.names)
+    return None, looked_at, known
+
+
+def _not_found(name: str, own: NotFound, looked_at: Sequence[str], known: Sequence[str]) -> str:
+    where = "; ".join(["this session", *looked_at])
+    near = nearest(name, sorted({*own.names, *known}))
+    hint = f": did you mean {near!r}?" if near else "."
+    return (
+        f"there is no actor named {name!r} in the namespace {own.namespace!r} (looked in {where}){hint} "
+        "Names are given by .options(name=...), end with their actor, and reach other programs with "
+        "lifetime='detached'"
+    )
