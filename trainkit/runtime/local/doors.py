@@ -173,6 +173,13 @@ class Visit(Connection):
             raise raisable(unpack_failure(frame.body))
         return unpack(frame.body)
 
+    def tell(self, message: Any) -> None:
+        """Send something that is not answered."""
+        try:
+            self.send(NOTICE, 0, packed(message))
+        except OSError as error:
+            raise _gone(self._folder, str(error)) from error
+
     def await_end(self, timeout_s: float) -> bool:
         """Whether the node closes the connection within `timeout_s`."""
         self._read_until(lambda: False, timeout_s)

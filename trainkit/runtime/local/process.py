@@ -94,6 +94,15 @@ def descendants(of: int) -> list[int]:
     return found
 
 
+def exists(pid: int) -> bool:
+    """Whether there is a process of that number which has not ended."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rpartition(b")")[2].split()[0] not in (b"Z", b"X")
+    except OSError:
+        return False
+
+
 def environment(pid: int) -> dict[str, str]:
     """The environment that a process was started with; empty if it is gone or not ours."""
     try:
