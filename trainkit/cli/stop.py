@@ -11,7 +11,6 @@ from trainkit.runtime.local import doors, process
 from trainkit.runtime.local.doors import Session
 from trainkit.runtime.local.launch import end_leftovers
 from trainkit.runtime.local.messages import Shutdown
-from trainkit.settings import runtime_dir
 
 _GRACE_S = 5.0
 
@@ -62,7 +61,7 @@ def _ask(session: Session) -> bool:
 
 def _end_abandoned(seen: set[Path]) -> list[str]:
     lines = []
-    for folder in doors.folders(runtime_dir().absolute()):
+    for folder in doors.folders(doors.home()):
         session = doors.session_at(folder)
         if folder not in seen and session is not None and not session.alive:
             count = end_leftovers(folder)

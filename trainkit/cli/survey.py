@@ -11,7 +11,6 @@ from trainkit.errors import ConfigError, TrainkitError
 from trainkit.runtime.local import doors, process
 from trainkit.runtime.local.doors import Session
 from trainkit.runtime.local.messages import State
-from trainkit.settings import runtime_dir
 
 KINDS = ("nodes", "actors", "tasks", "placement_groups", "requests")
 
@@ -47,7 +46,7 @@ class Survey:
 
 def sessions() -> list[Session]:
     """The user's sessions whose nodes run, newest first."""
-    return doors.sessions(runtime_dir().absolute())
+    return doors.sessions(doors.home())
 
 
 def chosen(found: Sequence[Session], prefix: str) -> list[Session]:
@@ -56,7 +55,7 @@ def chosen(found: Sequence[Session], prefix: str) -> list[Session]:
     if len(matching) != 1:
         there = ", ".join(session.id for session in found) or "none"
         raise ConfigError(
-            f"{'several sessions' if matching else 'no session'} of yours in {runtime_dir()} with an id that "
+            f"{'several sessions' if matching else 'no session'} of yours in {doors.home()} with an id that "
             f"starts with {prefix!r}; there are: {there}"
         )
     return matching

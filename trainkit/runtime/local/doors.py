@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import itertools
-import json
 import os
 import select
 import socket
@@ -27,7 +26,7 @@ from trainkit.runtime.local.guests import CARD, door_path, is_own
 from trainkit.runtime.local.messages import Inquest, Kill, packed
 from trainkit.runtime.serialize import Handle, unpack
 from trainkit.runtime.supervise import Exit
-from trainkit.settings import SESSION_MARK
+from trainkit.settings import SESSION_MARK, runtime_dir
 
 PREFIX = "trainkit-session-"
 """What the names of sessions' folders start with."""
@@ -62,10 +61,22 @@ class Session:
     @property
     def alive(self) -> bool:
         """Whether its node runs."""
-        return process.environment(self.node).get(SESSION_MARK) == str(self.folder)
+        if process.environment(self.node).get(SESSION_MARK) == str(self.folder):
+            return True
+        # Seen from another container its pid is another: what takes visitors is not dead.
+        try:
+            visit(self.folder).close()
+        except NodeDiedError:
+            return False
+        return True
 
     def __str__(self) -> str:
         return f"session {self.id} (pid {self.driver})"
+
+
+def home() -> Path:
+    """The folder that sessions make theirs in, by the one name that all programs know it by."""
+    return runtime_dir().resolve()
 
 
 def folders(parent: Path) -> list[Path]:
@@ -80,6 +91,8 @@ def folders(parent: Path) -> list[Path]:
 
 def session_at(folder: Path) -> Session | None:
     """The session with that folder, as it says of itself; None if it says nothing yet, or no more."""
+    import json  # most programs meet no other session
+
     try:
         card = json.loads((folder / CARD).read_text())
     except (FileNotFoundError, NotADirectoryError):

@@ -6,7 +6,6 @@ refused all the same. What a guest sends can end its own visit, but nothing else
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import struct
@@ -64,7 +63,7 @@ class Door:
         self._folder = folder
         self._card = {"node": os.getpid(), "driver": driver, "driver_gone": False, "started": SYSTEM.now()}
         self.guests: set[int] = set()
-        folder.mkdir(mode=0o700, parents=True)
+        folder.mkdir(mode=0o700, exist_ok=True)  # the driver may have asked for its scratch folder already
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         fd = os.open(folder, os.O_PATH | os.O_DIRECTORY)
         try:
@@ -74,7 +73,7 @@ class Door:
         self._listener.listen(_BACKLOG)
         self._listener.setblocking(False)
         node.watch(self._listener.fileno(), self._admit)
-        self._write_card()
+        node.after(0.0, self._write_card)  # once what has arrived by now is done
 
     def driver_left(self) -> None:
         """Say that the program which started the session has ended."""
@@ -82,6 +81,8 @@ class Door:
         self._write_card()
 
     def _write_card(self) -> None:
+        import json  # in a session's first milliseconds there is better to do
+
         aside = self._folder / f"{CARD}.new"
         aside.write_text(json.dumps(self._card))
         aside.rename(self._folder / CARD)  # whoever reads finds it whole

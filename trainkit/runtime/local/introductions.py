@@ -12,9 +12,8 @@ from trainkit.errors import ConfigError, TrainkitError
 from trainkit.runtime.local import doors
 from trainkit.runtime.local.channel import Descriptor
 from trainkit.runtime.local.messages import FindActor, Found, NotFound, Shutdown, StartActor
-from trainkit.runtime.local.names import nearest
+from trainkit.runtime.local.names import nearest, taken_message
 from trainkit.runtime.local.refs import Endpoint, Peer
-from trainkit.runtime.local.registry import taken_message
 from trainkit.runtime.specs import Interface
 
 if TYPE_CHECKING:

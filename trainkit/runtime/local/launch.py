@@ -13,7 +13,6 @@ import sys
 import threading
 from pathlib import Path
 
-from trainkit import settings
 from trainkit.clock import SYSTEM
 from trainkit.errors import ConfigError
 from trainkit.runtime import preload
@@ -94,7 +93,7 @@ def end_leftovers(folder: Path) -> int:
 def start_node(spec: SessionSpec) -> Node:
     """Start the supervising process; returns before it is ready, as its socket takes requests at once."""
     _raise_descriptor_limit()
-    parent = _usable(settings.runtime_dir())
+    parent = _usable(doors.home())
     _remove_abandoned(parent)
     mark = str(parent / f"{doors.PREFIX}{secrets.token_hex(8)}")
     ours, theirs = socket.socketpair()
@@ -137,7 +136,7 @@ def _usable(folder: Path) -> Path:
             f"a session needs a folder of its own in {folder}, where you may not write; "
             "set TRAINKIT_RUNTIME_DIR to one where you may"
         )
-    return folder.absolute()
+    return folder
 
 
 def _remove_abandoned(parent: Path) -> None:

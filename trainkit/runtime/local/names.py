@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Sequence
 
 
@@ -42,5 +41,16 @@ class Names:
 
 def nearest(name: str, known: Sequence[str]) -> str | None:
     """The one of `known` that `name` was probably meant to be; None if none is like it."""
+    import difflib  # only for an error's message
+
     found = difflib.get_close_matches(name, known, n=1)
     return found[0] if found else None
+
+
+def taken_message(name: str, namespace: str, holder: str) -> str:
+    """What the error says to who wants a name that `holder` has."""
+    return (
+        f"the name {name!r} is taken in the namespace {namespace!r} by {holder}; choose another name or "
+        "namespace, end that actor with trainkit.kill(trainkit.get_actor(...)), or pass get_if_exists=True "
+        "to get its handle"
+    )

@@ -17,7 +17,7 @@ from trainkit.runtime.local.channel import NOTICE, Descriptor
 from trainkit.runtime.local.children import Worker
 from trainkit.runtime.local.loop import try_send
 from trainkit.runtime.local.messages import Connect, FindActor, Found, NotFound, StartActor, packed
-from trainkit.runtime.local.names import Names
+from trainkit.runtime.local.names import Names, taken_message
 
 if TYPE_CHECKING:
     from trainkit.runtime.local.node import Node
@@ -145,12 +145,3 @@ class Registry:
         worker = self._node.census.worker(holder.found.worker_id)
         where = f"pid {worker.pid}" if worker is not None and worker.pid else "which waits to be started"
         return taken_message(holder.name or "", holder.namespace, f"{holder.found.label} ({where})")
-
-
-def taken_message(name: str, namespace: str, holder: str) -> str:
-    """What the error says to who wants a name that `holder` has."""
-    return (
-        f"the name {name!r} is taken in the namespace {namespace!r} by {holder}; choose another name or "
-        "namespace, end that actor with trainkit.kill(trainkit.get_actor(...)), or pass get_if_exists=True "
-        "to get its handle"
-    )
