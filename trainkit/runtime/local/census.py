@@ -124,8 +124,8 @@ class Census:
         spare = [] if self.templates.can_fork(imports) else [handle.copy() for handle in handles]
         # By its number: a lease may pass on, and with it the id, before the template has answered.
         self._unborn[spec.serial] = Unborn(worker, imports, spec, spare)
+        self._node.registry.started(worker)  # its connections lie there when the process looks for them
         try_send(template, NOTICE, 0, packed(ForkWorker(spec), handles))
-        self._node.registry.started(worker)
 
     def _read(self, pipe: OutputPipe) -> None:
         if not pipe.read():

@@ -66,7 +66,7 @@ def register(
                     return met
                 if met is not None:
                     session = doors.session_at(Path(met[0].peer.home or ""))
-                    holder = f"the detached {met[1].name} of {session or 'another session'}"
+                    holder = f"a detached actor of {session or 'another session'}"
                     raise ConfigError(taken_message(wanted.name, own.namespace, holder))
         answer: Found | None = _ask_own(engine, request, conn)
     if answer is None:
