@@ -4,7 +4,7 @@ Read at the time of the call, so a test or a notebook can change them.
 
 | variable | meaning | default |
 | --- | --- | --- |
-| TRAINKIT_RUNTIME_DIR | where a session keeps scratch files | $XDG_RUNTIME_DIR, else the temporary folder |
+| TRAINKIT_RUNTIME_DIR | where sessions have their folders | $XDG_RUNTIME_DIR, else the temporary folder |
 | TRAINKIT_NAMESPACE | namespace of named actors, where `init` names none | default |
 | TRAINKIT_RESULTS_DIR | where experiments are written | ~/trainkit_results |
 | TRAINKIT_STOP_GRACE_S | seconds a trial has to its next report after Ctrl-C or the time budget | 5 |
@@ -19,11 +19,11 @@ import tempfile
 from pathlib import Path
 
 SESSION_MARK = "TRAINKIT_SESSION_MARK"
-"""The path of a session's scratch folder: every process of it is started with it, and hands it on."""
+"""The path of a session's folder: every process of it is started with it, and hands it on."""
 
 
 def runtime_dir() -> Path:
-    """Folder that sessions make their scratch folders in."""
+    """Folder that sessions make their folders in."""
     own = os.environ.get("TRAINKIT_RUNTIME_DIR") or os.environ.get("XDG_RUNTIME_DIR")
     return Path(own or tempfile.gettempdir())
 

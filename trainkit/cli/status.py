@@ -34,7 +34,8 @@ def duration(seconds: float) -> str:
     """Text for people: '45 s', '12 min', '3.5 h', '2.1 d'."""
     for unit, size in (("d", 86_400), ("h", 3600), ("min", 60)):
         if seconds >= size:
-            return f"{seconds / size:.2g} {unit}"
+            count = seconds / size
+            return f"{count:.2g} {unit}" if count < 10 else f"{count:.0f} {unit}"
     return f"{seconds:.0f} s"
 
 
