@@ -20,7 +20,7 @@ from tests.runtime.programs import Programs
 from trainkit.runtime.local import process
 
 MAKER = """
-    import os, sys, trainkit
+    import os, sys, time, trainkit
 
     class Counter:
         def __init__(self):
@@ -34,16 +34,15 @@ MAKER = """
         def pid(self):
             return os.getpid()
 
+        def wait(self):
+            time.sleep(600)
+
         def place(self):
             return os.getcwd(), dict(trainkit.available_resources())
 
         def child(self):
             self.children.append(trainkit.remote(Counter).remote())
             return trainkit.get(self.children[-1].pid.remote())
-
-        def print(self, text):
-            print(text, flush=True)
-
     trainkit.init(num_cpus=2)
     make = trainkit.remote(Counter).options
     counter = make(name="counter", lifetime="detached", num_cpus=1).remote()
@@ -121,7 +120,6 @@ def test_shutdown_returns_at_once_and_the_same_program_finds_it_again(programs: 
     told = programs.run(
         MAKER
         + """
-    import time
     kept = counter
     begin = time.monotonic()
     trainkit.shutdown()
@@ -153,8 +151,8 @@ def test_a_killed_program_leaves_only_what_is_detached(programs: Programs) -> No
         MAKER
         + """
     plain = make(num_cpus=1).remote()
-    busy = plain.print.remote("x")
     print(trainkit.get(counter.pid.remote()), trainkit.get(plain.pid.remote()), flush=True)
+    busy = plain.wait.remote()
     sys.stdin.read()
     """
     )
@@ -263,6 +261,64 @@ def test_one_that_waits_starts_when_its_program_has_gone(programs: Programs) -> 
     )
     assert programs.run(FINDER + "    print(trainkit.get(counter.ping.remote(), timeout=20))") == "1"
     programs.command("stop")
+    assert programs.nothing_is_left()
+
+
+@pytest.mark.parametrize("cpus", [0, 1])
+def test_one_that_was_just_asked_for_outlives_its_program(programs: Programs, cpus: int) -> None:
+    """Its constructor's arguments are almost all that travels beside shared memory; nobody waits for it."""
+    programs.run(
+        f"""
+    import trainkit
+    trainkit.init(num_cpus=1)
+
+    @trainkit.remote
+    class Big:
+        def __init__(self, payload):
+            self.size = len(payload)
+
+        def length(self):
+            return self.size
+
+    holder = Big.options(num_cpus=1).remote(b"")
+    trainkit.get(holder.length.remote())
+    Big.options(name="counter", lifetime="detached", num_cpus={cpus}).remote(bytes(255_000))
+    """
+    )
+    assert programs.run(FINDER + "    print(trainkit.get(counter.length.remote(), timeout=20))") == "255000"
+    programs.command("stop")
+    assert programs.nothing_is_left()
+
+
+def test_calls_go_on_over_the_end_of_its_maker(programs: Programs) -> None:
+    maker = programs.begin(MAKER + "    print(flush=True); sys.stdin.readline()")
+    assert maker.stdout is not None
+    maker.stdout.readline()
+    caller = programs.begin(
+        FINDER
+        + """
+    while sys.stdin.readline().strip():
+        print(trainkit.get(counter.add.remote()), flush=True)
+    pending = counter.wait.remote()
+    print("asked", flush=True)
+    try:
+        trainkit.get(pending)
+    except trainkit.errors.ActorDiedError as error:
+        print(error)
+    """
+    )
+    assert caller.stdin is not None
+    assert caller.stdout is not None
+    print("go", file=caller.stdin, flush=True)
+    assert caller.stdout.readline() == "2\n"
+    maker.communicate("\n", timeout=20)
+    print("go", file=caller.stdin, flush=True)
+    assert caller.stdout.readline() == "3\n"
+    print(file=caller.stdin, flush=True)
+    assert caller.stdout.readline() == "asked\n"
+    programs.command("stop", "--session", programs.stayed())
+    out, err = caller.communicate(timeout=20)
+    assert "has ended" in out, err
     assert programs.nothing_is_left()
 
 

@@ -25,22 +25,35 @@ LOG = "node.log"
 """In the session's folder: what the node prints once there is no program to print it in."""
 
 _DRIVER = 1
+_GRACE_S = 2.0
 
 
 def end_program(node: Node, then: Callable[[], None]) -> None:
-    """End all that belongs to the program that started the session; `then` is called when that is dead."""
+    """End all that belongs to the program that started the session.
+
+    Args:
+        node: whose session it is.
+        then: called once, when that is dead, or after a grace if the kernel can't end some of it yet.
+    """
     workers = node.census.workers()
     staying = _belonging_to(NOBODY, workers)
     doomed = {worker.worker_id: worker for worker in workers if worker.serial not in staying}
     node.stores.forsake(_DRIVER, "the program that asked for it has ended")
 
+    waiting = [then]
+
+    def done() -> None:
+        while waiting:
+            waiting.pop()()
+
     def ended(worker_id: int, _: Exit) -> None:
         doomed.pop(worker_id, None)
         if not doomed:
-            then()
+            done()
 
     if not doomed:
-        then()
+        done()
+    node.after(_GRACE_S, done)
     for worker_id in list(doomed):
         node.census.kill(worker_id, "its program has ended", functools.partial(ended, worker_id))
 

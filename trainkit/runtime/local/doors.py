@@ -13,9 +13,8 @@ import os
 import select
 import socket
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from trainkit.clock import SYSTEM
 from trainkit.errors import GetTimeoutError, NodeDiedError, TrainkitError
@@ -35,8 +34,7 @@ _PATIENCE_S = 10.0
 _TURN_S = 10.0
 
 
-@dataclass(frozen=True, kw_only=True)
-class Session:
+class Session(NamedTuple):
     """A session of this user.
 
     Attributes:

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from trainkit.runtime.local.client import LocalEngine
 
 _FAREWELL_S = 5.0
+_SEARCH_S = 2.0
+_ROOM_BYTES = 1 << 20
 _Answer = Found | NotFound
 
 
@@ -70,6 +72,9 @@ def register(
                     raise ConfigError(taken_message(wanted.name, own.namespace, holder))
         answer: Found | None = _ask_own(engine, request, conn)
     if answer is None:
+        if wanted.detached:
+            # What is sent to it next is then the kernel's, and arrives also if this program ends at once.
+            peer.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _ROOM_BYTES)
         return None
     peer.name, peer.worker_id = answer.label, answer.worker_id
     return Endpoint(peer), answer.interface
@@ -133,7 +138,7 @@ def _find_abroad(
         message = FindActor(name, namespace, True)
         try:
             with doors.visit(session.folder) as node:
-                found = _ask_for(home, lambda conn: node.ask(message, [conn]))  # noqa: B023
+                found = _ask_for(home, lambda conn: node.ask(message, [conn], _SEARCH_S))  # noqa: B023
         except TrainkitError as error:  # it has just ended, or is stopped: told if nothing is found
             looked_at[-1] += f", which could not be asked: {error}"
             continue
