@@ -50,7 +50,7 @@ def _matching(found: Survey, wanted: str) -> Iterator[tuple[str, dict[str, Any]]
 
 def _explain(found: Survey, kind: str, item: dict[str, Any]) -> Iterator[str]:
     if kind == "requests":
-        yield request_line(item)
+        yield from _explain_request(item)
         free = {name: amount for node in found.lists["nodes"] for name, amount in node["available"].items()}
         yield f"  free: {describe({name: amount for name, amount in free.items() if amount > 0})}"
         return
@@ -60,13 +60,18 @@ def _explain(found: Survey, kind: str, item: dict[str, Any]) -> Iterator[str]:
         yield f"{name} ({item['actor_id']}) ended: {item['death_cause'] or 'it is not known how'}"
     elif state == "PENDING":
         request = _request_of(found, item)
-        yield f"{name} waits to be started" if request is None else request_line(request)
+        yield from [f"{name} waits to be started"] if request is None else _explain_request(request)
     else:
         process = f" (pid {item['pid']})" if item.get("pid") else ""
         yield (
             f"{name}{process} waits for nothing: it is {state.lower()}, in session {found.session.id}, which "
             f"was started {duration(found.age_s)} ago"
         )
+
+
+def _explain_request(request: dict[str, Any]) -> Iterator[str]:
+    yield request_line(request)
+    yield from (f"  {reason}" for reason in request["reasons"])
 
 
 def _request_of(found: Survey, item: dict[str, Any]) -> dict[str, Any] | None:

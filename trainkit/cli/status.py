@@ -61,16 +61,14 @@ def _show(console: Console, found: Survey) -> None:
             soft_wrap=True,
         )
     for request in found.lists["requests"]:
-        console.print(f"  waits: {request_line(request)}", soft_wrap=True)
+        console.print(f"  waits: {request_line(request)}: {'; '.join(request['reasons'])}", soft_wrap=True)
 
 
 def request_line(request: dict[str, Any]) -> str:
     """One line on a request that waits."""
-    lacking = ", ".join(request["lacking"]) or "its turn"
-    holders = "; ".join(request["holders"]) or "nobody"
     return (
-        f"{request['what']} ({request['id']}) asks for {describe(request['asked'])}, for "
-        f"{duration(request['since_s'])} now; lacking: {lacking}; held by: {holders}"
+        f"{request['what']} ({request['id']}) has been waiting {duration(request['since_s'])} for "
+        f"{describe(request['asked'])}"
     )
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from trainkit.errors import ConfigError, TrainkitError
 from trainkit.runtime.local import doors
 from trainkit.runtime.local.channel import Descriptor
-from trainkit.runtime.local.messages import FindActor, Found, NotFound, Shutdown, StartActor
+from trainkit.runtime.local.messages import FindActor, Found, Kill, NotFound, Shutdown, StartActor
 from trainkit.runtime.local.names import nearest, taken_message
 from trainkit.runtime.local.refs import Endpoint, Peer
 from trainkit.runtime.specs import Interface
@@ -70,7 +70,11 @@ def register(
                     session = doors.session_at(Path(met[0].peer.home or ""))
                     holder = f"a detached actor of {session or 'another session'}"
                     raise ConfigError(taken_message(wanted.name, own.namespace, holder))
-        answer: Found | None = _ask_own(engine, request, conn)
+        try:
+            answer: Found | None = _ask_own(engine, request, conn)
+        except KeyboardInterrupt:  # it may be registered, and would wait for its first frame for ever
+            engine.link.tell(Kill(request.worker_id, "who asked for it was interrupted"))
+            raise
     if answer is None:
         if wanted.detached:
             # What is sent to it next is then the kernel's, and arrives also if this program ends at once.

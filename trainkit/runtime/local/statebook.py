@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from trainkit.runtime.local.node import Node
 
 
-def answer_state(node: Node, kind: str) -> list[dict[str, Any]]:
-    """The list of `kind`; raises ConfigError for one that there is not."""
+def answer_state(node: Node, kind: str) -> list[dict[str, Any]] | ConfigError:
+    """What there is of `kind`, or the error that there is no such kind."""
     maker = _MAKERS.get(kind)
     if maker is None:
-        raise ConfigError(f"there is no list of {kind!r}; there are {', '.join(sorted(_MAKERS))}")
+        return ConfigError(f"there is no list of {kind!r}; there are {', '.join(sorted(_MAKERS))}")
     return maker(node)
 
 
@@ -63,18 +63,21 @@ def _requests(node: Node) -> list[dict[str, Any]]:
     found = []
     for request in node.stores._queue:
         asked = total(request.waiting.bundles)
+        lacking = sorted(name for name, amount in asked.items() if amount > free.get(name, 0))
+        holders = [
+            f"{worker.name} (pid {worker.pid})"
+            for worker in node.census.workers()
+            if worker.allocation is not None and worker.placement.resources
+        ]
         found.append(
             {
                 "id": f"{request.waiting.key:016x}",
                 "what": request.what,
                 "asked": asked,
                 "since_s": now - request.since,
-                "lacking": sorted(name for name, amount in asked.items() if amount > free.get(name, 0)),
-                "holders": [
-                    f"{worker.name} (pid {worker.pid})"
-                    for worker in node.census.workers()
-                    if worker.allocation is not None and worker.placement.resources
-                ],
+                "lacking": lacking,
+                "holders": holders,
+                "reasons": [f"{name} missing; held by {', '.join(holders) or 'nobody'}" for name in lacking],
                 "owner_pid": None,
             }
         )

@@ -192,12 +192,11 @@ class _Worker:
         self._conns: dict[int, Connection] = {}
         self._parted: list[Connection] = []
         self._queue: deque[tuple[Connection, Frame]] = deque()
+        # Calls to an actor made anew may come before what it is to be made with: they wait for that.
+        self._early: list[tuple[Connection, Frame]] | None = [] if spec.is_actor else None
         self._instance: Any = None
         self._failed: Packed | None = None
         self._functions: dict[int, Any] = {}
-        # Who found an actor by its name may call it before its own maker's first frame has arrived.
-        self._made = not spec.is_actor
-        self._early: list[socket.socket] = []
         self._leaving = False
         self._main = threading.get_ident()
         self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -218,12 +217,11 @@ class _Worker:
         if frame.kind == CONNECT:
             (handle,) = frame.body.handles
             self.connect(socket.socket(fileno=handle.open_fd()))
+        elif self._early is not None and frame.kind != INIT:
+            self._early.append((conn, frame))
         else:
-            self._queue.append((conn, frame))
-            if frame.kind == INIT:
-                self._made = True
-                while self._early:
-                    self.connect(self._early.pop())
+            early, self._early = self._early or [], None
+            self._queue.extend([(conn, frame), *early])
         self._wake()
 
     def _wake(self) -> None:
@@ -263,11 +261,7 @@ class _Worker:
             case Connect():
                 (handle,) = body.handles
                 if isinstance(handle, Descriptor):
-                    sock = socket.socket(fileno=handle.take())
-                    if self._made:
-                        self.connect(sock)
-                    else:
-                        self._early.append(sock)
+                    self.connect(socket.socket(fileno=handle.take()))
             case Exit():
                 self._leaving = True
                 self._wake()
