@@ -15,6 +15,42 @@ from trainkit.settings import SESSION_MARK
 
 ROOT = Path(__file__).parents[2]
 
+MAKER = """
+    import os, sys, time, trainkit
+
+    class Counter:
+        def __init__(self):
+            self.count = 0
+            self.children = []
+
+        def add(self, amount=1):
+            self.count += amount
+            return self.count
+
+        def pid(self):
+            return os.getpid()
+
+        def wait(self):
+            time.sleep(600)
+
+        def place(self):
+            return os.getcwd(), dict(trainkit.available_resources())
+
+        def child(self):
+            self.children.append(trainkit.remote(Counter).remote())
+            return trainkit.get(self.children[-1].pid.remote())
+    trainkit.init(num_cpus=2)
+    make = trainkit.remote(Counter).options
+    counter = make(name="counter", lifetime="detached", num_cpus=1).remote()
+    trainkit.get(counter.add.remote())
+"""
+
+FINDER = """
+    import sys, trainkit
+    trainkit.init(num_cpus=2)
+    counter = trainkit.get_actor("counter")
+"""
+
 
 class Programs:
     """Runs scripts whose sessions lie in one private folder.

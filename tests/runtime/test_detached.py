@@ -5,9 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,44 +13,8 @@ import psutil
 import pytest
 
 from tests.conftest import eventually
-from tests.runtime.programs import Programs
+from tests.runtime.programs import FINDER, MAKER, Programs
 from trainkit.runtime.local import process
-
-MAKER = """
-    import os, sys, time, trainkit
-
-    class Counter:
-        def __init__(self):
-            self.count = 0
-            self.children = []
-
-        def add(self, amount=1):
-            self.count += amount
-            return self.count
-
-        def pid(self):
-            return os.getpid()
-
-        def wait(self):
-            time.sleep(600)
-
-        def place(self):
-            return os.getcwd(), dict(trainkit.available_resources())
-
-        def child(self):
-            self.children.append(trainkit.remote(Counter).remote())
-            return trainkit.get(self.children[-1].pid.remote())
-    trainkit.init(num_cpus=2)
-    make = trainkit.remote(Counter).options
-    counter = make(name="counter", lifetime="detached", num_cpus=1).remote()
-    trainkit.get(counter.add.remote())
-"""
-
-FINDER = """
-    import sys, trainkit
-    trainkit.init(num_cpus=2)
-    counter = trainkit.get_actor("counter")
-"""
 
 
 @pytest.fixture
@@ -73,11 +34,16 @@ def test_another_program_finds_it_and_calls_it(programs: Programs) -> None:
     def add_in_a_task(handle):
         return trainkit.get(handle.add.remote(10))
 
+    @trainkit.remote
+    def find_in_a_task():
+        return trainkit.get(trainkit.get_actor("counter").add.remote(100))
+
     first = trainkit.get(counter.add.remote())
-    print([first, trainkit.get(add_in_a_task.remote(counter)), trainkit.get(counter.pid.remote())])
+    second = trainkit.get(add_in_a_task.remote(counter))
+    print([first, second, trainkit.get(find_in_a_task.remote()), trainkit.get(counter.pid.remote())])
     """
     )
-    assert json.loads(told) == [2, 12, pid]
+    assert json.loads(told) == [2, 12, 112, pid]
     killed = programs.run(
         FINDER
         + """
@@ -188,36 +154,6 @@ def test_all_ends_with_the_node(programs: Programs) -> None:
     assert "has ended" in out, err
     assert programs.folders(), "nobody was there to remove it"
     programs.run("import trainkit; trainkit.init(num_cpus=1)")
-    assert programs.nothing_is_left()
-
-
-def test_a_name_is_one_for_all_programs_of_a_user(programs: Programs) -> None:
-    programs.run(MAKER)
-    told = programs.run(
-        MAKER.replace('lifetime="detached"', 'lifetime="detached", get_if_exists=True')
-        + """
-    print(trainkit.get(counter.add.remote()))
-    try:
-        make(name="counter", lifetime="detached").remote()
-    except ValueError as error:
-        print(error)
-    mine = make(name="counter").remote()
-    print(trainkit.get(trainkit.get_actor("counter").add.remote()))
-    """
-    )
-    assert told.splitlines()[0] == "3"
-    assert "'counter' is taken in the namespace 'default' by a detached actor of session" in told
-    assert told.splitlines()[-1] == "1", "its own comes first"
-    programs.command("stop")
-    assert programs.nothing_is_left()
-
-
-def test_programs_that_start_at_once_agree_on_one(programs: Programs) -> None:
-    script = MAKER.replace('lifetime="detached"', 'lifetime="detached", get_if_exists=True')
-    running = [programs.begin(script + "    print(trainkit.get(counter.pid.remote()))") for _ in range(3)]
-    told = [program.communicate(timeout=60) for program in running]
-    assert len({out for out, _ in told}) == 1, told
-    programs.command("stop")
     assert programs.nothing_is_left()
 
 
@@ -340,35 +276,3 @@ def test_a_deep_folder_is_no_obstacle(tmp_path: Path) -> None:
         assert programs.nothing_is_left()
     finally:
         programs.end()
-
-
-def test_visitors_that_may_not_come_in_do_no_harm(
-    programs: Programs, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    programs.run(MAKER)
-    (folder,) = programs.folders()
-    assert folder.stat().st_mode & 0o777 == 0o700
-    monkeypatch.chdir(folder)
-    stranger = socket.socket(socket.AF_UNIX)
-    stranger.connect("node.sock")
-    stranger.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n" * 3)
-    stranger.close()
-    if os.getuid() == 0:  # another user finds the way only if this one opens the folder for all
-        folder.chmod(0o755)
-        (folder / "node.sock").chmod(0o777)
-        knock = (
-            "import os, socket, sys; os.setuid(65534); s = socket.socket(socket.AF_UNIX); "
-            "s.settimeout(10); s.connect('node.sock'); print(s.recv(1))"
-        )
-        done = subprocess.run(
-            [sys.executable, "-c", knock],
-            cwd=folder,
-            capture_output=True,
-            text=True,
-            timeout=30,
-            check=False,
-        )
-        assert done.stdout == "b''\n", done.stderr
-    assert programs.run(FINDER + "    print(trainkit.get(counter.add.remote()))") == "2"
-    programs.command("stop")
-    assert programs.nothing_is_left()

@@ -148,13 +148,15 @@ def _find_abroad(
             continue
         if not isinstance(found, NotFound):
             return found, looked_at, known
+        if name in found.names:
+            looked_at[-1] += ", whose actor of that name is its own, not detached"
         known.extend(found.names)
     return None, looked_at, known
 
 
 def _not_found(name: str, own: NotFound, looked_at: Sequence[str], known: Sequence[str]) -> str:
     where = "; ".join(["this session", *looked_at])
-    near = nearest(name, sorted({*own.names, *known}))
+    near = nearest(name, sorted({*own.names, *known} - {name}))
     hint = f": did you mean {near!r}?" if near else "."
     return (
         f"there is no actor named {name!r} in the namespace {own.namespace!r} (looked in {where}){hint} "
