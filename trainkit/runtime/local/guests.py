@@ -61,7 +61,8 @@ class Door:
     def __init__(self, node: Node, folder: Path, driver: int) -> None:
         self._node = node
         self._folder = folder
-        self._card = {"node": os.getpid(), "driver": driver, "driver_gone": False, "started": SYSTEM.now()}
+        self._driver = driver
+        self._started = SYSTEM.now()
         self.guests: set[int] = set()
         folder.mkdir(mode=0o700, exist_ok=True)  # the driver may have asked for its scratch folder already
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -73,18 +74,18 @@ class Door:
         self._listener.listen(_BACKLOG)
         self._listener.setblocking(False)
         node.watch(self._listener.fileno(), self._admit)
-        node.after(0.0, self._write_card)  # once what has arrived by now is done
+        self._write_card(driver_gone=False)
 
     def driver_left(self) -> None:
         """Say that the program which started the session has ended."""
-        self._card["driver_gone"] = True
-        self._write_card()
+        self._write_card(driver_gone=True)
 
-    def _write_card(self) -> None:
-        import json  # in a session's first milliseconds there is better to do
-
+    def _write_card(self, *, driver_gone: bool) -> None:
         aside = self._folder / f"{CARD}.new"
-        aside.write_text(json.dumps(self._card))
+        aside.write_text(  # importing json would take longer than all else that is done here
+            f'{{"node": {os.getpid()}, "driver": {self._driver}, "started": {self._started!r}, '
+            f'"driver_gone": {"true" if driver_gone else "false"}}}'
+        )
         aside.rename(self._folder / CARD)  # whoever reads finds it whole
 
     def _admit(self) -> None:

@@ -27,7 +27,7 @@ _Answer = Found | NotFound
 
 def find_actor(engine: LocalEngine, name: str, namespace: str | None) -> tuple[Endpoint, Interface]:
     """The actor of that name; see `Engine.find_actor`."""
-    found = _ask_for(engine.mark, lambda conn: _ask_own(engine, FindActor(name, namespace, False), conn))
+    found = _find_own(engine, name, namespace)
     if isinstance(found, NotFound):
         met, looked_at, known = _find_abroad(engine, name, found.namespace)
         if met is None:
@@ -58,10 +58,7 @@ def register(
         raise ConfigError("only an actor with a name can be registered")
     with doors.in_turn(_home(engine)) if wanted.detached else contextlib.nullcontext():
         if wanted.detached or wanted.get_if_exists:
-            own = _ask_for(
-                engine.mark,
-                lambda conn: _ask_own(engine, FindActor(wanted.name or "", wanted.namespace, False), conn),
-            )
+            own = _find_own(engine, wanted.name, wanted.namespace)
             if isinstance(own, NotFound):
                 met, _, _ = _find_abroad(engine, wanted.name, own.namespace)
                 if met is not None and wanted.get_if_exists:
@@ -110,6 +107,12 @@ def _home(engine: LocalEngine) -> Path:
 
 def _ask_own(engine: LocalEngine, message: Any, conn: Descriptor) -> Any:
     return engine.get([engine.link.ask(message, [conn])], None)[0]
+
+
+def _find_own(engine: LocalEngine, name: str, namespace: str | None) -> tuple[Endpoint, Interface] | NotFound:
+    """The actor of that name in this process's session."""
+    message = FindActor(name, namespace, False)
+    return _ask_for(engine.mark, lambda conn: _ask_own(engine, message, conn))
 
 
 def _ask_for(home: str, ask: Callable[[Descriptor], _Answer]) -> tuple[Endpoint, Interface] | NotFound:

@@ -1,6 +1,7 @@
 """What goes between a client, the node, its templates and its workers; calls are not among it.
 
-Each is a frozen dataclass; a receiver matches on the class and refuses what it does not know.
+Each is a frozen dataclass, or a named tuple, which takes a tenth of the time to define at the start of every
+process; a receiver matches on the class and refuses what it does not know.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from trainkit.resources import Bundle
 from trainkit.runtime.serialize import PROTOCOL, Handle, Packed
@@ -94,8 +95,7 @@ class Inquest:
     worker_id: int
 
 
-@dataclass(frozen=True, slots=True)
-class FindActor:
+class FindActor(NamedTuple):
     """Who is called so? Answered with `Found`, to whom the handle beside is then a connection, or `NotFound`.
 
     Attributes:
@@ -108,8 +108,7 @@ class FindActor:
     detached: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
+class Found(NamedTuple):
     """A registered actor, as `FindActor` is answered.
 
     Attributes:
@@ -121,16 +120,14 @@ class Found:
     interface: Interface
 
 
-@dataclass(frozen=True, slots=True)
-class NotFound:
+class NotFound(NamedTuple):
     """There is no such actor; these names there are in that namespace."""
 
     namespace: str
     names: Sequence[str]
 
 
-@dataclass(frozen=True, slots=True)
-class State:
+class State(NamedTuple):
     """What is there? Answered with a list of plain dicts; `kind` is one of `statebook.KINDS`."""
 
     kind: str
@@ -239,8 +236,7 @@ class ForkWorker:
     spec: WorkerSpec
 
 
-@dataclass(frozen=True, slots=True)
-class Redirect:
+class Redirect(NamedTuple):
     """Write your output to the handle beside from now on: the program that started you has ended."""
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from trainkit.errors import ConfigError
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
     from trainkit.runtime.local.node import Node
 
 
-@dataclass(slots=True)
 class Entry:
     """A registered actor.
 
@@ -32,12 +30,13 @@ class Entry:
         hold: keeps a detached actor alive.
     """
 
-    found: Found
-    namespace: str
-    name: str | None
-    detached: bool
-    waiting: list[Descriptor] = field(default_factory=list)
-    hold: socket.socket | None = None
+    def __init__(self, found: Found, namespace: str, name: str | None, detached: bool) -> None:
+        self.found = found
+        self.namespace = namespace
+        self.name = name
+        self.detached = detached
+        self.waiting: list[Descriptor] = []
+        self.hold: socket.socket | None = None
 
 
 class Registry:
