@@ -28,7 +28,7 @@ FLOORS = [
     {"train"},
     {"sklearn"},
     {"cli", "dashboard"},
-    {""},  # trainkit/__init__.py, the front of the house
+    {"", "__main__"},  # trainkit/__init__.py, the front of the house, and `python -m trainkit`
 ]
 GROUND = FLOORS[0]
 HEIGHT = {room: height for height, rooms in enumerate(FLOORS) for room in rooms}

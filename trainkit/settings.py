@@ -4,7 +4,7 @@ Read at the time of the call, so a test or a notebook can change them.
 
 | variable | meaning | default |
 | --- | --- | --- |
-| TRAINKIT_RUNTIME_DIR | where a session keeps scratch files | $XDG_RUNTIME_DIR, else the temporary folder |
+| TRAINKIT_RUNTIME_DIR | where sessions have their folders | $XDG_RUNTIME_DIR, else the temporary folder |
 | TRAINKIT_NAMESPACE | namespace of named actors, where `init` names none | default |
 | TRAINKIT_LOG_DIR | where what workers print is kept | trainkit-USER/logs in the temporary folder |
 | TRAINKIT_RESULTS_DIR | where experiments are written | ~/trainkit_results |
@@ -22,11 +22,11 @@ from pathlib import Path
 LOG_DIR = "TRAINKIT_LOG_DIR"
 
 SESSION_MARK = "TRAINKIT_SESSION_MARK"
-"""The path of a session's scratch folder: every process of it is started with it, and hands it on."""
+"""The path of a session's folder: every process of it is started with it, and hands it on."""
 
 
 def runtime_dir() -> Path:
-    """Folder that sessions make their scratch folders in."""
+    """Folder that sessions make their folders in."""
     own = os.environ.get("TRAINKIT_RUNTIME_DIR") or os.environ.get("XDG_RUNTIME_DIR")
     return Path(own or tempfile.gettempdir())
 

@@ -156,8 +156,16 @@ class Options:
         return returns_of(self.num_returns, generator=is_generator)
 
     def registration(self) -> Registration | None:
-        """How an actor is to be found; None if only by its handles."""
-        if self.name is None and self.lifetime != "detached":
+        """How an actor is to be found; None if only by its handles.
+
+        Raises:
+            ConfigError: it is detached and has no name.
+        """
+        if self.name is None:
+            if self.lifetime == "detached":
+                raise ConfigError(
+                    "lifetime='detached' needs a name, or nobody could find the actor: give one"
+                )
             return None
         return Registration(
             name=self.name,

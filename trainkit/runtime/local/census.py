@@ -166,6 +166,7 @@ class Census:
         spare = [] if self.templates.can_fork(imports) else [handle.copy() for handle in handles]
         # By its number: a lease may pass on, and with it the id, before the template has answered.
         self._unborn[spec.serial] = Unborn(worker, imports, spec, spare)
+        self._node.registry.started(worker)  # its connections lie there when the process looks for them
         try_send(template, NOTICE, 0, packed(ForkWorker(spec), handles))
         for early in self._early.pop(spec.worker_id, ()):
             self.cancel(early)
@@ -282,6 +283,7 @@ class Census:
         self._graves[worker_id] = exit_
         self._early.pop(worker_id, None)
         self.restarts.ended(worker_id, exit_)
+        self._node.registry.ended(worker_id)
 
     def reap(self) -> None:
         """Collect children that ended: orphans, and the workers of a template that was killed."""
@@ -330,6 +332,8 @@ class Census:
             pipe.close()
         self._node.logs.forget(worker)
         self._node.drop_client(worker.serial)
+        if end is not None:
+            self._node.registry.ended(worker.worker_id)
         self._node.stores.ended(worker)
         for answer in worker.inquiries:
             answer(exit_)

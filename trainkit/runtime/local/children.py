@@ -92,7 +92,7 @@ class Worker:
     """One worker process, from the request for it to its end.
 
     Attributes:
-        owner: number of the process that asked for it.
+        owner: number of the process that asked for it; NOBODY if it outlives that.
         allocation: what it holds and doesn't lend; None while it is idle in the pool.
         ledger_group: the group and bundle that `allocation` was taken from; None for the machine.
         lent: what it holds but lends, while it waits for others.

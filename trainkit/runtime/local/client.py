@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from trainkit.clock import SYSTEM
-from trainkit.errors import ConfigError, GetTimeoutError, ObjectLostError
+from trainkit.errors import GetTimeoutError, ObjectLostError
 from trainkit.resources import QUANTUM, Bundle, require_feasible
 from trainkit.runtime import preload
 from trainkit.runtime.capture import captured
 from trainkit.runtime.failures import raisable, unpack_failure
-from trainkit.runtime.local import launch, lifeline
+from trainkit.runtime.local import introductions, launch, lifeline, process
 from trainkit.runtime.local.account import StoreAccount
 from trainkit.runtime.local.batch import lasting
 from trainkit.runtime.local.bodies import CallBodies
@@ -30,7 +30,6 @@ from trainkit.runtime.local.messages import (
     Conduct,
     Kill,
     Reclaim,
-    Shutdown,
     StartActor,
     Surroundings,
 )
@@ -48,6 +47,7 @@ from trainkit.runtime.serialize import Packed, pack, unpack
 from trainkit.runtime.specs import (
     STREAMING,
     ActorSpec,
+    Interface,
     MethodSpec,
     ObjectRef,
     Placement,
@@ -99,6 +99,7 @@ class LocalEngine(Steering, NodeVerbs):
         self.pid = os.getpid()
         self.place = place or Place()
         self._serial = serial
+        self.mark = os.environ[SESSION_MARK] if node is None else node.mark
         self.pump = Pump()
         self._ids = Ids(serial)
         self._lends = cpus > 0
@@ -111,6 +112,7 @@ class LocalEngine(Steering, NodeVerbs):
         self._pools_lock = threading.Lock()
         self._bodies = CallBodies(self._segments, self._ids)
         self.link = NodeLink(control, self._ids, self._answer, self.pump.run, node)
+        self.link.home = self.mark
         self.link.on_notice = self.notified
         self.on_blocked: Callable[[], None] = lambda: None
         NodeVerbs.__init__(self, self.link, totals, gpus, group)
@@ -160,7 +162,9 @@ class LocalEngine(Steering, NodeVerbs):
         """What a worker started now is to see of this process; not what was set for this one alone."""
         own = self._own_variables
         environ = {name: value for name, value in os.environ.items() if own.get(name) != value}
-        return Surroundings(environ, _cwd(), list(sys.path), preload.wanted() | self._asked_preload)
+        return Surroundings(
+            environ, process.working_folder(), list(sys.path), preload.wanted() | self._asked_preload
+        )
 
     def notified(self, message: Any, body: Packed) -> None:
         """Act on a notice from the node."""
@@ -279,22 +283,32 @@ class LocalEngine(Steering, NodeVerbs):
         body = self._bodies.of_call(definition, spec.name, 1, spec.args, spec.kwargs)
         endpoint, first = lifeline.endpoint_of(self, spec)
         peer = endpoint.peer
-        # The class and the constructor's arguments go straight to the process, which is yet to start.
-        peer.send(INIT, 0, body)
-        conduct = Conduct(spec.concurrency, spec.interface.is_async)
+        peer.home = self.mark
         memo, kept = lifeline.memo_of(spec, body)
         request = StartActor(
             peer.worker_id or 0,
             spec.name,
             placement,
             self.surroundings(),
-            conduct=conduct,
+            conduct=Conduct(spec.concurrency, spec.interface.is_async),
             memo=memo,
             registration=spec.registration,
             class_name=spec.cls.__name__,
+            interface=None if spec.registration is None else spec.interface,
+            max_task_retries=spec.max_task_retries,
         )
-        self.link.tell(request, [first, *kept.handles], kept.buffers)
+        if spec.registration is not None:
+            existing = introductions.register(self, request, peer, [first, *kept.handles], kept.buffers)
+            if existing is not None:
+                return existing[0]
+        # The class and the constructor's arguments go straight to the process, which is yet to start.
+        peer.send(INIT, 0, body)
+        if spec.registration is None:
+            self.link.tell(request, [first, *kept.handles], kept.buffers)
         return endpoint
+
+    def find_actor(self, name: str, namespace: str | None) -> tuple[Endpoint, Interface]:
+        return introductions.find_actor(self, name, namespace)
 
     def call(
         self, actor: Endpoint, method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], spec: MethodSpec
@@ -320,9 +334,11 @@ class LocalEngine(Steering, NodeVerbs):
         return self._started(refs)
 
     def kill(self, actor: Endpoint, no_restart: bool) -> None:
-        worker_id = actor.peer.worker_id
-        if worker_id is not None and self.alive:
-            self._answer(self.link.ask(Kill(worker_id, "it was killed by trainkit.kill()", not no_restart)))
+        worker_id, reason = actor.peer.worker_id, "it was killed by trainkit.kill()"
+        if introductions.is_abroad(self, actor):
+            introductions.kill_abroad(actor, reason)
+        elif worker_id is not None and self.alive:
+            self._answer(self.link.ask(Kill(worker_id, reason, not no_restart)))
 
     def put(self, value: Any) -> ObjectRef[Any]:
         ref = LocalRef(self.new_id(), None)
@@ -415,12 +431,9 @@ class LocalEngine(Steering, NodeVerbs):
             return False
         return True
 
-    def _mark(self) -> str:
-        return os.environ[SESSION_MARK] if self._node is None else self._node.mark
-
     def scratch_dir(self) -> Path:
-        path = Path(self._mark())
-        path.mkdir(mode=0o700, exist_ok=True)
+        path = Path(self.mark)
+        path.mkdir(mode=0o700, exist_ok=True)  # the node may be about to make it
         return path
 
     def ensure_serializable(self, value: Any, what: str) -> None:
@@ -430,8 +443,10 @@ class LocalEngine(Steering, NodeVerbs):
         if self._node is None or self.link.closing or self.pid != os.getpid():
             return  # a worker's engine ends with its process
         self.link.closing = True
-        self.link.tell(Shutdown())
-        self._node.join()
+        if introductions.farewell(self):
+            self._node.let_stay()
+        else:
+            self._node.join()
         self.link.try_read()  # what workers printed last
         self.pump.stop()
         self._fail_futures()
@@ -446,10 +461,3 @@ class LocalEngine(Steering, NodeVerbs):
 def _settled(ref: LocalRef, peer: Peer) -> bool:
     """Whether it is pointless to read `peer` for `ref`: it is done, or is owed by another one now."""
     return ref.kind != PENDING or ref.peer is not peer
-
-
-def _cwd() -> str:
-    try:
-        return os.getcwd()
-    except FileNotFoundError:
-        raise ConfigError("the current working directory was deleted; change to one that exists") from None

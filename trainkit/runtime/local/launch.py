@@ -10,12 +10,13 @@ import shutil
 import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
-from trainkit import settings
 from trainkit.clock import SYSTEM
+from trainkit.errors import ConfigError
 from trainkit.runtime import preload
-from trainkit.runtime.local import process
+from trainkit.runtime.local import doors, process
 from trainkit.runtime.local.account import StoreAccount
 from trainkit.runtime.local.devices import memory_bytes, visible_gpus
 from trainkit.runtime.specs import SessionSpec
@@ -23,7 +24,6 @@ from trainkit.settings import SESSION_MARK
 
 _PACKAGE_ROOT = str(Path(__file__).resolve().parents[3])
 _GRACE_S = 5.0
-_SCRATCH = "trainkit-session-"
 _STORE_SHARE = 3
 """Objects may take so many tenths of the memory unless the user says otherwise."""
 
@@ -42,7 +42,7 @@ class Node:
 
     Attributes:
         control: the socket to it.
-        mark: the session's, in the environment of all its processes; its scratch folder's path.
+        mark: the session's, in the environment of all its processes; its folder's path.
         account: of what the session's objects take.
     """
 
@@ -72,24 +72,37 @@ class Node:
         if self.child.returncode != 0:
             self.end_leftovers()
 
+    def let_stay(self) -> None:
+        """Leave it to itself: it stays for detached actors, and is reaped when it ends."""
+        threading.Thread(target=self.child.wait, name="trainkit-reaper", daemon=True).start()
+
     def end_leftovers(self) -> None:
         """Kill whatever still carries the session's mark: what outlives a killed node."""
-        deadline = SYSTEM.monotonic() + _GRACE_S
-        while SYSTEM.monotonic() < deadline:
-            left = process.marked(self.mark)
-            if not left:
-                shutil.rmtree(self.mark, ignore_errors=True)  # there only if it was used
-                return
-            for pid in left:
-                process.kill(pid)
-            SYSTEM.sleep(0.01)
+        end_leftovers(Path(self.mark))
+
+
+def end_leftovers(folder: Path) -> int:
+    """Kill what outlives a session's node, and remove its folder; returns how many processes there were."""
+    deadline = SYSTEM.monotonic() + _GRACE_S
+    ended: set[int] = set()
+    while SYSTEM.monotonic() < deadline:
+        left = process.marked(str(folder))
+        if not left:
+            shutil.rmtree(folder, ignore_errors=True)  # it may be gone already
+            break
+        for pid in left:
+            process.kill(pid)
+        ended.update(left)
+        SYSTEM.sleep(0.01)
+    return len(ended)
 
 
 def start_node(spec: SessionSpec) -> Node:
     """Start the supervising process; returns before it is ready, as its socket takes requests at once."""
     _raise_descriptor_limit()
-    _remove_abandoned()
-    mark = str(settings.runtime_dir() / f"{_SCRATCH}{secrets.token_hex(8)}")
+    parent = _usable(doors.home())
+    _remove_abandoned(parent)
+    mark = str(parent / f"{doors.PREFIX}{secrets.token_hex(8)}")
     ours, theirs = socket.socketpair()
     # One OpenBLAS thread, or the templates could not fork; workers are given their own number.
     environ = {**os.environ, SESSION_MARK: mark, "OPENBLAS_NUM_THREADS": "1"}
@@ -115,11 +128,36 @@ def start_node(spec: SessionSpec) -> Node:
     return Node(child, ours, mark, account)
 
 
-def _remove_abandoned() -> None:
-    """Remove the scratch folders of sessions of which nothing runs any more: node and driver were killed."""
-    for folder in settings.runtime_dir().glob(f"{_SCRATCH}*"):
-        if folder.stat().st_uid == os.getuid() and not process.marked(str(folder)):
-            shutil.rmtree(folder, ignore_errors=True)
+def _usable(folder: Path) -> Path:
+    """`folder`, where sessions are to have their own.
+
+    Raises:
+        ConfigError: nothing can be made there.
+    """
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"a session needs a folder of its own in {folder}, which cannot be made ({error}); "
+            "set TRAINKIT_RUNTIME_DIR to one that can be written to"
+        ) from None
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise ConfigError(
+            f"a session needs a folder of its own in {folder}, where you may not write; "
+            "set TRAINKIT_RUNTIME_DIR to one where you may"
+        )
+    return folder
+
+
+def _remove_abandoned(parent: Path) -> None:
+    """End what is left of sessions whose nodes were killed, with their programs or after them."""
+    for folder in doors.folders(parent):
+        session = doors.session_at(folder)
+        if session is None:  # it is just starting, or just ending, or was cut off while it did
+            if not process.marked(str(folder)):
+                shutil.rmtree(folder, ignore_errors=True)
+        elif not session.alive:
+            end_leftovers(folder)
 
 
 def _raise_descriptor_limit() -> None:

@@ -288,17 +288,20 @@ HANDLE_KINDS[ENDURING] = lambda fd: EnduringEndpoint(Lifeline(socket.socket(file
 
 def _reduce_enduring(pickler: Any, endpoint: EnduringEndpoint) -> Any:
     line = endpoint.peer
-    details = (line.name, line.worker_id, line.max_task_retries, line.life)
+    home = line.home or references._current_engine().mark
+    details = (line.name, line.worker_id, home, line.max_task_retries, line.life)
     return _load_enduring, (pickler.attach(endpoint), *details)
 
 
 def _load_enduring(
-    position: int, name: str, worker_id: int | None, max_task_retries: int, life: int
+    position: int, name: str, worker_id: int | None, home: str, max_task_retries: int, life: int
 ) -> EnduringEndpoint:
     endpoint: Any = serialize.claim(position)
     line: Lifeline = endpoint.peer
-    line.name, line.worker_id = name, worker_id
-    line.hold(references._current_engine(), max_task_retries, life)
+    line.name, line.worker_id, line.home = name, worker_id, home
+    engine = references._current_engine()
+    if home == engine.mark:  # of another session's restarts this process's node knows nothing
+        line.hold(engine, max_task_retries, life)
     return endpoint  # type: ignore[no-any-return]
 
 

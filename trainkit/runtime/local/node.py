@@ -4,9 +4,9 @@
        ▲                  ▲ └───────── control ────────────▲
        └── exits, output ─┘
 
-One thread, one loop. It keeps the ledger of resources, the queue of requests, the placement groups,
-what workers printed last and how they ended. Its orphaned descendants become its children, so that
-nothing a worker started outlives it; and when the driver goes, everything goes.
+One thread, one loop. It keeps the ledger of resources, the queue of requests, the placement groups, the
+names, what workers printed last and how they ended. Its orphaned descendants become its children, so that
+nothing a worker started outlives it; and when the driver goes, everything goes but detached actors.
 """
 
 from __future__ import annotations
@@ -21,14 +21,16 @@ import socket
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
 from trainkit.clock import SYSTEM
 from trainkit.runtime.failures import pack_failure
-from trainkit.runtime.local import process
+from trainkit.runtime.local import departure, process
 from trainkit.runtime.local.census import Census
 from trainkit.runtime.local.channel import FAILURE, NOTICE, REQUEST, VALUE, Connection, Descriptor, Frame
 from trainkit.runtime.local.children import Worker
+from trainkit.runtime.local.guests import Door
 from trainkit.runtime.local.logs import SessionLogs
 from trainkit.runtime.local.loop import LoopConnection, try_send
 from trainkit.runtime.local.memory_guard import MemoryGuard
@@ -37,6 +39,7 @@ from trainkit.runtime.local.messages import (
     AwaitGroup,
     Blocked,
     Cancel,
+    FindActor,
     FindGroup,
     Inquest,
     Kill,
@@ -56,6 +59,7 @@ from trainkit.runtime.local.messages import (
     unpacked,
 )
 from trainkit.runtime.local.quartermaster import Quartermaster
+from trainkit.runtime.local.registry import Registry
 from trainkit.runtime.local.statebook import answer_state
 from trainkit.runtime.local.template import run_template
 from trainkit.runtime.serialize import pack
@@ -64,6 +68,8 @@ from trainkit.settings import SESSION_MARK
 
 _DRIVER = 1
 _END_S = 2.0
+_LAST_WORDS_S = 0.25
+"""So long after the last detached actor's end its callers may still ask how it ended."""
 
 
 def main(arguments: Sequence[str]) -> NoReturn:
@@ -115,11 +121,15 @@ class Node:
         for imports in options["preload"]:
             self.census.templates.warm(imports)
         self.stores = Quartermaster(self, self.spec, options["gpus"])
+        self.registry = Registry(self, self.spec.namespace, self._end_if_unneeded)
+        self._driver_gone = False
+        self.mark = Path(os.environ[SESSION_MARK])
+        self.door = Door(self, self.mark, options["driver"])
         self.add_client(_DRIVER, socket.socket(fileno=options["fd"]))
         self.driver_pid: int = options["driver"]
         # Also when a child of the driver still holds its socket open, the driver's end ends us.
         self._driver_pidfd = _pidfd(self.driver_pid)
-        self.watch(self._driver_pidfd, self.stop)
+        self.watch(self._driver_pidfd, self._driver_left)
         wake_read, self._wake_write = socket.socketpair()
         wake_read.setblocking(False)
         self._wake_write.setblocking(False)
@@ -203,10 +213,15 @@ class Node:
 
     def add_client(self, serial: int, sock: socket.socket) -> Connection:
         """Serve the requests of one more process: the driver, or a worker."""
-        on_close = self.stop if serial == _DRIVER else (lambda: None)
-        conn = self.connection(sock, functools.partial(self._from_client, serial), on_close)
+        on_close = self._driver_left if serial == _DRIVER else (lambda: None)
+        conn = self.connection(sock, functools.partial(self.from_client, serial), on_close)
         self._clients[serial] = conn
         return conn
+
+    def admit(self, serial: int, conn: Connection, reader: Callable[[], None]) -> None:
+        """Serve the requests of another program."""
+        self._clients[serial] = conn
+        self.watch(conn.fileno(), reader)
 
     def drop_client(self, serial: int) -> None:
         """Forget a process that has ended."""
@@ -223,8 +238,8 @@ class Node:
             try_send(conn, NOTICE, 0, packed(message))
 
     def clients(self) -> list[int]:
-        """Numbers of all processes that can make requests."""
-        return list(self._clients)
+        """Numbers of all processes of the session that can make requests."""
+        return [serial for serial in self._clients if serial not in self.door.guests]
 
     def print_lines(self, worker: Worker, is_error: bool, lines: list[str]) -> None:
         """Show a worker's output in the driver."""
@@ -241,8 +256,11 @@ class Node:
             self._logs_fail = True
             self.notify(_DRIVER, Waits(f"what workers print is not kept in files any more: {error}"))
 
-    def _from_client(self, serial: int, frame: Frame) -> None:
+    def from_client(self, serial: int, frame: Frame, may_ask: tuple[type, ...] = (object,)) -> None:
+        """Do what a process asks or tells; raises TypeError for what it may not."""
         message = unpacked(frame.body)
+        if not isinstance(message, may_ask):
+            raise TypeError(f"this is for the session's own processes: {message!r}")
         handles = [handle for handle in frame.body.handles if isinstance(handle, Descriptor)]
 
         def answer(value: Any) -> None:
@@ -256,8 +274,15 @@ class Node:
             raise TypeError(f"the node cannot handle a frame of kind {frame.kind}")
         match message:
             case StartActor():
-                self.census.restarts.remember(serial, message, frame.body)
-                self.stores.start_actor(serial, message, handles[0])
+                self.registry.start(
+                    serial,
+                    message,
+                    handles[0],
+                    answer,
+                    lambda: self.census.restarts.remember(serial, message, frame.body),
+                )
+            case FindActor():
+                self.registry.find(message, handles[0], answer)
             case Lease():
                 self.stores.lease(serial, message, handles[0], answer)
             case ReturnLease(worker_id, retire):
@@ -289,12 +314,35 @@ class Node:
                 answer(None)
             case Inquest(worker_id):
                 self.census.inquire(worker_id, answer)
+            case Shutdown() if serial == _DRIVER:
+                self._driver_left(lambda: answer(True))
             case Shutdown():
                 self.stop()
             case _:
                 raise TypeError(f"the node cannot handle {message!r}")
 
     # ends
+
+    def _driver_left(self, then: Callable[[], None] = lambda: None) -> None:
+        """End all but the detached actors; `then` is called when they are alone. Without any, stop."""
+        if not self.registry.has_detached():
+            self.stop()
+        if self._stopping or self._driver_gone:
+            return
+        self._driver_gone = True
+        self.unwatch(self._driver_pidfd)
+        self.door.driver_left()
+        departure.redirect_output(self, str(self.mark / departure.LOG))
+
+        def done() -> None:
+            then()
+            self.drop_client(_DRIVER)
+
+        departure.end_program(self, done)
+
+    def _end_if_unneeded(self) -> None:
+        if self._driver_gone:
+            self.after(_LAST_WORDS_S, lambda: None if self.registry.has_detached() else self.stop())
 
     def _child_ended(self) -> None:
         try:
@@ -312,7 +360,7 @@ class Node:
             left = process.descendants(own)
             if not left:
                 self.census.drain()
-                shutil.rmtree(os.environ[SESSION_MARK], ignore_errors=True)  # there only if it was used
+                shutil.rmtree(self.mark, ignore_errors=True)
                 return
             for pid in left:
                 process.kill(pid)

@@ -12,6 +12,7 @@ from typing import Any, TextIO
 
 from trainkit.errors import ActorDiedError, NodeDiedError, ObjectLostError, TrainkitError, WorkerDiedError
 from trainkit.runtime import supervise
+from trainkit.runtime.local import doors
 from trainkit.runtime.local.channel import NOTICE, REQUEST, Frame
 from trainkit.runtime.local.launch import Node
 from trainkit.runtime.local.messages import Inquest, Output, Waits, packed, unpacked
@@ -86,10 +87,10 @@ class NodeLink(Peer):
         else:
             super().on_frame(frame)
 
-    def ask(self, message: Any, handles: Sequence[Handle] = ()) -> LocalRef:
+    def ask(self, message: Any, handles: Sequence[Handle] = (), buffers: Sequence[Any] = ()) -> LocalRef:
         """Send a request; its answer arrives in the reference."""
         ref = LocalRef(self._ids.next(), self)
-        self.request(REQUEST, packed(message, handles), [ref])
+        self.request(REQUEST, packed(message, handles, buffers), [ref])
         return ref
 
     def demand(self, message: Any) -> Any:
@@ -140,6 +141,8 @@ class NodeLink(Peer):
 
     def death_of(self, peer: Peer) -> TrainkitError:
         """The error for calls to an actor whose connection closed."""
+        if peer.home not in (None, self.home):
+            return death(ActorDiedError, doors.inquest(peer.home, peer.worker_id), peer.name)
         if self.closing or self.closed:
             return self.gone()
         try:

@@ -7,6 +7,7 @@ import os
 import signal
 from collections.abc import Iterable, Iterator
 
+from trainkit.errors import ConfigError
 from trainkit.settings import SESSION_MARK
 
 _PR_SET_PDEATHSIG = 1
@@ -131,6 +132,15 @@ def _sum_of_numbers(path: str, names: tuple[bytes, ...]) -> int:
         return 0
 
 
+def exists(pid: int) -> bool:
+    """Whether there is a process of that number which has not ended."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rpartition(b")")[2].split()[0] not in (b"Z", b"X")
+    except OSError:
+        return False
+
+
 def environment(pid: int) -> dict[str, str]:
     """The environment that a process was started with; empty if it is gone or not ours."""
     try:
@@ -154,6 +164,24 @@ def kill(pid: int, number: int = signal.SIGKILL) -> None:
         os.kill(pid, number)
     except ProcessLookupError:
         return
+
+
+def working_folder() -> str:
+    """Where this process runs.
+
+    Raises:
+        ConfigError: that folder was deleted.
+    """
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        raise ConfigError("the current working directory was deleted; change to one that exists") from None
+
+
+def take_output(fd: int) -> None:
+    """Make `fd` this process's standard output and error."""
+    for standard in (1, 2):
+        os.dup2(fd, standard)
 
 
 def oom_kills() -> int:

@@ -223,7 +223,7 @@ class Quartermaster:
             self._node.census.start(
                 spec,
                 request.first,
-                owner=request.client,
+                owner=request.owner,
                 placement=placement,
                 allocation=allocation,
                 ledger_group=where,
@@ -258,10 +258,14 @@ class Quartermaster:
         if worker in self._idle:
             self._idle.remove(worker)
         self._free(worker)
-        for request in [request for request in self._queue if request.client == worker.serial]:
+        self.forsake(worker.serial, f"{worker.name}, which asked for it, has ended")
+
+    def forsake(self, owner: int, reason: str) -> None:
+        """Give up what a process asked for that has ended: its requests, and its groups."""
+        for request in [request for request in self._queue if request.owner == owner]:
             self._queue.remove(request)
-            self._refuse(request, f"{worker.name}, which asked for it, has ended", requested=True)
-        self.groups.owner_ended(worker.serial)
+            self._refuse(request, reason, requested=True)
+        self.groups.owner_ended(owner)
 
     def _free(self, worker: Worker) -> None:
         held = worker.allocation

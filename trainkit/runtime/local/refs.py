@@ -148,6 +148,8 @@ class Peer(BatchingConnection):
         super().__init__(sock)
         self.name = name
         self.worker_id = worker_id
+        self.home: str | None = None
+        """The mark of the session that it is in; None for this process's own."""
         # Weak, as a pending reference holds its peer: what nobody waits for any more may go.
         self.pending: dict[int, weakref.ref[LocalRef]] = {}
 
@@ -378,12 +380,15 @@ def _load_promise(ref_id: int, position: int) -> LocalRef:
 
 
 def _reduce_endpoint(pickler: Any, endpoint: Endpoint) -> Any:
-    return _load_endpoint, (pickler.attach(endpoint), endpoint.peer.name, endpoint.peer.worker_id)
+    peer = endpoint.peer
+    home = peer.home or _current_engine().mark
+    return _load_endpoint, (pickler.attach(endpoint), peer.name, peer.worker_id, home)
 
 
-def _load_endpoint(position: int, name: str, worker_id: int | None) -> Endpoint:
+def _load_endpoint(position: int, name: str, worker_id: int | None, home: str) -> Endpoint:
     endpoint: Any = serialize.claim(position)
-    endpoint.peer.name, endpoint.peer.worker_id = name, worker_id
+    peer = endpoint.peer
+    peer.name, peer.worker_id, peer.home = name, worker_id, home
     return endpoint  # type: ignore[no-any-return]
 
 

@@ -33,6 +33,13 @@ class Request:
     inquiries: list[Callable[[ExitRecord], None]] | None = None
     explained: bool = False
 
+    @property
+    def owner(self) -> int:
+        """Whose end it shares: the client's, or nobody's."""
+        start = self.start
+        registration = start.registration if isinstance(start, StartActor) else None
+        return NOBODY if registration is not None and registration.detached else self.client
+
 
 @dataclass(slots=True)
 class Group:

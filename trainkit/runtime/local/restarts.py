@@ -83,6 +83,11 @@ class Restarts:
         """What is kept of a living actor; None for one that is never made anew."""
         return self._records.get(worker_id)
 
+    def life_of(self, worker_id: int) -> int | None:
+        """How often an actor has been made anew; None for one that never is."""
+        record = self._records.get(worker_id)
+        return None if record is None else record.restarts
+
     def remember(self, client: int, message: StartActor, body: Packed) -> None:
         """Keep what it takes to make the actor of `message` anew, if it asks for that."""
         memo = message.memo

@@ -34,6 +34,7 @@ class Steering:
     link: NodeLink
     pump: Pump
     place: Place
+    mark: str
     started: weakref.WeakSet[LocalRef] | None = None
     _ids: Ids
     _serial: int
@@ -47,7 +48,6 @@ class Steering:
             self, refs: Sequence[ObjectRef[Any]], num_returns: int, timeout_s: float | None
         ) -> tuple[list[ObjectRef[Any]], list[ObjectRef[Any]]]: ...
         def _value(self, ref: LocalRef) -> Any: ...
-        def _mark(self) -> str: ...
 
     def _started(self, refs: list[LocalRef]) -> list[Any]:
         """What the maker of a call is given for its results."""
@@ -96,7 +96,7 @@ class Steering:
         raise ActorExit
 
     def where_am_i(self) -> WhereAmI:
-        return self.place.seen_by(self._serial, self._mark())
+        return self.place.seen_by(self._serial, self.mark)
 
     # being told of their end
 

@@ -26,6 +26,7 @@ from trainkit.runtime.local.messages import (
     ForkTemplate,
     ForkWorker,
     Ready,
+    Redirect,
     Unusable,
     packed,
     unpacked,
@@ -114,6 +115,8 @@ class _Template:
         match unpacked(frame.body):
             case ForkWorker(spec):
                 self._fork(spec.serial, fds, lambda: run_worker(spec, fds))
+            case Redirect():
+                process.take_output(fds[0])
             case ForkTemplate(preload):
                 self._fork(0, fds, lambda: run_template(socket.socket(fileno=fds[0]), preload))
             case message:

@@ -91,6 +91,10 @@ class Templates:
         self._add(imports, ours)
         try_send(self._conns[base], NOTICE, 0, packed(ForkTemplate(imports), [Descriptor(theirs.detach())]))
 
+    def connections(self) -> list[Connection]:
+        """To all templates."""
+        return list(self._conns.values())
+
     def for_worker(self, wanted: Imports) -> tuple[Imports, Connection]:
         """The template to fork a worker from that will want `wanted`."""
         self._asked[wanted] += 1

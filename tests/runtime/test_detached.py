@@ -1,0 +1,278 @@
+"""Actors that outlive the program that made them: real programs, one after the other and side by side."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.conftest import eventually
+from tests.runtime.programs import FINDER, MAKER, Programs
+from trainkit.runtime.local import process
+
+
+@pytest.fixture
+def programs(tmp_path: Path) -> Iterator[Programs]:
+    several = Programs(tmp_path)
+    yield several
+    several.end()
+
+
+def test_another_program_finds_it_and_calls_it(programs: Programs) -> None:
+    pid = int(programs.run(MAKER + "    print(trainkit.get(counter.pid.remote()))"))
+    assert process.exists(pid)
+    told = programs.run(
+        FINDER
+        + """
+    @trainkit.remote
+    def add_in_a_task(handle):
+        return trainkit.get(handle.add.remote(10))
+
+    @trainkit.remote
+    def find_in_a_task():
+        return trainkit.get(trainkit.get_actor("counter").add.remote(100))
+
+    first = trainkit.get(counter.add.remote())
+    second = trainkit.get(add_in_a_task.remote(counter))
+    print([first, second, trainkit.get(find_in_a_task.remote()), trainkit.get(counter.pid.remote())])
+    """
+    )
+    assert json.loads(told) == [2, 12, 112, pid]
+    killed = programs.run(
+        FINDER
+        + """
+    trainkit.kill(counter)
+    for _ in range(2):
+        try:
+            trainkit.get(counter.add.remote())
+        except trainkit.errors.ActorDiedError as error:
+            print(error)
+    try:
+        trainkit.get_actor("counter")
+    except ValueError as error:
+        print(error)
+    """
+    )
+    assert killed.count("it was killed by trainkit.kill()") == 2
+    assert "no actor named 'counter'" in killed
+    assert programs.nothing_is_left()
+
+
+def test_everything_else_ends_with_the_program(programs: Programs) -> None:
+    """`run` returns, so nobody holds the program's output open."""
+    others = programs.run(
+        MAKER
+        + """
+    plain, named = make(num_cpus=0).remote(), make(name="named", num_cpus=0).remote()
+    @trainkit.remote
+    def task():
+        return os.getpid()
+    print(trainkit.get([plain.pid.remote(), named.pid.remote(), task.remote()]))
+    """
+    )
+    assert eventually(lambda: not any(map(process.exists, json.loads(others))), 2)
+    assert len(programs.processes()) == 3, "the node, its template, the actor"
+    assert "ended" in programs.command("stop")
+    assert programs.nothing_is_left()
+
+
+def test_shutdown_returns_at_once_and_the_same_program_finds_it_again(programs: Programs) -> None:
+    told = programs.run(
+        MAKER
+        + """
+    kept = counter
+    begin = time.monotonic()
+    trainkit.shutdown()
+    print(time.monotonic() - begin)
+    trainkit.init(num_cpus=1)
+    print(trainkit.get(trainkit.get_actor("counter").add.remote()))
+    print(trainkit.get(kept.add.remote()))
+    trainkit.kill(kept)
+    """,
+        flags=("-W", "error"),
+    ).split()
+    assert float(told[0]) < 2
+    assert told[1:] == ["2", "3"]
+    assert programs.nothing_is_left()
+
+
+def test_the_node_that_stayed_is_reaped_by_a_program_that_goes_on(programs: Programs) -> None:
+    program = programs.begin(MAKER + "    trainkit.shutdown(); print('done', flush=True); sys.stdin.read()")
+    assert program.stdout is not None
+    assert program.stdout.readline() == "done\n"
+    (node,) = [child for child in psutil.Process(program.pid).children() if child.name() == "trainkit-node"]
+    programs.command("stop")
+    assert eventually(lambda: not node.is_running())
+    assert programs.nothing_is_left()
+
+
+def test_a_killed_program_leaves_only_what_is_detached(programs: Programs) -> None:
+    program = programs.begin(
+        MAKER
+        + """
+    plain = make(num_cpus=1).remote()
+    print(trainkit.get(counter.pid.remote()), trainkit.get(plain.pid.remote()), flush=True)
+    busy = plain.wait.remote()
+    sys.stdin.read()
+    """
+    )
+    assert program.stdout is not None
+    detached, plain = map(int, program.stdout.readline().split())
+    program.kill()
+    assert eventually(lambda: not process.exists(plain), 2)
+    assert process.exists(detached)
+    assert programs.run(FINDER + "    print(trainkit.get(counter.add.remote()))") == "2"
+    programs.command("stop")
+    assert programs.nothing_is_left()
+
+
+def test_all_ends_with_the_node(programs: Programs) -> None:
+    pid = int(programs.run(MAKER + "    print(trainkit.get(counter.pid.remote()))"))
+    (session,) = json.loads(programs.command("status", "--json"))
+    program = programs.begin(
+        FINDER
+        + """
+    print(trainkit.get(counter.add.remote()), flush=True)
+    sys.stdin.readline()
+    try:
+        trainkit.get(counter.add.remote())
+    except trainkit.errors.ActorDiedError as error:
+        print(error)
+    """
+    )
+    assert program.stdout is not None
+    assert program.stdout.readline() == "2\n"
+    os.kill(session["node_pid"], signal.SIGKILL)
+    assert eventually(lambda: not process.exists(pid), 2)
+    out, err = program.communicate("\n", timeout=20)
+    assert "has ended" in out, err
+    assert programs.folders(), "nobody was there to remove it"
+    programs.run("import trainkit; trainkit.init(num_cpus=1)")
+    assert programs.nothing_is_left()
+
+
+def test_what_it_starts_is_its_own(programs: Programs) -> None:
+    child = int(programs.run(MAKER + "    print(trainkit.get(counter.child.remote()))"))
+    time.sleep(0.2)
+    assert process.exists(child)
+    second = int(programs.run(FINDER + "    print(trainkit.get(counter.child.remote()))"))
+    assert process.exists(child)
+    assert process.exists(second)
+    programs.run(FINDER + "    trainkit.kill(counter)")
+    assert eventually(lambda: not process.exists(child) and not process.exists(second), 2)
+    assert programs.nothing_is_left()
+
+
+def test_what_it_holds_stays_held_and_it_sees_its_own_folder(programs: Programs) -> None:
+    programs.run(MAKER)
+    cwd, free = json.loads(
+        programs.run(FINDER + "    import json; print(json.dumps(trainkit.get(counter.place.remote())))")
+    )
+    assert cwd == str(programs.folder)
+    assert free["CPU"] == 1
+    programs.command("stop")
+    assert programs.nothing_is_left()
+
+
+def test_one_that_waits_starts_when_its_program_has_gone(programs: Programs) -> None:
+    programs.run(
+        """
+    import time, trainkit
+    trainkit.init(num_cpus=1)
+
+    @trainkit.remote(num_cpus=1)
+    class Holder:
+        def ping(self): return 1
+
+    holder = Holder.remote()
+    trainkit.get(holder.ping.remote())
+    Holder.options(name="counter", lifetime="detached").remote()
+    """
+    )
+    assert programs.run(FINDER + "    print(trainkit.get(counter.ping.remote(), timeout=20))") == "1"
+    programs.command("stop")
+    assert programs.nothing_is_left()
+
+
+@pytest.mark.parametrize("cpus", [0, 1])
+def test_one_that_was_just_asked_for_outlives_its_program(programs: Programs, cpus: int) -> None:
+    """Its constructor's arguments are almost all that travels beside shared memory; nobody waits for it."""
+    programs.run(
+        f"""
+    import trainkit
+    trainkit.init(num_cpus=1)
+
+    @trainkit.remote
+    class Big:
+        def __init__(self, payload):
+            self.size = len(payload)
+
+        def length(self):
+            return self.size
+
+    holder = Big.options(num_cpus=1).remote(b"")
+    trainkit.get(holder.length.remote())
+    Big.options(name="counter", lifetime="detached", num_cpus={cpus}).remote(bytes(255_000))
+    """
+    )
+    assert programs.run(FINDER + "    print(trainkit.get(counter.length.remote(), timeout=20))") == "255000"
+    programs.command("stop")
+    assert programs.nothing_is_left()
+
+
+def test_calls_go_on_over_the_end_of_its_maker(programs: Programs) -> None:
+    maker = programs.begin(MAKER + "    print(flush=True); sys.stdin.readline()")
+    assert maker.stdout is not None
+    maker.stdout.readline()
+    caller = programs.begin(
+        FINDER
+        + """
+    while sys.stdin.readline().strip():
+        print(trainkit.get(counter.add.remote()), flush=True)
+    pending = counter.wait.remote()
+    print("asked", flush=True)
+    try:
+        trainkit.get(pending)
+    except trainkit.errors.ActorDiedError as error:
+        print(error)
+    """
+    )
+    assert caller.stdin is not None
+    assert caller.stdout is not None
+    print("go", file=caller.stdin, flush=True)
+    assert caller.stdout.readline() == "2\n"
+    maker.communicate("\n", timeout=20)
+    print("go", file=caller.stdin, flush=True)
+    assert caller.stdout.readline() == "3\n"
+    print(file=caller.stdin, flush=True)
+    assert caller.stdout.readline() == "asked\n"
+    programs.command("stop", "--session", programs.stayed())
+    out, err = caller.communicate(timeout=20)
+    assert "has ended" in out, err
+    assert programs.nothing_is_left()
+
+
+def test_the_node_ends_when_the_last_one_ends_by_itself(programs: Programs) -> None:
+    pid = int(programs.run(MAKER + "    print(trainkit.get(counter.pid.remote()))"))
+    os.kill(pid, signal.SIGTERM)
+    assert programs.nothing_is_left()
+
+
+def test_a_deep_folder_is_no_obstacle(tmp_path: Path) -> None:
+    """A socket's path may have 107 bytes."""
+    deep = tmp_path.joinpath(*["d" * 40] * 4)
+    deep.mkdir(parents=True)
+    programs = Programs(deep)
+    try:
+        programs.run(MAKER)
+        assert programs.run(FINDER + "    print(trainkit.get(counter.add.remote()))") == "2"
+        programs.command("stop")
+        assert programs.nothing_is_left()
+    finally:
+        programs.end()

@@ -1,0 +1,6 @@
+"""`python -m trainkit`: the same as the command `trainkit`."""
+
+from trainkit.cli.main import main
+
+if __name__ == "__main__":
+    raise SystemExit(main())

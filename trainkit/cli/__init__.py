@@ -1,0 +1,1 @@
+"""The command line: `trainkit status`, `trainkit why` and `trainkit stop`."""

@@ -1,0 +1,124 @@
+"""`trainkit status`: what runs, what it holds, and what waits."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING, Any
+
+from trainkit.cli.survey import Survey, sessions, survey
+from trainkit.resources import describe, describe_bytes
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+
+def status(*, as_json: bool) -> int:
+    """Show all sessions of this user."""
+    surveys = [survey(session) for session in sessions()]
+    if as_json:
+        sys.stdout.write(json.dumps([found.plain() for found in surveys], indent=2) + "\n")
+        return 0
+    from rich.console import Console
+
+    console = Console(highlight=False, emoji=False, markup=False)
+    if not surveys:
+        console.print("no session is running")
+    for found in surveys:
+        _show(console, found)
+    return 0
+
+
+def duration(seconds: float) -> str:
+    """Text for people: '45 s', '12 min', '3.5 h', '2.1 d'."""
+    for unit, size in (("d", 86_400), ("h", 3600), ("min", 60)):
+        if seconds >= size:
+            count = seconds / size
+            return f"{count:.2g} {unit}" if count < 10 else f"{count:.0f} {unit}"
+    return f"{seconds:.0f} s"
+
+
+def _show(console: Console, found: Survey) -> None:
+    driver = "gone" if found.driver is None else f"pid {found.driver}"
+    console.print(
+        f"session {found.session.id}: driver {driver}, node pid {found.session.node}, "
+        f"started {duration(found.age_s)} ago",
+        style="bold",
+    )
+    if found.problem:
+        console.print(f"  {found.problem}", soft_wrap=True)
+        return
+    for node in found.lists["nodes"]:
+        console.print(f"  resources: {_resources(node)}", soft_wrap=True)
+    _show_actors(console, found.lists["actors"])
+    _show_tasks(console, found.lists["tasks"])
+    for group in found.lists["placement_groups"]:
+        bundles = ", ".join(f"[{describe(bundle)}]" for bundle in group["bundles"])
+        name = f" {group['name']!r}" if group["name"] else ""
+        console.print(
+            f"  group {group['placement_group_id']}{name}: {group['state'].lower()}, {bundles}",
+            soft_wrap=True,
+        )
+    for request in found.lists["requests"]:
+        console.print(f"  waits: {request_line(request)}: {'; '.join(request['reasons'])}", soft_wrap=True)
+
+
+def request_line(request: dict[str, Any]) -> str:
+    """One line on a request that waits."""
+    return (
+        f"{request['what']} ({request['id']}) has been waiting {duration(request['since_s'])} for "
+        f"{describe(request['asked'])}"
+    )
+
+
+def _resources(node: dict[str, Any]) -> str:
+    total, free = node["resources"], node["available"]
+    return ", ".join(
+        f"{_amount(name, free.get(name, 0))} of {_amount(name, total[name])} {name} free"
+        for name in sorted(total)
+    )
+
+
+def _amount(name: str, amount: float) -> str:
+    return describe_bytes(amount) if name == "memory" else f"{amount:g}"
+
+
+def _show_actors(console: Console, actors: list[dict[str, Any]]) -> None:
+    living = [actor for actor in actors if actor["state"] != "DEAD"]
+    if not living:
+        return
+    table = _table("actor", "class", "name", "state", "pid", "holds")
+    for actor in living:
+        name = actor["name"] or ""
+        if actor["detached"]:
+            name += " (detached)"
+        table.add_row(
+            actor["actor_id"],
+            actor["class_name"],
+            name,
+            actor["state"].lower(),
+            str(actor["pid"] or ""),
+            describe(actor["resources"]),
+        )
+    console.print(table)
+
+
+def _show_tasks(console: Console, tasks: list[dict[str, Any]]) -> None:
+    if not tasks:
+        return
+    table = _table("task", "state", "pid", "holds")
+    for task in tasks:
+        table.add_row(
+            task["name"], task["state"].lower(), str(task["pid"] or ""), describe(task["resources"])
+        )
+    console.print(table)
+
+
+def _table(*columns: str) -> Table:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=True, header_style="dim")
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    return table

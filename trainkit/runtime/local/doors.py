@@ -1,0 +1,251 @@
+"""The sessions of this user, from outside: which there are, and asking their nodes.
+
+A visit is one connection to a node's socket, for a few questions. It needs no session of one's own, so
+the command line uses it as well as a program that calls an actor of another one's session.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import itertools
+import os
+import select
+import socket
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from trainkit.clock import SYSTEM
+from trainkit.errors import GetTimeoutError, NodeDiedError, TrainkitError
+from trainkit.runtime.failures import raisable, unpack_failure
+from trainkit.runtime.local import process
+from trainkit.runtime.local.channel import FAILURE, NOTICE, REQUEST, Connection, Frame
+from trainkit.runtime.local.guests import CARD, door_path, is_own
+from trainkit.runtime.local.messages import Inquest, Kill, packed
+from trainkit.runtime.serialize import Handle, unpack
+from trainkit.runtime.supervise import Exit
+from trainkit.settings import SESSION_MARK, runtime_dir
+
+PREFIX = "trainkit-session-"
+"""What the names of sessions' folders start with."""
+
+_PATIENCE_S = 10.0
+_TURN_S = 10.0
+
+
+class Session(NamedTuple):
+    """A session of this user.
+
+    Attributes:
+        folder: its folder, and mark.
+        node: pid of its node.
+        driver: pid of the program that started it.
+        driver_gone: that has ended; only detached actors are left.
+        started: seconds since the epoch.
+    """
+
+    folder: Path
+    node: int
+    driver: int
+    driver_gone: bool
+    started: float
+
+    @property
+    def id(self) -> str:
+        """By which users name it."""
+        return self.folder.name.removeprefix(PREFIX)
+
+    @property
+    def alive(self) -> bool:
+        """Whether its node runs."""
+        if process.environment(self.node).get(SESSION_MARK) == str(self.folder):
+            return True
+        # Seen from another container its pid is another: what takes visitors is not dead.
+        try:
+            visit(self.folder).close()
+        except NodeDiedError:
+            return False
+        return True
+
+    def __str__(self) -> str:
+        return f"session {self.id} (pid {self.driver})"
+
+
+def home() -> Path:
+    """The folder that sessions make theirs in, by the one name that all programs know it by."""
+    return runtime_dir().resolve()
+
+
+def folders(parent: Path) -> list[Path]:
+    """The folders of this user's sessions, also of those that have ended without removing it."""
+    found = []
+    for folder in parent.glob(f"{PREFIX}*"):
+        with contextlib.suppress(FileNotFoundError):  # it has just ended
+            if folder.stat().st_uid == os.getuid():
+                found.append(folder)
+    return found
+
+
+def session_at(folder: Path) -> Session | None:
+    """The session with that folder, as it says of itself; None if it says nothing yet, or no more."""
+    import json  # most programs meet no other session
+
+    try:
+        card = json.loads((folder / CARD).read_text())
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return Session(folder=folder, **card)
+
+
+def sessions(parent: Path) -> list[Session]:
+    """The sessions whose nodes run, newest first."""
+    known = [session_at(folder) for folder in folders(parent)]
+    living = [session for session in known if session is not None and session.alive]
+    return sorted(living, key=lambda session: session.started, reverse=True)
+
+
+def visit(folder: Path) -> Visit:
+    """Connect to the node of the session with that folder.
+
+    Raises:
+        NodeDiedError: nobody answers there.
+    """
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        fd = os.open(folder, os.O_PATH | os.O_DIRECTORY)
+        try:
+            sock.settimeout(_PATIENCE_S)
+            sock.connect(door_path(fd))
+        finally:
+            os.close(fd)
+        if not is_own(sock):
+            raise PermissionError("it belongs to another user")
+    except OSError as error:
+        sock.close()
+        raise _gone(folder, error.strerror or str(error)) from error
+    return Visit(sock, folder)
+
+
+def _gone(folder: Path, why: str) -> NodeDiedError:
+    return NodeDiedError(f"the session at {folder} has ended ({why})")
+
+
+class Visit(Connection):
+    """A connection to a node's socket, used by one thread.
+
+    Args:
+        sock: connected.
+        folder: of the session.
+    """
+
+    def __init__(self, sock: socket.socket, folder: Path) -> None:
+        super().__init__(sock)
+        self._folder = folder
+        self._answers: dict[int, Frame] = {}
+        self._calls = itertools.count(1)
+
+    def __enter__(self) -> Visit:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def on_frame(self, frame: Frame) -> None:
+        if frame.kind != NOTICE:
+            self._answers[frame.call_id] = frame
+
+    def on_backlog(self) -> None:
+        self.flush_blocking(_PATIENCE_S)
+
+    def ask(self, message: Any, handles: Sequence[Handle] = (), timeout_s: float = _PATIENCE_S) -> Any:
+        """The node's answer.
+
+        Raises:
+            NodeDiedError: it ended.
+            GetTimeoutError: it did not answer within `timeout_s`.
+            TrainkitError: what it answered with.
+        """
+        call = next(self._calls)
+        try:
+            self.send(REQUEST, call, packed(message, handles))
+        except OSError as error:
+            raise _gone(self._folder, str(error)) from error
+        self._read_until(lambda: call in self._answers, timeout_s)
+        frame = self._answers.pop(call, None)
+        if frame is None and self.closed:
+            raise _gone(self._folder, "it closed the connection")
+        if frame is None:
+            raise GetTimeoutError(
+                f"the node of the session at {self._folder} has not answered for {timeout_s:g} s; "
+                "is it stopped?"
+            )
+        if frame.kind == FAILURE:
+            raise raisable(unpack_failure(frame.body))
+        return unpack(frame.body)
+
+    def tell(self, message: Any) -> None:
+        """Send something that is not answered."""
+        try:
+            self.send(NOTICE, 0, packed(message))
+        except OSError as error:
+            raise _gone(self._folder, str(error)) from error
+
+    def await_end(self, timeout_s: float) -> bool:
+        """Whether the node closes the connection within `timeout_s`."""
+        self._read_until(lambda: False, timeout_s)
+        return self.closed
+
+    def _read_until(self, done: Callable[[], bool], timeout_s: float) -> None:
+        deadline = SYSTEM.monotonic() + timeout_s
+        poll = select.poll()
+        poll.register(self.sock, select.POLLIN)
+        while not done() and not self.closed:
+            left = deadline - SYSTEM.monotonic()
+            if left <= 0:
+                return
+            if poll.poll(left * 1000):
+                self.try_read()
+
+
+def inquest(home: str | None, worker_id: int | None) -> Exit:
+    """How an actor of another session ended."""
+    try:
+        with visit(Path(home or "")) as node:
+            exit_: Exit = node.ask(Inquest(worker_id or 0))
+            return exit_
+    except TrainkitError as error:
+        return Exit(requested=True, reason=str(error))
+
+
+def kill(home: str, worker_id: int, reason: str) -> None:
+    """End an actor of another session; returns when it is dead."""
+    with contextlib.suppress(NodeDiedError), visit(Path(home)) as node:  # then it is dead already
+        node.ask(Kill(worker_id, reason))
+
+
+@contextlib.contextmanager
+def in_turn(parent: Path) -> Iterator[None]:
+    """Only one of the user's programs is in here at a time: two must not make detached actors of one name.
+
+    Raises:
+        TrainkitError: another program has been in here for seconds.
+    """
+    # The folder itself is what is locked, so no file is left; the kernel lets go with the process.
+    fd = os.open(parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        deadline = SYSTEM.monotonic() + _TURN_S
+        while True:
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if SYSTEM.monotonic() > deadline:
+                    raise TrainkitError(
+                        f"another program has been making a detached actor for {_TURN_S:g} s: it holds the "
+                        f"lock of {parent}; see what it waits for, or end it"
+                    ) from None
+                SYSTEM.sleep(0.005)
+        yield
+    finally:
+        os.close(fd)

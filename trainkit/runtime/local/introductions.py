@@ -1,0 +1,178 @@
+"""How a process comes to know actors that it did not make: by name, in its own session or another."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trainkit.errors import ConfigError, TrainkitError
+from trainkit.runtime.local import doors, lifeline
+from trainkit.runtime.local.channel import Descriptor
+from trainkit.runtime.local.messages import FindActor, Found, Kill, NotFound, Shutdown, StartActor
+from trainkit.runtime.local.names import nearest, taken_message
+from trainkit.runtime.local.refs import Endpoint, LocalRef, Peer
+from trainkit.runtime.serialize import Handle
+from trainkit.runtime.specs import Interface
+
+if TYPE_CHECKING:
+    from trainkit.runtime.local.client import LocalEngine
+
+_FAREWELL_S = 5.0
+_SEARCH_S = 2.0
+_ROOM_BYTES = 1 << 20
+_Answer = Found | NotFound
+
+
+def find_actor(engine: LocalEngine, name: str, namespace: str | None) -> tuple[Endpoint, Interface]:
+    """The actor of that name; see `Engine.find_actor`."""
+    found = _find_own(engine, name, namespace)
+    if isinstance(found, NotFound):
+        met, looked_at, known = _find_abroad(engine, name, found.namespace)
+        if met is None:
+            raise ConfigError(_not_found(name, found, looked_at, known))
+        return met
+    return found
+
+
+def register(
+    engine: LocalEngine, request: StartActor, peer: Peer, handles: Sequence[Handle], buffers: Sequence[Any]
+) -> tuple[Endpoint, Interface] | None:
+    """Ask for the actor of `request`, which has a registration.
+
+    Args:
+        engine: this process's.
+        request: for the node.
+        peer: this process's end of the actor's first connection.
+        handles: the other end, and what else goes with the request.
+        buffers: what goes with it too.
+
+    Returns:
+        The actor that there is already, if that is good enough; else None.
+
+    Raises:
+        ConfigError: its name is taken.
+    """
+    wanted = request.registration
+    if wanted is None or wanted.name is None:
+        raise ConfigError("only an actor with a name can be registered")
+    with doors.in_turn(_home(engine)) if wanted.detached else contextlib.nullcontext():
+        if wanted.detached or wanted.get_if_exists:
+            own = _find_own(engine, wanted.name, wanted.namespace)
+            if isinstance(own, NotFound):
+                met, _, _ = _find_abroad(engine, wanted.name, own.namespace)
+                if met is not None and wanted.get_if_exists:
+                    return met
+                if met is not None:
+                    session = doors.session_at(Path(met[0].peer.home or ""))
+                    holder = f"a detached actor of {session or 'another session'}"
+                    raise ConfigError(taken_message(wanted.name, own.namespace, holder))
+        try:
+            answer: Found | None = _answer(engine, engine.link.ask(request, handles, buffers))
+        except KeyboardInterrupt:  # it may be registered, and would wait for its first frame for ever
+            engine.link.tell(Kill(request.worker_id, "who asked for it was interrupted"))
+            raise
+    if answer is None:
+        if wanted.detached:
+            # What is sent to it next is then the kernel's, and arrives also if this program ends at once.
+            peer.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _ROOM_BYTES)
+        return None
+    return find_actor(engine, wanted.name, wanted.namespace)
+
+
+def farewell(engine: LocalEngine) -> bool:
+    """Tell the node that the program ends; returns, once all of it is dead, whether detached actors stay."""
+    try:
+        return bool(engine.get([engine.link.ask(Shutdown())], _FAREWELL_S)[0])
+    except TrainkitError:  # it has ended, or will be made to
+        return False
+
+
+def is_abroad(engine: LocalEngine, actor: Endpoint) -> bool:
+    """Whether an actor belongs to another session than this process."""
+    return actor.peer.home not in (None, engine.mark)
+
+
+def kill_abroad(actor: Endpoint, reason: str) -> None:
+    """End an actor of another session."""
+    peer = actor.peer
+    if peer.home is not None and peer.worker_id is not None:
+        doors.kill(peer.home, peer.worker_id, reason)
+
+
+def _home(engine: LocalEngine) -> Path:
+    return Path(engine.mark).parent
+
+
+def _answer(engine: LocalEngine, ref: LocalRef) -> Any:
+    return engine.get([ref], None)[0]
+
+
+def _find_own(engine: LocalEngine, name: str, namespace: str | None) -> tuple[Endpoint, Interface] | NotFound:
+    """The actor of that name in this process's session."""
+    message = FindActor(name, namespace, False)
+    return _ask_for(engine, engine.mark, lambda conn: _answer(engine, engine.link.ask(message, [conn])))
+
+
+def _ask_for(
+    engine: LocalEngine, home: str, ask: Callable[[Descriptor], _Answer]
+) -> tuple[Endpoint, Interface] | NotFound:
+    """Have a new connection handed to an actor that `ask` finds in the session with the mark `home`."""
+    ours, theirs = socket.socketpair()
+    with ours:
+        answer = ask(Descriptor(theirs.detach()))
+        if isinstance(answer, NotFound):
+            return answer
+        sock = socket.socket(fileno=ours.detach())
+    # One of another session is found again by its name: this process's node knows nothing of its restarts.
+    if answer.life is not None and home == engine.mark:
+        line = lifeline.Lifeline(sock, answer.label, answer.worker_id)
+        line.home = home
+        line.hold(engine, answer.max_task_retries, answer.life)
+        return lifeline.EnduringEndpoint(line), answer.interface
+    peer = Peer(sock, answer.label, answer.worker_id)
+    peer.home = home
+    return Endpoint(peer), answer.interface
+
+
+def _find_abroad(
+    engine: LocalEngine, name: str, namespace: str
+) -> tuple[tuple[Endpoint, Interface] | None, list[str], list[str]]:
+    """A detached actor of that name in another of the user's sessions.
+
+    Returns:
+        The actor; the sessions looked at, and the names that they have.
+    """
+    looked_at: list[str] = []
+    known: list[str] = []
+    for session in doors.sessions(_home(engine)):
+        home = str(session.folder)
+        if home == engine.mark:
+            continue
+        looked_at.append(str(session))
+        message = FindActor(name, namespace, True)
+        try:
+            with doors.visit(session.folder) as node:
+                found = _ask_for(engine, home, lambda conn: node.ask(message, [conn], _SEARCH_S))  # noqa: B023
+        except TrainkitError as error:  # it has just ended, or is stopped: told if nothing is found
+            looked_at[-1] += f", which could not be asked: {error}"
+            continue
+        if not isinstance(found, NotFound):
+            return found, looked_at, known
+        if name in found.names:
+            looked_at[-1] += ", whose actor of that name is its own, not detached"
+        known.extend(found.names)
+    return None, looked_at, known
+
+
+def _not_found(name: str, own: NotFound, looked_at: Sequence[str], known: Sequence[str]) -> str:
+    where = "; ".join(["this session", *looked_at])
+    near = nearest(name, sorted({*own.names, *known} - {name}))
+    hint = f": did you mean {near!r}?" if near else "."
+    return (
+        f"there is no actor named {name!r} in the namespace {own.namespace!r} (looked in {where}){hint} "
+        "Names are given by .options(name=...), end with their actor, and reach other programs with "
+        "lifetime='detached'"
+    )

@@ -1,0 +1,168 @@
+"""Registered actors, in the node: those that have a name, and those that nobody owns.
+
+A detached actor is kept alive by a connection that the node holds, as handles elsewhere keep others.
+Whoever finds an actor by its name sends one end of a connection along, which is handed to the actor's
+process; if there is none yet, as soon as there is.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from trainkit.errors import ConfigError
+from trainkit.runtime.local.channel import NOTICE, Descriptor
+from trainkit.runtime.local.children import Worker
+from trainkit.runtime.local.loop import try_send
+from trainkit.runtime.local.messages import Connect, FindActor, Found, NotFound, StartActor, packed
+from trainkit.runtime.local.names import Names, taken_message
+
+if TYPE_CHECKING:
+    from trainkit.runtime.local.node import Node
+
+
+class Entry:
+    """A registered actor.
+
+    Attributes:
+        waiting: connections for its process, which has not started yet.
+        hold: keeps a detached actor alive.
+    """
+
+    def __init__(self, found: Found, namespace: str, name: str | None, detached: bool) -> None:
+        self.found = found
+        self.namespace = namespace
+        self.name = name
+        self.detached = detached
+        self.waiting: list[Descriptor] = []
+        self.hold: socket.socket | None = None
+
+
+class Registry:
+    """The registered actors of a session.
+
+    Args:
+        node: whose loop it lives in.
+        namespace: of the session.
+        emptied: called when the last detached actor has ended.
+    """
+
+    def __init__(self, node: Node, namespace: str, emptied: Callable[[], None]) -> None:
+        self._node = node
+        self._namespace = namespace
+        self._emptied = emptied
+        self._names = Names()
+        self._entries: dict[int, Entry] = {}
+
+    def start(
+        self,
+        client: int,
+        message: StartActor,
+        first: Descriptor,
+        answer: Callable[[Any], None],
+        remember: Callable[[], None],
+    ) -> None:
+        """Register an actor and ask for its process, or connect `first` to the one that has its name.
+
+        Args:
+            client: number of the process that asks.
+            message: what it asks for.
+            first: the actor's first connection.
+            answer: sends an answer.
+            remember: notes what the actor is made anew with, if it is to be made at all.
+        """
+        wanted = message.registration
+        if wanted is None or message.interface is None:
+            remember()
+            self._node.stores.start_actor(client, message, first)
+            return
+        namespace = wanted.namespace or self._namespace
+        holder = None if wanted.name is None else self._bearer(namespace, wanted.name)
+        if holder is not None:
+            if wanted.get_if_exists:
+                self._connect(holder, first)
+                answer(self._as_it_is_now(holder))
+            else:
+                answer(ConfigError(self._taken(holder)))
+            return
+        retries = message.max_task_retries
+        found = Found(message.worker_id, message.name, message.interface, None, retries)
+        entry = Entry(found, namespace, wanted.name, wanted.detached)
+        self._entries[message.worker_id] = entry
+        if wanted.name is not None:
+            self._names.give(namespace, wanted.name, message.worker_id)
+        answer(None)
+        remember()
+        self._node.stores.start_actor(client, message, first)
+
+    def _as_it_is_now(self, entry: Entry) -> Found:
+        life = self._node.census.restarts.life_of(entry.found.worker_id)
+        return entry.found._replace(life=life)
+
+    def find(self, message: FindActor, conn: Descriptor, answer: Callable[[Any], None]) -> None:
+        """Connect `conn` to the actor of that name, if there is one."""
+        namespace = message.namespace or self._namespace
+        entry = self._bearer(namespace, message.name)
+        if entry is None or (message.detached and not entry.detached):
+            answer(NotFound(namespace, self._names.known(namespace)))
+            return
+        self._connect(entry, conn)
+        answer(self._as_it_is_now(entry))
+
+    def started(self, worker: Worker) -> None:
+        """The process of an actor has been asked for: hand over the connections that wait for it."""
+        entry = self._entries.get(worker.worker_id)
+        if entry is None:
+            return
+        if entry.detached:
+            if entry.hold is not None:
+                entry.hold.close()
+            entry.hold, theirs = socket.socketpair()
+            entry.waiting.append(Descriptor(theirs.detach()))
+        waiting, entry.waiting = entry.waiting, []
+        for conn in waiting:
+            try_send(worker.control, NOTICE, 0, packed(Connect(), [conn]))
+
+    def ended(self, worker_id: int) -> None:
+        """An actor is dead for good: its name is free."""
+        entry = self._entries.pop(worker_id, None)
+        if entry is None:
+            return
+        self._names.release(worker_id)
+        if entry.hold is not None:
+            entry.hold.close()
+        if entry.detached and not self.has_detached():
+            self._emptied()
+
+    def has_detached(self) -> bool:
+        """Whether there is an actor that outlives its program."""
+        return any(entry.detached for entry in self._entries.values())
+
+    def entries(self) -> list[Entry]:
+        """All registered actors."""
+        return list(self._entries.values())
+
+    def _bearer(self, namespace: str, name: str) -> Entry | None:
+        worker_id = self._names.bearer(namespace, name)
+        if worker_id is None:
+            return None
+        worker = self._node.census.worker(worker_id)
+        if (
+            worker is not None and worker.ending and not worker.may_restart
+        ):  # as good as dead: nobody should meet it any more
+            self._names.release(worker_id)
+            return None
+        return self._entries[worker_id]
+
+    def _connect(self, entry: Entry, conn: Descriptor) -> None:
+        worker = self._node.census.worker(entry.found.worker_id)
+        if worker is None:
+            entry.waiting.append(conn)
+        else:
+            try_send(worker.control, NOTICE, 0, packed(Connect(), [conn]))
+
+    def _taken(self, holder: Entry) -> str:
+        worker = self._node.census.worker(holder.found.worker_id)
+        where = f"pid {worker.pid}" if worker is not None and worker.pid else "which waits to be started"
+        return taken_message(holder.name or "", holder.namespace, f"{holder.found.label} ({where})")
