@@ -1,0 +1,200 @@
+"""How the inline engine runs one call: where it stands, what it sees, and what becomes of what it does."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from trainkit.errors import ActorDiedError, WorkerDiedError
+from trainkit.runtime.failures import pack_failure
+from trainkit.runtime.inline_loop import PrivateLoop
+from trainkit.runtime.inline_places import Place
+from trainkit.runtime.serialize import Packed, pack, unpack
+from trainkit.runtime.specs import Placement, SessionSpec, TaskSpec
+
+if TYPE_CHECKING:
+    from trainkit.runtime.inline_actors import InlineActor, Life
+
+
+class ActorExit(BaseException):
+    """Unwinds a method whose actor has ended; no `except Exception` of the user's stops it."""
+
+    def __init__(self, life: Life) -> None:
+        super().__init__("the actor that this runs in has ended")
+        self.life = life
+
+
+@dataclass(frozen=True)
+class Frame:
+    """One call, or the place that several steps of one run in.
+
+    Attributes:
+        name: what runs, for errors.
+        number: of the call; None where none is running.
+        loop: for what is `async`.
+        actor: whose method it is; None for a task.
+        life: of that actor, which may have been made anew since.
+    """
+
+    name: str
+    placement: Placement
+    place: Place
+    loop: PrivateLoop
+    number: int | None = None
+    actor: InlineActor | None = None
+    life: Life | None = None
+
+    def leave(self) -> None:
+        """Free what a task holds; an actor keeps it. To be called once."""
+        if self.actor is None:
+            self.place.give_back()
+            self.loop.close()
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a call came to.
+
+    Attributes:
+        value: what was returned.
+        failure: packed, in place of a value.
+        error: what was raised.
+        exited: by SystemExit, as if to end a process of its own.
+    """
+
+    value: Any = None
+    failure: Packed | None = None
+    error: BaseException | None = None
+    exited: bool = False
+
+
+_frames: ContextVar[tuple[Frame, ...]] = ContextVar("frames", default=())
+"""From the outermost to the innermost call of this thread, or of this task of an event loop."""
+
+
+def frames() -> tuple[Frame, ...]:
+    """The calls that this code runs in, the innermost last."""
+    return _frames.get()
+
+
+class Caller:
+    """Runs user code in its frames.
+
+    Args:
+        spec: of the session, for what every call sees.
+    """
+
+    def __init__(self, spec: SessionSpec) -> None:
+        self._spec = spec
+        self.running: list[Frame] = []
+
+    @contextlib.contextmanager
+    def entered(self, frame: Frame) -> Iterator[None]:
+        """Let what runs here be `frame`'s, and see its environment and folder."""
+        outer = _frames.get()
+        # What an outer call sees, its inner ones see too, as a worker's own workers do.
+        variables = dict(frame.placement.env) if outer else {**self._spec.environment, **frame.placement.env}
+        folder = frame.placement.cwd or (None if outer else self._spec.working_dir)
+        token = _frames.set((*outer, frame))
+        self.running.append(frame)
+        try:
+            with _environment(variables), contextlib.chdir(folder) if folder else contextlib.nullcontext():
+                yield
+        finally:
+            self.running.remove(frame)
+            _frames.reset(token)
+
+    def outcome(self, frame: Frame, work: Callable[[], Any]) -> Outcome:
+        """Do `work` in `frame`.
+
+        KeyboardInterrupt is the caller's own Ctrl-C, as this is the caller's process, and passes through.
+        """
+        try:
+            with self.entered(frame):
+                value = work()
+        except KeyboardInterrupt:
+            raise
+        except ActorExit as leaving:
+            if leaving.life is not frame.life:
+                raise
+        except SystemExit as leaving:
+            return self._left(frame, leaving)
+        except BaseException as error:
+            return Outcome(failure=pack_failure(error, frame.name), error=error)
+        else:
+            if frame.life is None or frame.life.over is None:
+                return Outcome(value)
+        return died(frame)
+
+    def _left(self, frame: Frame, leaving: SystemExit) -> Outcome:
+        code = leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
+        reason = f"{frame.name} raised SystemExit({leaving.code!r})"
+        if frame.actor is not None and frame.life is not None:
+            frame.actor.end(reason, frame.life)
+            return died(frame, code)
+        error = WorkerDiedError(f"{frame.name} was ended: it raised SystemExit({leaving.code!r})")
+        error.exit_code = code
+        return replace(failed(error, frame.name), exited=True)
+
+
+def failed(error: Exception, name: str) -> Outcome:
+    """The outcome of a call that `error` stands for."""
+    return Outcome(failure=pack_failure(error, name), error=error)
+
+
+def died(frame: Frame, code: int | None = None) -> Outcome:
+    """The outcome of a call whose actor has ended."""
+    reason = frame.life.over if frame.life is not None else None
+    owner = frame.actor.name if frame.actor is not None else frame.name
+    error = ActorDiedError(f"{owner} was ended: {reason}")
+    error.exit_code = code
+    return failed(error, frame.name)
+
+
+def is_retried(outcome: Outcome, spec: TaskSpec) -> bool:
+    """Whether a task that came to `outcome` is to run again, if that is left."""
+    if outcome.exited:
+        return True
+    wanted = spec.retry_exceptions
+    if isinstance(wanted, bool):
+        return wanted and isinstance(outcome.error, Exception)
+    return isinstance(outcome.error, wanted)
+
+
+def require_generator(result: Any, name: str) -> Any:
+    """`result`, if values can be pulled out of it; raises TypeError if not."""
+    if hasattr(result, "__next__") or hasattr(result, "__anext__"):
+        return result
+    raise TypeError(
+        f"{name} was called with num_returns='streaming' and returned a {type(result).__name__}; it must "
+        "be a generator, or return an iterator"
+    )
+
+
+def packed_arguments(args: tuple[Any, ...], kwargs: Mapping[str, Any], name: str) -> Packed:
+    """A copy of the arguments as they are now."""
+    return pack((args, dict(kwargs)), f"the arguments of {name}").owned()
+
+
+def arguments(packed: Packed, resolve: Callable[[Any], Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Positional and named arguments, each reference among them replaced by its value."""
+    args, kwargs = unpack(packed)
+    return tuple(map(resolve, args)), {name: resolve(value) for name, value in kwargs.items()}
+
+
+@contextlib.contextmanager
+def _environment(variables: Mapping[str, str]) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
