@@ -1,32 +1,55 @@
-"""The engine suite on every engine."""
+"""The engine suites on the engines that need nothing but this package."""
 
 from __future__ import annotations
-
-from collections.abc import Iterator
 
 import pytest
 
 import trainkit
-from tests.conftest import SESSION_CPUS
 from tests.suites.engine import EngineSuite
+from tests.suites.engine_actors import ActorSuite
+from tests.suites.engine_calls import CallSuite
+from tests.suites.engine_placement import PlacementSuite
+from tests.suites.engine_state import StateSuite
 
 
 class TestInline(EngineSuite):
-    @pytest.fixture(autouse=True, scope="class")
-    @classmethod
-    def session(cls) -> Iterator[None]:
-        trainkit.init(engine="inline", num_cpus=SESSION_CPUS)
-        yield
-        trainkit.shutdown()
+    engine = "inline"
+
+
+class TestInlineActors(ActorSuite):
+    engine = "inline"
+
+
+class TestInlineCalls(CallSuite):
+    engine = "inline"
+
+
+class TestInlinePlacement(PlacementSuite):
+    engine = "inline"
+
+
+class TestInlineState(StateSuite):
+    engine = "inline"
 
 
 class TestLocal(EngineSuite):
-    @pytest.fixture(autouse=True, scope="class")
-    @classmethod
-    def session(cls) -> Iterator[None]:
-        trainkit.init(num_cpus=SESSION_CPUS)
-        yield
-        trainkit.shutdown()
+    engine = "local"
+
+
+class TestLocalActors(ActorSuite):
+    engine = "local"
+
+
+class TestLocalCalls(CallSuite):
+    engine = "local"
+
+
+class TestLocalPlacement(PlacementSuite):
+    engine = "local"
+
+
+class TestLocalState(StateSuite):
+    engine = "local"
 
 
 def test_an_unknown_engine_is_refused() -> None:

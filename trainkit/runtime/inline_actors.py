@@ -234,9 +234,10 @@ class Actors:
         """The living actor of that name; raises ConfigError if there is none."""
         found = self.named(name, namespace)
         if found is None:
+            where = namespace or self._namespace
             raise ConfigError(
-                f"there is no actor of the name {name!r} in the namespace {namespace or self._namespace!r}; it "
-                "may have ended, as an actor does when its last handle is gone, unless lifetime='detached'"
+                f"there is no actor of the name {name!r} in the namespace {where!r}; it may have ended, "
+                "as an actor does when its last handle is gone, unless lifetime='detached'"
             )
         return found
 

@@ -109,8 +109,8 @@ class Places:
             )
         if name and any(group.name == name for group in self._groups.values()):
             raise ConfigError(
-                f"name={name!r}: there is a placement group of that name, which get_placement_group({name!r}) "
-                "finds"
+                f"name={name!r}: there is a placement group of that name; get_placement_group({name!r}) "
+                "finds it"
             )
         held = self._ledger.take_all(bundles)
         owner = self._ledger if held is not None else None
