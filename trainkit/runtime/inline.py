@@ -180,7 +180,7 @@ class InlineEngine:
         self, frame: Frame, outcome: Outcome, num_returns: int, group: str | None = None
     ) -> list[ObjectRef[Any]]:
         """The references of a call, whose frame ends here, or with its stream."""
-        of_actor = frame.actor is not None
+        of_actor = frame.life is not None
 
         def new_ref(packed: Packed, is_failure: bool) -> InlineRef:
             return self._ref(packed, is_failure, of_actor)

@@ -26,11 +26,13 @@ class Life:
     """One instance of an actor's class: what a process would be.
 
     Attributes:
+        name: of the actor, for errors.
         over: why it ended; None while it lives.
         calls: how many run in it now.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, name: str) -> None:
+        self.name = name
         self.instance: Any = None
         self.failure: Packed | None = None
         self.loop = PrivateLoop()
@@ -73,7 +75,7 @@ class InlineActor:
         self.placement = spec.placement
         self.place = place
         self.restarts = 0
-        self.life = Life()
+        self.life = Life(self.name)
         self.owned: weakref.WeakSet[InlineActor] = weakref.WeakSet()
         self._spec = spec
         self._packed = packed
@@ -104,7 +106,7 @@ class InlineActor:
 
     def frame(self, name: str, number: int | None, life: Life) -> Frame:
         """What a call of it runs in."""
-        return Frame(name, self.placement, self.place, life.loop, number, self, life)
+        return Frame(name, self.placement, self.place, life.loop, number, life, weakref.ref(self))
 
     @contextmanager
     def busy(self, group: str | None, life: Life | None = None) -> Iterator[Life]:
@@ -135,7 +137,7 @@ class InlineActor:
         """End its instance and make it anew, if it may be; False if not."""
         if self.life.over is not None or self._spec.max_restarts in (0, self.restarts):
             return False
-        before, self.life = self.life, Life()
+        before, self.life = self.life, Life(self.name)
         self.restarts += 1
         before.over = "it was killed by trainkit.kill(), and is being made anew"
         self._let_go(before)
@@ -156,9 +158,9 @@ class InlineActor:
 
     def _let_go(self, life: Life) -> None:
         if life.calls == 0:  # else the last of them does it
-            with self._caller.entered(self.frame(self.name, None, life)):  # for `__del__` of the user's class
+            with self._caller.entered(self.frame(self.name, None, life)):  # for what the user's code does at its end
+                life.loop.close()
                 life.instance = None
-            life.loop.close()
 
     def row(self) -> dict[str, Any]:
         """It as plain data."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
@@ -36,8 +37,9 @@ class Frame:
         name: what runs, for errors.
         number: of the call; None where none is running.
         loop: for what is `async`.
-        actor: whose method it is; None for a task.
-        life: of that actor, which may have been made anew since.
+        life: the instance whose method it is; None for a task.
+        owner: its actor. Weak, as what is left on an event loop keeps the frame that it was made in, and
+            must not keep the actor.
     """
 
     name: str
@@ -45,12 +47,17 @@ class Frame:
     place: Place
     loop: PrivateLoop
     number: int | None = None
-    actor: InlineActor | None = None
     life: Life | None = None
+    owner: weakref.ref[InlineActor] | None = None
+
+    @property
+    def actor(self) -> InlineActor | None:
+        """Whose method it is; None for a task."""
+        return self.owner() if self.owner is not None else None
 
     def leave(self) -> None:
         """Free what a task holds; an actor keeps it. To be called once."""
-        if self.actor is None:
+        if self.life is None:
             self.place.give_back()
             self.loop.close()
 
@@ -133,8 +140,9 @@ class Caller:
     def _left(self, frame: Frame, leaving: SystemExit) -> Outcome:
         code = leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
         reason = f"{frame.name} raised SystemExit({leaving.code!r})"
-        if frame.actor is not None and frame.life is not None:
-            frame.actor.end(reason, frame.life)
+        if frame.life is not None:
+            if frame.actor is not None:
+                frame.actor.end(reason, frame.life)
             return died(frame, code)
         error = WorkerDiedError(f"{frame.name} was ended: it raised SystemExit({leaving.code!r})")
         error.exit_code = code
@@ -148,9 +156,8 @@ def failed(error: Exception, name: str) -> Outcome:
 
 def died(frame: Frame, code: int | None = None) -> Outcome:
     """The outcome of a call whose actor has ended."""
-    reason = frame.life.over if frame.life is not None else None
-    owner = frame.actor.name if frame.actor is not None else frame.name
-    error = ActorDiedError(f"{owner} was ended: {reason}")
+    name, reason = (frame.life.name, frame.life.over) if frame.life is not None else (frame.name, None)
+    error = ActorDiedError(f"{name} was ended: {reason}")
     error.exit_code = code
     return failed(error, frame.name)
 

@@ -100,6 +100,7 @@ class InlineStream(ObjectRefGenerator[Any]):
     ) -> None:
         self._caller = caller
         self._frame = frame
+        self._actor = frame.actor  # which stays as long as its stream may be read
         self._generator = started.value
         self._new_ref = new_ref
         self._group = group
@@ -114,7 +115,7 @@ class InlineStream(ObjectRefGenerator[Any]):
     @property
     def of_actor(self) -> bool:
         """Whether a method of an actor yields the values."""
-        return self._frame.actor is not None
+        return self._frame.life is not None
 
     def __next__(self) -> InlineRef:
         if not self._ready:
@@ -170,9 +171,9 @@ class InlineStream(ObjectRefGenerator[Any]):
 
     def _run(self, work: Callable[[], Any]) -> Outcome:
         frame = self._frame
-        if frame.actor is None or frame.life is None:
+        if self._actor is None or frame.life is None:
             return self._caller.outcome(frame, work)
-        with frame.actor.busy(self._group, frame.life):
+        with self._actor.busy(self._group, frame.life):
             return self._caller.outcome(frame, work)
 
     def _advance(self) -> Any:

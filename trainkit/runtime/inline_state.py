@@ -44,7 +44,7 @@ class Listing:
             case "actors":
                 return self._actors.rows()
             case "tasks":
-                return [_task(frame) for frame in self._caller.running if frame.actor is None]
+                return [_task(frame) for frame in self._caller.running if frame.life is None]
             case "objects":
                 return [_object(ref) for ref in list(self._large)]
             case "placement_groups":
