@@ -158,7 +158,9 @@ class InlineActor:
 
     def _let_go(self, life: Life) -> None:
         if life.calls == 0:  # else the last of them does it
-            with self._caller.entered(self.frame(self.name, None, life)):  # for what the user's code does at its end
+            with self._caller.entered(
+                self.frame(self.name, None, life)
+            ):  # for what the user's code does at its end
                 life.loop.close()
                 life.instance = None
 
