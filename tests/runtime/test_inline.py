@@ -269,21 +269,23 @@ def test_threads_take_turns_at_an_actor(inline: None) -> None:
             self.inside -= 1
             return self.most
 
-    for options, most in ({}, {1}), ({"max_concurrency": 2}, {1, 2}):
-        actor = trainkit.remote(Busy).options(**options).remote()
+    def seen_by_four_threads(actor: Any) -> list[int]:
         found: list[int] = []
-        threads = [
-            threading.Thread(
-                target=lambda: found.extend(trainkit.get([actor.work.remote() for _ in range(5)]))
-            )  # noqa: B023
-            for _ in range(4)
-        ]
+
+        def call() -> None:
+            found.extend(trainkit.get([actor.work.remote() for _ in range(5)]))
+
+        threads = [threading.Thread(target=call) for _ in range(4)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-        assert len(found) == 20
-        assert set(found) <= most
+        return found
+
+    assert seen_by_four_threads(trainkit.remote(Busy).remote()) == [1] * 20
+    shared = seen_by_four_threads(trainkit.remote(Busy).options(max_concurrency=2).remote())
+    assert len(shared) == 20
+    assert max(shared) <= 2
 
 
 def test_handles_and_references_are_not_pickled_by_hand(inline: None) -> None:
