@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from greenlet import greenlet
 
 import trainkit
 from tests.suites.parts import Courier, Keeper, endless, gpus
@@ -286,6 +287,28 @@ def test_threads_take_turns_at_an_actor(inline: None) -> None:
     shared = seen_by_four_threads(trainkit.remote(Busy).options(max_concurrency=2).remote())
     assert len(shared) == 20
     assert max(shared) <= 2
+
+
+def test_a_greenlet_is_part_of_the_call_that_switches_to_it(inline: None) -> None:
+    class Stepper:
+        def __init__(self) -> None:
+            self.greenlet = greenlet(self.run)
+
+        def run(self) -> None:
+            while True:
+                self.greenlet.parent.switch(
+                    trainkit.get_gpu_ids(), trainkit.get_runtime_context().get_task_id()
+                )
+
+        def step(self) -> Any:
+            self.greenlet.parent = greenlet.getcurrent()
+            return self.greenlet.switch()
+
+    stepper = trainkit.remote(num_gpus=1)(Stepper).remote()
+    (ids, one), (_, other) = trainkit.get([stepper.step.remote() for _ in range(2)])
+    assert ids == [0]
+    assert None not in (one, other)
+    assert one != other
 
 
 def test_handles_and_references_are_not_pickled_by_hand(inline: None) -> None:

@@ -25,16 +25,15 @@ from trainkit.runtime.inline_actors import Actors, InlineActor, leave_if_over
 from trainkit.runtime.inline_calls import (
     ActorExit,
     Caller,
-    Frame,
     Outcome,
     arguments,
     died,
     failed,
-    frames,
     is_retried,
     packed_arguments,
     require_generator,
 )
+from trainkit.runtime.inline_frames import Frame, frames
 from trainkit.runtime.inline_loop import PrivateLoop
 from trainkit.runtime.inline_places import Place, Places
 from trainkit.runtime.inline_refs import InlineRef, InlineStream

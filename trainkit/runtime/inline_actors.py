@@ -12,7 +12,8 @@ from typing import Any
 
 from trainkit.errors import ConfigError
 from trainkit.runtime import serialize
-from trainkit.runtime.inline_calls import ActorExit, Caller, Frame, arguments, frames
+from trainkit.runtime.inline_calls import ActorExit, Caller, arguments
+from trainkit.runtime.inline_frames import Frame, frames
 from trainkit.runtime.inline_loop import PrivateLoop
 from trainkit.runtime.inline_places import Place
 from trainkit.runtime.serialize import Packed
@@ -106,7 +107,7 @@ class InlineActor:
 
     def frame(self, name: str, number: int | None, life: Life) -> Frame:
         """What a call of it runs in."""
-        return Frame(name, self.placement, self.place, life.loop, number, life, weakref.ref(self))
+        return Frame(name, self.placement, self.place, life.loop, number, life, self)
 
     @contextmanager
     def busy(self, group: str | None, life: Life | None = None) -> Iterator[Life]:

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import os
-import weakref
 from collections.abc import Callable, Iterator, Mapping
-from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from trainkit.errors import ActorDiedError, WorkerDiedError
 from trainkit.runtime.failures import pack_failure
-from trainkit.runtime.inline_loop import PrivateLoop
-from trainkit.runtime.inline_places import Place
+from trainkit.runtime.inline_frames import Frame, frames, standing_in
 from trainkit.runtime.serialize import Packed, pack, unpack
-from trainkit.runtime.specs import Placement, SessionSpec, TaskSpec
+from trainkit.runtime.specs import SessionSpec, TaskSpec
 
 if TYPE_CHECKING:
-    from trainkit.runtime.inline_actors import InlineActor, Life
+    from trainkit.runtime.inline_actors import Life
 
 
 class ActorExit(BaseException):
@@ -27,39 +24,6 @@ class ActorExit(BaseException):
     def __init__(self, life: Life) -> None:
         super().__init__("the actor that this runs in has ended")
         self.life = life
-
-
-@dataclass(frozen=True)
-class Frame:
-    """One call, or the place that several steps of one run in.
-
-    Attributes:
-        name: what runs, for errors.
-        number: of the call; None where none is running.
-        loop: for what is `async`.
-        life: the instance whose method it is; None for a task.
-        owner: its actor. Weak, as what is left on an event loop keeps the frame that it was made in, and
-            must not keep the actor.
-    """
-
-    name: str
-    placement: Placement
-    place: Place
-    loop: PrivateLoop
-    number: int | None = None
-    life: Life | None = None
-    owner: weakref.ref[InlineActor] | None = None
-
-    @property
-    def actor(self) -> InlineActor | None:
-        """Whose method it is; None for a task."""
-        return self.owner() if self.owner is not None else None
-
-    def leave(self) -> None:
-        """Free what a task holds; an actor keeps it. To be called once."""
-        if self.life is None:
-            self.place.give_back()
-            self.loop.close()
 
 
 @dataclass(frozen=True)
@@ -79,15 +43,6 @@ class Outcome:
     exited: bool = False
 
 
-_frames: ContextVar[tuple[Frame, ...]] = ContextVar("frames", default=())
-"""From the outermost to the innermost call of this thread, or of this task of an event loop."""
-
-
-def frames() -> tuple[Frame, ...]:
-    """The calls that this code runs in, the innermost last."""
-    return _frames.get()
-
-
 class Caller:
     """Runs user code in its frames.
 
@@ -102,18 +57,20 @@ class Caller:
     @contextlib.contextmanager
     def entered(self, frame: Frame) -> Iterator[None]:
         """Let what runs here be `frame`'s, and see its environment and folder."""
-        outer = _frames.get()
+        outer = frames()
         # What an outer call sees, its inner ones see too, as a worker's own workers do.
         variables = dict(frame.placement.env) if outer else {**self._spec.environment, **frame.placement.env}
         folder = frame.placement.cwd or (None if outer else self._spec.working_dir)
-        token = _frames.set((*outer, frame))
         self.running.append(frame)
         try:
-            with _environment(variables), contextlib.chdir(folder) if folder else contextlib.nullcontext():
+            with (
+                standing_in((*outer, frame)),
+                _environment(variables),
+                contextlib.chdir(folder) if folder else contextlib.nullcontext(),
+            ):
                 yield
         finally:
             self.running.remove(frame)
-            _frames.reset(token)
 
     def outcome(self, frame: Frame, work: Callable[[], Any]) -> Outcome:
         """Do `work` in `frame`.
@@ -140,9 +97,8 @@ class Caller:
     def _left(self, frame: Frame, leaving: SystemExit) -> Outcome:
         code = leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
         reason = f"{frame.name} raised SystemExit({leaving.code!r})"
-        if frame.life is not None:
-            if frame.actor is not None:
-                frame.actor.end(reason, frame.life)
+        if frame.actor is not None:
+            frame.actor.end(reason, frame.life)
             return died(frame, code)
         error = WorkerDiedError(f"{frame.name} was ended: it raised SystemExit({leaving.code!r})")
         error.exit_code = code

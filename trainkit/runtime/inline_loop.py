@@ -11,6 +11,7 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from trainkit.errors import ConfigError
+from trainkit.runtime.inline_frames import frames, standing_in
 
 if TYPE_CHECKING:
     import asyncio
@@ -135,10 +136,12 @@ def _in_running_loop() -> bool:
 def _beside(work: Callable[[], T], interrupt: Callable[[], None]) -> T:
     """Do `work` in another thread and wait for it; Ctrl-C calls `interrupt`."""
     done: Future[T] = Future()
+    inside = frames()
 
     def run() -> None:
         try:
-            done.set_result(work())
+            with standing_in(inside):
+                done.set_result(work())
         except BaseException as error:  # handed to the waiting thread, whatever it is
             done.set_exception(error)
 

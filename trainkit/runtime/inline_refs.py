@@ -10,7 +10,8 @@ from typing import Any
 from trainkit.errors import TaskCancelledError
 from trainkit.runtime import serialize
 from trainkit.runtime.failures import raisable, unpack_failure
-from trainkit.runtime.inline_calls import Caller, Frame, Outcome, died, failed
+from trainkit.runtime.inline_calls import Caller, Outcome, died, failed
+from trainkit.runtime.inline_frames import Frame
 from trainkit.runtime.serialize import Packed, pack, unpack
 from trainkit.runtime.specs import ObjectRef
 from trainkit.runtime.streams import ObjectRefGenerator
@@ -100,7 +101,6 @@ class InlineStream(ObjectRefGenerator[Any]):
     ) -> None:
         self._caller = caller
         self._frame = frame
-        self._actor = frame.actor  # which stays as long as its stream may be read
         self._generator = started.value
         self._new_ref = new_ref
         self._group = group
@@ -171,9 +171,9 @@ class InlineStream(ObjectRefGenerator[Any]):
 
     def _run(self, work: Callable[[], Any]) -> Outcome:
         frame = self._frame
-        if self._actor is None or frame.life is None:
+        if frame.actor is None or frame.life is None:
             return self._caller.outcome(frame, work)
-        with self._actor.busy(self._group, frame.life):
+        with frame.actor.busy(self._group, frame.life):
             return self._caller.outcome(frame, work)
 
     def _advance(self) -> Any:

@@ -9,7 +9,8 @@ from typing import Any
 
 from trainkit.errors import ConfigError
 from trainkit.runtime.inline_actors import Actors
-from trainkit.runtime.inline_calls import Caller, Frame
+from trainkit.runtime.inline_calls import Caller
+from trainkit.runtime.inline_frames import Frame
 from trainkit.runtime.inline_places import Places
 from trainkit.runtime.inline_refs import InlineRef
 
