@@ -289,6 +289,38 @@ def test_threads_take_turns_at_an_actor(inline: None) -> None:
     assert max(shared) <= 2
 
 
+def test_of_many_threads_one_makes_an_actor_and_the_others_find_it(inline: None) -> None:
+    found: list[Any] = []
+    start = threading.Barrier(8)
+
+    def make(number: int) -> None:
+        start.wait(30)
+        options = {"name": "single", "get_if_exists": True, "num_gpus": 0.25}
+        found.append(trainkit.remote(Keeper).options(**options).remote(number))
+
+    threads = [threading.Thread(target=make, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 8
+    assert len({context["actor_id"] for context in trainkit.get([a.context.remote() for a in found])}) == 1
+    assert trainkit.available_resources()["GPU"] == 1.75
+
+
+def test_a_constructor_cannot_call_what_it_makes(inline: None) -> None:
+    class Eager:
+        def __init__(self) -> None:
+            self.answer = trainkit.get(trainkit.get_actor("eager").same.remote(1))
+
+        def same(self, value: int) -> int:
+            return value
+
+    actor = trainkit.remote(Eager).options(name="eager").remote()
+    with pytest.raises(ConfigError, match="constructor of its own actor"):
+        trainkit.get(actor.same.remote(1))
+
+
 def test_a_greenlet_is_part_of_the_call_that_switches_to_it(inline: None) -> None:
     class Stepper:
         def __init__(self) -> None:

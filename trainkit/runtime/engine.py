@@ -12,7 +12,7 @@ Which promise holds on which engine (the conformance suite reads PROMISES):
 | background: a call runs on while its caller does something else | yes | no | yes |
 | concurrent: calls of one actor overlap, in threads or as `async def` | yes | no | yes |
 | restarts: an actor is made anew when its process dies | yes | only by `kill(no_restart=False)` | yes |
-| detached: such an actor outlives the program | yes | only its handles | yes |
+| detached: such an actor outlives the program | yes | only its handles; it ends with the process | yes |
 
 Without "background" a call has finished when its reference exists, so it is never late and can't be
 cancelled; a streaming one runs as its results are read. Without "concurrent" an `async def` method that

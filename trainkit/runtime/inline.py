@@ -12,6 +12,7 @@ import itertools
 import os
 import secrets
 import tempfile
+import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -72,6 +73,7 @@ class InlineEngine:
         self._actors = Actors(spec.namespace)
         self._streams: weakref.WeakSet[InlineStream] = weakref.WeakSet()
         self._large: weakref.WeakSet[InlineRef] = weakref.WeakSet()
+        self._naming = threading.RLock()  # so that of two threads one makes an actor, and the other finds it
         self._listing = Listing(self._node_id, self._places, self._actors, self._caller, self._large)
         self._owned_groups: dict[int, int] = {}
         self._scratch: tempfile.TemporaryDirectory[str] | None = None
@@ -106,11 +108,25 @@ class InlineEngine:
 
     def start_actor(self, spec: ActorSpec) -> InlineActor:
         self._places.require(spec.placement, spec.name)
-        found = self._actors.existing(spec.registration)
-        if found is not None:
-            return found
         packed = packed_arguments(spec.args, spec.kwargs, spec.name)
         can_start = self._places.has_group_of(spec.placement)
+        with self._naming:
+            found = self._actors.existing(spec.registration)
+            if found is not None:
+                return found
+            actor = self._new_actor(spec, packed, can_start)
+        if can_start:
+            try:
+                actor.make()
+            except BaseException:  # Ctrl-C
+                actor.end("its constructor was interrupted")
+                raise
+        else:
+            actor.end("its placement group was removed")
+        leave_if_over()
+        return actor
+
+    def _new_actor(self, spec: ActorSpec, packed: Packed, can_start: bool) -> InlineActor:
         actor = InlineActor(
             next(self._ids),
             replace(spec, args=(), kwargs={}),
@@ -122,15 +138,6 @@ class InlineEngine:
             ended=self._actor_ended,
         )
         self._actors.add(actor)
-        if can_start:
-            try:
-                actor.make()
-            except BaseException:  # Ctrl-C
-                actor.end("its constructor was interrupted")
-                raise
-        else:
-            actor.end("its placement group was removed")
-        leave_if_over()
         return actor
 
     def find_actor(self, name: str, namespace: str | None) -> tuple[InlineActor, Interface]:
@@ -153,6 +160,11 @@ class InlineEngine:
                 outcome = died(frame)
             elif life.failure is not None:
                 outcome = Outcome(failure=life.failure)
+            elif not life.made.is_set():
+                error = ConfigError(
+                    f"{where}() was called by the constructor of its own actor, which comes first"
+                )
+                outcome = failed(error, where)
             else:
                 outcome = self._outcome(frame, getattr(life.instance, method), packed, spec.num_returns)
         leave_if_over()

@@ -30,6 +30,7 @@ class Life:
         name: of the actor, for errors.
         over: why it ended; None while it lives.
         calls: how many run in it now.
+        made: the constructor has ended, or will not begin.
     """
 
     def __init__(self, name: str) -> None:
@@ -39,6 +40,7 @@ class Life:
         self.loop = PrivateLoop()
         self.over: str | None = None
         self.calls = 0
+        self.made = threading.Event()
 
 
 class InlineActor:
@@ -101,9 +103,12 @@ class InlineActor:
             args, kwargs = arguments(self._packed, self._resolve)
             life.instance = self._spec.cls(*args, **kwargs)
 
-        with self.busy(None, life):
-            outcome = self._caller.outcome(frame, construct)
-        life.failure = outcome.failure
+        try:
+            with self.busy(None, life):
+                outcome = self._caller.outcome(frame, construct)
+            life.failure = outcome.failure
+        finally:
+            life.made.set()
 
     def frame(self, name: str, number: int | None, life: Life) -> Frame:
         """What a call of it runs in."""
@@ -120,6 +125,8 @@ class InlineActor:
             declared = sorted(self._spec.concurrency.groups)
             raise ConfigError(f"concurrency_group={group!r}: {self.name} declares the groups {declared}")
         within = any(frame.actor is self for frame in frames())  # its own, further up, would never end
+        if life is None and not within:  # another thread may have found it while it is being made
+            self.life.made.wait()
         room = None if within else self._room[group]
         if room is not None:
             room.acquire()
@@ -150,6 +157,7 @@ class InlineActor:
         if self.life.over is not None or life not in (None, self.life):
             return
         self.life.over = reason
+        self.life.made.set()
         self._ended(self)
         self.place.give_back()
         for actor in list(self.owned):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,6 +11,9 @@ from trainkit.errors import ConfigError, InfeasibleError
 from trainkit.resources import Bundle, describe, require_feasible
 from trainkit.runtime.placement import Allocation, Ledger
 from trainkit.runtime.specs import Placement
+
+_counting = threading.RLock()
+"""Several threads of this process may call."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +36,8 @@ class Place:
     def give_back(self) -> None:
         """Free it; to be called once."""
         if self.ledger is not None:
-            self.ledger.give_back(self.allocation)
+            with _counting:
+                self.ledger.give_back(self.allocation)
 
 
 @dataclass(frozen=True)
@@ -79,10 +84,11 @@ class Places:
             chosen = slice(None) if bundle is None else slice(bundle, bundle + 1)
             ledgers = list(group.ledgers[chosen])
             untouched = [Ledger.of_bundle(place.allocation) for place in group.places[chosen]]
-        for ledger in ledgers:
-            allocation = ledger.take(request)
-            if allocation is not None:
-                return Place(allocation, ledger)
+        with _counting:
+            for ledger in ledgers:
+                allocation = ledger.take(request)
+                if allocation is not None:
+                    return Place(allocation, ledger)
         for ledger in untouched:
             allocation = ledger.take(request)
             if allocation is not None:
@@ -112,7 +118,8 @@ class Places:
                 f"name={name!r}: there is a placement group of that name; get_placement_group({name!r}) "
                 "finds it"
             )
-        held = self._ledger.take_all(bundles)
+        with _counting:
+            held = self._ledger.take_all(bundles)
         owner = self._ledger if held is not None else None
         shares = held if held is not None else Ledger.of_machine(self.totals).take_all(bundles)
         if shares is None:
