@@ -99,6 +99,7 @@ class InlineEngine:
             except BaseException:  # Ctrl-C
                 frame.leave()
                 raise
+            # A stream that fails later is not begun again: who reads it has its first values already.
             if retries == 0 or not is_retried(outcome, spec):
                 break
             frame.leave()

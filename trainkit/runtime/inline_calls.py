@@ -63,11 +63,7 @@ class Caller:
         folder = frame.placement.cwd or (None if outer else self._spec.working_dir)
         self.running.append(frame)
         try:
-            with (
-                standing_in((*outer, frame)),
-                _environment(variables),
-                contextlib.chdir(folder) if folder else contextlib.nullcontext(),
-            ):
+            with standing_in((*outer, frame)), _surroundings(variables, folder):
                 yield
         finally:
             self.running.remove(frame)
@@ -149,12 +145,21 @@ def arguments(packed: Packed, resolve: Callable[[Any], Any]) -> tuple[tuple[Any,
     return tuple(map(resolve, args)), {name: resolve(value) for name, value in kwargs.items()}
 
 
+def _surroundings(
+    variables: Mapping[str, str], folder: str | None
+) -> contextlib.AbstractContextManager[None]:
+    if variables or folder:
+        return _changed(variables, folder)
+    return contextlib.nullcontext()
+
+
 @contextlib.contextmanager
-def _environment(variables: Mapping[str, str]) -> Iterator[None]:
+def _changed(variables: Mapping[str, str], folder: str | None) -> Iterator[None]:
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     try:
-        yield
+        with contextlib.chdir(folder) if folder else contextlib.nullcontext():
+            yield
     finally:
         for name, value in before.items():
             if value is None:
