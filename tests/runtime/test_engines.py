@@ -1,34 +1,97 @@
-"""The engine suite on every engine."""
+"""The engine suites on the engines that need nothing but this package."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 import trainkit
-from tests.conftest import SESSION_CPUS
 from tests.suites.engine import EngineSuite
+from tests.suites.engine_actors import ActorSuite
+from tests.suites.engine_calls import CallSuite
+from tests.suites.engine_placement import PlacementSuite
+from tests.suites.engine_state import StateSuite
+from tests.suites.parts import Keeper, surroundings
 
 
 class TestInline(EngineSuite):
-    @pytest.fixture(autouse=True, scope="class")
-    @classmethod
-    def session(cls) -> Iterator[None]:
-        trainkit.init(engine="inline", num_cpus=SESSION_CPUS)
-        yield
-        trainkit.shutdown()
+    engine = "inline"
+
+
+class TestInlineActors(ActorSuite):
+    engine = "inline"
+
+
+class TestInlineCalls(CallSuite):
+    engine = "inline"
+
+
+class TestInlinePlacement(PlacementSuite):
+    engine = "inline"
+
+
+class TestInlineState(StateSuite):
+    engine = "inline"
 
 
 class TestLocal(EngineSuite):
-    @pytest.fixture(autouse=True, scope="class")
-    @classmethod
-    def session(cls) -> Iterator[None]:
-        trainkit.init(num_cpus=SESSION_CPUS)
-        yield
-        trainkit.shutdown()
+    engine = "local"
+
+
+class TestLocalActors(ActorSuite):
+    engine = "local"
+
+
+class TestLocalCalls(CallSuite):
+    engine = "local"
+
+
+class TestLocalPlacement(PlacementSuite):
+    engine = "local"
+
+
+class TestLocalState(StateSuite):
+    engine = "local"
 
 
 def test_an_unknown_engine_is_refused() -> None:
     with pytest.raises(trainkit.errors.ConfigError, match="'local', 'inline' and 'ray'"):
         trainkit.init(engine="spark")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"engine": "local", "local_mode": True}, "local_mode=True is engine='inline'"),
+        ({"address": "auto", "engine": "inline"}, "needs engine='ray'"),
+        ({"num_cpus": -1}, "negative"),
+        ({"num_gpus": 0.5}, "whole GPUs"),
+        ({"resources": {"cpu": 1}}, "given twice"),
+        ({"object_store_memory": -1}, "object_store_memory=-1"),
+        ({"preload": "torch"}, "list of module names"),
+        ({"preload": ["no_such_module"]}, "no module 'no_such_module'"),
+        ({"runtime_env": {"conda": "base"}}, "conda"),
+    ],
+)
+def test_wrong_arguments_of_init_are_refused(arguments: dict[str, Any], text: str) -> None:
+    with pytest.raises(trainkit.errors.ConfigError, match=text):
+        trainkit.init(**arguments)
+    assert not trainkit.is_initialized()
+
+
+@pytest.mark.parametrize("engine", ["inline", "local"])
+def test_what_a_session_gives_to_all_its_workers(engine: str, tmp_path: Path) -> None:
+    folder = str(tmp_path.resolve())
+    environment = {"env_vars": {"SUITE_A": "1"}, "working_dir": folder}
+    trainkit.init(engine=engine, num_cpus=2, namespace="mine", runtime_env=environment)
+    try:
+        task = trainkit.remote(surroundings)
+        assert trainkit.get(task.remote("SUITE_A")) == ("1", folder)
+        assert trainkit.get(task.options(env={"SUITE_A": "2"}).remote("SUITE_A")) == ("2", folder)
+        actor = trainkit.remote(Keeper).options(name="here").remote("found")
+        assert trainkit.get(trainkit.get_actor("here", "mine").get.remote()) == "found"
+        assert trainkit.get(actor.context.remote())["namespace"] == "mine"
+    finally:
+        trainkit.shutdown()

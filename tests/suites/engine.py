@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import trainkit
+from tests.suites.base import Suite
 from trainkit.errors import ConfigError, GetTimeoutError, InfeasibleError, SerializationError, TaskError
 
 
@@ -70,8 +71,8 @@ def raise_with_lock() -> None:
     raise ValueError("locked", threading.Lock())
 
 
-class EngineSuite:
-    """Inherit and provide a session; every test uses the public verbs alone."""
+class EngineSuite(Suite):
+    """Inherit and name the engine; every test uses the public verbs alone."""
 
     def test_a_task_returns_its_value(self) -> None:
         remote = trainkit.remote(double)

@@ -9,6 +9,14 @@ Which promise holds on which engine (the conformance suite reads PROMISES):
 | survives: a worker's death is an error in its callers, not their end | yes | no | yes |
 | copies: what a call gets is not the caller's own object | yes | yes | yes |
 | placement: resources are counted, and a request waits for them | yes | only refused when infeasible | yes |
+| background: a call runs on while its caller does something else | yes | no | yes |
+| concurrent: calls of one actor overlap, in threads or as `async def` | yes | no | yes |
+| restarts: an actor is made anew when its process dies | yes | only by `kill(no_restart=False)` | yes |
+| detached: such an actor outlives the program | yes | only its handles; it ends with the process | yes |
+
+Without "background" a call has finished when its reference exists, so it is never late and can't be
+cancelled; a streaming one runs as its results are read. Without "concurrent" an `async def` method that
+waits for what another call would do is refused.
 """
 
 from __future__ import annotations
@@ -28,10 +36,23 @@ from trainkit.runtime.specs import (
     WhereAmI,
 )
 
+_ALL = frozenset(
+    {
+        "background",
+        "concurrent",
+        "copies",
+        "detached",
+        "isolation",
+        "parallel",
+        "placement",
+        "restarts",
+        "survives",
+    }
+)
 PROMISES: Mapping[str, frozenset[str]] = {
-    "local": frozenset({"isolation", "parallel", "survives", "copies", "placement"}),
+    "local": _ALL,
     "inline": frozenset({"copies"}),
-    "ray": frozenset({"isolation", "parallel", "survives", "copies", "placement"}),
+    "ray": _ALL,
 }
 
 

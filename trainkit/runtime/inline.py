@@ -1,63 +1,60 @@
 """The inline engine: every call runs at once in the calling process, for debuggers and fast tests.
 
 Arguments and results are copied as between processes, so code that relies on sharing fails here too.
-Requests are refused when the declared machine could never meet them; nothing ever waits.
+Requests are refused when the declared machine could never meet them; nothing ever waits. A streaming
+call runs as its results are read. `breakpoint()` takes its commands from the terminal.
 """
 
 from __future__ import annotations
 
+import inspect
 import itertools
+import os
+import secrets
 import tempfile
-from collections.abc import Mapping, Sequence
+import threading
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn, cast
 
-from trainkit.errors import ActorDiedError, ConfigError, ObjectLostError
-from trainkit.resources import Bundle, require_feasible
-from trainkit.runtime.failures import pack_failure, raisable, unpack_failure
+from trainkit.errors import ConfigError, ObjectLostError, WorkerDiedError
+from trainkit.resources import Bundle
+from trainkit.runtime.failures import pack_failure
+from trainkit.runtime.inline_actors import Actors, InlineActor, leave_if_over
+from trainkit.runtime.inline_calls import (
+    ActorExit,
+    Caller,
+    Outcome,
+    arguments,
+    died,
+    failed,
+    is_retried,
+    packed_arguments,
+    require_generator,
+)
+from trainkit.runtime.inline_frames import Frame, frames
+from trainkit.runtime.inline_loop import PrivateLoop
+from trainkit.runtime.inline_places import Place, Places
+from trainkit.runtime.inline_refs import InlineRef, InlineStream
+from trainkit.runtime.inline_state import Listing
 from trainkit.runtime.results import split_results
-from trainkit.runtime.serialize import Packed, pack, unpack
+from trainkit.runtime.serialize import Packed, pack
 from trainkit.runtime.specs import (
+    STREAMING,
     ActorSpec,
+    Interface,
     MethodSpec,
     ObjectRef,
-    Placement,
     PlacementGroupId,
     SessionSpec,
     TaskSpec,
+    WhereAmI,
 )
 
-
-class InlineRef(ObjectRef[Any]):
-    """A value that is there already, or the failure in its place."""
-
-    __slots__ = ("failed", "packed")
-
-    def __init__(self, ref_id: int, packed: Packed, failed: bool) -> None:
-        self.id = ref_id
-        self.packed = packed
-        self.failed = failed
-
-    def __reduce__(self) -> Any:
-        return InlineRef, (
-            self.id,
-            Packed(bytes(self.packed.payload), [bytes(b) for b in self.packed.buffers]),
-            self.failed,
-        )
-
-
-class InlineActor:
-    """An object of this process behind an actor's handle."""
-
-    def __init__(self, name: str, placement: Placement) -> None:
-        self.name = name
-        self.placement = placement
-        self.instance: Any = None
-        self.failure: Packed | None = None
-        self.killed = False
-
-    def __reduce__(self) -> Any:
-        raise TypeError("the inline engine keeps actors in one process: their handles cannot be pickled")
+_LISTED_BYTES = 256 * 1024
+"""Values of this size and more are listed: elsewhere they lie in shared memory."""
 
 
 class InlineEngine:
@@ -68,27 +65,85 @@ class InlineEngine:
     is_worker = False
 
     def __init__(self, spec: SessionSpec) -> None:
-        self._totals = dict(spec.totals)
+        self._spec = spec
         self._ids = itertools.count(1)
-        self._groups: dict[int, list[Bundle]] = {}
-        self._running: list[Placement] = []
+        self._node_id = secrets.token_hex(16)
+        self._places = Places(spec.totals)
+        self._caller = Caller(spec)
+        self._actors = Actors(spec.namespace)
+        self._streams: weakref.WeakSet[InlineStream] = weakref.WeakSet()
+        self._large: weakref.WeakSet[InlineRef] = weakref.WeakSet()
+        self._naming = threading.RLock()  # so that of two threads one makes an actor, and the other finds it
+        self._listing = Listing(self._node_id, self._places, self._actors, self._caller, self._large)
+        self._owned_groups: dict[int, int] = {}
         self._scratch: tempfile.TemporaryDirectory[str] | None = None
 
     def require_usable(self) -> None:
         return  # all it has is in this process, and a forked one has a copy
 
+    # calls
+
     def submit(self, spec: TaskSpec) -> list[ObjectRef[Any]]:
-        self._check(spec.placement, spec.name)
-        return self._run(spec.function, spec.name, spec.args, spec.kwargs, spec.num_returns, spec.placement)
+        self._places.require(spec.placement, spec.name)
+        packed = packed_arguments(spec.args, spec.kwargs, spec.name)
+        number = next(self._ids)
+        if not self._places.has_group_of(spec.placement):
+            error = WorkerDiedError(f"{spec.name} could not be started: its placement group was removed")
+            frame = Frame(spec.name, spec.placement, Place(), PrivateLoop(), number)
+            return self._results(frame, failed(error, spec.name), spec.num_returns)
+        retries = spec.max_retries
+        while True:
+            frame = Frame(spec.name, spec.placement, self._places.take(spec.placement), PrivateLoop(), number)
+            try:
+                outcome = self._outcome(frame, spec.function, packed, spec.num_returns)
+            except BaseException:  # Ctrl-C
+                frame.leave()
+                raise
+            # A stream that fails later is not begun again: who reads it has its first values already.
+            if retries == 0 or not is_retried(outcome, spec):
+                break
+            frame.leave()
+            retries -= 1  # a negative number never gets to 0
+        leave_if_over()
+        return self._results(frame, outcome, spec.num_returns)
 
     def start_actor(self, spec: ActorSpec) -> InlineActor:
-        self._check(spec.placement, spec.name)
-        actor = InlineActor(spec.name, spec.placement)
-        made = self._run(spec.cls, spec.name, spec.args, spec.kwargs, 1, spec.placement, keep=actor)
-        ref = made[0]
-        if isinstance(ref, InlineRef) and ref.failed:
-            actor.failure = ref.packed
+        self._places.require(spec.placement, spec.name)
+        packed = packed_arguments(spec.args, spec.kwargs, spec.name)
+        can_start = self._places.has_group_of(spec.placement)
+        with self._naming:
+            found = self._actors.existing(spec.registration)
+            if found is not None:
+                return found
+            actor = self._new_actor(spec, packed, can_start)
+        if can_start:
+            try:
+                actor.make()
+            except BaseException:  # Ctrl-C
+                actor.end("its constructor was interrupted")
+                raise
+        else:
+            actor.end("its placement group was removed")
+        leave_if_over()
         return actor
+
+    def _new_actor(self, spec: ActorSpec, packed: Packed, can_start: bool) -> InlineActor:
+        actor = InlineActor(
+            next(self._ids),
+            replace(spec, args=(), kwargs={}),
+            packed,
+            namespace=self._actors.namespace_of(spec.registration),
+            place=self._places.take(spec.placement) if can_start else Place(),
+            caller=self._caller,
+            resolve=self._resolve,
+            ended=self._actor_ended,
+        )
+        self._actors.add(actor)
+        return actor
+
+    def find_actor(self, name: str, namespace: str | None) -> tuple[InlineActor, Interface]:
+        actor = self._actors.find(name, namespace)
+        return actor, actor.interface
 
     def call(
         self,
@@ -98,104 +153,177 @@ class InlineEngine:
         kwargs: Mapping[str, Any],
         spec: MethodSpec,
     ) -> list[ObjectRef[Any]]:
-        num_returns = spec.num_returns
         where = f"{actor.name}.{method}"
-        if actor.killed:
-            died = ActorDiedError(f"{actor.name} was killed before {method}() was called")
-            return [InlineRef(next(self._ids), pack_failure(died, where), True) for _ in range(num_returns)]
-        if actor.failure is not None:
-            return [InlineRef(next(self._ids), actor.failure, True) for _ in range(num_returns)]
-        bound = getattr(actor.instance, method)
-        return self._run(bound, where, args, kwargs, num_returns, actor.placement)
+        packed = packed_arguments(args, kwargs, where)
+        with actor.busy(spec.concurrency_group) as life:
+            frame = actor.frame(where, next(self._ids), life)
+            if life.over is not None:
+                outcome = died(frame)
+            elif life.failure is not None:
+                outcome = Outcome(failure=life.failure)
+            elif not life.made.is_set():
+                error = ConfigError(
+                    f"{where}() was called by the constructor of its own actor, which comes first"
+                )
+                outcome = failed(error, where)
+            else:
+                outcome = self._outcome(frame, getattr(life.instance, method), packed, spec.num_returns)
+        leave_if_over()
+        return self._results(frame, outcome, spec.num_returns, spec.concurrency_group)
 
-    def _run(
-        self,
-        function: Any,
-        where: str,
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
-        num_returns: int,
-        placement: Placement,
-        keep: InlineActor | None = None,
-    ) -> list[ObjectRef[Any]]:
-        packed_args = pack((args, dict(kwargs)), f"the arguments of {where}").owned()
-        self._running.append(placement)
-        try:
-            args, kwargs = unpack(packed_args)
-            args = tuple(self._resolve(item) for item in args)
-            kwargs = {key: self._resolve(item) for key, item in kwargs.items()}
+    def _outcome(
+        self, frame: Frame, function: Callable[..., Any], packed: Packed, num_returns: int
+    ) -> Outcome:
+        """Run `function`; the value is a list of packed results, or a generator for a stream."""
+
+        def work() -> Any:
+            args, kwargs = arguments(packed, self._resolve)
             result = function(*args, **kwargs)
-            if keep is not None:
-                keep.instance, result = result, None
-            results = split_results(result, num_returns, where)
-            return [
-                InlineRef(next(self._ids), pack(item, f"the result of {where}").owned(), False)
-                for item in results
-            ]
-        except Exception as error:
-            failure = pack_failure(error, where)
-            return [InlineRef(next(self._ids), failure, True) for _ in range(num_returns)]
-        finally:
-            self._running.pop()
+            if inspect.isawaitable(result):
+                result = frame.loop.run(result, frame.name)
+            if num_returns == STREAMING:
+                return require_generator(result, frame.name)
+            items = split_results(result, num_returns, frame.name)
+            return [pack(item, f"the result of {frame.name}").owned() for item in items]
+
+        return self._caller.outcome(frame, work)
+
+    def _results(
+        self, frame: Frame, outcome: Outcome, num_returns: int, group: str | None = None
+    ) -> list[ObjectRef[Any]]:
+        """The references of a call, whose frame ends here, or with its stream."""
+        of_actor = frame.life is not None
+
+        def new_ref(packed: Packed, is_failure: bool) -> InlineRef:
+            return self._ref(packed, is_failure, of_actor)
+
+        if num_returns == STREAMING:
+            stream = InlineStream(self._caller, frame, outcome, new_ref, group)
+            self._streams.add(stream)
+            # What the verbs hand on as one reference may be a generator of them: see the protocol.
+            return [cast("ObjectRef[Any]", stream)]
+        frame.leave()
+        if outcome.failure is not None:
+            return [new_ref(outcome.failure, True) for _ in range(num_returns)]
+        return [new_ref(packed, False) for packed in outcome.value]
+
+    def _ref(self, packed: Packed, is_failure: bool, of_actor: bool = False) -> InlineRef:
+        ref = InlineRef(next(self._ids), packed, is_failure, of_actor)
+        if packed.size_bytes >= _LISTED_BYTES:
+            self._large.add(ref)
+        return ref
 
     def _resolve(self, value: Any) -> Any:
-        return self.get([value], None)[0] if isinstance(value, ObjectRef) else value
+        return _own(value).value() if isinstance(value, ObjectRef) else value
+
+    # the end of actors and calls
+
+    def _actor_ended(self, actor: InlineActor) -> None:
+        self._actors.ended(actor)
+        for group in [group for group, owner in self._owned_groups.items() if owner == actor.number]:
+            self.release(group)
 
     def kill(self, actor: InlineActor, no_restart: bool) -> None:
-        actor.killed = True
-        actor.instance = None
+        if no_restart or not actor.restart():
+            actor.end("it was killed by trainkit.kill()")
+        leave_if_over()
+
+    def cancel(self, ref: Any, force: bool, recursive: bool) -> None:
+        call = ref if isinstance(ref, InlineStream) else _own(ref)
+        if force and call.of_actor:
+            raise ConfigError(
+                "cancel(force=True) ends a process, and an actor is not to end for a call: use kill()"
+            )
+        call.cancel()
+        leave_if_over()
+
+    def exit_actor(self) -> NoReturn:
+        frame = frames()[-1] if frames() else None
+        if frame is None or frame.actor is None or frame.life is None:
+            raise ConfigError("exit_actor() ends the actor whose method calls it, and this runs in no actor")
+        frame.actor.end(f"exit_actor() was called in {frame.name}", frame.life)
+        raise ActorExit(frame.life)
+
+    # objects
 
     def put(self, value: Any) -> ObjectRef[Any]:
-        return InlineRef(next(self._ids), pack(value).owned(), False)
+        return self._ref(pack(value).owned(), False)
 
     def get(self, refs: Sequence[ObjectRef[Any]], timeout_s: float | None) -> list[Any]:
-        values = []
-        for ref in refs:
-            if not isinstance(ref, InlineRef):
-                raise ObjectLostError(f"{ref!r} belongs to another engine or session")
-            if ref.failed:
-                raise raisable(unpack_failure(ref.packed))
-            values.append(unpack(ref.packed))
-        return values
+        return [_own(ref).value() for ref in refs]
 
     def wait(
         self, refs: Sequence[ObjectRef[Any]], num_returns: int, timeout_s: float | None
     ) -> tuple[list[ObjectRef[Any]], list[ObjectRef[Any]]]:
-        return list(refs[:num_returns]), list(refs[num_returns:])
+        own: list[ObjectRef[Any]] = [_own(ref) for ref in refs]
+        return own[:num_returns], own[num_returns:]
 
-    def _check(self, placement: Placement, name: str) -> None:
-        if placement.group is not None and placement.group.group not in self._groups:
-            raise ConfigError(f"{name}: its placement group was removed")
-        require_feasible([placement.resources], self._totals, what=name)
+    # placement groups
 
     def reserve(self, bundles: Sequence[Bundle], strategy: str, name: str, detached: bool) -> int:
         group = next(self._ids)
-        self._groups[group] = list(bundles)
+        self._places.reserve(group, bundles, strategy, name)
+        owner = frames()[-1].actor if frames() else None
+        if owner is not None and not detached:
+            self._owned_groups[group] = owner.number
         return group
 
+    def find_group(self, name: str) -> tuple[int, list[Bundle]]:
+        return self._places.find(name)
+
     def await_group(self, group: int, timeout_s: float | None) -> bool:
+        self._places.bundles(group)
         return True
 
     def group_ref(self, group: int) -> ObjectRef[Any]:
+        try:
+            self._places.bundles(group)
+        except ConfigError as error:
+            return self._ref(pack_failure(error, "the placement group"), True)
         return self.put(None)
 
     def release(self, group: int) -> None:
-        self._groups.pop(group, None)
+        self._owned_groups.pop(group, None)
+        for actor in self._actors:
+            if actor.placement.group is not None and actor.placement.group.group == group:
+                actor.end("its placement group was removed")
+        self._places.release(group)
+        leave_if_over()
 
     def current_group(self) -> tuple[PlacementGroupId, list[Bundle]] | None:
-        for placement in reversed(self._running):
-            if placement.group is not None and placement.group.group in self._groups:
-                return placement.group, self._groups[placement.group.group]
-        return None
+        placement = frames()[-1].placement if frames() else None
+        if placement is None or placement.group is None or not self._places.has_group_of(placement):
+            return None
+        return placement.group, self._places.bundles(placement.group.group)
+
+    # what there is
+
+    def where_am_i(self) -> WhereAmI:
+        frame = frames()[-1] if frames() else None
+        actor = frame.actor if frame is not None else None
+        return WhereAmI(
+            node_id=self._node_id,
+            worker_id=f"{os.getpid():016x}",
+            namespace=self._spec.namespace,
+            actor_id=f"{actor.number:016x}" if actor is not None else None,
+            task_id=f"{frame.number:016x}" if frame is not None and frame.number is not None else None,
+            was_restarted=actor is not None and actor.restarts > 0,
+            resources=dict(frame.placement.resources) if frame is not None else {},
+        )
 
     def cluster_resources(self) -> Bundle:
-        return dict(self._totals)
+        return dict(self._spec.totals)
 
     def available_resources(self) -> Bundle:
-        return dict(self._totals)
+        return self._places.available()
 
     def gpu_ids(self) -> list[int]:
-        return list(range(int(self._totals.get("GPU", 0))))
+        if frames():
+            return frames()[-1].place.gpus
+        return list(range(int(self._spec.totals.get("GPU", 0))))
+
+    def state(self, kind: str) -> list[dict[str, Any]]:
+        return self._listing.rows(kind)
 
     def scratch_dir(self) -> Path:
         if self._scratch is None:
@@ -206,7 +334,16 @@ class InlineEngine:
         pack(value, what)
 
     def close(self) -> None:
+        for stream in list(self._streams):
+            stream.cancel(ObjectLostError("the session of this stream has been shut down"))
+        for actor in reversed(list(self._actors)):
+            actor.end("its session was shut down")
         if self._scratch is not None:
             self._scratch.cleanup()
             self._scratch = None
-        self._groups.clear()
+
+
+def _own(ref: Any) -> InlineRef:
+    if not isinstance(ref, InlineRef):
+        raise ObjectLostError(f"{ref!r} belongs to another engine or session")
+    return ref

@@ -1,0 +1,339 @@
+"""What every engine keeps of calls: several results, streams, awaiting, late and cancelled calls, retries."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import trainkit
+from tests.conftest import eventually
+from tests.suites.base import Suite, lacks, needs
+from tests.suites.parts import (
+    Courier,
+    Keeper,
+    await_file,
+    endless,
+    fail_until,
+    note,
+    numbers,
+    sleep_and_clean_up,
+    start_and_wait_for,
+    surroundings,
+    wait_for,
+)
+from trainkit.errors import (
+    ActorDiedError,
+    ConfigError,
+    GetTimeoutError,
+    TaskCancelledError,
+    TaskError,
+)
+from trainkit.runtime.streams import ObjectRefGenerator
+
+SOON_S = 60
+"""A bound for what should take milliseconds, however busy the machine."""
+
+
+class CallSuite(Suite):
+    """Inherit and name the engine; every test uses the public verbs alone."""
+
+    # arguments and results
+
+    def test_a_method_with_several_results(self) -> None:
+        actor = trainkit.remote(Keeper).remote(4)
+        assert trainkit.get(actor.twice.remote()) == [4, 4]
+        assert trainkit.get(actor.twice.options(num_returns=1).remote()) == (4, 4)
+
+    def test_named_arguments_are_resolved_too(self) -> None:
+        assert trainkit.get(trainkit.remote(lambda *, a, b: a - b).remote(b=trainkit.put(1), a=3)) == 2
+
+    def test_a_call_that_is_given_a_failure_fails_with_it(self) -> None:
+        failing = trainkit.remote(fail_until).options(max_retries=0)
+        ref = failing.remote(Path(os.devnull), 1, LookupError("nothing here"))
+        with pytest.raises(LookupError, match="nothing here"):
+            trainkit.get(trainkit.remote(lambda value: value).remote(ref))
+        with pytest.raises(LookupError, match="nothing here"):
+            trainkit.get(trainkit.remote(Keeper).remote(ref).get.remote())
+
+    def test_a_reference_is_not_put(self) -> None:
+        with pytest.raises(ConfigError, match="reference"):
+            trainkit.put(trainkit.put(1))
+
+    def test_variables_and_folder_are_what_was_asked_for(self, tmp_path: Path) -> None:
+        here = os.getcwd()
+        folder = str(tmp_path.resolve())
+        seen = trainkit.remote(surroundings)
+        assert trainkit.get(seen.remote("SUITE_A")) == (None, here)
+        assert trainkit.get(seen.options(env={"SUITE_A": "1"}).remote("SUITE_A")) == ("1", here)
+        asked = {"env_vars": {"SUITE_A": "2"}, "working_dir": folder}
+        assert trainkit.get(seen.options(runtime_env=asked).remote("SUITE_A")) == ("2", folder)
+        assert (os.environ.get("SUITE_A"), os.getcwd()) == (None, here)
+
+    # streams
+
+    @pytest.mark.parametrize("how", ["task", "method", "async method"])
+    def test_a_generator_hands_out_its_values_one_by_one(self, how: str) -> None:
+        stream = self.stream(how, 3)
+        assert isinstance(stream, ObjectRefGenerator)
+        assert [trainkit.get(ref) for ref in stream] == [0, 1, 2]
+        with pytest.raises(StopIteration):
+            next(stream)
+        assert trainkit.get(stream.completed()) is None
+
+    @pytest.mark.parametrize("how", ["task", "method", "async method"])
+    def test_an_error_in_the_middle_is_the_last_reference(self, how: str) -> None:
+        first, second, last, *more = self.stream(how, 4, 2)
+        assert trainkit.get([first, second]) == [0, 1]
+        with pytest.raises(LookupError, match="no number 2") as caught:
+            trainkit.get(last)
+        assert isinstance(caught.value, TaskError)
+        assert not more
+
+    def test_the_end_of_a_failing_stream_fails(self) -> None:
+        stream = trainkit.remote(numbers).remote(4, 2)
+        with pytest.raises(LookupError, match="no number 2"):
+            trainkit.get(stream.completed())
+        assert len(list(stream)) == 3, "what it yielded is still there"
+
+    def test_an_empty_stream_ends_at_once(self) -> None:
+        assert list(trainkit.remote(numbers).remote(0)) == []
+
+    def test_what_cannot_be_called_gives_a_stream_of_one_failure(self) -> None:
+        (ref,) = trainkit.remote(numbers).remote("no number")
+        with pytest.raises(TypeError):
+            trainkit.get(ref)
+        actor = trainkit.remote(Keeper).remote()
+        trainkit.get(actor.get.remote())
+        trainkit.kill(actor)
+        (ref,) = actor.numbers.remote(3)
+        with pytest.raises(ActorDiedError):
+            trainkit.get(ref)
+
+    def test_streamed_references_are_references_as_others(self) -> None:
+        squares = [trainkit.remote(lambda n: n * n).remote(ref) for ref in trainkit.remote(numbers).remote(4)]
+        assert trainkit.get(squares) == [0, 1, 4, 9]
+
+    def test_large_values_are_streamed(self) -> None:
+        def arrays() -> Any:
+            for size in (10, 200_000):
+                yield np.ones(size)
+
+        assert [trainkit.get(ref).sum() for ref in trainkit.remote(arrays).remote()] == [10, 200_000]
+
+    @pytest.mark.parametrize("how", ["task", "method", "async method"])
+    def test_a_stream_is_read_on_an_event_loop(self, how: str) -> None:
+        async def main() -> list[int]:
+            return [await ref async for ref in self.stream(how, 3)]
+
+        assert asyncio.run(main()) == [0, 1, 2]
+
+    def test_an_actor_goes_on_behind_a_stream(self) -> None:
+        actor = trainkit.remote(Keeper).remote("kept")
+        assert len(list(actor.numbers.remote(5))) == 5
+        assert trainkit.get(actor.get.remote()) == "kept"
+
+    def stream(self, how: str, *args: Any) -> Any:
+        if how == "task":
+            return trainkit.remote(numbers).remote(*args)
+        return trainkit.remote(Keeper if how == "method" else Courier).remote().numbers.remote(*args)
+
+    # waiting on an event loop
+
+    def test_references_are_awaited(self) -> None:
+        double = trainkit.remote(lambda value: 2 * value)
+        courier = trainkit.remote(Courier).remote()
+
+        async def main() -> Any:
+            first = await double.remote(1)
+            rest = await asyncio.gather(*(double.remote(number) for number in range(5)))
+            with pytest.raises(LookupError, match="nothing here"):
+                await courier.fail.remote()
+            return first, rest, await trainkit.put("kept"), await courier.post.remote(1)
+
+        assert asyncio.run(main()) == (2, [0, 2, 4, 6, 8], "kept", 1)
+
+    def test_a_reference_has_a_future(self) -> None:
+        ref = trainkit.remote(lambda: 5).remote()
+        assert ref.future().result(timeout=SOON_S) == 5
+        assert ref.future().result(timeout=SOON_S) == 5
+        failing = trainkit.remote(Courier).remote().fail.remote().future()
+        assert isinstance(failing.exception(timeout=SOON_S), LookupError)
+
+    @needs("background")
+    def test_an_event_loop_goes_on_while_a_reference_is_awaited(self, tmp_path: Path) -> None:
+        async def main() -> str:
+            waiting = asyncio.ensure_future(_awaited(trainkit.remote(wait_for).remote(tmp_path / "go")))
+            await asyncio.sleep(0.01)
+            assert not waiting.done()
+            (tmp_path / "go").touch()
+            return await asyncio.wait_for(waiting, SOON_S)
+
+        assert asyncio.run(main()) == "waited"
+
+    # what is late
+
+    @needs("background")
+    def test_what_is_not_there_in_time_comes_later(self, tmp_path: Path) -> None:
+        ref = trainkit.remote(wait_for).remote(tmp_path / "go")
+        with pytest.raises(GetTimeoutError):
+            trainkit.get(ref, timeout=0.05)
+        assert trainkit.wait([ref], timeout=0.05) == ([], [ref])
+        (tmp_path / "go").touch()
+        assert trainkit.wait([ref], timeout=SOON_S) == ([ref], [])
+        assert trainkit.get(ref, timeout=SOON_S) == "waited"
+
+    @lacks("background")
+    def test_a_call_has_finished_when_its_reference_exists(self, tmp_path: Path) -> None:
+        (tmp_path / "go").touch()
+        ref = trainkit.remote(wait_for).remote(tmp_path / "go")
+        assert trainkit.wait([ref], timeout=0) == ([ref], [])
+        assert trainkit.get(ref, timeout=0) == "waited"
+
+    # cancelling
+
+    def test_what_is_done_stays_done(self) -> None:
+        ref, failed = trainkit.remote(lambda: 5).remote(), trainkit.remote(lambda: 1 // 0).remote()
+        trainkit.wait([ref, failed], num_returns=2)
+        trainkit.cancel(ref)
+        trainkit.cancel(failed)
+        assert trainkit.get(ref) == 5
+        with pytest.raises(ZeroDivisionError):
+            trainkit.get(failed)
+
+    @needs("background")
+    def test_a_running_task_is_stopped_and_cleans_up(self, tmp_path: Path) -> None:
+        started, cleaned = tmp_path / "started", tmp_path / "cleaned"
+        ref = trainkit.remote(sleep_and_clean_up).remote(started, cleaned)
+        await_file(started)
+        trainkit.cancel(ref)
+        with pytest.raises(TaskCancelledError):
+            trainkit.get(ref, timeout=SOON_S)
+        await_file(cleaned)
+
+    @needs("background")
+    def test_a_running_task_is_ended_by_force(self, tmp_path: Path) -> None:
+        started = tmp_path / "started"
+        ref = trainkit.remote(start_and_wait_for).remote(started, tmp_path / "never")
+        await_file(started)
+        trainkit.cancel(ref, force=True)
+        with pytest.raises(TaskCancelledError):
+            trainkit.get(ref, timeout=SOON_S)
+
+    @needs("background")
+    def test_a_waiting_task_never_begins(self, tmp_path: Path) -> None:
+        started, go, ran = tmp_path / "started", tmp_path / "go", tmp_path / "ran"
+        running = trainkit.remote(num_cpus=4)(start_and_wait_for).remote(started, go)
+        await_file(started)
+        waiting = trainkit.remote(num_cpus=4)(note).remote(ran)
+        trainkit.cancel(waiting)
+        with pytest.raises(TaskCancelledError):
+            trainkit.get(waiting, timeout=SOON_S)
+        go.touch()
+        assert trainkit.get(running, timeout=SOON_S) == "waited"
+        assert trainkit.get(trainkit.remote(num_cpus=4)(ran.exists).remote(), timeout=SOON_S) is False
+
+    @needs("background")
+    def test_a_waiting_method_never_begins_and_a_running_one_goes_on(self, tmp_path: Path) -> None:
+        started, go, ran = tmp_path / "started", tmp_path / "go", tmp_path / "ran"
+        actor = trainkit.remote(Keeper).remote()
+        running = actor.wait_for.remote(started, go)
+        await_file(started)
+        waiting = actor.note.remote(ran)
+        trainkit.cancel(waiting)
+        trainkit.cancel(running)
+        go.touch()
+        with pytest.raises(TaskCancelledError):
+            trainkit.get(waiting, timeout=SOON_S)
+        assert trainkit.get(running, timeout=SOON_S) == "waited"
+        trainkit.get(actor.get.remote(), timeout=SOON_S)
+        assert not ran.exists()
+
+    @needs("background")
+    def test_a_running_async_method_is_cancelled_as_asyncio_does_it(self, tmp_path: Path) -> None:
+        courier = trainkit.remote(Courier).remote()
+        ref = courier.sleep.remote(tmp_path / "started")
+        await_file(tmp_path / "started")
+        trainkit.cancel(ref)
+        with pytest.raises(TaskCancelledError):
+            trainkit.get(ref, timeout=SOON_S)
+        assert trainkit.get(courier.plain.remote()) == "plain"
+
+    def test_a_cancelled_stream_ends(self, tmp_path: Path) -> None:
+        stream = trainkit.remote(endless).remote(tmp_path / "cleaned")
+        assert trainkit.get(next(stream)) == 0
+        trainkit.cancel(stream)
+        *_, last = stream  # what it had yielded by then comes first
+        with pytest.raises(TaskCancelledError):
+            trainkit.get(last)
+        assert eventually((tmp_path / "cleaned").exists)
+
+    def test_an_actors_call_is_not_cancelled_by_force(self) -> None:
+        ref = trainkit.remote(Keeper).remote().get.remote()
+        with pytest.raises(ConfigError, match="force"):
+            trainkit.cancel(ref, force=True)
+
+    def test_cancel_takes_a_reference(self) -> None:
+        with pytest.raises(ConfigError, match="takes a reference"):
+            trainkit.cancel("ref")
+
+    # running again
+
+    @pytest.mark.parametrize("which", [True, [LookupError], [OSError, KeyError]])
+    def test_a_task_that_raises_is_run_again_if_that_is_asked_for(self, which: Any, tmp_path: Path) -> None:
+        task = trainkit.remote(retry_exceptions=which)(fail_until)
+        assert trainkit.get(task.remote(tmp_path / "runs", 3, KeyError("not yet"))) == 3
+
+    @pytest.mark.parametrize(
+        ("options", "runs"),
+        [
+            ({}, 1),
+            ({"retry_exceptions": [OSError]}, 1),
+            ({"retry_exceptions": True, "max_retries": 0}, 1),
+            ({"retry_exceptions": True, "max_retries": 2}, 3),
+        ],
+    )
+    def test_a_task_is_not_run_again_for_another_reason_or_too_often(
+        self, options: dict[str, Any], runs: int, tmp_path: Path
+    ) -> None:
+        counted = tmp_path / "runs"
+        with pytest.raises(KeyError):
+            trainkit.get(trainkit.remote(**options)(fail_until).remote(counted, 9, KeyError("never")))
+        assert len(counted.read_text().splitlines()) == runs
+
+    def test_a_task_may_be_run_again_without_end(self, tmp_path: Path) -> None:
+        task = trainkit.remote(retry_exceptions=True, max_retries=-1)(fail_until)
+        assert trainkit.get(task.remote(tmp_path / "runs", 6, OSError("busy"))) == 6
+
+    @needs("isolation")
+    def test_a_worker_ends_after_so_many_calls(self) -> None:
+        task = trainkit.remote(max_calls=1)(os.getpid)
+        assert len({trainkit.get(task.remote()) for _ in range(3)}) == 3
+
+    @pytest.mark.parametrize(
+        ("options", "text"),
+        [
+            ({"max_retries": -2}, "max_retries=-2"),
+            ({"max_calls": -1}, "max_calls=-1"),
+            ({"retry_exceptions": ["KeyError"]}, "list of classes"),
+            ({"num_returns": "many"}, "num_returns='many'"),
+            ({"max_restarts": 1}, "classes have this option"),
+            ({"runtime_env": {"pip": ["numpy"]}}, "pip"),
+            ({"runtime_env": {"working_dir": "/no/such/folder"}}, "not a folder"),
+        ],
+    )
+    def test_wrong_options_are_refused(self, options: dict[str, Any], text: str) -> None:
+        with pytest.raises(ConfigError, match=text):
+            trainkit.remote(numbers).options(**options)
+
+    def test_wait_takes_a_number_that_can_come(self) -> None:
+        with pytest.raises(ConfigError, match="num_returns=2"):
+            trainkit.wait([trainkit.put(1)], num_returns=2)
+
+
+async def _awaited(ref: Any) -> Any:
+    return await ref

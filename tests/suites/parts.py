@@ -1,0 +1,279 @@
+"""Functions and classes that the suites run elsewhere; workers import this module, so it imports little."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import threading
+import time
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import trainkit
+
+
+def await_file(path: Path) -> None:
+    """Return once `path` exists; fails after half a minute."""
+    deadline = time.monotonic() + 30
+    while not path.exists():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{path} never came")
+        time.sleep(0.01)
+
+
+def note(path: Path) -> int:
+    """Add a line to `path`; how many there are now."""
+    with path.open("a") as file:
+        file.write("x\n")
+    return len(path.read_text().splitlines())
+
+
+def wait_for(path: Path) -> str:
+    await_file(path)
+    return "waited"
+
+
+def start_and_wait_for(started: Path, path: Path) -> str:
+    started.touch()
+    return wait_for(path)
+
+
+def sleep_and_clean_up(started: Path, cleaned: Path) -> None:
+    try:
+        started.touch()
+        for _ in range(3000):
+            time.sleep(0.01)
+    finally:
+        cleaned.touch()
+
+
+def fail_until(path: Path, count: int, error: Exception) -> int:
+    runs = note(path)
+    if runs < count:
+        raise error
+    return runs
+
+
+def numbers(count: int, fail_at: int | None = None) -> Iterator[int]:
+    for number in range(count):
+        if number == fail_at:
+            raise LookupError(f"no number {number}")
+        yield number
+
+
+def endless(path: Path) -> Iterator[int]:
+    try:
+        number = 0
+        while True:
+            yield number
+            number += 1
+            time.sleep(0.01)
+    finally:
+        path.touch()
+
+
+def surroundings(name: str) -> tuple[str | None, str]:
+    return os.environ.get(name), os.getcwd()
+
+
+def context() -> dict[str, Any]:
+    """What the runtime says of where this runs."""
+    where = trainkit.get_runtime_context()
+    return {
+        "node_id": where.get_node_id(),
+        "worker_id": where.get_worker_id(),
+        "actor_id": where.get_actor_id(),
+        "task_id": where.get_task_id(),
+        "namespace": where.namespace,
+        "restarted": where.was_current_actor_reconstructed,
+        "resources": where.get_assigned_resources(),
+    }
+
+
+def gpus() -> tuple[list[int], str | None]:
+    return trainkit.get_gpu_ids(), os.environ.get("CUDA_VISIBLE_DEVICES")
+
+
+def bundles_here() -> list[dict[str, float]] | None:
+    group = trainkit.get_current_placement_group()
+    return group and group.bundle_specs
+
+
+def value_of_named(name: str, namespace: str | None = None) -> Any:
+    return trainkit.get(trainkit.get_actor(name, namespace).get.remote())
+
+
+class Keeper:
+    """Keeps a value, and tells what it sees."""
+
+    def __init__(self, value: Any = None) -> None:
+        self.value = value
+
+    def get(self) -> Any:
+        return self.value
+
+    def set(self, value: Any) -> None:
+        self.value = value
+
+    def pid(self) -> int:
+        return os.getpid()
+
+    def __call__(self, more: Any) -> Any:
+        return self.value + more
+
+    @trainkit.method(num_returns=2)
+    def twice(self) -> tuple[Any, Any]:
+        return self.value, self.value
+
+    def context(self) -> dict[str, Any]:
+        return context()
+
+    def gpus(self) -> tuple[list[int], str | None]:
+        return gpus()
+
+    def bundles(self) -> Any:
+        return bundles_here()
+
+    def nested_bundles(self) -> Any:
+        return trainkit.get(trainkit.remote(bundles_here).remote())
+
+    def value_of_named(self, name: str) -> Any:
+        return value_of_named(name)
+
+    def make_another(self, value: Any) -> Any:
+        self.other = trainkit.remote(Keeper).remote(value)
+        return self.other
+
+    def wait_for(self, started: Path, path: Path) -> str:
+        return start_and_wait_for(started, path)
+
+    def note(self, path: Path) -> int:
+        return note(path)
+
+    def numbers(self, count: int, fail_at: int | None = None) -> Iterator[int]:
+        yield from numbers(count, fail_at)
+
+
+class Leaver:
+    """Ends itself in every way."""
+
+    def same(self, value: Any) -> Any:
+        return value
+
+    def leave(self, depth: int = 0) -> None:
+        if depth:
+            self.leave(depth - 1)
+        trainkit.exit_actor()
+
+    def leave_in_spite_of_a_handler(self) -> str:
+        try:
+            self.leave()
+        except Exception as error:
+            return f"caught {error}"
+        return "came back"
+
+    async def leave_async(self) -> None:
+        await asyncio.sleep(0)
+        self.leave()
+
+    def exit(self, code: int) -> None:
+        raise SystemExit(code)
+
+
+class Mortal:
+    """Dies of SIGKILL as long as a file is not there."""
+
+    def __init__(self, value: int = 0) -> None:
+        self.value = value
+
+    def add(self, amount: int) -> int:
+        self.value += amount
+        return self.value
+
+    def die_once(self, marker: Path) -> int:
+        if not marker.exists():
+            marker.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return os.getpid()
+
+    def die(self) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def context(self) -> dict[str, Any]:
+        return context()
+
+
+class Meeting:
+    """Two threads that must be here at once."""
+
+    def __init__(self) -> None:
+        self.barrier = threading.Barrier(2)
+        self.said = threading.Event()
+
+    def meet(self) -> int:
+        self.barrier.wait(30)
+        return threading.get_ident()
+
+    def listen(self) -> bool:
+        return self.said.wait(30)
+
+    @trainkit.method(concurrency_group="io")
+    def say(self) -> str:
+        self.said.set()
+        return "said"
+
+
+class Plain:
+    """No method in any group, so that a call can be put in one."""
+
+    def __init__(self) -> None:
+        self.said = threading.Event()
+
+    def listen(self) -> bool:
+        return self.said.wait(30)
+
+    def say(self) -> None:
+        self.said.set()
+
+
+class Courier:
+    """Its methods share primitives of asyncio."""
+
+    def __init__(self) -> None:
+        self.event = asyncio.Event()
+        self.queue: asyncio.Queue[int] = asyncio.Queue()
+        self.lock = asyncio.Lock()
+
+    async def listen(self) -> str:
+        await asyncio.wait_for(self.event.wait(), 30)
+        return "heard"
+
+    async def say(self) -> None:
+        self.event.set()
+
+    async def post(self, number: int) -> int:
+        async with self.lock:
+            await self.queue.put(number)
+            await asyncio.sleep(0.001)
+        return self.queue.qsize()
+
+    async def take(self) -> int:
+        return await self.queue.get()
+
+    async def fail(self) -> None:
+        await asyncio.sleep(0)
+        raise LookupError("nothing here")
+
+    async def sleep(self, started: Path) -> None:
+        started.touch()
+        await asyncio.sleep(30)
+
+    async def numbers(self, count: int, fail_at: int | None = None) -> AsyncIterator[int]:
+        for number in numbers(count, fail_at):
+            await asyncio.sleep(0)
+            yield number
+
+    def plain(self) -> str:
+        return "plain"

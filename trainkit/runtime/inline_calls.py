@@ -1,0 +1,168 @@
+"""How the inline engine runs one call: where it stands, what it sees, and what becomes of what it does."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from trainkit.errors import ActorDiedError, WorkerDiedError
+from trainkit.runtime.failures import pack_failure
+from trainkit.runtime.inline_frames import Frame, frames, standing_in
+from trainkit.runtime.serialize import Packed, pack, unpack
+from trainkit.runtime.specs import SessionSpec, TaskSpec
+
+if TYPE_CHECKING:
+    from trainkit.runtime.inline_actors import Life
+
+
+class ActorExit(BaseException):
+    """Unwinds a method whose actor has ended; no `except Exception` of the user's stops it."""
+
+    def __init__(self, life: Life) -> None:
+        super().__init__("the actor that this runs in has ended")
+        self.life = life
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a call came to.
+
+    Attributes:
+        value: what was returned.
+        failure: packed, in place of a value.
+        error: what was raised.
+        exited: by SystemExit, as if to end a process of its own.
+    """
+
+    value: Any = None
+    failure: Packed | None = None
+    error: BaseException | None = None
+    exited: bool = False
+
+
+class Caller:
+    """Runs user code in its frames.
+
+    Args:
+        spec: of the session, for what every call sees.
+    """
+
+    def __init__(self, spec: SessionSpec) -> None:
+        self._spec = spec
+        self.running: list[Frame] = []
+
+    @contextlib.contextmanager
+    def entered(self, frame: Frame) -> Iterator[None]:
+        """Let what runs here be `frame`'s, and see its environment and folder."""
+        outer = frames()
+        # What an outer call sees, its inner ones see too, as a worker's own workers do.
+        variables = dict(frame.placement.env) if outer else {**self._spec.environment, **frame.placement.env}
+        folder = frame.placement.cwd or (None if outer else self._spec.working_dir)
+        self.running.append(frame)
+        try:
+            with standing_in((*outer, frame)), _surroundings(variables, folder):
+                yield
+        finally:
+            self.running.remove(frame)
+
+    def outcome(self, frame: Frame, work: Callable[[], Any]) -> Outcome:
+        """Do `work` in `frame`.
+
+        KeyboardInterrupt is the caller's own Ctrl-C, as this is the caller's process, and passes through.
+        """
+        try:
+            with self.entered(frame):
+                value = work()
+        except KeyboardInterrupt:
+            raise
+        except ActorExit as leaving:
+            if leaving.life is not frame.life:
+                raise
+        except SystemExit as leaving:
+            return self._left(frame, leaving)
+        except BaseException as error:
+            return Outcome(failure=pack_failure(error, frame.name), error=error)
+        else:
+            if frame.life is None or frame.life.over is None:
+                return Outcome(value)
+        return died(frame)
+
+    def _left(self, frame: Frame, leaving: SystemExit) -> Outcome:
+        code = leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
+        reason = f"{frame.name} raised SystemExit({leaving.code!r})"
+        if frame.actor is not None:
+            frame.actor.end(reason, frame.life)
+            return died(frame, code)
+        error = WorkerDiedError(f"{frame.name} was ended: it raised SystemExit({leaving.code!r})")
+        error.exit_code = code
+        return replace(failed(error, frame.name), exited=True)
+
+
+def failed(error: Exception, name: str) -> Outcome:
+    """The outcome of a call that `error` stands for."""
+    return Outcome(failure=pack_failure(error, name), error=error)
+
+
+def died(frame: Frame, code: int | None = None) -> Outcome:
+    """The outcome of a call whose actor has ended."""
+    name, reason = (frame.life.name, frame.life.over) if frame.life is not None else (frame.name, None)
+    error = ActorDiedError(f"{name} was ended: {reason}")
+    error.exit_code = code
+    return failed(error, frame.name)
+
+
+def is_retried(outcome: Outcome, spec: TaskSpec) -> bool:
+    """Whether a task that came to `outcome` is to run again, if that is left."""
+    if outcome.exited:
+        return True
+    wanted = spec.retry_exceptions
+    if isinstance(wanted, bool):
+        return wanted and isinstance(outcome.error, Exception)
+    return isinstance(outcome.error, wanted)
+
+
+def require_generator(result: Any, name: str) -> Any:
+    """`result`, if values can be pulled out of it; raises TypeError if not."""
+    if hasattr(result, "__next__") or hasattr(result, "__anext__"):
+        return result
+    raise TypeError(
+        f"{name} was called with num_returns='streaming' and returned a {type(result).__name__}; it must "
+        "be a generator, or return an iterator"
+    )
+
+
+def packed_arguments(args: tuple[Any, ...], kwargs: Mapping[str, Any], name: str) -> Packed:
+    """A copy of the arguments as they are now."""
+    return pack((args, dict(kwargs)), f"the arguments of {name}").owned()
+
+
+def arguments(packed: Packed, resolve: Callable[[Any], Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Positional and named arguments, each reference among them replaced by its value."""
+    args, kwargs = unpack(packed)
+    return tuple(map(resolve, args)), {name: resolve(value) for name, value in kwargs.items()}
+
+
+def _surroundings(
+    variables: Mapping[str, str], folder: str | None
+) -> contextlib.AbstractContextManager[None]:
+    if variables or folder:
+        return _changed(variables, folder)
+    return contextlib.nullcontext()
+
+
+@contextlib.contextmanager
+def _changed(variables: Mapping[str, str], folder: str | None) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        with contextlib.chdir(folder) if folder else contextlib.nullcontext():
+            yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
