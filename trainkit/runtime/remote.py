@@ -155,8 +155,8 @@ class ActorClass(Generic[T]):
         }
         if unknown:
             raise ConfigError(
-                f"{self.__name__} has methods in the concurrency groups {sorted(map(str, unknown))}, which its "
-                f"options do not declare; they declare {sorted(options.concurrency_groups)}"
+                f"{self.__name__} has methods in the concurrency groups {sorted(map(str, unknown))}, which "
+                f"its options do not declare; they declare {sorted(options.concurrency_groups)}"
             )
         spec = ActorSpec(
             cls=self._cls,
