@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any, TypeVar, assert_type
 
@@ -179,7 +180,7 @@ def actors() -> None:
 
 
 def one_by_one() -> None:
-    """What the engine must be able to do; see `main`."""
+    """Streams and coroutines."""
     assert_type(count_to.remote(3), ObjectRefGenerator[int])
     assert [trainkit.get(ref) for ref in count_to.remote(3)] == [0, 1, 2]
     slow = RemoteSlow.remote()
@@ -215,4 +216,6 @@ if __name__ == "__main__":
     several()
     actors()
     generic()
+    one_by_one()
+    asyncio.run(awaited())
     trainkit.shutdown()
