@@ -71,7 +71,8 @@ def method(
     def mark(marked: Any) -> Any:
         if not inspect.isroutine(marked):
             raise ConfigError(f"method() takes a method of a class, not {marked!r}; give options by name")
-        setattr(marked, _MARK, (num_returns, concurrency_group, max_task_retries))
+        plain = getattr(marked, "__func__", marked)  # of a staticmethod or classmethod, what the class shows
+        setattr(plain, _MARK, (num_returns, concurrency_group, max_task_retries))
         return marked
 
     return mark if function is None else mark(function)

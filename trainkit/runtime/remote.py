@@ -7,7 +7,7 @@ import inspect
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from dataclasses import replace
 from types import GenericAlias
-from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar, cast, get_origin, overload
 
 from trainkit.errors import ConfigError
 from trainkit.runtime.current import engine
@@ -209,6 +209,8 @@ def remote(target: Any = None, /, **options: Any) -> Any:
 
 
 def _make_remote(target: Any, *, options: dict[str, Any]) -> Any:
+    if inspect.isclass(get_origin(target)):  # Box[int], which tells type checkers what the class is of
+        target = get_origin(target)
     if inspect.isclass(target):
         return ActorClass(target, Options().updated(options, foreign=TASKS_ONLY))
     if callable(target):

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
-from typing import Any, TypeVar, assert_type
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar, assert_type
 
 import trainkit
 from trainkit import ObjectRef, ObjectRefGenerator
 from trainkit.actor import ActorHandle, ActorProxy
+from trainkit.exceptions import RayTaskError
+from trainkit.util import ActorPool, placement_group
+from trainkit.util.placement_group import PlacementGroup, remove_placement_group
+from trainkit.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 T = TypeVar("T")
 
@@ -100,6 +105,31 @@ class Slow:
     async def upto_async(self, end: int) -> AsyncIterator[float]:
         for value in range(end):
             yield value / 2
+
+
+class Box(Generic[T]):
+    def __init__(self, value: T) -> None:
+        self.value = value
+
+    @trainkit.method
+    def unpack(self) -> T:
+        return self.value
+
+
+@dataclass
+class Point:
+    x: int
+    y: int = 0
+
+    @trainkit.method
+    def shifted(self, by: int) -> Point:
+        return Point(self.x + by, self.y)
+
+
+class Point3(Point):
+    @trainkit.method
+    def shifted(self, by: int) -> Point:
+        return super().shifted(by + 1)
 
 
 RemoteCounter = trainkit.remote(Counter)
@@ -210,12 +240,45 @@ def generic() -> None:
     assert trainkit.get(remote_apply.remote(abs, -1)) == 1
 
 
+def kinds_of_classes() -> None:
+    box = trainkit.remote(Box[int]).remote(3)
+    assert_type(trainkit.get(box.unpack.remote()), int)
+    assert trainkit.get(box.unpack.remote()) == 3
+    point = trainkit.remote(num_cpus=0)(Point3).remote(1, y=2)
+    base: ActorProxy[Point] = point
+    assert_type(trainkit.get(base.shifted.remote(1)), Point)
+    assert trainkit.get(point.shifted.remote(1)) == Point(3, 2)
+
+
+def helpers() -> None:
+    pool = ActorPool([RemoteCounter.remote(start) for start in (1, 2)])
+    results = pool.map(lambda counter, amount: counter.add.remote(amount), [10, 20])
+    assert_type(results, Iterator[int])
+    assert list(results) == [11, 22]
+    group = placement_group([{"CPU": 1}])
+    assert_type(group, PlacementGroup)
+    inside = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=0)
+    assert trainkit.get(scale.options(scheduling_strategy=inside).remote(1)) == 1.0
+    remove_placement_group(group)
+    try:
+        trainkit.get(remote_len.options(name="wrong").remote(anything_at_all()))
+    except RayTaskError as error:
+        assert_type(error.remote_traceback, str)
+        assert isinstance(error, TypeError)
+
+
+def anything_at_all() -> Any:
+    return 3
+
+
 if __name__ == "__main__":
     trainkit.init(engine="inline", num_cpus=2)
     functions()
     several()
     actors()
     generic()
+    kinds_of_classes()
+    helpers()
     one_by_one()
     asyncio.run(awaited())
     trainkit.shutdown()
