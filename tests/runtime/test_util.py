@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import os
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -230,6 +232,15 @@ def test_placement_group_is_a_function_and_a_module(engine: str):
     assert group.wait(60)
     remove_placement_group(group)
     assert trainkit.util.placement_group is trainkit.placement_group
+
+
+def test_modules_are_there_without_an_import_of_each():
+    script = (
+        "import trainkit, sys; assert 'asyncio' not in sys.modules; "
+        "trainkit.util.queue.Queue, trainkit.util.state.list_actors, trainkit.exceptions.RayError, "
+        "trainkit.util.scheduling_strategies.PlacementGroupSchedulingStrategy, trainkit.actor.exit_actor"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
 
 
 def test_rays_errors_are_ours():
