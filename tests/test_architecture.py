@@ -24,6 +24,7 @@ MODULES = {
 FLOORS = [
     {"errors", "settings", "resources", "clock"},
     {"runtime"},
+    {"actor", "exceptions", "runtime_context", "util"},  # the runtime by Ray's names
     {"tune"},
     {"train"},
     {"sklearn"},
@@ -42,10 +43,12 @@ READINGS = {"time", "time_ns", "monotonic", "monotonic_ns"}
 # fmt: off
 PUBLIC = {
     "trainkit": {
-        "__version__", "errors", "train", "tune",
-        "available_resources", "cluster_resources", "get", "get_current_placement_group", "get_gpu_ids",
-        "init", "is_initialized", "kill", "placement_group", "put", "remote", "remove_placement_group",
-        "shutdown", "wait",
+        "__version__", "actor", "errors", "exceptions", "runtime_context", "train", "tune", "util",
+        "ObjectRef", "ObjectRefGenerator",
+        "available_resources", "cancel", "cluster_resources", "exit_actor", "get", "get_actor",
+        "get_current_placement_group", "get_gpu_ids", "get_placement_group", "get_runtime_context", "init",
+        "is_initialized", "kill", "list_actors", "list_objects", "list_placement_groups", "list_tasks",
+        "method", "nodes", "placement_group", "put", "remote", "remove_placement_group", "shutdown", "wait",
     },
 }
 # fmt: on

@@ -14,8 +14,13 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from trainkit import actor as actor
+    from trainkit import errors as errors
+    from trainkit import exceptions as exceptions
+    from trainkit import runtime_context as runtime_context
     from trainkit import train as train
     from trainkit import tune as tune
+    from trainkit import util as util
     from trainkit.runtime.api import available_resources as available_resources
     from trainkit.runtime.api import cancel as cancel
     from trainkit.runtime.api import cluster_resources as cluster_resources
@@ -41,6 +46,8 @@ if TYPE_CHECKING:
     from trainkit.runtime.api import remove_placement_group as remove_placement_group
     from trainkit.runtime.api import shutdown as shutdown
     from trainkit.runtime.api import wait as wait
+    from trainkit.runtime.specs import ObjectRef as ObjectRef
+    from trainkit.runtime.streams import ObjectRefGenerator as ObjectRefGenerator
 
 _VERBS = (
     "available_resources",
@@ -69,14 +76,17 @@ _VERBS = (
     "shutdown",
     "wait",
 )
-_ROOMS = ("errors", "train", "tune")
+_TYPES = {"ObjectRef": "trainkit.runtime.specs", "ObjectRefGenerator": "trainkit.runtime.streams"}
+_ROOMS = ("actor", "errors", "exceptions", "runtime_context", "train", "tune", "util")
 
-__all__ = ["__version__", *_ROOMS, *_VERBS]
+__all__ = ["__version__", *_ROOMS, *_TYPES, *_VERBS]
 
 
 def __getattr__(name: str) -> Any:
     if name in _VERBS:
         value = getattr(importlib.import_module("trainkit.runtime.api"), name)
+    elif name in _TYPES:
+        value = getattr(importlib.import_module(_TYPES[name]), name)
     elif name in _ROOMS:
         value = importlib.import_module(f"trainkit.{name}")
     else:

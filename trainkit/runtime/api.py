@@ -288,8 +288,11 @@ def cancel(ref: Any, *, force: bool = False, recursive: bool = True) -> None:
     _engine().cancel(ref, force, recursive)
 
 
-def get_actor(name: str, namespace: str | None = None) -> ActorHandle:
+def get_actor(name: str, namespace: str | None = None) -> Any:
     """The handle of a named actor of this session, or of a detached one of any of the user's sessions.
+
+    Which class it is of, only the caller knows: `counter: ActorProxy[Counter] = get_actor("counter")`,
+    with `ActorProxy` from `trainkit.actor`, lets type checkers know it too.
 
     Args:
         name: as given to `.options(name=)`.

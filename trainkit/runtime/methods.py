@@ -3,35 +3,79 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
-from typing import Any, Literal, TypeVar
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeVar, overload
 
 from trainkit.errors import ConfigError
-from trainkit.runtime.specs import STREAMING, Interface, MethodSpec
+from trainkit.runtime.specs import STREAMING, Interface, MethodSpec, ObjectRef
 
-F = TypeVar("F", bound=Callable[..., Any])
+if TYPE_CHECKING:
+    from typing import Unpack
+
+    from trainkit.runtime.streams import ObjectRefGenerator
+    from trainkit.runtime.typed import MarkMethod, Method, MethodOptions, Unknown
+
+P = ParamSpec("P")
+R = TypeVar("R")
+Y = TypeVar("Y")
 _MARK = "__trainkit_method__"
 
 
+@overload
 def method(
+    function: Callable[Concatenate[Any, P], Unknown], /
+) -> Method[Callable[..., ObjectRef[Any]], Callable[..., Any]]: ...
+@overload
+def method(  # type: ignore[overload-overlap]
+    function: Callable[Concatenate[Any, P], AsyncIterator[Y]], /
+) -> Method[Callable[P, ObjectRefGenerator[Y]], Callable[P, AsyncIterator[Y]]]: ...
+@overload
+def method(  # type: ignore[overload-overlap]
+    function: Callable[Concatenate[Any, P], Iterator[Y]], /
+) -> Method[Callable[P, ObjectRefGenerator[Y]], Callable[P, Iterator[Y]]]: ...
+@overload
+def method(
+    function: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]], /
+) -> Method[Callable[P, ObjectRef[R]], Callable[P, Coroutine[Any, Any, R]]]: ...
+@overload
+def method(
+    function: Callable[Concatenate[Any, P], R], /
+) -> Method[Callable[P, ObjectRef[R]], Callable[P, R]]: ...
+@overload
+def method(**options: Unpack[MethodOptions]) -> MarkMethod: ...
+def method(
+    function: Any = None,
+    /,
     *,
     num_returns: int | Literal["streaming"] | None = None,
     concurrency_group: str | None = None,
     max_task_retries: int | None = None,
-) -> Callable[[F], F]:
-    """Say how a method of a remote class is called.
+) -> Any:
+    """Say how a method of a remote class is called, as a decorator with or without options.
+
+    Without options it changes nothing but what type checkers know: a marked method's `.remote(...)` has
+    its arguments checked, and returns a reference to a value of the right type. Inside the class it is
+    called as any other method.
 
     Args:
+        function: the method, if the decorator stands without parentheses.
         num_returns: how many references a call returns; see `Options.num_returns`.
         concurrency_group: the group of `concurrency_groups` that it runs in.
         max_task_retries: see `Options.max_task_retries`; None is the actor's own.
+
+    Raises:
+        ConfigError: it is given something else than a method, or an impossible `num_returns`.
     """
+    returns_of(num_returns, generator=False)  # a wrong one is told where it stands
 
-    def mark(function: F) -> F:
-        setattr(function, _MARK, (num_returns, concurrency_group, max_task_retries))
-        return function
+    def mark(marked: Any) -> Any:
+        if not inspect.isroutine(marked):
+            raise ConfigError(f"method() takes a method of a class, not {marked!r}; give options by name")
+        plain = getattr(marked, "__func__", marked)  # of a staticmethod or classmethod, what the class shows
+        setattr(plain, _MARK, (num_returns, concurrency_group, max_task_retries))
+        return marked
 
-    return mark
+    return mark if function is None else mark(function)
 
 
 def is_generator(function: Any) -> bool:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from dataclasses import replace
-from typing import Any, Generic, Literal, ParamSpec, TypeVar, cast, overload
+from types import GenericAlias
+from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar, cast, get_origin, overload
 
 from trainkit.errors import ConfigError
 from trainkit.runtime.current import engine
@@ -14,9 +15,17 @@ from trainkit.runtime.methods import interface_of, is_generator, returns_of
 from trainkit.runtime.options import ACTORS_ONLY, TASKS_ONLY, Options
 from trainkit.runtime.specs import ActorSpec, Interface, MethodSpec, ObjectRef, TaskSpec
 
+if TYPE_CHECKING:
+    from typing import Unpack
+
+    from trainkit.runtime import typed
+    from trainkit.runtime.streams import ObjectRefGenerator
+    from trainkit.runtime.typed import ActorOptions, AnyOptions, C, TaskOptions, Unknown
+
 P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
+Y = TypeVar("Y")
 
 
 class RemoteFunction(Generic[P, R]):
@@ -25,7 +34,7 @@ class RemoteFunction(Generic[P, R]):
     def __init__(self, function: Callable[P, R], options: Options) -> None:
         self._function = function
         self._options = options
-        self._name = str(options.name or getattr(function, "__qualname__", type(function).__name__))
+        self._name = options.name or str(getattr(function, "__qualname__", type(function).__name__))
         self._num_returns = options.returns(is_generator=is_generator(function))
         self._placement = options.placement(default_cpus=1)
         self._retry_exceptions = options.retries()
@@ -109,6 +118,9 @@ class ActorHandle:
         found = self.__dict__[name] = ActorMethod(self._actor, name, spec)
         return found
 
+    def __class_getitem__(cls, item: Any) -> GenericAlias:
+        return GenericAlias(cls, item)  # for annotations alone: ActorHandle[Counter]
+
     def __repr__(self) -> str:
         return f"ActorHandle({self._interface.name})"
 
@@ -161,11 +173,25 @@ class ActorClass(Generic[T]):
 
 
 @overload
-def remote(target: type[T], /) -> ActorClass[T]: ...  # type: ignore[overload-overlap]
+def remote(target: C, /, **options: Unpack[ActorOptions]) -> typed.ActorClass[C]: ...  # type: ignore[overload-overlap]
 @overload
-def remote(target: Callable[P, R], /) -> RemoteFunction[P, R]: ...
+def remote(
+    target: Callable[P, Unknown], /, **options: Unpack[TaskOptions]
+) -> typed.RemoteFunction[Callable[..., ObjectRef[Any]]]: ...
 @overload
-def remote(**options: Any) -> Callable[[Any], Any]: ...
+def remote(  # type: ignore[overload-overlap]
+    target: Callable[P, Iterator[Y] | AsyncIterator[Y]], /, **options: Unpack[TaskOptions]
+) -> typed.RemoteFunction[Callable[P, ObjectRefGenerator[Y]]]: ...
+@overload
+def remote(
+    target: Callable[P, Coroutine[Any, Any, R]], /, **options: Unpack[TaskOptions]
+) -> typed.RemoteFunction[Callable[P, ObjectRef[R]]]: ...
+@overload
+def remote(
+    target: Callable[P, R], /, **options: Unpack[TaskOptions]
+) -> typed.RemoteFunction[Callable[P, ObjectRef[R]]]: ...
+@overload
+def remote(**options: Unpack[AnyOptions]) -> typed.MakeRemote: ...
 def remote(target: Any = None, /, **options: Any) -> Any:
     """Make a function or a class remote, as a decorator with or without options, or as a call.
 
@@ -183,6 +209,8 @@ def remote(target: Any = None, /, **options: Any) -> Any:
 
 
 def _make_remote(target: Any, *, options: dict[str, Any]) -> Any:
+    if inspect.isclass(get_origin(target)):  # Box[int], which tells type checkers what the class is of
+        target = get_origin(target)
     if inspect.isclass(target):
         return ActorClass(target, Options().updated(options, foreign=TASKS_ONLY))
     if callable(target):

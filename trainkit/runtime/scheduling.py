@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from trainkit.errors import ConfigError
+from trainkit.errors import ConfigError, InfeasibleError
+from trainkit.runtime.current import engine
 
 if TYPE_CHECKING:
     from trainkit.runtime.placement_group import PlacementGroup
@@ -28,14 +29,53 @@ class PlacementGroupSchedulingStrategy:
     placement_group_capture_child_tasks: bool | None = None
 
 
-SchedulingStrategy = Literal["DEFAULT", "SPREAD"] | PlacementGroupSchedulingStrategy | None
+@dataclass(frozen=True)
+class NodeAffinitySchedulingStrategy:
+    """Run on the node of this id, as `nodes()` and `get_runtime_context().get_node_id()` give it.
+
+    Args:
+        node_id: hexadecimal.
+        soft: where there is no such node, run anywhere, instead of an error.
+    """
+
+    node_id: str
+    soft: bool
+
+    def require_node(self) -> None:
+        """Raise if what runs here would not be on the node asked for.
+
+        Raises:
+            InfeasibleError: there is no such node.
+            ConfigError: there are several, and none can be chosen by its id.
+        """
+        if self.soft:
+            return
+        living = [node["node_id"] for node in engine().state("nodes") if node["alive"]]
+        if self.node_id not in living:
+            raise InfeasibleError(
+                f"there is no node {self.node_id!r} to run on; there are {', '.join(living)}. soft=True runs "
+                "anywhere then"
+            )
+        if len(living) > 1:
+            raise ConfigError(
+                f"of {len(living)} nodes, none can be chosen by its id: give each a custom resource of its "
+                "own and ask for that, or pass soft=True"
+            )
+
+
+SchedulingStrategy = (
+    Literal["DEFAULT", "SPREAD"] | PlacementGroupSchedulingStrategy | NodeAffinitySchedulingStrategy | None
+)
 
 
 def checked_strategy(strategy: SchedulingStrategy) -> SchedulingStrategy:
-    """`strategy` itself; raises ConfigError if it is none."""
+    """`strategy` itself; raises ConfigError if it is none, or InfeasibleError if its node is not there."""
+    if isinstance(strategy, NodeAffinitySchedulingStrategy):
+        strategy.require_node()
+        return strategy
     if strategy in (None, "DEFAULT", "SPREAD") or isinstance(strategy, PlacementGroupSchedulingStrategy):
         return strategy
     raise ConfigError(
-        f"scheduling_strategy={strategy!r}; there are 'DEFAULT', 'SPREAD' (the same on one machine) and "
-        "PlacementGroupSchedulingStrategy"
+        f"scheduling_strategy={strategy!r}; there are 'DEFAULT', 'SPREAD' (the same on one machine), "
+        "PlacementGroupSchedulingStrategy and NodeAffinitySchedulingStrategy"
     )

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
-T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 
 
-class ObjectRef(Generic[T]):
+class ObjectRef(Generic[T_co]):
     """A value that is, or will be, somewhere: give it to `get`, `wait`, or as an argument to a call.
 
     Two references are equal when they stand for the same value, wherever they were unpickled.
@@ -31,10 +31,10 @@ class ObjectRef(Generic[T]):
     def __hash__(self) -> int:
         return self.id
 
-    def __copy__(self) -> ObjectRef[T]:
+    def __copy__(self) -> ObjectRef[T_co]:
         return self
 
-    def __deepcopy__(self, memo: object) -> ObjectRef[T]:
+    def __deepcopy__(self, memo: object) -> ObjectRef[T_co]:
         return self
 
     def __repr__(self) -> str:
@@ -43,13 +43,13 @@ class ObjectRef(Generic[T]):
     def __iter__(self) -> Any:
         raise TypeError("an ObjectRef is not its value yet: use trainkit.get(ref)")
 
-    def __await__(self) -> Generator[Any, None, T]:
+    def __await__(self) -> Generator[Any, None, T_co]:
         """Wait for the value on an event loop, as in `await ref`; raises what `get` would."""
         import asyncio  # an import of a tenth of a second, for those who have an event loop anyway
 
         return asyncio.wrap_future(self.future()).__await__()
 
-    def future(self) -> Future[T]:
+    def future(self) -> Future[T_co]:
         """A future of the value; what `get` would raise is its exception."""
         raise NotImplementedError
 

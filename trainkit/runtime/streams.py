@@ -8,10 +8,10 @@ from typing import Generic, TypeVar
 
 from trainkit.runtime.specs import ObjectRef
 
-T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 
 
-class ObjectRefGenerator(ABC, Generic[T], Iterator[ObjectRef[T]], AsyncIterator[ObjectRef[T]]):
+class ObjectRefGenerator(ABC, Generic[T_co], Iterator[ObjectRef[T_co]], AsyncIterator[ObjectRef[T_co]]):
     """Hands out a reference for each value that a remote generator yields, as soon as it is there.
 
     `for ref in generator` and `async for ref in generator` wait for the next one. If the generator
@@ -22,19 +22,19 @@ class ObjectRefGenerator(ABC, Generic[T], Iterator[ObjectRef[T]], AsyncIterator[
     """
 
     @abstractmethod
-    def __next__(self) -> ObjectRef[T]:
+    def __next__(self) -> ObjectRef[T_co]:
         """The next value's reference; it is done. Raises StopIteration behind the last."""
 
     @abstractmethod
-    async def __anext__(self) -> ObjectRef[T]:
+    async def __anext__(self) -> ObjectRef[T_co]:
         """The same without blocking the event loop."""
 
     @abstractmethod
     def completed(self) -> ObjectRef[None]:
         """A reference that is done once the remote generator has ended; its `get` raises what that raised."""
 
-    def __iter__(self) -> ObjectRefGenerator[T]:
+    def __iter__(self) -> ObjectRefGenerator[T_co]:
         return self
 
-    def __aiter__(self) -> ObjectRefGenerator[T]:
+    def __aiter__(self) -> ObjectRefGenerator[T_co]:
         return self

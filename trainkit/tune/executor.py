@@ -94,7 +94,7 @@ class Executor:
         self._now = now
         self._seed_of = seed_of
         self._leave_s = leave_s
-        self._actor_class = api.remote(TrialActor)
+        self._actor_class: Any = api.remote(TrialActor)
         self._running: dict[str, _Running] = {}
         self._leaving: list[_Leaving] = []
         self._at_once: list[ev.Event] = []

@@ -1,0 +1,260 @@
+"""What type checkers see of remote functions, remote classes and marked methods; nothing of it runs.
+
+A call's arguments are checked as the plain call's would be, and each of the first eight given by position may
+also be a reference to such a value. Its result is what the reference leads to: the awaited value of an
+`async def`, the yielded ones of a generator. How this is expressed:
+
+- `Remote[F]` holds a function type whose parameters are the call's and whose return type is what `.remote()`
+  returns, so that one list of overloads serves functions, classes and methods. The overload number n takes n
+  arguments that may be references, and the rest as they are.
+- The handle of an actor is, to a checker, an instance of the class whose marked methods have a `.remote`.
+  This is how their types get through: there is no way to say "each method of T, but remote". A method that
+  is not marked has no `.remote` there; mark it, or declare the handle as `Any`.
+
+What types can't say: `num_returns` changes what a call returns (unpacking it is allowed, and gives `Any`); a
+reference given by keyword is refused; a function whose return type is `Any` is not checked, and by mypy no
+generic one is; mypy does not heed decorators of classes, so there write
+`RemoteCounter = trainkit.remote(Counter)`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
+from typing import Any, Concatenate, Literal, ParamSpec, Protocol, Self, TypedDict, TypeVar, Unpack, overload
+
+from trainkit.runtime.placement_group import PlacementGroup
+from trainkit.runtime.scheduling import SchedulingStrategy
+from trainkit.runtime.specs import ObjectRef
+from trainkit.runtime.streams import ObjectRefGenerator
+
+P = ParamSpec("P")
+R = TypeVar("R")
+Y = TypeVar("Y")
+F_co = TypeVar("F_co", bound=Callable[..., Any], covariant=True)
+Plain_co = TypeVar("Plain_co", bound=Callable[..., Any], covariant=True)
+C = TypeVar("C", bound=type[Any])
+
+A0 = TypeVar("A0")
+A1 = TypeVar("A1")
+A2 = TypeVar("A2")
+A3 = TypeVar("A3")
+A4 = TypeVar("A4")
+A5 = TypeVar("A5")
+A6 = TypeVar("A6")
+A7 = TypeVar("A7")
+
+
+class Unknown:
+    """No function returns this, so only one that returns `Any` fits where it is asked for."""
+
+
+class CommonOptions(TypedDict, total=False):
+    """Options of functions and classes alike; see `Options`."""
+
+    num_cpus: float | None
+    num_gpus: float | None
+    memory: float | None
+    resources: Mapping[str, float] | None
+    name: str | None
+    env: Mapping[str, str]
+    runtime_env: Mapping[str, Any] | None
+    scheduling_strategy: SchedulingStrategy
+    placement_group: PlacementGroup | None
+    placement_group_bundle_index: int
+
+
+class TaskOptions(CommonOptions, total=False):
+    """Options of functions; see `Options`."""
+
+    num_returns: int | Literal["streaming"] | None
+    max_retries: int
+    retry_exceptions: bool | Sequence[type[BaseException]]
+    max_calls: int
+
+
+class ActorOptions(CommonOptions, total=False):
+    """Options of classes; see `Options`."""
+
+    label: str | None
+    namespace: str | None
+    lifetime: Literal["detached", "non_detached"] | None
+    get_if_exists: bool
+    max_restarts: int
+    max_task_retries: int
+    max_concurrency: int | None
+    concurrency_groups: Mapping[str, int]
+
+
+class AnyOptions(TaskOptions, ActorOptions, total=False):
+    """Options before it is known what they are for."""
+
+
+class MethodOptions(TypedDict, total=False):
+    """Options of methods; see `trainkit.method`."""
+
+    num_returns: int | Literal["streaming"] | None
+    concurrency_group: str | None
+    max_task_retries: int | None
+
+
+class Remote(Protocol[F_co]):
+    """Whatever has a `.remote(...)`."""
+
+    @overload
+    def remote(self: Remote[Callable[P, R]], *args: P.args, **kwargs: P.kwargs) -> R: ...
+    @overload
+    def remote(
+        self: Remote[Callable[Concatenate[A0, P], R]],
+        a0: A0 | ObjectRef[A0],
+        /,
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> R: ...
+    @overload
+    def remote(
+        self: Remote[Callable[Concatenate[A0, A1, P], R]],
+        a0: A0 | ObjectRef[A0],
+        a1: A1 | ObjectRef[A1],
+        /,
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> R: ...
+    @overload
+    def remote(
+        self: Remote[Callable[Concatenate[A0, A1, A2, P], R]],
+        a0: A0 | ObjectRef[A0],
+        a1: A1 | ObjectRef[A1],
+        a2: A2 | ObjectRef[A2],
+        /,
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> R: ...
+    @overload
+    def remote(
+        self: Remote[Callable[Concatenate[A0, A1, A2, A3, P], R]],
+        a0: A0 | ObjectRef[A0],
+        a1: A1 | ObjectRef[A1],
+        a2: A2 | ObjectRef[A2],
+        a3: A3 | ObjectRef[A3],
+        /,
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> R: ...
+    @overload
+    def remote(
+        self: Remote[Callable[Concatenate[A0, A1, A2, A3, A4, P], R]],
+        a0: A0 | ObjectRef[A0],
+        a1: A1 | ObjectRef[A1],
+        a2: A2 | ObjectRef[A2],
+        a3: A3 | ObjectRef[A3],
+        a4: A4 | ObjectRef[A4],
+        /,
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> R: ...
+    @overload
+    def remote(
+        self: Remote[Callable[Concatenate[A0, A1, A2, A3, A4, A5, P], R]],
+        a0: A0 | ObjectRef[A0],
+        a1: A1 | ObjectRef[A1],
+        a2: A2 | ObjectRef[A2],
+        a3: A3 | ObjectRef[A3],
+        a4: A4 | ObjectRef[A4],
+        a5: A5 | ObjectRef[A5],
+        /,
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> R: ...
+    @overload
+    def remote(
+        self: Remote[Callable[Concatenate[A0, A1, A2, A3, A4, A5, A6, P], R]],
+        a0: A0 | ObjectRef[A0],
+        a1: A1 | ObjectRef[A1],
+        a2: A2 | ObjectRef[A2],
+        a3: A3 | ObjectRef[A3],
+        a4: A4 | ObjectRef[A4],
+        a5: A5 | ObjectRef[A5],
+        a6: A6 | ObjectRef[A6],
+        /,
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> R: ...
+    @overload
+    def remote(
+        self: Remote[Callable[Concatenate[A0, A1, A2, A3, A4, A5, A6, A7, P], R]],
+        a0: A0 | ObjectRef[A0],
+        a1: A1 | ObjectRef[A1],
+        a2: A2 | ObjectRef[A2],
+        a3: A3 | ObjectRef[A3],
+        a4: A4 | ObjectRef[A4],
+        a5: A5 | ObjectRef[A5],
+        a6: A6 | ObjectRef[A6],
+        a7: A7 | ObjectRef[A7],
+        /,
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> R: ...
+
+
+class RemoteFunction(Remote[F_co], Protocol[F_co]):
+    """See `trainkit.runtime.remote.RemoteFunction`."""
+
+    def options(self, **changes: Unpack[TaskOptions]) -> Self: ...
+
+
+class ActorClass(Remote[F_co], Protocol[F_co]):
+    """See `trainkit.runtime.remote.ActorClass`; calling `F_co`, the class itself, gives its handles' type."""
+
+    def options(self, **changes: Unpack[ActorOptions]) -> Self: ...
+
+
+class Method(Remote[F_co], Protocol[F_co, Plain_co]):
+    """A marked method: `.remote(...)` for who holds a handle, a plain call inside the class."""
+
+    def __call__(self: Method[Any, Callable[P, R]], *args: P.args, **kwargs: P.kwargs) -> R: ...
+
+    def options(self, **changes: Unpack[MethodOptions]) -> Self: ...
+
+
+class MakeRemote(Protocol):
+    """What `remote(**options)` returns: a decorator."""
+
+    @overload
+    def __call__(self, target: C, /) -> ActorClass[C]: ...  # type: ignore[overload-overlap]
+    @overload
+    def __call__(self, target: Callable[P, Unknown], /) -> RemoteFunction[Callable[..., ObjectRef[Any]]]: ...
+    @overload
+    def __call__(  # type: ignore[overload-overlap]
+        self, target: Callable[P, Iterator[Y] | AsyncIterator[Y]], /
+    ) -> RemoteFunction[Callable[P, ObjectRefGenerator[Y]]]: ...
+    @overload
+    def __call__(
+        self, target: Callable[P, Coroutine[Any, Any, R]], /
+    ) -> RemoteFunction[Callable[P, ObjectRef[R]]]: ...
+    @overload
+    def __call__(self, target: Callable[P, R], /) -> RemoteFunction[Callable[P, ObjectRef[R]]]: ...
+
+
+class MarkMethod(Protocol):
+    """What `method(**options)` returns: a decorator."""
+
+    @overload
+    def __call__(
+        self, function: Callable[Concatenate[Any, P], Unknown], /
+    ) -> Method[Callable[..., ObjectRef[Any]], Callable[..., Any]]: ...
+    @overload
+    def __call__(  # type: ignore[overload-overlap]
+        self, function: Callable[Concatenate[Any, P], AsyncIterator[Y]], /
+    ) -> Method[Callable[P, ObjectRefGenerator[Y]], Callable[P, AsyncIterator[Y]]]: ...
+    @overload
+    def __call__(  # type: ignore[overload-overlap]
+        self, function: Callable[Concatenate[Any, P], Iterator[Y]], /
+    ) -> Method[Callable[P, ObjectRefGenerator[Y]], Callable[P, Iterator[Y]]]: ...
+    @overload
+    def __call__(
+        self, function: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]], /
+    ) -> Method[Callable[P, ObjectRef[R]], Callable[P, Coroutine[Any, Any, R]]]: ...
+    @overload
+    def __call__(
+        self, function: Callable[Concatenate[Any, P], R], /
+    ) -> Method[Callable[P, ObjectRef[R]], Callable[P, R]]: ...

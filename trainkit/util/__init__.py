@@ -1,0 +1,41 @@
+"""Helpers where Ray's scripts look for them: `ray.util` with another first word."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+# Not lazy: `placement_group` is a module here as well as a function, and the function must be set last.
+from trainkit.util.actor_pool import ActorPool
+from trainkit.util.placement_group import (
+    get_current_placement_group,
+    get_placement_group,
+    placement_group,
+    placement_group_table,
+    remove_placement_group,
+)
+
+if TYPE_CHECKING:
+    from trainkit.util import queue as queue
+    from trainkit.util import scheduling_strategies as scheduling_strategies
+    from trainkit.util import state as state
+
+_MODULES = ("queue", "scheduling_strategies", "state")
+
+__all__ = [
+    "ActorPool",
+    "get_current_placement_group",
+    "get_placement_group",
+    "placement_group",
+    "placement_group_table",
+    "queue",
+    "remove_placement_group",
+    "scheduling_strategies",
+    "state",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module 'trainkit.util' has no attribute {name!r}")
+    return importlib.import_module(f"trainkit.util.{name}")

@@ -1,0 +1,190 @@
+"""A pool of actors that work is handed out to, as each becomes free."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Generic, TypeVar
+
+from trainkit.clock import SYSTEM
+from trainkit.errors import ConfigError, GetTimeoutError
+from trainkit.runtime.api import get, wait
+from trainkit.runtime.specs import ObjectRef
+
+A = TypeVar("A")
+V = TypeVar("V")
+R = TypeVar("R")
+
+
+class ActorPool(Generic[A]):
+    """Hands values to whichever of its actors is free, and their results back.
+
+    An actor is free again as soon as its call has ended, also when that raised; calls for which there was
+    no free actor are sent whenever the pool is asked for something. For the use of one thread.
+
+    Args:
+        actors: their handles.
+    """
+
+    def __init__(self, actors: Iterable[A]) -> None:
+        self._idle: deque[A] = deque(actors)
+        self._waiting: deque[tuple[int, Callable[[A, Any], ObjectRef[Any]], Any]] = deque()
+        self._running: dict[ObjectRef[Any], tuple[int, A]] = {}
+        # What is owed, by the number of its submission, and, once it is there, in the order of arrival.
+        self._owed: dict[int, None] = {}
+        self._arrived: dict[int, ObjectRef[Any] | Exception] = {}
+        self._submitted = 0
+
+    def map(self, fn: Callable[[A, V], ObjectRef[R]], values: Iterable[V]) -> Iterator[R]:
+        """Submit all `values`, and hand out the results in their order; see `submit`.
+
+        Results that nobody has asked for before are forgotten. An error of one call is raised at its place,
+        and the iterator goes on behind it.
+        """
+        self._submit_all(fn, values)
+        return _Results(self, self.get_next)
+
+    def map_unordered(self, fn: Callable[[A, V], ObjectRef[R]], values: Iterable[V]) -> Iterator[R]:
+        """The same with the results in the order in which they arrive."""
+        self._submit_all(fn, values)
+        return _Results(self, self.get_next_unordered)
+
+    def submit(self, fn: Callable[[A, V], ObjectRef[Any]], value: V) -> None:
+        """Start `fn(actor, value)` on a free actor, or once there is one.
+
+        Args:
+            fn: calls a method of the actor and returns the reference, as `lambda a, v: a.double.remote(v)`.
+            value: its second argument.
+        """
+        self._collect(0)
+        if self._idle and not self._waiting:
+            self._send(self._submitted, fn, value)
+        else:
+            self._waiting.append((self._submitted, fn, value))
+        self._owed[self._submitted] = None
+        self._submitted += 1
+
+    def get_next(self, timeout: float | None = None, ignore_if_timedout: bool = False) -> Any:
+        """The result of the earliest submission that has not been handed out.
+
+        Args:
+            timeout: seconds; None waits as long as it takes.
+            ignore_if_timedout: when the time is up, forget this result; its actor is free when it is done.
+
+        Raises:
+            StopIteration: none is owed.
+            GetTimeoutError: the time is up.
+        """
+        first = next(iter(self._owed), None)
+        if first is not None:
+            self._await(lambda: first in self._arrived, timeout, first if ignore_if_timedout else None)
+        return self._hand_out(first)
+
+    def get_next_unordered(self, timeout: float | None = None, ignore_if_timedout: bool = False) -> Any:
+        """The result that arrived first; see `get_next`."""
+        first = next(iter(self._owed), None)
+        if first is not None:
+            self._await(lambda: bool(self._arrived), timeout, first if ignore_if_timedout else None)
+        return self._hand_out(next(iter(self._arrived), None))
+
+    def has_next(self) -> bool:
+        """Whether a result is owed."""
+        return bool(self._owed)
+
+    def has_free(self) -> bool:
+        """Whether a submission would start at once."""
+        self._collect(0)
+        return bool(self._idle) and not self._waiting
+
+    def pop_idle(self) -> A | None:
+        """Take a free actor out of the pool; None if there is none."""
+        return self._idle.popleft() if self.has_free() else None
+
+    def push(self, actor: A) -> None:
+        """Add an actor.
+
+        Raises:
+            ConfigError: the pool has it already.
+        """
+        if any(actor is own for own in (*self._idle, *(busy for _, busy in self._running.values()))):
+            raise ConfigError(f"push({actor!r}): the pool has this actor already")
+        self._idle.append(actor)
+        self._feed()
+
+    def _submit_all(self, fn: Callable[[A, V], ObjectRef[Any]], values: Iterable[V]) -> None:
+        for earlier in list(self._owed):
+            self._forget(earlier)
+        for value in values:
+            self.submit(fn, value)
+
+    def _send(self, index: int, fn: Callable[[A, Any], ObjectRef[Any]], value: Any) -> None:
+        """Call `fn` with a free actor, which stays free if that raises."""
+        actor = self._idle[0]
+        ref = fn(actor, value)
+        if not isinstance(ref, ObjectRef):
+            raise ConfigError(f"the pool's function must return one reference; it returned {ref!r}")
+        self._idle.popleft()
+        self._running[ref] = index, actor
+
+    def _feed(self) -> None:
+        while self._idle and self._waiting:
+            index, fn, value = self._waiting.popleft()
+            try:
+                self._send(index, fn, value)
+            except Exception as error:  # of this call: it is raised where its result would be handed out
+                self._arrived[index] = error
+
+    def _collect(self, timeout: float | None) -> None:
+        """Free the actors whose calls have ended, after waiting up to `timeout` seconds for one."""
+        if self._running:
+            done = wait(list(self._running), timeout=timeout)[0]
+            if done:  # and whatever else is done by now
+                done = wait(list(self._running), num_returns=len(self._running), timeout=0)[0]
+            for ref in done:
+                index, actor = self._running.pop(ref)
+                self._idle.append(actor)
+                if index in self._owed:
+                    self._arrived[index] = ref
+        self._feed()
+
+    def _await(self, there: Callable[[], bool], timeout: float | None, ignored: int | None) -> None:
+        deadline = None if timeout is None else SYSTEM.monotonic() + timeout
+        self._collect(0)
+        while not there():
+            if not self._running:
+                raise ConfigError("the pool has no actor left for what was submitted: push() one")
+            left = None if deadline is None else max(deadline - SYSTEM.monotonic(), 0)
+            if left == 0:
+                if ignored is not None:
+                    self._forget(ignored)
+                outcome = "can be asked for again" if ignored is None else "is forgotten"
+                raise GetTimeoutError(f"no result of the pool within {timeout:g} s; it {outcome}")
+            self._collect(left)
+
+    def _forget(self, index: int) -> None:
+        del self._owed[index]
+        self._arrived.pop(index, None)
+        self._waiting = deque(item for item in self._waiting if item[0] != index)
+
+    def _hand_out(self, index: int | None) -> Any:
+        if index is None:
+            raise StopIteration("no result is owed: all that was submitted has been handed out")
+        del self._owed[index]
+        result = self._arrived.pop(index)
+        if isinstance(result, Exception):
+            raise result
+        return get(result)
+
+
+class _Results(Iterator[R]):
+    """Goes on behind an error, which a generator would not."""
+
+    def __init__(self, pool: ActorPool[Any], take: Callable[[], Any]) -> None:
+        self._pool = pool
+        self._take = take
+
+    def __next__(self) -> R:
+        if not self._pool.has_next():
+            raise StopIteration
+        result: R = self._take()
+        return result

@@ -1,0 +1,228 @@
+"""A first-in, first-out queue that any process of the session can use, by the names of `ray.util.queue`."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import queue
+from collections import deque
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from trainkit.errors import ConfigError
+from trainkit.runtime.api import get, kill, remote
+
+__all__ = ["Empty", "Full", "Queue"]
+
+
+class Empty(queue.Empty):
+    """Nothing was in the queue, or came within the time given."""
+
+
+class Full(queue.Full):
+    """There was no room in the queue, nor any within the time given."""
+
+
+class Queue:
+    """A queue that lives in an actor; give it to tasks and actors as an argument.
+
+    Whoever waits is served in the order of coming. The actor ends with the last process that holds the
+    queue, or by `shutdown`.
+
+    Args:
+        maxsize: how many items it holds before `put` waits; 0 without end.
+        actor_options: of the actor, such as {"num_cpus": 1}; see `Options`.
+    """
+
+    def __init__(self, maxsize: int = 0, actor_options: Mapping[str, Any] | None = None) -> None:
+        if isinstance(maxsize, bool) or not isinstance(maxsize, int):
+            raise ConfigError(f"maxsize={maxsize!r}: give a whole number; 0 or less is without end")
+        self.maxsize = maxsize
+        made: Any = remote(QueueActor)
+        self.actor = made.options(**{"label": "Queue", **(actor_options or {})}).remote(maxsize)
+
+    def __len__(self) -> int:
+        return self.qsize()
+
+    def qsize(self) -> int:
+        """How many items it holds now."""
+        size: int = get(self.actor.qsize.remote())
+        return size
+
+    def size(self) -> int:
+        """The same."""
+        return self.qsize()
+
+    def empty(self) -> bool:
+        """Whether it holds nothing now."""
+        return self.qsize() == 0
+
+    def full(self) -> bool:
+        """Whether `put` would have to wait now."""
+        return 0 < self.maxsize <= self.qsize()
+
+    def put(self, item: Any, block: bool = True, timeout: float | None = None) -> None:
+        """Add `item` at the end.
+
+        Args:
+            item: anything that can be sent; of a reference, its value.
+            block: wait for room.
+            timeout: seconds to wait; None waits as long as it takes.
+
+        Raises:
+            Full: there is no room, or was none for `timeout` seconds.
+        """
+        if not get(self.actor.put.remote(item, _patience(block, timeout))):
+            raise Full(f"the queue holds {self.maxsize} items, as many as it may")
+
+    def get(self, block: bool = True, timeout: float | None = None) -> Any:
+        """Take the first item.
+
+        Args:
+            block: wait for one.
+            timeout: seconds to wait; None waits as long as it takes.
+
+        Raises:
+            Empty: there is no item, or came none for `timeout` seconds.
+        """
+        return _only(get(self.actor.get.remote(_patience(block, timeout))))
+
+    async def put_async(self, item: Any, block: bool = True, timeout: float | None = None) -> None:
+        """As `put`, without blocking the event loop."""
+        if not await self.actor.put.remote(item, _patience(block, timeout)):
+            raise Full(f"the queue holds {self.maxsize} items, as many as it may")
+
+    async def get_async(self, block: bool = True, timeout: float | None = None) -> Any:
+        """As `get`, without blocking the event loop."""
+        return _only(await self.actor.get.remote(_patience(block, timeout)))
+
+    def put_nowait(self, item: Any) -> None:
+        """Add `item`, or raise Full at once."""
+        self.put(item, block=False)
+
+    def get_nowait(self) -> Any:
+        """Take the first item, or raise Empty at once."""
+        return self.get(block=False)
+
+    def put_nowait_batch(self, items: Iterable[Any]) -> None:
+        """Add all `items` in one call, or raise Full and add none."""
+        batch = list(items)
+        if not get(self.actor.put_batch.remote(batch)):
+            raise Full(f"{len(batch)} items don't fit into the queue, which may hold {self.maxsize}")
+
+    def get_nowait_batch(self, num_items: int) -> list[Any]:
+        """Take the first `num_items` in one call, or raise Empty and take none."""
+        if isinstance(num_items, bool) or not isinstance(num_items, int) or num_items < 0:
+            raise ConfigError(f"get_nowait_batch({num_items!r}): give a number of items")
+        taken: list[Any] | None = get(self.actor.get_batch.remote(num_items))
+        if taken is None:
+            raise Empty(f"the queue does not hold {num_items} items")
+        return taken
+
+    def shutdown(self, force: bool = False, grace_period_s: float = 5) -> None:
+        """End the queue; what it holds is lost, and so is whoever waits on it: with ActorDiedError.
+
+        Args:
+            force: taken for Ray's sake: an actor that holds items only has nothing to finish.
+            grace_period_s: the same.
+        """
+        kill(self.actor)
+
+
+class QueueActor:
+    """What the queue's actor holds; its methods run on one event loop, so none sees another half done.
+
+    Takers wait only while there is no item, and givers only while there is no room: what comes is handed to
+    the first who waits.
+    """
+
+    def __init__(self, maxsize: int) -> None:
+        self._maxsize = maxsize
+        self._items: deque[Any] = deque()
+        self._takers: deque[asyncio.Future[Any]] = deque()
+        self._givers: deque[tuple[asyncio.Future[None], Any]] = deque()
+
+    async def qsize(self) -> int:
+        return len(self._items)
+
+    async def put(self, item: Any, timeout: float | None) -> bool:
+        """Whether there was room within `timeout` seconds, 0 meaning now, and None as long as it takes."""
+        if self._room() > 0:
+            self._add([item])
+            return True
+        if timeout == 0:
+            return False
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._givers.append((turn, item))
+        try:
+            await asyncio.wait((turn,), timeout=timeout)
+            return turn.done()
+        finally:
+            if not turn.done():
+                self._givers.remove((turn, item))
+
+    async def get(self, timeout: float | None) -> tuple[Any, ...]:
+        """The first item in a tuple; an empty one if there was none; see `put`."""
+        if self._items:
+            return tuple(self._take(1))
+        if timeout == 0:
+            return ()
+        turn: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._takers.append(turn)
+        try:
+            await asyncio.wait((turn,), timeout=timeout)
+            return (turn.result(),) if turn.done() else ()
+        except asyncio.CancelledError:
+            if turn.done():  # it had been handed the item, and goes without
+                self._give_back(turn.result())
+            raise
+        finally:
+            if not turn.done():
+                self._takers.remove(turn)
+
+    async def put_batch(self, items: list[Any]) -> bool:
+        fits = len(items) <= self._room() + len(self._takers)
+        if fits:
+            self._add(items)
+        return fits
+
+    async def get_batch(self, count: int) -> list[Any] | None:
+        return self._take(count) if count <= len(self._items) else None
+
+    def _room(self) -> float:
+        return math.inf if self._maxsize <= 0 else self._maxsize - len(self._items)
+
+    def _add(self, items: list[Any]) -> None:
+        for item in items:
+            if self._takers:
+                self._takers.popleft().set_result(item)
+            else:
+                self._items.append(item)
+
+    def _give_back(self, item: Any) -> None:
+        if self._takers:
+            self._takers.popleft().set_result(item)
+        else:
+            self._items.appendleft(item)
+
+    def _take(self, count: int) -> list[Any]:
+        taken = [self._items.popleft() for _ in range(count)]
+        while self._givers and self._room() > 0:
+            turn, item = self._givers.popleft()
+            self._items.append(item)
+            turn.set_result(None)
+        return taken
+
+
+def _patience(block: bool, timeout: float | None) -> float | None:
+    if not block:
+        return 0
+    if timeout is not None and timeout < 0:
+        raise ValueError(f"timeout={timeout!r}: give a number of seconds that is not negative")
+    return timeout
+
+
+def _only(found: tuple[Any, ...]) -> Any:
+    if not found:
+        raise Empty("the queue is empty")
+    return found[0]
