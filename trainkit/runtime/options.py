@@ -131,6 +131,7 @@ class Options:
             group=self._group(amounts),
             env=environment.variables,
             cwd=environment.working_dir,
+            spread=self.scheduling_strategy == "SPREAD",
         )
 
     def _group(self, amounts: Mapping[str, float]) -> PlacementGroupId | None:

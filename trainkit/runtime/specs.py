@@ -71,12 +71,14 @@ class Placement:
         group: the reserved bundle to take them from; None takes them from the machine.
         env: variables added to the driver's before user code runs.
         cwd: the folder that it runs in; None is that of who asks for it.
+        spread: rather on a node where little runs; without effect on one machine.
     """
 
     resources: Mapping[str, float] = field(default_factory=dict)
     group: PlacementGroupId | None = None
     env: Mapping[str, str] = field(default_factory=dict)
     cwd: str | None = None
+    spread: bool = False
 
 
 STREAMING = -1

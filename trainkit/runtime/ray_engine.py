@@ -1,0 +1,387 @@
+"""The Ray engine: the verbs on a Ray cluster, or on a Ray that is started on this machine.
+
+A thin pass-through: Ray places, runs, restarts and stores; nothing here decides any of it. What differs
+from plain Ray is what the other engines promise too: errors, names of what can't be pickled, requests
+that can never be met refused at once, and a running actor that takes no CPU unless it asks for one.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import shutil
+import tempfile
+import threading
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+import ray
+from ray.experimental import internal_kv
+
+from trainkit.clock import SYSTEM
+from trainkit.errors import ConfigError, ObjectLostError
+from trainkit.resources import Bundle
+from trainkit.runtime import api, ray_errors, ray_placement, ray_state
+from trainkit.runtime.ray_bodies import host_class, task_body
+from trainkit.runtime.ray_streams import RayStream
+from trainkit.runtime.ray_values import (
+    Call,
+    RayActor,
+    RayRef,
+    actor_key,
+    next_session,
+    seal,
+    split_arguments,
+    unseal,
+)
+from trainkit.runtime.serialize import pack
+from trainkit.runtime.specs import (
+    STREAMING,
+    ActorSpec,
+    Interface,
+    MethodSpec,
+    ObjectRef,
+    Placement,
+    PlacementGroupId,
+    SessionSpec,
+    TaskSpec,
+    WhereAmI,
+)
+from trainkit.settings import runtime_dir
+
+
+def join() -> None:
+    """Give the verbs to this process, a worker of Ray's, if it has not got them yet."""
+    if not api.is_initialized():
+        api.adopt(RayEngine(is_worker=True, owned=False))
+
+
+class RayEngine:
+    """See the module; implements `trainkit.runtime.engine.Engine`.
+
+    Args:
+        is_worker: this process was started by Ray.
+        owned: Ray was started or joined by this engine, which leaves it at the end.
+    """
+
+    name = "ray"
+
+    def __init__(self, *, is_worker: bool, owned: bool) -> None:
+        self.is_worker = is_worker
+        self.pid = os.getpid()
+        self.session = next_session()
+        self._owned = owned
+        self._namespace: str = ray.get_runtime_context().namespace
+        self._lock = threading.RLock()  # a weak reference may end while it is held
+        self._definitions: dict[Any, tuple[Any, Any]] = {}
+        self._placeable: set[frozenset[tuple[str, float]]] = set()
+        self._scratch: Path | None = None
+
+    @classmethod
+    def start(cls, spec: SessionSpec) -> RayEngine:
+        """Join the cluster at `spec.address`, or start Ray on this machine; a Ray that runs is used as it is.
+
+        Raises:
+            ConfigError: there is no such cluster, or Ray refuses an argument.
+        """
+        if ray.is_initialized():
+            return cls(is_worker=False, owned=False)
+        environment: dict[str, Any] = {}
+        if spec.environment:
+            environment["env_vars"] = dict(spec.environment)
+        if spec.working_dir is not None:
+            environment["working_dir"] = spec.working_dir
+        arguments = dict(spec.extra)
+        if "memory" in arguments:
+            arguments["_memory"] = arguments.pop("memory")
+        if spec.object_store_bytes is not None:
+            arguments["object_store_memory"] = spec.object_store_bytes
+        # Without "local" Ray would look for a cluster on this machine first, and join it.
+        address = spec.address or "local"
+        try:
+            ray.init(
+                address=address,
+                namespace=spec.namespace,
+                log_to_driver=spec.log_to_driver,
+                runtime_env=environment or None,
+                **arguments,
+            )
+        except ConnectionError as error:
+            raise ConfigError(f"there is no Ray cluster at address={address!r}: {error}") from error
+        except (ValueError, TypeError) as error:
+            raise ray_errors.refusal(error, f"init(address={address!r}, ...)") from error
+        return cls(is_worker=False, owned=True)
+
+    @property
+    def alive(self) -> bool:
+        return bool(ray.is_initialized())
+
+    def require_usable(self) -> None:
+        if self.pid != os.getpid():
+            raise ObjectLostError(
+                "this process was forked from one that uses Ray, and has no part in its session; start it "
+                "with subprocess or the spawn method of multiprocessing instead"
+            )
+
+    def submit(self, spec: TaskSpec) -> list[ObjectRef[Any]]:
+        self._require(spec.placement, spec.name)
+        arguments, refs = split_arguments(spec.args, spec.kwargs, spec.name)
+        key = ("task", id(spec.function), spec.name, spec.retry_exceptions, spec.max_calls)
+        task = self._definition(key, spec.function, lambda: self._task(spec))
+        options = ray_placement.ray_options(spec.placement)
+        call = Call(
+            where=spec.name, arguments=arguments, num_returns=spec.num_returns, folder=spec.placement.cwd
+        )
+        started = task.options(
+            num_returns="streaming" if spec.num_returns == STREAMING else spec.num_returns,
+            max_retries=spec.max_retries,
+            name=spec.name,
+            **options,
+        ).remote(call, *refs)
+        return _handed_out(started)
+
+    def _task(self, spec: TaskSpec) -> Any:
+        retries = spec.retry_exceptions
+        body = task_body(seal(spec.function, spec.name), seal(retries, "retry_exceptions"), spec.name, join)
+        again = [ray_errors.RetriedFailure] if retries else False
+        return ray.remote(max_calls=spec.max_calls, retry_exceptions=again)(body)
+
+    def _definition(self, key: Any, source: Any, make: Callable[[], Any]) -> Any:
+        """What was sent to Ray once for `source`, and need not be sent again while that exists."""
+        with self._lock:
+            found = self._definitions.get(key)
+        if found is not None and found[0]() is source:
+            return found[1]
+        made = make()
+        try:
+            known = weakref.ref(source, lambda _: self._definitions.pop(key, None))
+        except TypeError:  # some callables can't be referred to weakly: those are sent each time
+            return made
+        with self._lock:
+            self._definitions[key] = (known, made)
+        return made
+
+    def _require(self, placement: Placement, name: str) -> None:
+        """Refuse what could never fit; a request that once could is not looked at again."""
+        amounts = frozenset(placement.resources.items())
+        if amounts not in self._placeable:
+            ray_placement.require_placeable([placement.resources], "PACK", name)
+            self._placeable.add(amounts)
+
+    def start_actor(self, spec: ActorSpec) -> RayActor:
+        self._require(spec.placement, spec.name)
+        arguments, refs = split_arguments(spec.args, spec.kwargs, spec.name)
+        cls = seal(spec.cls, spec.name)
+        key = ("actor", id(spec.cls), spec.interface.is_async)
+        host = self._definition(key, spec.cls, lambda: _host(spec))
+        options = ray_placement.ray_options(spec.placement)
+        options |= {"max_restarts": spec.max_restarts, "max_task_retries": spec.max_task_retries}
+        if spec.concurrency.max_concurrency is not None:
+            options["max_concurrency"] = spec.concurrency.max_concurrency
+        if spec.concurrency.groups:
+            options["concurrency_groups"] = dict(spec.concurrency.groups)
+        registration = spec.registration
+        if registration is not None:
+            options["lifetime"] = "detached" if registration.detached else None
+            if registration.name is not None:
+                options["name"] = registration.name
+                options["namespace"] = registration.namespace or self._namespace
+                options["get_if_exists"] = registration.get_if_exists
+        call = Call(where=spec.name, arguments=arguments, num_returns=1, folder=spec.placement.cwd)
+        try:
+            handle = host.options(**options).remote(call, cls, *refs)
+        except ValueError as error:
+            raise ray_errors.refusal(error, f"the actor {spec.name}") from error
+        if registration is not None and registration.name is not None:
+            internal_kv._internal_kv_put(actor_key(handle), pickle.dumps(spec.interface))
+        return RayActor(handle, spec.name)
+
+    def find_actor(self, name: str, namespace: str | None) -> tuple[RayActor, Interface]:
+        try:
+            handle = ray.get_actor(name, namespace or self._namespace)
+        except ValueError as error:
+            raise ConfigError(
+                f"there is no actor named {name!r} in the namespace {namespace or self._namespace!r}; see "
+                "trainkit.list_actors()"
+            ) from error
+        deadline = SYSTEM.monotonic() + 2.0
+        while True:  # who made it just now is about to write this
+            interface = internal_kv._internal_kv_get(actor_key(handle))
+            if interface is not None:
+                known: Interface = pickle.loads(interface)
+                return RayActor(handle, known.name), known
+            if SYSTEM.monotonic() > deadline:
+                raise ConfigError(f"the actor named {name!r} was not made by trainkit; reach it through Ray")
+            SYSTEM.sleep(0.01)
+
+    def call(
+        self, actor: RayActor, method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], spec: MethodSpec
+    ) -> list[ObjectRef[Any]]:
+        where = f"{actor.name}.{method}"
+        arguments, refs = split_arguments(args, kwargs, where)
+        streaming = spec.num_returns == STREAMING
+        options: dict[str, Any] = {
+            "name": where,
+            "num_returns": "streaming" if streaming else spec.num_returns,
+        }
+        if spec.concurrency_group is not None:
+            options["concurrency_group"] = spec.concurrency_group
+        if spec.max_task_retries is not None:
+            options["max_task_retries"] = spec.max_task_retries
+        call = Call(where=where, arguments=arguments, num_returns=spec.num_returns, method=method)
+        body = actor.handle.stream if streaming else actor.handle.call
+        return _handed_out(body.options(**options).remote(call, *refs))
+
+    def kill(self, actor: RayActor, no_restart: bool) -> None:
+        ray.kill(actor.handle, no_restart=no_restart)
+        if no_restart:
+            internal_kv._internal_kv_del(actor_key(actor.handle))
+
+    def cancel(self, ref: Any, force: bool, recursive: bool) -> None:
+        wanted = ref.generator if isinstance(ref, RayStream) else self._own([ref])[0]
+        try:
+            ray.cancel(wanted, force=force, recursive=recursive)
+        except (ValueError, TypeError) as error:
+            raise ray_errors.refusal(error, "cancel()") from error
+
+    def exit_actor(self) -> NoReturn:
+        if ray.get_runtime_context().get_actor_id() is None:
+            raise ConfigError("exit_actor() ends the actor that calls it, and this is no actor")
+        ray.actor.exit_actor()
+        raise SystemExit  # for a version of Ray that marks the actor and returns
+
+    def where_am_i(self) -> WhereAmI:
+        context = ray.get_runtime_context()
+        inside = context.worker.mode == ray.WORKER_MODE
+        return WhereAmI(
+            node_id=context.get_node_id(),
+            worker_id=context.get_worker_id(),
+            namespace=context.namespace,
+            actor_id=context.get_actor_id(),
+            task_id=context.get_task_id() if inside else None,
+            was_restarted=context.get_actor_id() is not None and context.was_current_actor_reconstructed,
+            resources=ray_placement.plain(context.get_assigned_resources()) if inside else {},
+        )
+
+    def put(self, value: Any) -> ObjectRef[Any]:
+        parcel = seal(value)
+        try:
+            return RayRef(ray.put(parcel))
+        except ray.exceptions.RayError as error:
+            raise ray_errors.translate(error) from error
+
+    def get(self, refs: Sequence[ObjectRef[Any]], timeout_s: float | None) -> list[Any]:
+        wanted = self._own(refs)
+        try:
+            found = ray.get(wanted, timeout=timeout_s)
+        except ray.exceptions.RayError as error:
+            failure = ray_errors.translate(error)
+        else:
+            return [unseal(value) for value in found]
+        raise failure
+
+    def wait(
+        self, refs: Sequence[ObjectRef[Any]], num_returns: int, timeout_s: float | None
+    ) -> tuple[list[ObjectRef[Any]], list[ObjectRef[Any]]]:
+        done, _ = ray.wait(self._own(refs), num_returns=num_returns, timeout=timeout_s)
+        finished = set(done)
+        ready = [ref for ref in refs if isinstance(ref, RayRef) and ref.ref in finished]
+        rest = [ref for ref in refs if isinstance(ref, RayRef) and ref.ref not in finished]
+        return list(ready), list(rest)
+
+    def _own(self, refs: Sequence[ObjectRef[Any]]) -> list[Any]:
+        found = []
+        for ref in refs:
+            if not isinstance(ref, RayRef) or ref.session != self.session:
+                raise ObjectLostError(f"{ref!r} belongs to another engine or session")
+            found.append(ref.ref)
+        return found
+
+    def reserve(self, bundles: Sequence[Bundle], strategy: str, name: str, detached: bool) -> int:
+        return ray_placement.reserve(bundles, strategy, name, detached)
+
+    def find_group(self, name: str) -> tuple[int, list[Bundle]]:
+        return ray_placement.find(name)
+
+    def await_group(self, group: int, timeout_s: float | None) -> bool:
+        ready = ray_placement.group_of(group).ready()
+        done, _ = ray.wait([ready], timeout=timeout_s)
+        return bool(done)
+
+    def group_ref(self, group: int) -> ObjectRef[Any]:
+        where = Placement(group=PlacementGroupId(group=group))
+        return self.submit(
+            TaskSpec(
+                function=_nothing,
+                name="placement group",
+                args=(),
+                kwargs={},
+                num_returns=1,
+                placement=where,
+                max_retries=-1,
+            )
+        )[0]
+
+    def release(self, group: int) -> None:
+        ray_placement.release(group)
+
+    def current_group(self) -> tuple[PlacementGroupId, list[Bundle]] | None:
+        return ray_placement.current()
+
+    def cluster_resources(self) -> Bundle:
+        return ray_placement.totals()
+
+    def available_resources(self) -> Bundle:
+        nothing = dict.fromkeys(ray_placement.totals(), 0.0)
+        return nothing | ray_placement.plain(ray.available_resources())
+
+    def state(self, kind: str) -> list[dict[str, Any]]:
+        return ray_state.state(kind)
+
+    def gpu_ids(self) -> list[int]:
+        if not self.is_worker:
+            return list(range(int(ray_placement.totals().get("GPU", 0))))
+        return [int(index) for index in ray.get_gpu_ids()]
+
+    def scratch_dir(self) -> Path:
+        if self._scratch is None:
+            key = f"trainkit:scratch:{ray.get_runtime_context().get_job_id()}".encode()
+            name = Path(tempfile.mktemp(prefix="trainkit-ray-", dir=runtime_dir()))
+            internal_kv._internal_kv_put(key, str(name).encode(), overwrite=False)
+            self._scratch = Path(internal_kv._internal_kv_get(key).decode())
+        self._scratch.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return self._scratch
+
+    def ensure_serializable(self, value: Any, what: str) -> None:
+        pack(value, what)
+
+    def close(self) -> None:
+        if self.is_worker or self.pid != os.getpid():
+            return  # a worker's engine ends with its process
+        self._definitions.clear()
+        if ray.is_initialized():
+            key = f"trainkit:scratch:{ray.get_runtime_context().get_job_id()}".encode()
+            scratch = internal_kv._internal_kv_get(key)
+            if scratch is not None:
+                shutil.rmtree(scratch.decode(), ignore_errors=True)
+                internal_kv._internal_kv_del(key)
+            if self._owned:
+                ray.shutdown()
+        next_session()
+
+
+def _nothing() -> None:
+    return
+
+
+def _host(spec: ActorSpec) -> Any:
+    return ray.remote(host_class(spec.cls.__name__, spec.interface.is_async, join))
+
+
+def _handed_out(started: Any) -> list[ObjectRef[Any]]:
+    """What Ray returned for a call, as the engine protocol wants it."""
+    if isinstance(started, ray.ObjectRefGenerator):
+        return [RayStream(started)]  # type: ignore[list-item]
+    return [RayRef(ref) for ref in (started if isinstance(started, list) else [started])]
