@@ -19,39 +19,72 @@ from trainkit.runtime.failures import pack_failure
 from trainkit.runtime.ray_errors import RetriedFailure, UserFailure
 from trainkit.runtime.ray_values import Call, Parcel, seal, unseal, wrap
 from trainkit.runtime.results import split_results
-from trainkit.runtime.specs import STREAMING
 
 Join = Callable[[], None]
 
 
-def task_body(function: Parcel, retries: Parcel, name: str, join: Join) -> Callable[..., Any]:
+class _Task:
+    """A user's function in a worker, unpacked when first called."""
+
+    def __init__(self, function: Parcel, retries: Parcel, join: Join) -> None:
+        self.function = function
+        self.retries = retries
+        self.join = join
+        self.opened: tuple[Any, Any] | None = None
+
+    def open(self) -> Any:
+        """The function; the process has the verbs."""
+        if self.opened is None:
+            self.opened = unseal(self.function), unseal(self.retries)
+        return self.opened[0]
+
+    def failure(self, error: Exception, call: Call) -> UserFailure:
+        """What to raise for `error`; Ray runs the task again for one kind of it."""
+        retries = self.opened[1] if self.opened else False
+        again = retries is True or (isinstance(retries, tuple) and isinstance(error, retries))
+        return _failure(error, call, RetriedFailure if again else UserFailure)
+
+
+def task_body(
+    function: Parcel, retries: Parcel, name: str, streaming: bool, join: Join
+) -> Callable[..., Any]:
     """What Ray runs for a task.
 
     Args:
         function: the user's.
         retries: `TaskSpec.retry_exceptions`.
         name: for Ray's listings.
+        streaming: its results come one by one; Ray wants a generator function for this.
         join: gives the process the verbs.
     """
-    opened: list[Any] = []  # one process unpacks the function once
+    task = _Task(function, retries, join)
 
-    def body(call: Call, *values: Any) -> Any:
-        join()
+    def plain(call: Call, *values: Any) -> Any:
+        task.join()
         try:
-            if not opened:
-                opened.extend((unseal(function), unseal(retries)))
-            args, kwargs = call.resolved(values)
-            folder = contextlib.nullcontext() if call.folder is None else contextlib.chdir(call.folder)
-            with folder:
-                result = opened[0](*args, **kwargs)
-                if call.num_returns != STREAMING:
-                    return _results(result, call)
+            with _inside(call.folder):
+                args, kwargs = call.resolved(values)
+                return _results(task.open()(*args, **kwargs), call)
         except Exception as error:
-            raise _failure(error, call, opened[1] if opened else False) from None
-        return _stream(result, call)
+            raise task.failure(error, call) from None
 
+    def stream(call: Call, *values: Any) -> Iterator[Parcel]:
+        task.join()
+        try:
+            with _inside(call.folder):
+                args, kwargs = call.resolved(values)
+                for item in task.open()(*args, **kwargs):
+                    yield seal(item, f"a result of {call.where}")
+        except Exception as error:
+            raise task.failure(error, call) from None
+
+    body = stream if streaming else plain
     body.__name__ = body.__qualname__ = name
     return body
+
+
+def _inside(folder: str | None) -> contextlib.AbstractContextManager[None]:
+    return contextlib.nullcontext() if folder is None else contextlib.chdir(folder)
 
 
 def _results(result: Any, call: Call) -> Any:
@@ -60,18 +93,8 @@ def _results(result: Any, call: Call) -> Any:
     return parts[0] if call.num_returns == 1 else parts
 
 
-def _stream(result: Any, call: Call) -> Iterator[Parcel]:
-    try:
-        for item in result:
-            yield seal(item, f"a result of {call.where}")
-    except Exception as error:
-        raise _failure(error, call) from None
-
-
-def _failure(error: Exception, call: Call, retries: Any = False) -> UserFailure:
-    parcel = wrap(pack_failure(error, f"{call.where} (pid {os.getpid()})"))
-    again = retries is True or (isinstance(retries, tuple) and isinstance(error, retries))
-    return RetriedFailure(parcel) if again else UserFailure(parcel)
+def _failure(error: Exception, call: Call, kind: type[UserFailure] = UserFailure) -> UserFailure:
+    return kind(wrap(pack_failure(error, f"{call.where} (pid {os.getpid()})")))
 
 
 class Host:
@@ -113,7 +136,13 @@ class Host:
 
     def stream(self, call: Call, *values: Any) -> Iterator[Parcel]:
         """Run a method that yields its results."""
-        return _stream(self._start(call, values), call)
+        try:
+            for item in self._start(call, values):
+                yield seal(item, f"a result of {call.where}")
+        except UserFailure:
+            raise
+        except Exception as error:
+            raise _failure(error, call) from None
 
 
 class AsyncHost(Host):

@@ -128,14 +128,15 @@ class RayEngine:
     def submit(self, spec: TaskSpec) -> list[ObjectRef[Any]]:
         self._require(spec.placement, spec.name)
         arguments, refs = split_arguments(spec.args, spec.kwargs, spec.name)
-        key = ("task", id(spec.function), spec.name, spec.retry_exceptions, spec.max_calls)
+        streaming = spec.num_returns == STREAMING
+        key = ("task", id(spec.function), spec.name, spec.retry_exceptions, spec.max_calls, streaming)
         task = self._definition(key, spec.function, lambda: self._task(spec))
         options = ray_placement.ray_options(spec.placement)
         call = Call(
             where=spec.name, arguments=arguments, num_returns=spec.num_returns, folder=spec.placement.cwd
         )
         started = task.options(
-            num_returns="streaming" if spec.num_returns == STREAMING else spec.num_returns,
+            num_returns="streaming" if streaming else spec.num_returns,
             max_retries=spec.max_retries,
             name=spec.name,
             **options,
@@ -144,7 +145,13 @@ class RayEngine:
 
     def _task(self, spec: TaskSpec) -> Any:
         retries = spec.retry_exceptions
-        body = task_body(seal(spec.function, spec.name), seal(retries, "retry_exceptions"), spec.name, join)
+        body = task_body(
+            seal(spec.function, spec.name),
+            seal(retries, "retry_exceptions"),
+            spec.name,
+            spec.num_returns == STREAMING,
+            join,
+        )
         again = [ray_errors.RetriedFailure] if retries else False
         return ray.remote(max_calls=spec.max_calls, retry_exceptions=again)(body)
 
@@ -174,14 +181,12 @@ class RayEngine:
         self._require(spec.placement, spec.name)
         arguments, refs = split_arguments(spec.args, spec.kwargs, spec.name)
         cls = seal(spec.cls, spec.name)
-        key = ("actor", id(spec.cls), spec.interface.is_async)
+        key = ("actor", id(spec.cls), spec.interface.is_async, *sorted(spec.concurrency.groups.items()))
         host = self._definition(key, spec.cls, lambda: _host(spec))
         options = ray_placement.ray_options(spec.placement)
         options |= {"max_restarts": spec.max_restarts, "max_task_retries": spec.max_task_retries}
         if spec.concurrency.max_concurrency is not None:
             options["max_concurrency"] = spec.concurrency.max_concurrency
-        if spec.concurrency.groups:
-            options["concurrency_groups"] = dict(spec.concurrency.groups)
         registration = spec.registration
         if registration is not None:
             options["lifetime"] = "detached" if registration.detached else None
@@ -285,11 +290,16 @@ class RayEngine:
     def wait(
         self, refs: Sequence[ObjectRef[Any]], num_returns: int, timeout_s: float | None
     ) -> tuple[list[ObjectRef[Any]], list[ObjectRef[Any]]]:
-        done, _ = ray.wait(self._own(refs), num_returns=num_returns, timeout=timeout_s)
+        wanted = self._own(refs)
+        done, left = ray.wait(wanted, num_returns=num_returns, timeout=timeout_s)
+        if left and len(done) >= num_returns:  # more may be done, and the first of them come first
+            done, _ = ray.wait(wanted, num_returns=len(wanted), timeout=0)
         finished = set(done)
-        ready = [ref for ref in refs if isinstance(ref, RayRef) and ref.ref in finished]
-        rest = [ref for ref in refs if isinstance(ref, RayRef) and ref.ref not in finished]
-        return list(ready), list(rest)
+        ready: list[ObjectRef[Any]] = []
+        rest: list[ObjectRef[Any]] = []
+        for ref, own in zip(refs, wanted, strict=True):
+            (ready if own in finished and len(ready) < num_returns else rest).append(ref)
+        return ready, rest
 
     def _own(self, refs: Sequence[ObjectRef[Any]]) -> list[Any]:
         found = []
@@ -377,7 +387,9 @@ def _nothing() -> None:
 
 
 def _host(spec: ActorSpec) -> Any:
-    return ray.remote(host_class(spec.cls.__name__, spec.interface.is_async, join))
+    host = host_class(spec.cls.__name__, spec.interface.is_async, join)
+    groups = dict(spec.concurrency.groups)
+    return ray.remote(concurrency_groups=groups)(host) if groups else ray.remote(host)
 
 
 def _handed_out(started: Any) -> list[ObjectRef[Any]]:
