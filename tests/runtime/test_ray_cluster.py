@@ -14,9 +14,9 @@ from trainkit.errors import ConfigError, InfeasibleError
 
 pytest.importorskip("ray", reason="the Ray engine needs Ray: pip install 'trainkit[ray]'")
 
-from ray.cluster_utils import Cluster  # noqa: E402
+from ray.cluster_utils import Cluster
 
-from tests.runtime.ray_session import clean_ray  # noqa: E402
+from tests.runtime.ray_session import clean_ray
 
 
 def node_id() -> str:

@@ -117,7 +117,7 @@ class Host:
 
     def _start(self, call: Call, values: Sequence[Any]) -> Any:
         if self._failure is not None:
-            raise self._failure
+            raise self._failure.with_traceback(None)
         try:
             args, kwargs = call.resolved(values)
             return getattr(self._instance, call.method)(*args, **kwargs)

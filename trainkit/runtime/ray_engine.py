@@ -8,37 +8,23 @@ that can never be met refused at once, and a running actor that takes no CPU unl
 from __future__ import annotations
 
 import os
-import pickle
 import shutil
-import tempfile
-import threading
-import weakref
-from collections.abc import Callable, Mapping, Sequence
+import uuid
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 import ray
 from ray.experimental import internal_kv
 
-from trainkit.clock import SYSTEM
 from trainkit.errors import ConfigError, ObjectLostError
 from trainkit.resources import Bundle
-from trainkit.runtime import api, ray_errors, ray_placement, ray_state
-from trainkit.runtime.ray_bodies import host_class, task_body
-from trainkit.runtime.ray_streams import RayStream
-from trainkit.runtime.ray_values import (
-    Call,
-    RayActor,
-    RayRef,
-    actor_key,
-    next_session,
-    seal,
-    split_arguments,
-    unseal,
-)
+from trainkit.runtime import api, ray_actors, ray_errors, ray_placement, ray_state
+from trainkit.runtime.ray_definitions import Definitions
+from trainkit.runtime.ray_streams import RayStream, handed_out, ray_num_returns
+from trainkit.runtime.ray_values import Call, RayActor, RayRef, next_session, seal, split_arguments, unseal
 from trainkit.runtime.serialize import pack
 from trainkit.runtime.specs import (
-    STREAMING,
     ActorSpec,
     Interface,
     MethodSpec,
@@ -74,8 +60,7 @@ class RayEngine:
         self.session = next_session()
         self._owned = owned
         self._namespace: str = ray.get_runtime_context().namespace
-        self._lock = threading.RLock()  # a weak reference may end while it is held
-        self._definitions: dict[Any, tuple[Any, Any]] = {}
+        self._definitions = Definitions(join)
         self._placeable: set[frozenset[tuple[str, float]]] = set()
         self._scratch: Path | None = None
 
@@ -128,47 +113,34 @@ class RayEngine:
     def submit(self, spec: TaskSpec) -> list[ObjectRef[Any]]:
         self._require(spec.placement, spec.name)
         arguments, refs = split_arguments(spec.args, spec.kwargs, spec.name)
-        streaming = spec.num_returns == STREAMING
-        key = ("task", id(spec.function), spec.name, spec.retry_exceptions, spec.max_calls, streaming)
-        task = self._definition(key, spec.function, lambda: self._task(spec))
-        options = ray_placement.ray_options(spec.placement)
         call = Call(
             where=spec.name, arguments=arguments, num_returns=spec.num_returns, folder=spec.placement.cwd
         )
-        started = task.options(
-            num_returns="streaming" if streaming else spec.num_returns,
+        started = self._definitions.task(spec).options(
+            num_returns=ray_num_returns(spec.num_returns),
             max_retries=spec.max_retries,
             name=spec.name,
-            **options,
-        ).remote(call, *refs)
-        return _handed_out(started)
-
-    def _task(self, spec: TaskSpec) -> Any:
-        retries = spec.retry_exceptions
-        body = task_body(
-            seal(spec.function, spec.name),
-            seal(retries, "retry_exceptions"),
-            spec.name,
-            spec.num_returns == STREAMING,
-            join,
+            **ray_placement.ray_options(spec.placement),
         )
-        again = [ray_errors.RetriedFailure] if retries else False
-        return ray.remote(max_calls=spec.max_calls, retry_exceptions=again)(body)
+        return handed_out(started.remote(call, *refs))
 
-    def _definition(self, key: Any, source: Any, make: Callable[[], Any]) -> Any:
-        """What was sent to Ray once for `source`, and need not be sent again while that exists."""
-        with self._lock:
-            found = self._definitions.get(key)
-        if found is not None and found[0]() is source:
-            return found[1]
-        made = make()
-        try:
-            known = weakref.ref(source, lambda _: self._definitions.pop(key, None))
-        except TypeError:  # some callables can't be referred to weakly: those are sent each time
-            return made
-        with self._lock:
-            self._definitions[key] = (known, made)
-        return made
+    def start_actor(self, spec: ActorSpec) -> RayActor:
+        self._require(spec.placement, spec.name)
+        return ray_actors.start(self._definitions, spec, self._namespace)
+
+    def find_actor(self, name: str, namespace: str | None) -> tuple[RayActor, Interface]:
+        return ray_actors.find(name, namespace or self._namespace)
+
+    def call(
+        self, actor: RayActor, method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], spec: MethodSpec
+    ) -> list[ObjectRef[Any]]:
+        return ray_actors.call(actor, method, args, kwargs, spec)
+
+    def kill(self, actor: RayActor, no_restart: bool) -> None:
+        ray_actors.kill(actor, no_restart)
+
+    def exit_actor(self) -> NoReturn:
+        ray_actors.leave()
 
     def _require(self, placement: Placement, name: str) -> None:
         """Refuse what could never fit; a request that once could is not looked at again."""
@@ -177,85 +149,12 @@ class RayEngine:
             ray_placement.require_placeable([placement.resources], "PACK", name)
             self._placeable.add(amounts)
 
-    def start_actor(self, spec: ActorSpec) -> RayActor:
-        self._require(spec.placement, spec.name)
-        arguments, refs = split_arguments(spec.args, spec.kwargs, spec.name)
-        cls = seal(spec.cls, spec.name)
-        key = ("actor", id(spec.cls), spec.interface.is_async, *sorted(spec.concurrency.groups.items()))
-        host = self._definition(key, spec.cls, lambda: _host(spec))
-        options = ray_placement.ray_options(spec.placement)
-        options |= {"max_restarts": spec.max_restarts, "max_task_retries": spec.max_task_retries}
-        if spec.concurrency.max_concurrency is not None:
-            options["max_concurrency"] = spec.concurrency.max_concurrency
-        registration = spec.registration
-        if registration is not None:
-            options["lifetime"] = "detached" if registration.detached else None
-            if registration.name is not None:
-                options["name"] = registration.name
-                options["namespace"] = registration.namespace or self._namespace
-                options["get_if_exists"] = registration.get_if_exists
-        call = Call(where=spec.name, arguments=arguments, num_returns=1, folder=spec.placement.cwd)
-        try:
-            handle = host.options(**options).remote(call, cls, *refs)
-        except ValueError as error:
-            raise ray_errors.refusal(error, f"the actor {spec.name}") from error
-        if registration is not None and registration.name is not None:
-            internal_kv._internal_kv_put(actor_key(handle), pickle.dumps(spec.interface))
-        return RayActor(handle, spec.name)
-
-    def find_actor(self, name: str, namespace: str | None) -> tuple[RayActor, Interface]:
-        try:
-            handle = ray.get_actor(name, namespace or self._namespace)
-        except ValueError as error:
-            raise ConfigError(
-                f"there is no actor named {name!r} in the namespace {namespace or self._namespace!r}; see "
-                "trainkit.list_actors()"
-            ) from error
-        deadline = SYSTEM.monotonic() + 2.0
-        while True:  # who made it just now is about to write this
-            interface = internal_kv._internal_kv_get(actor_key(handle))
-            if interface is not None:
-                known: Interface = pickle.loads(interface)
-                return RayActor(handle, known.name), known
-            if SYSTEM.monotonic() > deadline:
-                raise ConfigError(f"the actor named {name!r} was not made by trainkit; reach it through Ray")
-            SYSTEM.sleep(0.01)
-
-    def call(
-        self, actor: RayActor, method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], spec: MethodSpec
-    ) -> list[ObjectRef[Any]]:
-        where = f"{actor.name}.{method}"
-        arguments, refs = split_arguments(args, kwargs, where)
-        streaming = spec.num_returns == STREAMING
-        options: dict[str, Any] = {
-            "name": where,
-            "num_returns": "streaming" if streaming else spec.num_returns,
-        }
-        if spec.concurrency_group is not None:
-            options["concurrency_group"] = spec.concurrency_group
-        if spec.max_task_retries is not None:
-            options["max_task_retries"] = spec.max_task_retries
-        call = Call(where=where, arguments=arguments, num_returns=spec.num_returns, method=method)
-        body = actor.handle.stream if streaming else actor.handle.call
-        return _handed_out(body.options(**options).remote(call, *refs))
-
-    def kill(self, actor: RayActor, no_restart: bool) -> None:
-        ray.kill(actor.handle, no_restart=no_restart)
-        if no_restart:
-            internal_kv._internal_kv_del(actor_key(actor.handle))
-
     def cancel(self, ref: Any, force: bool, recursive: bool) -> None:
         wanted = ref.generator if isinstance(ref, RayStream) else self._own([ref])[0]
         try:
             ray.cancel(wanted, force=force, recursive=recursive)
         except (ValueError, TypeError) as error:
             raise ray_errors.refusal(error, "cancel()") from error
-
-    def exit_actor(self) -> NoReturn:
-        if ray.get_runtime_context().get_actor_id() is None:
-            raise ConfigError("exit_actor() ends the actor that calls it, and this is no actor")
-        ray.actor.exit_actor()
-        raise SystemExit  # for a version of Ray that marks the actor and returns
 
     def where_am_i(self) -> WhereAmI:
         context = ray.get_runtime_context()
@@ -357,10 +256,10 @@ class RayEngine:
 
     def scratch_dir(self) -> Path:
         if self._scratch is None:
-            key = f"trainkit:scratch:{ray.get_runtime_context().get_job_id()}".encode()
-            name = Path(tempfile.mktemp(prefix="trainkit-ray-", dir=runtime_dir()))
-            internal_kv._internal_kv_put(key, str(name).encode(), overwrite=False)
-            self._scratch = Path(internal_kv._internal_kv_get(key).decode())
+            # Whoever asks first names it, for all processes of the session.
+            new = runtime_dir() / f"trainkit-ray-{uuid.uuid4().hex}"
+            internal_kv._internal_kv_put(_scratch_key(), str(new).encode(), overwrite=False)
+            self._scratch = Path(internal_kv._internal_kv_get(_scratch_key()).decode())
         self._scratch.mkdir(mode=0o700, parents=True, exist_ok=True)
         return self._scratch
 
@@ -372,28 +271,18 @@ class RayEngine:
             return  # a worker's engine ends with its process
         self._definitions.clear()
         if ray.is_initialized():
-            key = f"trainkit:scratch:{ray.get_runtime_context().get_job_id()}".encode()
-            scratch = internal_kv._internal_kv_get(key)
+            scratch = internal_kv._internal_kv_get(_scratch_key())
             if scratch is not None:
                 shutil.rmtree(scratch.decode(), ignore_errors=True)
-                internal_kv._internal_kv_del(key)
+                internal_kv._internal_kv_del(_scratch_key())
             if self._owned:
                 ray.shutdown()
         next_session()
 
 
+def _scratch_key() -> bytes:
+    return f"trainkit:scratch:{ray.get_runtime_context().get_job_id()}".encode()
+
+
 def _nothing() -> None:
     return
-
-
-def _host(spec: ActorSpec) -> Any:
-    host = host_class(spec.cls.__name__, spec.interface.is_async, join)
-    groups = dict(spec.concurrency.groups)
-    return ray.remote(concurrency_groups=groups)(host) if groups else ray.remote(host)
-
-
-def _handed_out(started: Any) -> list[ObjectRef[Any]]:
-    """What Ray returned for a call, as the engine protocol wants it."""
-    if isinstance(started, ray.ObjectRefGenerator):
-        return [RayStream(started)]  # type: ignore[list-item]
-    return [RayRef(ref) for ref in (started if isinstance(started, list) else [started])]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
+
+import ray
 
 from trainkit.runtime.ray_values import RayRef
-from trainkit.runtime.specs import ObjectRef
+from trainkit.runtime.specs import STREAMING, ObjectRef
 from trainkit.runtime.streams import ObjectRefGenerator
 
 
@@ -27,3 +29,15 @@ class RayStream(ObjectRefGenerator[Any]):
 
     def completed(self) -> ObjectRef[None]:
         return RayRef(self.generator.completed())
+
+
+def ray_num_returns(num_returns: int) -> int | Literal["streaming"]:
+    """Ray's word for `num_returns`."""
+    return "streaming" if num_returns == STREAMING else num_returns
+
+
+def handed_out(started: Any) -> list[ObjectRef[Any]]:
+    """What Ray returned for a call, as `Engine.submit` and `Engine.call` return it."""
+    if isinstance(started, ray.ObjectRefGenerator):
+        return [RayStream(started)]  # type: ignore[list-item]
+    return [RayRef(ref) for ref in (started if isinstance(started, list) else [started])]

@@ -183,8 +183,3 @@ def split_arguments(args: Sequence[Any], kwargs: Mapping[str, Any], where: str) 
     cut_args = tuple(cut(item) for item in args)
     cut_kwargs = {key: cut(item) for key, item in kwargs.items()}
     return seal((cut_args, cut_kwargs), f"the arguments of {where}"), refs
-
-
-def actor_key(handle: Any) -> bytes:
-    """Where in Ray's key-value store the interface of an actor is kept."""
-    return b"trainkit:interface:" + bytes(handle._actor_id.binary())
