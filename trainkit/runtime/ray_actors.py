@@ -11,6 +11,7 @@ from ray.experimental import internal_kv
 
 from trainkit.clock import SYSTEM
 from trainkit.errors import ConfigError
+from trainkit.runtime.ray_bodies import Leaving
 from trainkit.runtime.ray_definitions import Definitions
 from trainkit.runtime.ray_errors import refusal
 from trainkit.runtime.ray_placement import ray_options
@@ -92,8 +93,7 @@ def leave() -> NoReturn:
     """See `Engine.exit_actor`."""
     if ray.get_runtime_context().get_actor_id() is None:
         raise ConfigError("exit_actor() ends the actor that calls it, and this is no actor")
-    ray.actor.exit_actor()
-    raise SystemExit(0)  # Ray's own raises, and this tells the reader so
+    raise Leaving
 
 
 def _key(handle: Any) -> bytes:

@@ -13,7 +13,7 @@ import os
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Any
 
-from ray.exceptions import AsyncioActorExit
+import ray
 
 from trainkit.runtime.failures import pack_failure
 from trainkit.runtime.ray_errors import RetriedFailure, UserFailure
@@ -97,6 +97,10 @@ def _failure(error: Exception, call: Call, kind: type[UserFailure] = UserFailure
     return kind(wrap(pack_failure(error, f"{call.where} (pid {os.getpid()})")))
 
 
+class Leaving(BaseException):
+    """The actor ends itself. No handler in user code may keep it, so it is none that those catch."""
+
+
 class Host:
     """The process around an actor whose methods are plain functions."""
 
@@ -110,8 +114,6 @@ class Host:
                 os.chdir(call.folder)
             args, kwargs = call.resolved(values)
             self._instance = unseal(cls)(*args, **kwargs)
-        except AsyncioActorExit:
-            raise
         except Exception as error:  # kept, as Ray would tell later callers only its text
             self._failure = _failure(error, call)
 
@@ -121,16 +123,17 @@ class Host:
         try:
             args, kwargs = call.resolved(values)
             return getattr(self._instance, call.method)(*args, **kwargs)
-        except AsyncioActorExit:
-            raise
         except Exception as error:
             raise _failure(error, call) from None
 
     def call(self, call: Call, *values: Any) -> Any:
         """Run a method."""
-        result = self._start(call, values)
         try:
-            return _results(result, call)
+            return _results(self._start(call, values), call)
+        except UserFailure:
+            raise
+        except Leaving:
+            ray.actor.exit_actor()
         except Exception as error:
             raise _failure(error, call) from None
 
@@ -141,35 +144,44 @@ class Host:
                 yield seal(item, f"a result of {call.where}")
         except UserFailure:
             raise
+        except Leaving:
+            ray.actor.exit_actor()
         except Exception as error:
             raise _failure(error, call) from None
 
 
 class AsyncHost(Host):
-    """The process around an actor with `async def` methods: all of them run on one event loop."""
+    """The process around an actor with `async def` methods: all of them run on one event loop.
+
+    A SystemExit would end that loop and leave the callers waiting, so it is made to end the actor.
+    """
 
     async def call(self, call: Call, *values: Any) -> Any:
         """Run a method, waiting for it if it is a coroutine."""
         try:
             result = self._start(call, values)
             return _results(await result if inspect.isawaitable(result) else result, call)
-        except (AsyncioActorExit, UserFailure):
+        except UserFailure:
             raise
+        except (Leaving, SystemExit):
+            ray.actor.exit_actor()
         except Exception as error:
             raise _failure(error, call) from None
 
     async def stream(self, call: Call, *values: Any) -> AsyncIterator[Parcel]:  # type: ignore[override]
         """Run a method that yields its results."""
-        result = self._start(call, values)
         try:
+            result = self._start(call, values)
             if inspect.isasyncgen(result):
                 async for item in result:
                     yield seal(item, f"a result of {call.where}")
             else:
                 for item in result:
                     yield seal(item, f"a result of {call.where}")
-        except AsyncioActorExit:
+        except UserFailure:
             raise
+        except (Leaving, SystemExit):
+            ray.actor.exit_actor()
         except Exception as error:
             raise _failure(error, call) from None
 
