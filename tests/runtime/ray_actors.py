@@ -109,6 +109,22 @@ class Loop:
     def plain(self) -> int:
         return 7
 
+    async def leave(self) -> str:
+        try:
+            trainkit.exit_actor()
+        except Exception as error:
+            return f"kept by {error}"
+
+
+class Given:
+    """Keeps what its constructor was given."""
+
+    def __init__(self, given: Any) -> None:
+        self.given = given
+
+    def value(self) -> Any:
+        return self.given
+
 
 class Unstable(Exception):
     """What a task is tried again for."""

@@ -15,7 +15,7 @@ import pytest
 import trainkit
 from tests.conftest import SESSION_CPUS, eventually
 from tests.runtime import ray_actors
-from tests.runtime.ray_actors import Grouped, Loop, Many, Unstable
+from tests.runtime.ray_actors import Given, Grouped, Loop, Many, Unstable
 from tests.suites.engine import EngineSuite
 from trainkit.errors import (
     ActorDiedError,
@@ -197,6 +197,20 @@ class TestActors:
         with pytest.raises(ConfigError, match="this is no actor"):
             trainkit.runtime.api.exit_actor()
 
+    def test_nothing_keeps_one_on_an_event_loop_from_leaving(self) -> None:
+        loop = remote(Loop, name="leaving").remote()
+        with pytest.raises(ActorDiedError, match="exit_actor"):
+            trainkit.get(loop.leave.remote(), timeout=30)
+        with pytest.raises(ConfigError, match="no actor named 'leaving'"):
+            trainkit.get_actor("leaving")
+
+    def test_a_constructor_that_is_given_a_failure_fails_with_it(self) -> None:
+        failed = remote(ray_actors.fail_until).remote(os.devnull, 9, LookupError)
+        actor = remote(Given).remote(failed)
+        with pytest.raises(LookupError, match="call"):
+            trainkit.get(actor.value.remote())
+        assert trainkit.get(remote(Given).remote(trainkit.put(5)).value.remote()) == 5
+
     def test_it_knows_where_it_is(self) -> None:
         actor = remote(Many, num_cpus=1).remote()
         where = trainkit.get(actor.where.remote())
@@ -297,6 +311,16 @@ class TestPlacement:
         with pytest.raises(ConfigError, match="dashboard"):
             trainkit.list_tasks()
         assert trainkit.get_gpu_ids() == []
+
+
+    def test_a_removed_group_takes_nobody_in(self) -> None:
+        group = trainkit.placement_group([{"CPU": 1}])
+        assert group.wait(30)
+        trainkit.remove_placement_group(group)
+        with pytest.raises(WorkerDiedError, match="placement group was removed"):
+            remote(ray_actors.pid, placement_group=group).remote()
+        with pytest.raises(ConfigError, match="removed"):
+            group.ready()
 
 
 class TestSession:

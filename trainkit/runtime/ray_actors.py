@@ -39,7 +39,7 @@ def start(definitions: Definitions, spec: ActorSpec, namespace: str) -> RayActor
             options["get_if_exists"] = registration.get_if_exists
     call = Call(where=spec.name, arguments=arguments, num_returns=1, folder=spec.placement.cwd)
     try:
-        handle = definitions.host(spec).options(**options).remote(call, cls, *refs)
+        handle = definitions.host(spec).options(**options).remote(call, cls, refs)
     except ValueError as error:
         raise refusal(error, f"the actor {spec.name}") from error
     if registration is not None and registration.name is not None:
@@ -49,12 +49,16 @@ def start(definitions: Definitions, spec: ActorSpec, namespace: str) -> RayActor
 
 def find(name: str, namespace: str) -> tuple[RayActor, Interface]:
     """See `Engine.find_actor`."""
+    missing = ConfigError(
+        f"there is no actor named {name!r} in the namespace {namespace!r}; see trainkit.list_actors()"
+    )
     try:
         handle = ray.get_actor(name, namespace)
     except ValueError as error:
-        raise ConfigError(
-            f"there is no actor named {name!r} in the namespace {namespace!r}; see trainkit.list_actors()"
-        ) from error
+        raise missing from error
+    # Ray remembers names, and may go on finding an actor that ended itself.
+    if ray._private.state.actors(handle._actor_id.hex()).get("State") == "DEAD":
+        raise missing
     deadline = SYSTEM.monotonic() + _INTERFACE_WAIT_S
     while True:  # who made it just now is about to write this
         interface = internal_kv._internal_kv_get(_key(handle))

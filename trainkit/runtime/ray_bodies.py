@@ -16,7 +16,7 @@ from typing import Any
 import ray
 
 from trainkit.runtime.failures import pack_failure
-from trainkit.runtime.ray_errors import RetriedFailure, UserFailure
+from trainkit.runtime.ray_errors import RetriedFailure, UserFailure, translate
 from trainkit.runtime.ray_values import Call, Parcel, seal, unseal, wrap
 from trainkit.runtime.results import split_results
 
@@ -106,15 +106,19 @@ class Host:
 
     join: Join
 
-    def __init__(self, call: Call, cls: Parcel, *values: Any) -> None:
+    def __init__(self, call: Call, cls: Parcel, refs: list[Any]) -> None:
         type(self).join()
         self._failure: UserFailure | None = None
         try:
             if call.folder is not None:
                 os.chdir(call.folder)
-            args, kwargs = call.resolved(values)
+            # Read here: if Ray did, it would tell later callers only the text of a failed one.
+            args, kwargs = call.resolved(ray.get(refs))
             self._instance = unseal(cls)(*args, **kwargs)
-        except Exception as error:  # kept, as Ray would tell later callers only its text
+        except ray.exceptions.RayError as error:
+            translated = translate(error)
+            self._failure = _failure(translated if isinstance(translated, Exception) else error, call)
+        except Exception as error:  # kept for the same reason
             self._failure = _failure(error, call)
 
     def _start(self, call: Call, values: Sequence[Any]) -> Any:

@@ -3,6 +3,11 @@
 A thin pass-through: Ray places, runs, restarts and stores; nothing here decides any of it. What differs
 from plain Ray is what the other engines promise too: errors, names of what can't be pickled, requests
 that can never be met refused at once, and a running actor that takes no CPU unless it asks for one.
+
+Where Ray does otherwise than the local engine, so does this one: an interrupt by `cancel` waits for a call
+into C to return; a running method of an actor goes on when it is cancelled, but its result is lost;
+`ObjectRefGenerator.completed` tells that a stream has ended and not how; `list_tasks` and `list_objects`
+need Ray's dashboard; a scratch folder stays behind when the driver is killed.
 """
 
 from __future__ import annotations
@@ -17,7 +22,7 @@ from typing import Any, NoReturn
 import ray
 from ray.experimental import internal_kv
 
-from trainkit.errors import ConfigError, ObjectLostError
+from trainkit.errors import ActorDiedError, ConfigError, ObjectLostError, WorkerDiedError
 from trainkit.resources import Bundle
 from trainkit.runtime import api, ray_actors, ray_errors, ray_placement, ray_state
 from trainkit.runtime.ray_definitions import Definitions
@@ -111,7 +116,7 @@ class RayEngine:
             )
 
     def submit(self, spec: TaskSpec) -> list[ObjectRef[Any]]:
-        self._require(spec.placement, spec.name)
+        self._require(spec.placement, spec.name, WorkerDiedError)
         arguments, refs = split_arguments(spec.args, spec.kwargs, spec.name)
         call = Call(
             where=spec.name, arguments=arguments, num_returns=spec.num_returns, folder=spec.placement.cwd
@@ -125,7 +130,7 @@ class RayEngine:
         return handed_out(started.remote(call, *refs))
 
     def start_actor(self, spec: ActorSpec) -> RayActor:
-        self._require(spec.placement, spec.name)
+        self._require(spec.placement, spec.name, ActorDiedError)
         return ray_actors.start(self._definitions, spec, self._namespace)
 
     def find_actor(self, name: str, namespace: str | None) -> tuple[RayActor, Interface]:
@@ -142,8 +147,10 @@ class RayEngine:
     def exit_actor(self) -> NoReturn:
         ray_actors.leave()
 
-    def _require(self, placement: Placement, name: str) -> None:
+    def _require(self, placement: Placement, name: str, refusal: type[WorkerDiedError]) -> None:
         """Refuse what could never fit; a request that once could is not looked at again."""
+        if placement.group is not None and ray_placement.is_removed(placement.group.group):
+            raise refusal(f"{name} cannot start: its placement group was removed")
         amounts = frozenset(placement.resources.items())
         if amounts not in self._placeable:
             ray_placement.require_placeable([placement.resources], "PACK", name)
@@ -158,14 +165,15 @@ class RayEngine:
 
     def where_am_i(self) -> WhereAmI:
         context = ray.get_runtime_context()
+        actor_id = context.get_actor_id()
         inside = context.worker.mode == ray.WORKER_MODE
         return WhereAmI(
             node_id=context.get_node_id(),
             worker_id=context.get_worker_id(),
             namespace=context.namespace,
-            actor_id=context.get_actor_id(),
+            actor_id=actor_id,
             task_id=context.get_task_id() if inside else None,
-            was_restarted=context.get_actor_id() is not None and context.was_current_actor_reconstructed,
+            was_restarted=actor_id is not None and ray._private.state.actors(actor_id)["NumRestarts"] > 0,
             resources=ray_placement.plain(context.get_assigned_resources()) if inside else {},
         )
 
@@ -220,6 +228,8 @@ class RayEngine:
         return bool(done)
 
     def group_ref(self, group: int) -> ObjectRef[Any]:
+        if ray_placement.is_removed(group):
+            raise ConfigError("ready() of a placement group that was removed: make another one")
         where = Placement(group=PlacementGroupId(group=group))
         return self.submit(
             TaskSpec(

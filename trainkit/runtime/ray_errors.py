@@ -67,6 +67,8 @@ def translate(error: BaseException) -> BaseException:
     """What trainkit raises for `error`; itself if it is none of Ray's."""
     if isinstance(error, exceptions.RayTaskError):
         return _of_task(error)
+    if isinstance(error, exceptions.RayActorError) and "INTENDED_USER_EXIT" in str(error):
+        return _caused(ActorDiedError(f"the actor ended itself, as exit_actor() does. {error}"), error)
     for theirs, ours in _CLASSES:
         if isinstance(error, theirs):
             return _caused(ours(str(error)), error)

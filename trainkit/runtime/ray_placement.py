@@ -8,7 +8,7 @@ from typing import Any
 
 import ray
 from ray import PlacementGroupID
-from ray.util import get_placement_group, remove_placement_group
+from ray.util import get_placement_group, placement_group_table, remove_placement_group
 from ray.util import placement_group as reserve_in_ray
 from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
@@ -75,7 +75,8 @@ def require_placeable(bundles: Sequence[Bundle], strategy: str, what: str) -> No
     if strategy == "STRICT_SPREAD" and not _each_on_its_own(bundles, nodes):
         raise InfeasibleError(
             f"{what} has {len(bundles)} bundles to be spread with STRICT_SPREAD, each on a node of its own, "
-            f"and the {len(nodes)} nodes there are cannot hold them so. Use SPREAD, or add nodes."
+            f"and the {'one node' if len(nodes) == 1 else f'{len(nodes)} nodes'} of the cluster cannot hold "
+            "them so. Use SPREAD, or add nodes."
         )
 
 
@@ -147,6 +148,11 @@ def _named(name: str) -> PlacementGroup | None:
 def bundles_of(group: PlacementGroup) -> list[Bundle]:
     """Its bundles, in order."""
     return [dict(bundle) for bundle in group.bundle_specs]
+
+
+def is_removed(number: int) -> bool:
+    """Whether the group was given back; Ray would let a request for it wait for ever."""
+    return placement_group_table(group_of(number)).get("state", "REMOVED") == "REMOVED"
 
 
 def release(number: int) -> None:

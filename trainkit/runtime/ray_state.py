@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import ray
+from ray.core.generated.gcs_pb2 import ActorTableData
 from ray.util import placement_group_table
 
 from trainkit.errors import ConfigError
@@ -40,20 +41,22 @@ def _nodes() -> list[dict[str, Any]]:
 
 
 def _actors() -> list[dict[str, Any]]:
+    accessor = ray._private.state.state._connect_and_get_accessor()
+    rows = [ActorTableData.FromString(row) for row in accessor.get_actor_table(None, None)]
     return [
         {
-            "actor_id": actor["ActorID"],
-            "class_name": actor["ActorClassName"],
-            "name": actor["Name"] or None,
-            "namespace": None,  # Ray doesn't tell
-            "state": _ACTOR_STATES.get(actor["State"], actor["State"]),
-            "pid": actor["Pid"] or None,
-            "resources": None,  # Ray doesn't tell
-            "detached": actor["IsDetached"],
-            "restarts": actor["NumRestarts"],
-            "death_cause": str(actor["DeathCause"]).strip() or None,
+            "actor_id": row.actor_id.hex(),
+            "class_name": row.class_name,
+            "name": row.name or None,
+            "namespace": row.ray_namespace,
+            "state": _ACTOR_STATES.get(state := ActorTableData.ActorState.Name(row.state), state),
+            "pid": row.pid or None,
+            "resources": dict(row.required_resources),
+            "detached": row.is_detached,
+            "restarts": row.num_restarts,
+            "death_cause": row.death_cause.actor_died_error_context.error_message or None,
         }
-        for actor in ray._private.state.actors().values()
+        for row in rows
     ]
 
 
