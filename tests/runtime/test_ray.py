@@ -37,7 +37,7 @@ from tests.runtime.ray_session import clean_ray  # noqa: E402
 @pytest.fixture(scope="module", autouse=True)
 def session() -> Iterator[None]:
     def start() -> Any:
-        trainkit.init(engine="ray", num_cpus=SESSION_CPUS, include_dashboard=False)
+        trainkit.init(engine="ray", num_cpus=SESSION_CPUS, include_dashboard=False, log_to_driver=False)
         return lambda: None
 
     with clean_ray(start):
@@ -311,7 +311,6 @@ class TestPlacement:
         with pytest.raises(ConfigError, match="dashboard"):
             trainkit.list_tasks()
         assert trainkit.get_gpu_ids() == []
-
 
     def test_a_removed_group_takes_nobody_in(self) -> None:
         group = trainkit.placement_group([{"CPU": 1}])

@@ -10,9 +10,9 @@ import pytest
 
 import trainkit
 from tests.runtime.ray_actors import Many
-from trainkit.errors import ConfigError, InfeasibleError
+from trainkit.errors import ConfigError, InfeasibleError, ObjectLostError
 
-pytest.importorskip("ray", reason="the Ray engine needs Ray: pip install 'trainkit[ray]'")
+ray = pytest.importorskip("ray", reason="the Ray engine needs Ray: pip install 'trainkit[ray]'")
 
 from ray.cluster_utils import Cluster
 
@@ -79,9 +79,25 @@ def test_what_no_node_can_hold_is_refused() -> None:
 
 
 def test_resources_cannot_be_given_to_a_cluster_that_has_its_own() -> None:
-    address = __import__("ray").get_runtime_context().gcs_address
+    address = ray.get_runtime_context().gcs_address
     trainkit.shutdown()
     with pytest.raises(ConfigError, match="num_cpus"):
         trainkit.init(address=address, num_cpus=2)
     trainkit.init(address=address)
     assert trainkit.get(trainkit.remote(make).remote(3)).tolist() == [0, 1, 2]
+
+
+def test_a_ray_that_runs_already_is_used_and_left_running() -> None:
+    address = ray.get_runtime_context().gcs_address
+    trainkit.shutdown()
+    ray.init(address=address, namespace="own")
+    trainkit.init(engine="ray")
+    assert trainkit.get_runtime_context().namespace == "own"
+    ref = trainkit.put(1)
+    trainkit.shutdown()
+    assert ray.is_initialized()
+    trainkit.init(engine="ray")
+    with pytest.raises(ObjectLostError, match="another engine or session"):
+        trainkit.get(ref)
+    trainkit.shutdown()
+    ray.shutdown()

@@ -152,7 +152,7 @@ def bundles_of(group: PlacementGroup) -> list[Bundle]:
 
 def is_removed(number: int) -> bool:
     """Whether the group was given back; Ray would let a request for it wait for ever."""
-    return placement_group_table(group_of(number)).get("state", "REMOVED") == "REMOVED"
+    return bool(placement_group_table(group_of(number)).get("state", "REMOVED") == "REMOVED")
 
 
 def release(number: int) -> None:
