@@ -14,9 +14,9 @@ from trainkit.errors import ConfigError, InfeasibleError, ObjectLostError
 
 ray = pytest.importorskip("ray", reason="the Ray engine needs Ray: pip install 'trainkit[ray]'")
 
-from ray.cluster_utils import Cluster
+from ray.cluster_utils import Cluster  # noqa: E402
 
-from tests.runtime.ray_session import clean_ray
+from tests.runtime.ray_session import clean_ray  # noqa: E402
 
 
 def node_id() -> str:
