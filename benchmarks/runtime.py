@@ -1,12 +1,14 @@
-"""What a call, an object and an actor cost: `python -m benchmarks.runtime`.
+"""What a call, an object and an actor cost: `python -m benchmarks.runtime [--against ray]`.
 
-Prints a small table and one line of JSON. Beside each figure stands Ray 2.60's on a two-core machine,
-as a measure of scale only: it was taken on another day. The bare round trip is the floor, measured in
-the same run: two Python processes that exchange pickles over a Unix socket, and nothing else.
+Prints a small table and one line of JSON. With `--against ray` both sides do the same work on this
+machine in this run, in processes of their own and round by round in turn, and the table shows how many
+times better trainkit is, beside the aim. The bare round trip is the floor, measured in the same run: two
+Python processes that exchange pickles over a Unix socket, and nothing else.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import pickle
@@ -14,41 +16,50 @@ import socket
 import statistics
 import subprocess
 import sys
-import time
-from collections.abc import Callable
-from typing import Any
+from collections import defaultdict
+from pathlib import Path
+from typing import NamedTuple
 
-import trainkit
+from benchmarks.runtime_work import rate
 
-ROUNDS = 5
-CALLS = 3_000
-UNREAD_CALLS = 20_000
-TASKS = 2_000
-ACTORS = 10
-ARRAY_BYTES = 100_000_000
+ROUNDS = 3
+BOTH = ("first_reply", "calls", "arrays", "one_more", "torch_actors")
+OURS_ALONE = ("idle", "million")
 
 
-class Echo:
-    """Answers with what it is given."""
+class Row(NamedTuple):
+    """One line of the table; without `better` more is better for a rate, and less for all else."""
 
-    def same(self, value: Any) -> Any:
-        return value
-
-    def size(self, value: Any) -> int:
-        return len(value)
-
-
-def rate(count: int, work: Callable[[], object]) -> float:
-    """Median over the rounds of `count` by the seconds that `work` takes."""
-    rates = []
-    for _ in range(ROUNDS):
-        start = time.perf_counter()
-        work()
-        rates.append(count / (time.perf_counter() - start))
-    return statistics.median(rates)
+    key: str
+    label: str
+    times: float | None = None  # the aim against Ray
+    most: float | None = None  # the aim for our own figure
 
 
-def bare_round_trips() -> float:
+ROWS = [
+    Row("import_ms", "import trainkit, ms", most=100),
+    Row("init_to_first_reply_s", "import and init to the first answer, s", most=0.3),
+    Row("bare_per_s", "bare pickle round trips a second"),
+    Row("actor_call_per_s", "actor calls a second, one at a time", times=8),
+    Row("actor_calls_unread_per_s", "actor calls a second, many in flight", times=20),
+    Row("task_per_s", "tasks a second, one at a time", times=8),
+    Row("tasks_unread_per_s", "tasks a second, many in flight", times=20),
+    Row("put_per_s", "put of a small value, a second", times=10),
+    Row("get_per_s", "get of a small value, a second", times=10),
+    Row("array_first_gb_per_s", "100 MB array as an argument, the first, GB/s", times=0.9),
+    Row("array_next_gb_per_s", "100 MB array as an argument, each after it, GB/s", times=3),
+    Row("second_reader_copied_mb", "a second reader of one 100 MB array copies, MB", most=1),
+    Row("one_more_actor_ms", "one more actor, ms"),
+    Row("ten_torch_actors_s", "ten more actors, each with torch, s", times=30),
+    Row("torch_actor_unshared_mb", "unshared memory of each while idle, MB", most=15),
+    Row("call_with_200_idle_times", "a call with 200 idle actors, against none, times", most=1.2),
+    Row("million_calls_driver_mb", "a million small calls leave in the driver, MB", most=10),
+    Row("million_calls_node_mb", "a million small calls leave in the node, MB", most=10),
+    Row("million_calls_worker_mb", "a million small calls leave in the worker, MB", most=10),
+]
+
+
+def bare_round_trips(count: int = 3_000) -> float:
     """Round trips a second of a pickle over a Unix socket between two Python processes."""
     ours, theirs = socket.socketpair()
     pid = os.fork()
@@ -60,124 +71,106 @@ def bare_round_trips() -> float:
     theirs.close()
 
     def work() -> None:
-        for index in range(CALLS):
+        for index in range(count):
             ours.send(pickle.dumps(("same", 1, (index,), {}), 5))
             pickle.loads(ours.recv(65536))
 
-    result = rate(CALLS, work)
+    result = rate(count, work)
     ours.close()
     os.waitpid(pid, 0)
     return result
 
 
-def actor_start_ms() -> float:
-    """Median milliseconds from asking for one more actor to its first answer."""
-    actor_class = trainkit.remote(Echo)
-    trainkit.get(actor_class.remote().same.remote(0))
-    times = []
-    for _ in range(4 * ROUNDS):
-        start = time.perf_counter()
-        actor = actor_class.remote()
-        trainkit.get(actor.same.remote(0))
-        times.append(time.perf_counter() - start)
-        del actor
-        time.sleep(0.05)  # its end is not the next one's cost
-    return statistics.median(times) * 1e3
-
-
-def first_reply_s() -> float:
-    """Median seconds of a fresh interpreter from `import trainkit` to the first answer of a task."""
-    script = (
-        "import time; start = time.perf_counter(); import trainkit; trainkit.init(num_cpus=2);"
-        "assert trainkit.get(trainkit.remote(lambda: 1).remote()) == 1; print(time.perf_counter() - start)"
-    )
-    outputs = [
-        subprocess.run([sys.executable, "-c", script], capture_output=True, text=True) for _ in range(5)
-    ]
-    return statistics.median(float(output.stdout) for output in outputs)
-
-
 def import_ms() -> float:
-    """Median milliseconds that `import trainkit` takes in a fresh interpreter."""
+    """Milliseconds that `import trainkit` takes in a fresh interpreter."""
     script = "import time; start = time.perf_counter(); import trainkit; print(time.perf_counter() - start)"
-    outputs = [
-        subprocess.run([sys.executable, "-c", script], capture_output=True, text=True) for _ in range(5)
-    ]
-    return statistics.median(float(output.stdout) for output in outputs) * 1e3
+    return float(subprocess.check_output([sys.executable, "-c", script], text=True)) * 1e3
 
 
-def measure() -> dict[str, float]:
-    """All figures, by name."""
-    import numpy as np
-
-    figures = {
-        "import_ms": import_ms(),
-        "init_to_first_reply_s": first_reply_s(),
-        "bare_per_s": bare_round_trips(),
-    }
-    trainkit.init(num_cpus=2)
-    actor = trainkit.remote(Echo).remote()
-    task = trainkit.remote(lambda value: value)
-    trainkit.get([actor.same.remote(0), task.remote(0)])
-    figures["actor_call_per_s"] = rate(
-        CALLS, lambda: [trainkit.get(actor.same.remote(i)) for i in range(CALLS)]
+def section(side: str, name: str, scale: float) -> dict[str, float]:
+    """The figures of one section of `benchmarks.runtime_work`, from a process of its own."""
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.runtime_work", side, name, str(scale)],
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+        cwd=Path(__file__).parents[1],
+        env={**os.environ, "RAY_USAGE_STATS_ENABLED": "0"},
     )
-    figures["actor_calls_unread_per_s"] = rate(
-        UNREAD_CALLS, lambda: trainkit.get([actor.same.remote(i) for i in range(UNREAD_CALLS)])
-    )
-    figures["task_per_s"] = rate(TASKS, lambda: [trainkit.get(task.remote(i)) for i in range(TASKS)])
-    figures["tasks_unread_per_s"] = rate(TASKS, lambda: trainkit.get([task.remote(i) for i in range(TASKS)]))
-    figures["put_per_s"] = rate(CALLS, lambda: [trainkit.put(i) for i in range(CALLS)])
-    refs = [trainkit.put(i) for i in range(CALLS)]
-    figures["get_per_s"] = rate(CALLS, lambda: trainkit.get(refs))
-    array = np.ones(ARRAY_BYTES // 8)
-    sizes = rate(ARRAY_BYTES * 5, lambda: [trainkit.get(actor.size.remote(array)) for _ in range(5)])
-    figures["array_argument_gb_per_s"] = sizes / 1e9
-    figures["one_more_actor_ms"] = actor_start_ms()
-    trainkit.shutdown()
-
-    import torch  # noqa: F401 - from here on workers are forked from a template that has it
-
-    trainkit.init(num_cpus=2)
-    trainkit.get(trainkit.remote(Echo).remote().same.remote(0))
-    figures["one_more_actor_with_torch_ms"] = actor_start_ms()
-    trainkit.shutdown()
+    figures: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
     return figures
 
 
-ROWS: list[tuple[str, str, float | None, str]] = [
-    ("import_ms", "import trainkit, ms", None, "< 100"),
-    ("init_to_first_reply_s", "import and init to the first answer, s", 3.8, "< 0.3"),
-    ("bare_per_s", "bare pickle round trips a second", None, ""),
-    ("actor_call_per_s", "actor calls a second, one at a time", 1_730, ""),
-    ("actor_calls_unread_per_s", "actor calls a second, many in flight", 8_200, ""),
-    ("task_per_s", "tasks a second, one at a time", 690, ""),
-    ("tasks_unread_per_s", "tasks a second, many in flight", 2_700, ""),
-    ("put_per_s", "put of a small value, a second", 2_500, ""),
-    ("get_per_s", "get of a small value, a second", 17_700, ""),
-    ("array_argument_gb_per_s", "100 MB array as an argument, GB/s", 1.9, ""),
-    ("one_more_actor_ms", "one more actor, ms", 110, ""),
-    ("one_more_actor_with_torch_ms", "one more actor that has torch, ms", None, "< 10"),
-]
+def measure(sides: list[str], rounds: int, scale: float) -> dict[str, dict[str, float]]:
+    """Medians over the rounds of all figures, by side and name."""
+    found: dict[str, dict[str, list[float]]] = {side: defaultdict(list) for side in sides}
+    for _ in range(rounds):
+        found["trainkit"]["import_ms"].append(import_ms())
+        found["trainkit"]["bare_per_s"].append(bare_round_trips())
+        for name in BOTH:
+            for side in sides:
+                for key, value in section(side, name, scale).items():
+                    found[side][key].append(value)
+    for name in OURS_ALONE:
+        for key, value in section("trainkit", name, scale).items():
+            found["trainkit"][key].append(value)
+    return {
+        side: {key: statistics.median(values) for key, values in figures.items()}
+        for side, figures in found.items()
+    }
+
+
+def better(key: str, ours: float, theirs: float) -> float:
+    """How many times better `ours` is."""
+    if key.endswith("per_s"):
+        return ours / theirs
+    return theirs / ours if ours else float("inf")
+
+
+def shown(value: float) -> str:
+    """A figure with three digits that count."""
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+def line(row: Row, ours: float, theirs: float | None, against: bool) -> str:
+    """One line of the table."""
+    text = f"{row.label:<50}{shown(ours):>12}"
+    if not against:
+        return text + ("" if row.most is None else f"{f'< {row.most:g}':>10}")
+    text += f"{'' if theirs is None else shown(theirs):>12}"
+    times = None if theirs is None else better(row.key, ours, theirs)
+    text += f"{'' if times is None or times == float('inf') else f'{times:.1f}x':>10}"
+    aim = f"{row.times:g}x" if row.times is not None else "" if row.most is None else f"< {row.most:g}"
+    met = (
+        ours <= row.most if row.most is not None else times is None or row.times is None or times >= row.times
+    )
+    return text + f"{aim:>10}{'' if met or not aim else '  not met'}"
 
 
 def main() -> None:
     """Measure and print."""
-    figures = measure()
-    print(f"{'work':<44}{'measured':>12}{'aim':>8}{'Ray 2.60':>10}{'times':>8}")
-    for key, label, ray, aim in ROWS:
-        value = figures[key]
-        shown = f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
-        if ray is None:
-            print(f"{label:<44}{shown:>12}{aim:>8}")
-        else:
-            better = value / ray if key.endswith("per_s") else ray / value
-            print(f"{label:<44}{shown:>12}{aim:>8}{ray:>10,.4g}{better:>7.1f}x")
-    print(
-        json.dumps(
-            {"benchmark": "runtime", "cores": os.cpu_count(), **{k: round(v, 4) for k, v in figures.items()}}
-        )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--against", choices=["ray"], help="measure Ray beside trainkit")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help=f"default {ROUNDS}")
+    parser.add_argument(
+        "--scale", type=float, default=1.0, help="part of the work to do; less than 1 only shows that it runs"
     )
+    arguments = parser.parse_args()
+    against: bool = arguments.against is not None
+    sides = ["trainkit", *([arguments.against] if against else [])]
+    figures = measure(sides, arguments.rounds, arguments.scale)
+    ours, theirs = figures["trainkit"], figures.get("ray", {})
+
+    columns = f"{'trainkit':>12}" + (f"{'Ray':>12}{'times':>10}" if against else "") + f"{'aim':>10}"
+    print(f"{'work':<50}{columns}")
+    for row in ROWS:
+        print(line(row, ours[row.key], theirs.get(row.key), against))
+    result: dict[str, object] = {"benchmark": "runtime", "cores": os.cpu_count(), "rounds": arguments.rounds}
+    result |= {key: round(value, 4) for key, value in ours.items()}
+    if against:
+        result["ray"] = {key: round(value, 4) for key, value in theirs.items()}
+        result["times"] = {key: round(better(key, ours[key], theirs[key]), 2) for key in theirs if ours[key]}
+    print(json.dumps(result))
 
 
 if __name__ == "__main__":

@@ -133,6 +133,7 @@ class Options:
             cwd=environment.working_dir,
             outside=isinstance(self.scheduling_strategy, PlacementGroupSchedulingStrategy)
             and self.scheduling_strategy.placement_group is None,
+            spread=self.scheduling_strategy == "SPREAD",
         )
 
     def _group(self, amounts: Mapping[str, float]) -> PlacementGroupId | None:

@@ -77,6 +77,7 @@ class Placement:
         env: variables added to the driver's before user code runs.
         cwd: the folder that it runs in; None is that of who asks for it.
         outside: also if who asks is in a group that captures what it starts.
+        spread: rather on a node where little runs; without effect on one machine.
     """
 
     resources: Mapping[str, float] = field(default_factory=dict)
@@ -84,6 +85,7 @@ class Placement:
     env: Mapping[str, str] = field(default_factory=dict)
     cwd: str | None = None
     outside: bool = False
+    spread: bool = False
 
 
 STREAMING = -1

@@ -1,0 +1,232 @@
+"""The work that the runtime's benchmark times, the same on both sides: the verbs have the same names.
+
+`python -m benchmarks.runtime_work SIDE SECTION SCALE` runs one section in a process of its own and prints
+its figures as a line of JSON; `benchmarks.runtime` calls it, so that no side disturbs the other.
+
+Times are the best of a few repetitions where the work is short, as on a busy machine the slower ones tell
+of others' work.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+ARRAY_BYTES = 100_000_000
+ARGUMENTS = {"trainkit": "num_cpus=2", "ray": "num_cpus=2, include_dashboard=False"}
+
+
+class Echo:
+    """Answers with what it is given."""
+
+    def same(self, value: Any) -> Any:
+        return value
+
+    def size(self, value: Any) -> int:
+        return len(value)
+
+    def keep(self, value: Any) -> float:
+        self.kept = value
+        return float(value.sum())
+
+    def torch(self) -> str:
+        import torch
+
+        return str(torch.__version__)
+
+    def pids(self) -> tuple[int, int]:
+        """Of this process and of its parent."""
+        return os.getpid(), os.getppid()
+
+
+def memory_mb(pid: int | str, *fields: str) -> float:
+    """The sum of `fields` in the kernel's account of a process, in units of 10^6 bytes."""
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]
+    amounts = {line.split(":")[0]: int(line.split()[1]) for line in lines}
+    return sum(amounts[field] for field in fields) * 1024 / 1e6
+
+
+def unshared_mb(pid: int) -> float:
+    """What of a process's memory goes with it."""
+    return memory_mb(pid, "Private_Clean", "Private_Dirty")
+
+
+def rate(count: int, work: Callable[[], object], repetitions: int = 3) -> float:
+    """`count` by the seconds that `work` takes."""
+    rates = []
+    for _ in range(repetitions):
+        start = time.perf_counter()
+        work()
+        rates.append(count / (time.perf_counter() - start))
+    return max(rates)
+
+
+def started(side: str) -> Any:
+    """The module of that side, with a session of two CPUs."""
+    api = importlib.import_module(side)
+    arguments = {"num_cpus": 2}
+    if side == "ray":
+        api.init(**arguments, include_dashboard=False, log_to_driver=False)
+    else:
+        api.init(**arguments)
+    return api
+
+
+def calls(api: Any, scale: float) -> dict[str, float]:
+    """Small calls, tasks and objects."""
+    some, many = int(2_000 * scale), int(10_000 * scale)
+    actor, task = api.remote(Echo).remote(), api.remote(_same)
+    api.get([actor.same.remote(0), task.remote(0)])
+    api.get([task.remote(index) for index in range(100)])  # whatever pool of workers there is, it is filled
+    figures = {
+        "actor_call_per_s": rate(some, lambda: [api.get(actor.same.remote(i)) for i in range(some)]),
+        "actor_calls_unread_per_s": rate(many, lambda: api.get([actor.same.remote(i) for i in range(many)])),
+        "task_per_s": rate(some // 2, lambda: [api.get(task.remote(i)) for i in range(some // 2)]),
+        "tasks_unread_per_s": rate(some, lambda: api.get([task.remote(i) for i in range(some)])),
+        "put_per_s": rate(some, lambda: [api.put(i) for i in range(some)]),
+    }
+    refs = [api.put(i) for i in range(some)]
+    figures["get_per_s"] = rate(some, lambda: [api.get(ref) for ref in refs])
+    return figures
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+def arrays(api: Any, scale: float) -> dict[str, float]:
+    """A large array as an argument, and read by two from one reference."""
+    import numpy as np
+
+    array = np.ones(int(ARRAY_BYTES * scale) // 8)
+    actor, other = api.remote(Echo).remote(), api.remote(Echo).remote()
+    api.get([actor.size.remote(array[:1]), other.size.remote(array[:1])])
+    size = array.nbytes / 1e9
+    figures = {
+        "array_first_gb_per_s": rate(1, lambda: api.get(actor.size.remote(array)), 1) * size,
+        "array_next_gb_per_s": rate(1, lambda: api.get(actor.size.remote(array)), 5) * size,
+    }
+    ref = api.put(array)
+    api.get(actor.keep.remote(ref))
+    pid = api.get(other.pids.remote())[0]
+    before = memory_mb(pid, "Anonymous")
+    api.get(other.keep.remote(ref))
+    figures["second_reader_copied_mb"] = max(0.0, memory_mb(pid, "Anonymous") - before)
+    return figures
+
+
+def one_more(api: Any, scale: float) -> dict[str, float]:
+    """From asking for one more actor to its first answer."""
+    actor_class = api.remote(Echo).options(num_cpus=0)
+    api.get(actor_class.remote().same.remote(0))
+    times = []
+    for _ in range(max(2, int(8 * scale))):
+        time.sleep(0.1)  # the end of the last is not this one's cost
+        start = time.perf_counter()
+        actor = actor_class.remote()
+        api.get(actor.same.remote(0))
+        times.append(time.perf_counter() - start)
+        del actor
+    return {"one_more_actor_ms": sorted(times)[len(times) // 2] * 1e3}
+
+
+def torch_actors(api: Any, scale: float) -> dict[str, float]:
+    """Ten more actors at once that import torch; this process has imported it before the session began."""
+    count = max(2, int(10 * scale))
+    actor_class = api.remote(Echo).options(num_cpus=0)
+    first = actor_class.remote()
+    api.get(first.torch.remote())
+    start = time.perf_counter()
+    actors = [actor_class.remote() for _ in range(count)]
+    api.get([actor.torch.remote() for actor in actors])
+    seconds = time.perf_counter() - start
+    pids = [api.get(actor.pids.remote())[0] for actor in actors]
+    memory = sorted(unshared_mb(pid) for pid in pids)
+    return {"ten_torch_actors_s": seconds, "torch_actor_unshared_mb": memory[len(memory) // 2]}
+
+
+def first_reply(side: str, scale: float) -> dict[str, float]:
+    """Of a fresh interpreter, from the import to the first answer of a task."""
+    script = (
+        f"import time; start = time.perf_counter(); import {side} as api; api.init({ARGUMENTS[side]});"
+        "assert api.get(api.remote(lambda: 1).remote()) == 1; print(time.perf_counter() - start)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    return {"init_to_first_reply_s": float(done.stdout.split()[-1])}
+
+
+def idle(api: Any, scale: float) -> dict[str, float]:
+    """A call to one more actor with many idle ones, against with none."""
+    some, many = int(2_000 * scale), max(4, int(200 * scale))
+    actor_class = api.remote(Echo).options(num_cpus=0)
+    actor = actor_class.remote()
+
+    def work() -> None:
+        for index in range(some):
+            api.get(actor.same.remote(index))
+
+    work()
+    alone = [rate(some, work, 5)]
+    others = [actor_class.remote() for _ in range(many)]
+    api.get([other.same.remote(0) for other in others])
+    actor = actor_class.remote()  # one more, behind all the idle ones
+    work()
+    crowded = rate(some, work, 5)
+    del others
+    time.sleep(2.0)  # until they have ended
+    alone.append(rate(some, work, 5))  # on both sides of the other figure, as the machine may change
+    return {"call_with_200_idle_times": sum(alone) / 2 / crowded}
+
+
+def million(api: Any, scale: float) -> dict[str, float]:
+    """What a million small calls leave in the memory of the driver, the node and the worker."""
+    actor = api.remote(Echo).remote()
+    worker, node = api.get(actor.pids.remote())
+    processes = {"driver": os.getpid(), "node": node, "worker": worker}
+
+    def send(count: int) -> None:
+        for _ in range(count // 1_000):
+            api.get([actor.same.remote(i) for i in range(1_000)])
+
+    send(max(10_000, int(100_000 * scale)))
+    before = {name: memory_mb(pid, "Rss") for name, pid in processes.items()}
+    send(int(1_000_000 * scale))
+    return {
+        f"million_calls_{name}_mb": memory_mb(pid, "Rss") - before[name] for name, pid in processes.items()
+    }
+
+
+SECTIONS: dict[str, Callable[[Any, float], dict[str, float]]] = {
+    "calls": calls,
+    "arrays": arrays,
+    "one_more": one_more,
+    "torch_actors": torch_actors,
+    "idle": idle,
+    "million": million,
+}
+
+
+def main() -> None:
+    """Run one section and print its figures."""
+    side, section, scale = sys.argv[1], sys.argv[2], float(sys.argv[3])
+    if section == "first_reply":
+        figures = first_reply(side, scale)
+    else:
+        if section == "torch_actors":
+            importlib.import_module("torch")
+        api = started(side)
+        figures = SECTIONS[section](api, scale)
+        api.shutdown()
+    print(json.dumps(figures))
+
+
+if __name__ == "__main__":
+    # By its name, as what `__main__` defines would be sent along by value with the first call.
+    importlib.import_module("benchmarks.runtime_work").main()

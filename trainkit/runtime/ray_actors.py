@@ -1,0 +1,105 @@
+"""Actors on Ray: made, found by name, called and ended."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Mapping
+from typing import Any, NoReturn
+
+import ray
+from ray.experimental import internal_kv
+
+from trainkit.clock import SYSTEM
+from trainkit.errors import ConfigError
+from trainkit.runtime.ray_bodies import Leaving
+from trainkit.runtime.ray_definitions import Definitions
+from trainkit.runtime.ray_errors import refusal
+from trainkit.runtime.ray_placement import ray_options
+from trainkit.runtime.ray_streams import handed_out, ray_num_returns
+from trainkit.runtime.ray_values import Call, RayActor, seal, split_arguments
+from trainkit.runtime.specs import STREAMING, ActorSpec, Interface, MethodSpec, ObjectRef
+
+_INTERFACE_WAIT_S = 2.0
+
+
+def start(definitions: Definitions, spec: ActorSpec, namespace: str) -> RayActor:
+    """See `Engine.start_actor`."""
+    arguments, refs = split_arguments(spec.args, spec.kwargs, spec.name)
+    cls = seal(spec.cls, spec.name)
+    options = ray_options(spec.placement)
+    options |= {"max_restarts": spec.max_restarts, "max_task_retries": spec.max_task_retries}
+    if spec.concurrency.max_concurrency is not None:
+        options["max_concurrency"] = spec.concurrency.max_concurrency
+    registration = spec.registration
+    if registration is not None:
+        options["lifetime"] = "detached" if registration.detached else None
+        if registration.name is not None:
+            options["name"] = registration.name
+            options["namespace"] = registration.namespace or namespace
+            options["get_if_exists"] = registration.get_if_exists
+    call = Call(where=spec.name, arguments=arguments, num_returns=1, folder=spec.placement.cwd)
+    try:
+        handle = definitions.host(spec).options(**options).remote(call, cls, refs)
+    except ValueError as error:
+        raise refusal(error, f"the actor {spec.name}") from error
+    if registration is not None and registration.name is not None:
+        internal_kv._internal_kv_put(_key(handle), pickle.dumps(spec.interface))
+    return RayActor(handle, spec.name)
+
+
+def find(name: str, namespace: str) -> tuple[RayActor, Interface]:
+    """See `Engine.find_actor`."""
+    missing = ConfigError(
+        f"there is no actor named {name!r} in the namespace {namespace!r}; see trainkit.list_actors()"
+    )
+    try:
+        handle = ray.get_actor(name, namespace)
+    except ValueError as error:
+        raise missing from error
+    # Ray remembers names, and may go on finding an actor that ended itself.
+    if ray._private.state.actors(handle._actor_id.hex()).get("State") == "DEAD":
+        raise missing
+    deadline = SYSTEM.monotonic() + _INTERFACE_WAIT_S
+    while True:  # who made it just now is about to write this
+        interface = internal_kv._internal_kv_get(_key(handle))
+        if interface is not None:
+            known: Interface = pickle.loads(interface)
+            return RayActor(handle, known.name), known
+        if SYSTEM.monotonic() > deadline:
+            raise ConfigError(f"the actor named {name!r} was not made by trainkit; reach it through Ray")
+        SYSTEM.sleep(0.01)
+
+
+def call(
+    actor: RayActor, method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], spec: MethodSpec
+) -> list[ObjectRef[Any]]:
+    """See `Engine.call`."""
+    where = f"{actor.name}.{method}"
+    arguments, refs = split_arguments(args, kwargs, where)
+    options: dict[str, Any] = {"name": where, "num_returns": ray_num_returns(spec.num_returns)}
+    if spec.concurrency_group is not None:
+        options["concurrency_group"] = spec.concurrency_group
+    if spec.max_task_retries is not None:
+        options["max_task_retries"] = spec.max_task_retries
+    sent = Call(where=where, arguments=arguments, num_returns=spec.num_returns, method=method)
+    body = actor.handle.stream if spec.num_returns == STREAMING else actor.handle.call
+    return handed_out(body.options(**options).remote(sent, *refs))
+
+
+def kill(actor: RayActor, no_restart: bool) -> None:
+    """See `Engine.kill`."""
+    ray.kill(actor.handle, no_restart=no_restart)
+    if no_restart:
+        internal_kv._internal_kv_del(_key(actor.handle))
+
+
+def leave() -> NoReturn:
+    """See `Engine.exit_actor`."""
+    if ray.get_runtime_context().get_actor_id() is None:
+        raise ConfigError("exit_actor() ends the actor that calls it, and this is no actor")
+    raise Leaving
+
+
+def _key(handle: Any) -> bytes:
+    """Where in Ray's key-value store the interface of an actor is kept."""
+    return b"trainkit:interface:" + bytes(handle._actor_id.binary())

@@ -1,0 +1,195 @@
+"""What Ray's workers run: a user's function, or the process around a user's class.
+
+Ray is given these wrappers instead of the user's code. They unpack the arguments, give the process
+trainkit's verbs, and pack results and failures as every engine does. Their names are the user's, so Ray's
+dashboard and logs show those.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import os
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from typing import Any
+
+import ray
+
+from trainkit.runtime.failures import pack_failure
+from trainkit.runtime.ray_errors import RetriedFailure, UserFailure, translate
+from trainkit.runtime.ray_values import Call, Parcel, seal, unseal, wrap
+from trainkit.runtime.results import split_results
+
+Join = Callable[[], None]
+
+
+class _Task:
+    """A user's function in a worker, unpacked when first called."""
+
+    def __init__(self, function: Parcel, retries: Parcel, join: Join) -> None:
+        self.function = function
+        self.retries = retries
+        self.join = join
+        self.opened: tuple[Any, Any] | None = None
+
+    def open(self) -> Any:
+        """The function; the process has the verbs."""
+        if self.opened is None:
+            self.opened = unseal(self.function), unseal(self.retries)
+        return self.opened[0]
+
+    def failure(self, error: Exception, call: Call) -> UserFailure:
+        """What to raise for `error`; Ray runs the task again for one kind of it."""
+        retries = self.opened[1] if self.opened else False
+        again = retries is True or (isinstance(retries, tuple) and isinstance(error, retries))
+        return _failure(error, call, RetriedFailure if again else UserFailure)
+
+
+def task_body(
+    function: Parcel, retries: Parcel, name: str, streaming: bool, join: Join
+) -> Callable[..., Any]:
+    """What Ray runs for a task.
+
+    Args:
+        function: the user's.
+        retries: `TaskSpec.retry_exceptions`.
+        name: for Ray's listings.
+        streaming: its results come one by one; Ray wants a generator function for this.
+        join: gives the process the verbs.
+    """
+    task = _Task(function, retries, join)
+
+    def plain(call: Call, *values: Any) -> Any:
+        task.join()
+        try:
+            with _inside(call.folder):
+                args, kwargs = call.resolved(values)
+                return _results(task.open()(*args, **kwargs), call)
+        except Exception as error:
+            raise task.failure(error, call) from None
+
+    def stream(call: Call, *values: Any) -> Iterator[Parcel]:
+        task.join()
+        try:
+            with _inside(call.folder):
+                args, kwargs = call.resolved(values)
+                for item in task.open()(*args, **kwargs):
+                    yield seal(item, f"a result of {call.where}")
+        except Exception as error:
+            raise task.failure(error, call) from None
+
+    body = stream if streaming else plain
+    body.__name__ = body.__qualname__ = name
+    return body
+
+
+def _inside(folder: str | None) -> contextlib.AbstractContextManager[None]:
+    return contextlib.nullcontext() if folder is None else contextlib.chdir(folder)
+
+
+def _results(result: Any, call: Call) -> Any:
+    what = f"the result of {call.where}"
+    parts = [seal(part, what) for part in split_results(result, call.num_returns, call.where)]
+    return parts[0] if call.num_returns == 1 else parts
+
+
+def _failure(error: Exception, call: Call, kind: type[UserFailure] = UserFailure) -> UserFailure:
+    return kind(wrap(pack_failure(error, f"{call.where} (pid {os.getpid()})")))
+
+
+class Leaving(BaseException):
+    """The actor ends itself. No handler in user code may keep it, so it is none that those catch."""
+
+
+class Host:
+    """The process around an actor whose methods are plain functions."""
+
+    join: Join
+
+    def __init__(self, call: Call, cls: Parcel, refs: list[Any]) -> None:
+        type(self).join()
+        self._failure: UserFailure | None = None
+        try:
+            if call.folder is not None:
+                os.chdir(call.folder)
+            # Read here: if Ray did, it would tell later callers only the text of a failed one.
+            args, kwargs = call.resolved(ray.get(refs))
+            self._instance = unseal(cls)(*args, **kwargs)
+        except ray.exceptions.RayError as error:
+            translated = translate(error)
+            self._failure = _failure(translated if isinstance(translated, Exception) else error, call)
+        except Exception as error:  # kept for the same reason
+            self._failure = _failure(error, call)
+
+    def _start(self, call: Call, values: Sequence[Any]) -> Any:
+        if self._failure is not None:
+            raise self._failure.with_traceback(None)
+        try:
+            args, kwargs = call.resolved(values)
+            return getattr(self._instance, call.method)(*args, **kwargs)
+        except Exception as error:
+            raise _failure(error, call) from None
+
+    def call(self, call: Call, *values: Any) -> Any:
+        """Run a method."""
+        try:
+            return _results(self._start(call, values), call)
+        except UserFailure:
+            raise
+        except Leaving:
+            ray.actor.exit_actor()
+        except Exception as error:
+            raise _failure(error, call) from None
+
+    def stream(self, call: Call, *values: Any) -> Iterator[Parcel]:
+        """Run a method that yields its results."""
+        try:
+            for item in self._start(call, values):
+                yield seal(item, f"a result of {call.where}")
+        except UserFailure:
+            raise
+        except Leaving:
+            ray.actor.exit_actor()
+        except Exception as error:
+            raise _failure(error, call) from None
+
+
+class AsyncHost(Host):
+    """The process around an actor with `async def` methods: all of them run on one event loop.
+
+    A SystemExit would end that loop and leave the callers waiting, so it is made to end the actor.
+    """
+
+    async def call(self, call: Call, *values: Any) -> Any:
+        """Run a method, waiting for it if it is a coroutine."""
+        try:
+            result = self._start(call, values)
+            return _results(await result if inspect.isawaitable(result) else result, call)
+        except UserFailure:
+            raise
+        except (Leaving, SystemExit):
+            ray.actor.exit_actor()
+        except Exception as error:
+            raise _failure(error, call) from None
+
+    async def stream(self, call: Call, *values: Any) -> AsyncIterator[Parcel]:  # type: ignore[override]
+        """Run a method that yields its results."""
+        try:
+            result = self._start(call, values)
+            if inspect.isasyncgen(result):
+                async for item in result:
+                    yield seal(item, f"a result of {call.where}")
+            else:
+                for item in result:
+                    yield seal(item, f"a result of {call.where}")
+        except UserFailure:
+            raise
+        except (Leaving, SystemExit):
+            ray.actor.exit_actor()
+        except Exception as error:
+            raise _failure(error, call) from None
+
+
+def host_class(name: str, is_async: bool, join: Join) -> type[Host]:
+    """The class that Ray is given for a user's class of that name."""
+    return type(name, (AsyncHost if is_async else Host,), {"join": staticmethod(join)})

@@ -1,0 +1,298 @@
+"""The Ray engine: the verbs on a Ray cluster, or on a Ray that is started on this machine.
+
+A thin pass-through: Ray places, runs, restarts and stores; nothing here decides any of it. What differs
+from plain Ray is what the other engines promise too: errors, names of what can't be pickled, requests
+that can never be met refused at once, and a running actor that takes no CPU unless it asks for one.
+
+Where Ray does otherwise than the local engine, so does this one: an interrupt by `cancel` waits for a call
+into C to return; a running method of an actor goes on when it is cancelled, but its result is lost;
+`ObjectRefGenerator.completed` tells that a stream has ended and not how; `list_tasks` and `list_objects`
+need Ray's dashboard; a scratch folder stays behind when the driver is killed.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import uuid
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+import ray
+from ray.experimental import internal_kv
+
+from trainkit.errors import ActorDiedError, ConfigError, ObjectLostError, WorkerDiedError
+from trainkit.resources import Bundle
+from trainkit.runtime import api, ray_actors, ray_errors, ray_placement, ray_state
+from trainkit.runtime.ray_definitions import Definitions
+from trainkit.runtime.ray_streams import RayStream, handed_out, ray_num_returns
+from trainkit.runtime.ray_values import Call, RayActor, RayRef, next_session, seal, split_arguments, unseal
+from trainkit.runtime.serialize import pack
+from trainkit.runtime.specs import (
+    ActorSpec,
+    Interface,
+    MethodSpec,
+    ObjectRef,
+    Placement,
+    PlacementGroupId,
+    SessionSpec,
+    TaskSpec,
+    WhereAmI,
+)
+from trainkit.settings import runtime_dir
+
+
+def join() -> None:
+    """Give the verbs to this process, a worker of Ray's, if it has not got them yet."""
+    if not api.is_initialized():
+        api.adopt(RayEngine(is_worker=True, owned=False))
+
+
+class RayEngine:
+    """See the module; implements `trainkit.runtime.engine.Engine`.
+
+    Args:
+        is_worker: this process was started by Ray.
+        owned: Ray was started or joined by this engine, which leaves it at the end.
+    """
+
+    name = "ray"
+
+    def __init__(self, *, is_worker: bool, owned: bool) -> None:
+        self.is_worker = is_worker
+        self.pid = os.getpid()
+        self.session = next_session()
+        self._owned = owned
+        self._namespace: str = ray.get_runtime_context().namespace
+        self._definitions = Definitions(join)
+        self._placeable: set[frozenset[tuple[str, float]]] = set()
+        self._scratch: Path | None = None
+
+    @classmethod
+    def start(cls, spec: SessionSpec) -> RayEngine:
+        """Join the cluster at `spec.address`, or start Ray on this machine; a Ray that runs is used as it is.
+
+        Raises:
+            ConfigError: there is no such cluster, or Ray refuses an argument.
+        """
+        if ray.is_initialized():
+            return cls(is_worker=False, owned=False)
+        environment: dict[str, Any] = {}
+        if spec.environment:
+            environment["env_vars"] = dict(spec.environment)
+        if spec.working_dir is not None:
+            environment["working_dir"] = spec.working_dir
+        arguments = dict(spec.extra)
+        if "memory" in arguments:
+            arguments["_memory"] = arguments.pop("memory")
+        if spec.object_store_bytes is not None:
+            arguments["object_store_memory"] = spec.object_store_bytes
+        # Without "local" Ray would look for a cluster on this machine first, and join it.
+        address = spec.address or "local"
+        try:
+            ray.init(
+                address=address,
+                namespace=spec.namespace,
+                log_to_driver=spec.log_to_driver,
+                runtime_env=environment or None,
+                **arguments,
+            )
+        except ConnectionError as error:
+            raise ConfigError(f"there is no Ray cluster at address={address!r}: {error}") from error
+        except (ValueError, TypeError) as error:
+            raise ray_errors.refusal(error, f"init(address={address!r}, ...)") from error
+        return cls(is_worker=False, owned=True)
+
+    @property
+    def alive(self) -> bool:
+        return bool(ray.is_initialized())
+
+    def require_usable(self) -> None:
+        if self.pid != os.getpid():
+            raise ObjectLostError(
+                "this process was forked from one that uses Ray, and has no part in its session; start it "
+                "with subprocess or the spawn method of multiprocessing instead"
+            )
+
+    def submit(self, spec: TaskSpec) -> list[ObjectRef[Any]]:
+        self._require(spec.placement, spec.name, WorkerDiedError)
+        arguments, refs = split_arguments(spec.args, spec.kwargs, spec.name)
+        call = Call(
+            where=spec.name, arguments=arguments, num_returns=spec.num_returns, folder=spec.placement.cwd
+        )
+        started = self._definitions.task(spec).options(
+            num_returns=ray_num_returns(spec.num_returns),
+            max_retries=spec.max_retries,
+            name=spec.name,
+            **ray_placement.ray_options(spec.placement),
+        )
+        return handed_out(started.remote(call, *refs))
+
+    def start_actor(self, spec: ActorSpec) -> RayActor:
+        self._require(spec.placement, spec.name, ActorDiedError)
+        return ray_actors.start(self._definitions, spec, self._namespace)
+
+    def find_actor(self, name: str, namespace: str | None) -> tuple[RayActor, Interface]:
+        return ray_actors.find(name, namespace or self._namespace)
+
+    def call(
+        self, actor: RayActor, method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], spec: MethodSpec
+    ) -> list[ObjectRef[Any]]:
+        return ray_actors.call(actor, method, args, kwargs, spec)
+
+    def kill(self, actor: RayActor, no_restart: bool) -> None:
+        ray_actors.kill(actor, no_restart)
+
+    def exit_actor(self) -> NoReturn:
+        ray_actors.leave()
+
+    def _require(self, placement: Placement, name: str, refusal: type[WorkerDiedError]) -> None:
+        """Refuse what could never fit; a request that once could is not looked at again."""
+        if placement.group is not None and ray_placement.is_removed(placement.group.group):
+            raise refusal(f"{name} cannot start: its placement group was removed")
+        amounts = frozenset(placement.resources.items())
+        if amounts not in self._placeable:
+            ray_placement.require_placeable([placement.resources], "PACK", name)
+            self._placeable.add(amounts)
+
+    def cancel(self, ref: Any, force: bool, recursive: bool) -> None:
+        wanted = ref.generator if isinstance(ref, RayStream) else self._own([ref])[0]
+        try:
+            ray.cancel(wanted, force=force, recursive=recursive)
+        except (ValueError, TypeError) as error:
+            raise ray_errors.refusal(error, "cancel()") from error
+
+    def where_am_i(self) -> WhereAmI:
+        context = ray.get_runtime_context()
+        actor_id = context.get_actor_id()
+        inside = context.worker.mode == ray.WORKER_MODE
+        return WhereAmI(
+            node_id=context.get_node_id(),
+            worker_id=context.get_worker_id(),
+            namespace=context.namespace,
+            actor_id=actor_id,
+            task_id=context.get_task_id() if inside else None,
+            was_restarted=actor_id is not None and ray._private.state.actors(actor_id)["NumRestarts"] > 0,
+            resources=ray_placement.plain(context.get_assigned_resources()) if inside else {},
+        )
+
+    def put(self, value: Any) -> ObjectRef[Any]:
+        parcel = seal(value)
+        try:
+            return RayRef(ray.put(parcel))
+        except ray.exceptions.RayError as error:
+            raise ray_errors.translate(error) from error
+
+    def get(self, refs: Sequence[ObjectRef[Any]], timeout_s: float | None) -> list[Any]:
+        wanted = self._own(refs)
+        try:
+            found = ray.get(wanted, timeout=timeout_s)
+        except ray.exceptions.RayError as error:
+            failure = ray_errors.translate(error)
+        else:
+            return [unseal(value) for value in found]
+        raise failure
+
+    def wait(
+        self, refs: Sequence[ObjectRef[Any]], num_returns: int, timeout_s: float | None
+    ) -> tuple[list[ObjectRef[Any]], list[ObjectRef[Any]]]:
+        wanted = self._own(refs)
+        done, left = ray.wait(wanted, num_returns=num_returns, timeout=timeout_s)
+        if left and len(done) >= num_returns:  # more may be done, and the first of them come first
+            done, _ = ray.wait(wanted, num_returns=len(wanted), timeout=0)
+        finished = set(done)
+        ready: list[ObjectRef[Any]] = []
+        rest: list[ObjectRef[Any]] = []
+        for ref, own in zip(refs, wanted, strict=True):
+            (ready if own in finished and len(ready) < num_returns else rest).append(ref)
+        return ready, rest
+
+    def _own(self, refs: Sequence[ObjectRef[Any]]) -> list[Any]:
+        found = []
+        for ref in refs:
+            if not isinstance(ref, RayRef) or ref.session != self.session:
+                raise ObjectLostError(f"{ref!r} belongs to another engine or session")
+            found.append(ref.ref)
+        return found
+
+    def reserve(self, bundles: Sequence[Bundle], strategy: str, name: str, detached: bool) -> int:
+        return ray_placement.reserve(bundles, strategy, name, detached)
+
+    def find_group(self, name: str) -> tuple[int, list[Bundle]]:
+        return ray_placement.find(name)
+
+    def await_group(self, group: int, timeout_s: float | None) -> bool:
+        ready = ray_placement.group_of(group).ready()
+        done, _ = ray.wait([ready], timeout=timeout_s)
+        return bool(done)
+
+    def group_ref(self, group: int) -> ObjectRef[Any]:
+        if ray_placement.is_removed(group):
+            raise ConfigError("ready() of a placement group that was removed: make another one")
+        where = Placement(group=PlacementGroupId(group=group))
+        return self.submit(
+            TaskSpec(
+                function=_nothing,
+                name="placement group",
+                args=(),
+                kwargs={},
+                num_returns=1,
+                placement=where,
+                max_retries=-1,
+            )
+        )[0]
+
+    def release(self, group: int) -> None:
+        ray_placement.release(group)
+
+    def current_group(self) -> tuple[PlacementGroupId, list[Bundle]] | None:
+        return ray_placement.current()
+
+    def cluster_resources(self) -> Bundle:
+        return ray_placement.totals()
+
+    def available_resources(self) -> Bundle:
+        nothing = dict.fromkeys(ray_placement.totals(), 0.0)
+        return nothing | ray_placement.plain(ray.available_resources())
+
+    def state(self, kind: str) -> list[dict[str, Any]]:
+        return ray_state.state(kind)
+
+    def gpu_ids(self) -> list[int]:
+        if not self.is_worker:
+            return list(range(int(ray_placement.totals().get("GPU", 0))))
+        return [int(index) for index in ray.get_gpu_ids()]
+
+    def scratch_dir(self) -> Path:
+        if self._scratch is None:
+            # Whoever asks first names it, for all processes of the session.
+            new = runtime_dir() / f"trainkit-ray-{uuid.uuid4().hex}"
+            internal_kv._internal_kv_put(_scratch_key(), str(new).encode(), overwrite=False)
+            self._scratch = Path(internal_kv._internal_kv_get(_scratch_key()).decode())
+        self._scratch.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return self._scratch
+
+    def ensure_serializable(self, value: Any, what: str) -> None:
+        pack(value, what)
+
+    def close(self) -> None:
+        if self.is_worker or self.pid != os.getpid():
+            return  # a worker's engine ends with its process
+        self._definitions.clear()
+        if ray.is_initialized():
+            scratch = internal_kv._internal_kv_get(_scratch_key())
+            if scratch is not None:
+                shutil.rmtree(scratch.decode(), ignore_errors=True)
+                internal_kv._internal_kv_del(_scratch_key())
+            if self._owned:
+                ray.shutdown()
+        next_session()
+
+
+def _scratch_key() -> bytes:
+    return f"trainkit:scratch:{ray.get_runtime_context().get_job_id()}".encode()
+
+
+def _nothing() -> None:
+    return

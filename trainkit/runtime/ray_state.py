@@ -1,0 +1,119 @@
+"""What there is on a Ray cluster, as the same plain data that the local engine gives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import ray
+from ray.core.generated.gcs_pb2 import ActorTableData
+from ray.util import placement_group_table
+
+from trainkit.errors import ConfigError
+from trainkit.runtime.ray_placement import plain
+
+_ACTOR_STATES = {"DEPENDENCIES_UNREADY": "PENDING", "PENDING_CREATION": "PENDING"}
+_MOST_ROWS = 10_000
+
+
+def state(kind: str) -> list[dict[str, Any]]:
+    """See `Engine.state`.
+
+    Raises:
+        ConfigError: Ray tells this only through its dashboard, and there is none.
+    """
+    return _KINDS[kind]()
+
+
+def _nodes() -> list[dict[str, Any]]:
+    available = ray._private.state.available_resources_per_node()
+    return [
+        {
+            "node_id": node["NodeID"],
+            "alive": node["Alive"],
+            "hostname": node["NodeManagerHostname"],
+            "pid": None,  # Ray doesn't tell
+            "resources": plain(node["Resources"]),
+            "available": plain(available.get(node["NodeID"], {})),
+        }
+        for node in ray.nodes()
+    ]
+
+
+def _actors() -> list[dict[str, Any]]:
+    accessor = ray._private.state.state._connect_and_get_accessor()
+    rows = [ActorTableData.FromString(row) for row in accessor.get_actor_table(None, None)]
+    return [
+        {
+            "actor_id": row.actor_id.hex(),
+            "class_name": row.class_name,
+            "name": row.name or None,
+            "namespace": row.ray_namespace,
+            "state": _ACTOR_STATES.get(state := ActorTableData.ActorState.Name(row.state), state),
+            "pid": row.pid or None,
+            "resources": dict(row.required_resources),
+            "detached": row.is_detached,
+            "restarts": row.num_restarts,
+            "death_cause": row.death_cause.actor_died_error_context.error_message or None,
+        }
+        for row in rows
+    ]
+
+
+def _groups() -> list[dict[str, Any]]:
+    return [
+        {
+            "placement_group_id": number,
+            "name": group["name"],
+            "strategy": group["strategy"],
+            "state": "CREATED" if group["state"] == "CREATED" else "PENDING",
+            "bundles": [dict(group["bundles"][index]) for index in sorted(group["bundles"])],
+        }
+        for number, group in placement_group_table().items()
+        if group["state"] != "REMOVED"
+    ]
+
+
+def _tasks() -> list[dict[str, Any]]:
+    return [
+        {
+            "name": task.name,
+            "state": "RUNNING" if task.state == "RUNNING" else "PENDING",
+            "pid": task.worker_pid,
+            "resources": task.required_resources,
+            "owner_pid": None,  # Ray doesn't tell
+        }
+        for task in _from_dashboard("list_tasks")
+        if task.state not in ("FINISHED", "FAILED")
+    ]
+
+
+def _objects() -> list[dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = {}
+    for held in _from_dashboard("list_objects"):
+        entry = found.setdefault(
+            held.object_id, {"object_id": held.object_id, "size_bytes": held.object_size, "pids": []}
+        )
+        entry["pids"].append(held.pid)
+    return list(found.values())
+
+
+def _from_dashboard(verb: str) -> Any:
+    try:
+        from ray.util import state as listings
+
+        return getattr(listings, verb)(limit=_MOST_ROWS, detail=True)
+    except Exception as error:  # what it raises depends on which part of the dashboard is missing
+        raise ConfigError(
+            f"Ray's {verb} is answered by its dashboard: start Ray with it (pip install 'ray[default]', and "
+            f"trainkit.init(include_dashboard=True) or ray start), or ask where it runs. It said: {error}"
+        ) from error
+
+
+_KINDS: dict[str, Callable[[], list[dict[str, Any]]]] = {
+    "nodes": _nodes,
+    "actors": _actors,
+    "tasks": _tasks,
+    "objects": _objects,
+    "placement_groups": _groups,
+}
