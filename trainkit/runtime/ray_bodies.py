@@ -23,6 +23,12 @@ from trainkit.runtime.results import split_results
 Join = Callable[[], None]
 
 
+def _hide_gpus() -> None:
+    """A process that asked for no GPU sees none; Ray leaves it those of the node."""
+    if not ray.get_gpu_ids():
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # Ray sets it anew for a task that asks for some
+
+
 class _Task:
     """A user's function in a worker, unpacked when first called."""
 
@@ -61,6 +67,7 @@ def task_body(
 
     def plain(call: Call, *values: Any) -> Any:
         task.join()
+        _hide_gpus()
         try:
             with _inside(call.folder):
                 args, kwargs = call.resolved(values)
@@ -70,6 +77,7 @@ def task_body(
 
     def stream(call: Call, *values: Any) -> Iterator[Parcel]:
         task.join()
+        _hide_gpus()
         try:
             with _inside(call.folder):
                 args, kwargs = call.resolved(values)
@@ -108,6 +116,7 @@ class Host:
 
     def __init__(self, call: Call, cls: Parcel, refs: list[Any]) -> None:
         type(self).join()
+        _hide_gpus()
         self._failure: UserFailure | None = None
         try:
             if call.folder is not None:
