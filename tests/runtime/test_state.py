@@ -85,7 +85,7 @@ def test_an_actor_waits_lives_and_dies_in_the_list() -> None:
     assert row["class_name"] == "Victim"
     assert (row["pid"], row["resources"], row["detached"], row["restarts"]) == (None, {"CPU": 2}, False, 0)
     (living,) = actors("ALIVE")
-    assert (living["pid"], living["resources"], living["death_cause"]) == (pid, {"CPU": 4}, "")
+    assert (living["pid"], living["resources"], living["death_cause"]) == (pid, {"CPU": 4}, None)
     assert living["namespace"] == "default"
     os.kill(pid, signal.SIGKILL)
     second = trainkit.get(ref, timeout=10)

@@ -16,7 +16,7 @@ def require_one_node(bundles: Sequence[Bundle], strategy: str) -> None:
     if strategy == "STRICT_SPREAD" and len(bundles) > 1:
         raise InfeasibleError(
             f"STRICT_SPREAD puts each of the {len(bundles)} bundles on another node, and this machine is "
-            "one; use 'SPREAD', which spreads them as far as there are nodes, or run on a cluster"
+            "one node; use 'SPREAD', which spreads them as far as there are nodes, or run on a cluster"
         )
 
 

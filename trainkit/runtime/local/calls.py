@@ -12,9 +12,9 @@ from trainkit.clock import SYSTEM
 from trainkit.errors import ConfigError, TaskCancelledError
 from trainkit.runtime.failures import pack_failure
 from trainkit.runtime.local.batch import BatchingConnection
+from trainkit.runtime.local.births import WorkerSpec
 from trainkit.runtime.local.channel import ANSWERS, CALL, FAILURE, INIT, ITEM, RETURNED, UNKNOWN, VALUE, Frame
 from trainkit.runtime.local.client import LocalEngine
-from trainkit.runtime.local.messages import WorkerSpec
 from trainkit.runtime.local.objects import opened
 from trainkit.runtime.local.place import calling
 from trainkit.runtime.local.refs import LocalRef

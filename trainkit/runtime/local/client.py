@@ -2,31 +2,25 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import socket
 import sys
 import threading
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from trainkit.clock import SYSTEM
-from trainkit.errors import GetTimeoutError, ObjectLostError
+from trainkit.errors import ObjectLostError
 from trainkit.resources import QUANTUM, Bundle, require_feasible
 from trainkit.runtime import preload
 from trainkit.runtime.capture import captured
-from trainkit.runtime.failures import raisable, unpack_failure
 from trainkit.runtime.local import introductions, launch, lifeline, process
 from trainkit.runtime.local.account import StoreAccount
 from trainkit.runtime.local.batch import lasting
 from trainkit.runtime.local.bodies import CallBodies
-from trainkit.runtime.local.channel import CALL, FAILURE, INIT, VALUE
-from trainkit.runtime.local.interrupt import InterruptGuard
+from trainkit.runtime.local.channel import CALL, INIT, VALUE
 from trainkit.runtime.local.leases import Task
 from trainkit.runtime.local.messages import (
-    AwaitGroup,
-    Blocked,
     Conduct,
     Kill,
     Reclaim,
@@ -35,15 +29,15 @@ from trainkit.runtime.local.messages import (
 )
 from trainkit.runtime.local.nodelink import Ids, NodeLink, show_notice
 from trainkit.runtime.local.nodeverbs import NodeVerbs
-from trainkit.runtime.local.objects import SegmentPool, opened
+from trainkit.runtime.local.objects import SegmentPool
 from trainkit.runtime.local.place import Place
 from trainkit.runtime.local.pump import Pump
-from trainkit.runtime.local.refs import ATOM, PENDING, Endpoint, LocalRef, Peer, set_engine
-from trainkit.runtime.local.select_any import await_any
+from trainkit.runtime.local.refs import Endpoint, LocalRef, Peer, set_engine
 from trainkit.runtime.local.steering import Steering
 from trainkit.runtime.local.streams import StreamRef
 from trainkit.runtime.local.tasks import TaskPool
-from trainkit.runtime.serialize import Packed, pack, unpack
+from trainkit.runtime.local.waiting import Waiting
+from trainkit.runtime.serialize import Packed, pack
 from trainkit.runtime.specs import (
     STREAMING,
     ActorSpec,
@@ -61,7 +55,7 @@ _DRIVER_SERIAL = 1
 _PLACEMENTS_KNOWN = 256
 
 
-class LocalEngine(Steering, NodeVerbs):
+class LocalEngine(Waiting, Steering, NodeVerbs):
     """See `trainkit.runtime.engine.Engine`.
 
     Args:
@@ -102,7 +96,7 @@ class LocalEngine(Steering, NodeVerbs):
         self.mark = os.environ[SESSION_MARK] if node is None else node.mark
         self.pump = Pump()
         self._ids = Ids(serial)
-        self._lends = cpus > 0
+        Waiting.__init__(self, lends=cpus > 0)
         self._node = node
         self._asked_preload = asked_preload
         self._own_variables = dict(own_variables or {})
@@ -114,7 +108,6 @@ class LocalEngine(Steering, NodeVerbs):
         self.link = NodeLink(control, self._ids, self._answer, self.pump.run, node)
         self.link.home = self.mark
         self.link.on_notice = self.notified
-        self.on_blocked: Callable[[], None] = lambda: None
         NodeVerbs.__init__(self, self.link, totals, gpus, group)
         set_engine(self)
         if node is not None:  # a worker's main loop reads this connection itself
@@ -345,92 +338,6 @@ class LocalEngine(Steering, NodeVerbs):
         ref.complete(VALUE, self._segments.write(pack(value)).owned())
         return ref
 
-    def get(self, refs: Sequence[ObjectRef[Any]], timeout_s: float | None) -> list[Any]:
-        deadline = None if timeout_s is None else SYSTEM.monotonic() + timeout_s
-        values = []
-        for ref in refs:
-            if not isinstance(ref, LocalRef):
-                raise ObjectLostError(f"{ref!r} belongs to another engine or session")
-            if ref.kind == PENDING and not self._await([ref], 1, deadline):
-                raise GetTimeoutError(f"get(timeout={timeout_s}): the result is not there yet")
-            values.append(self._value(ref))
-        return values
-
-    def _value(self, ref: LocalRef) -> Any:
-        if ref.kind == ATOM:
-            return ref.body
-        if ref.kind == VALUE:
-            return unpack(opened(ref.body))
-        if ref.kind == FAILURE:
-            raise raisable(unpack_failure(opened(ref.body)))
-        raise ref.body()
-
-    def wait(
-        self, refs: Sequence[ObjectRef[Any]], num_returns: int, timeout_s: float | None
-    ) -> tuple[list[ObjectRef[Any]], list[ObjectRef[Any]]]:
-        local = [ref for ref in refs if isinstance(ref, LocalRef)]
-        if len(local) < len(refs):
-            raise ObjectLostError("wait() was given a reference of another engine or session")
-        self._await(local, num_returns, None if timeout_s is None else SYSTEM.monotonic() + timeout_s)
-        ready: list[ObjectRef[Any]] = []
-        rest: list[ObjectRef[Any]] = []
-        for ref in local:
-            (ready if ref.kind != PENDING and len(ready) < num_returns else rest).append(ref)
-        return ready, rest
-
-    def _await(self, refs: Sequence[LocalRef], count: int, deadline: float | None) -> bool:
-        """Wait until `count` of `refs` are done; False if the deadline came first."""
-        told = not self.is_worker or threading.current_thread() is not threading.main_thread()
-        lending = False
-        try:
-            while True:
-                with InterruptGuard() as guard:
-                    done = False
-                    if not told:  # what has arrived is taken before anything is lent
-                        done = self._await_guarded(refs, count, SYSTEM.monotonic(), guard)
-                        if not done and (deadline is None or SYSTEM.monotonic() < deadline):
-                            told = True
-                            self.on_blocked()
-                            lending = self._lends
-                        if lending:
-                            self.link.tell(Blocked(True))
-                    done = done or self._await_guarded(refs, count, deadline, guard)
-                if not guard.noted:
-                    return done
-                guard.act()
-        finally:
-            if lending:
-                self.link.tell(Blocked(False))
-
-    def _await_guarded(
-        self, refs: Sequence[LocalRef], count: int, deadline: float | None, guard: InterruptGuard
-    ) -> bool:
-        while not guard.noted:
-            pending = [ref for ref in refs if ref.kind == PENDING]
-            if len(refs) - len(pending) >= count:
-                return True
-            left = None if deadline is None else max(0.0, deadline - SYSTEM.monotonic())
-            peer = pending[0].peer
-            if peer is not None and peer.has_posted:
-                peer.flush_if_open()
-            if len(pending) == 1 and peer is not None and not peer.closed:
-                peer.wait_until(functools.partial(_settled, pending[0], peer), left, SYSTEM.monotonic, guard)
-            else:
-                await_any(pending, left, guard)
-            if deadline is not None and SYSTEM.monotonic() >= deadline:
-                break
-        return sum(ref.kind != PENDING for ref in refs) >= count
-
-    def group_ref(self, group: int) -> ObjectRef[Any]:
-        return self.link.ask(AwaitGroup(group))
-
-    def await_group(self, group: int, timeout_s: float | None) -> bool:
-        try:
-            self.get([self.group_ref(group)], timeout_s)
-        except GetTimeoutError:
-            return False
-        return True
-
     def scratch_dir(self) -> Path:
         path = Path(self.mark)
         path.mkdir(mode=0o700, exist_ok=True)  # the node may be about to make it
@@ -456,8 +363,3 @@ class LocalEngine(Steering, NodeVerbs):
         self.link.close()
         self._pools.clear()
         set_engine(None)
-
-
-def _settled(ref: LocalRef, peer: Peer) -> bool:
-    """Whether it is pointless to read `peer` for `ref`: it is done, or is owed by another one now."""
-    return ref.kind != PENDING or ref.peer is not peer

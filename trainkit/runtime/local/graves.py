@@ -86,5 +86,5 @@ def _row(worker_id: int, class_name: str, registration: Registration | None) -> 
         "name": (registration.name if registration else None) or "",
         "namespace": (registration.namespace if registration else None) or "",
         "detached": registration is not None and registration.detached,
-        "death_cause": "",
+        "death_cause": None,
     }

@@ -8,20 +8,13 @@ from typing import TYPE_CHECKING, Any
 from trainkit.clock import SYSTEM
 from trainkit.errors import WorkerDiedError
 from trainkit.resources import QUANTUM, Bundle
+from trainkit.runtime.local.births import WorkerSpec
 from trainkit.runtime.local.channel import NOTICE, Descriptor
 from trainkit.runtime.local.children import Worker
 from trainkit.runtime.local.graves import pending_row
 from trainkit.runtime.local.groups import Groups
 from trainkit.runtime.local.loop import try_send
-from trainkit.runtime.local.messages import (
-    Conduct,
-    Connect,
-    Exit,
-    Lease,
-    StartActor,
-    WorkerSpec,
-    packed,
-)
+from trainkit.runtime.local.messages import Conduct, Connect, Exit, Lease, StartActor, packed
 from trainkit.runtime.local.patience import Patience
 from trainkit.runtime.local.requests import DRIVER, Request
 from trainkit.runtime.placement import Allocation, Ledger, Waiting, serve

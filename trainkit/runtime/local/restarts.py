@@ -17,11 +17,12 @@ from typing import TYPE_CHECKING, Any
 
 from trainkit.clock import SYSTEM
 from trainkit.runtime import supervise
+from trainkit.runtime.local.births import WorkerSpec
 from trainkit.runtime.local.channel import CONNECT, INIT, NOTICE, Connection, Descriptor
 from trainkit.runtime.local.children import Worker
 from trainkit.runtime.local.loop import try_send
 from trainkit.runtime.local.memo import drop, kept
-from trainkit.runtime.local.messages import Connect, Reconnect, Reconnected, StartActor, WorkerSpec, packed
+from trainkit.runtime.local.messages import Connect, Reconnect, Reconnected, StartActor, packed
 from trainkit.runtime.serialize import Packed
 from trainkit.runtime.supervise import Exit
 

@@ -18,8 +18,7 @@ from collections.abc import Callable
 from typing import NoReturn
 
 from trainkit.runtime.local import process
-from trainkit.runtime.local.channel import NOTICE, Connection, Descriptor, Frame
-from trainkit.runtime.local.messages import (
+from trainkit.runtime.local.births import (
     Exited,
     Forked,
     ForkFailed,
@@ -28,9 +27,9 @@ from trainkit.runtime.local.messages import (
     Ready,
     Redirect,
     Unusable,
-    packed,
-    unpacked,
 )
+from trainkit.runtime.local.channel import NOTICE, Connection, Descriptor, Frame
+from trainkit.runtime.local.messages import packed, unpacked
 from trainkit.runtime.local.worker import run_worker
 from trainkit.runtime.preload import PRELOADS
 

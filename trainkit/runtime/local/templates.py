@@ -7,9 +7,10 @@ import socket
 from collections import Counter
 from collections.abc import Callable, Collection
 
+from trainkit.runtime.local.births import ForkTemplate
 from trainkit.runtime.local.channel import NOTICE, Connection, Descriptor, Frame
 from trainkit.runtime.local.loop import try_send
-from trainkit.runtime.local.messages import ForkTemplate, packed
+from trainkit.runtime.local.messages import packed
 
 Imports = frozenset[str]
 

@@ -29,11 +29,12 @@ from trainkit.clock import SYSTEM
 from trainkit.runtime import api
 from trainkit.runtime.local import gpu_share, process
 from trainkit.runtime.local.account import StoreAccount
+from trainkit.runtime.local.births import WorkerSpec
 from trainkit.runtime.local.calls import CallerConnection, Calls, SmallCall
 from trainkit.runtime.local.channel import BLOCKED, CALLS, CONNECT, INIT, RETURNED, SLOW, Descriptor, Frame
 from trainkit.runtime.local.client import LocalEngine
 from trainkit.runtime.local.eventloop import EventLoop
-from trainkit.runtime.local.messages import Cancel, Connect, Exit, Leaving, WorkerSpec
+from trainkit.runtime.local.messages import Cancel, Connect, Exit, Leaving
 from trainkit.runtime.local.place import ActorExit, Place
 from trainkit.runtime.local.running import InOrder, Runner, Threads
 from trainkit.runtime.serialize import Packed

@@ -1,0 +1,135 @@
+"""`get` and `wait`: until what is owed is there, whoever reads it."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from trainkit.clock import SYSTEM
+from trainkit.errors import GetTimeoutError, ObjectLostError
+from trainkit.runtime.failures import raisable, unpack_failure
+from trainkit.runtime.local.channel import FAILURE, VALUE
+from trainkit.runtime.local.interrupt import InterruptGuard
+from trainkit.runtime.local.messages import AwaitGroup, Blocked
+from trainkit.runtime.local.nodelink import NodeLink
+from trainkit.runtime.local.objects import opened
+from trainkit.runtime.local.refs import ATOM, PENDING, LocalRef, Peer
+from trainkit.runtime.local.select_any import await_any
+from trainkit.runtime.serialize import unpack
+from trainkit.runtime.specs import ObjectRef
+
+
+class Waiting:
+    """Part of `client.LocalEngine`; see `trainkit.runtime.engine.Engine`.
+
+    Args:
+        lends: this process holds CPUs, which others may have while it waits.
+
+    Attributes:
+        on_blocked: called before the main thread of a worker waits for what is not there.
+    """
+
+    link: NodeLink
+
+    def __init__(self, *, lends: bool) -> None:
+        self._lends = lends
+        self.on_blocked: Callable[[], None] = lambda: None
+
+    @property
+    @abstractmethod
+    def is_worker(self) -> bool:
+        """See `Engine`."""
+
+    def get(self, refs: Sequence[ObjectRef[Any]], timeout_s: float | None) -> list[Any]:
+        deadline = None if timeout_s is None else SYSTEM.monotonic() + timeout_s
+        values = []
+        for ref in refs:
+            if not isinstance(ref, LocalRef):
+                raise ObjectLostError(f"{ref!r} belongs to another engine or session")
+            if ref.kind == PENDING and not self._await([ref], 1, deadline):
+                raise GetTimeoutError(f"get(timeout={timeout_s}): the result is not there yet")
+            values.append(self._value(ref))
+        return values
+
+    def _value(self, ref: LocalRef) -> Any:
+        if ref.kind == ATOM:
+            return ref.body
+        if ref.kind == VALUE:
+            return unpack(opened(ref.body))
+        if ref.kind == FAILURE:
+            raise raisable(unpack_failure(opened(ref.body)))
+        raise ref.body()
+
+    def wait(
+        self, refs: Sequence[ObjectRef[Any]], num_returns: int, timeout_s: float | None
+    ) -> tuple[list[ObjectRef[Any]], list[ObjectRef[Any]]]:
+        local = [ref for ref in refs if isinstance(ref, LocalRef)]
+        if len(local) < len(refs):
+            raise ObjectLostError("wait() was given a reference of another engine or session")
+        self._await(local, num_returns, None if timeout_s is None else SYSTEM.monotonic() + timeout_s)
+        ready: list[ObjectRef[Any]] = []
+        rest: list[ObjectRef[Any]] = []
+        for ref in local:
+            (ready if ref.kind != PENDING and len(ready) < num_returns else rest).append(ref)
+        return ready, rest
+
+    def _await(self, refs: Sequence[LocalRef], count: int, deadline: float | None) -> bool:
+        """Wait until `count` of `refs` are done; False if the deadline came first."""
+        told = not self.is_worker or threading.current_thread() is not threading.main_thread()
+        lending = False
+        try:
+            while True:
+                with InterruptGuard() as guard:
+                    done = False
+                    if not told:  # what has arrived is taken before anything is lent
+                        done = self._await_guarded(refs, count, SYSTEM.monotonic(), guard)
+                        if not done and (deadline is None or SYSTEM.monotonic() < deadline):
+                            told = True
+                            self.on_blocked()
+                            lending = self._lends
+                        if lending:
+                            self.link.tell(Blocked(True))
+                    done = done or self._await_guarded(refs, count, deadline, guard)
+                if not guard.noted:
+                    return done
+                guard.act()
+        finally:
+            if lending:
+                self.link.tell(Blocked(False))
+
+    def _await_guarded(
+        self, refs: Sequence[LocalRef], count: int, deadline: float | None, guard: InterruptGuard
+    ) -> bool:
+        while not guard.noted:
+            pending = [ref for ref in refs if ref.kind == PENDING]
+            if len(refs) - len(pending) >= count:
+                return True
+            left = None if deadline is None else max(0.0, deadline - SYSTEM.monotonic())
+            peer = pending[0].peer
+            if peer is not None and peer.has_posted:
+                peer.flush_if_open()
+            if len(pending) == 1 and peer is not None and not peer.closed:
+                peer.wait_until(functools.partial(_settled, pending[0], peer), left, SYSTEM.monotonic, guard)
+            else:
+                await_any(pending, left, guard)
+            if deadline is not None and SYSTEM.monotonic() >= deadline:
+                break
+        return sum(ref.kind != PENDING for ref in refs) >= count
+
+    def group_ref(self, group: int) -> ObjectRef[Any]:
+        return self.link.ask(AwaitGroup(group))
+
+    def await_group(self, group: int, timeout_s: float | None) -> bool:
+        try:
+            self.get([self.group_ref(group)], timeout_s)
+        except GetTimeoutError:
+            return False
+        return True
+
+
+def _settled(ref: LocalRef, peer: Peer) -> bool:
+    """Whether it is pointless to read `peer` for `ref`: it is done, or is owed by another one now."""
+    return ref.kind != PENDING or ref.peer is not peer
