@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -70,40 +73,21 @@ def test_the_drivers_list_is_read_as_cuda_reads_it(
     assert devices.visible_gpus() == names
 
 
-def queued_fractions(import_first: bool) -> tuple[list[tuple[float, int]], bool, bool]:
-    """What torch will be told when CUDA is first used; whether it was imported before; whether CUDA is on."""
-    was_there = "torch" in sys.modules
-    if import_first:
-        import importlib
-
-        importlib.import_module("torch")
-    torch = sys.modules["torch"]
-    calls = [queued[0] for queued in torch.cuda._queued_calls]
-    ours = [
-        call.args
-        for call in calls
-        if getattr(call, "func", None) is torch.cuda.set_per_process_memory_fraction
-    ]
-    hooks = [finder for finder in sys.meta_path if type(finder).__module__.startswith("trainkit.")]
-    assert not hooks, "the import hook has removed itself"
-    return ours, was_there, torch.cuda.is_initialized()
-
-
 @pytest.mark.parametrize("preload", [[], ["torch"]], ids=["imported there", "forked with it"])
 def test_a_fraction_caps_the_memory_of_torch_when_cuda_is_first_used(preload: list[str]) -> None:
-    trainkit.init(num_cpus=4, num_gpus=2, preload=preload)
-    try:
-        task = trainkit.remote(queued_fractions)
-        quarter = task.options(num_gpus=0.25).remote(not preload)
-        whole = task.options(num_gpus=1).remote(not preload)
-        none = task.remote(not preload)
-        assert trainkit.get([quarter, whole, none], timeout=60) == [
-            ([(0.25, 0)], bool(preload), False),
-            ([], bool(preload), False),
-            ([], bool(preload), False),
-        ]
-    finally:
-        trainkit.shutdown()
+    # A program of its own: this one may have imported torch, and then its workers are forked with it.
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.runtime.fractions", *preload],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        cwd=Path(__file__).parents[2],
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    there = bool(preload)
+    expected = [[[[0.25, 0]], there, False], [[], there, False], [[], there, False]]
+    assert json.loads(done.stdout.splitlines()[-1]) == expected
 
 
 @pytest.mark.parametrize(
