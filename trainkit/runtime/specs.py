@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -49,9 +50,9 @@ class ObjectRef(Generic[T_co]):
 
         return asyncio.wrap_future(self.future()).__await__()
 
+    @abstractmethod
     def future(self) -> Future[T_co]:
         """A future of the value; what `get` would raise is its exception."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

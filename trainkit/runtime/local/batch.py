@@ -13,6 +13,7 @@ from __future__ import annotations
 import errno
 import pickle
 import socket
+from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
@@ -54,13 +55,13 @@ class BatchingConnection(Connection):
         self._posted: list[Any] = []
         self._last_sent = 0.0
 
+    @abstractmethod
     def make_batch(self, entries: list[Any]) -> tuple[int, bytes]:
         """The kind and the body of the frame that carries `entries`."""
-        raise NotImplementedError
 
+    @abstractmethod
     def tick(self) -> None:
         """See to it that `flush_posted` is called soon."""
-        raise NotImplementedError
 
     def on_tick(self) -> bool:
         """Called by the pump's thread as long as it ticks; returns whether it is to go on."""

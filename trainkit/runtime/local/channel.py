@@ -130,7 +130,7 @@ class Connection:
 
     def on_backlog(self) -> None:
         """A send did not fit: see to it that `flush` is called when the socket can be written to."""
-        raise NotImplementedError
+        raise BlockingIOError(errno.EAGAIN, "the connection is full, and nobody would flush it")
 
     def fileno(self) -> int:
         return self.sock.fileno()
