@@ -219,7 +219,8 @@ def test_names_given_in_a_worker() -> None:
     assert "'inner' is taken" in trainkit.get(maker.taken.remote("inner"))
     trainkit.kill(maker)  # its owner
     with pytest.raises(ActorDiedError, match="owner"):
-        trainkit.get(found.pid.remote())
+        while True:  # a call or two may still be answered
+            trainkit.get(found.pid.remote())
     assert not known("inner")
 
 

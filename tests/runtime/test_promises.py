@@ -36,7 +36,7 @@ class Awkward(Exception):
 
 
 def alive(pids: list[int]) -> list[int]:
-    return [pid for pid in pids if psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie"]
+    return [pid for pid in pids if process.exists(pid)]
 
 
 def run_script(source: str, *arguments: str, folder: Path, module: bool = False) -> str:

@@ -324,15 +324,15 @@ class Census:
         if end is not None:
             self._node.registry.ended(worker.worker_id)
         self._node.stores.ended(worker)
-        for answer in worker.inquiries:
-            answer(exit_)
-        if end is not None:
-            self.restarts.ended(worker.worker_id, end)
         for orphan in self.workers():
             if orphan.owner == worker.serial:
                 self.kill(
                     orphan.worker_id, f"its owner {worker.name} (pid {worker.pid}) ended", lambda _: None
                 )
+        for answer in worker.inquiries:
+            answer(exit_)
+        if end is not None:
+            self.restarts.ended(worker.worker_id, end)
 
     def _order_of(self, worker: Worker) -> Exit:
         """The end of a worker that was to be ended before it had a process."""
