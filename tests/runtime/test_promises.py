@@ -196,21 +196,21 @@ def test_1_23_the_working_directory_is_kept(tmp_path: Path, monkeypatch: pytest.
 
 def test_1_25_data_is_written_once_and_mapped_by_all() -> None:
     class Reader:
-        def read(self, array: Any) -> tuple[float, int]:
-            total = float(array.sum())
-            return total, psutil.Process().memory_full_info().uss
+        def read(self, array: Any) -> float:
+            self.array = array
+            return float(array.sum())
 
-        def uss(self) -> int:
-            return int(psutil.Process().memory_full_info().uss)
+        def share(self) -> int:
+            """Bytes of memory, a page that several processes share counted as a part of each."""
+            return int(psutil.Process().memory_full_info().pss)
 
     array = np.ones(30_000_000)  # 240 MB
     ref = trainkit.put(array)
     readers = [trainkit.remote(Reader).remote() for _ in range(4)]
-    before = trainkit.get([reader.uss.remote() for reader in readers])
-    results = trainkit.get([reader.read.remote(ref) for reader in readers])
-    for (total, after), start in zip(results, before, strict=True):
-        assert total == array.size
-        assert after - start < array.nbytes / 4
+    before = sum(trainkit.get([reader.share.remote() for reader in readers]))
+    assert trainkit.get([reader.read.remote(ref) for reader in readers]) == [array.size] * 4
+    after = sum(trainkit.get([reader.share.remote() for reader in readers]))
+    assert after - before < 1.3 * array.nbytes
 
 
 def test_1_26_no_daemon_and_no_port(tmp_path: Path) -> None:
