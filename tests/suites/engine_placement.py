@@ -10,7 +10,14 @@ import pytest
 import trainkit
 from tests.conftest import SESSION_CPUS, eventually
 from tests.suites.base import Suite, needs
-from tests.suites.parts import Keeper, bundles_here, bundles_of_children, bundles_of_grandchild, gpus, wait_for
+from tests.suites.parts import (
+    Keeper,
+    bundles_here,
+    bundles_of_children,
+    bundles_of_grandchild,
+    gpus,
+    wait_for,
+)
 from trainkit.errors import ActorDiedError, ConfigError, InfeasibleError, WorkerDiedError
 from trainkit.runtime.scheduling import PlacementGroupSchedulingStrategy
 

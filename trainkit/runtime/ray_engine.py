@@ -119,9 +119,7 @@ class RayEngine:
     def submit(self, spec: TaskSpec) -> list[ObjectRef[Any]]:
         placement = self._placed(spec.placement, spec.name, WorkerDiedError)
         arguments, refs = split_arguments(spec.args, spec.kwargs, spec.name)
-        call = Call(
-            where=spec.name, arguments=arguments, num_returns=spec.num_returns, folder=placement.cwd
-        )
+        call = Call(where=spec.name, arguments=arguments, num_returns=spec.num_returns, folder=placement.cwd)
         started = self._definitions.task(spec).options(
             num_returns=ray_num_returns(spec.num_returns),
             max_retries=spec.max_retries,
