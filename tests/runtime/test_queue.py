@@ -11,6 +11,7 @@ import pytest
 import trainkit
 from tests.conftest import eventually, session_processes
 from tests.runtime.pooled import is_full, put_all, take
+from tests.suites.base import BUILT_IN, promising
 from trainkit.errors import ActorDiedError, ConfigError
 from trainkit.util.queue import Empty, Full, Queue, QueueActor
 
@@ -107,7 +108,7 @@ class TestItsActor:
         asyncio.run(script())
 
 
-@pytest.fixture(scope="module", params=["inline", "local"])
+@pytest.fixture(scope="module", params=BUILT_IN)
 def engine(request: pytest.FixtureRequest) -> Iterator[str]:
     before = set(session_processes())
     trainkit.init(engine=request.param, num_cpus=4)
@@ -116,10 +117,8 @@ def engine(request: pytest.FixtureRequest) -> Iterator[str]:
     assert eventually(lambda: not set(session_processes()) - before)
 
 
-@pytest.fixture
-def local(engine: str) -> None:
-    if engine != "local":
-        pytest.skip("the inline engine runs one call at a time, in one process")
+late = pytest.mark.parametrize("engine", promising("background"), indirect=True)
+"""Of a test in which a call is not done at once."""
 
 
 def test_put_and_get(engine: str):
@@ -166,7 +165,8 @@ def test_shutdown_ends_it(engine: str):
         queue.get()
 
 
-def test_tasks_share_it(local: None):
+@late
+def test_tasks_share_it(engine: str):
     queue = Queue(maxsize=2)
     put, got = trainkit.remote(put_all), trainkit.remote(take)
     givers = [put.remote(queue, [1, 2, 3]), put.remote(queue, [4, 5, 6])]
@@ -178,7 +178,8 @@ def test_tasks_share_it(local: None):
     assert trainkit.get(trainkit.remote(is_full).remote(queue), timeout=60)
 
 
-def test_a_taker_waits_for_a_giver(local: None):
+@late
+def test_a_taker_waits_for_a_giver(engine: str):
     queue = Queue()
     taker = trainkit.remote(take).remote(queue, 2)
     assert trainkit.wait([taker], timeout=0)[0] == []
@@ -187,7 +188,8 @@ def test_a_taker_waits_for_a_giver(local: None):
     assert trainkit.get(taker, timeout=60) == [1, 2]
 
 
-def test_on_an_event_loop(local: None):
+@late
+def test_on_an_event_loop(engine: str):
     async def script() -> list[int]:
         queue = Queue(maxsize=1)
         first, second = asyncio.create_task(queue.get_async()), asyncio.create_task(queue.get_async())

@@ -15,6 +15,7 @@ import pytest
 import trainkit
 from tests.conftest import eventually, session_processes
 from tests.runtime.pooled import Doubler, Gate
+from tests.suites.base import BUILT_IN, promising
 from trainkit import errors
 from trainkit.errors import ConfigError, GetTimeoutError, InfeasibleError, TaskError
 from trainkit.util import ActorPool
@@ -23,7 +24,7 @@ RemoteDoubler = trainkit.remote(Doubler)
 RemoteGate = trainkit.remote(Gate)
 
 
-@pytest.fixture(scope="module", params=["inline", "local"])
+@pytest.fixture(scope="module", params=BUILT_IN)
 def engine(request: pytest.FixtureRequest) -> Iterator[str]:
     before = set(session_processes())
     trainkit.init(engine=request.param, num_cpus=4)
@@ -32,10 +33,8 @@ def engine(request: pytest.FixtureRequest) -> Iterator[str]:
     assert eventually(lambda: not set(session_processes()) - before)
 
 
-@pytest.fixture
-def local(engine: str) -> None:
-    if engine != "local":
-        pytest.skip("the inline engine never has a call that is not done")
+late = pytest.mark.parametrize("engine", promising("background"), indirect=True)
+"""Of a test in which a call is not done at once."""
 
 
 class Held:
@@ -120,7 +119,8 @@ def test_an_error_of_the_function_itself_loses_no_actor(engine: str):
     assert pool.has_free()
 
 
-def test_an_error_of_the_function_is_raised_in_its_turn(local: None, tmp_path: Path):
+@late
+def test_an_error_of_the_function_is_raised_in_its_turn(engine: str, tmp_path: Path):
     def send(actor: Doubler, value: int) -> trainkit.ObjectRef[int]:
         if value == 1:
             raise KeyError(value)
@@ -151,7 +151,8 @@ def test_push_and_pop(engine: str):
     assert not pool.has_free()
 
 
-def test_a_timeout_leaves_the_result(local: None, tmp_path: Path):
+@late
+def test_a_timeout_leaves_the_result(engine: str, tmp_path: Path):
     held = Held(tmp_path)
     pool = pool_of(1)
     pool.submit(lambda actor, value: actor.after.remote(held.ref, value), 3)
@@ -164,7 +165,8 @@ def test_a_timeout_leaves_the_result(local: None, tmp_path: Path):
     assert pool.get_next(timeout=60) == 3
 
 
-def test_a_result_can_be_given_up(local: None, tmp_path: Path):
+@late
+def test_a_result_can_be_given_up(engine: str, tmp_path: Path):
     held = Held(tmp_path)
     pool = pool_of(1)
     pool.submit(lambda actor, value: actor.after.remote(held.ref, value), 3)
@@ -176,7 +178,8 @@ def test_a_result_can_be_given_up(local: None, tmp_path: Path):
     assert not pool.has_next()
 
 
-def test_the_first_to_arrive_is_the_first_unordered(local: None, tmp_path: Path):
+@late
+def test_the_first_to_arrive_is_the_first_unordered(engine: str, tmp_path: Path):
     held = Held(tmp_path)
     pool = pool_of(2)
     pool.submit(lambda actor, value: actor.after.remote(held.ref, value), 1)
@@ -187,7 +190,8 @@ def test_the_first_to_arrive_is_the_first_unordered(local: None, tmp_path: Path)
     assert pool.get_next_unordered(timeout=60) == 1
 
 
-def test_a_slow_first_call_does_not_hold_up_the_others(local: None, tmp_path: Path):
+@late
+def test_a_slow_first_call_does_not_hold_up_the_others(engine: str, tmp_path: Path):
     """While the first result is waited for, the other actor does all the rest."""
     held = Held(tmp_path)
     pool = pool_of(2)

@@ -13,6 +13,14 @@ from trainkit.runtime.engine import PROMISES
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+BUILT_IN = ("local", "inline")
+"""The engines that need nothing but this package, the one that promises all first."""
+
+
+def promising(*promises: str) -> list[str]:
+    """The built-in engines that make all these promises, to parametrize a test with."""
+    return [engine for engine in BUILT_IN if set(promises) <= PROMISES[engine]]
+
 
 def needs(*promises: str) -> Callable[[F], F]:
     """Of a test: it is one only for engines that make all these promises."""

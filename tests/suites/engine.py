@@ -191,8 +191,8 @@ class EngineSuite(Suite):
             trainkit.remote(num_cpus=1000)(double).remote(1)
         with pytest.raises(InfeasibleError, match="not enough GPU"):
             trainkit.remote(num_gpus=100)(Counter).remote()
-        with pytest.raises(InfeasibleError, match="licence"):
-            trainkit.placement_group([{"CPU": 1, "licence": 1}])
+        with pytest.raises(InfeasibleError, match="dongle"):
+            trainkit.placement_group([{"CPU": 1, "dongle": 1}])
 
     @pytest.mark.parametrize(
         ("options", "text"),

@@ -10,7 +10,14 @@ import pytest
 import trainkit
 from tests.conftest import SESSION_CPUS, eventually
 from tests.suites.base import Suite, needs
-from tests.suites.parts import Keeper, bundles_here, gpus, wait_for
+from tests.suites.parts import (
+    Keeper,
+    bundles_here,
+    bundles_of_children,
+    bundles_of_grandchild,
+    gpus,
+    wait_for,
+)
 from trainkit.errors import ActorDiedError, ConfigError, InfeasibleError, WorkerDiedError
 from trainkit.runtime.scheduling import PlacementGroupSchedulingStrategy
 
@@ -90,6 +97,28 @@ class PlacementSuite(Suite):
         member = keeper(placement_group=group, num_cpus=1)
         assert trainkit.get(member.bundles.remote()) == [{"CPU": 1}]
         assert trainkit.get(member.nested_bundles.remote()) is None
+        trainkit.remove_placement_group(group)
+
+    @pytest.mark.parametrize("capture", [True, False])
+    def test_a_group_may_capture_what_is_started_in_it(self, capture: bool) -> None:
+        group = trainkit.placement_group([{"CPU": 1}, {"CPU": 2}])
+        there = PlacementGroupSchedulingStrategy(group, 0, placement_group_capture_child_tasks=capture)
+        apart = PlacementGroupSchedulingStrategy(None)
+        task = trainkit.remote(bundles_of_children).options(scheduling_strategy=there)
+        same = group.bundle_specs if capture else None
+        assert trainkit.get(task.remote(apart)) == [same, same, None]
+        task = trainkit.remote(bundles_of_grandchild).options(scheduling_strategy=there)
+        assert trainkit.get(task.remote()) == same
+        trainkit.remove_placement_group(group)
+
+    def test_what_a_group_captures_must_fit_into_it(self) -> None:
+        def ask_for_more() -> None:
+            trainkit.remote(num_cpus=3)(bundles_here).remote()
+
+        group = trainkit.placement_group([{"CPU": 1}, {"CPU": 2}])
+        there = PlacementGroupSchedulingStrategy(group, 0, placement_group_capture_child_tasks=True)
+        with pytest.raises(InfeasibleError, match="3 CPU can never be met in this placement group"):
+            trainkit.get(trainkit.remote(ask_for_more).options(scheduling_strategy=there).remote())
         trainkit.remove_placement_group(group)
 
     def test_what_runs_in_a_removed_group_is_ended(self) -> None:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 import trainkit
 from tests.conftest import SESSION_CPUS, eventually
-from tests.suites.base import Suite, needs
+from tests.suites.base import Suite, lacks, needs
 from tests.suites.parts import Keeper, await_file, context, start_and_wait_for
+from trainkit.errors import ConfigError
 
 
 def rows_of(listing: list[dict[str, Any]], **wanted: Any) -> list[dict[str, Any]]:
@@ -59,6 +62,7 @@ class StateSuite(Suite):
         assert rows_of(trainkit.list_actors(), name="detached")[0]["detached"]
         trainkit.kill(actor)
 
+    @needs("listings")
     def test_tasks_while_they_run(self) -> None:
         task = trainkit.remote(trainkit.list_tasks).options(name="look", num_cpus=2)
         (row,) = rows_of(trainkit.get(task.remote()), name="look")
@@ -67,7 +71,7 @@ class StateSuite(Suite):
         assert row["owner_pid"] == os.getpid()
         assert isinstance(row["pid"], int)
 
-    @needs("background")
+    @needs("background", "listings")
     def test_tasks_while_they_wait(self, tmp_path: Path) -> None:
         started, go = tmp_path / "started", tmp_path / "go"
         task = trainkit.remote(num_cpus=SESSION_CPUS)(start_and_wait_for)
@@ -83,6 +87,7 @@ class StateSuite(Suite):
         go.touch()
         trainkit.get([running, waiting], timeout=60)
 
+    @needs("listings")
     def test_large_objects(self) -> None:
         ref = trainkit.put(np.ones(1 << 18))
 
@@ -94,6 +99,12 @@ class StateSuite(Suite):
         assert row["object_id"]
         del ref
         assert eventually(lambda: not listed())
+
+    @lacks("listings")
+    @pytest.mark.parametrize("what", [trainkit.list_tasks, trainkit.list_objects])
+    def test_what_cannot_be_listed_says_why(self, what: Callable[[], Any]) -> None:
+        with pytest.raises(ConfigError, match="dashboard"):
+            what()
 
     def test_placement_groups(self) -> None:
         group = trainkit.placement_group([{"CPU": 1}, {"CPU": 2}], strategy="SPREAD", name="shown")

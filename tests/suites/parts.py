@@ -101,6 +101,22 @@ def bundles_here() -> list[dict[str, float]] | None:
     return group and group.bundle_specs
 
 
+def bundles_of_children(apart: Any) -> list[list[dict[str, float]] | None]:
+    """Where a task and an actor are that this starts, and a task with the strategy `apart`."""
+    task = trainkit.remote(num_cpus=0)(bundles_here)
+    child = trainkit.remote(Keeper).remote()
+    refs = [task.remote(), child.bundles.remote(), task.options(scheduling_strategy=apart).remote()]
+    return trainkit.get(refs)
+
+
+def bundles_of_grandchild() -> list[dict[str, float]] | None:
+    return trainkit.get(trainkit.remote(num_cpus=0)(nested_bundles).remote())
+
+
+def nested_bundles() -> list[dict[str, float]] | None:
+    return trainkit.get(trainkit.remote(num_cpus=0)(bundles_here).remote())
+
+
 def value_of_named(name: str, namespace: str | None = None) -> Any:
     return trainkit.get(trainkit.get_actor(name, namespace).get.remote())
 

@@ -13,10 +13,15 @@ Which promise holds on which engine (the conformance suite reads PROMISES):
 | concurrent: calls of one actor overlap, in threads or as `async def` | yes | no | yes |
 | restarts: an actor is made anew when its process dies | yes | only by `kill(no_restart=False)` | yes |
 | detached: such an actor outlives the program | yes | only its handles; it ends with the process | yes |
+| listings: running tasks and large objects are listed | yes | yes | only with Ray's dashboard |
+| verdicts: `completed()` of a stream that failed fails too | yes | yes | no, it tells that it ended |
+| unharmed: cancelling an actor's call harms none that runs and none after it | yes | yes | no, see below |
 
 Without "background" a call has finished when its reference exists, so it is never late and can't be
 cancelled; a streaming one runs as its results are read. Without "concurrent" an `async def` method that
-waits for what another call would do is refused.
+waits for what another call would do is refused. Without "unharmed" a method that runs when it is cancelled
+runs on, but its result is lost; and where one was cancelled that had not begun, the actor's next call may
+fail after half a minute.
 """
 
 from __future__ import annotations
@@ -43,16 +48,19 @@ _ALL = frozenset(
         "copies",
         "detached",
         "isolation",
+        "listings",
         "parallel",
         "placement",
         "restarts",
         "survives",
+        "unharmed",
+        "verdicts",
     }
 )
 PROMISES: Mapping[str, frozenset[str]] = {
     "local": _ALL,
-    "inline": frozenset({"copies"}),
-    "ray": _ALL,
+    "inline": frozenset({"copies", "listings", "unharmed", "verdicts"}),
+    "ray": _ALL - {"listings", "unharmed", "verdicts"},
 }
 
 

@@ -21,6 +21,7 @@ from typing import Any, NoReturn, cast
 
 from trainkit.errors import ConfigError, ObjectLostError, WorkerDiedError
 from trainkit.resources import Bundle
+from trainkit.runtime.capture import captured
 from trainkit.runtime.failures import pack_failure
 from trainkit.runtime.inline_actors import Actors, InlineActor, leave_if_over
 from trainkit.runtime.inline_calls import (
@@ -47,6 +48,7 @@ from trainkit.runtime.specs import (
     Interface,
     MethodSpec,
     ObjectRef,
+    Placement,
     PlacementGroupId,
     SessionSpec,
     TaskSpec,
@@ -84,7 +86,7 @@ class InlineEngine:
     # calls
 
     def submit(self, spec: TaskSpec) -> list[ObjectRef[Any]]:
-        self._places.require(spec.placement, spec.name)
+        spec = replace(spec, placement=self._placed(spec.placement, spec.name))
         packed = packed_arguments(spec.args, spec.kwargs, spec.name)
         number = next(self._ids)
         if not self._places.has_group_of(spec.placement):
@@ -108,7 +110,7 @@ class InlineEngine:
         return self._results(frame, outcome, spec.num_returns)
 
     def start_actor(self, spec: ActorSpec) -> InlineActor:
-        self._places.require(spec.placement, spec.name)
+        spec = replace(spec, placement=self._placed(spec.placement, spec.name))
         packed = packed_arguments(spec.args, spec.kwargs, spec.name)
         can_start = self._places.has_group_of(spec.placement)
         with self._naming:
@@ -126,6 +128,11 @@ class InlineEngine:
             actor.end("its placement group was removed")
         leave_if_over()
         return actor
+
+    def _placed(self, placement: Placement, name: str) -> Placement:
+        """`placement`, in the group of the code that asks if that captures what is started there."""
+        self._places.require(placement, name)
+        return captured(placement, self.current_group())
 
     def _new_actor(self, spec: ActorSpec, packed: Packed, can_start: bool) -> InlineActor:
         actor = InlineActor(

@@ -16,6 +16,7 @@ import os
 import shutil
 import uuid
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -116,22 +117,20 @@ class RayEngine:
             )
 
     def submit(self, spec: TaskSpec) -> list[ObjectRef[Any]]:
-        self._require(spec.placement, spec.name, WorkerDiedError)
+        placement = self._placed(spec.placement, spec.name, WorkerDiedError)
         arguments, refs = split_arguments(spec.args, spec.kwargs, spec.name)
-        call = Call(
-            where=spec.name, arguments=arguments, num_returns=spec.num_returns, folder=spec.placement.cwd
-        )
+        call = Call(where=spec.name, arguments=arguments, num_returns=spec.num_returns, folder=placement.cwd)
         started = self._definitions.task(spec).options(
             num_returns=ray_num_returns(spec.num_returns),
             max_retries=spec.max_retries,
             name=spec.name,
-            **ray_placement.ray_options(spec.placement),
+            **ray_placement.ray_options(placement),
         )
         return handed_out(started.remote(call, *refs))
 
     def start_actor(self, spec: ActorSpec) -> RayActor:
-        self._require(spec.placement, spec.name, ActorDiedError)
-        return ray_actors.start(self._definitions, spec, self._namespace)
+        placement = self._placed(spec.placement, spec.name, ActorDiedError)
+        return ray_actors.start(self._definitions, replace(spec, placement=placement), self._namespace)
 
     def find_actor(self, name: str, namespace: str | None) -> tuple[RayActor, Interface]:
         return ray_actors.find(name, namespace or self._namespace)
@@ -147,14 +146,15 @@ class RayEngine:
     def exit_actor(self) -> NoReturn:
         ray_actors.leave()
 
-    def _require(self, placement: Placement, name: str, refusal: type[WorkerDiedError]) -> None:
-        """Refuse what could never fit; a request that once could is not looked at again."""
+    def _placed(self, placement: Placement, name: str, refusal: type[WorkerDiedError]) -> Placement:
+        """Where it goes; refuses what could never fit, and looks no further at a request that once could."""
         if placement.group is not None and ray_placement.is_removed(placement.group.group):
             raise refusal(f"{name} cannot start: its placement group was removed")
         amounts = frozenset(placement.resources.items())
         if amounts not in self._placeable:
             ray_placement.require_placeable([placement.resources], "PACK", name)
             self._placeable.add(amounts)
+        return ray_placement.placed(placement)
 
     def cancel(self, ref: Any, force: bool, recursive: bool) -> None:
         wanted = ref.generator if isinstance(ref, RayStream) else self._own([ref])[0]

@@ -15,6 +15,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from trainkit.errors import ConfigError, InfeasibleError
 from trainkit.resources import Bundle, describe, require_feasible, total
+from trainkit.runtime.capture import captured
 from trainkit.runtime.ray_errors import refusal
 from trainkit.runtime.specs import Placement, PlacementGroupId
 
@@ -36,7 +37,10 @@ def ray_options(placement: Placement) -> dict[str, Any]:
         options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(
             placement_group=group_of(placement.group.group),
             placement_group_bundle_index=-1 if bundle is None else bundle,
+            placement_group_capture_child_tasks=placement.group.capture,
         )
+    elif placement.outside:
+        options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(placement_group=None)
     elif placement.spread:
         options["scheduling_strategy"] = "SPREAD"
     return options
@@ -165,4 +169,11 @@ def current() -> tuple[PlacementGroupId, list[Bundle]] | None:
     group = ray.util.get_current_placement_group()
     if group is None:
         return None
-    return PlacementGroupId(group=number_of(group)), bundles_of(group)
+    capture = ray.get_runtime_context().should_capture_child_tasks_in_placement_group
+    return PlacementGroupId(group=number_of(group), capture=capture), bundles_of(group)
+
+
+def placed(placement: Placement) -> Placement:
+    """`placement`, in this process's own group if that captures what is started here."""
+    captures = ray.get_runtime_context().should_capture_child_tasks_in_placement_group
+    return captured(placement, current()) if captures else placement
