@@ -71,7 +71,9 @@ class PlacementSuite(Suite):
         trainkit.remove_placement_group(again)
         with pytest.raises(ConfigError, match="found"):
             trainkit.get_placement_group("found")
-        trainkit.remove_placement_group(trainkit.placement_group([{"CPU": 1}], name="found"))
+        group = trainkit.placement_group([{"CPU": 1}], name="found")
+        assert group.wait(30)
+        trainkit.remove_placement_group(group)
 
     def test_a_group_travels(self) -> None:
         group = trainkit.placement_group([{"CPU": 1}])
@@ -157,6 +159,7 @@ class PlacementSuite(Suite):
             trainkit.remote(Keeper).options(placement_group=group, placement_group_bundle_index=1)
         with pytest.raises(ConfigError, match="scheduling_strategy='NEAR'"):
             trainkit.remote(Keeper).options(scheduling_strategy="NEAR")
+        assert group.wait(30)
         trainkit.remove_placement_group(group)
 
     # GPUs
