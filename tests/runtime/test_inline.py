@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import os
 import pickle
 import subprocess
 import sys
 import threading
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from greenlet import greenlet
@@ -353,3 +356,26 @@ def test_an_undeclared_group_is_refused(inline: None) -> None:
     courier = trainkit.remote(Courier).remote()
     with pytest.raises(ConfigError, match="declares the groups"):
         courier.plain.options(concurrency_group="io").remote()
+
+
+class Exposed:
+    """Shows the event loop that it runs on to the test, which is in the same process."""
+
+    loops: ClassVar[list[Any]] = []
+
+    async def expose(self) -> None:
+        self.loops.append(asyncio.get_running_loop())
+
+
+def test_an_actor_in_a_cycle_closes_its_loop_before_the_collector_does(inline: None) -> None:
+    actor = trainkit.remote(Exposed).remote()
+    trainkit.get(actor.expose.remote())
+    cycle: list[Any] = [Exposed.loops.pop(), actor]
+    del actor
+    gc.collect()  # puts what the list holds in its order: the loop is the first to be finalized
+    cycle.append(cycle)
+    del cycle
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        gc.collect()
+    assert [warning.message for warning in caught] == []

@@ -130,11 +130,6 @@ class TestActors:
         assert trainkit.get(actor.variable.remote("COLOUR")) == "blue"
         assert trainkit.get(actor.folder.remote()) == str(tmp_path)
 
-    def test_it_is_made_anew_after_its_own_exit(self, tmp_path: Path) -> None:
-        actor = remote(Many, max_restarts=1, max_task_retries=1).remote()
-        first = trainkit.get(actor.pid.remote())
-        assert first != trainkit.get(actor.die_once.remote(str(tmp_path / "mark")))
-
     def test_an_event_loop_awaits_references(self) -> None:
         assert trainkit.get(remote(Loop).remote().double.remote([trainkit.put(21)])) == 42
 

@@ -87,6 +87,15 @@ def test_resources_cannot_be_given_to_a_cluster_that_has_its_own() -> None:
     assert trainkit.get(trainkit.remote(make).remote(3)).tolist() == [0, 1, 2]
 
 
+def test_what_a_session_gives_to_all_its_workers() -> None:
+    address = ray.get_runtime_context().gcs_address
+    trainkit.shutdown()
+    trainkit.init(address=address, namespace="mine", runtime_env={"env_vars": {"SUITE_A": "1"}})
+    actor = trainkit.remote(Many).options(name="here").remote()
+    assert trainkit.get(actor.variable.remote("SUITE_A")) == "1"
+    assert trainkit.get(trainkit.get_actor("here", "mine").note.remote(1)) == [1]
+
+
 def test_a_ray_that_runs_already_is_used_and_left_running() -> None:
     address = ray.get_runtime_context().gcs_address
     trainkit.shutdown()

@@ -279,6 +279,7 @@ class EngineSuite(Suite):
         group = trainkit.placement_group([{"CPU": 1}, {"CPU": 1}])
         with pytest.raises(InfeasibleError, match="2 CPU can never be met in this placement group"):
             trainkit.remote(double).options(num_cpus=2, placement_group=group)
+        assert group.wait(30)
         trainkit.remove_placement_group(group)
 
     def test_a_placement_group_is_seen_from_inside(self) -> None:

@@ -71,7 +71,9 @@ class PlacementSuite(Suite):
         trainkit.remove_placement_group(again)
         with pytest.raises(ConfigError, match="found"):
             trainkit.get_placement_group("found")
-        trainkit.remove_placement_group(trainkit.placement_group([{"CPU": 1}], name="found"))
+        group = trainkit.placement_group([{"CPU": 1}], name="found")
+        assert group.wait(30)
+        trainkit.remove_placement_group(group)
 
     def test_a_group_travels(self) -> None:
         group = trainkit.placement_group([{"CPU": 1}])
@@ -157,6 +159,7 @@ class PlacementSuite(Suite):
             trainkit.remote(Keeper).options(placement_group=group, placement_group_bundle_index=1)
         with pytest.raises(ConfigError, match="scheduling_strategy='NEAR'"):
             trainkit.remote(Keeper).options(scheduling_strategy="NEAR")
+        assert group.wait(30)
         trainkit.remove_placement_group(group)
 
     # GPUs
@@ -169,7 +172,7 @@ class PlacementSuite(Suite):
         holders = [keeper(num_gpus=1) for _ in range(2)]
         (one, _), (other, _) = trainkit.get([holder.gpus.remote() for holder in holders])
         assert sorted([*one, *other]) == [0, 1]
-        assert available("GPU") == 0
+        assert eventually(lambda: available("GPU") == 0)
         assert trainkit.get(holders[0].gpus.remote())[0] == one, "as long as it lives"
 
     def test_fractions_share_a_gpu(self) -> None:
@@ -177,7 +180,7 @@ class PlacementSuite(Suite):
         (one, _), (other, _) = trainkit.get([half.gpus.remote() for half in halves])
         assert one == other
         assert len(one) == 1
-        assert available("GPU") == 1
+        assert eventually(lambda: available("GPU") == 1)
 
     def test_several_gpus_and_none(self) -> None:
         both, none = keeper(num_gpus=2), keeper()
@@ -227,8 +230,8 @@ class PlacementSuite(Suite):
         before = available("memory")
         actor = keeper(num_cpus=1, memory=64 * MIB, resources={"licence": 0.5})
         trainkit.get(actor.get.remote())
-        assert (available("CPU"), available("licence")) == (SESSION_CPUS - 1, 1.5)
-        assert available("memory") == before - 64 * MIB
+        assert eventually(lambda: (available("CPU"), available("licence")) == (SESSION_CPUS - 1, 1.5))
+        assert eventually(lambda: available("memory") == before - 64 * MIB)
 
     @needs("placement")
     def test_who_does_not_fit_waits(self, tmp_path: Any) -> None:

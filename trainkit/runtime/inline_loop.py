@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+_open: set[asyncio.Runner] = set()
+"""Held from here, so that the collector of cycles can't end a loop before the actor that is to close it."""
+
 
 class _Stuck(Exception):
     """Nothing that the loop could wait for will ever come."""
@@ -79,10 +82,13 @@ class PrivateLoop:
         runner, self._runner = self._runner, None
         if runner is None:
             return
-        if _in_running_loop():
-            _beside(runner.close, lambda: None)
-        else:
-            runner.close()
+        try:
+            if _in_running_loop():
+                _beside(runner.close, lambda: None)
+            else:
+                runner.close()
+        finally:
+            _open.discard(runner)
 
     def _run(self, awaitable: Awaitable[T], where: str) -> T:
         import asyncio  # an import of a tenth of a second, for those who have async methods
@@ -91,6 +97,7 @@ class PrivateLoop:
             self._selector = _Selector()
             loop = asyncio.SelectorEventLoop(self._selector)
             self._runner = asyncio.Runner(loop_factory=lambda: loop)
+            _open.add(self._runner)
         self._selector.threads = 1 if threading.current_thread() is threading.main_thread() else 2
 
         async def main() -> T:

@@ -5,7 +5,8 @@ from plain Ray is what the other engines promise too: errors, names of what can'
 that can never be met refused at once, and a running actor that takes no CPU unless it asks for one.
 
 Where Ray does otherwise than the local engine, so does this one: an interrupt by `cancel` waits for a call
-into C to return; a running method of an actor goes on when it is cancelled, but its result is lost;
+into C to return; a running method of an actor goes on when it is cancelled, but its result is lost, and
+after one that was cancelled before it began, the actor's next call may fail after half a minute;
 `ObjectRefGenerator.completed` tells that a stream has ended and not how; `list_tasks` and `list_objects`
 need Ray's dashboard; a scratch folder stays behind when the driver is killed.
 """
