@@ -21,9 +21,10 @@ SESSION_CPUS = 4
 RUN = "TRAINKIT_TEST_RUN"
 os.environ[RUN] = f"{os.getpid()}"
 
-# Workers' output of the tests is kept apart from that of the user's own sessions.
-_LOGS = tempfile.TemporaryDirectory(prefix="trainkit-test-logs-")
-os.environ["TRAINKIT_LOG_DIR"] = _LOGS.name
+# Its sessions and what their workers print are kept apart from the user's own, and from another run's.
+_FOLDER = tempfile.TemporaryDirectory(prefix="trainkit-test-")
+os.environ["TRAINKIT_RUNTIME_DIR"] = _FOLDER.name
+os.environ["TRAINKIT_LOG_DIR"] = f"{_FOLDER.name}/logs"
 
 
 def eventually(condition: Callable[[], bool], seconds: float = 10.0) -> bool:
