@@ -6,6 +6,7 @@ receiver matches on the class and refuses what it does not know.
 
 from __future__ import annotations
 
+import io
 import pickle
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -16,9 +17,22 @@ from trainkit.runtime.specs import Concurrency, Interface, Placement, Registrati
 from trainkit.runtime.supervise import Exit as ExitRecord
 
 
+class _Pickler(pickle.Pickler):
+    """Sends a text or number of a user's class, an Enum's say, as a plain one: the node has no such class."""
+
+    def reducer_override(self, item: Any) -> Any:
+        if isinstance(item, str):
+            return str, (str.__str__(item),)
+        if isinstance(item, int):
+            return int, (int.__int__(item),)
+        return (float, (float.__float__(item),)) if isinstance(item, float) else NotImplemented
+
+
 def packed(message: Any, handles: Sequence[Handle] = (), buffers: Sequence[Any] = ()) -> Packed:
     """`message` as the body of a frame."""
-    return Packed(pickle.dumps(message, PROTOCOL), buffers, handles)
+    file = io.BytesIO()
+    _Pickler(file, PROTOCOL).dump(message)
+    return Packed(file.getvalue(), buffers, handles)
 
 
 def unpacked(body: Packed) -> Any:

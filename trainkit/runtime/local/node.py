@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from trainkit.clock import SYSTEM
+from trainkit.errors import TrainkitError
 from trainkit.runtime.failures import pack_failure
 from trainkit.runtime.local import departure, process
 from trainkit.runtime.local.census import Census
@@ -214,7 +215,7 @@ class Node:
     def add_client(self, serial: int, sock: socket.socket) -> Connection:
         """Serve the requests of one more process: the driver, or a worker."""
         on_close = self._driver_left if serial == _DRIVER else (lambda: None)
-        conn = self.connection(sock, functools.partial(self.from_client, serial), on_close)
+        conn = self.connection(sock, functools.partial(self._serve, serial), on_close)
         self._clients[serial] = conn
         return conn
 
@@ -256,6 +257,23 @@ class Node:
             self._logs_fail = True
             self.notify(_DRIVER, Waits(f"what workers print is not kept in files any more: {error}"))
 
+    def _serve(self, serial: int, frame: Frame) -> None:
+        """Do what one process asks; if that fails, it is the only one to be harmed."""
+        try:
+            self.from_client(serial, frame)
+        except Exception as error:
+            sys.stderr.write(f"trainkit: the node could not do what was asked:\n{traceback.format_exc()}")
+            if frame.kind == REQUEST:
+                reason = f"the session's node could not do what was asked: {type(error).__name__}: {error}"
+                self._answer(serial, frame.call_id, TrainkitError(reason))
+
+    def _answer(self, serial: int, call_id: int, value: Any) -> None:
+        conn = self._clients.get(serial)
+        if conn is not None:
+            failed = isinstance(value, Exception)
+            body = pack_failure(value, "trainkit") if failed else pack(value)
+            try_send(conn, FAILURE if failed else VALUE, call_id, body)
+
     def from_client(self, serial: int, frame: Frame, may_ask: tuple[type, ...] = (object,)) -> None:
         """Do what a process asks or tells; raises TypeError for what it may not."""
         message = unpacked(frame.body)
@@ -263,13 +281,7 @@ class Node:
             raise TypeError(f"this is for the session's own processes: {message!r}")
         handles = [handle for handle in frame.body.handles if isinstance(handle, Descriptor)]
 
-        def answer(value: Any) -> None:
-            conn = self._clients.get(serial)
-            if conn is not None:
-                failed = isinstance(value, Exception)
-                body = pack_failure(value, "trainkit") if failed else pack(value)
-                try_send(conn, FAILURE if failed else VALUE, frame.call_id, body)
-
+        answer = functools.partial(self._answer, serial, frame.call_id)
         if frame.kind not in (REQUEST, NOTICE):
             raise TypeError(f"the node cannot handle a frame of kind {frame.kind}")
         match message:
