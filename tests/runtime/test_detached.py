@@ -276,3 +276,54 @@ def test_a_deep_folder_is_no_obstacle(tmp_path: Path) -> None:
         assert programs.nothing_is_left()
     finally:
         programs.end()
+
+
+def test_one_that_is_made_anew_is_found_again(programs: Programs) -> None:
+    programs.run(
+        MAKER
+        + """
+    again = make(name="phoenix", lifetime="detached", num_cpus=0, max_restarts=-1).remote()
+    trainkit.get(again.add.remote())
+    """
+    )
+    told = programs.run(
+        FINDER
+        + """
+    import os, signal, time
+    def find():
+        found = trainkit.get_actor("phoenix")
+        return found, trainkit.get(found.pid.remote(), timeout=20)
+    phoenix, first = find()
+    assert trainkit.get(phoenix.add.remote()) == 2
+    os.kill(first, signal.SIGKILL)
+    while True:
+        try:
+            second = find()[1]
+        except trainkit.errors.ActorDiedError:
+            continue
+        if second != first:
+            break
+    begin = time.monotonic()
+    for _ in range(2):
+        try:
+            trainkit.get(phoenix.pid.remote())
+        except trainkit.errors.ActorDiedError as error:
+            assert f"pid {first}) was killed by SIGKILL" in str(error), error
+            assert "trainkit.get_actor() finds it again" in str(error), error
+    assert time.monotonic() - begin < 5, "nobody waits for the end of the process that lives"
+    phoenix, _ = find()
+    trainkit.kill(phoenix, no_restart=False)
+    phoenix, third = find()
+    assert third not in (first, second)
+    assert trainkit.get(phoenix.add.remote()) == 1
+    trainkit.kill(phoenix)
+    try:
+        trainkit.get(phoenix.add.remote())
+    except trainkit.errors.ActorDiedError as error:
+        assert "finds it again" not in str(error), error
+    print("done")
+    """
+    )
+    assert told == "done"
+    programs.command("stop")
+    assert programs.nothing_is_left()

@@ -257,10 +257,13 @@ class Census:
             if worker.serial == serial:
                 worker.ending = worker.ending or reason
 
-    def inquire(self, worker_id: int, answer: Callable[[Exit], None]) -> None:
-        """Say how a worker ended, once it has."""
+    def inquire(self, worker_id: int, answer: Callable[[Exit], None], life: int | None = None) -> None:
+        """Say how a worker ended, once it has; of an actor that is made anew, how that `life` of it did."""
         worker = self._workers.get(worker_id)
-        if worker is not None:
+        record = self.restarts.record(worker_id)
+        if record is not None and life is not None and life < record.restarts:
+            answer(record.last_exit)
+        elif worker is not None:
             worker.inquiries.append(answer)
         elif worker_id in self._graves:
             answer(self._graves[worker_id])

@@ -329,7 +329,7 @@ class LocalEngine(Waiting, Steering, NodeVerbs):
     def kill(self, actor: Endpoint, no_restart: bool) -> None:
         worker_id, reason = actor.peer.worker_id, "it was killed by trainkit.kill()"
         if introductions.is_abroad(self, actor):
-            introductions.kill_abroad(actor, reason)
+            introductions.kill_abroad(actor, reason, not no_restart)
         elif worker_id is not None and self.alive:
             self._answer(self.link.ask(Kill(worker_id, reason, not no_restart)))
 

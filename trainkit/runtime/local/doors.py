@@ -208,20 +208,20 @@ class Visit(Connection):
                 self.try_read()
 
 
-def inquest(home: str | None, worker_id: int | None) -> Exit:
-    """How an actor of another session ended."""
+def inquest(home: str | None, worker_id: int | None, life: int | None = None) -> Exit:
+    """How an actor of another session ended; see `messages.Inquest`."""
     try:
         with visit(Path(home or "")) as node:
-            exit_: Exit = node.ask(Inquest(worker_id or 0))
+            exit_: Exit = node.ask(Inquest(worker_id or 0, life))
             return exit_
     except TrainkitError as error:
         return Exit(requested=True, reason=str(error))
 
 
-def kill(home: str, worker_id: int, reason: str) -> None:
-    """End an actor of another session; returns when it is dead."""
+def kill(home: str, worker_id: int, reason: str, restart: bool) -> None:
+    """End an actor of another session; returns when it is dead. With `restart` it may be made anew."""
     with contextlib.suppress(NodeDiedError), visit(Path(home)) as node:  # then it is dead already
-        node.ask(Kill(worker_id, reason))
+        node.ask(Kill(worker_id, reason, restart))
 
 
 @contextlib.contextmanager

@@ -178,9 +178,14 @@ class Leaving(NamedTuple):
 
 
 class Inquest(NamedTuple):
-    """How did a worker end? Answered with a `supervise.Exit`, once it has."""
+    """How did a worker end? Answered with a `supervise.Exit`, once it has.
+
+    Attributes:
+        life: of an actor, how often it had been made anew when it was the process that is asked about.
+    """
 
     worker_id: int
+    life: int | None = None
 
 
 class FindActor(NamedTuple):

@@ -324,8 +324,8 @@ class Node:
             case Leaving(reason):
                 self.census.is_leaving(serial, reason)
                 answer(None)
-            case Inquest(worker_id):
-                self.census.inquire(worker_id, answer)
+            case Inquest(worker_id, life):
+                self.census.inquire(worker_id, answer, life)
             case Shutdown() if serial == _DRIVER:
                 self._driver_left(lambda: answer(True))
             case Shutdown():
