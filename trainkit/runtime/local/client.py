@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import sys
@@ -295,7 +296,8 @@ class LocalEngine(Waiting, Steering, NodeVerbs):
             if existing is not None:
                 return existing[0]
         # The class and the constructor's arguments go straight to the process, which is yet to start.
-        peer.send(INIT, 0, body)
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # refused: calls are told why
+            peer.send(INIT, 0, body)
         if spec.registration is None:
             self.link.tell(request, [first, *kept.handles], kept.buffers)
         return endpoint

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from trainkit.clock import SYSTEM
+from trainkit.errors import ObjectStoreFullError
 from trainkit.runtime import supervise
 from trainkit.runtime.local.births import WorkerSpec
 from trainkit.runtime.local.channel import CONNECT, INIT, NOTICE, Connection, Descriptor
@@ -117,7 +118,7 @@ class Restarts:
         try:
             ours, theirs = socket.socketpair()
             self._restart(record, record.spec, worker, exit_, ours, Descriptor(theirs.detach()))
-        except OSError as error:  # no descriptor left
+        except (OSError, ObjectStoreFullError) as error:  # no descriptor left
             return Exit(reason=f"it could not be made anew: {error}")
         return None
 
