@@ -327,3 +327,33 @@ def test_one_that_is_made_anew_is_found_again(programs: Programs) -> None:
     assert told == "done"
     programs.command("stop")
     assert programs.nothing_is_left()
+
+
+def test_a_card_that_cannot_be_read_is_in_nobodys_way(programs: Programs) -> None:
+    programs.sessions.mkdir()
+    for number, text in enumerate(["", "[]", "{}", '{"node": 1}']):
+        folder = programs.sessions / f"trainkit-session-{number:016x}"
+        folder.mkdir()
+        (folder / "node.json").write_text(text)
+    assert programs.command("status") == "no session is running\n"
+    programs.run("import trainkit; trainkit.init(num_cpus=1)")
+    assert programs.nothing_is_left()
+
+
+def test_without_their_folder_detached_actors_end_with_their_program(programs: Programs) -> None:
+    program = programs.begin(
+        MAKER
+        + """
+    import shutil
+    shutil.rmtree(os.environ["TRAINKIT_RUNTIME_DIR"])
+    begin = time.monotonic()
+    trainkit.shutdown()
+    assert time.monotonic() - begin < 4
+    print("done")
+    """
+    )
+    out, err = program.communicate(timeout=60)
+    assert out == "done\n", err
+    assert "detached actors end with this program" in err
+    assert "Traceback" not in err
+    assert programs.nothing_is_left()

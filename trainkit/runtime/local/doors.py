@@ -93,9 +93,11 @@ def session_at(folder: Path) -> Session | None:
 
     try:
         card = json.loads((folder / CARD).read_text())
+        return Session(folder, *(card[name] for name in Session._fields[1:]))
     except (FileNotFoundError, NotADirectoryError):
         return None
-    return Session(folder=folder, **card)
+    except (ValueError, KeyError, TypeError):  # it is cut off, as by a machine that went down
+        return None
 
 
 def sessions(parent: Path) -> list[Session]:

@@ -123,7 +123,7 @@ class Node:
             self.census.templates.warm(imports)
         self.stores = Quartermaster(self, self.spec, options["gpus"])
         self.registry = Registry(self, self.spec.namespace, self._end_if_unneeded)
-        self._driver_gone = False
+        self.driver_gone = False
         self.mark = Path(os.environ[SESSION_MARK])
         self.door = Door(self, self.mark, options["driver"])
         self.add_client(_DRIVER, socket.socket(fileno=options["fd"]))
@@ -339,12 +339,13 @@ class Node:
         """End all but the detached actors; `then` is called when they are alone. Without any, stop."""
         if not self.registry.has_detached():
             self.stop()
-        if self._stopping or self._driver_gone:
+        if self._stopping or self.driver_gone:
             return
-        self._driver_gone = True
+        self.driver_gone = True
         self.unwatch(self._driver_pidfd)
-        self.door.driver_left()
-        departure.redirect_output(self, str(self.mark / departure.LOG))
+        if not departure.may_stay(self):
+            self.stop()
+            return
 
         def done() -> None:
             then()
@@ -353,7 +354,7 @@ class Node:
         departure.end_program(self, done)
 
     def _end_if_unneeded(self) -> None:
-        if self._driver_gone:
+        if self.driver_gone:
             self.after(_LAST_WORDS_S, lambda: None if self.registry.has_detached() else self.stop())
 
     def _child_ended(self) -> None:
