@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import resource
 import signal
 import subprocess
 import sys
@@ -22,7 +21,6 @@ import trainkit
 from tests.conftest import eventually, session_processes
 from tests.runtime.victims import Victim
 from trainkit.errors import ActorDiedError, NodeDiedError, ObjectLostError, WorkerDiedError
-from trainkit.runtime.current import engine
 
 
 @pytest.fixture(autouse=True)
@@ -343,6 +341,7 @@ DRIVER = """
 import os, sys, time
 sys.path[:0] = {path!r}
 import trainkit
+from tests.runtime.phoenix import Phoenix
 from tests.runtime.victims import Victim
 trainkit.init(num_cpus=2)
 actor = trainkit.remote(Victim).remote()
@@ -398,47 +397,3 @@ def test_a_stopped_driver_goes_on_where_it_was() -> None:
     assert driver.stdout.readline() == "end\n"
     assert driver.wait(timeout=10) == 0
     assert eventually(lambda: gone(pids), 5)
-
-
-def descriptors(pid: int) -> int:
-    return len(os.listdir(f"/proc/{pid}/fd"))
-
-
-@pytest.mark.parametrize("options", [{}, {"name": "one"}, {"name": "one", "lifetime": "detached"}])
-def test_a_node_without_descriptors_starts_nothing_and_loses_nothing(options: dict[str, Any]) -> None:
-    make = trainkit.remote(Victim).options(num_cpus=1, **options)
-    bystander = trainkit.remote(Victim).remote()
-    bystander_pid = trainkit.get(bystander.pid.remote())
-    for _ in range(4):  # so many that all templates that will be needed are there
-        trainkit.kill(make.remote())
-    node = engine().state("nodes")[0]["pid"]
-    limits = resource.prlimit(node, resource.RLIMIT_NOFILE)
-    held = descriptors(node)
-    started = 0
-    for spare in range(3, 12):
-        resource.prlimit(node, resource.RLIMIT_NOFILE, (held + spare, limits[1]))
-        actor = make.remote()
-        try:
-            trainkit.get(actor.pid.remote(), timeout=20)
-            started += 1
-        except ActorDiedError as error:
-            assert "Too many open files" in str(error)
-        finally:
-            resource.prlimit(node, resource.RLIMIT_NOFILE, limits)
-        trainkit.kill(actor)
-        assert eventually(lambda: descriptors(node) == held), f"{descriptors(node) - held} left open"
-        assert [row["pid"] for row in engine().state("actors") if row["state"] != "DEAD"] == [bystander_pid]
-        assert trainkit.available_resources()["CPU"] == 4
-    assert 0 < started < 9
-
-
-@pytest.mark.parametrize("lifetime", [None, "detached"])
-def test_a_named_actor_that_is_refused_says_so_when_it_is_called(lifetime: str | None) -> None:
-    group = trainkit.placement_group([{"CPU": 1}])
-    assert group.wait(10)
-    trainkit.remove_placement_group(group)
-    options: dict[str, Any] = {"name": "late", "lifetime": lifetime, "placement_group": group, "num_cpus": 1}
-    for _ in range(2):
-        actor = trainkit.remote(Victim).options(**options).remote()
-        with pytest.raises(ActorDiedError, match="its placement group was removed"):
-            trainkit.get(actor.pid.remote(), timeout=20)
