@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import subprocess
 import sys
 import time
@@ -20,6 +21,7 @@ def block(mib: float, fill: int = 1) -> np.ndarray[Any, Any]:
 class Hoarder:
     def __init__(self) -> None:
         self.kept: list[Any] = []
+        self.spare: list[int] = []
 
     def pid(self) -> int:
         return os.getpid()
@@ -40,11 +42,38 @@ class Hoarder:
     def make(self, mib: float, fill: int = 1) -> Any:
         return block(mib, fill)
 
+    def kept_as_given(self, *values: Any) -> None:
+        self.kept.extend(values)
+
+    def raise_block(self, mib: float) -> None:
+        raise ValueError(block(mib))
+
+    def give_without_descriptors(self) -> list[Any]:
+        """What it keeps, when none of its handles and segments can be opened once more."""
+        highest = max(int(fd) for fd in os.listdir("/proc/self/fd"))
+        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 1, hard))
+        try:
+            while True:
+                self.spare.append(os.dup(0))
+        except OSError:
+            return self.kept
+
+    def give_with_descriptors(self) -> int:
+        while self.spare:
+            os.close(self.spare.pop())
+        return len(self.kept)
+
     def forget(self) -> None:
         self.kept.clear()
 
     def sleep(self, seconds: float) -> None:
         time.sleep(seconds)
+
+
+class AsyncHoarder(Hoarder):
+    async def same(self, value: Any) -> Any:
+        return value
 
 
 class Eater:

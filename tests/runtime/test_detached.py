@@ -276,3 +276,84 @@ def test_a_deep_folder_is_no_obstacle(tmp_path: Path) -> None:
         assert programs.nothing_is_left()
     finally:
         programs.end()
+
+
+def test_one_that_is_made_anew_is_found_again(programs: Programs) -> None:
+    programs.run(
+        MAKER
+        + """
+    again = make(name="phoenix", lifetime="detached", num_cpus=0, max_restarts=-1).remote()
+    trainkit.get(again.add.remote())
+    """
+    )
+    told = programs.run(
+        FINDER
+        + """
+    import os, signal, time
+    def find():
+        found = trainkit.get_actor("phoenix")
+        return found, trainkit.get(found.pid.remote(), timeout=20)
+    phoenix, first = find()
+    assert trainkit.get(phoenix.add.remote()) == 2
+    os.kill(first, signal.SIGKILL)
+    while True:
+        try:
+            second = find()[1]
+        except trainkit.errors.ActorDiedError:
+            continue
+        if second != first:
+            break
+    begin = time.monotonic()
+    for _ in range(2):
+        try:
+            trainkit.get(phoenix.pid.remote())
+        except trainkit.errors.ActorDiedError as error:
+            assert f"pid {first}) was killed by SIGKILL" in str(error), error
+            assert "trainkit.get_actor() finds it again" in str(error), error
+    assert time.monotonic() - begin < 5, "nobody waits for the end of the process that lives"
+    phoenix, _ = find()
+    trainkit.kill(phoenix, no_restart=False)
+    phoenix, third = find()
+    assert third not in (first, second)
+    assert trainkit.get(phoenix.add.remote()) == 1
+    trainkit.kill(phoenix)
+    try:
+        trainkit.get(phoenix.add.remote())
+    except trainkit.errors.ActorDiedError as error:
+        assert "finds it again" not in str(error), error
+    print("done")
+    """
+    )
+    assert told == "done"
+    programs.command("stop")
+    assert programs.nothing_is_left()
+
+
+def test_a_card_that_cannot_be_read_is_in_nobodys_way(programs: Programs) -> None:
+    programs.sessions.mkdir()
+    for number, text in enumerate(["", "[]", "{}", '{"node": 1}']):
+        folder = programs.sessions / f"trainkit-session-{number:016x}"
+        folder.mkdir()
+        (folder / "node.json").write_text(text)
+    assert programs.command("status") == "no session is running\n"
+    programs.run("import trainkit; trainkit.init(num_cpus=1)")
+    assert programs.nothing_is_left()
+
+
+def test_without_their_folder_detached_actors_end_with_their_program(programs: Programs) -> None:
+    program = programs.begin(
+        MAKER
+        + """
+    import shutil
+    shutil.rmtree(os.environ["TRAINKIT_RUNTIME_DIR"])
+    begin = time.monotonic()
+    trainkit.shutdown()
+    assert time.monotonic() - begin < 4
+    print("done")
+    """
+    )
+    out, err = program.communicate(timeout=60)
+    assert out == "done\n", err
+    assert "detached actors end with this program" in err
+    assert "Traceback" not in err
+    assert programs.nothing_is_left()

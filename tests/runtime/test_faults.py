@@ -341,6 +341,7 @@ DRIVER = """
 import os, sys, time
 sys.path[:0] = {path!r}
 import trainkit
+from tests.runtime.phoenix import Phoenix
 from tests.runtime.victims import Victim
 trainkit.init(num_cpus=2)
 actor = trainkit.remote(Victim).remote()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import os
 import time
 from typing import Any
@@ -14,7 +15,9 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, rule
 import trainkit
 from tests.conftest import eventually
 from tests.runtime.victims import Victim
-from trainkit.errors import ActorDiedError, ConfigError
+from trainkit.errors import ActorDiedError, ConfigError, TrainkitError
+from trainkit.runtime.current import engine
+from trainkit.runtime.local.client import LocalEngine
 from trainkit.runtime.local.names import Names, nearest
 
 WORDS = st.sampled_from(["a", "b", "c"])
@@ -242,3 +245,31 @@ def test_a_constructor_that_raises_is_told_to_who_found_it() -> None:
 def test_a_detached_actor_needs_a_name() -> None:
     with pytest.raises(ConfigError, match="needs a name"):
         trainkit.remote(Victim).options(lifetime="detached").remote()
+
+
+class Called(enum.StrEnum):
+    """Texts of a class that the node does not have."""
+
+    CHIEF = "chief"
+
+
+def test_names_of_an_enum() -> None:
+    made = named(Called.CHIEF, label=Called.CHIEF, namespace=Called.CHIEF).remote()
+    found = trainkit.get_actor("chief", namespace="chief")
+    assert trainkit.get(found.pid.remote()) == trainkit.get(made.pid.remote())
+    group = trainkit.placement_group([{"CPU": 1}], name=Called.CHIEF)
+    assert group.wait(10)
+    assert trainkit.get_placement_group("chief").id == group.id
+    trainkit.remove_placement_group(group)
+
+
+def test_what_the_node_cannot_read_harms_nobody_else() -> None:
+    made = named("bystander").remote()
+    pid = trainkit.get(made.pid.remote())
+    local = engine()
+    assert isinstance(local, LocalEngine)
+    with pytest.raises(TrainkitError, match="could not do what was asked"):
+        local.link.demand(Called)
+    with pytest.raises(TrainkitError, match="cannot handle"):
+        local.link.demand("nothing that it knows")
+    assert trainkit.get(trainkit.get_actor("bystander").pid.remote()) == pid

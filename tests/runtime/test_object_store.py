@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 import trainkit
 from tests.conftest import eventually, shared_memory
-from tests.runtime.hoarders import MIB, Hoarder, block
-from trainkit.errors import ObjectStoreFullError
+from tests.runtime.hoarders import MIB, AsyncHoarder, Hoarder, block
+from trainkit.errors import ObjectLostError, ObjectStoreFullError
 from trainkit.runtime.local import inventory, segmentlocks
 from trainkit.runtime.local.account import StoreAccount
 
@@ -261,3 +261,32 @@ def test_two_processes_put_at_the_same_time(small_store: None) -> None:
         assert [int(value[-1]) for value in trainkit.get(answers)] == [fill] * 3
     del answers
     assert np.all(trainkit.get(trainkit.put(block(60, 2))) == 2)
+
+
+@pytest.mark.parametrize("kind", [Hoarder, AsyncHoarder])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_an_error_that_does_not_fit_arrives_all_the_same(
+    small_store: None, kind: type[Hoarder], threads: int
+) -> None:
+    held = trainkit.put(block(LIMIT_MIB - 1))
+    actor = trainkit.remote(kind).options(max_concurrency=threads).remote()
+    pid = trainkit.get(actor.pid.remote())
+    with pytest.raises(ValueError) as raised:
+        trainkit.get(actor.raise_block.remote(2), timeout=20)
+    assert raised.value.args[0].nbytes == 2 * MIB
+    assert trainkit.get(actor.pid.remote()) == pid
+    assert trainkit.get(held)[0] == 1
+
+
+@pytest.mark.parametrize("kind", [Hoarder, AsyncHoarder])
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("what", ["handle", "object"])
+def test_an_answer_without_descriptors_left_is_an_error(
+    small_store: None, kind: type[Hoarder], threads: int, what: str
+) -> None:
+    actor = trainkit.remote(kind).options(max_concurrency=threads).remote()
+    given = [hoarder()] if what == "handle" else [[trainkit.put(block(1))]]
+    trainkit.get(actor.kept_as_given.remote(*given))
+    with pytest.raises((ObjectLostError, ObjectStoreFullError), match="descriptor"):
+        trainkit.get(actor.give_without_descriptors.remote(), timeout=20)
+    assert trainkit.get(actor.give_with_descriptors.remote(), timeout=20) == 1

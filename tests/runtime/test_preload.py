@@ -45,3 +45,26 @@ def test_workers_do_without_a_module_that_starts_a_thread(tmp_path: Path) -> Non
     )
     assert done.stdout == "True\n", done.stderr
     assert "started a thread" in done.stderr
+
+
+def test_a_template_that_cannot_make_another_is_no_end(tmp_path: Path) -> None:
+    """It has a second thread since its first fork."""
+    (tmp_path / "late_thread.py").write_text(
+        "import os, threading, time\n"
+        "def start():\n    threading.Thread(target=time.sleep, args=(60,), daemon=True).start()\n"
+        "os.register_at_fork(after_in_parent=start)\n"
+    )
+    script = (
+        "import trainkit; from tests.runtime.victims import Victim; "
+        "trainkit.init(num_cpus=1, preload=['late_thread']); make = trainkit.remote(Victim).remote\n"
+        "first = make(); trainkit.get(first.pid.remote())\n"
+        "import numpy; trainkit.get(make().pid.remote()); print(trainkit.get(first.same.remote(7)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])},
+    )
+    assert done.stdout == "7\n", done.stderr

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from trainkit.resources import Bundle
@@ -13,8 +12,7 @@ from trainkit.runtime.specs import PlacementGroupId
 # node to template
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerSpec:
+class WorkerSpec(NamedTuple):
     """All that a fresh process needs to become a worker.
 
     Attributes:
@@ -42,12 +40,11 @@ class WorkerSpec:
     surroundings: Surroundings
     resources: Bundle
     namespace: str
-    conduct: Conduct = field(default_factory=Conduct)
+    conduct: Conduct = Conduct()
     restarts: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class ForkWorker:
+class ForkWorker(NamedTuple):
     """Fork a worker.
 
     Handles: its control connection, its first connection, stdout, stderr, the object store's account.
@@ -60,8 +57,7 @@ class Redirect(NamedTuple):
     """Write your output to the handle beside from now on: the program that started you has ended."""
 
 
-@dataclass(frozen=True, slots=True)
-class ForkTemplate:
+class ForkTemplate(NamedTuple):
     """Fork a template that imports `preload` on top; handle: its connection to the node."""
 
     preload: frozenset[str]
@@ -70,37 +66,32 @@ class ForkTemplate:
 # template to node
 
 
-@dataclass(frozen=True, slots=True)
-class Forked:
+class Forked(NamedTuple):
     """A worker was started; a template's number is 0."""
 
     serial: int
     pid: int
 
 
-@dataclass(frozen=True, slots=True)
-class ForkFailed:
+class ForkFailed(NamedTuple):
     """A worker could not be started."""
 
     serial: int
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Exited:
+class Exited(NamedTuple):
     """A process that this template forked has ended, with the status as `waitpid` gives it."""
 
     pid: int
     status: int
 
 
-@dataclass(frozen=True, slots=True)
-class Ready:
+class Ready(NamedTuple):
     """This template has done its imports."""
 
 
-@dataclass(frozen=True, slots=True)
-class Unusable:
+class Unusable(NamedTuple):
     """This template cannot fork: what it imported left threads behind, or failed."""
 
     reason: str

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import socket
@@ -9,7 +10,13 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from trainkit.clock import SYSTEM
-from trainkit.errors import ConfigError, TaskCancelledError
+from trainkit.errors import (
+    ConfigError,
+    ObjectLostError,
+    ObjectStoreFullError,
+    TaskCancelledError,
+    TrainkitError,
+)
 from trainkit.runtime.failures import pack_failure
 from trainkit.runtime.local.batch import BatchingConnection
 from trainkit.runtime.local.births import WorkerSpec
@@ -253,7 +260,9 @@ class Calls:
         if self.interrupted == call_id != 0 and not isinstance(error, TaskCancelledError):
             cause, error = error, TaskCancelledError(f"{self.where(kind, method)} was cancelled while it ran")
             error.__cause__ = cause
-        failure = self._engine.store(pack_failure(error, self.where(kind, method)))
+        failure = pack_failure(error, self.where(kind, method))
+        with contextlib.suppress(ObjectStoreFullError):  # then it goes in the frame: it has to be told
+            failure = self._engine.store(failure)
         if kind == INIT:
             self._failed = failure
         return [(FAILURE, failure)] * max(1, count)
@@ -272,11 +281,15 @@ class Calls:
 
     def answer(self, conn: CallerConnection, call_id: int, answers: Answers) -> None:
         """Send the answers of a call."""
-        try:
-            for index, (kind, body) in enumerate(answers):
+        for index, (kind, body) in enumerate(answers):
+            try:
                 conn.send(kind, call_id + index, body)
-        except OSError:
-            return  # the caller is gone
+            except (BrokenPipeError, ConnectionResetError):
+                return  # the caller is gone
+            except (OSError, ObjectStoreFullError) as error:  # no descriptor left for what goes with it
+                why = pack_failure(_unsent(error), self._spec.name)
+                with contextlib.suppress(OSError):
+                    conn.send(FAILURE, call_id + index, why)
         if conn.ended:
             self._parted(conn)
 
@@ -316,6 +329,16 @@ class Calls:
         """Let go of the user's objects."""
         self.instance = None
         self._functions.clear()
+
+
+def _unsent(error: OSError | ObjectStoreFullError) -> TrainkitError:
+    """The error for an answer that there is no descriptor for."""
+    if isinstance(error, ObjectStoreFullError):
+        return error
+    return ObjectLostError(
+        f"the result could not be sent: {error}. Each handle, reference and large object in it takes a file "
+        "descriptor of the process that returns it: release some, or raise the limit (ulimit -n)."
+    )
 
 
 class NeverMade(Exception):

@@ -100,9 +100,12 @@ class Census:
             delay_s: how long to wait before.
             registration: of an actor that more than its handles reach.
             class_name: of an actor.
+
+        Raises:
+            OSError: there is no descriptor left for it; nothing of it is.
         """
         ours, theirs = socket.socketpair()
-        pipes = [os.pipe2(os.O_CLOEXEC) for _ in range(2)]
+        pipes = [[Descriptor(fd) for fd in os.pipe2(os.O_CLOEXEC)] for _ in range(2)]
         account = Descriptor(os.dup(self._node.account_fd))
         worker = Worker(
             worker_id=spec.worker_id,
@@ -115,12 +118,12 @@ class Census:
             ledger_group=ledger_group,
             control=self._node.add_client(spec.serial, ours),
             stdout=OutputPipe(
-                pipes[0][0],
+                pipes[0][0].take(),
                 lambda lines: self._node.print_lines(worker, False, lines),
                 lambda data: self._node.keep_output(worker, "out", data),
             ),
             stderr=OutputPipe(
-                pipes[1][0],
+                pipes[1][0].take(),
                 lambda lines: self._node.print_lines(worker, True, lines),
                 lambda data: self._node.keep_output(worker, "err", data),
             ),
@@ -134,12 +137,16 @@ class Census:
         self.restarts.started(spec)
         for pipe in (worker.stdout, worker.stderr):
             self._node.watch(pipe.fd, functools.partial(self._read, pipe))
-        handles = [Descriptor(theirs.detach()), first, Descriptor(pipes[0][1]), Descriptor(pipes[1][1])]
-        handles.append(account)
+        handles = [Descriptor(theirs.detach()), first, pipes[0][1], pipes[1][1], account]
         if delay_s:
             self._node.after(delay_s, lambda: self._fork_late(worker, spec, handles))
-        else:
+            return
+        try:
             self._fork(worker, spec, handles)
+        except OSError:
+            del self._workers[spec.worker_id]
+            self._close(worker)
+            raise
 
     def _fork_late(self, worker: Worker, spec: WorkerSpec, handles: list[Descriptor]) -> None:
         if worker.ending:
@@ -153,9 +160,9 @@ class Census:
     def _fork(self, worker: Worker, spec: WorkerSpec, handles: list[Descriptor]) -> None:
         imports, template = self.templates.for_worker(spec.surroundings.preload)
         spare = [] if self.templates.can_fork(imports) else [handle.copy() for handle in handles]
+        self._node.registry.started(worker)  # its connections lie there when the process looks for them
         # By its number: a lease may pass on, and with it the id, before the template has answered.
         self._unborn[spec.serial] = Unborn(worker, imports, spec, spare)
-        self._node.registry.started(worker)  # its connections lie there when the process looks for them
         try_send(template, NOTICE, 0, packed(ForkWorker(spec), handles))
         for early in self._early.pop(spec.worker_id, ()):
             self.cancel(early)
@@ -167,7 +174,7 @@ class Census:
 
     def _from_template(self, imports: frozenset[str], frame: Frame) -> None:
         match unpacked(frame.body):
-            case Forked(0, _):
+            case Forked(0, _) | ForkFailed(0, _):  # a template: if it failed, its connection closes
                 pass
             case Forked(serial, pid):
                 worker = self._unborn.pop(serial).worker
@@ -257,10 +264,13 @@ class Census:
             if worker.serial == serial:
                 worker.ending = worker.ending or reason
 
-    def inquire(self, worker_id: int, answer: Callable[[Exit], None]) -> None:
-        """Say how a worker ended, once it has."""
+    def inquire(self, worker_id: int, answer: Callable[[Exit], None], life: int | None = None) -> None:
+        """Say how a worker ended, once it has; of an actor that is made anew, how that `life` of it did."""
         worker = self._workers.get(worker_id)
-        if worker is not None:
+        record = self.restarts.record(worker_id)
+        if record is not None and life is not None and life < record.restarts:
+            answer(record.last_exit)
+        elif worker is not None:
             worker.inquiries.append(answer)
         elif worker_id in self._graves:
             answer(self._graves[worker_id])
@@ -312,15 +322,11 @@ class Census:
     def _bury(self, worker: Worker, exit_: Exit) -> None:
         end = self.restarts.revive(worker, exit_)
         if end is not None:
-            del self._workers[worker.worker_id]
+            self._workers.pop(worker.worker_id, None)  # gone if its next process could not be made
             self._graves[worker.worker_id] = end
             if worker.is_actor:
                 self.dead.add(actor_row(worker), end)
-        for pipe in (worker.stdout, worker.stderr):
-            self._node.unwatch(pipe.fd)
-            pipe.close()
-        self._node.logs.forget(worker)
-        self._node.drop_client(worker.serial)
+        self._close(worker)
         if end is not None:
             self._node.registry.ended(worker.worker_id)
         self._node.stores.ended(worker)
@@ -333,6 +339,14 @@ class Census:
             answer(exit_)
         if end is not None:
             self.restarts.ended(worker.worker_id, end)
+
+    def _close(self, worker: Worker) -> None:
+        """Close all that leads to a worker's process."""
+        for pipe in (worker.stdout, worker.stderr):
+            self._node.unwatch(pipe.fd)
+            pipe.close()
+        self._node.logs.forget(worker)
+        self._node.drop_client(worker.serial)
 
     def _order_of(self, worker: Worker) -> Exit:
         """The end of a worker that was to be ended before it had a process."""

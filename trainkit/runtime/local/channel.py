@@ -138,7 +138,12 @@ class Connection:
     # sending
 
     def send(self, kind: int, call_id: int, body: Packed) -> None:
-        """Send a frame, or queue it; raises BrokenPipeError if the other end is gone."""
+        """Send a frame, or queue it.
+
+        Raises:
+            BrokenPipeError, ConnectionResetError: the other end is gone.
+            OSError, ObjectStoreFullError: there is no descriptor for one of its handles; nothing was sent.
+        """
         handles, buffers = body.handles, body.buffers
         if not handles and not buffers:  # the fast path: most calls
             payload = body.payload
@@ -146,7 +151,7 @@ class Connection:
             fds: list[int] = []
         else:
             data = _join(kind, call_id, body)
-            fds = [handle.open_fd() for handle in handles]
+            fds = _open_all(handles)
         with self._send_lock:
             if self._half_closed or self.closed or self._pid != os.getpid():
                 _close_all(fds)
@@ -376,6 +381,17 @@ def _join(kind: int, call_id: int, body: Packed) -> bytes:
     parts = [kinds, lengths, body.payload, *body.buffers]
     size = sum(len(part) for part in parts)
     return b"".join([_HEADER.pack(kind, body.stored, len(kinds), len(body.buffers), call_id, size), *parts])
+
+
+def _open_all(handles: Iterable[Handle]) -> list[int]:
+    fds: list[int] = []
+    try:
+        for handle in handles:
+            fds.append(handle.open_fd())  # noqa: PERF401 - those opened before one that fails are closed
+    except BaseException:
+        _close_all(fds)
+        raise
+    return fds
 
 
 def _close_all(fds: Iterable[int]) -> None:

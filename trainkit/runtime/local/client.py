@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import sys
@@ -295,7 +296,8 @@ class LocalEngine(Waiting, Steering, NodeVerbs):
             if existing is not None:
                 return existing[0]
         # The class and the constructor's arguments go straight to the process, which is yet to start.
-        peer.send(INIT, 0, body)
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # refused: calls are told why
+            peer.send(INIT, 0, body)
         if spec.registration is None:
             self.link.tell(request, [first, *kept.handles], kept.buffers)
         return endpoint
@@ -329,7 +331,7 @@ class LocalEngine(Waiting, Steering, NodeVerbs):
     def kill(self, actor: Endpoint, no_restart: bool) -> None:
         worker_id, reason = actor.peer.worker_id, "it was killed by trainkit.kill()"
         if introductions.is_abroad(self, actor):
-            introductions.kill_abroad(actor, reason)
+            introductions.kill_abroad(actor, reason, not no_restart)
         elif worker_id is not None and self.alive:
             self._answer(self.link.ask(Kill(worker_id, reason, not no_restart)))
 

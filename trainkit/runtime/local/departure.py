@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import os
+import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -70,10 +71,19 @@ def _belonging_to(owner: int, workers: list[Worker]) -> set[int]:
         found |= more
 
 
-def redirect_output(node: Node, path: str) -> None:
-    """Print to a file from now on: whoever reads the program's output waits for the last to hold it open."""
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+def may_stay(node: Node) -> bool:
+    """Tell others that the program has ended, and print to a file from now on; False if that can't be.
+
+    Whoever reads the program's output waits for the last to hold it open.
+    """
+    try:
+        node.door.driver_left()
+        fd = os.open(node.mark / LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    except OSError as error:  # the session's folder was removed, or the disk is full
+        sys.stderr.write(f"trainkit: detached actors end with this program, as nobody finds them: {error}\n")
+        return False
     for template in node.census.templates.connections():
         try_send(template, NOTICE, 0, packed(Redirect(), [Descriptor(os.dup(fd))]))
     process.take_output(fd)
     os.close(fd)
+    return True

@@ -93,9 +93,11 @@ def session_at(folder: Path) -> Session | None:
 
     try:
         card = json.loads((folder / CARD).read_text())
+        return Session(folder, *(card[name] for name in Session._fields[1:]))
     except (FileNotFoundError, NotADirectoryError):
         return None
-    return Session(folder=folder, **card)
+    except (ValueError, KeyError, TypeError):  # it is cut off, as by a machine that went down
+        return None
 
 
 def sessions(parent: Path) -> list[Session]:
@@ -208,20 +210,20 @@ class Visit(Connection):
                 self.try_read()
 
 
-def inquest(home: str | None, worker_id: int | None) -> Exit:
-    """How an actor of another session ended."""
+def inquest(home: str | None, worker_id: int | None, life: int | None = None) -> Exit:
+    """How an actor of another session ended; see `messages.Inquest`."""
     try:
         with visit(Path(home or "")) as node:
-            exit_: Exit = node.ask(Inquest(worker_id or 0))
+            exit_: Exit = node.ask(Inquest(worker_id or 0, life))
             return exit_
     except TrainkitError as error:
         return Exit(requested=True, reason=str(error))
 
 
-def kill(home: str, worker_id: int, reason: str) -> None:
-    """End an actor of another session; returns when it is dead."""
+def kill(home: str, worker_id: int, reason: str, restart: bool) -> None:
+    """End an actor of another session; returns when it is dead. With `restart` it may be made anew."""
     with contextlib.suppress(NodeDiedError), visit(Path(home)) as node:  # then it is dead already
-        node.ask(Kill(worker_id, reason))
+        node.ask(Kill(worker_id, reason, restart))
 
 
 @contextlib.contextmanager

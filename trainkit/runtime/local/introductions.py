@@ -95,11 +95,11 @@ def is_abroad(engine: LocalEngine, actor: Endpoint) -> bool:
     return actor.peer.home not in (None, engine.mark)
 
 
-def kill_abroad(actor: Endpoint, reason: str) -> None:
-    """End an actor of another session."""
+def kill_abroad(actor: Endpoint, reason: str, restart: bool) -> None:
+    """End an actor of another session; with `restart` it may be made anew."""
     peer = actor.peer
     if peer.home is not None and peer.worker_id is not None:
-        doors.kill(peer.home, peer.worker_id, reason)
+        doors.kill(peer.home, peer.worker_id, reason, restart)
 
 
 def _home(engine: LocalEngine) -> Path:
@@ -126,11 +126,9 @@ def _ask_for(
         if isinstance(answer, NotFound):
             return answer
         sock = socket.socket(fileno=ours.detach())
-    # One of another session is found again by its name: this process's node knows nothing of its restarts.
-    if answer.life is not None and home == engine.mark:
+    if answer.life is not None:
         line = lifeline.Lifeline(sock, answer.label, answer.worker_id)
-        line.home = home
-        line.hold(engine, answer.max_task_retries, answer.life)
+        line.hold(engine, home, answer.max_task_retries, answer.life)
         return lifeline.EnduringEndpoint(line), answer.interface
     peer = Peer(sock, answer.label, answer.worker_id)
     peer.home = home

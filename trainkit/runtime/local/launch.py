@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pickle
 import resource
 import secrets
 import shutil
@@ -19,6 +18,7 @@ from trainkit.runtime import preload
 from trainkit.runtime.local import doors, process
 from trainkit.runtime.local.account import StoreAccount
 from trainkit.runtime.local.devices import memory_bytes, visible_gpus
+from trainkit.runtime.local.messages import packed
 from trainkit.runtime.specs import SessionSpec
 from trainkit.settings import SESSION_MARK
 
@@ -117,7 +117,7 @@ def start_node(spec: SessionSpec) -> Node:
         "preload": preload.at_start(spec.preload),
     }
     child = subprocess.Popen(
-        [sys.executable, "-P", "-c", _BOOT, _PACKAGE_ROOT, pickle.dumps(options).hex()],
+        [sys.executable, "-P", "-c", _BOOT, _PACKAGE_ROOT, packed(options).payload.hex()],
         stdin=subprocess.DEVNULL,
         env=environ,
         pass_fds=[theirs.fileno(), account.fd],

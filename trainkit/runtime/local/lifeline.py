@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from trainkit.errors import ActorDiedError, ObjectLostError, TrainkitError
 from trainkit.runtime import serialize, supervise
 from trainkit.runtime.failures import raisable, unpack_failure
+from trainkit.runtime.local import doors
 from trainkit.runtime.local import refs as references
 from trainkit.runtime.local.channel import CALL, HANDLE_KINDS, VALUE, Connection, Descriptor, Frame
 from trainkit.runtime.local.messages import LetGo, Memo, Reconnect, Reconnected
@@ -78,13 +79,20 @@ class Lifeline(Peer):
         """How often the actor had been made anew when its process at the other end started."""
         return self._life + (self._other_end is not None)
 
-    def hold(self, engine: LocalEngine, max_task_retries: int, life: int = 0, *, owner: bool = False) -> None:
-        """Stay connected from here on, whichever process the actor lives in; without effect twice."""
+    def hold(
+        self, engine: LocalEngine, home: str, max_task_retries: int, life: int = 0, *, owner: bool = False
+    ) -> None:
+        """Stay connected from here on, whichever process the actor lives in; without effect twice.
+
+        One of another session, whose mark is `home`, is found again by its name instead: this process's
+        node knows nothing of its restarts.
+        """
         if self._engine is None:
-            self._life, self._owner = life, owner
+            self._life, self._owner, self.home = life, owner, home
             self.max_task_retries = max_task_retries
-            self._engine = engine
-            engine.pump.watch(self, END)
+            if home == engine.mark:
+                self._engine = engine
+                engine.pump.watch(self, END)
 
     # calls
 
@@ -221,7 +229,13 @@ class Lifeline(Peer):
         self._calls.clear()
 
     def lost(self) -> Exception:
-        return super().lost() if self._gone is None else self._gone()
+        if self._gone is not None:
+            return self._gone()
+        if self._engine is None and self.home is not None:  # of another session
+            exit_ = doors.inquest(self.home, self.worker_id, self._life)
+            hint = "" if exit_.requested else "; if it is made anew, trainkit.get_actor() finds it again"
+            return death(ActorDiedError, exit_, self.name, hint)
+        return super().lost()
 
     def finish_sending(self) -> None:
         """The last handle is gone. Called by the collector, maybe: so all else is for the pump's thread."""
@@ -271,7 +285,7 @@ def endpoint_of(engine: LocalEngine, spec: ActorSpec) -> tuple[Endpoint, Descrip
     if not spec.max_restarts:
         return Endpoint(Peer(ours, spec.name, worker_id)), Descriptor(theirs.detach())
     line = Lifeline(ours, spec.name, worker_id)
-    line.hold(engine, spec.max_task_retries, owner=True)
+    line.hold(engine, engine.mark, spec.max_task_retries, owner=True)
     return EnduringEndpoint(line), Descriptor(theirs.detach())
 
 
@@ -298,10 +312,8 @@ def _load_enduring(
 ) -> EnduringEndpoint:
     endpoint: Any = serialize.claim(position)
     line: Lifeline = endpoint.peer
-    line.name, line.worker_id, line.home = name, worker_id, home
-    engine = references._current_engine()
-    if home == engine.mark:  # of another session's restarts this process's node knows nothing
-        line.hold(engine, max_task_retries, life)
+    line.name, line.worker_id = name, worker_id
+    line.hold(references._current_engine(), home, max_task_retries, life)
     return endpoint  # type: ignore[no-any-return]
 
 

@@ -12,6 +12,7 @@ import socket
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from trainkit.errors import ObjectStoreFullError
 from trainkit.runtime.local.channel import CONNECT, Connection, Descriptor, Frame
 from trainkit.runtime.local.loop import try_send
 from trainkit.runtime.local.messages import Reconnect, Reconnected
@@ -84,7 +85,13 @@ class _KeptPromise:
         self._waiting.clear()
 
     def _tell(self, conn: Connection, answer: Frame) -> None:
-        try_send(conn, answer.kind, answer.call_id, answer.body)  # the receiver closes it
+        try:
+            conn.send(answer.kind, answer.call_id, answer.body)  # the receiver closes it
+        except (
+            OSError,
+            ObjectStoreFullError,
+        ):  # it is gone, or no descriptor is left: it says what that means
+            _end(self._node, conn)
 
     def _never_arrives(self) -> None:
         for conn in self._waiting:  # closed: the receiver says what that means

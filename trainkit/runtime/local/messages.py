@@ -1,14 +1,14 @@
 """What goes between a client, the node, its templates and its workers; calls are not among it.
 
-Each is a frozen dataclass, or a named tuple, which takes a tenth of the time to define at the start of every
-process; a receiver matches on the class and refuses what it does not know.
+Each is a named tuple, as a dataclass takes ten times as long to define, at the start of every process; a
+receiver matches on the class and refuses what it does not know.
 """
 
 from __future__ import annotations
 
+import io
 import pickle
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from trainkit.resources import Bundle
@@ -17,9 +17,22 @@ from trainkit.runtime.specs import Concurrency, Interface, Placement, Registrati
 from trainkit.runtime.supervise import Exit as ExitRecord
 
 
+class _Pickler(pickle.Pickler):
+    """Sends a text or number of a user's class, an Enum's say, as a plain one: the node has no such class."""
+
+    def reducer_override(self, item: Any) -> Any:
+        if isinstance(item, str):
+            return str, (str.__str__(item),)
+        if isinstance(item, int):
+            return int, (int.__int__(item),)
+        return (float, (float.__float__(item),)) if isinstance(item, float) else NotImplemented
+
+
 def packed(message: Any, handles: Sequence[Handle] = (), buffers: Sequence[Any] = ()) -> Packed:
     """`message` as the body of a frame."""
-    return Packed(pickle.dumps(message, PROTOCOL), buffers, handles)
+    file = io.BytesIO()
+    _Pickler(file, PROTOCOL).dump(message)
+    return Packed(file.getvalue(), buffers, handles)
 
 
 def unpacked(body: Packed) -> Any:
@@ -27,8 +40,7 @@ def unpacked(body: Packed) -> Any:
     return pickle.loads(body.payload)
 
 
-@dataclass(frozen=True, slots=True)
-class Surroundings:
+class Surroundings(NamedTuple):
     """What a worker sees of the process that asked for it, as it was at that moment.
 
     Attributes:
@@ -41,23 +53,21 @@ class Surroundings:
     preload: frozenset[str]
 
 
-@dataclass(frozen=True, slots=True)
-class Conduct:
+class Conduct(NamedTuple):
     """How an actor runs its calls.
 
     Attributes:
         is_async: on an event loop, as its class has `async def` methods.
     """
 
-    concurrency: Concurrency = field(default_factory=Concurrency)
+    concurrency: Concurrency = Concurrency()
     is_async: bool = False
 
 
 # client to node
 
 
-@dataclass(frozen=True, slots=True)
-class Memo:
+class Memo(NamedTuple):
     """What an actor is made anew with: the body of its first frame.
 
     Its buffers are those of the frame that the memo comes in, and its handles the last ones there.
@@ -74,8 +84,7 @@ class Memo:
     actors: Sequence[int | None]
 
 
-@dataclass(frozen=True, slots=True)
-class StartActor:
+class StartActor(NamedTuple):
     """Start a process for an actor; its first connection is the first handle beside.
 
     Not answered without a registration. With one, answered with None if it is registered and asked
@@ -91,7 +100,7 @@ class StartActor:
     name: str
     placement: Placement
     surroundings: Surroundings
-    conduct: Conduct = field(default_factory=Conduct)
+    conduct: Conduct = Conduct()
     memo: Memo | None = None
     registration: Registration | None = None
     class_name: str = ""
@@ -99,8 +108,7 @@ class StartActor:
     max_task_retries: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Reconnect:
+class Reconnect(NamedTuple):
     """My connection to an actor closed: hand the one beside to the process that is made in its place.
 
     Answered with Reconnected, or with a `supervise.Exit` when it has ended for good.
@@ -113,15 +121,13 @@ class Reconnect:
     life: int
 
 
-@dataclass(frozen=True, slots=True)
-class LetGo:
+class LetGo(NamedTuple):
     """I need the actor that I asked for no more; others may."""
 
     worker_id: int
 
 
-@dataclass(frozen=True, slots=True)
-class Lease:
+class Lease(NamedTuple):
     """Lend me a process for tasks, connected to the handle beside; answered when there is one."""
 
     worker_id: int
@@ -130,8 +136,7 @@ class Lease:
     surroundings: Surroundings
 
 
-@dataclass(frozen=True, slots=True)
-class ReturnLease:
+class ReturnLease(NamedTuple):
     """I need the process of this lease no more.
 
     Attributes:
@@ -142,8 +147,7 @@ class ReturnLease:
     retire: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Kill:
+class Kill(NamedTuple):
     """End a worker; answered when it is dead.
 
     Attributes:
@@ -155,8 +159,7 @@ class Kill:
     restart: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Cancel:
+class Cancel(NamedTuple):
     """Stop a call of a worker, to which the node hands this on; not answered.
 
     Attributes:
@@ -168,18 +171,21 @@ class Cancel:
     recursive: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Leaving:
+class Leaving(NamedTuple):
     """This worker is about to end of its own will, and is not to be made anew; answered when noted."""
 
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Inquest:
-    """How did a worker end? Answered with a `supervise.Exit`, once it has."""
+class Inquest(NamedTuple):
+    """How did a worker end? Answered with a `supervise.Exit`, once it has.
+
+    Attributes:
+        life: of an actor, how often it had been made anew when it was the process that is asked about.
+    """
 
     worker_id: int
+    life: int | None = None
 
 
 class FindActor(NamedTuple):
@@ -218,8 +224,7 @@ class NotFound(NamedTuple):
     names: Sequence[str]
 
 
-@dataclass(frozen=True, slots=True)
-class Reserve:
+class Reserve(NamedTuple):
     """Reserve bundles, all or none; answered when it is noted. When they are held: see AwaitGroup.
 
     Attributes:
@@ -234,48 +239,41 @@ class Reserve:
     detached: bool
 
 
-@dataclass(frozen=True, slots=True)
-class FindGroup:
+class FindGroup(NamedTuple):
     """Which group has that name? Answered with its id and its bundles."""
 
     name: str
 
 
-@dataclass(frozen=True, slots=True)
-class AwaitGroup:
+class AwaitGroup(NamedTuple):
     """Answered once the group is held."""
 
     group_id: int
 
 
-@dataclass(frozen=True, slots=True)
-class Release:
+class Release(NamedTuple):
     """Give a group's bundles back and end what runs in it; answered when done."""
 
     group_id: int
 
 
-@dataclass(frozen=True, slots=True)
-class Available:
+class Available(NamedTuple):
     """What is free? Answered with amounts by name."""
 
 
-@dataclass(frozen=True, slots=True)
-class State:
+class State(NamedTuple):
     """What is there of a kind, see `statebook`? Answered with a list of mappings."""
 
     kind: str
 
 
-@dataclass(frozen=True, slots=True)
-class Blocked:
+class Blocked(NamedTuple):
     """This worker waits for others (or goes on), so its CPUs may be lent meanwhile."""
 
     waiting: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Shutdown:
+class Shutdown(NamedTuple):
     """End everything; the connection closes when it is done.
 
     Asked by the driver while there are detached actors: end everything else. Answered then, once it is done.
@@ -285,8 +283,7 @@ class Shutdown:
 # node to client
 
 
-@dataclass(frozen=True, slots=True)
-class Reconnected:
+class Reconnected(NamedTuple):
     """The actor has been, or is being, made anew.
 
     Attributes:
@@ -298,13 +295,11 @@ class Reconnected:
     exit_: ExitRecord
 
 
-@dataclass(frozen=True, slots=True)
-class Reclaim:
+class Reclaim(NamedTuple):
     """Somebody waits for resources: return the leases that are idle, the others when they are."""
 
 
-@dataclass(frozen=True, slots=True)
-class Output:
+class Output(NamedTuple):
     """Lines that a worker printed."""
 
     name: str
@@ -313,8 +308,7 @@ class Output:
     lines: Sequence[str]
 
 
-@dataclass(frozen=True, slots=True)
-class Waits:
+class Waits(NamedTuple):
     """A request of yours has been waiting for a while."""
 
     text: str
@@ -323,11 +317,9 @@ class Waits:
 # node to worker
 
 
-@dataclass(frozen=True, slots=True)
-class Connect:
+class Connect(NamedTuple):
     """Serve a further connection, the handle beside."""
 
 
-@dataclass(frozen=True, slots=True)
-class Exit:
+class Exit(NamedTuple):
     """End as soon as what was sent is done."""

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from trainkit.clock import SYSTEM
+from trainkit.errors import TrainkitError
 from trainkit.runtime.failures import pack_failure
 from trainkit.runtime.local import departure, process
 from trainkit.runtime.local.census import Census
@@ -122,7 +123,7 @@ class Node:
             self.census.templates.warm(imports)
         self.stores = Quartermaster(self, self.spec, options["gpus"])
         self.registry = Registry(self, self.spec.namespace, self._end_if_unneeded)
-        self._driver_gone = False
+        self.driver_gone = False
         self.mark = Path(os.environ[SESSION_MARK])
         self.door = Door(self, self.mark, options["driver"])
         self.add_client(_DRIVER, socket.socket(fileno=options["fd"]))
@@ -214,7 +215,7 @@ class Node:
     def add_client(self, serial: int, sock: socket.socket) -> Connection:
         """Serve the requests of one more process: the driver, or a worker."""
         on_close = self._driver_left if serial == _DRIVER else (lambda: None)
-        conn = self.connection(sock, functools.partial(self.from_client, serial), on_close)
+        conn = self.connection(sock, functools.partial(self._serve, serial), on_close)
         self._clients[serial] = conn
         return conn
 
@@ -256,6 +257,23 @@ class Node:
             self._logs_fail = True
             self.notify(_DRIVER, Waits(f"what workers print is not kept in files any more: {error}"))
 
+    def _serve(self, serial: int, frame: Frame) -> None:
+        """Do what one process asks; if that fails, it is the only one to be harmed."""
+        try:
+            self.from_client(serial, frame)
+        except Exception as error:
+            sys.stderr.write(f"trainkit: the node could not do what was asked:\n{traceback.format_exc()}")
+            if frame.kind == REQUEST:
+                reason = f"the session's node could not do what was asked: {type(error).__name__}: {error}"
+                self._answer(serial, frame.call_id, TrainkitError(reason))
+
+    def _answer(self, serial: int, call_id: int, value: Any) -> None:
+        conn = self._clients.get(serial)
+        if conn is not None:
+            failed = isinstance(value, Exception)
+            body = pack_failure(value, "trainkit") if failed else pack(value)
+            try_send(conn, FAILURE if failed else VALUE, call_id, body)
+
     def from_client(self, serial: int, frame: Frame, may_ask: tuple[type, ...] = (object,)) -> None:
         """Do what a process asks or tells; raises TypeError for what it may not."""
         message = unpacked(frame.body)
@@ -263,13 +281,7 @@ class Node:
             raise TypeError(f"this is for the session's own processes: {message!r}")
         handles = [handle for handle in frame.body.handles if isinstance(handle, Descriptor)]
 
-        def answer(value: Any) -> None:
-            conn = self._clients.get(serial)
-            if conn is not None:
-                failed = isinstance(value, Exception)
-                body = pack_failure(value, "trainkit") if failed else pack(value)
-                try_send(conn, FAILURE if failed else VALUE, frame.call_id, body)
-
+        answer = functools.partial(self._answer, serial, frame.call_id)
         if frame.kind not in (REQUEST, NOTICE):
             raise TypeError(f"the node cannot handle a frame of kind {frame.kind}")
         match message:
@@ -312,8 +324,8 @@ class Node:
             case Leaving(reason):
                 self.census.is_leaving(serial, reason)
                 answer(None)
-            case Inquest(worker_id):
-                self.census.inquire(worker_id, answer)
+            case Inquest(worker_id, life):
+                self.census.inquire(worker_id, answer, life)
             case Shutdown() if serial == _DRIVER:
                 self._driver_left(lambda: answer(True))
             case Shutdown():
@@ -327,12 +339,13 @@ class Node:
         """End all but the detached actors; `then` is called when they are alone. Without any, stop."""
         if not self.registry.has_detached():
             self.stop()
-        if self._stopping or self._driver_gone:
+        if self._stopping or self.driver_gone:
             return
-        self._driver_gone = True
+        self.driver_gone = True
         self.unwatch(self._driver_pidfd)
-        self.door.driver_left()
-        departure.redirect_output(self, str(self.mark / departure.LOG))
+        if not departure.may_stay(self):
+            self.stop()
+            return
 
         def done() -> None:
             then()
@@ -341,7 +354,7 @@ class Node:
         departure.end_program(self, done)
 
     def _end_if_unneeded(self) -> None:
-        if self._driver_gone:
+        if self.driver_gone:
             self.after(_LAST_WORDS_S, lambda: None if self.registry.has_detached() else self.stop())
 
     def _child_ended(self) -> None:

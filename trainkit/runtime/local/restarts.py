@@ -12,10 +12,11 @@ from __future__ import annotations
 import functools
 import socket
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from trainkit.clock import SYSTEM
+from trainkit.errors import ObjectStoreFullError
 from trainkit.runtime import supervise
 from trainkit.runtime.local.births import WorkerSpec
 from trainkit.runtime.local.channel import CONNECT, INIT, NOTICE, Connection, Descriptor
@@ -47,7 +48,6 @@ class Record:
         restarts: how often it has been made anew.
         spec: of its process; None until the first one starts.
         keeper: the node's own connection to it.
-        keep: the keeper stays, as the actor lives without handles.
         let_go: its owner needs it no more.
         owner_is_back: its owner is connected to the present process.
         waiting: who has found the connection closed before the node has seen the death: its number,
@@ -60,7 +60,6 @@ class Record:
     restarts: int = 0
     spec: WorkerSpec | None = None
     keeper: Connection | None = None
-    keep: bool = False
     let_go: bool = False
     owner_is_back: bool = False
     last_exit: Exit = field(default_factory=Exit)
@@ -119,7 +118,7 @@ class Restarts:
         try:
             ours, theirs = socket.socketpair()
             self._restart(record, record.spec, worker, exit_, ours, Descriptor(theirs.detach()))
-        except OSError as error:  # no descriptor left
+        except (OSError, ObjectStoreFullError) as error:  # no descriptor left
             return Exit(reason=f"it could not be made anew: {error}")
         return None
 
@@ -143,7 +142,7 @@ class Restarts:
         record.keeper = self._node.connection(ours, lambda _: None, lambda: None)
         record.keeper.send(INIT, 0, record.memo)
         self._node.census.start(
-            replace(spec, serial=self._node.census.next_serial(), restarts=record.restarts + 1),
+            spec._replace(serial=self._node.census.next_serial(), restarts=record.restarts + 1),
             theirs,
             owner=worker.owner,
             placement=worker.placement,
@@ -204,7 +203,7 @@ class Restarts:
     def _settle(self, record: Record) -> None:
         """End the keeper when others hold the actor, or nobody does any more."""
         keeper = record.keeper
-        needed = record.keep or not (record.owner_is_back or record.let_go)
+        needed = not (record.owner_is_back or record.let_go)
         if keeper is None or needed or SYSTEM.monotonic() < record.started_s + _GRACE_S:
             return
         if keeper.has_backlog:  # its process has yet to read what it is made with

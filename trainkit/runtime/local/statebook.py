@@ -128,7 +128,7 @@ def _requests(node: Node) -> Rows:
 def pid_of(node: Node, serial: int) -> int | None:
     """Of the process with that number; None once it has ended, and for what belongs to nobody."""
     if serial == DRIVER:
-        return node.driver_pid
+        return None if node.driver_gone else node.driver_pid
     return next((worker.pid for worker in node.census.workers() if worker.serial == serial), None)
 
 

@@ -1,0 +1,103 @@
+"""Processes that cannot be started, or made anew: who is told, and that the session goes on whole."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+from typing import Any
+
+import pytest
+
+import trainkit
+from tests.conftest import eventually
+from tests.runtime.phoenix import Phoenix
+from tests.runtime.victims import Victim
+from trainkit.errors import ActorDiedError
+from trainkit.runtime.current import engine
+
+
+@pytest.fixture(autouse=True)
+def session(runtime: None) -> None:
+    """Every test runs in the module's session."""
+
+
+def descriptors(pid: int) -> int:
+    return len(os.listdir(f"/proc/{pid}/fd"))
+
+
+def living() -> list[int | None]:
+    return [row["pid"] for row in engine().state("actors") if row["state"] != "DEAD"]
+
+
+@pytest.mark.parametrize("options", [{}, {"name": "one"}, {"name": "one", "lifetime": "detached"}])
+def test_a_node_without_descriptors_starts_nothing_and_loses_nothing(options: dict[str, Any]) -> None:
+    assert eventually(lambda: not living())  # those of the tests before have ended
+    make = trainkit.remote(Victim).options(num_cpus=1, **options)
+    bystander = trainkit.remote(Victim).remote()
+    bystander_pid = trainkit.get(bystander.pid.remote())
+    for _ in range(4):  # so many that all templates that will be needed are there
+        trainkit.kill(make.remote())
+    node = engine().state("nodes")[0]["pid"]
+    limits = resource.prlimit(node, resource.RLIMIT_NOFILE)
+    held = descriptors(node)
+    started = 0
+    for spare in range(3, 12):
+        resource.prlimit(node, resource.RLIMIT_NOFILE, (held + spare, limits[1]))
+        actor = make.remote()
+        try:
+            trainkit.get(actor.pid.remote(), timeout=20)
+            started += 1
+        except ActorDiedError as error:
+            assert "Too many open files" in str(error)
+        finally:
+            resource.prlimit(node, resource.RLIMIT_NOFILE, limits)
+        trainkit.kill(actor)
+        assert eventually(lambda: descriptors(node) == held), f"{descriptors(node) - held} left open"
+        assert eventually(lambda: living() == [bystander_pid])
+        assert trainkit.available_resources()["CPU"] == 4
+    assert 0 < started < 9
+
+
+@pytest.mark.parametrize("lifetime", [None, "detached"])
+def test_a_named_actor_that_is_refused_says_so_when_it_is_called(lifetime: str | None) -> None:
+    group = trainkit.placement_group([{"CPU": 1}])
+    assert group.wait(10)
+    trainkit.remove_placement_group(group)
+    options: dict[str, Any] = {"name": "late", "lifetime": lifetime, "placement_group": group, "num_cpus": 1}
+    for _ in range(2):
+        actor = trainkit.remote(Victim).options(**options).remote()
+        with pytest.raises(ActorDiedError, match="its placement group was removed"):
+            trainkit.get(actor.pid.remote(), timeout=20)
+
+
+def test_an_actor_whose_node_has_no_descriptors_left_ends_alone() -> None:
+    """What it is made anew with includes a large result that came later, and a handle."""
+
+    @trainkit.remote
+    def large() -> Any:
+        return bytearray(1 << 20)
+
+    node = engine().state("nodes")[0]["pid"]
+    bystander = trainkit.remote(Victim).remote()
+    limits = resource.prlimit(node, resource.RLIMIT_NOFILE)
+    outcomes = set()
+    for spare in range(0, 16, 2):
+        result = large.remote()
+        actor = trainkit.remote(max_restarts=-1, max_task_retries=-1)(Phoenix).remote(
+            None, [result], bystander
+        )
+        pid = trainkit.get(actor.pid.remote())
+        trainkit.get(result)
+        resource.prlimit(node, resource.RLIMIT_NOFILE, (descriptors(node) + spare, limits[1]))
+        try:
+            os.kill(pid, signal.SIGKILL)
+            outcomes.add(trainkit.get(actor.pid.remote(), timeout=20) != pid)
+        except ActorDiedError as error:
+            assert "could not be made anew" in str(error)
+            outcomes.add(False)
+        finally:
+            resource.prlimit(node, resource.RLIMIT_NOFILE, limits)
+        trainkit.kill(actor)
+        assert trainkit.get(bystander.same.remote(spare)) == spare
+    assert outcomes == {True, False}
