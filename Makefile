@@ -29,7 +29,7 @@ demo: $(READY)  ## Tune and train a network on handwritten digits
 	$(BIN)/python -m recipes.mnist $(ARGS)
 
 test: $(READY)  ## Run all tests
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n 3 --dist loadfile $(ARGS)
 
 check: $(READY)  ## Format, lint and types
 	$(BIN)/ruff format --check .

@@ -46,6 +46,8 @@ def run_script(script: str, typed: str = "") -> str:
         text=True,
         timeout=60,
         cwd=ROOT,
+        # Tests that run side by side have it switched off.
+        env={name: value for name, value in os.environ.items() if name != "PYTHONBREAKPOINT"},
         check=False,
     )
     assert done.returncode == 0, done.stderr

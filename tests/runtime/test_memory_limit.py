@@ -29,7 +29,7 @@ def eater(**options: Any) -> Any:
 
 
 def test_who_exceeds_it_is_ended_and_its_neighbours_finish() -> None:
-    """User needs, row 21."""
+    """Promises 1.21 and 2.15 of docs/promises.md."""
     greedy, neighbours = eater(), [eater() for _ in range(3)]
     pid = trainkit.get(greedy.pid.remote())
     modest = [neighbour.eat.remote(100) for neighbour in neighbours]
