@@ -239,6 +239,8 @@ def wait(
         call counts as done.
     """
     checked = _checked(refs, "wait")
+    if not checked:
+        return [], []
     if not 1 <= num_returns <= len(checked):
         raise ConfigError(f"wait(num_returns={num_returns}) of {len(checked)} references")
     if len(set(checked)) != len(checked):

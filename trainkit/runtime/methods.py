@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeVar, overload
 
 from trainkit.errors import ConfigError
+from trainkit.runtime.arity import arity_of
 from trainkit.runtime.specs import STREAMING, Interface, MethodSpec, ObjectRef
 
 if TYPE_CHECKING:
@@ -94,6 +95,11 @@ def returns_of(num_returns: int | Literal["streaming"] | None, *, generator: boo
     return num_returns
 
 
+def _takes_self(cls: type, name: str) -> bool:
+    """Whether the object comes before a method's arguments, and isn't bound to it already."""
+    return inspect.isfunction(inspect.getattr_static(cls, name))
+
+
 def interface_of(cls: type, label: str) -> Interface:
     """What handles of `cls` need to know."""
     methods = {}
@@ -106,6 +112,7 @@ def interface_of(cls: type, label: str) -> Interface:
             num_returns=returns_of(returns, generator=is_generator(function)),
             concurrency_group=group,
             max_task_retries=retries,
+            arity=arity_of(function, bound=_takes_self(cls, name)),
         )
         is_async |= inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function)
     return Interface(name=label, methods=methods, is_async=is_async)

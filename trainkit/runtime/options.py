@@ -146,6 +146,8 @@ class Options:
             capture = bool(strategy.placement_group_capture_child_tasks)
         if group is None:
             return None
+        if not hasattr(group, "bundle_specs"):
+            raise ConfigError(f"placement_group={group!r}: give what placement_group() returned")
         count = len(group.bundle_specs)
         if not -1 <= index < count:
             raise ConfigError(f"placement_group_bundle_index={index}: the group has {count} bundles")

@@ -10,6 +10,7 @@ from types import GenericAlias
 from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar, cast, get_origin, overload
 
 from trainkit.errors import ConfigError
+from trainkit.runtime.arity import arity_of, require_fit
 from trainkit.runtime.current import engine
 from trainkit.runtime.methods import interface_of, is_generator, returns_of
 from trainkit.runtime.options import ACTORS_ONLY, TASKS_ONLY, Options
@@ -38,6 +39,7 @@ class RemoteFunction(Generic[P, R]):
         self._num_returns = options.returns(is_generator=is_generator(function))
         self._placement = options.placement(default_cpus=1)
         self._retry_exceptions = options.retries()
+        self._least, self._most = arity_of(function)
         functools.update_wrapper(self, function)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -50,6 +52,8 @@ class RemoteFunction(Generic[P, R]):
 
     def remote(self, *args: P.args, **kwargs: P.kwargs) -> ObjectRef[R]:
         """Start a call; returns its reference, or a list or a generator of them, as `num_returns` says."""
+        if kwargs or not self._least <= len(args) <= self._most:
+            require_fit(self._function, self._name, args, kwargs)
         refs = engine().submit(
             TaskSpec(
                 function=self._function,
@@ -98,6 +102,9 @@ class ActorMethod:
 
     def remote(self, *args: Any, **kwargs: Any) -> Any:
         """Send a call; methods run in the order sent, one at a time unless the class says otherwise."""
+        least, most = self._spec.arity
+        if not (kwargs or least <= len(args) <= most):
+            raise TypeError(f"{self._name}() takes {least} to {most} arguments, and {len(args)} were given")
         refs = engine().call(self._actor, self._name, args, kwargs, self._spec)
         return refs[0] if len(refs) == 1 else refs
 
@@ -120,6 +127,12 @@ class ActorHandle:
 
     def __class_getitem__(cls, item: Any) -> GenericAlias:
         return GenericAlias(cls, item)  # for annotations alone: ActorHandle[Counter]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ActorHandle) and self._actor == other._actor
+
+    def __hash__(self) -> int:
+        return hash(self._actor)
 
     def __repr__(self) -> str:
         return f"ActorHandle({self._interface.name})"
@@ -158,6 +171,8 @@ class ActorClass(Generic[T]):
                 f"{self.__name__} has methods in the concurrency groups {sorted(map(str, unknown))}, which "
                 f"its options do not declare; they declare {sorted(options.concurrency_groups)}"
             )
+        if inspect.isfunction(self._cls.__init__):
+            require_fit(self._cls.__init__, self.__name__, args, kwargs, bound=True)
         spec = ActorSpec(
             cls=self._cls,
             interface=self._interface,
@@ -213,6 +228,11 @@ def _make_remote(target: Any, *, options: dict[str, Any]) -> Any:
         target = get_origin(target)
     if inspect.isclass(target):
         return ActorClass(target, Options().updated(options, foreign=TASKS_ONLY))
+    if inspect.iscoroutinefunction(target):
+        raise ConfigError(
+            f"{target.__qualname__} is an async def function, and a task has no event loop: make it a method of "
+            "a remote class, or call asyncio.run() in a plain function"
+        )
     if callable(target):
         return RemoteFunction(target, Options().updated(options, foreign=ACTORS_ONLY))
     raise ConfigError(f"remote() takes a function or a class, not {target!r}")

@@ -32,6 +32,14 @@ class ObjectRef(Generic[T_co]):
     def __hash__(self) -> int:
         return self.id
 
+    def hex(self) -> str:
+        """Its id as text."""
+        return f"{self.id:016x}"
+
+    def binary(self) -> bytes:
+        """Its id as bytes."""
+        return bytes.fromhex(self.hex())
+
     def __copy__(self) -> ObjectRef[T_co]:
         return self
 
@@ -124,11 +132,13 @@ class MethodSpec:
         concurrency_group: the group of methods it runs in; None for the rest's.
         max_task_retries: how often a call that the actor's death interrupted is made again; -1 without
             end; None as often as the actor's option says.
+        arity: the least and the most arguments by place.
     """
 
     num_returns: int = 1
     concurrency_group: str | None = None
     max_task_retries: int | None = None
+    arity: tuple[int, int] = (0, 1 << 30)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

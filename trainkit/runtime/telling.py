@@ -24,8 +24,14 @@ def available_resources() -> dict[str, float]:
 
 
 def nodes() -> list[dict[str, Any]]:
-    """The machines of the session, each with its name, resources and whether it is alive."""
-    return engine().state("nodes")
+    """The machines of the session, each with its name, resources and whether it is alive.
+
+    What Ray's `nodes` tells of each, NodeID, Alive and Resources, is there by those names too.
+    """
+    return [
+        {**node, "NodeID": node["node_id"], "Alive": node["alive"], "Resources": node["resources"]}
+        for node in engine().state("nodes")
+    ]
 
 
 def list_actors() -> list[dict[str, Any]]:

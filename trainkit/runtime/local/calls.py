@@ -6,6 +6,8 @@ import contextlib
 import os
 import pickle
 import socket
+import traceback
+import types
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -15,6 +17,7 @@ from trainkit.errors import (
     ObjectLostError,
     ObjectStoreFullError,
     TaskCancelledError,
+    TaskError,
     TrainkitError,
 )
 from trainkit.runtime.failures import pack_failure
@@ -89,6 +92,30 @@ _CANCELLED_KEPT = 10_000
 
 class Cancelled(KeyboardInterrupt):
     """Raised in a running task that is cancelled."""
+
+
+# Its frame belongs to no file of the runtime, so it is where a task may be interrupted while C code runs.
+_THROUGH: dict[str, Any] = {}
+exec(  # noqa: S102 - a constant text
+    compile(
+        "def through(function):\n"
+        "    def call(*args, **kwargs):\n"
+        "        return function(*args, **kwargs)\n"
+        "    return call\n",
+        "<call>",
+        "exec",
+    ),
+    _THROUGH,
+)
+
+
+def interruptible(function: Any) -> Any:
+    """`function` itself if Python runs it frame by frame; else something that calls it from a frame."""
+    if isinstance(function, (types.FunctionType, type)):
+        return function
+    call = _THROUGH["through"](function)
+    call.__qualname__ = getattr(function, "__qualname__", type(function).__name__)
+    return call
 
 
 class Calls:
@@ -265,6 +292,8 @@ class Calls:
             failure = self._engine.store(failure)
         if kind == INIT:
             self._failed = failure
+            if not isinstance(error, TaskError):  # nobody may ever call it, and be told
+                traceback.print_exception(error)
         return [(FAILURE, failure)] * max(1, count)
 
     def refuse(self, conn: CallerConnection, frame: Frame | SmallCall, error: Exception) -> None:
@@ -309,7 +338,7 @@ class Calls:
             return self.bound(method)
         function = self._functions.pop(definition.id, None)
         if function is None:
-            function = self._engine.get([definition], None)[0]
+            function = interruptible(self._engine.get([definition], None)[0])
         self._functions[definition.id] = function  # the last used is the last to be forgotten
         if len(self._functions) > _FUNCTIONS_KEPT:
             del self._functions[next(iter(self._functions))]

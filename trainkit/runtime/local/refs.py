@@ -262,6 +262,16 @@ class Endpoint:
     def __init__(self, peer: Peer) -> None:
         self.peer = peer
 
+    def __eq__(self, other: object) -> bool:
+        """Whether both lead to the same actor."""
+        if self is other or not isinstance(other, Endpoint):
+            return self is other
+        ours, theirs = self.peer, other.peer
+        return ours.worker_id is not None and (ours.worker_id, ours.home) == (theirs.worker_id, theirs.home)
+
+    def __hash__(self) -> int:
+        return hash(self.peer.worker_id)
+
     def __copy__(self) -> Endpoint:
         return self
 

@@ -122,7 +122,7 @@ def _settle_in(spec: WorkerSpec, out: int, err: int) -> dict[str, str]:
     own["CUDA_VISIBLE_DEVICES"] = ",".join(spec.visible_gpus)
     mark = {SESSION_MARK: os.environ[SESSION_MARK]}
     _set_environment({**seen.environ, **own, **spec.env, **mark})
-    sys.path[:] = seen.sys_path
+    sys.path[:] = seen.sys_path if spec.cwd == seen.cwd else [spec.cwd, *seen.sys_path]
     sys.argv[:] = [""]
     os.chdir(spec.cwd)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
