@@ -64,7 +64,7 @@ class TaskPool:
             task.waits = False
             if task.cancelled:
                 return
-            lease = self._idle.pop() if self._idle else None
+            lease = self._idle_for(task)
             if lease is None:
                 self._queue.append(task)
                 self._watch_busy()
@@ -82,6 +82,15 @@ class TaskPool:
         if watch:
             self.engine.pump.watch(lease, self)
         lease.run([task])
+
+    def _idle_for(self, task: Task) -> Lease | None:
+        while self._idle:
+            lease = self._idle.pop()
+            if not task.retries_left:
+                lease.try_read()  # nobody reads an idle one; its end is no reason to fail this task
+            if not lease.closed:
+                return lease
+        return None
 
     def again(self, tasks: Sequence[Task]) -> None:
         """Run `tasks`, which were given to a process in vain, before the others."""
@@ -191,13 +200,13 @@ class TaskPool:
 
     def _next_for(self, lease: Lease) -> list[Task]:
         queue = self._queue
-        if not queue:
+        if not queue or lease.blocked:  # what the process waits for may be in the queue
             return []
-        if queue[0].is_solitary:
+        if queue[0].is_solitary or not lease.knows(queue[0]):
             return [] if lease.owing else [queue.popleft()]
         room = self._room(lease, queue[0])
         tasks: list[Task] = []
-        while queue and len(tasks) < room and not queue[0].is_solitary:
+        while queue and len(tasks) < room and not queue[0].is_solitary and lease.knows(queue[0]):
             tasks.append(queue.popleft())
         return tasks
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import faulthandler
-import functools
 import os
 import pickle
 import random
@@ -211,6 +210,7 @@ class _Worker:
         # Calls to an actor made anew may come before what it is to be made with: they wait for that.
         self._early: list[tuple[CallerConnection, Frame | SmallCall]] | None = [] if spec.is_actor else None
         self._leaving = False
+        self._waiting = False  # the main thread, for others
         self._fatal: BaseException | None = None
         self._main = threading.get_ident()
         self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -221,7 +221,7 @@ class _Worker:
         self._runner = self._way_of_running()
         engine.link.on_notice = self._noticed
         if not spec.is_actor:
-            engine.on_blocked = functools.partial(self._return_unbegun, BLOCKED)
+            engine.on_blocked = self._blocked
 
     def _way_of_running(self) -> Runner:
         conduct = self._spec.conduct
@@ -250,6 +250,8 @@ class _Worker:
                 self._calls.begun_at = SYSTEM.monotonic()
                 conn.tick()
         if threading.get_ident() != self._main:  # it was the pump's thread that read
+            if self._waiting:
+                self._return_unbegun(BLOCKED)
             self.wake()
 
     def _enqueue(self, calls: list[tuple[CallerConnection, Frame | SmallCall]]) -> None:
@@ -262,12 +264,26 @@ class _Worker:
             self._early.extend(calls)
 
     def return_slow(self) -> bool:
-        """Return what waits behind a task that takes long; whether anything waits that could be returned."""
-        if self._spec.is_actor or not self._queue:
+        """Return what waits behind a task that takes long; whether there may be something to return yet."""
+        if self._spec.is_actor or not (self._queue or self._calls.running):
             return False
-        if SYSTEM.monotonic() - self._calls.begun_at > _LONG_S:
+        if SYSTEM.monotonic() - self._calls.begun_at <= _LONG_S:
+            return True
+        for conn in list(self._conns.values()):
+            conn.try_read()  # more may have come since the task began
+        if self._queue:
             self._return_unbegun(SLOW)
-        return True
+        return False
+
+    def _blocked(self, waiting: bool) -> None:
+        """The main thread waits, maybe for what is to run here: return that, and what yet comes."""
+        self._waiting = waiting
+        note = self.engine.pump.watch if waiting else self.engine.pump.unwatch
+        for conn in list(self._conns.values()):
+            note(conn, BLOCKED)
+            conn.try_read()
+        if waiting:
+            self._return_unbegun(BLOCKED)
 
     def _return_unbegun(self, why: str) -> None:
         """Give tasks that were given ahead back to their owner: others may have time for them."""
@@ -283,6 +299,8 @@ class _Worker:
             else:
                 kept.append((conn, call))
         self._queue.extend(reversed(kept))
+        if kept and threading.get_ident() != self._main:
+            self.wake()  # it may have found the queue empty meanwhile
         for conn in returned or ([*self._conns.values()] if why == BLOCKED else []):
             with contextlib.suppress(OSError):  # the owner is gone: nobody wants them
                 conn.send(RETURNED, 0, Packed(pickle.dumps((returned.get(conn, []), why))))
@@ -310,12 +328,22 @@ class _Worker:
         """Begin what was queued; False if nothing more can come."""
         queue, begin = self._queue, self._runner.begin
         while queue and self._fatal is None:
-            conn, call = queue.popleft()
+            try:
+                conn, call = queue.popleft()
+            except IndexError:  # the pump's thread has just returned it
+                break
             begin(conn, call)
-            if conn.has_posted and not (queue and queue[0][0] is conn):
+            if conn.has_posted and not self._goes_on(conn):
                 conn.flush_if_open()
         abandoned = self._spec.is_actor and not self._conns and not self._runner.unfinished
         return not (self._leaving or abandoned or self._fatal is not None)
+
+    def _goes_on(self, conn: CallerConnection) -> bool:
+        """Whether the next call is of `conn` too."""
+        try:
+            return self._queue[0][0] is conn
+        except IndexError:
+            return False
 
     def _read(self, timeout_s: float) -> bool:
         """Take what arrives, waiting for it until `timeout_s`, -1 for ever; False if the node is gone."""
