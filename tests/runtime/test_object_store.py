@@ -261,3 +261,20 @@ def test_two_processes_put_at_the_same_time(small_store: None) -> None:
         assert [int(value[-1]) for value in trainkit.get(answers)] == [fill] * 3
     del answers
     assert np.all(trainkit.get(trainkit.put(block(60, 2))) == 2)
+
+
+def test_what_is_raised_may_be_too_large(small_store: None) -> None:
+    class Thrower:
+        def throw(self, length: int) -> None:
+            raise ValueError("x" * length)
+
+    class Looped:
+        async def throw(self, length: int) -> None:
+            raise ValueError("x" * length)
+
+    for kind, options in [(Thrower, {}), (Thrower, {"max_concurrency": 2}), (Looped, {})]:
+        actor: Any = trainkit.remote(kind).options(**options).remote()
+        with pytest.raises(ObjectStoreFullError, match="raised ValueError, which could not be sent"):
+            trainkit.get(actor.throw.remote(32 * MIB), timeout=30)
+        with pytest.raises(ValueError, match="^x$"):
+            trainkit.get(actor.throw.remote(1), timeout=30)

@@ -9,10 +9,11 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from trainkit.clock import SYSTEM
-from trainkit.errors import ConfigError, TaskCancelledError
+from trainkit.errors import ConfigError, ObjectStoreFullError, TaskCancelledError, TrainkitError
 from trainkit.runtime.failures import pack_failure
 from trainkit.runtime.local.batch import BatchingConnection
 from trainkit.runtime.local.births import WorkerSpec
+from trainkit.runtime.local.bodies import COUNT_BYTES
 from trainkit.runtime.local.channel import ANSWERS, CALL, FAILURE, INIT, ITEM, RETURNED, UNKNOWN, VALUE, Frame
 from trainkit.runtime.local.client import LocalEngine
 from trainkit.runtime.local.objects import opened
@@ -74,6 +75,13 @@ def parts_of(call: Frame | SmallCall) -> Sequence[Any]:
         )
     parts: Sequence[Any] = unpack(opened(call.body))
     return parts
+
+
+def results_of(call: Frame | SmallCall) -> int:
+    """How many answers a call is to have, also if it can't be unpacked; see `CallBodies.of_call`."""
+    if isinstance(call, SmallCall):
+        return 1
+    return max(1, int.from_bytes(call.body.payload[-COUNT_BYTES:], "little", signed=True))
 
 
 _FUNCTIONS_KEPT = 256
@@ -190,8 +198,8 @@ class Calls:
     ) -> None:
         """Run an unpacked call, and answer it; the code of this method is what calls user code."""
         calling.set(call_id)
-        self.begun_at = SYSTEM.monotonic()
         try:
+            self.begun_at = SYSTEM.monotonic()
             if self.cancelled:
                 self.require_wanted(call_id, method)
             function = self._target(kind, definition, method)
@@ -253,14 +261,19 @@ class Calls:
         if self.interrupted == call_id != 0 and not isinstance(error, TaskCancelledError):
             cause, error = error, TaskCancelledError(f"{self.where(kind, method)} was cancelled while it ran")
             error.__cause__ = cause
-        failure = self._engine.store(pack_failure(error, self.where(kind, method)))
+        where = self.where(kind, method)
+        try:
+            failure = self._engine.store(pack_failure(error, where))
+        except (TrainkitError, OSError) as unsent:  # what it holds is too large: its class must do
+            raised = f"{where} raised {type(error).__qualname__}, which could not be sent: {unsent}"
+            failure = pack_failure(ObjectStoreFullError(raised), where)
         if kind == INIT:
             self._failed = failure
         return [(FAILURE, failure)] * max(1, count)
 
     def refuse(self, conn: CallerConnection, frame: Frame | SmallCall, error: Exception) -> None:
         """Answer a call that can't even be unpacked."""
-        answers = self.failed(error, frame.kind, frame.call_id, self._spec.name, 1)
+        answers = self.failed(error, frame.kind, frame.call_id, self._spec.name, results_of(frame))
         if frame.kind != INIT:
             self.answer(conn, frame.call_id, answers)
 
