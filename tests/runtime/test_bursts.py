@@ -224,6 +224,27 @@ def test_retries_for_what_is_raised(tmp_path: Path) -> None:
     assert runs() == 2
 
 
+def test_several_results_that_fail_are_one_failure(tmp_path: Path) -> None:
+    path = tmp_path / "runs"
+
+    @trainkit.remote(num_returns=3, max_retries=3, retry_exceptions=True)
+    def flaky(enough: int) -> list[int]:
+        with path.open("a") as file:
+            file.write("x")
+        if path.stat().st_size < enough:
+            raise ValueError("not yet")
+        return [enough] * 3
+
+    assert trainkit.get(flaky.remote(2), timeout=30) == [2] * 3
+    trainkit.get(flaky.remote(0), timeout=30)  # whatever ran before this has ended
+    assert path.stat().st_size == 3
+    path.unlink()
+    for ref in flaky.remote(9):
+        with pytest.raises(ValueError, match="not yet"):
+            trainkit.get(ref, timeout=30)
+    assert path.stat().st_size == 4
+
+
 def test_a_process_ends_after_max_calls() -> None:
     @trainkit.remote(max_calls=2)
     def pid() -> int:

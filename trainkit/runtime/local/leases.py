@@ -145,7 +145,7 @@ class Lease(Peer):
         if frame.kind == RETURNED:
             self._take_back(*pickle.loads(frame.body.payload))
             return
-        if frame.kind == FAILURE and self._is_to_be_retried(frame):
+        if frame.kind == FAILURE and self._is_dealt_with(frame):
             return
         super().on_frame(frame)
         if frame.kind not in (ANSWERS, ITEM):
@@ -167,10 +167,24 @@ class Lease(Peer):
             self.pool.learn(task.definition.id, each_s)
         self.pool.progressed(self)
 
-    def _is_to_be_retried(self, frame: Frame) -> bool:
-        """Whether a task that raised is run again; it then is."""
+    def _is_dealt_with(self, frame: Frame) -> bool:
+        """Whether nothing else is to be done about a failure: its task is run again, or has more to come."""
         task = self.owing.get(frame.call_id)
-        if task is None or not task.retry_exceptions or task.retries_left == 0 or task.cancelled:
+        if task is None or not task.retry_exceptions:
+            return False
+        *others, last = task.refs  # all results of a task fail alike, so the last of them decides
+        if frame.call_id != last.id:
+            return True
+        if self._is_to_be_retried(task, frame):
+            return True
+        for ref in others:
+            self.owing.pop(ref.id, None)
+            super().on_frame(Frame(FAILURE, ref.id, frame.body))
+        return False
+
+    def _is_to_be_retried(self, task: Task, frame: Frame) -> bool:
+        """Whether a task that raised is run again; it then is."""
+        if task.retries_left == 0 or task.cancelled:
             return False
         kinds = task.retry_exceptions
         cause = unpack_failure(opened(frame.body)).cause
