@@ -276,5 +276,5 @@ def test_what_is_raised_may_be_too_large(small_store: None) -> None:
         actor: Any = trainkit.remote(kind).options(**options).remote()
         with pytest.raises(ObjectStoreFullError, match="raised ValueError, which could not be sent"):
             trainkit.get(actor.throw.remote(32 * MIB), timeout=30)
-        with pytest.raises(ValueError, match="^x$"):
+        with pytest.raises(ValueError, match=r"^x$"):
             trainkit.get(actor.throw.remote(1), timeout=30)

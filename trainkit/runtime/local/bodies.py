@@ -14,7 +14,6 @@ from trainkit.runtime.local.objects import SegmentPool
 from trainkit.runtime.local.refs import LocalRef
 from trainkit.runtime.serialize import Packed, pack
 
-
 COUNT_BYTES = 2
 
 

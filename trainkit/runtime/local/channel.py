@@ -29,6 +29,8 @@ from trainkit.runtime.serialize import Handle, Packed
 _HEADER = struct.Struct("<B?HIQQ")
 _FDS_PER_SEND = 250  # the kernel's SCM_MAX_FD is 253
 _RECV_BYTES = 1 << 16
+_WHOLE_BYTES = 1 << 14
+"""What the kernel takes as a whole or not at all, as it is far less than its buffer."""
 _ANCILLARY_BYTES = socket.CMSG_SPACE(_FDS_PER_SEND * 4)
 
 INIT = 1  # the first frame to an actor: its class and its constructor's arguments
@@ -139,14 +141,16 @@ class Connection:
 
     def send(self, kind: int, call_id: int, body: Packed) -> None:
         """Send a frame, or queue it; raises BrokenPipeError if the other end is gone."""
-        handles, buffers = body.handles, body.buffers
-        if not handles and not buffers:  # the fast path: most calls
-            payload = body.payload
-            data = b"%b%b" % (_HEADER.pack(kind, False, 0, 0, call_id, len(payload)), payload)
-            fds: list[int] = []
-        else:
-            data = _join(kind, call_id, body)
-            fds = [handle.open_fd() for handle in handles]
+        if not body.handles and body.size_bytes <= _WHOLE_BYTES:  # the fast path: most calls
+            self._send(_join(kind, call_id, body), [])
+            return
+        # Ctrl-C between a part of a frame and the note of the rest would leave the other end with half of one.
+        with InterruptGuard() as guard:
+            self._send(_join(kind, call_id, body), [handle.open_fd() for handle in body.handles])
+        if guard.noted:
+            guard.act()
+
+    def _send(self, data: bytes, fds: list[int]) -> None:
         with self._send_lock:
             if self._half_closed or self.closed or self._pid != os.getpid():
                 _close_all(fds)
@@ -157,8 +161,11 @@ class Connection:
             rest = self._write(memoryview(data), fds)
             if rest is None:
                 return
-            self._backlog.append(rest)
-        self.on_backlog()
+            with InterruptGuard() as guard:  # a backlog that nobody is told of would never be flushed
+                self._backlog.append(rest)
+                self.on_backlog()
+        if guard.noted:
+            guard.act()
 
     def _write(self, data: memoryview, fds: list[int]) -> tuple[memoryview, list[int]] | None:
         """Write what the kernel takes now; returns what is left, or None."""
@@ -371,6 +378,8 @@ class Connection:
 
 
 def _join(kind: int, call_id: int, body: Packed) -> bytes:
+    if not body.handles and not body.buffers:
+        return b"%b%b" % (_HEADER.pack(kind, False, 0, 0, call_id, len(body.payload)), body.payload)
     lengths = struct.pack(f"<{len(body.buffers)}Q", *(len(buffer) for buffer in body.buffers))
     kinds = bytes(handle.kind for handle in body.handles)
     parts = [kinds, lengths, body.payload, *body.buffers]
