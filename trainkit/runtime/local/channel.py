@@ -142,15 +142,15 @@ class Connection:
     def send(self, kind: int, call_id: int, body: Packed) -> None:
         """Send a frame, or queue it; raises BrokenPipeError if the other end is gone."""
         if not body.handles and body.size_bytes <= _WHOLE_BYTES:  # the fast path: most calls
-            self._send(_join(kind, call_id, body), [])
+            self._send_frame(_join(kind, call_id, body), [])
             return
-        # Ctrl-C between a part of a frame and the note of the rest would leave the other end with half of one.
+        # Ctrl-C between a part of a frame and the note of the rest would leave half a frame sent.
         with InterruptGuard() as guard:
-            self._send(_join(kind, call_id, body), [handle.open_fd() for handle in body.handles])
+            self._send_frame(_join(kind, call_id, body), [handle.open_fd() for handle in body.handles])
         if guard.noted:
             guard.act()
 
-    def _send(self, data: bytes, fds: list[int]) -> None:
+    def _send_frame(self, data: bytes, fds: list[int]) -> None:
         with self._send_lock:
             if self._half_closed or self.closed or self._pid != os.getpid():
                 _close_all(fds)

@@ -175,10 +175,11 @@ class TaskPool:
 
     def learn(self, function: int, each_s: float, at_least: bool = False) -> None:
         """Runs of `function` took `each_s` seconds each, just now; or one takes at least so long."""
-        known = self._each_s.pop(function, each_s)
-        self._each_s[function] = max(known, each_s) if at_least else (known + each_s) / 2
-        if len(self._each_s) > _FUNCTIONS:
-            del self._each_s[next(iter(self._each_s))]
+        with self._lock:
+            known = self._each_s.pop(function, each_s)
+            self._each_s[function] = max(known, each_s) if at_least else (known + each_s) / 2
+            if len(self._each_s) > _FUNCTIONS:
+                del self._each_s[next(iter(self._each_s))]
 
     def progressed(self, lease: Lease) -> None:
         """`lease` owes less than before: give it more, keep it, or return it."""
