@@ -19,7 +19,6 @@ from trainkit.runtime.local.account import StoreAccount
 from trainkit.runtime.local.batch import lasting
 from trainkit.runtime.local.bodies import CallBodies
 from trainkit.runtime.local.channel import CALL, INIT, VALUE
-from trainkit.runtime.local.interrupt import InterruptGuard
 from trainkit.runtime.local.leases import Task
 from trainkit.runtime.local.messages import (
     Conduct,
@@ -223,10 +222,7 @@ class LocalEngine(Waiting, Steering, NodeVerbs):
             task.waits = True
             self._when_all(waits_for, lambda: self.pump.run(lambda: pool.submit(task, watch=True)))
         else:
-            with InterruptGuard() as guard:  # Ctrl-C must not lose a process that was just chosen
-                pool.submit(task)
-            if guard.noted:
-                guard.act()
+            pool.submit(task)
         return self._started(refs)
 
     def body_of(

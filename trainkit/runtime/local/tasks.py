@@ -19,6 +19,7 @@ from trainkit.errors import TrainkitError, WorkerDiedError
 from trainkit.runtime import supervise
 from trainkit.runtime.local.batch import MOST
 from trainkit.runtime.local.channel import VALUE, Descriptor
+from trainkit.runtime.local.interrupt import InterruptGuard
 from trainkit.runtime.local.leases import AHEAD_S, Lease, Task
 from trainkit.runtime.local.messages import Kill, ReturnLease
 from trainkit.runtime.local.messages import Lease as LeaseRequest
@@ -60,6 +61,15 @@ class TaskPool:
             task: its references have no peer yet.
             watch: somebody may be waiting for it already, without a connection to read.
         """
+        if self._idle:
+            with InterruptGuard() as guard:  # Ctrl-C must not lose a process that was just chosen
+                self._submit(task, watch)
+            if guard.noted:
+                guard.act()
+        else:
+            self._submit(task, watch)
+
+    def _submit(self, task: Task, watch: bool) -> None:
         with self._lock:
             task.waits = False
             if task.cancelled:
@@ -119,10 +129,21 @@ class TaskPool:
     def _ask(self) -> None:
         """Ask the node for as many leases as there are tasks for; at most what could ever run at once."""
         most = self.engine.most_tasks(self._placement)
-        asked: list[tuple[Lease, LocalRef]] = []
+        if self._lacks_leases(most):
+            with InterruptGuard() as guard:  # Ctrl-C must not lose one that was just asked for
+                self._ask_for(most)
+            if guard.noted:
+                guard.act()
+
+    def _lacks_leases(self, most: int) -> bool:
         with self._lock:
             running = sum(not lease.blocked for lease in self._busy)
-            while len(self._asked) < len(self._queue) and len(self._asked) + running < most:
+            return len(self._asked) < len(self._queue) and len(self._asked) + running < most
+
+    def _ask_for(self, most: int) -> None:
+        asked: list[tuple[Lease, LocalRef]] = []
+        with self._lock:
+            while self._lacks_leases(most):
                 ours, theirs = socket.socketpair()
                 lease = Lease(ours, self, self.engine.new_id())
                 request = LeaseRequest(

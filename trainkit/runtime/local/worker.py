@@ -271,8 +271,7 @@ class _Worker:
             return True
         for conn in list(self._conns.values()):
             conn.try_read()  # more may have come since the task began
-        if self._queue:
-            self._return_unbegun(SLOW)
+        self._return_unbegun(SLOW)
         return False
 
     def _blocked(self, waiting: bool) -> None:
