@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import pickle
+import signal
 import time
 from collections import Counter
 from pathlib import Path
@@ -14,8 +16,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import trainkit
+from tests.conftest import SESSION_CPUS, eventually
 from tests.runtime.victims import Victim
 from trainkit.errors import WorkerDiedError
+from trainkit.runtime.local import process
 from trainkit.runtime.local.batch import lasting
 
 pytestmark = pytest.mark.usefixtures("runtime")
@@ -220,6 +224,27 @@ def test_retries_for_what_is_raised(tmp_path: Path) -> None:
     assert runs() == 2
 
 
+def test_several_results_that_fail_are_one_failure(tmp_path: Path) -> None:
+    path = tmp_path / "runs"
+
+    @trainkit.remote(num_returns=3, max_retries=3, retry_exceptions=True)
+    def flaky(enough: int) -> list[int]:
+        with path.open("a") as file:
+            file.write("x")
+        if path.stat().st_size < enough:
+            raise ValueError("not yet")
+        return [enough] * 3
+
+    assert trainkit.get(flaky.remote(2), timeout=30) == [2] * 3
+    trainkit.get(flaky.remote(0), timeout=30)  # whatever ran before this has ended
+    assert path.stat().st_size == 3
+    path.unlink()
+    for ref in flaky.remote(9):
+        with pytest.raises(ValueError, match="not yet"):
+            trainkit.get(ref, timeout=30)
+    assert path.stat().st_size == 4
+
+
 def test_a_process_ends_after_max_calls() -> None:
     @trainkit.remote(max_calls=2)
     def pid() -> int:
@@ -228,3 +253,54 @@ def test_a_process_ends_after_max_calls() -> None:
     pids = trainkit.get([pid.remote() for _ in range(12)])
     assert max(Counter(pids).values()) <= 2
     assert all(map(trainkit.get, [pid.remote() for _ in range(4)]))
+
+
+def test_nothing_is_given_to_a_process_that_waits() -> None:
+    class Gate:
+        def __init__(self) -> None:
+            self.is_open = asyncio.Event()
+
+        async def open(self) -> None:
+            self.is_open.set()
+
+        async def passed(self) -> None:
+            await self.is_open.wait()
+
+    @trainkit.remote(num_cpus=SESSION_CPUS)
+    def parent(delay_s: float) -> None:
+        gate = trainkit.get_actor("gate")
+        time.sleep(delay_s)
+        trainkit.get(gate.passed.remote())
+
+    gate = trainkit.remote(Gate).options(name="gate").remote()
+    same = trainkit.remote(num_cpus=SESSION_CPUS)(short)
+    trainkit.get([same.remote(0) for _ in range(500)])  # short, as far as is known now
+    waiting = parent.remote(0.2)
+    assert trainkit.get([same.remote(3) for _ in range(5)], timeout=30) == [3] * 5
+    trainkit.get(gate.open.remote())
+    trainkit.get(waiting, timeout=30)
+
+
+def test_tasks_do_not_wait_behind_one_of_a_new_function(tmp_path: Path) -> None:
+    known = trainkit.remote(num_cpus=SESSION_CPUS / 2)(wait_for)
+    go, flag = str(tmp_path / "go"), str(tmp_path / "flag")
+    trainkit.get([known.remote(0, flag) for _ in range(500)])
+    holders = [known.remote(1, go) for _ in range(2)]
+
+    @trainkit.remote(num_cpus=SESSION_CPUS / 2)
+    def new() -> None:
+        while not os.path.exists(flag):
+            time.sleep(0.001)
+
+    before, late = known.remote(0, flag), new.remote()
+    after = [known.remote(kind, flag) for kind in [0] * 4 + [2]]
+    Path(go).touch()
+    trainkit.get([*holders, before, late, *after], timeout=30)
+
+
+def test_the_end_of_an_idle_process_fails_no_task() -> None:
+    pid = trainkit.remote(max_retries=0)(os.getpid)
+    for _ in range(2 * SESSION_CPUS):
+        idle = trainkit.get(pid.remote())
+        os.kill(idle, signal.SIGKILL)
+        assert eventually(lambda idle=idle: not process.exists(idle))

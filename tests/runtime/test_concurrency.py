@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 import trainkit
 from tests.conftest import eventually
 from tests.runtime.performers import Grouped, Looped, Stepper, Threaded
+from trainkit.errors import SerializationError
 
 pytestmark = pytest.mark.usefixtures("runtime")
 
@@ -169,3 +171,14 @@ def children_of(actors: list[Any]) -> list[int]:
         for process in psutil.Process().children(recursive=True)
         if process.name() in ("tk-Threaded", "tk-Looped")
     ]
+
+
+def test_all_results_of_a_call_that_cannot_be_unpacked_fail() -> None:
+    class Unknown:
+        def __reduce__(self) -> Any:
+            return importlib.import_module, ("no_such_module",)
+
+    for actor in (trainkit.remote(Stepper).remote(), threaded(max_concurrency=2), looped()):
+        for ref in actor.numbers.options(num_returns=3).remote(Unknown()):
+            with pytest.raises(SerializationError, match="no_such_module"):
+                trainkit.get(ref, timeout=20)

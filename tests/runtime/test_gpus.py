@@ -15,7 +15,7 @@ import pytest
 
 import trainkit
 from trainkit.runtime.local import devices
-from trainkit.runtime.local.worker import THREAD_VARIABLES
+from trainkit.runtime.local.surroundings import THREAD_VARIABLES
 
 
 class Holder:

@@ -230,8 +230,8 @@ def _make_remote(target: Any, *, options: dict[str, Any]) -> Any:
         return ActorClass(target, Options().updated(options, foreign=TASKS_ONLY))
     if inspect.iscoroutinefunction(target):
         raise ConfigError(
-            f"{target.__qualname__} is an async def function, and a task has no event loop: make it a method of "
-            "a remote class, or call asyncio.run() in a plain function"
+            f"{target.__qualname__} is an async def function, and a task has no event loop: make it a method "
+            "of a remote class, or call asyncio.run() in a plain function"
         )
     if callable(target):
         return RemoteFunction(target, Options().updated(options, foreign=ACTORS_ONLY))

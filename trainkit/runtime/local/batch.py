@@ -79,6 +79,14 @@ class BatchingConnection(Connection):
             elif not self.ticking:
                 self.tick()
 
+    def post_together(self, entries: list[Any]) -> None:
+        """Send `entries`, `MOST` at most, now and in one frame; raises like `post`."""
+        with self._send_lock:
+            if self.closed:
+                raise BrokenPipeError(errno.EPIPE, "the connection is closed")
+            self._posted.extend(entries)
+            self.flush_posted()
+
     def send(self, kind: int, call_id: int, body: Packed) -> None:
         if self._posted:
             with self._send_lock:

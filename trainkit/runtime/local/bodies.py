@@ -8,11 +8,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from trainkit.errors import SerializationError
-from trainkit.runtime.local.channel import VALUE
+from trainkit.runtime.local.frames import VALUE
 from trainkit.runtime.local.nodelink import Ids
 from trainkit.runtime.local.objects import SegmentPool
 from trainkit.runtime.local.refs import LocalRef
 from trainkit.runtime.serialize import Packed, pack
+
+COUNT_BYTES = 2
 
 
 class CallBodies:
@@ -51,13 +53,18 @@ class CallBodies:
         kwargs: Mapping[str, Any],
         group: str | None = None,
     ) -> Packed:
-        """The body of a call: what to call, how many results, and the arguments; its group if it has one."""
+        """The body of a call: what to call, how many results, and the arguments; its group if it has one.
+
+        How many results stands behind the pickle once more, for a process that can't unpack the rest.
+        """
         parts = (definition, method, count, args, dict(kwargs), *(() if group is None else (group,)))
         try:
-            return self._segments.write(pack(parts, method))
+            body = self._segments.write(pack(parts, method))
         except SerializationError:
             for index, value in enumerate(args):
                 pack(value, f"argument {index} of {method}()")
             for name, value in kwargs.items():
                 pack(value, f"argument {name!r} of {method}()")
             raise
+        body.payload += count.to_bytes(COUNT_BYTES, "little", signed=True)
+        return body

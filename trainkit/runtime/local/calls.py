@@ -5,11 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
-import socket
 import traceback
 import types
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from trainkit.clock import SYSTEM
 from trainkit.errors import (
@@ -21,69 +20,17 @@ from trainkit.errors import (
     TrainkitError,
 )
 from trainkit.runtime.failures import pack_failure
-from trainkit.runtime.local.batch import BatchingConnection
 from trainkit.runtime.local.births import WorkerSpec
-from trainkit.runtime.local.channel import ANSWERS, CALL, FAILURE, INIT, ITEM, RETURNED, UNKNOWN, VALUE, Frame
+from trainkit.runtime.local.callers import CallerConnection, SmallCall, parts_of, results_of
 from trainkit.runtime.local.client import LocalEngine
-from trainkit.runtime.local.objects import opened
+from trainkit.runtime.local.frames import CALL, FAILURE, INIT, ITEM, RETURNED, UNKNOWN, VALUE, Frame
 from trainkit.runtime.local.place import calling
 from trainkit.runtime.local.refs import LocalRef
 from trainkit.runtime.results import split_results
-from trainkit.runtime.serialize import NUMBERS, PROTOCOL, SHORT, Packed, is_small, pack, unpack
+from trainkit.runtime.serialize import NUMBERS, PROTOCOL, SHORT, Packed, is_small, pack
 from trainkit.runtime.specs import STREAMING, ObjectRef
 
 Answers = Sequence[tuple[int, Packed]]
-
-
-class SmallCall(NamedTuple):
-    """A call that came together with others, see `batch`.
-
-    Attributes:
-        target: the method, or the number of the function's definition.
-        arguments: see `batch.lasting`.
-    """
-
-    call_id: int
-    target: str | int
-    arguments: Any
-    kind: int = CALL
-
-
-class CallerConnection(BatchingConnection):
-    """A connection that calls come over.
-
-    Attributes:
-        spent_s: seconds that the answers posted on it took.
-    """
-
-    def __init__(self, sock: socket.socket) -> None:
-        super().__init__(sock)
-        self.spent_s = 0.0
-
-    def make_batch(self, entries: list[Any]) -> tuple[int, bytes]:
-        ids, values, pickled = [], [], []
-        for call_id, value, payload in entries:
-            if payload is None:
-                ids.append(call_id)
-                values.append(value)
-            else:
-                pickled.append((call_id, payload))
-        spent_s, self.spent_s = self.spent_s, 0.0
-        return ANSWERS, pickle.dumps((ids, values, pickled, spent_s), PROTOCOL)
-
-
-def parts_of(call: Frame | SmallCall) -> Sequence[Any]:
-    """A call unpacked: definition, method, how many results, arguments by place, by name, perhaps a group."""
-    if isinstance(call, SmallCall):
-        arguments = call.arguments
-        return (
-            None,
-            call.target,
-            1,
-            *((arguments, {}) if type(arguments) is tuple else pickle.loads(arguments)),
-        )
-    parts: Sequence[Any] = unpack(opened(call.body))
-    return parts
 
 
 _FUNCTIONS_KEPT = 256
@@ -224,8 +171,8 @@ class Calls:
     ) -> None:
         """Run an unpacked call, and answer it; the code of this method is what calls user code."""
         calling.set(call_id)
-        self.begun_at = SYSTEM.monotonic()
         try:
+            self.begun_at = SYSTEM.monotonic()
             if self.cancelled:
                 self.require_wanted(call_id, method)
             function = self._target(kind, definition, method)
@@ -298,7 +245,7 @@ class Calls:
 
     def refuse(self, conn: CallerConnection, frame: Frame | SmallCall, error: Exception) -> None:
         """Answer a call that can't even be unpacked."""
-        answers = self.failed(error, frame.kind, frame.call_id, self._spec.name, 1)
+        answers = self.failed(error, frame.kind, frame.call_id, self._spec.name, results_of(frame))
         if frame.kind != INIT:
             self.answer(conn, frame.call_id, answers)
 

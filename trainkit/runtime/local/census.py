@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 
 from trainkit.runtime.local import process
 from trainkit.runtime.local.births import Exited, Forked, ForkFailed, ForkWorker, Ready, Unusable, WorkerSpec
-from trainkit.runtime.local.channel import NOTICE, Descriptor, Frame
+from trainkit.runtime.local.channel import Descriptor
 from trainkit.runtime.local.children import OutputPipe, Worker
+from trainkit.runtime.local.frames import NOTICE, Frame
 from trainkit.runtime.local.graves import DeadActors, Graves, actor_row
 from trainkit.runtime.local.loop import try_send
 from trainkit.runtime.local.messages import Cancel, Waits, packed, unpacked

@@ -20,8 +20,8 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
 
+from trainkit.runtime.local.frames import Frame
 from trainkit.runtime.local.interrupt import InterruptGuard
 from trainkit.runtime.serialize import Handle, Packed
 
@@ -29,31 +29,9 @@ from trainkit.runtime.serialize import Handle, Packed
 _HEADER = struct.Struct("<B?HIQQ")
 _FDS_PER_SEND = 250  # the kernel's SCM_MAX_FD is 253
 _RECV_BYTES = 1 << 16
+_WHOLE_BYTES = 1 << 14
+"""What the kernel takes as a whole or not at all, as it is far less than its buffer."""
 _ANCILLARY_BYTES = socket.CMSG_SPACE(_FDS_PER_SEND * 4)
-
-INIT = 1  # the first frame to an actor: its class and its constructor's arguments
-CALL = 2  # a method, or a task's function, with its arguments
-VALUE = 3  # the answer to a call, or to a request
-FAILURE = 4  # user code raised
-CONNECT = 5  # a further connection to this process; it is the frame's only handle
-REQUEST = 6  # to the node, which answers with VALUE or FAILURE
-NOTICE = 7  # to or from the node, not answered
-CALLS = 8  # several small calls
-ANSWERS = 9  # several small values, and how long they took
-RETURNED = 10  # the numbers of calls that will not be begun here, to be made elsewhere, and why
-ITEM = 11  # what a streaming call has yielded; VALUE or FAILURE ends it
-
-BLOCKED = "blocked"  # the call before them waits for others
-SLOW = "slow"  # the call before them takes long
-UNKNOWN = "unknown"  # their function is not known here, or no more
-
-
-class Frame(NamedTuple):
-    """One message: its kind, the call it belongs to, and what it carries."""
-
-    kind: int
-    call_id: int
-    body: Packed
 
 
 class Descriptor:
@@ -144,14 +122,16 @@ class Connection:
             BrokenPipeError, ConnectionResetError: the other end is gone.
             OSError, ObjectStoreFullError: there is no descriptor for one of its handles; nothing was sent.
         """
-        handles, buffers = body.handles, body.buffers
-        if not handles and not buffers:  # the fast path: most calls
-            payload = body.payload
-            data = b"%b%b" % (_HEADER.pack(kind, False, 0, 0, call_id, len(payload)), payload)
-            fds: list[int] = []
-        else:
-            data = _join(kind, call_id, body)
-            fds = _open_all(handles)
+        if not body.handles and body.size_bytes <= _WHOLE_BYTES:  # the fast path: most calls
+            self._send_frame(_join(kind, call_id, body), [])
+            return
+        # Ctrl-C between a part of a frame and the note of the rest would leave half a frame sent.
+        with InterruptGuard() as guard:
+            self._send_frame(_join(kind, call_id, body), _open_all(body.handles))
+        if guard.noted:
+            guard.act()
+
+    def _send_frame(self, data: bytes, fds: list[int]) -> None:
         with self._send_lock:
             if self._half_closed or self.closed or self._pid != os.getpid():
                 _close_all(fds)
@@ -162,8 +142,11 @@ class Connection:
             rest = self._write(memoryview(data), fds)
             if rest is None:
                 return
-            self._backlog.append(rest)
-        self.on_backlog()
+            with InterruptGuard() as guard:  # a backlog that nobody is told of would never be flushed
+                self._backlog.append(rest)
+                self.on_backlog()
+        if guard.noted:
+            guard.act()
 
     def _write(self, data: memoryview, fds: list[int]) -> tuple[memoryview, list[int]] | None:
         """Write what the kernel takes now; returns what is left, or None."""
@@ -376,6 +359,8 @@ class Connection:
 
 
 def _join(kind: int, call_id: int, body: Packed) -> bytes:
+    if not body.handles and not body.buffers:
+        return b"%b%b" % (_HEADER.pack(kind, False, 0, 0, call_id, len(body.payload)), body.payload)
     lengths = struct.pack(f"<{len(body.buffers)}Q", *(len(buffer) for buffer in body.buffers))
     kinds = bytes(handle.kind for handle in body.handles)
     parts = [kinds, lengths, body.payload, *body.buffers]

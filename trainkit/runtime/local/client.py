@@ -19,7 +19,8 @@ from trainkit.runtime.local import introductions, launch, lifeline, process
 from trainkit.runtime.local.account import StoreAccount
 from trainkit.runtime.local.batch import lasting
 from trainkit.runtime.local.bodies import CallBodies
-from trainkit.runtime.local.channel import CALL, INIT, VALUE
+from trainkit.runtime.local.endpoints import Endpoint
+from trainkit.runtime.local.frames import CALL, INIT, VALUE
 from trainkit.runtime.local.leases import Task
 from trainkit.runtime.local.messages import (
     Conduct,
@@ -33,7 +34,7 @@ from trainkit.runtime.local.nodeverbs import NodeVerbs
 from trainkit.runtime.local.objects import SegmentPool
 from trainkit.runtime.local.place import Place
 from trainkit.runtime.local.pump import Pump
-from trainkit.runtime.local.refs import Endpoint, LocalRef, Peer, set_engine
+from trainkit.runtime.local.refs import LocalRef, Peer, set_engine
 from trainkit.runtime.local.steering import Steering
 from trainkit.runtime.local.streams import StreamRef
 from trainkit.runtime.local.tasks import TaskPool

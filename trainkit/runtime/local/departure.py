@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 
 from trainkit.runtime.local import process
 from trainkit.runtime.local.births import Redirect
-from trainkit.runtime.local.channel import NOTICE, Descriptor
+from trainkit.runtime.local.channel import Descriptor
 from trainkit.runtime.local.children import Worker
+from trainkit.runtime.local.frames import NOTICE
 from trainkit.runtime.local.loop import try_send
 from trainkit.runtime.local.messages import packed
 from trainkit.runtime.local.requests import NOBODY

@@ -20,7 +20,8 @@ from trainkit.clock import SYSTEM
 from trainkit.errors import GetTimeoutError, NodeDiedError, TrainkitError
 from trainkit.runtime.failures import raisable, unpack_failure
 from trainkit.runtime.local import process
-from trainkit.runtime.local.channel import FAILURE, NOTICE, REQUEST, Connection, Frame
+from trainkit.runtime.local.channel import Connection
+from trainkit.runtime.local.frames import FAILURE, NOTICE, REQUEST, Frame
 from trainkit.runtime.local.guests import CARD, door_path, is_own
 from trainkit.runtime.local.messages import Inquest, Kill, packed
 from trainkit.runtime.serialize import Handle, unpack

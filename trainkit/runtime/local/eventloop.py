@@ -13,16 +13,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from trainkit.errors import TaskCancelledError
-from trainkit.runtime.local.calls import (
-    CallerConnection,
-    Calls,
-    NeverMade,
-    SmallCall,
-    parts_of,
-    require_iterator,
-)
-from trainkit.runtime.local.channel import CALL, FAILURE, INIT, Frame
+from trainkit.runtime.local.callers import CallerConnection, SmallCall, parts_of
+from trainkit.runtime.local.calls import Calls, NeverMade, require_iterator
 from trainkit.runtime.local.client import LocalEngine
+from trainkit.runtime.local.frames import CALL, FAILURE, INIT, Frame
 from trainkit.runtime.local.place import calling
 from trainkit.runtime.local.refs import LocalRef
 from trainkit.runtime.local.running import Host, group_error, limits

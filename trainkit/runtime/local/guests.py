@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainkit.clock import SYSTEM
-from trainkit.runtime.local.channel import Frame
+from trainkit.runtime.local.frames import Frame
 from trainkit.runtime.local.loop import LoopConnection
 from trainkit.runtime.local.messages import Available, FindActor, Inquest, Kill, Shutdown, State
 

@@ -75,7 +75,12 @@ class InterruptGuard:
             poll.register(self._wake_fd, select.POLLIN)
         # A wait for ever is one of days: poll takes no larger numbers than 32 bits of milliseconds.
         limit_ms = None if timeout_s is None else min(max(0.0, timeout_s) * 1000, 2**31 - 1)
-        return [fd for fd, _ in poll.poll(limit_ms) if fd != self._wake_fd]
+        ready = [fd for fd, _ in poll.poll(limit_ms)]
+        if self._wake_fd in ready:
+            ready.remove(self._wake_fd)
+            if not self.noted:  # a second Ctrl-C came while the guard before this one was taken down
+                os.eventfd_read(self._wake_fd)
+        return ready
 
     def patience(self, timeout_s: float | None) -> float | None:
         """How long to wait for another thread before looking at `noted` again."""

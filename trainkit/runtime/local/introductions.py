@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 from trainkit.errors import ConfigError, TrainkitError
 from trainkit.runtime.local import doors, lifeline
 from trainkit.runtime.local.channel import Descriptor
+from trainkit.runtime.local.endpoints import Endpoint
 from trainkit.runtime.local.messages import FindActor, Found, Kill, NotFound, Shutdown, StartActor
 from trainkit.runtime.local.names import nearest, taken_message
-from trainkit.runtime.local.refs import Endpoint, LocalRef, Peer
+from trainkit.runtime.local.refs import LocalRef, Peer
 from trainkit.runtime.serialize import Handle
 from trainkit.runtime.specs import Interface
 

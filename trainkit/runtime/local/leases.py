@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 import socket
+import weakref
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainkit.errors import TaskCancelledError
 from trainkit.runtime.failures import unpack_failure
-from trainkit.runtime.local.channel import ANSWERS, BLOCKED, CALL, FAILURE, ITEM, RETURNED, UNKNOWN, Frame
+from trainkit.runtime.local.frames import ANSWERS, BLOCKED, CALL, FAILURE, ITEM, RETURNED, UNKNOWN, Frame
 from trainkit.runtime.local.messages import Cancel
 from trainkit.runtime.local.objects import opened
 from trainkit.runtime.local.refs import LOST, LocalRef, Peer
@@ -91,26 +93,49 @@ class Lease(Peer):
         self.runs: Counter[int] = Counter()
         self._known: set[int] = set()
 
+    def knows(self, task: Task) -> bool:
+        """Whether its process has the function of `task`, so that the arguments alone are sent."""
+        return task.arguments is not None and task.definition.id in self._known
+
     def run(self, tasks: Sequence[Task]) -> None:
-        """Send `tasks`, whose answers then come over this connection."""
-        for task in tasks:
+        """Send `tasks`, whose answers then come over this connection: one, or several that it knows.
+
+        Several go in one frame, so that their process has all of them when it begins the first.
+        """
+        for task in tasks:  # all, before the first is answered and it seems to owe nothing
             for ref in task.refs:
                 ref.attach(self)
                 self.owing[ref.id] = task
             if task.max_calls:
                 self.runs[task.definition.id] += 1
                 self.retiring |= self.runs[task.definition.id] >= task.max_calls
-            if task.arguments is not None and task.definition.id in self._known:
-                self.request_soon(task.refs[0], task.definition.id, task.arguments)
-            else:
-                if len(self._known) >= _KNOWN:
-                    self._known.clear()
-                self._known.add(task.definition.id)
-                self.request(CALL, self.pool.body_of(task), task.refs)
-        self.flush_if_open()
+        if self.knows(tasks[0]):
+            self._run_known(tasks)
+        else:
+            (task,) = tasks
+            if len(self._known) >= _KNOWN:
+                self._known.clear()
+            self._known.add(task.definition.id)
+            self.request(CALL, self.pool.body_of(task), task.refs)
         for task in tasks:
             if task.cancelled:  # just now
                 self.interrupt(task, recursive=True)
+
+    def _run_known(self, tasks: Sequence[Task]) -> None:
+        calls = [(task.refs[0], task.definition.id, task.arguments) for task in tasks]
+        for ref, _, _ in calls:
+            self.pending[ref.id] = weakref.ref(ref)
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            self.post_together([(ref.id, target, arguments) for ref, target, arguments in calls])
+        if self.closed:
+            self._fail_pending()
+
+    def _fail_pending(self) -> None:
+        """The process is gone: what it owes is the pool's to run again, or to fail."""
+        with self._send_lock:
+            tasks = self.outstanding()
+            self.owing.clear()
+        self.pool.lost(self, tasks)
 
     def interrupt(self, task: Task, recursive: bool) -> None:
         """Have the process stop `task`."""
@@ -120,7 +145,7 @@ class Lease(Peer):
         if frame.kind == RETURNED:
             self._take_back(*pickle.loads(frame.body.payload))
             return
-        if frame.kind == FAILURE and self._is_to_be_retried(frame):
+        if frame.kind == FAILURE and self._is_dealt_with(frame):
             return
         super().on_frame(frame)
         if frame.kind not in (ANSWERS, ITEM):
@@ -142,10 +167,24 @@ class Lease(Peer):
             self.pool.learn(task.definition.id, each_s)
         self.pool.progressed(self)
 
-    def _is_to_be_retried(self, frame: Frame) -> bool:
-        """Whether a task that raised is run again; it then is."""
+    def _is_dealt_with(self, frame: Frame) -> bool:
+        """Whether nothing else is to be done about a failure: its task is run again, or has more to come."""
         task = self.owing.get(frame.call_id)
-        if task is None or not task.retry_exceptions or task.retries_left == 0 or task.cancelled:
+        if task is None or not task.retry_exceptions:
+            return False
+        *others, last = task.refs  # all results of a task fail alike, so the last of them decides
+        if frame.call_id != last.id:
+            return True
+        if self._is_to_be_retried(task, frame):
+            return True
+        for ref in others:
+            self.owing.pop(ref.id, None)
+            super().on_frame(Frame(FAILURE, ref.id, frame.body))
+        return False
+
+    def _is_to_be_retried(self, task: Task, frame: Frame) -> bool:
+        """Whether a task that raised is run again; it then is."""
+        if task.retries_left == 0 or task.cancelled:
             return False
         kinds = task.retry_exceptions
         cause = unpack_failure(opened(frame.body)).cause
@@ -154,6 +193,7 @@ class Lease(Peer):
         if any(ref.begun for ref in task.refs):
             return False
         task.retries_left -= task.retries_left > 0
+        self.blocked = False
         self._give_up([task])
         self.pool.again([task])
         self.pool.progressed(self)
@@ -184,6 +224,4 @@ class Lease(Peer):
 
     def on_close(self) -> None:
         self.sock.close()
-        tasks = self.outstanding()
-        self.owing.clear()
-        self.pool.lost(self, tasks)
+        self._fail_pending()

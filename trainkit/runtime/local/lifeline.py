@@ -23,12 +23,14 @@ from trainkit.runtime import serialize, supervise
 from trainkit.runtime.failures import raisable, unpack_failure
 from trainkit.runtime.local import doors
 from trainkit.runtime.local import refs as references
-from trainkit.runtime.local.channel import CALL, HANDLE_KINDS, VALUE, Connection, Descriptor, Frame
+from trainkit.runtime.local.channel import HANDLE_KINDS, Connection, Descriptor
+from trainkit.runtime.local.endpoints import Endpoint
+from trainkit.runtime.local.frames import CALL, VALUE, Frame
 from trainkit.runtime.local.messages import LetGo, Memo, Reconnect, Reconnected
 from trainkit.runtime.local.nodelink import death
 from trainkit.runtime.local.objects import opened
 from trainkit.runtime.local.pump import END
-from trainkit.runtime.local.refs import LOST, Endpoint, LocalRef, Peer
+from trainkit.runtime.local.refs import LOST, LocalRef, Peer
 from trainkit.runtime.serialize import Packed, unpack
 from trainkit.runtime.specs import ActorSpec, MethodSpec
 
@@ -302,7 +304,7 @@ HANDLE_KINDS[ENDURING] = lambda fd: EnduringEndpoint(Lifeline(socket.socket(file
 
 def _reduce_enduring(pickler: Any, endpoint: EnduringEndpoint) -> Any:
     line = endpoint.peer
-    home = line.home or references._current_engine().mark
+    home = line.home or references.current_engine().mark
     details = (line.name, line.worker_id, home, line.max_task_retries, line.life)
     return _load_enduring, (pickler.attach(endpoint), *details)
 
@@ -313,7 +315,7 @@ def _load_enduring(
     endpoint: Any = serialize.claim(position)
     line: Lifeline = endpoint.peer
     line.name, line.worker_id = name, worker_id
-    line.hold(references._current_engine(), home, max_task_retries, life)
+    line.hold(references.current_engine(), home, max_task_retries, life)
     return endpoint  # type: ignore[no-any-return]
 
 

@@ -6,7 +6,8 @@ import socket
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from trainkit.runtime.local.channel import Connection, Frame
+from trainkit.runtime.local.channel import Connection
+from trainkit.runtime.local.frames import Frame
 from trainkit.runtime.serialize import Packed
 
 if TYPE_CHECKING:

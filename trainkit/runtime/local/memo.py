@@ -13,10 +13,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from trainkit.errors import ObjectStoreFullError
-from trainkit.runtime.local.channel import CONNECT, Connection, Descriptor, Frame
+from trainkit.runtime.local.channel import Connection, Descriptor
+from trainkit.runtime.local.endpoints import Endpoint
+from trainkit.runtime.local.frames import CONNECT, Frame
 from trainkit.runtime.local.loop import try_send
 from trainkit.runtime.local.messages import Reconnect, Reconnected
-from trainkit.runtime.local.refs import Endpoint, PromisePeer
+from trainkit.runtime.local.refs import PromisePeer
 from trainkit.runtime.serialize import Handle, Packed
 
 if TYPE_CHECKING:

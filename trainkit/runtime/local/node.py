@@ -29,8 +29,9 @@ from trainkit.errors import TrainkitError
 from trainkit.runtime.failures import pack_failure
 from trainkit.runtime.local import departure, process
 from trainkit.runtime.local.census import Census
-from trainkit.runtime.local.channel import FAILURE, NOTICE, REQUEST, VALUE, Connection, Descriptor, Frame
+from trainkit.runtime.local.channel import Connection, Descriptor
 from trainkit.runtime.local.children import Worker
+from trainkit.runtime.local.frames import FAILURE, NOTICE, REQUEST, VALUE, Frame
 from trainkit.runtime.local.guests import Door
 from trainkit.runtime.local.logs import SessionLogs
 from trainkit.runtime.local.loop import LoopConnection, try_send

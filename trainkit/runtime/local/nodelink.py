@@ -13,7 +13,7 @@ from typing import Any, TextIO
 from trainkit.errors import ActorDiedError, NodeDiedError, ObjectLostError, TrainkitError, WorkerDiedError
 from trainkit.runtime import supervise
 from trainkit.runtime.local import doors
-from trainkit.runtime.local.channel import NOTICE, REQUEST, Frame
+from trainkit.runtime.local.frames import NOTICE, REQUEST, Frame
 from trainkit.runtime.local.launch import Node
 from trainkit.runtime.local.messages import Inquest, Output, Waits, packed, unpacked
 from trainkit.runtime.local.refs import LocalRef, Peer

@@ -9,8 +9,9 @@ from trainkit.clock import SYSTEM
 from trainkit.errors import WorkerDiedError
 from trainkit.resources import QUANTUM, Bundle
 from trainkit.runtime.local.births import WorkerSpec
-from trainkit.runtime.local.channel import NOTICE, Descriptor
+from trainkit.runtime.local.channel import Descriptor
 from trainkit.runtime.local.children import Worker
+from trainkit.runtime.local.frames import NOTICE
 from trainkit.runtime.local.graves import pending_row
 from trainkit.runtime.local.groups import Groups
 from trainkit.runtime.local.loop import try_send

@@ -18,18 +18,8 @@ from trainkit.errors import ObjectLostError, OwnerDiedError
 from trainkit.runtime import serialize
 from trainkit.runtime.failures import pack_failure
 from trainkit.runtime.local.batch import BatchingConnection
-from trainkit.runtime.local.channel import (
-    ANSWERS,
-    CALLS,
-    CONNECT,
-    FAILURE,
-    HANDLE_KINDS,
-    ITEM,
-    VALUE,
-    Connection,
-    Descriptor,
-    Frame,
-)
+from trainkit.runtime.local.channel import HANDLE_KINDS, Connection, Descriptor
+from trainkit.runtime.local.frames import ANSWERS, CALLS, CONNECT, FAILURE, ITEM, VALUE, Frame
 from trainkit.runtime.serialize import Packed
 from trainkit.runtime.specs import ObjectRef
 
@@ -41,7 +31,6 @@ if TYPE_CHECKING:
 PENDING = 0
 LOST = -1  # the other end is gone; the body is a function that makes the error
 ATOM = -2  # the body is the value itself, which can't be changed
-ACTOR = 2
 PROMISE = 3
 
 _engine: LocalEngine | None = None
@@ -53,7 +42,8 @@ def set_engine(engine: LocalEngine | None) -> None:
     _engine = engine
 
 
-def _current_engine() -> LocalEngine:
+def current_engine() -> LocalEngine:
+    """The engine that the handles which arrive in this process belong to."""
     if _engine is None:
         raise ObjectLostError("an actor or a reference was used after the session was shut down")
     _engine.require_usable()
@@ -104,7 +94,7 @@ class LocalRef(ObjectRef[Any]):
         raise TypeError(f"{self!r} stands for one value, but several were sent")
 
     def future(self) -> Future[Any]:
-        return _current_engine().future(self)
+        return current_engine().future(self)
 
     def when_done(self, callback: Callable[[], None]) -> None:
         """Run `callback` once, when the answer is there, in the thread that finds it; at once if it is."""
@@ -182,7 +172,7 @@ class Peer(BatchingConnection):
         return CALLS, pickle.dumps(entries, serialize.PROTOCOL)
 
     def tick(self) -> None:
-        _current_engine().pump.tick(self)
+        current_engine().pump.tick(self)
 
     def on_frame(self, frame: Frame) -> None:
         if frame.kind == ANSWERS:
@@ -220,7 +210,7 @@ class Peer(BatchingConnection):
         self._fail_pending()
 
     def on_backlog(self) -> None:
-        _current_engine().pump.flush(self)
+        current_engine().pump.flush(self)
 
     def _fail_pending(self) -> None:
         while self.pending:
@@ -233,7 +223,7 @@ class Peer(BatchingConnection):
 
     def lost(self) -> Exception:
         """The error for an answer that will never come."""
-        return _current_engine().link.death_of(self)
+        return current_engine().link.death_of(self)
 
     def open_fd(self) -> int:
         """A further connection to the same process, for somebody else."""
@@ -247,46 +237,6 @@ class Peer(BatchingConnection):
     def __del__(self) -> None:
         # Nobody is left to call, or to read an answer: a pending reference would have kept this alive.
         self.close_when_sent()
-
-
-class Endpoint:
-    """What an actor's handle holds: as long as one of them is somewhere, the actor stays.
-
-    Each is one connection of its own, so the actor's process sees the last of them close, also when
-    it was lost on the way or its holder crashed.
-    """
-
-    kind = ACTOR
-    __slots__ = ("__weakref__", "peer")
-
-    def __init__(self, peer: Peer) -> None:
-        self.peer = peer
-
-    def __eq__(self, other: object) -> bool:
-        """Whether both lead to the same actor."""
-        if self is other or not isinstance(other, Endpoint):
-            return self is other
-        ours, theirs = self.peer, other.peer
-        return ours.worker_id is not None and (ours.worker_id, ours.home) == (theirs.worker_id, theirs.home)
-
-    def __hash__(self) -> int:
-        return hash(self.peer.worker_id)
-
-    def __copy__(self) -> Endpoint:
-        return self
-
-    def __deepcopy__(self, memo: object) -> Endpoint:
-        return self
-
-    def __reduce__(self) -> Any:
-        raise TypeError("an actor's handle can only be sent as an argument or a result, not pickled by hand")
-
-    def open_fd(self) -> int:
-        return self.peer.open_fd()
-
-    def __del__(self) -> None:
-        # Answers to the calls already sent may still be read.
-        self.peer.finish_sending()
 
 
 class Promise:
@@ -305,7 +255,7 @@ class Promise:
     def open_fd(self) -> int:
         ours, theirs = socket.socketpair()
         conn = Peer(ours, "whoever waits for a result")
-        ref, engine = self._ref, _current_engine()
+        ref, engine = self._ref, current_engine()
         # In the pump's thread: to say why a result is lost, the node is asked, and whoever finds the
         # answer may be in the middle of reading the node's connection.
         ref.when_done(lambda: engine.pump.run(lambda: _keep_promise(ref, conn)))
@@ -358,7 +308,6 @@ class PromisePeer(Peer):
         return Promise(self.answer).open_fd()
 
 
-HANDLE_KINDS[ACTOR] = lambda fd: Endpoint(Peer(socket.socket(fileno=fd)))
 HANDLE_KINDS[PROMISE] = lambda fd: PromisePeer(socket.socket(fileno=fd))
 
 
@@ -389,18 +338,4 @@ def _load_promise(ref_id: int, position: int) -> LocalRef:
     return ref
 
 
-def _reduce_endpoint(pickler: Any, endpoint: Endpoint) -> Any:
-    peer = endpoint.peer
-    home = peer.home or _current_engine().mark
-    return _load_endpoint, (pickler.attach(endpoint), peer.name, peer.worker_id, home)
-
-
-def _load_endpoint(position: int, name: str, worker_id: int | None, home: str) -> Endpoint:
-    endpoint: Any = serialize.claim(position)
-    peer = endpoint.peer
-    peer.name, peer.worker_id, peer.home = name, worker_id, home
-    return endpoint  # type: ignore[no-any-return]
-
-
 serialize.register(LocalRef, reduce_ref)
-serialize.register(Endpoint, _reduce_endpoint)

@@ -12,8 +12,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from trainkit.errors import ConfigError
-from trainkit.runtime.local.channel import NOTICE, Descriptor
+from trainkit.runtime.local.channel import Descriptor
 from trainkit.runtime.local.children import Worker
+from trainkit.runtime.local.frames import NOTICE
 from trainkit.runtime.local.loop import try_send
 from trainkit.runtime.local.messages import Connect, FindActor, Found, NotFound, StartActor, packed
 from trainkit.runtime.local.names import Names, taken_message

@@ -19,8 +19,9 @@ from trainkit.clock import SYSTEM
 from trainkit.errors import ObjectStoreFullError
 from trainkit.runtime import supervise
 from trainkit.runtime.local.births import WorkerSpec
-from trainkit.runtime.local.channel import CONNECT, INIT, NOTICE, Connection, Descriptor
+from trainkit.runtime.local.channel import Connection, Descriptor
 from trainkit.runtime.local.children import Worker
+from trainkit.runtime.local.frames import CONNECT, INIT, NOTICE
 from trainkit.runtime.local.loop import try_send
 from trainkit.runtime.local.memo import drop, kept
 from trainkit.runtime.local.messages import Connect, Reconnect, Reconnected, StartActor, packed

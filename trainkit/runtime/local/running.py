@@ -8,9 +8,11 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from trainkit.errors import ConfigError
-from trainkit.runtime.local.calls import CallerConnection, Calls, SmallCall, parts_of
-from trainkit.runtime.local.channel import INIT, Connection, Frame
+from trainkit.runtime.local.callers import CallerConnection, SmallCall, parts_of
+from trainkit.runtime.local.calls import Calls
+from trainkit.runtime.local.channel import Connection
 from trainkit.runtime.local.client import LocalEngine
+from trainkit.runtime.local.frames import INIT, Frame
 from trainkit.runtime.local.interruption import Interruption
 from trainkit.runtime.specs import Concurrency
 

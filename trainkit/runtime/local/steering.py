@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from trainkit.errors import ConfigError, ObjectLostError
+from trainkit.runtime.local.interrupt import InterruptGuard
 from trainkit.runtime.local.leases import Task
 from trainkit.runtime.local.messages import Cancel
 from trainkit.runtime.local.nodelink import Ids, NodeLink
@@ -65,7 +66,10 @@ class Steering:
         if call.done():
             return
         if isinstance(owed_by, Task):
-            owed_by.pool.cancel(owed_by, force, recursive)
+            with InterruptGuard() as guard:  # a task that is out of the queue has to be completed
+                owed_by.pool.cancel(owed_by, force, recursive)
+            if guard.noted:
+                guard.act()
         elif isinstance(peer, PromisePeer):
             raise ConfigError(
                 f"{ref!r} came from another process, and only the one that made the call can cancel it"

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from trainkit.runtime import serialize
-from trainkit.runtime.local.channel import VALUE
+from trainkit.runtime.local.frames import VALUE
 from trainkit.runtime.local.refs import PENDING, LocalRef, Peer, reduce_ref
 from trainkit.runtime.serialize import Packed
 from trainkit.runtime.specs import ObjectRef

@@ -18,7 +18,9 @@ from typing import TYPE_CHECKING, Any
 from trainkit.errors import TrainkitError, WorkerDiedError
 from trainkit.runtime import supervise
 from trainkit.runtime.local.batch import MOST
-from trainkit.runtime.local.channel import VALUE, Descriptor
+from trainkit.runtime.local.channel import Descriptor
+from trainkit.runtime.local.frames import VALUE
+from trainkit.runtime.local.interrupt import InterruptGuard
 from trainkit.runtime.local.leases import AHEAD_S, Lease, Task
 from trainkit.runtime.local.messages import Kill, ReturnLease
 from trainkit.runtime.local.messages import Lease as LeaseRequest
@@ -60,11 +62,20 @@ class TaskPool:
             task: its references have no peer yet.
             watch: somebody may be waiting for it already, without a connection to read.
         """
+        if self._idle:
+            with InterruptGuard() as guard:  # Ctrl-C must not lose a process that was just chosen
+                self._submit(task, watch)
+            if guard.noted:
+                guard.act()
+        else:
+            self._submit(task, watch)
+
+    def _submit(self, task: Task, watch: bool) -> None:
         with self._lock:
             task.waits = False
             if task.cancelled:
                 return
-            lease = self._idle.pop() if self._idle else None
+            lease = self._idle_for(task)
             if lease is None:
                 self._queue.append(task)
                 self._watch_busy()
@@ -82,6 +93,15 @@ class TaskPool:
         if watch:
             self.engine.pump.watch(lease, self)
         lease.run([task])
+
+    def _idle_for(self, task: Task) -> Lease | None:
+        while self._idle:
+            lease = self._idle.pop()
+            if not task.retries_left:
+                lease.try_read()  # nobody reads an idle one; its end is no reason to fail this task
+            if not lease.closed:
+                return lease
+        return None
 
     def again(self, tasks: Sequence[Task]) -> None:
         """Run `tasks`, which were given to a process in vain, before the others."""
@@ -110,10 +130,21 @@ class TaskPool:
     def _ask(self) -> None:
         """Ask the node for as many leases as there are tasks for; at most what could ever run at once."""
         most = self.engine.most_tasks(self._placement)
-        asked: list[tuple[Lease, LocalRef]] = []
+        if self._lacks_leases(most):
+            with InterruptGuard() as guard:  # Ctrl-C must not lose one that was just asked for
+                self._ask_for(most)
+            if guard.noted:
+                guard.act()
+
+    def _lacks_leases(self, most: int) -> bool:
         with self._lock:
             running = sum(not lease.blocked for lease in self._busy)
-            while len(self._asked) < len(self._queue) and len(self._asked) + running < most:
+            return len(self._asked) < len(self._queue) and len(self._asked) + running < most
+
+    def _ask_for(self, most: int) -> None:
+        asked: list[tuple[Lease, LocalRef]] = []
+        with self._lock:
+            while self._lacks_leases(most):
                 ours, theirs = socket.socketpair()
                 lease = Lease(ours, self, self.engine.new_id())
                 request = LeaseRequest(
@@ -166,10 +197,11 @@ class TaskPool:
 
     def learn(self, function: int, each_s: float, at_least: bool = False) -> None:
         """Runs of `function` took `each_s` seconds each, just now; or one takes at least so long."""
-        known = self._each_s.pop(function, each_s)
-        self._each_s[function] = max(known, each_s) if at_least else (known + each_s) / 2
-        if len(self._each_s) > _FUNCTIONS:
-            del self._each_s[next(iter(self._each_s))]
+        with self._lock:
+            known = self._each_s.pop(function, each_s)
+            self._each_s[function] = max(known, each_s) if at_least else (known + each_s) / 2
+            if len(self._each_s) > _FUNCTIONS:
+                del self._each_s[next(iter(self._each_s))]
 
     def progressed(self, lease: Lease) -> None:
         """`lease` owes less than before: give it more, keep it, or return it."""
@@ -191,13 +223,13 @@ class TaskPool:
 
     def _next_for(self, lease: Lease) -> list[Task]:
         queue = self._queue
-        if not queue:
+        if not queue or lease.blocked:  # what the process waits for may be in the queue
             return []
-        if queue[0].is_solitary:
+        if queue[0].is_solitary or not lease.knows(queue[0]):
             return [] if lease.owing else [queue.popleft()]
         room = self._room(lease, queue[0])
         tasks: list[Task] = []
-        while queue and len(tasks) < room and not queue[0].is_solitary:
+        while queue and len(tasks) < room and not queue[0].is_solitary and lease.knows(queue[0]):
             tasks.append(queue.popleft())
         return tasks
 

@@ -28,7 +28,8 @@ from trainkit.runtime.local.births import (
     Redirect,
     Unusable,
 )
-from trainkit.runtime.local.channel import NOTICE, Connection, Descriptor, Frame
+from trainkit.runtime.local.channel import Connection, Descriptor
+from trainkit.runtime.local.frames import NOTICE, Frame
 from trainkit.runtime.local.messages import packed, unpacked
 from trainkit.runtime.local.worker import run_worker
 from trainkit.runtime.preload import PRELOADS

@@ -8,7 +8,8 @@ from collections import Counter
 from collections.abc import Callable, Collection
 
 from trainkit.runtime.local.births import ForkTemplate
-from trainkit.runtime.local.channel import NOTICE, Connection, Descriptor, Frame
+from trainkit.runtime.local.channel import Connection, Descriptor
+from trainkit.runtime.local.frames import NOTICE, Frame
 from trainkit.runtime.local.loop import try_send
 from trainkit.runtime.local.messages import packed
 

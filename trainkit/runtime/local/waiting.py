@@ -11,7 +11,7 @@ from typing import Any
 from trainkit.clock import SYSTEM
 from trainkit.errors import GetTimeoutError, ObjectLostError
 from trainkit.runtime.failures import raisable, unpack_failure
-from trainkit.runtime.local.channel import FAILURE, VALUE
+from trainkit.runtime.local.frames import FAILURE, VALUE
 from trainkit.runtime.local.interrupt import InterruptGuard
 from trainkit.runtime.local.messages import AwaitGroup, Blocked
 from trainkit.runtime.local.nodelink import NodeLink
@@ -29,14 +29,15 @@ class Waiting:
         lends: this process holds CPUs, which others may have while it waits.
 
     Attributes:
-        on_blocked: called before the main thread of a worker waits for what is not there.
+        on_blocked: called with True before the main thread of a worker waits for what is not there, and
+            with False afterwards.
     """
 
     link: NodeLink
 
     def __init__(self, *, lends: bool) -> None:
         self._lends = lends
-        self.on_blocked: Callable[[], None] = lambda: None
+        self.on_blocked: Callable[[bool], None] = lambda _: None
 
     @property
     @abstractmethod
@@ -79,7 +80,7 @@ class Waiting:
     def _await(self, refs: Sequence[LocalRef], count: int, deadline: float | None) -> bool:
         """Wait until `count` of `refs` are done; False if the deadline came first."""
         told = not self.is_worker or threading.current_thread() is not threading.main_thread()
-        lending = False
+        blocked = lending = False
         try:
             while True:
                 with InterruptGuard() as guard:
@@ -87,8 +88,8 @@ class Waiting:
                     if not told:  # what has arrived is taken before anything is lent
                         done = self._await_guarded(refs, count, SYSTEM.monotonic(), guard)
                         if not done and (deadline is None or SYSTEM.monotonic() < deadline):
-                            told = True
-                            self.on_blocked()
+                            told = blocked = True
+                            self.on_blocked(True)
                             lending = self._lends
                         if lending:
                             self.link.tell(Blocked(True))
@@ -97,6 +98,8 @@ class Waiting:
                     return done
                 guard.act()
         finally:
+            if blocked:
+                self.on_blocked(False)
             if lending:
                 self.link.tell(Blocked(False))
 

@@ -7,46 +7,35 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import faulthandler
-import functools
 import os
 import pickle
-import random
 import select
-import signal
 import socket
 import sys
 import threading
 import traceback
 import weakref
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
-
-import threadpoolctl
 
 from trainkit.clock import SYSTEM
 from trainkit.runtime import api
-from trainkit.runtime.local import gpu_share, process
+from trainkit.runtime.local import process
 from trainkit.runtime.local.account import StoreAccount
 from trainkit.runtime.local.births import WorkerSpec
-from trainkit.runtime.local.calls import CallerConnection, Calls, SmallCall
-from trainkit.runtime.local.channel import BLOCKED, CALLS, CONNECT, INIT, RETURNED, SLOW, Descriptor, Frame
+from trainkit.runtime.local.callers import CallerConnection, SmallCall
+from trainkit.runtime.local.calls import Calls
+from trainkit.runtime.local.channel import Descriptor
 from trainkit.runtime.local.client import LocalEngine
 from trainkit.runtime.local.eventloop import EventLoop
+from trainkit.runtime.local.frames import BLOCKED, CALLS, CONNECT, INIT, RETURNED, SLOW, Frame
 from trainkit.runtime.local.messages import Cancel, Connect, Exit, Leaving
 from trainkit.runtime.local.place import ActorExit, Place
 from trainkit.runtime.local.running import InOrder, Runner, Threads
+from trainkit.runtime.local.surroundings import settle_in
 from trainkit.runtime.serialize import Packed
-from trainkit.settings import SESSION_MARK
 
-THREAD_VARIABLES = (
-    "OMP_NUM_THREADS",
-    "OPENBLAS_NUM_THREADS",
-    "MKL_NUM_THREADS",
-    "NUMEXPR_NUM_THREADS",
-    "VECLIB_MAXIMUM_THREADS",
-)
 _FLUSH_S = 10.0
 _LONG_S = 0.02
 """A call that takes so long has none wait behind it that another process could run."""
@@ -64,7 +53,7 @@ def run_worker(spec: WorkerSpec, fds: Sequence[int]) -> None:
     process.set_name(f"tk-{spec.name}")
     # Orphans of what runs here stay here while it runs, and become the node's when it ends.
     process.become_subreaper()
-    own_variables = _settle_in(spec, out, err)
+    own_variables = settle_in(spec, out, err)
     group = None if spec.group is None else (spec.group, list(spec.group_bundles))
     engine = LocalEngine(
         socket.socket(fileno=os.dup(control)),
@@ -101,74 +90,6 @@ def run_worker(spec: WorkerSpec, fds: Sequence[int]) -> None:
         code = 1
     finally:
         worker.leave(code)
-
-
-def _settle_in(spec: WorkerSpec, out: int, err: int) -> dict[str, str]:
-    """Give the process the surroundings of the one that asked for it, before any user code runs.
-
-    Returns:
-        The variables that were set for this process alone, and are not handed on.
-    """
-    null = os.open(os.devnull, os.O_RDONLY)
-    for fd, standard in ((null, 0), (out, 1), (err, 2)):
-        os.dup2(fd, standard)
-    os.close(null)
-    sys.stdin = open(0, closefd=False)  # noqa: SIM115 - lives as long as the process
-    sys.stdout = open(1, "w", buffering=1, closefd=False, errors="backslashreplace", encoding="utf-8")  # noqa: SIM115
-    sys.stderr = open(2, "w", buffering=1, closefd=False, errors="backslashreplace", encoding="utf-8")  # noqa: SIM115
-    seen = spec.surroundings
-    threads = str(max(1, int(spec.cpus)))
-    own = {name: threads for name in THREAD_VARIABLES if name not in seen.environ}
-    own["CUDA_VISIBLE_DEVICES"] = ",".join(spec.visible_gpus)
-    mark = {SESSION_MARK: os.environ[SESSION_MARK]}
-    _set_environment({**seen.environ, **own, **spec.env, **mark})
-    sys.path[:] = seen.sys_path if spec.cwd == seen.cwd else [spec.cwd, *seen.sys_path]
-    sys.argv[:] = [""]
-    os.chdir(spec.cwd)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    faulthandler.enable(sys.stderr)
-    _set_threads()
-    _reseed()
-    gpu_share.limit(spec.gpus)
-    return own
-
-
-def _set_environment(wanted: Mapping[str, str]) -> None:
-    """Make os.environ equal `wanted`, touching only what differs: most of it was inherited."""
-    for name in os.environ.keys() - wanted.keys():
-        del os.environ[name]
-    for name, value in wanted.items():
-        if os.environ.get(name) != value:
-            os.environ[name] = value
-
-
-def _set_threads() -> None:
-    """Tell libraries that were loaded before the variables were set."""
-    count = _first_number(os.environ["OMP_NUM_THREADS"])
-    torch = sys.modules.get("torch")
-    if torch is not None:
-        torch.set_num_threads(max(1, count))
-    if "numpy" in sys.modules:
-        blas = _first_number(os.environ["OPENBLAS_NUM_THREADS"])
-        if blas > 1:  # the template loaded it with one thread; looking the library up takes milliseconds
-            threadpoolctl.threadpool_limits(blas, user_api="blas")
-
-
-def _first_number(setting: str) -> int:
-    """Of a setting such as "4" or "4,2"; 0, which the libraries take for "not set", if there is none."""
-    first = setting.split(",")[0].strip()
-    return int(first) if first.isdigit() else 0
-
-
-def _reseed() -> None:
-    """Forked siblings would draw the same numbers otherwise."""
-    random.seed()
-    numpy = sys.modules.get("numpy")
-    if numpy is not None:
-        numpy.random.seed()
-    torch = sys.modules.get("torch")
-    if torch is not None:
-        torch.default_generator.seed()
 
 
 class _Connection(CallerConnection):
@@ -211,6 +132,7 @@ class _Worker:
         # Calls to an actor made anew may come before what it is to be made with: they wait for that.
         self._early: list[tuple[CallerConnection, Frame | SmallCall]] | None = [] if spec.is_actor else None
         self._leaving = False
+        self._waiting = False  # the main thread, for others
         self._fatal: BaseException | None = None
         self._main = threading.get_ident()
         self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -221,7 +143,7 @@ class _Worker:
         self._runner = self._way_of_running()
         engine.link.on_notice = self._noticed
         if not spec.is_actor:
-            engine.on_blocked = functools.partial(self._return_unbegun, BLOCKED)
+            engine.on_blocked = self._blocked
 
     def _way_of_running(self) -> Runner:
         conduct = self._spec.conduct
@@ -250,6 +172,8 @@ class _Worker:
                 self._calls.begun_at = SYSTEM.monotonic()
                 conn.tick()
         if threading.get_ident() != self._main:  # it was the pump's thread that read
+            if self._waiting:
+                self._return_unbegun(BLOCKED)
             self.wake()
 
     def _enqueue(self, calls: list[tuple[CallerConnection, Frame | SmallCall]]) -> None:
@@ -262,12 +186,25 @@ class _Worker:
             self._early.extend(calls)
 
     def return_slow(self) -> bool:
-        """Return what waits behind a task that takes long; whether anything waits that could be returned."""
-        if self._spec.is_actor or not self._queue:
+        """Return what waits behind a task that takes long; whether there may be something to return yet."""
+        if self._spec.is_actor or not (self._queue or self._calls.running):
             return False
-        if SYSTEM.monotonic() - self._calls.begun_at > _LONG_S:
-            self._return_unbegun(SLOW)
-        return True
+        if SYSTEM.monotonic() - self._calls.begun_at <= _LONG_S:
+            return True
+        for conn in list(self._conns.values()):
+            conn.try_read()  # more may have come since the task began
+        self._return_unbegun(SLOW)
+        return False
+
+    def _blocked(self, waiting: bool) -> None:
+        """The main thread waits, maybe for what is to run here: return that, and what yet comes."""
+        self._waiting = waiting
+        note = self.engine.pump.watch if waiting else self.engine.pump.unwatch
+        for conn in list(self._conns.values()):
+            note(conn, BLOCKED)
+            conn.try_read()
+        if waiting:
+            self._return_unbegun(BLOCKED)
 
     def _return_unbegun(self, why: str) -> None:
         """Give tasks that were given ahead back to their owner: others may have time for them."""
@@ -283,6 +220,8 @@ class _Worker:
             else:
                 kept.append((conn, call))
         self._queue.extend(reversed(kept))
+        if kept and threading.get_ident() != self._main:
+            self.wake()  # it may have found the queue empty meanwhile
         for conn in returned or ([*self._conns.values()] if why == BLOCKED else []):
             with contextlib.suppress(OSError):  # the owner is gone: nobody wants them
                 conn.send(RETURNED, 0, Packed(pickle.dumps((returned.get(conn, []), why))))
@@ -310,12 +249,22 @@ class _Worker:
         """Begin what was queued; False if nothing more can come."""
         queue, begin = self._queue, self._runner.begin
         while queue and self._fatal is None:
-            conn, call = queue.popleft()
+            try:
+                conn, call = queue.popleft()
+            except IndexError:  # the pump's thread has just returned it
+                break
             begin(conn, call)
-            if conn.has_posted and not (queue and queue[0][0] is conn):
+            if conn.has_posted and not self._goes_on(conn):
                 conn.flush_if_open()
         abandoned = self._spec.is_actor and not self._conns and not self._runner.unfinished
         return not (self._leaving or abandoned or self._fatal is not None)
+
+    def _goes_on(self, conn: CallerConnection) -> bool:
+        """Whether the next call is of `conn` too."""
+        try:
+            return self._queue[0][0] is conn
+        except IndexError:
+            return False
 
     def _read(self, timeout_s: float) -> bool:
         """Take what arrives, waiting for it until `timeout_s`, -1 for ever; False if the node is gone."""
