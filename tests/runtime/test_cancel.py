@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import threading
@@ -50,6 +51,17 @@ def test_a_running_task_is_interrupted_and_its_finally_runs(tmp_path: Path) -> N
     assert (tmp_path / "ended").exists()
     trainkit.cancel(ref)  # has no effect any more
     assert trainkit.get(trainkit.remote(lambda: 1).remote(), timeout=20) == 1
+
+
+@pytest.mark.parametrize("function", [time.sleep, functools.partial(time.sleep)])
+def test_a_function_written_in_c_is_interrupted(function: Any) -> None:
+    trainkit.get(trainkit.remote(function).remote(0))
+    ref = trainkit.remote(function).remote(3600)
+    assert eventually(lambda: any(row["state"] == "RUNNING" for row in trainkit.list_tasks()))
+    time.sleep(0.1)  # the row says that its process has it, and not that it has begun
+    trainkit.cancel(ref)
+    with pytest.raises(TaskCancelledError):
+        trainkit.get(ref, timeout=30)
 
 
 def test_a_task_in_the_queue_never_begins(tmp_path: Path) -> None:

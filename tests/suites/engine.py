@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import threading
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -214,6 +215,53 @@ class EngineSuite(Suite):
             trainkit.remote(double)(1)
         with pytest.raises(AttributeError, match="no method 'missing'"):
             trainkit.remote(Counter).remote().missing.remote()
+
+    @pytest.mark.parametrize(
+        "call",
+        [
+            lambda: trainkit.remote(double).remote(),
+            lambda: trainkit.remote(double).remote(1, 2),
+            lambda: trainkit.remote(double).remote(valeu=1),
+            lambda: trainkit.remote(Counter).remote(1, 2),
+            lambda: trainkit.remote(Counter).remote().add.remote(1, 2),
+        ],
+    )
+    def test_arguments_that_do_not_fit_are_refused_where_they_are_given(self, call: Any) -> None:
+        with pytest.raises(TypeError):
+            call()
+
+    def test_a_coroutine_function_is_no_task(self) -> None:
+        async def work() -> None:
+            return
+
+        with pytest.raises(ConfigError, match="async def"):
+            trainkit.remote(work)
+
+    def test_handles_to_one_actor_are_equal(self) -> None:
+        one, other = trainkit.remote(Counter).remote(), trainkit.remote(Counter).remote()
+        (again,) = trainkit.get(trainkit.put([one]))
+        assert again == one
+        assert hash(again) == hash(one)
+        assert one != other
+
+    def test_a_reference_has_a_name(self) -> None:
+        one, other = trainkit.put(1), trainkit.put(1)
+        assert one.hex() != other.hex()
+        assert bytes.fromhex(one.hex()) == one.binary()
+
+    def test_nothing_is_waited_for_at_once(self) -> None:
+        assert trainkit.wait([]) == ([], [])
+
+    def test_modules_of_the_working_directory_can_be_imported(self, tmp_path: Path) -> None:
+        (tmp_path / "lies_here.py").write_text("VALUE = 6")
+
+        def value() -> int:
+            import lies_here  # type: ignore[import-not-found]
+
+            return int(lies_here.VALUE)
+
+        remote = trainkit.remote(runtime_env={"working_dir": str(tmp_path)})(value)
+        assert trainkit.get(remote.remote()) == 6
 
     def test_get_and_wait_refuse_what_is_no_reference(self) -> None:
         with pytest.raises(ConfigError, match="takes references"):

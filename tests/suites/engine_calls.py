@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -268,6 +269,7 @@ class CallSuite(Suite):
         waiting = actor.note.remote(folder / "ran")
         trainkit.cancel(waiting)
         trainkit.cancel(running)
+        time.sleep(1)  # a cancellation takes a moment to arrive, and nothing tells that it has
         (folder / "go").touch()
         return actor, running, waiting
 

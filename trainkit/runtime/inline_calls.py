@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -158,9 +159,13 @@ def _changed(variables: Mapping[str, str], folder: str | None) -> Iterator[None]
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     try:
+        if folder:
+            sys.path.insert(0, folder)
         with contextlib.chdir(folder) if folder else contextlib.nullcontext():
             yield
     finally:
+        if folder in sys.path:
+            sys.path.remove(folder)
         for name, value in before.items():
             if value is None:
                 os.environ.pop(name, None)

@@ -105,6 +105,12 @@ class RayActor:
         self.handle = handle
         self.name = name
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, RayActor) and self.handle._actor_id == other.handle._actor_id
+
+    def __hash__(self) -> int:
+        return hash(self.handle._actor_id)
+
     def __reduce__(self) -> Any:
         return RayActor, (self.handle, self.name)
 
