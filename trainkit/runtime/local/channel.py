@@ -21,16 +21,20 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable
 
-from trainkit.runtime.local.frames import Frame
+from trainkit.runtime.local.frames import HEADER, Frame, encoded
 from trainkit.runtime.local.interrupt import InterruptGuard
 from trainkit.runtime.serialize import Handle, Packed
 
-# kind, whether the body lies in a segment, handle count, buffer count, call id, bytes that follow
-_HEADER = struct.Struct("<B?HIQQ")
 _FDS_PER_SEND = 250  # the kernel's SCM_MAX_FD is 253
 _RECV_BYTES = 1 << 16
 _WHOLE_BYTES = 1 << 14
 """What the kernel takes as a whole or not at all, as it is far less than its buffer."""
+_SEND_FLAGS = int(socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+_RECEIVE_FLAGS = int(socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC)
+SHORT_WAIT_S = 60e-6
+"""A process that is put to sleep and woken has lost about as much; so a wait that is likely to be shorter
+is spent looking, and leaving the CPU to whoever wants it.
+"""
 _ANCILLARY_BYTES = socket.CMSG_SPACE(_FDS_PER_SEND * 4)
 
 
@@ -89,6 +93,7 @@ class Connection:
         self._send_lock = threading.RLock()
         self._backlog: deque[tuple[memoryview, list[int]]] = deque()
         self._half_closed = False
+        self._is_quick = False
         self._close_when_sent = False
         self._partial = bytearray()
         self._fds: deque[int] = deque()
@@ -123,11 +128,11 @@ class Connection:
             OSError, ObjectStoreFullError: there is no descriptor for one of its handles; nothing was sent.
         """
         if not body.handles and body.size_bytes <= _WHOLE_BYTES:  # the fast path: most calls
-            self._send_frame(_join(kind, call_id, body), [])
+            self._send_frame(encoded(kind, call_id, body), [])
             return
         # Ctrl-C between a part of a frame and the note of the rest would leave half a frame sent.
         with InterruptGuard() as guard:
-            self._send_frame(_join(kind, call_id, body), _open_all(body.handles))
+            self._send_frame(encoded(kind, call_id, body), _open_all(body.handles))
         if guard.noted:
             guard.act()
 
@@ -157,11 +162,11 @@ class Connection:
                 # frame follows the last of them.
                 chunk = data[:1] if later else data
                 ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", now))]
-                sent = self.sock.sendmsg([chunk], ancillary, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+                sent = self.sock.sendmsg([chunk], ancillary, _SEND_FLAGS)
                 _close_all(now)
                 data, fds = data[sent:], later
             while len(data):
-                data = data[self.sock.send(data, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL) :]
+                data = data[self.sock.send(data, _SEND_FLAGS) :]
         except BlockingIOError:
             return data, fds
         except OSError:
@@ -245,8 +250,11 @@ class Connection:
                 try:
                     if self.closed:
                         return
-                    if not done() and guard.poll([self.sock.fileno()], left):
-                        self._receive()
+                    if not done() and not self._receive_shortly(now):
+                        begun = now()
+                        if guard.poll([self.sock.fileno()], left):
+                            self._receive()
+                        self._is_quick = now() - begun < 2 * SHORT_WAIT_S
                 finally:
                     self.release_reading()
             else:
@@ -261,6 +269,17 @@ class Connection:
                 left = deadline - now()
                 if left <= 0:
                     return
+
+    def _receive_shortly(self, now: Callable[[], float]) -> bool:
+        """Look for what is about to arrive, if the last answers came quickly: to sleep would take longer."""
+        if self._is_quick:
+            end = now() + SHORT_WAIT_S
+            while now() < end:
+                if self._receive():
+                    return True
+                os.sched_yield()
+            self._is_quick = False
+        return False
 
     def release_reading(self) -> None:
         """Let another thread read, and wake those that wait for what has been read."""
@@ -288,14 +307,14 @@ class Connection:
             self.release_reading()
         return True
 
-    def _receive(self) -> None:
+    def _receive(self) -> bool:
+        """Hand on what has arrived; whether anything had."""
         if self.closed or self.ended:
-            return
-        flags = socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
+            return False
         try:
-            data, ancillary, flags_back, _ = self.sock.recvmsg(_RECV_BYTES, _ANCILLARY_BYTES, flags)
+            data, ancillary, flags_back, _ = self.sock.recvmsg(_RECV_BYTES, _ANCILLARY_BYTES, _RECEIVE_FLAGS)
         except BlockingIOError:
-            return
+            return False
         except OSError:  # reset: the other end died with something unread
             data, ancillary, flags_back = b"", [], 0
         if ancillary:
@@ -312,6 +331,7 @@ class Connection:
             self.ended = True
             self.on_end()
         self._wake_followers()
+        return True
 
     def _feed(self, data: bytes) -> None:
         chunk: bytes | bytearray = data
@@ -320,9 +340,9 @@ class Connection:
             chunk = self._partial
         at, end = 0, len(chunk)
         on_frame = self.on_frame
-        while end - at >= _HEADER.size:
-            kind, stored, handle_count, buffer_count, call_id, size = _HEADER.unpack_from(chunk, at)
-            start = at + _HEADER.size
+        while end - at >= HEADER.size:
+            kind, stored, handle_count, buffer_count, call_id, size = HEADER.unpack_from(chunk, at)
+            start = at + HEADER.size
             if end - start < size:
                 break
             at = start + size
@@ -356,16 +376,6 @@ class Connection:
 
     def __del__(self) -> None:
         self.close()
-
-
-def _join(kind: int, call_id: int, body: Packed) -> bytes:
-    if not body.handles and not body.buffers:
-        return b"%b%b" % (_HEADER.pack(kind, False, 0, 0, call_id, len(body.payload)), body.payload)
-    lengths = struct.pack(f"<{len(body.buffers)}Q", *(len(buffer) for buffer in body.buffers))
-    kinds = bytes(handle.kind for handle in body.handles)
-    parts = [kinds, lengths, body.payload, *body.buffers]
-    size = sum(len(part) for part in parts)
-    return b"".join([_HEADER.pack(kind, body.stored, len(kinds), len(body.buffers), call_id, size), *parts])
 
 
 def _open_all(handles: Iterable[Handle]) -> list[int]:

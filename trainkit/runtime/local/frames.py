@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import struct
 from typing import NamedTuple
 
 from trainkit.runtime.serialize import Packed
+
+# kind, whether the body lies in a segment, handle count, buffer count, call id, bytes that follow
+HEADER = struct.Struct("<B?HIQQ")
 
 INIT = 1  # the first frame to an actor: its class and its constructor's arguments
 CALL = 2  # a method, or a task's function, with its arguments
@@ -29,3 +33,14 @@ class Frame(NamedTuple):
     kind: int
     call_id: int
     body: Packed
+
+
+def encoded(kind: int, call_id: int, body: Packed) -> bytes:
+    """A frame as bytes; its descriptors go beside."""
+    if not body.handles and not body.buffers:
+        return b"%b%b" % (HEADER.pack(kind, False, 0, 0, call_id, len(body.payload)), body.payload)
+    lengths = struct.pack(f"<{len(body.buffers)}Q", *(len(buffer) for buffer in body.buffers))
+    kinds = bytes(handle.kind for handle in body.handles)
+    parts = [kinds, lengths, body.payload, *body.buffers]
+    size = sum(len(part) for part in parts)
+    return b"".join([HEADER.pack(kind, body.stored, len(kinds), len(body.buffers), call_id, size), *parts])

@@ -8,6 +8,7 @@ afterwards the handler that was there is called.
 from __future__ import annotations
 
 import functools
+import importlib
 import os
 import select
 import signal
@@ -17,6 +18,10 @@ from types import FrameType, TracebackType
 from typing import Any
 
 Handler = Callable[[int, FrameType | None], Any]
+
+_SIGINT = int(signal.SIGINT)
+_signal: Any = importlib.import_module("_signal")
+"""What `signal` wraps: without its enums a wait is some microseconds shorter."""
 
 _FOLLOWER_S = 0.05
 """How long a wait for another thread may take notice of Ctrl-C late."""
@@ -40,13 +45,13 @@ class InterruptGuard:
         self._handler: Handler | None = None
         self._wake_fd = -1
         if threading.current_thread() is threading.main_thread():
-            handler = signal.getsignal(signal.SIGINT)
+            handler = _signal.getsignal(_SIGINT)
             self._handler = handler if callable(handler) else None
 
     def __enter__(self) -> InterruptGuard:
         if self._handler is not None:
             self._wake_fd = _wake_fd()
-            signal.signal(signal.SIGINT, self._note)
+            _signal.signal(_SIGINT, self._note)
         return self
 
     def _note(self, number: int, frame: FrameType | None) -> None:
@@ -57,14 +62,14 @@ class InterruptGuard:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._handler is not None:
-            signal.signal(signal.SIGINT, self._handler)
+            _signal.signal(_SIGINT, self._handler)
             if self.noted:
                 os.eventfd_read(self._wake_fd)
 
     def act(self) -> None:
         """Call the handler that Ctrl-C was held back from; it usually raises."""
         if self._handler is not None:
-            self._handler(signal.SIGINT, None)
+            self._handler(_SIGINT, None)
 
     def poll(self, fds: Sequence[int], timeout_s: float | None) -> list[int]:
         """Those of `fds` that can be read, once there is one, or nothing after `timeout_s` or Ctrl-C."""

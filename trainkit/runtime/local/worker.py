@@ -26,7 +26,7 @@ from trainkit.runtime.local.account import StoreAccount
 from trainkit.runtime.local.births import WorkerSpec
 from trainkit.runtime.local.callers import CallerConnection, SmallCall
 from trainkit.runtime.local.calls import Calls
-from trainkit.runtime.local.channel import Descriptor
+from trainkit.runtime.local.channel import SHORT_WAIT_S, Descriptor
 from trainkit.runtime.local.client import LocalEngine
 from trainkit.runtime.local.eventloop import EventLoop
 from trainkit.runtime.local.frames import BLOCKED, CALLS, CONNECT, INIT, RETURNED, SLOW, Frame
@@ -132,6 +132,7 @@ class _Worker:
         # Calls to an actor made anew may come before what it is to be made with: they wait for that.
         self._early: list[tuple[CallerConnection, Frame | SmallCall]] | None = [] if spec.is_actor else None
         self._leaving = False
+        self._waited_at = 0.0
         self._waiting = False  # the main thread, for others
         self._fatal: BaseException | None = None
         self._main = threading.get_ident()
@@ -268,7 +269,8 @@ class _Worker:
 
     def _read(self, timeout_s: float) -> bool:
         """Take what arrives, waiting for it until `timeout_s`, -1 for ever; False if the node is gone."""
-        for fd, _ in self._poll.poll(timeout_s):
+        looks = timeout_s < 0 and isinstance(self._runner, InOrder)  # others have work of their own meanwhile
+        for fd, _ in (self._arrived_shortly() if looks else []) or self._poll.poll(timeout_s):
             if fd == self._control.fileno():
                 if self._control.try_read() and self._control.closed:
                     return False
@@ -277,6 +279,20 @@ class _Worker:
             else:
                 self._read_caller(fd)
         return True
+
+    def _arrived_shortly(self) -> list[tuple[int, int]]:
+        """Look for what is about to arrive, if the last calls followed quickly; see `SHORT_WAIT_S`."""
+        begun, before = SYSTEM.monotonic(), self._waited_at
+        self._waited_at = begun
+        if begun - before > 4 * SHORT_WAIT_S:  # the last wait was a long one, or the call behind it
+            return []
+        end = begun + SHORT_WAIT_S
+        while SYSTEM.monotonic() < end:
+            events = self._poll.poll(0)
+            if events:
+                return events
+            os.sched_yield()
+        return []
 
     def _read_caller(self, fd: int) -> None:
         conn = self._conns[fd]
