@@ -87,6 +87,12 @@ def import_ms() -> float:
     return float(subprocess.check_output([sys.executable, "-c", script], text=True)) * 1e3
 
 
+def environment() -> dict[str, str]:
+    """That of a user: with bytecode, as an installed package has it, whatever this program was started with."""
+    kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    return {**kept, "RAY_USAGE_STATS_ENABLED": "0"}
+
+
 def section(side: str, name: str, scale: float) -> dict[str, float]:
     """The figures of one section of `benchmarks.runtime_work`, from a process of its own."""
     done = subprocess.run(
@@ -95,7 +101,7 @@ def section(side: str, name: str, scale: float) -> dict[str, float]:
         text=True,
         check=True,
         cwd=Path(__file__).parents[1],
-        env={**os.environ, "RAY_USAGE_STATS_ENABLED": "0"},
+        env=environment(),
     )
     figures: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
     return figures
