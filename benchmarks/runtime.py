@@ -88,7 +88,7 @@ def import_ms() -> float:
 
 
 def environment() -> dict[str, str]:
-    """That of a user: with bytecode, as an installed package has it, whatever this program was started with."""
+    """That of a user: with bytecode, as an installed package has it, however this program was started."""
     kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     return {**kept, "RAY_USAGE_STATS_ENABLED": "0"}
 
