@@ -19,8 +19,8 @@ def block(mib: float, fill: int = 1) -> np.ndarray[Any, Any]:
 
 
 class Hoarder:
-    def __init__(self) -> None:
-        self.kept: list[Any] = []
+    def __init__(self, *kept: Any) -> None:
+        self.kept: list[Any] = [*kept]
         self.spare: list[int] = []
 
     def pid(self) -> int:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -48,3 +50,18 @@ def environment_of(env: Mapping[str, str], runtime_env: Mapping[str, Any] | None
         if not os.path.isdir(folder):
             raise ConfigError(f"runtime_env working_dir={folder!r} is not a folder")
     return Environment(variables, folder)
+
+
+@contextlib.contextmanager
+def inside(folder: str | None) -> Iterator[None]:
+    """Run in `folder`, with its modules first on `sys.path`; None changes nothing."""
+    if folder is None:
+        yield
+        return
+    sys.path.insert(0, folder)
+    try:
+        with contextlib.chdir(folder):
+            yield
+    finally:
+        if folder in sys.path:
+            sys.path.remove(folder)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from trainkit.errors import ActorDiedError, WorkerDiedError
+from trainkit.runtime.environment import inside
 from trainkit.runtime.failures import pack_failure
 from trainkit.runtime.inline_frames import Frame, frames, standing_in
 from trainkit.runtime.serialize import Packed, pack, unpack
@@ -159,13 +159,9 @@ def _changed(variables: Mapping[str, str], folder: str | None) -> Iterator[None]
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     try:
-        if folder:
-            sys.path.insert(0, folder)
-        with contextlib.chdir(folder) if folder else contextlib.nullcontext():
+        with inside(folder):
             yield
     finally:
-        if folder in sys.path:
-            sys.path.remove(folder)
         for name, value in before.items():
             if value is None:
                 os.environ.pop(name, None)

@@ -7,14 +7,15 @@ dashboard and logs show those.
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 import os
+import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Any
 
 import ray
 
+from trainkit.runtime.environment import inside
 from trainkit.runtime.failures import pack_failure
 from trainkit.runtime.ray_errors import RetriedFailure, UserFailure, translate
 from trainkit.runtime.ray_values import Call, Parcel, seal, unseal, wrap
@@ -69,7 +70,7 @@ def task_body(
         task.join()
         _hide_gpus()
         try:
-            with _inside(call.folder):
+            with inside(call.folder):
                 args, kwargs = call.resolved(values)
                 return _results(task.open()(*args, **kwargs), call)
         except Exception as error:
@@ -79,7 +80,7 @@ def task_body(
         task.join()
         _hide_gpus()
         try:
-            with _inside(call.folder):
+            with inside(call.folder):
                 args, kwargs = call.resolved(values)
                 for item in task.open()(*args, **kwargs):
                     yield seal(item, f"a result of {call.where}")
@@ -89,10 +90,6 @@ def task_body(
     body = stream if streaming else plain
     body.__name__ = body.__qualname__ = name
     return body
-
-
-def _inside(folder: str | None) -> contextlib.AbstractContextManager[None]:
-    return contextlib.nullcontext() if folder is None else contextlib.chdir(folder)
 
 
 def _results(result: Any, call: Call) -> Any:
@@ -121,6 +118,7 @@ class Host:
         try:
             if call.folder is not None:
                 os.chdir(call.folder)
+                sys.path.insert(0, call.folder)
             # Read here: if Ray did, it would tell later callers only the text of a failed one.
             args, kwargs = call.resolved(ray.get(refs))
             self._instance = unseal(cls)(*args, **kwargs)
