@@ -124,18 +124,21 @@ def data_group(group: WorkerGroup, model_ways: int) -> WorkerGroup:
 def make_mesh(group: WorkerGroup, model_ways: int, device: torch.device) -> DeviceMesh:
     """Torch's view of the grid, with the dimensions "data" and "model"; only "data" if `model_ways` is 1.
 
-    All workers call it, in the same order as other collectives. A group of one worker that never joined
-    others (`WorkerGroup()`) has no mesh.
+    All workers call it, in the same order as other collectives.
 
     Args:
         group: all workers, joined.
         model_ways: workers that hold one copy of the model together.
         device: this worker's; only its type counts.
+
+    Raises:
+        ConfigError: there are no other workers, or `model_ways` does not divide their number.
     """
     grid = Grid(group.world_size, model_ways)
     if model_ways == 1:
         world = dist.group.WORLD
-        assert world is not None, "the workers have met, as model_ways divides their number"
+        if world is None:
+            raise ConfigError("a single worker has no mesh: use num_workers=2 or more")
         return DeviceMesh.from_group(world, device.type, mesh_dim_names=(DATA,))
     # Not init_device_mesh: its groups would have torch's own timeout, and could listen on the network.
     columns, rows = group.subgroup(grid.columns()), group.subgroup(grid.rows())
