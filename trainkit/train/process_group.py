@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import cast
 
 import torch
 import torch.distributed as dist
@@ -72,6 +73,14 @@ class WorkerGroup:
     def broadcast_tensors(self, tensors: Sequence[torch.Tensor]) -> None:
         """Overwrite `tensors` with worker 0's."""
 
+    def subgroup(self, parts: Sequence[Sequence[int]]) -> dist.ProcessGroup:
+        """Torch's group of those of `parts` (ranks) that this worker is one of; all workers call it alike.
+
+        Raises:
+            ConfigError: there are no other workers.
+        """
+        raise ConfigError("one worker alone has no process group: use num_workers=2 or more")
+
     def leave(self) -> None:
         """Part from the others; the group can't be used any more."""
 
@@ -79,9 +88,10 @@ class WorkerGroup:
 class DistributedGroup(WorkerGroup):
     """Several processes, joined through torch.distributed."""
 
-    def __init__(self, rank: int, world_size: int) -> None:
+    def __init__(self, rank: int, world_size: int, timeout: timedelta | None = None) -> None:
         self.rank = rank
         self.world_size = world_size
+        self._timeout = timeout
         self._joined = True
 
     def broadcast_integers(self, values: Sequence[int]) -> list[int]:
@@ -104,6 +114,14 @@ class DistributedGroup(WorkerGroup):
     def broadcast_tensors(self, tensors: Sequence[torch.Tensor]) -> None:
         for tensor in tensors:
             dist.broadcast(tensor.detach(), src=0)
+
+    def subgroup(self, parts: Sequence[Sequence[int]]) -> dist.ProcessGroup:
+        with _defaults(_LOOPBACK):
+            # Without a timeout torch gives half an hour, whatever the whole group's is.
+            own, _ = dist.new_subgroups_by_enumeration(  # type: ignore[no-untyped-call]
+                [list(part) for part in parts], timeout=self._timeout
+            )
+        return cast(dist.ProcessGroup, own)
 
     def leave(self) -> None:
         # Once: by the second time, this process may be in the group of another trainer.
@@ -131,7 +149,7 @@ def join(rendezvous: Rendezvous, *, rank: int, world_size: int) -> WorkerGroup:
         dist.init_process_group(
             _BACKENDS[rendezvous.backend], store=store, rank=rank, world_size=world_size, timeout=timeout
         )
-    return DistributedGroup(rank, world_size)
+    return DistributedGroup(rank, world_size, timeout)
 
 
 def lost_peer(error: BaseException) -> bool:
