@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests.suites.strategies import Row, StrategySuite
+from trainkit.train.strategies.pipeline import Pipeline
 
 pytestmark = pytest.mark.usefixtures("runtime")
 
@@ -15,6 +16,10 @@ ROWS = [
     Row("ddp", 1),
     Row("ddp", 2),
     Row("ddp", 4),
+    Row("pipeline", 1),
+    Row("pipeline", 2),
+    Row(Pipeline(schedule="gpipe", microbatches=4), 4),
+    Row(Pipeline(degree=2), 4),
 ]
 
 
