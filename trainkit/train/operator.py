@@ -168,6 +168,7 @@ class TrainingOperator:
             Metrics: numbers or one-element tensors (a loss may stay on its device), means over the
             batch; `num_samples` is their weight.
         """
+        self._single_model("train_batch")
         features, target = self._features_and_target(batch)
         loss = self.forward_backward(features, target)
         self.optimizer_step()
@@ -184,7 +185,7 @@ class TrainingOperator:
         Returns:
             The loss, a mean over the batch, detached; None where it is another worker's, as in a pipeline.
         """
-        model, criterion = self._single_model("train_batch")
+        model, criterion = self._single_model("forward_backward", optimizers=None)
         strategy = self._context.strategy
         return strategy.forward_backward(model, criterion, features, target, self.stepper.scaled)
 
@@ -223,7 +224,7 @@ class TrainingOperator:
 
     def validate_batch(self, batch: Any, batch_info: dict[str, Any]) -> Mapping[str, Any]:
         """Loss and, where targets are classes, accuracy of one batch; arguments as `train_batch`'s."""
-        model, criterion = self._single_model("validate_batch")
+        model, criterion = self._single_model("validate_batch", optimizers=None)
         features, target = self._features_and_target(batch)
         metrics: dict[str, Any] = {NUM_SAMPLES: target.shape[0]}
         result = self._context.strategy.forward(model, criterion, features, target)
@@ -306,14 +307,16 @@ class TrainingOperator:
             for scheduler in self.registered.schedulers:
                 scheduler.step()
 
-    def _single_model(self, step: str) -> tuple[nn.Module, Callable[..., torch.Tensor]]:
+    def _single_model(
+        self, step: str, optimizers: int | None = 1
+    ) -> tuple[nn.Module, Callable[..., torch.Tensor]]:
         held = self.registered
         if not held.models:
             raise ConfigError(
                 f"the default {step} takes one model, and none was registered: call "
                 f"register(models=..., optimizers=..., criterion=...) in setup, or override {step}"
             )
-        if len(held.models) != 1 or len(held.optimizers) != 1:
+        if len(held.models) != 1 or optimizers not in (None, len(held.optimizers)):
             raise ConfigError(
                 f"the default {step} takes one model with one optimizer; {len(held.models)} and "
                 f"{len(held.optimizers)} were registered: override {step}"

@@ -171,8 +171,7 @@ def _check_ownership(model: nn.Module, stages: Sequence[Sequence[Block]]) -> Non
                 if before != number:
                     raise ConfigError(
                         f"{full} of stage {before} is {block.name}.{name} of stage {number} too, and each "
-                        f"would train a copy of its own: don't tie them, or cut (split=) so that one stage has "
-                        f"both"
+                        f"would train its own copy: don't tie them, or cut (split=) so that one stage has both"
                     )
     outside = [name for name, parameter in model.named_parameters() if id(parameter) not in stage_of]
     if outside:
