@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import Any
 
 import pytest
@@ -10,9 +9,9 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from tests.train.test_cutting import Skips
 from trainkit.errors import CheckpointError, ConfigError
 from trainkit.train import TorchTrainer, TrainingOperator
-from trainkit.train.strategies.cutting import cut
 from trainkit.train.strategies.pipeline import Pipeline
 
 pytestmark = pytest.mark.usefixtures("runtime")
@@ -30,68 +29,6 @@ def trainer(
         timeout_s=60,
         **options,
     )
-
-
-# -- where a model is cut ----------------------------------------------------------------------
-
-
-def linears(*widths: int) -> nn.Sequential:
-    return nn.Sequential(*(nn.Linear(a, b, bias=False) for a, b in itertools.pairwise(widths)))
-
-
-class Staged(nn.Module):
-    """Says itself what it calls one after the other."""
-
-    def __init__(self, *, shared: bool = False, loose: bool = False) -> None:
-        super().__init__()
-        self.embed = nn.Linear(8, 8)
-        self.body = nn.ModuleList(nn.Linear(8, 8) for _ in range(2))
-        self.head = nn.Linear(8, 8)
-        if shared:
-            self.head.weight = self.embed.weight
-        if loose:
-            self.scale = nn.Parameter(torch.ones(()))
-
-    def stages(self) -> list[Any]:
-        return [self.embed, [*self.body], self.head]
-
-
-def names(model: nn.Module, split: Any, degree: int) -> list[str]:
-    return [" ".join(block.name for block in stage) for stage in cut(model, split, degree).stages]
-
-
-def test_stages_are_of_about_equal_size_or_begin_where_they_are_said_to() -> None:
-    model = linears(8, 8, 8, 8, 32, 8)
-    assert names(model, None, 2) == ["0 1 2 3", "4"]  # 192 + 256 and 256 numbers.
-    assert names(model, None, 3) == ["0 1 2", "3", "4"]
-    assert names(model, ["1", "4"], 3) == ["0", "1 2 3", "4"]
-
-    nested = nn.Sequential(linears(8, 8, 8), nn.Sequential(nn.Tanh(), linears(8, 4)))
-    assert names(nested, ["1"], 2) == ["0.0 0.1", "1.0 1.1.0"]
-    assert names(nested, ["1.1"], 2) == ["0.0 0.1 1.0", "1.1.0"]
-
-    assert names(Staged(), None, 2) == ["embed body.0", "body.1 head"]
-    assert names(Staged(), ["body.0", "head"], 3) == ["embed", "body.0 body.1", "head"]
-    assert names(Staged(), lambda model: [model.embed, *model.body, model.head], 4)[3] == "head"
-
-
-@pytest.mark.parametrize(
-    ("model", "split", "degree", "message"),
-    [
-        (nn.Linear(2, 2), None, 2, r"Linear can't be cut .* give Pipeline\(split=function\)"),
-        (linears(2, 2, 2), None, 3, "has 2 blocks in a row, too few for 3 stages"),
-        (linears(2, 2, 2), ["7"], 2, "no block is called '7'; there are 0, 1"),
-        (linears(2, 2, 2), ["0"], 2, "not the first"),
-        (linears(2, 2, 2, 2), ["2", "1"], 3, "in their order"),
-        (linears(2, 2, 2), lambda model: 3, 2, "the split function gave a int"),
-        (linears(2, 2, 2), lambda model: ["0", "1"], 2, "gave a str among the modules"),
-        (Staged(shared=True), None, 2, r"embed.weight of stage 0 is head.weight of stage 1 too"),
-        (Staged(loose=True), None, 2, "scale of Staged belong to no stage"),
-    ],
-)
-def test_what_cannot_be_cut_is_refused(model: nn.Module, split: Any, degree: int, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        cut(model, split, degree)
 
 
 @pytest.mark.parametrize(
@@ -198,6 +135,69 @@ class OneOver(Toy):
 
 def test_a_batch_too_small_for_all_pipelines() -> None:
     compare(OneOver, Pipeline(degree=2, schedule="gpipe"), 4, 8)
+
+
+class Forward(Toy):
+    def make(self) -> nn.Module:
+        return Skips().double()
+
+
+def test_a_model_with_a_forward_of_its_own() -> None:
+    state = compare(Forward, Pipeline(split=["blocks.1", "last"]), 3, 8)
+    assert {"shift", "factor", "blocks.1.weight"} <= set(state["models"][0])
+
+
+class Ragged(Toy):
+    """Batches of more shapes than buffers are kept for, which come again."""
+
+    samples = 24
+
+    def make(self) -> nn.Module:
+        return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3), MeanOverTime()).double()
+
+    def setup(self, config: dict[str, Any]) -> None:
+        super().setup(config)
+        self.register_data(train_loader=DataLoader(self.data(), 4, collate_fn=ragged))
+
+
+class MeanOverTime(nn.Module):
+    def forward(self, value: torch.Tensor) -> torch.Tensor:
+        return value.mean(1)
+
+
+def ragged(samples: list[Any]) -> tuple[torch.Tensor, torch.Tensor]:
+    target = torch.stack([label for _, label in samples])
+    length = 1 + int(target.sum())
+    return torch.stack([features.repeat(length, 1) for features, _ in samples]), target
+
+
+def test_batches_of_many_shapes() -> None:
+    with (
+        plain(Ragged) as alone,
+        trainer(Ragged, Pipeline(split=["2"]), 2) as gang,
+    ):
+        for _ in range(2):
+            assert gang.train()["train_loss"] == pytest.approx(alone.train()["train_loss"], abs=1e-9)
+
+
+class Drawn(Toy):
+    """Features and target are drawn together, by the generators of whichever worker loads them."""
+
+    def setup(self, config: dict[str, Any]) -> None:
+        super().setup(config)
+        self.register_data(train_loader=DataLoader(self.data(), 8, collate_fn=drawn))
+
+
+def drawn(samples: list[Any]) -> tuple[torch.Tensor, torch.Tensor]:
+    features = torch.randn(len(samples), 6, dtype=torch.float64)
+    return features, (features[:, 0] > 0).long()
+
+
+def test_the_target_is_that_of_the_features_which_the_first_stage_drew() -> None:
+    with trainer(Drawn, Pipeline(split=["2"]), 2) as gang:
+        losses = [gang.train()["train_loss"] for _ in range(20)]
+    # Targets of another draw could not be learnt: their loss does not fall below the entropy of a coin.
+    assert losses[-1] < 0.4
 
 
 class Branches(nn.Module):

@@ -1,7 +1,8 @@
 """Where a model is cut into the stages of a pipeline: the blocks that it calls one after the other, in runs.
 
 They are the children of an `nn.Sequential`, those of nested ones in their place; or what a model's method
-`stages()` returns; or what the user's function makes of the model.
+`stages()` returns; or what the user's function makes of the model; or, of any other model, what lies between
+the modules at which it is to be cut (tracing.py).
 """
 
 from __future__ import annotations
@@ -14,13 +15,15 @@ from typing import Any
 from torch import nn
 
 from trainkit.errors import ConfigError
+from trainkit.train.strategies.tracing import cut_by_forward
 
 Split = Sequence[str] | Callable[[nn.Module], Sequence[nn.Module]] | None
 """Names of the blocks at which a stage begins, but the first; or a function module -> blocks; or by size."""
 
 _ADVICE = (
-    "give Pipeline(split=function), where function(module) returns the list of modules that it calls one "
-    "after the other, or let the module have a method stages() that does, or make it an nn.Sequential"
+    "give Pipeline(split=[name, ...]), the modules at which a stage begins, or split=function, where "
+    "function(module) returns the list of modules that it calls one after the other, or let the model have a "
+    "method stages() that does"
 )
 
 
@@ -67,7 +70,11 @@ def cut(model: nn.Module, split: Split, degree: int) -> Cut:
     Raises:
         ConfigError: it can't be cut so, or what it holds is not of one stage alone.
     """
-    blocks, packed = _blocks(model, split)
+    if isinstance(split, Sequence) and not _is_chain(model):
+        blocks, packed = [Block("", part) for part in cut_by_forward(model, split)], False
+        split = None
+    else:
+        blocks, packed = _blocks(model, split)
     if isinstance(split, Sequence):
         stages = _at_names(blocks, list(split), degree)
     else:
@@ -81,9 +88,14 @@ def cut(model: nn.Module, split: Split, degree: int) -> Cut:
     return Cut(stages, packed)
 
 
+def _is_chain(model: nn.Module) -> bool:
+    """Whether it says by itself what it calls one after the other."""
+    return isinstance(model, nn.Sequential) or getattr(model, "stages", None) is not None
+
+
 def _blocks(model: nn.Module, split: Split) -> tuple[list[Block], bool]:
     """The model's blocks in order, and whether tuples go between them as one argument."""
-    if callable(split) and not isinstance(split, Sequence):
+    if callable(split):
         return _named(model, split(model), "the split function"), False
     own = getattr(model, "stages", None)
     if own is not None:
@@ -167,11 +179,11 @@ def _check_ownership(model: nn.Module, stages: Sequence[Sequence[Block]]) -> Non
         for block in stage:
             named = itertools.chain(block.module.named_parameters(), block.module.named_buffers())
             for name, tensor in named:
-                before, full = stage_of.setdefault(id(tensor), (number, f"{block.name}.{name}"))
+                before, full = stage_of.setdefault(id(tensor), (number, f"{block.name}.{name}".lstrip(".")))
                 if before != number:
                     raise ConfigError(
-                        f"{full} of stage {before} is {block.name}.{name} of stage {number} too, and each "
-                        f"would train its own copy: don't tie them, or cut (split=) so that one stage has both"
+                        f"{full} of stage {before} is used as {name} by stage {number} too; each "
+                        f"would train a copy: don't tie them, or cut (split=) so that one stage has both"
                     )
     outside = [name for name, parameter in model.named_parameters() if id(parameter) not in stage_of]
     if outside:

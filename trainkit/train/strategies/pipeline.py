@@ -48,9 +48,9 @@ class Pipeline:
 
     Args:
         degree: stages; None: as many as `split` names, or else as there are workers.
-        split: names of the blocks at which a stage begins, but the first; or a function from the model to
+        split: names of the modules at which a stage begins, but the first; or a function from the model to
             the list of modules that it calls one after the other. None: an `nn.Sequential`, or a model with a
-            method `stages()`, is cut into stages of about equal parameter bytes.
+            method `stages()` that gives this list, is cut into parts of about equal parameter bytes.
         schedule: "1f1b" keeps the activations of as many microbatches as there are stages, "gpipe" of all.
         microbatches: into which a batch is cut, or fewer that divide it evenly; None: four for each stage.
 

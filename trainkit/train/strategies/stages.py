@@ -6,7 +6,7 @@ it takes no memory.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -35,8 +35,9 @@ class StageModel(nn.Module):
     def __init__(self, whole: nn.Module, cut: Cut, index: int, device: torch.device) -> None:
         super().__init__()
         blocks = [block.module for block in cut.stages[index]]
-        self.stage = _Chain(blocks, packed=cut.packed, first=index == 0).to(device)
-        _free(whole, [block.module for stage in cut.stages for block in stage], keep=self.stage)
+        self.stage = _Chain(blocks, packed=cut.packed, first=index == 0)
+        _replace(whole, _emptied([block.module for stage in cut.stages for block in stage], keep=self.stage))
+        _replace(whole, _moved(self.stage, device))
         # In a tuple: as a child, its parameters would be this module's.
         self._whole = (whole,)
 
@@ -70,20 +71,31 @@ class _Chain(nn.Module):
         return value
 
 
-def _free(whole: nn.Module, blocks: Sequence[nn.Module], *, keep: nn.Module) -> None:
-    """Move to "meta" what belongs to `blocks` but not to `keep`; a buffer of neither stays everywhere."""
+def _emptied(blocks: Sequence[nn.Module], *, keep: nn.Module) -> dict[int, torch.Tensor]:
+    """What takes the place of what belongs to `blocks` but not to `keep`, by identity."""
     held = {id(tensor) for tensor in (*keep.parameters(), *keep.buffers())}
-    gone = {id(tensor) for block in blocks for tensor in (*block.parameters(), *block.buffers())} - held
-    replaced: dict[int, Any] = {}
+    empty: dict[int, torch.Tensor] = {}
+    for block in blocks:
+        for tensor in (*block.parameters(), *block.buffers()):
+            if id(tensor) not in held and id(tensor) not in empty:
+                meta = torch.empty_like(tensor, device="meta")
+                is_parameter = isinstance(tensor, nn.Parameter)
+                empty[id(tensor)] = nn.Parameter(meta, tensor.requires_grad) if is_parameter else meta
+    return empty
+
+
+def _moved(stage: nn.Module, device: torch.device) -> dict[int, torch.Tensor]:
+    """Move `stage`; returns the tensors that are other objects now, by identity of what they were."""
+    before = [*stage.parameters(), *stage.buffers()]
+    stage.to(device)
+    after = [*stage.parameters(), *stage.buffers()]
+    return {id(old): new for old, new in zip(before, after, strict=True) if new is not old}
+
+
+def _replace(whole: nn.Module, replaced: Mapping[int, torch.Tensor]) -> None:
+    """Let `whole` hold other tensors; those that it holds itself may be a stage's as well (tracing.py)."""
     for module in whole.modules():
         for tensors in (module._parameters, module._buffers):
             for name, tensor in tensors.items():
-                if tensor is not None and id(tensor) in gone:
-                    if id(tensor) not in replaced:
-                        replaced[id(tensor)] = _empty(tensor)
-                    tensors[name] = replaced[id(tensor)]
-
-
-def _empty(tensor: torch.Tensor) -> torch.Tensor:
-    empty = torch.empty_like(tensor, device="meta")
-    return nn.Parameter(empty, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else empty
+                if id(tensor) in replaced:
+                    tensors[name] = replaced[id(tensor)]  # type: ignore[assignment]
