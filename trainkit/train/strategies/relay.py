@@ -50,10 +50,8 @@ class _Runner(nn.Module):
         self._link = link
         self._step = step
         self.incoming = self.outgoing = NOTHING
-        self.targets: Iterator[Any] = iter(())
-        self.criterion: Criterion | None = None
-        self.losses: list[torch.Tensor] = []
-        self.scaled: Callable[[torch.Tensor], torch.Tensor] = torch.clone
+        # From the last stage's output to what backward starts from, for each microbatch of a batch in turn.
+        self.finish: Callable[[Any], torch.Tensor] = torch.mean
 
     def forward(self, *tensors: torch.Tensor) -> Any:
         """One microbatch of training: what goes to the next stage, or what backward starts from."""
@@ -66,11 +64,7 @@ class _Runner(nn.Module):
                     f"another of the same shape: what goes between two stages must have one shape and type"
                 )
             return tensors
-        assert self.criterion is not None
-        with self._step.autocast(self._link.device):
-            loss = self.criterion(output, next(self.targets))
-        self.losses.append(loss.detach())
-        return self.scaled(loss).reshape(1)
+        return self.finish(output)
 
     def compute(self, tensors: Sequence[torch.Tensor]) -> Any:
         """The stage's output."""
@@ -122,11 +116,17 @@ class Relay:
         count, shapes = self._microbatches(features, target), _shapes((features, target))
         sent = link.check_same(shapes)
         target = self._pass_target(target, sent)
-        runner.criterion = criterion
-        runner.targets = _parts(target, count)
-        # Divided here and not by the schedule, which would divide what is accumulated already once more.
-        runner.scaled = lambda loss: scaled(loss) / count
-        runner.losses.clear()
+        losses: list[torch.Tensor] = []
+        targets = _parts(target, count)
+
+        def finish(output: Any) -> torch.Tensor:
+            with self._step.autocast(link.device):
+                loss = criterion(output, next(targets))
+            losses.append(loss.detach())
+            # Divided here and not by the schedule, which would divide what is accumulated already once more.
+            return (scaled(loss) / count).reshape(1)
+
+        runner.finish = finish
         schedule, runner.incoming, runner.outgoing = self._remembered(
             f"training {shapes}", lambda: self._schedule(count, features)
         )
@@ -139,7 +139,7 @@ class Relay:
             # A GradScaler is ready to unscale only once it has scaled.
             scaled(torch.zeros((), device=link.device))
             return None
-        return torch.stack(runner.losses).mean()
+        return torch.stack(losses).mean()
 
     def forward(
         self, criterion: Criterion, features: Sequence[Any], target: Any
