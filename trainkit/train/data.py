@@ -231,7 +231,7 @@ class Feed:
                 self.turn = self._turn(index)
                 yield batch
             self.turn = Turn()
-        elif self._group.world_size == 1:
+        elif self._group.members == 1:
             yield from self.loader
         else:
             yield from self._in_step()
@@ -302,7 +302,7 @@ def make_feed(loader: Any, *, group: WorkerGroup, training: bool, split: bool, e
         raise ConfigError(
             f"{what} is a {type(loader).__name__}; give a DataLoader, or an iterable that can start again"
         )
-    if group.world_size > 1 and split:
+    if group.members > 1 and split:
         loader = _dealt_out(loader, group, training=training, what=what)
     return Feed(loader, group=group, training=training, every=every)
 
@@ -314,7 +314,7 @@ def _sampler(loader: DataLoader[Any]) -> Any:
 
 def _dealt_out(loader: Iterable[Any], group: WorkerGroup, *, training: bool, what: str) -> Iterable[Any]:
     if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
-        if group.rank == 0:
+        if group.rank == 0 and group.world_size > 1:
             log.warning(
                 "%s can't be shared among the %d workers, as it is not a DataLoader over a map-style data "
                 "set: each worker takes all that its own loader gives. Split it by self.world_rank, and pass "
@@ -326,6 +326,8 @@ def _dealt_out(loader: Iterable[Any], group: WorkerGroup, *, training: bool, wha
     if isinstance(_sampler(loader), DistributedSampler):
         return loader
     batches = loader.batch_sampler
+    if type(batches) is not BatchSampler and group.world_size == 1:
+        return loader
     if type(batches) is not BatchSampler:
         kind = "batch_size=None" if batches is None else f"the batch sampler {type(batches).__name__}"
         raise ConfigError(

@@ -53,10 +53,15 @@ class WorkerGroup:
     Attributes:
         rank: this worker's number, from 0.
         world_size: how many there are.
+        members: processes that take part in its collectives; more than `world_size` where some count as one.
     """
 
     rank = 0
     world_size = 1
+
+    @property
+    def members(self) -> int:
+        return self.world_size
 
     def broadcast_integers(self, values: Sequence[int]) -> list[int]:
         """Worker 0's `values`, on every worker; the others' are ignored."""

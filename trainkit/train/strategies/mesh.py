@@ -87,6 +87,10 @@ class DataGroup(WorkerGroup):
         self._group = group
         self._grid = grid
 
+    @property
+    def members(self) -> int:
+        return self._group.world_size
+
     def broadcast_integers(self, values: Sequence[int]) -> list[int]:
         return self._group.broadcast_integers(values)
 

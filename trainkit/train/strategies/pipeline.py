@@ -29,11 +29,11 @@ from trainkit.train.step_settings import StepSettings
 from trainkit.train.strategies.averaging import average_gradients
 from trainkit.train.strategies.base import Criterion, Place, Strategy
 from trainkit.train.strategies.cutting import Split, cut
+from trainkit.train.strategies.kinds import SharedScaler
 from trainkit.train.strategies.link import Link
 from trainkit.train.strategies.mesh import Grid, data_group
 from trainkit.train.strategies.optimizers import ParameterSlots
 from trainkit.train.strategies.relay import Relay
-from trainkit.train.strategies.scaling import SharedScaler
 from trainkit.train.strategies.stages import NOT_ALONE, StageModel
 
 _SCHEDULES = ("1f1b", "gpipe")
@@ -127,7 +127,7 @@ class PipelineStrategy:
         self.devices = place.devices
         self.group = place.group
         self.data = data_group(place.group, spec.model_ways)
-        self.averages = place.wrap
+        self.averages = self.data.world_size > 1
         self._spec = spec
         self._place = place
         # The same order on all workers, as both are collectives.
@@ -148,6 +148,14 @@ class PipelineStrategy:
         optimizers: Sequence[torch.optim.Optimizer],
         ddp_args: Mapping[str, Any],
     ) -> list[nn.Module]:
+        for optimizer in optimizers:
+            if isinstance(optimizer, torch.optim.LBFGS):
+                raise ConfigError("LBFGS needs all gradients on one worker: use another optimizer, or DDP()")
+        if ddp_args or not self._place.wrap:
+            given = "ddp_args are" if ddp_args else "wrap_ddp=False is"
+            raise ConfigError(
+                f"{given} for DistributedDataParallel, which Pipeline doesn't use: leave it out"
+            )
         if len(models) != 1:
             raise ConfigError(
                 f"Pipeline() trains one model; {len(models)} were registered: use DDP() or FSDP()"
@@ -191,8 +199,8 @@ class PipelineStrategy:
         scaled: Callable[[torch.Tensor], torch.Tensor],
     ) -> torch.Tensor | None:
         loss = self._stages.forward_backward(criterion, features, target, scaled)
-        if self._sync and self.averages and self.data.world_size > 1:
-            average_gradients(list(model.parameters()), self._copies, self.data.world_size)
+        if self._sync and self.averages:
+            average_gradients([each for each in model.parameters() if each.requires_grad], self._copies)
         return loss
 
     def forward(
@@ -207,7 +215,7 @@ class PipelineStrategy:
         self._sync = now
 
     def make_scaler(self) -> torch.amp.GradScaler:
-        return SharedScaler(self.devices[0])
+        return SharedScaler(self.devices[0].type)
 
     def clip(self, parameters: Sequence[torch.Tensor], max_norm: float) -> torch.Tensor:
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
