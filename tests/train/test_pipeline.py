@@ -181,16 +181,16 @@ def test_batches_of_many_shapes() -> None:
 
 
 class Drawn(Toy):
-    """Features and target are drawn together, by the generators of whichever worker loads them."""
+    """Features and target are drawn together, by each worker for itself."""
 
     def setup(self, config: dict[str, Any]) -> None:
         super().setup(config)
-        self.register_data(train_loader=DataLoader(self.data(), 8, collate_fn=drawn))
+        self.source = torch.Generator().manual_seed(self.world_rank)
+        self.register_data(train_loader=DataLoader(self.data(), 8, collate_fn=self.drawn))
 
-
-def drawn(samples: list[Any]) -> tuple[torch.Tensor, torch.Tensor]:
-    features = torch.randn(len(samples), 6, dtype=torch.float64)
-    return features, (features[:, 0] > 0).long()
+    def drawn(self, samples: list[Any]) -> tuple[torch.Tensor, torch.Tensor]:
+        features = torch.randn(len(samples), 6, dtype=torch.float64, generator=self.source)
+        return features, (features[:, 0] > 0).long()
 
 
 def test_the_target_is_that_of_the_features_which_the_first_stage_drew() -> None:

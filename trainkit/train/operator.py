@@ -224,16 +224,28 @@ class TrainingOperator:
 
     def validate_batch(self, batch: Any, batch_info: dict[str, Any]) -> Mapping[str, Any]:
         """Loss and, where targets are classes, accuracy of one batch; arguments as `train_batch`'s."""
-        model, criterion = self._single_model("validate_batch", optimizers=None)
         features, target = self._features_and_target(batch)
         metrics: dict[str, Any] = {NUM_SAMPLES: target.shape[0]}
-        result = self._context.strategy.forward(model, criterion, features, target)
+        result = self.forward(features, target)
         if result is None:
             return metrics
         output, metrics["val_loss"] = result
         if not target.is_floating_point() and output.dim() == target.dim() + 1:
             metrics["val_accuracy"] = (output.argmax(dim=1) == target).double().mean()
         return metrics
+
+    def forward(self, features: Sequence[Any], target: Any) -> tuple[Any, torch.Tensor] | None:
+        """Output and loss of one batch, with one model and its criterion, whatever the strategy.
+
+        Args:
+            features: the model's inputs, on the device.
+            target: the criterion's second argument, on the device.
+
+        Returns:
+            Both, for a `validate_batch` of your own; None where they are another worker's, as in a pipeline.
+        """
+        model, criterion = self._single_model("validate_batch", optimizers=None)
+        return self._context.strategy.forward(model, criterion, features, target)
 
     # -- the user's own state ------------------------------------------------------------------
 

@@ -100,7 +100,7 @@ class Link:
             raise ConfigError(
                 f"stage {self.index} of a pipeline was given a batch of {shapes}, but stage 0 one of other "
                 f"shapes: the workers of one pipeline must be given the same batches, so split data by "
-                f"operator.data_rank, not by world_rank"
+                f"self.world_rank // {self.stages}, not by world_rank"
             )
         return []
 

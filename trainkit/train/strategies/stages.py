@@ -18,7 +18,8 @@ from trainkit.train.strategies.cutting import Cut
 NOT_ALONE = (
     "with strategy=Pipeline() a worker holds one stage of the model, and can't compute its output or its "
     "gradients alone: in train_batch call self.forward_backward(features, target) in place of the model, the "
-    "loss and self.backward(loss), then self.optimizer_step()"
+    "loss and self.backward(loss), then self.optimizer_step(); in validate_batch call "
+    "self.forward(features, target)"
 )
 
 
