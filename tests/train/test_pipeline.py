@@ -362,3 +362,22 @@ def test_one_stage_that_overflows_makes_all_leave_out_the_step() -> None:
         gang.train()
         assert gang.apply_all_operators(lambda operator: operator.moved) == [[True, False, True, True]] * 2
         assert gang.state_dict()["scaler"]["scale"] == 2.0**15
+
+
+class Thaws(Toy):
+    """Its first stage is frozen at first, so that no gradient is asked of the second one."""
+
+    def make(self) -> nn.Module:
+        model = super().make()
+        model[0].requires_grad_(False)  # type: ignore[index]
+        return model
+
+
+def test_a_frozen_stage_is_left_alone_and_one_set_free_is_noticed() -> None:
+    state = compare(Thaws, Pipeline(split=["1"]), 2, 4)
+    assert sorted(state["optimizers"][0]["state"]) == [2, 3]
+    with trainer(Thaws, Pipeline(split=["1"]), 2) as gang:
+        gang.train(num_steps=1)
+        gang.apply_all_operators(lambda operator: operator.built.requires_grad_(True) and None)
+        with pytest.raises(ConfigError, match="set free, save a checkpoint and load it into a new trainer"):
+            gang.train(num_steps=1)

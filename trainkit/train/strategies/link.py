@@ -44,6 +44,10 @@ class Passed:
     leaves: tuple[Leaf, ...]
     several: bool
 
+    def __str__(self) -> str:
+        kinds = (f"{leaf.dtype} {leaf.shape}{' with gradient' * leaf.requires_grad}" for leaf in self.leaves)
+        return f"({', '.join(kinds)})"
+
     def value(self, tensors: Sequence[torch.Tensor]) -> Any:
         """What the next stage is called with."""
         return tuple(tensors) if self.several else tensors[0]

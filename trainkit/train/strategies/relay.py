@@ -60,8 +60,9 @@ class _Runner(nn.Module):
             tensors, passed = described(output, self._link.index)
             if passed != self.outgoing:
                 raise ConfigError(
-                    f"stage {self._link.index} returned {passed} for one microbatch and {self.outgoing} for "
-                    f"another of the same shape: what goes between two stages must have one shape and type"
+                    f"stage {self._link.index} returned {passed}, but {self.outgoing} for another microbatch "
+                    f"of the same shape: what goes between two stages must be of one shape and type; and if "
+                    f"parameters were frozen or set free, save a checkpoint and load it into a new trainer"
                 )
             return tensors
         return self.finish(output)
@@ -153,13 +154,14 @@ class Relay:
             runner.incoming, runner.outgoing = self._remembered(
                 f"forward {shapes}", lambda: self._described(count, features, training=False)
             )
-            outputs = []
+            outputs, sending = [], list(sent)
             for part in _parts(features, count):
                 outputs.append(runner.compute(part if link.first else self._receive()))
                 if not link.last:
                     tensors, _ = described(outputs.pop(), link.index)
-                    sent += link.send(tensors, link.index + 1)
-            wait(sent)
+                    wait(sending)
+                    sending = link.send(tensors, link.index + 1)
+            wait(sending)
             if not link.last:
                 return None
             output = outputs[0] if count == 1 else merge_chunks(outputs, None)
