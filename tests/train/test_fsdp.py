@@ -7,12 +7,10 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader
 
 from tests.train.operators import Digits, OwnSeeds, digits, gang_losses
-from trainkit.errors import ConfigError
 from trainkit.train import BATCH_SIZE, TorchTrainer, TrainingOperator
-from trainkit.train.strategies.blocks import chosen_blocks
 from trainkit.train.strategies.fsdp import FSDP
 
 pytestmark = pytest.mark.usefixtures("runtime")
@@ -81,9 +79,7 @@ def plain(config: dict[str, Any], steps: int, max_norm: float | None = None) -> 
             optimizer.step()
             losses.append(loss.item())
     with torch.no_grad():
-        total = sum(
-            float(nn.functional.cross_entropy(model(x), y)) * len(y) for x, y in validation
-        )
+        total = sum(float(nn.functional.cross_entropy(model(x), y)) * len(y) for x, y in validation)
     return losses, total / len(validation.dataset)  # type: ignore[arg-type]
 
 
