@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests.suites.strategies import Row, StrategySuite
+from trainkit.train.strategies.tensor import TensorParallel
 
 pytestmark = pytest.mark.usefixtures("runtime")
 
@@ -15,6 +16,10 @@ ROWS = [
     Row("ddp", 1),
     Row("ddp", 2),
     Row("ddp", 4),
+    Row("tensor", 2),
+    Row("tensor", 4),
+    Row(TensorParallel(degree=2), 4),
+    Row(TensorParallel(degree=2, data="shard"), 4),
 ]
 
 

@@ -30,8 +30,8 @@ PROJECTIONS = {name for names in ATTENTION for name in names}
 
 def split_model(
     model: nn.Module, mesh: DeviceMesh, plan: Any, group: WorkerGroup, *, required: bool = True
-) -> nn.Module:
-    """`model` with its parameters split over `mesh` as `plan` says; see `TensorParallel`.
+) -> None:
+    """Split the parameters of `model` over `mesh` as `plan` says; see `TensorParallel`.
 
     Args:
         model: with the same values on all workers; it is changed.
@@ -49,11 +49,12 @@ def split_model(
         plan = _default_plan(model, mesh.size(), group)
     elif callable(plan):
         plan = plan(model, mesh)
-        if isinstance(plan, nn.Module):
-            model, plan = plan, {}
+        if plan is model:
+            plan = {}
         elif not isinstance(plan, Mapping):
             raise ConfigError(
-                f"plan(model, mesh) returned {plan!r}: return a dictionary of names to styles, or the model"
+                f"plan(model, mesh) returned a {type(plan).__name__}: return a dictionary of names to "
+                f"styles, or the same model, split"
             )
     _check_names(model, plan, mesh.size())
     _apply(model, mesh, plan)
@@ -63,7 +64,6 @@ def split_model(
             parameter.requires_grad_(wanted[name])
     _check_shards(model, mesh.size(), required=required)
     _leave_fast_paths(model)
-    return model
 
 
 def _default_plan(model: nn.Module, ways: int, group: WorkerGroup) -> dict[str, ParallelStyle]:
