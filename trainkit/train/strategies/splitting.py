@@ -18,6 +18,7 @@ from trainkit.errors import ConfigError
 from trainkit.train.process_group import WorkerGroup
 from trainkit.train.strategies.tensor_plan import (
     ATTENTION,
+    Candidate,
     computes_the_same,
     default_candidates,
     heads_of,
@@ -43,10 +44,12 @@ def split_model(
     Raises:
         ConfigError: the plan does not fit the model, or there is none and nothing can be split.
     """
+    chosen: list[Candidate] | None = None
     owners = _owners(model)
     wanted = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
     if plan is None:
-        plan = _default_plan(model, mesh.size(), group)
+        chosen = _default_candidates(model, mesh.size(), group)
+        plan = {name: style for candidate in chosen for name, style in candidate.styles().items()}
     elif callable(plan):
         plan = plan(model, mesh)
         if plan is model:
@@ -56,8 +59,12 @@ def split_model(
                 f"plan(model, mesh) returned a {type(plan).__name__}: return a dictionary of names to "
                 f"styles, or the same model, split"
             )
-    _check_names(model, plan, mesh.size())
+    if chosen is None:
+        _check_names(model, plan, mesh.size())
     _apply(model, mesh, plan)
+    for candidate in chosen or ():
+        for name, count in candidate.heads.items():
+            setattr(model.get_submodule(candidate.module), name, count)
     _tie(model, owners)
     for name, parameter in model.named_parameters():
         if name in wanted:
@@ -66,19 +73,15 @@ def split_model(
     _leave_fast_paths(model)
 
 
-def _default_plan(model: nn.Module, ways: int, group: WorkerGroup) -> dict[str, ParallelStyle]:
+def _default_candidates(model: nn.Module, ways: int, group: WorkerGroup) -> list[Candidate]:
     candidates = default_candidates(model, ways)
     # Rounding may differ between machines: all do what worker 0 finds.
     found = group.broadcast_integers([int(computes_the_same(model, each, ways)) for each in candidates])
     chosen = [candidate for candidate, right in zip(candidates, found, strict=True) if right]
-    plan: dict[str, ParallelStyle] = {}
-    for candidate in chosen:
-        plan |= candidate.styles()
-        for name, count in candidate.heads.items():
-            setattr(model.get_submodule(candidate.module), name, count)
     if group.rank == 0:
-        log.info("split over %d workers: %s", ways, ", ".join(plan) or "nothing")
-    return plan
+        names = [name for candidate in chosen for name in candidate.styles()]
+        log.info("split over %d workers: %s", ways, ", ".join(names) or "nothing")
+    return chosen
 
 
 def _apply(model: nn.Module, mesh: DeviceMesh, plan: Mapping[str, ParallelStyle]) -> None:
