@@ -12,7 +12,8 @@ import torch
 from torch import nn
 
 from trainkit.errors import CheckpointError, ConfigError
-from trainkit.train import checkpoint, process_group, rng
+from trainkit.train import checkpoint, process_group, rng, sharded_checkpoint
+from trainkit.train.agreement import agreed
 from trainkit.train.context import WorkerContext
 from trainkit.train.data import Feed
 from trainkit.train.keys import EPOCH
@@ -22,7 +23,7 @@ from trainkit.train.operator import TrainingOperator
 from trainkit.train.options import TrainerOptions
 from trainkit.train.process_group import Rendezvous, WorkerGroup
 from trainkit.train.progress import with_bar
-from trainkit.train.spread import detached
+from trainkit.train.spread import detached, whole
 from trainkit.train.state import WorkerState, check_state, joined_state, own_of
 from trainkit.train.strategies.base import Place, Strategy
 from trainkit.train.strategies.single import SingleStrategy
@@ -166,7 +167,7 @@ class Worker:
         self._take_over(cpu_copy(state), "the state")
 
     def save(self, path: Path, workers: Sequence[Mapping[str, Any]]) -> None:
-        """Write a checkpoint.
+        """Write a checkpoint; on all workers if the strategy spreads the state, else on the first alone.
 
         Args:
             path: the folder.
@@ -174,11 +175,17 @@ class Worker:
         """
         world_size = self._strategy.group.world_size
         metadata = checkpoint.Metadata(self._epoch, self._operator.global_step, world_size)
-        checkpoint.write(path, {**self._shared_state(), "workers": list(workers)}, metadata)
+        state = {**self._shared_state(), "workers": list(workers)}
+        if self._spreads:
+            sharded_checkpoint.write(path, state, metadata, self._strategy.group)
+        else:
+            checkpoint.write(path, state, metadata)
 
     def load(self, path: Path) -> None:
         """Take over a checkpoint."""
-        state, _ = checkpoint.read(path)
+        group = self._strategy.group
+        with agreed(group, lambda reason: f"the checkpoint {path} was not loaded ({reason})"):
+            state, _ = checkpoint.read(path, rank=group.rank, world_size=group.world_size)
         self._take_over(state, f"the checkpoint {path}")
 
     def stop(self) -> None:
@@ -237,7 +244,7 @@ class Worker:
             self._load_registered(before)
             raise CheckpointError(f"{what} does not fit what was registered: {error}") from error
         try:
-            operator.load_state_dict(state["operator"])
+            operator.load_state_dict(whole(state["operator"]))
         except BaseException:
             self._load_registered(before)
             raise

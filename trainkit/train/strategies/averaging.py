@@ -13,7 +13,8 @@ import torch.distributed as dist
 from torch.autograd import Variable
 from torch.utils.hooks import RemovableHandle
 
-from trainkit.train.strategies.kinds import local, settle_gradients
+from trainkit.train.strategies.kinds import settle_gradients
+from trainkit.train.tensors import local
 
 BUCKET_BYTES = 25 * 2**20
 """As DDP's: large enough to use the network, small enough that the copies take little memory."""

@@ -14,11 +14,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
-
-def local(tensor: torch.Tensor) -> torch.Tensor:
-    """What this worker holds of `tensor`, sharing its memory."""
-    with torch.no_grad():
-        return (tensor.to_local() if isinstance(tensor, DTensor) else tensor).detach()
+from trainkit.train.tensors import local
 
 
 def settle_gradients(parameters: Iterable[torch.Tensor]) -> list[torch.Tensor]:

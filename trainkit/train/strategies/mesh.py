@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -109,6 +110,11 @@ class DataGroup(WorkerGroup):
                     f"them the same batches; with add_dist_sampler=True each registers the whole data set"
                 )
         return [row[0] for row in rows]
+
+    def gather_values(self, value: Any) -> list[Any]:
+        """That of the first worker of each row."""
+        gathered = self._group.gather_values(value)
+        return [gathered[row[0]] for row in self._grid.rows()]
 
     def all_true(self, flag: bool) -> bool:
         return self._group.all_true(flag)

@@ -12,6 +12,7 @@ from trainkit.train.strategies.base import StrategySpec
 HOMES = {
     "single": ("trainkit.train.strategies.single", "Single"),
     "ddp": ("trainkit.train.strategies.ddp", "DDP"),
+    "fsdp": ("trainkit.train.strategies.fsdp", "FSDP"),
     "tensor": ("trainkit.train.strategies.tensor", "TensorParallel"),
     "pipeline": ("trainkit.train.strategies.pipeline", "Pipeline"),
 }

@@ -55,6 +55,8 @@ class SingleStrategy:
     """The model on one device, the data as the user's loader gives it."""
 
     averages = False
+    meets_in_forward = False
+    """Whether forward passes are collective, so that validation too has equally many on all workers."""
 
     def __init__(self, place: Place) -> None:
         self.devices = place.devices
@@ -82,7 +84,14 @@ class SingleStrategy:
 
     def split_data(self, loader: Iterable[Any], *, training: bool) -> Feed:
         every = self._place.step.grad_accumulation_steps
-        return make_feed(loader, group=self.data, training=training, split=self._place.split, every=every)
+        return make_feed(
+            loader,
+            group=self.data,
+            training=training,
+            split=self._place.split,
+            in_step=training or self.meets_in_forward,
+            every=every,
+        )
 
     # -- stepping ------------------------------------------------------------------------------
 

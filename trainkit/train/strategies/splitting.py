@@ -18,6 +18,7 @@ from trainkit.errors import ConfigError
 from trainkit.train.process_group import WorkerGroup
 from trainkit.train.strategies.tensor_plan import (
     ATTENTION,
+    Candidate,
     computes_the_same,
     default_candidates,
     heads_of,
@@ -30,8 +31,8 @@ PROJECTIONS = {name for names in ATTENTION for name in names}
 
 def split_model(
     model: nn.Module, mesh: DeviceMesh, plan: Any, group: WorkerGroup, *, required: bool = True
-) -> nn.Module:
-    """`model` with its parameters split over `mesh` as `plan` says; see `TensorParallel`.
+) -> None:
+    """Split the parameters of `model` over `mesh` as `plan` says; see `TensorParallel`.
 
     Args:
         model: with the same values on all workers; it is changed.
@@ -43,42 +44,44 @@ def split_model(
     Raises:
         ConfigError: the plan does not fit the model, or there is none and nothing can be split.
     """
+    chosen: list[Candidate] | None = None
     owners = _owners(model)
     wanted = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
     if plan is None:
-        plan = _default_plan(model, mesh.size(), group)
+        chosen = _default_candidates(model, mesh.size(), group)
+        plan = {name: style for candidate in chosen for name, style in candidate.styles().items()}
     elif callable(plan):
         plan = plan(model, mesh)
-        if isinstance(plan, nn.Module):
-            model, plan = plan, {}
+        if plan is model:
+            plan = {}
         elif not isinstance(plan, Mapping):
             raise ConfigError(
-                f"plan(model, mesh) returned {plan!r}: return a dictionary of names to styles, or the model"
+                f"plan(model, mesh) returned a {type(plan).__name__}: return a dictionary of names to "
+                f"styles, or the same model, split"
             )
-    _check_names(model, plan, mesh.size())
+    if chosen is None:
+        _check_names(model, plan, mesh.size())
     _apply(model, mesh, plan)
+    for candidate in chosen or ():
+        for name, count in candidate.heads.items():
+            setattr(model.get_submodule(candidate.module), name, count)
     _tie(model, owners)
     for name, parameter in model.named_parameters():
         if name in wanted:
             parameter.requires_grad_(wanted[name])
     _check_shards(model, mesh.size(), required=required)
     _leave_fast_paths(model)
-    return model
 
 
-def _default_plan(model: nn.Module, ways: int, group: WorkerGroup) -> dict[str, ParallelStyle]:
+def _default_candidates(model: nn.Module, ways: int, group: WorkerGroup) -> list[Candidate]:
     candidates = default_candidates(model, ways)
     # Rounding may differ between machines: all do what worker 0 finds.
     found = group.broadcast_integers([int(computes_the_same(model, each, ways)) for each in candidates])
     chosen = [candidate for candidate, right in zip(candidates, found, strict=True) if right]
-    plan: dict[str, ParallelStyle] = {}
-    for candidate in chosen:
-        plan |= candidate.styles()
-        for name, count in candidate.heads.items():
-            setattr(model.get_submodule(candidate.module), name, count)
     if group.rank == 0:
-        log.info("split over %d workers: %s", ways, ", ".join(plan) or "nothing")
-    return plan
+        names = [name for candidate in chosen for name in candidate.styles()]
+        log.info("split over %d workers: %s", ways, ", ".join(names) or "nothing")
+    return chosen
 
 
 def _apply(model: nn.Module, mesh: DeviceMesh, plan: Mapping[str, ParallelStyle]) -> None:

@@ -10,12 +10,10 @@ https://docs.pytorch.org/docs/stable/distributed.tensor.parallel.html.
 
 from __future__ import annotations
 
-import copy
-import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -23,19 +21,16 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor.parallel import ParallelStyle
 
-from trainkit.errors import CheckpointError, ConfigError
-from trainkit.train.modules import skeleton
-from trainkit.train.spread import local_part, shape_of, whole
+from trainkit.errors import ConfigError
 from trainkit.train.step_settings import StepSettings
 from trainkit.train.strategies import kinds
 from trainkit.train.strategies.averaging import GradientAverage
 from trainkit.train.strategies.base import Place, Strategy
+from trainkit.train.strategies.blocks import chosen_blocks
 from trainkit.train.strategies.mesh import DATA, MODEL, data_group, degree_mistakes, make_mesh
-from trainkit.train.strategies.optimizers import ParameterSlots, parameter_names
+from trainkit.train.strategies.sharded import ShardedState
 from trainkit.train.strategies.single import SingleStrategy
 from trainkit.train.strategies.splitting import split_model
-
-log = logging.getLogger(__name__)
 
 Plan = Mapping[str, ParallelStyle] | Callable[[nn.Module, DeviceMesh], Any]
 
@@ -98,6 +93,8 @@ class TensorParallel:
         yield from degree_mistakes(degree, num_workers)
         if devices_per_worker > 1:
             yield "each worker holds its part on one device: give gpus_per_worker=1 and more workers"
+        if step.channels_last and self.data == "shard":
+            yield 'FSDP2 shards contiguous parameters only: leave out channels_last=True, or data="shard"'
 
     def build(self, place: Place) -> Strategy:
         return TensorParallelStrategy(self.for_workers(place.group.world_size), place)
@@ -108,14 +105,12 @@ class TensorParallelStrategy(SingleStrategy):
 
     def __init__(self, spec: TensorParallel, place: Place) -> None:
         super().__init__(place)
-        if not place.wrap:
-            raise ConfigError("wrap_ddp=False leaves models as they are, but TensorParallel splits them")
         self.data = data_group(place.group, spec.model_ways)
         self.averages = self.data.world_size > 1
         self._spec = spec
         self._mesh = make_mesh(place.group, spec.model_ways, self.devices[0])
-        self._slots = ParameterSlots([], [])
-        self._skeletons: dict[int, nn.Module] = {}
+        self.meets_in_forward = self.averages and spec.data == "shard"
+        self._buffers: list[torch.Tensor] = []
         self._averages: list[GradientAverage] = []
         self._sharded: list[FSDPModule] = []
 
@@ -127,58 +122,56 @@ class TensorParallelStrategy(SingleStrategy):
         optimizers: Sequence[torch.optim.Optimizer],
         ddp_args: Mapping[str, Any],
     ) -> list[nn.Module]:
-        if ddp_args:
-            raise ConfigError(
-                f"ddp_args={dict(ddp_args)!r} are for DistributedDataParallel, which TensorParallel doesn't "
-                f"use: leave them out"
-            )
-        for optimizer in optimizers:
-            if isinstance(optimizer, torch.optim.LBFGS):
-                raise ConfigError("LBFGS needs all gradients in one piece: use another optimizer, or DDP()")
-        self._slots = ParameterSlots(models, optimizers)
-        self._skeletons = {id(model): skeleton(model) for model in models}
-        placed = [self._placed(model) for model in models]
-        self._slots.replace(optimizers, parameter_names(placed))
+        if ddp_args or not self._place.wrap:
+            given = "ddp_args are" if ddp_args else "wrap_ddp=False is"
+            raise ConfigError(f"{given} for DistributedDataParallel, not for TensorParallel: leave it out")
+        if any(isinstance(optimizer, torch.optim.LBFGS) for optimizer in optimizers):
+            raise ConfigError("LBFGS needs all gradients in one piece: use another optimizer, or DDP()")
+        self._held = ShardedState(models, optimizers)
+        for model in models:
+            self._split(model)
+        self._held.replace(models, optimizers)
         for optimizer in optimizers:
             kinds.step_by_kind(optimizer)
-        return placed
+        return list(models)
 
-    def _placed(self, model: nn.Module) -> nn.Module:
-        if self._place.step.channels_last:
-            model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        trained = any(parameter.requires_grad for parameter in model.parameters())
+    def _split(self, model: nn.Module) -> None:
+        step, trained = self._place.step, any(parameter.requires_grad for parameter in model.parameters())
+        if step.channels_last:
+            model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        # Split where the user left it, moved to the device then: no device need hold the whole.
+        self.group.broadcast_tensors([*model.parameters(), *model.buffers()])
+        blocks = chosen_blocks(model, None)
         # A model with nothing to train, such as a frozen teacher, may stay whole.
         required = trained or self._spec.plan is not None
-        # Split first, moved to the device then: no device need hold the whole.
-        self.group.broadcast_tensors([*model.parameters(), *model.buffers()])
-        original = model
-        model = split_model(model, self._mesh[MODEL], self._spec.plan, self.group, required=required)
-        self._skeletons[id(model)] = self._skeletons[id(original)]
-        model = model.to(self.devices[0])
-        if self.data.world_size > 1 and trained:
-            self._over_data(model)
-        if self._place.step.compile:
-            model.compile()
-        return model
+        split_model(model, self._mesh[MODEL], self._spec.plan, self.group, required=required)
+        model.to(self.devices[0])
+        if step.compile:
+            for part in blocks or [model]:
+                part.compile()
+        self._buffers += list(model.buffers())
+        if self.averages and trained:
+            self._bring_together(model, blocks)
 
-    def _over_data(self, model: nn.Module) -> None:
-        """Bring the copies of `model` together."""
-        columns = self._mesh[DATA]
+    def _bring_together(self, model: nn.Module, blocks: Sequence[nn.Module]) -> None:
+        """Let the copies of `model` learn from each other's samples."""
+        copies = self._mesh[DATA]
         if self._spec.data == "replicate":
-            self._averages.append(GradientAverage(model.parameters(), columns.get_group()))
+            self._averages.append(GradientAverage(model.parameters(), copies.get_group()))
             return
-        for block in _blocks(model):
-            fully_shard(block, mesh=columns)
-        fully_shard(model, mesh=columns)
-        self._sharded.append(cast(FSDPModule, model))
+        try:
+            for part in (*blocks, model):
+                self._sharded.append(fully_shard(part, mesh=copies))
+        except (ValueError, NotImplementedError) as error:
+            raise ConfigError(f'data="shard" can\'t spread this model: {error}') from error
 
     # -- stepping ------------------------------------------------------------------------------
 
     def sync_gradients(self, now: bool) -> None:
         for average in self._averages:
             average.active = now
-        for model in self._sharded:
-            model.set_requires_gradient_sync(now)
+        for part in self._sharded:
+            part.set_requires_gradient_sync(now)
 
     def make_scaler(self) -> torch.amp.GradScaler:
         return kinds.SharedScaler(self.devices[0].type)
@@ -188,25 +181,24 @@ class TensorParallelStrategy(SingleStrategy):
 
     @contextmanager
     def evaluation(self) -> Iterator[None]:
-        # Copies may have different numbers of validation batches, so forward passes must not bring
-        # parameters together: those that FSDP2 spread are whole meanwhile.
-        parts = [part for model in self._sharded for part in cast(nn.Module, model).modules()]
-        sharded = [part for part in parts if isinstance(part, FSDPModule)]
-        for part in sharded:
-            part.unshard()
-            part.set_reshard_after_forward(False, recurse=False)
+        # Batch norm's statistics are each copy's own while it trains; worker 0's stand, as with DDP.
+        if self.averages:
+            self.group.broadcast_tensors(self._buffers)
         try:
             yield
         finally:
-            for part in sharded:
-                part.set_reshard_after_forward(part not in self._sharded, recurse=False)
-                part.reshard()
+            self._reshard()
+
+    def _reshard(self) -> None:
+        """Free what a forward pass without a backward has left whole."""
+        for part in self._sharded:
+            part.reshard()
 
     def leave(self) -> None:
         for average in self._averages:
             average.leave()
-        self._averages.clear()
-        self._sharded.clear()
+        for held in (self._averages, self._sharded, self._buffers):
+            held.clear()
         super().leave()
 
     # -- state ---------------------------------------------------------------------------------
@@ -214,10 +206,8 @@ class TensorParallelStrategy(SingleStrategy):
     def state(
         self, models: Sequence[nn.Module], optimizers: Sequence[torch.optim.Optimizer]
     ) -> dict[str, Any]:
-        return {
-            "models": [model.state_dict() for model in models],
-            "optimizers": self._slots.state(optimizers),
-        }
+        self._reshard()
+        return self._held.state(models, optimizers)
 
     def load_state(
         self,
@@ -225,40 +215,14 @@ class TensorParallelStrategy(SingleStrategy):
         optimizers: Sequence[torch.optim.Optimizer],
         state: Mapping[str, Any],
     ) -> None:
-        self._slots.check(state["optimizers"])
-        for model, saved in zip(models, state["models"], strict=True):
-            _check(model.state_dict(), saved)
-        for model, saved in zip(models, state["models"], strict=True):
-            own = model.state_dict()
-            model.load_state_dict({name: _like(value, own[name]) for name, value in saved.items()})
-        self._slots.load(optimizers, state["optimizers"])
+        self._reshard()
+        self._held.load(models, optimizers, state)
 
     def skeleton(self, model: nn.Module) -> nn.Module:
-        return copy.deepcopy(self._skeletons[id(model)])
+        return self._held.skeleton(model)
 
 
 def _is_plan(plan: Any) -> bool:
     return isinstance(plan, Mapping) and all(
         isinstance(name, str) and isinstance(style, ParallelStyle) for name, style in plan.items()
     )
-
-
-def _blocks(model: nn.Module) -> list[nn.Module]:
-    """The repeated parts of a model: what its lists of modules hold, inner ones first."""
-    lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
-    return [block for held in reversed(lists) for block in held if any(True for _ in block.parameters())]
-
-
-def _check(own: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
-    """Raise CheckpointError unless `saved` has the names and shapes of `own`."""
-    if missing := sorted(set(own) ^ set(saved)):
-        raise CheckpointError(f"the model and what was saved don't both have {', '.join(missing)}")
-    for name, value in own.items():
-        if shape_of(value) != shape_of(saved[name]):
-            raise CheckpointError(
-                f"{name} has the shape {shape_of(value)}, but {shape_of(saved[name])} was saved"
-            )
-
-
-def _like(saved: Any, own: Any) -> Any:
-    return local_part(saved, own) if isinstance(own, torch.Tensor) else whole(saved)

@@ -162,7 +162,7 @@ def computes_the_same(model: nn.Module, candidate: Candidate, ways: int) -> bool
     like = module.get_parameter(f"{candidate.first[0]}.weight")
     width = like.shape[1]
     generator = torch.Generator().manual_seed(0)
-    with _undisturbed(module):
+    with _undisturbed(module, like.device):
         for shape in ((2, 4, width), (6, width)):
             values = torch.randn(shape, generator=generator).to(device=like.device, dtype=like.dtype)
             for inputs in _inputs(module, values):
@@ -292,10 +292,11 @@ def _close(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 @contextmanager
-def _undisturbed(module: nn.Module) -> Iterator[None]:
+def _undisturbed(module: nn.Module, device: torch.device) -> Iterator[None]:
     """A block that runs `module` in evaluation mode and leaves no trace in it or in random states."""
     modes = {part: part.training for part in module.modules()}
-    with torch.random.fork_rng(), torch.no_grad():
+    devices = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices), torch.no_grad():
         module.eval()
         try:
             yield
