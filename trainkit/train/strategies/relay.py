@@ -12,6 +12,7 @@ Source: https://docs.pytorch.org/docs/stable/distributed.pipelining.html
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
@@ -33,6 +34,9 @@ Criterion = Callable[..., torch.Tensor]
 
 _WRAPPED = re.compile(r"failed to run (?:forward|stage backward)", re.IGNORECASE)
 """How torch's schedules say that a stage's own code raised."""
+
+# Divided by microbatches after each batch, what is accumulated would be divided again; torch 2.6 never does.
+_UNSCALED = {"scale_grads": False} if "scale_grads" in inspect.signature(ScheduleGPipe).parameters else {}
 
 _SHAPES_KEPT = 4
 """Shapes of batches for which buffers are kept: full and last ones, of training and of validation."""
@@ -124,7 +128,6 @@ class Relay:
             with self._step.autocast(link.device):
                 loss = criterion(output, next(targets))
             losses.append(loss.detach())
-            # Divided here and not by the schedule, which would divide what is accumulated already once more.
             return (scaled(loss) / count).reshape(1)
 
         runner.finish = finish
@@ -229,7 +232,7 @@ class Relay:
         )
         # With fewer microbatches than stages, both orders are the same, and torch's 1F1B refuses.
         kind = Schedule1F1B if self._one_f_one_b and count >= link.stages else ScheduleGPipe
-        return kind(stage, count, loss_fn=_first_of_both, scale_grads=False), incoming, outgoing
+        return kind(stage, count, loss_fn=_first_of_both, **_UNSCALED), incoming, outgoing
 
     def _described(
         self, count: int, features: Sequence[torch.Tensor], *, training: bool
