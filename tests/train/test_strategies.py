@@ -15,6 +15,9 @@ ROWS = [
     Row("ddp", 1),
     Row("ddp", 2),
     Row("ddp", 4),
+    Row("fsdp", 1),
+    Row("fsdp", 2),
+    Row("fsdp", 4),
 ]
 
 
