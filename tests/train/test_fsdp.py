@@ -227,7 +227,7 @@ def test_on_a_gpu_it_follows_the_plain_loop(offload: bool) -> None:
     if (found := torch.cuda.device_count()) < 1:
         pytest.skip(f"needs a CUDA device; this machine has {found}")
     workers = min(2, found)
-    expected, val_loss = plain({BATCH_SIZE: 48}, 20)
+    _, val_loss = plain({BATCH_SIZE: 48}, 20)
     choice = FSDP(cpu_offload=offload)
     with trainer(num_workers=workers, strategy=choice, use_gpu=True, config={BATCH_SIZE: 48}) as gang:
         gang.train(num_steps=20)
