@@ -15,4 +15,4 @@ EPOCH = "epoch"
 """In results of `train`: epochs finished since the trainer was made or its state was loaded."""
 
 SHOULD_STOP = "should_stop"
-"""In results of `train` with Lightning: 1.0 if a callback asked to stop or `max_epochs` is reached, else 0.0."""
+"""In results of `train` with Lightning: 1.0 if a callback asked to stop or `max_epochs` is over, else 0.0."""

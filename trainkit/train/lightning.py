@@ -13,10 +13,12 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeVar
 
 from trainkit.errors import CheckpointError, ConfigError
+from trainkit.runtime import preload
 from trainkit.train.context import WorkerContext
 from trainkit.train.data import Feed
 from trainkit.train.lightning_fit import LightningFit, quiet_lightning
 from trainkit.train.lightning_parts import (
+    PACKAGES,
     Seat,
     made_from,
     make_strategy,
@@ -32,6 +34,9 @@ from trainkit.train.strategies.single import SingleStrategy
 from trainkit.train.tensors import cpu_copy
 
 T = TypeVar("T")
+
+for _package in PACKAGES:
+    preload.register(_package)  # It takes seconds to import.
 
 _OURS = {
     "accelerator": "use_gpu= of TorchTrainer says where it runs",

@@ -19,18 +19,26 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from greenlet import greenlet  # type: ignore[import-untyped]
 
 from trainkit.errors import ConfigError, TrainingError
+from trainkit.train import rng
 from trainkit.train.data import DealtBatches, Feed
 from trainkit.train.keys import NUM_SAMPLES, SHOULD_STOP
-from trainkit.train.lightning_log import Logged, after, samples_in
+from trainkit.train.lightning_log import Logged, StandIn, after, samples_in
 from trainkit.train.lightning_parts import Interrupted, Seat
 from trainkit.train.metrics import EpochMetrics, Meters, Origin
 from trainkit.train.turns import known_turn
 
 _NOT_KEPT = ("hparams_name", "hparams_type", "hyper_parameters", "datamodule_hyper_parameters")
 """Of Lightning's checkpoint: the configuration, which is the trainer's, and may hold what no file should."""
+
+_ADVICE = (
+    r".*does not have many workers",
+    r".*isinstance\(treespec, LeafSpec\)",  # Lightning's own use of torch
+)
+"""What Lightning says on the normal path, and nobody can do anything about here."""
 
 
 class LightningFit:
@@ -66,6 +74,7 @@ class LightningFit:
         self._logged = Logged()
         self._last = Origin(0.0)
         self._batches = 0
+        self._stand_in: StandIn | None = None
 
     # -- from outside --------------------------------------------------------------------------
 
@@ -77,6 +86,7 @@ class LightningFit:
         self._run_loop, loop.run = loop.run, self._when_told
         loop.on_advance_end = after(loop.on_advance_end, self._after_epoch)
         connector.on_epoch_end = after(connector.on_epoch_end, self._take_logged)
+        connector.on_batch_end = after(connector.on_batch_end, self._end_batch)
         connector.update_eval_epoch_metrics = after(connector.update_eval_epoch_metrics, self._take_logged)
         # Lightning's handlers would keep SIGTERM from ending a worker that waits between epochs.
         trainer._signal_connector.register_signal_handlers = _no_handlers
@@ -148,13 +158,13 @@ class LightningFit:
         """A batch is about to be trained on."""
         loaders = self.trainer.fit_loop._combined_loader.flattened
         self.weight = self._weight(loaders[0], index) if len(loaders) == 1 else 1.0
-        self._samples = self._count(batch)
+        self._samples = self._count(batch, self.weight)
 
     def end_training_batch(self, outputs: Any) -> None:
         """It has been."""
         loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
         metrics: dict[str, Any] = {NUM_SAMPLES: self._samples}
-        if getattr(loss, "numel", lambda: 0)() == 1:
+        if isinstance(loss, torch.Tensor) and loss.numel() == 1:
             # Lightning divides it, as its gradients are added up.
             module = self.trainer.lightning_module
             times = self.trainer.accumulate_grad_batches if module.automatic_optimization else 1
@@ -200,6 +210,7 @@ class LightningFit:
         trainer, connector = self.trainer, self.trainer._logger_connector
         states = type(trainer.state.fn), type(trainer.state.stage)
         before = trainer.state.fn, trainer.state.stage, trainer.limit_val_batches
+        generators = rng.state()  # A look at the model in between must not change how its training goes on.
         kept = ("_callback_metrics", "_logged_metrics", "_progress_bar_metrics", "_first_loop_iter")
         metrics = {
             name: dict(value) if isinstance(value := getattr(connector, name), dict) else value
@@ -215,6 +226,7 @@ class LightningFit:
         finally:
             trainer.state.fn, trainer.state.stage, trainer.limit_val_batches = before
             vars(connector).update(metrics)
+            rng.load(generators)
 
     def _take_logged(self) -> None:
         if not self.trainer.sanity_checking:
@@ -253,12 +265,18 @@ class LightningFit:
         )
         return turn.weight
 
-    def _count(self, batch: Any, weight: float | None = None) -> int:
-        """Samples of the batch that count; none if it only stands in, and then for `self.log` neither."""
-        if (self.weight if weight is None else weight) > 0:
+    def _count(self, batch: Any, weight: float) -> int:
+        """Samples of the batch that count; none if it only stands in."""
+        if weight > 0:
             return samples_in(batch)
-        self.trainer._results.batch_size = 0
+        trainer = self.trainer
+        self._stand_in = StandIn(trainer._results, trainer.lightning_module)
         return 0
+
+    def _end_batch(self) -> None:
+        if self._stand_in is not None:
+            self._stand_in.end()
+            self._stand_in = None
 
     def _resize(self, num_steps: int | None) -> None:
         """Give the next epoch `num_steps` batches, or those that the user's `limit_train_batches` leaves."""
@@ -301,7 +319,8 @@ def quiet_lightning() -> Iterator[None]:
         logger.setLevel(logging.WARNING)
     try:
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message=".*does not have many workers.*")
+            for advice in _ADVICE:
+                warnings.filterwarnings("ignore", message=advice)
             yield
     finally:
         for logger in greeting:

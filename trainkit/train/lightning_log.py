@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import importlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -57,6 +59,49 @@ def _origin(metric: Any) -> Origin:
         return Origin(float(metric.cumulated_batch_size))
     how = "sum" if meta.is_sum_reduction else "max" if meta.is_max_reduction else "min"
     return Origin(1.0, how=how)
+
+
+class StandIn:
+    """A batch whose samples another worker counts: it is run, and leaves no trace in what is logged.
+
+    Args:
+        results: the loop's collection.
+        module: whose torchmetrics metrics are left as they are.
+    """
+
+    def __init__(self, results: Any, module: torch.nn.Module) -> None:
+        metric_class = importlib.import_module("torchmetrics").Metric
+        self._results = results
+        self._logs = results.log
+        self._metrics = [
+            (metric, _kept(metric, (*metric._defaults, "_update_count", "_computed")))
+            for metric in module.modules()
+            if isinstance(metric, metric_class)
+        ]
+        results.log = self._log
+
+    def end(self) -> None:
+        """The batch is over, with all of its hooks."""
+        vars(self._results).pop("log", None)
+        for metric, kept in self._metrics:
+            for name, value in kept.items():
+                setattr(metric, name, value)
+
+    def _log(self, *args: Any, **kwargs: Any) -> None:
+        # Lightning logs as ever, since workers may meet in it.
+        before = {key: _kept(metric, _SUMS) for key, metric in self._results.items() if metric.is_tensor}
+        self._logs(*args, **kwargs)
+        for key, metric in self._results.items():
+            if metric.is_tensor:
+                vars(metric).update(before.get(key) or copy.deepcopy(metric._defaults))
+
+
+_SUMS = ("value", "cumulated_batch_size")
+"""What a logged value is accumulated in."""
+
+
+def _kept(metric: Any, names: Sequence[str]) -> dict[str, Any]:
+    return {name: copy.deepcopy(getattr(metric, name)) for name in names if hasattr(metric, name)}
 
 
 def samples_in(batch: Any) -> int:

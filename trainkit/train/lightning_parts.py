@@ -142,6 +142,17 @@ class _InGang:
         weight = self.fit.weight
         return lightning.backward(closure_loss if weight == 1 else closure_loss * weight, *args, **kwargs)
 
+    def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
+        lightning: Any = super()
+        if (
+            reduce_op in ("mean", "avg", None)
+            and isinstance(tensor, torch.Tensor)
+            and not tensor.is_complex()
+        ):
+            # Workers' sample counts differ here, as nothing is padded; a mean of integers would be cut off.
+            tensor = tensor if tensor.is_floating_point() else tensor.double()
+        return lightning.reduce(tensor, group, reduce_op)
+
     def load_checkpoint(self, checkpoint_path: Any, **kwargs: Any) -> Any:
         return self.fit.state_to_load
 
@@ -236,8 +247,8 @@ def make_strategy(package: Any, asked: Any, seat: Seat, fit: LightningFit) -> An
         strategy.parallel_devices = [seat.device] * (seat.local_rank + 1)
         environment = importlib.import_module(f"{package.__name__}.plugins.environments").ClusterEnvironment
         strategy.cluster_environment = type("GangEnvironment", (_Surroundings, environment), {"seat": seat})()
-    adopted = type(f"Gang{type(strategy).__name__}", (_InGang, type(strategy)), {"fit": fit})
-    result = adopted.__new__(adopted)
+    adopted: Any = type(f"Gang{type(strategy).__name__}", (_InGang, type(strategy)), {"fit": fit})
+    result = adopted.__new__(adopted)  # As it is, but of another class.
     vars(result).update(vars(strategy))
     return result
 
