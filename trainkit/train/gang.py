@@ -146,7 +146,9 @@ class Gang:
         if self._local is not None:
             # A dropped trainer must not leave this process in its group either: the next one could not join.
             self._held.callback(self._local.stop)
-        rendezvous = self._rendezvous(options) if self.world_size > 1 else None
+        # Sharding needs a group, even of one.
+        meets = self.world_size > 1 or self._spec.spreads
+        rendezvous = self._rendezvous(options) if meets else None
         # Drawn from this process's generator: a seeded script, or trial, has workers that repeat themselves.
         # A single worker in this process goes on with the generator as it is.
         seed = int(torch.randint(2**62, ())) if remote_ranks else None

@@ -271,7 +271,8 @@ def _strategy(spec: WorkerSpec) -> Strategy:
         torch.cuda.set_device(devices[0])
     group = WorkerGroup()
     if spec.rendezvous is not None:
-        if os.getpid() == spec.driver_pid and not (options.use_local and spec.rank == 0):
+        in_driver = os.getpid() == spec.driver_pid
+        if in_driver and options.num_workers > 1 and not (options.use_local and spec.rank == 0):
             raise ConfigError(
                 f"num_workers={options.num_workers}, but this engine runs all of them in one process, where "
                 f"they can't wait for each other: use num_workers=1, or init() with the local engine"
