@@ -15,6 +15,8 @@ from trainkit import tune
 from trainkit.errors import CheckpointError, ConfigError, TrainingError
 from trainkit.train import BATCH_SIZE, TorchTrainer, TrainingOperator
 
+PRELOAD = ("torch", "pytorch_lightning")  # It takes seconds to import, in each worker.
+
 pytestmark = [
     pytest.mark.usefixtures("runtime"),
     # Of Lightning's own, in the runs that it is compared with.
