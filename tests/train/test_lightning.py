@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import math
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from pytorch_lightning.callbacks import EarlyStopping
+from torch.utils.data import DataLoader
 
-from tests.train.lightning_modules import Diary, Points, PointsData, TwoParts, plain
+from tests.train.lightning_modules import Diary, Points, PointsData, TwoParts, plain, points
 from trainkit import tune
-from trainkit.errors import CheckpointError, ConfigError, TrainingError
+from trainkit.errors import CheckpointError, ConfigError, MissingDependencyError, TrainingError
 from trainkit.train import BATCH_SIZE, TorchTrainer, TrainingOperator
+from trainkit.train.lightning_parts import PACKAGES, package_of
 
 PRELOAD = ("torch", "pytorch_lightning")  # It takes seconds to import, in each worker.
 
@@ -178,6 +181,16 @@ def test_max_epochs_ends_training_but_nothing_else(tmp_path: Path) -> None:
     again.close()
 
 
+class SeveralLoaders(Points):
+    """Validates on more than one."""
+
+    def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+        super().validation_step(batch, batch_idx)
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
 class Clumsy(Points):
     """Raises where its configuration says so."""
 
@@ -234,6 +247,34 @@ def test_nothing_is_written_where_it_runs(tmp_path: Path, monkeypatch: pytest.Mo
     operator.train_epoch((), {})
     operator.close()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_several_loaders_given_beside_the_module() -> None:
+    first, second = DataLoader(points(30), 10), DataLoader(points(50), 20)
+    made = TrainingOperator.from_ptl(SeveralLoaders, first, [first, second])
+    operator = alone(made)
+    result = operator.train_epoch((), {}, num_steps=2)
+    assert result["num_samples"] == 20
+    names = {f"val_loss/dataloader_idx_{index}" for index in (0, 1)}
+    assert names <= set(result)
+    again = operator.validate((), {})
+    assert (again["batch_count"], again["num_samples"]) == (6, 80)
+    assert {name: again[name] for name in names} == {name: result[name] for name in names}
+    operator.close()
+
+
+def test_without_lightning_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in PACKAGES:
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(MissingDependencyError, match=r"pip install 'trainkit\[lightning\]'"):
+        TrainingOperator.from_ptl(torch.nn.Linear)
+
+
+def test_both_packages_are_known() -> None:
+    unified = type("LightningModule", (torch.nn.Module,), {"__module__": "lightning.pytorch.core.module"})
+    assert package_of(type("Mine", (unified,), {}), "LightningModule") == "lightning.pytorch"
+    assert package_of(Points, "LightningModule") == "pytorch_lightning"
+    assert package_of(Points, "Callback") is None
 
 
 @pytest.mark.parametrize(
