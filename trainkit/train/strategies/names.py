@@ -12,6 +12,7 @@ from trainkit.train.strategies.base import StrategySpec
 HOMES = {
     "single": ("trainkit.train.strategies.single", "Single"),
     "ddp": ("trainkit.train.strategies.ddp", "DDP"),
+    "layers": ("trainkit.train.strategies.layers", "Layers"),
 }
 
 
