@@ -8,8 +8,8 @@
 A model that is too large for one GPU can lie on several: the first half of the network on one, the rest on
 the other, and each batch is handed over in between. One half waits while the other works, so this is for what
 doesn't fit otherwise; it makes nothing faster. In full it needs two GPUs for each worker. With `--by-hand`
-the model has `.to(...)` where its author put it, as older scripts do, and stays so. Without a folder the images
-are random numbers, which is enough to see where the layers lie and what a step takes.
+the model has `.to(...)` where its author put it, as older scripts do, and stays so. Without a folder the
+images are random numbers, which is enough to see where the layers lie and what a step takes.
 """
 
 from __future__ import annotations
