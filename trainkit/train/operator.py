@@ -232,7 +232,7 @@ class TrainingOperator:
             return metrics
         output, metrics["val_loss"] = result
         if not target.is_floating_point() and output.dim() == target.dim() + 1:
-            metrics["val_accuracy"] = (output.argmax(dim=1) == target).double().mean()
+            metrics["val_accuracy"] = (output.argmax(dim=1) == target.to(output.device)).double().mean()
         return metrics
 
     # -- the user's own state ------------------------------------------------------------------
