@@ -6,6 +6,8 @@ import json
 import os
 import pickle
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,12 +15,14 @@ from typing import Any
 import pytest
 import torch
 
+from tests.conftest import eventually
 from tests.train.test_fsdp import trainer
 from trainkit.errors import CheckpointError, GangError
 from trainkit.train import BATCH_SIZE, TrainingOperator, checkpoint
 
 pytestmark = pytest.mark.usefixtures("runtime")
 
+ROOT = Path(__file__).parents[2]
 CONFIG = {BATCH_SIZE: 48, "samples": 200}
 
 
@@ -110,6 +114,38 @@ def test_a_worker_killed_while_saving_leaves_the_previous_checkpoint(
         gang.save(tmp_path / "c")
     assert [entry.name for entry in tmp_path.iterdir()] == ["c"], "what the killed writers left is gone"
     assert state["epoch"] == 1
+
+
+DRIVER = """
+import os, sys
+from tests.train.test_fsdp import trainer
+if __name__ == "__main__":
+    with trainer(config={"*batch_size": 48, "samples": 200}) as gang:
+        print(*gang.apply_all_workers(os.getpid), flush=True)
+        while True:
+            gang.train(num_steps=1)
+            gang.save(sys.argv[1])
+            print(gang.train(num_steps=1)["epoch"] - 1, flush=True)
+"""
+
+
+def test_a_driver_killed_while_its_workers_save_leaves_a_whole_checkpoint(tmp_path: Path) -> None:
+    where = tmp_path / "c"
+    with subprocess.Popen(
+        [sys.executable, "-c", DRIVER, str(where)], stdout=subprocess.PIPE, text=True, cwd=ROOT
+    ) as driver:
+        assert driver.stdout is not None
+        workers = [Path("/proc", pid) for pid in driver.stdout.readline().split()]
+        acknowledged = int(driver.stdout.readline())
+        assert eventually(lambda: any(tmp_path.glob(".c.writing-*"))), "the next one begins"
+        driver.send_signal(signal.SIGKILL)
+        acknowledged = max([acknowledged, *map(int, driver.stdout.read().split())])
+    assert eventually(lambda: not any(pid.exists() for pid in workers)), "they end with it"
+    assert checkpoint.read(where)[1].epoch >= acknowledged
+    with trainer(config=CONFIG) as gang:
+        gang.load(where)
+        gang.save(where)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["c"], "what they left beside it is removed"
 
 
 def no_space(*args: Any) -> None:

@@ -19,7 +19,6 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from typing import Any
 
-import torch
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -30,6 +29,7 @@ from torch.utils.data import (
 )
 
 from trainkit.errors import ConfigError
+from trainkit.train import position
 from trainkit.train.process_group import WorkerGroup
 from trainkit.train.turns import Pass, Turn, known_turn, unknown_turn
 
@@ -150,6 +150,7 @@ class Feed:
         self._training = training
         self._in_step = training if in_step is None else in_step
         self._stands_in_from: int | None = None
+        self._resumed = False
         self._every = every if training else 1
         self._begun = 0
         self._asked: int | None = None
@@ -167,28 +168,18 @@ class Feed:
         return self.turn
 
     def state(self) -> dict[str, Any]:
-        """What the next pass's order hangs on: generators of the loader and its sampler, and their states."""
-        held: dict[str, Any] = {}
-        for name, owner in self._owners():
-            if isinstance(generator := getattr(owner, "generator", None), torch.Generator):
-                held[f"{name}_generator"] = generator.get_state()
-            if callable(getattr(owner, "state_dict", None)):
-                held[name] = owner.state_dict()
-        return held
+        """What the next pass's order hangs on; see position.py."""
+        return position.state(self.loader, self._order())
 
     def load_state(self, held: Mapping[str, Any]) -> None:
         """Take over what `state` returned."""
-        for name, owner in self._owners():
-            generator = getattr(owner, "generator", None)
-            if isinstance(generator, torch.Generator) and f"{name}_generator" in held:
-                generator.set_state(held[f"{name}_generator"])
-            if name in held and callable(getattr(owner, "load_state_dict", None)):
-                owner.load_state_dict(held[name])
+        position.load(self.loader, self._order(), held)
+        self._resumed = bool(held.get("started"))
 
-    def _owners(self) -> list[tuple[str, Any]]:
+    def _order(self) -> Any:
+        """The sampler that the user gave."""
         sampler = _sampler(self.loader) if isinstance(self.loader, DataLoader) else None
-        inner = sampler.sampler if isinstance(sampler, DealtBatches) else sampler
-        return [("loader", self.loader), ("sampler", inner)]
+        return sampler.sampler if isinstance(sampler, DealtBatches) else sampler
 
     def steps(self) -> int | None:
         """Batches of one pass; None if only running it can tell."""
@@ -237,18 +228,22 @@ class Feed:
 
     def _one_pass(self) -> Iterator[Any]:
         if not self._in_step:
-            yield from self.loader
+            yield from self._started()
         elif self._dealt() is not None:
-            for index, batch in enumerate(self.loader):
+            for index, batch in enumerate(self._started()):
                 self.turn = self._turn(index)
                 yield batch
             self.turn = Turn()
         elif self._group.members == 1:
-            yield from self.loader
+            yield from self._started()
         elif self._training:
             yield from self._until_one_ends()
         else:
             yield from self._until_all_end()
+
+    def _started(self) -> Iterator[Any]:
+        resumed, self._resumed = self._resumed, False
+        return position.started(self.loader, resumed=resumed)
 
     def _dealt(self) -> DealtBatches | None:
         batches = getattr(self.loader, "batch_sampler", None)
@@ -286,9 +281,9 @@ class Feed:
         if min(lengths) >= 0:
             if len(set(lengths)) > 1 and self._group.rank == 0:
                 log.warning("the workers' train loaders hold %s batches; each runs %d", lengths, min(lengths))
-            yield from itertools.islice(self.loader, min(lengths))
+            yield from itertools.islice(self._started(), min(lengths))
             return
-        iterator = iter(self.loader)
+        iterator = self._started()
         while True:
             # Asked before the step: no worker may enter a collective that another never joins.
             batch = next(iterator, _END)
@@ -298,7 +293,7 @@ class Feed:
 
     def _until_all_end(self) -> Iterator[Any]:
         """All batches of a loader that we did not share out; a worker that has no more repeats its last."""
-        iterator, last = iter(self.loader), _END
+        iterator, last = self._started(), _END
         for index in itertools.count():
             batch = next(iterator, _END)
             if self._group.all_true(batch is _END):

@@ -151,33 +151,19 @@ def join(rendezvous: Rendezvous, *, rank: int, world_size: int) -> WorkerGroup:
         torch.distributed.DistError: they did not all come within `rendezvous.timeout_s`.
         ConfigError: this process is in a group already.
     """
-    timeout = timedelta(seconds=rendezvous.timeout_s)
-    store = dist.FileStore(rendezvous.file, world_size)  # type: ignore[attr-defined, unused-ignore]
-    store.set_timeout(timeout)
-    _join(_BACKENDS[rendezvous.backend], store, rank=rank, world_size=world_size, timeout=timeout)
-    return DistributedGroup(rank, world_size, timeout)
-
-
-def alone() -> WorkerGroup:
-    """A group of this process only, for what needs a torch.distributed group even so.
-
-    Raises:
-        ConfigError: this process is in a group already.
-    """
-    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "gloo"
-    store = dist.HashStore()  # type: ignore[attr-defined, unused-ignore]
-    _join(backend, store, rank=0, world_size=1, timeout=timedelta(minutes=5))
-    return DistributedGroup(0, 1)
-
-
-def _join(backend: str, store: Any, *, rank: int, world_size: int, timeout: timedelta) -> None:
     if dist.is_initialized():
         raise ConfigError(
             "this process is in a torch.distributed group already, and can be in one only: shut down the "
             "other TorchTrainer with use_local=True and several workers, or the group that the program made"
         )
+    timeout = timedelta(seconds=rendezvous.timeout_s)
+    store = dist.FileStore(rendezvous.file, world_size)  # type: ignore[attr-defined, unused-ignore]
+    store.set_timeout(timeout)
     with _defaults(_LOOPBACK):
-        dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
+        dist.init_process_group(
+            _BACKENDS[rendezvous.backend], store=store, rank=rank, world_size=world_size, timeout=timeout
+        )
+    return DistributedGroup(rank, world_size, timeout)
 
 
 def lost_peer(error: BaseException) -> bool:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -28,7 +28,6 @@ from torch.distributed.fsdp import (
 from torch.distributed.tensor import DTensor
 
 from trainkit.errors import ConfigError
-from trainkit.train.process_group import alone
 from trainkit.train.step_settings import StepSettings
 from trainkit.train.strategies.base import Place, Strategy
 from trainkit.train.strategies.blocks import Blocks, chosen_blocks
@@ -87,9 +86,6 @@ class FSDPStrategy(SingleStrategy):
     meets_in_forward = True
 
     def __init__(self, place: Place, spec: FSDP) -> None:
-        if place.group.world_size == 1:
-            # A shard of one is whole, but offloading and mixed precision are what they are on several.
-            place = replace(place, group=alone())
         super().__init__(place)
         self._spec = spec
         self._roots: list[FSDPModule] = []

@@ -36,7 +36,9 @@ _WRAPPED = re.compile(r"failed to run (?:forward|stage backward)", re.IGNORECASE
 """How torch's schedules say that a stage's own code raised."""
 
 # Divided by microbatches after each batch, what is accumulated would be divided again; torch 2.6 never does.
-_UNSCALED = {"scale_grads": False} if "scale_grads" in inspect.signature(ScheduleGPipe).parameters else {}
+_UNSCALED: dict[str, Any] = (
+    {"scale_grads": False} if "scale_grads" in inspect.signature(ScheduleGPipe).parameters else {}
+)
 
 _SHAPES_KEPT = 4
 """Shapes of batches for which buffers are kept: full and last ones, of training and of validation."""
