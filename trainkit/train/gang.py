@@ -11,9 +11,11 @@ import os
 import secrets
 import weakref
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from trainkit.errors import ActorDiedError, GangError, GetTimeoutError, TaskError
 from trainkit.resources import Bundle
@@ -21,8 +23,11 @@ from trainkit.runtime import api as runtime
 from trainkit.runtime import preload
 from trainkit.runtime.placement_group import PlacementGroup
 from trainkit.train.answers import GRACE_S, Answers
+from trainkit.train.modules import filled
 from trainkit.train.options import TrainerOptions
 from trainkit.train.process_group import Rendezvous
+from trainkit.train.spread import joined, whole
+from trainkit.train.state import WorkerState
 from trainkit.train.worker import Worker, WorkerSpec
 
 preload.register("trainkit.train.worker")
@@ -41,6 +46,7 @@ class Gang:
 
     def __init__(self, options: TrainerOptions) -> None:
         self.world_size = options.num_workers
+        self._spec = options.spec
         self.ended: str | None = None
         self._data: frozenset[str] = frozenset()
         self._local = Worker() if options.use_local else None
@@ -87,6 +93,31 @@ class Gang:
         """The same on worker 0 alone."""
         return self._call(method, {0: args}, in_step=False)[0]
 
+    @property
+    def reporters(self) -> range:
+        """Ranks whose metrics count: one for each copy of the model."""
+        return range(self._spec.reporter, self.world_size, self._spec.model_ways)
+
+    def snapshot(self) -> list[WorkerState]:
+        """All workers' shares of the state, by rank."""
+        return self.call("snapshot", in_step=False)
+
+    def save(self, folder: Path) -> None:
+        """Write a checkpoint; by all workers if no single one holds the state."""
+        workers = self.call("own_state", in_step=False)
+        if self._spec.spreads:
+            self.call("save", folder, workers)
+        else:
+            self.call_first("save", folder, workers)
+
+    def models(self, *, to_cpu: bool) -> list[nn.Module]:
+        """The user's own modules: copies on the CPU, or worker 0's if it is in this process."""
+        if not self._spec.spreads:
+            whole_models: list[nn.Module] = self.call_first("models", to_cpu or self._local is None)
+            return whole_models
+        states = whole(joined(self.call("model_states", in_step=False)))
+        return [filled(*pair) for pair in zip(self.call_first("skeletons"), states, strict=True)]
+
     def close(self, *, force: bool = False) -> None:
         """End all workers and give back what they held; `force` without a word to them."""
         if self.ended is None and not force:
@@ -108,7 +139,7 @@ class Gang:
                 self._handles[rank] = actor.options(
                     label=f"train-worker-{rank}",
                     num_cpus=options.num_cpus_per_worker,
-                    num_gpus=options.gpus_per_worker,
+                    num_gpus=options.devices_per_worker,
                     placement_group=group,
                     placement_group_bundle_index=bundles[rank],
                 ).remote()
