@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,6 +21,7 @@ from trainkit.resources import Bundle
 from trainkit.runtime import api as runtime
 from trainkit.runtime import preload
 from trainkit.runtime.placement_group import PlacementGroup
+from trainkit.train import meeting
 from trainkit.train.answers import GRACE_S, Answers
 from trainkit.train.modules import filled
 from trainkit.train.options import TrainerOptions
@@ -146,14 +146,19 @@ class Gang:
         if self._local is not None:
             # A dropped trainer must not leave this process in its group either: the next one could not join.
             self._held.callback(self._local.stop)
-        rendezvous = self._rendezvous(options) if self.world_size > 1 else None
+        rendezvous, local_ranks = self._meeting(options) if self.world_size > 1 else (None, [0])
         # Drawn from this process's generator: a seeded script, or trial, has workers that repeat themselves.
         # A single worker in this process goes on with the generator as it is.
         seed = int(torch.randint(2**62, ())) if remote_ranks else None
         specs = {
             rank: (
                 WorkerSpec(
-                    options=options, rank=rank, rendezvous=rendezvous, seed=seed, driver_pid=os.getpid()
+                    options=options,
+                    rank=rank,
+                    local_rank=local_ranks[rank],
+                    rendezvous=rendezvous,
+                    seed=seed,
+                    driver_pid=os.getpid(),
                 ),
             )
             for rank in range(self.world_size)
@@ -172,10 +177,14 @@ class Gang:
         group.wait()
         return group, range(self.world_size)
 
-    def _rendezvous(self, options: TrainerOptions) -> Rendezvous:
-        path = runtime.scratch_dir() / f"gang-{secrets.token_hex(8)}"
-        self._held.callback(path.unlink, missing_ok=True)
-        return Rendezvous(str(path), options.backend, options.timeout_s)
+    def _meeting(self, options: TrainerOptions) -> tuple[Rendezvous, list[int]]:
+        """Where the workers meet, and each one's number among those of its machine."""
+        if meeting.on_one_machine():
+            place, local_ranks = meeting.file_place(self._held), list(range(self.world_size))
+        else:
+            local_ranks = meeting.local_ranks(self.call("node", in_step=False))
+            place = self.call_first("listen")
+        return Rendezvous(place, options.backend, options.timeout_s), local_ranks
 
     # -- calling -------------------------------------------------------------------------------
 

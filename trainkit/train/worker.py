@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from trainkit.errors import CheckpointError, ConfigError
-from trainkit.train import checkpoint, process_group, rng
+from trainkit.train import checkpoint, meeting, process_group, rng
 from trainkit.train.context import WorkerContext
 from trainkit.train.data import Feed
 from trainkit.train.keys import EPOCH
@@ -20,8 +20,8 @@ from trainkit.train.metrics import EpochMetrics, to_numbers
 from trainkit.train.modules import on_cpu
 from trainkit.train.operator import TrainingOperator
 from trainkit.train.options import TrainerOptions
-from trainkit.train.process_group import Rendezvous, WorkerGroup
-from trainkit.train.progress import with_bar
+from trainkit.train.process_group import Listener, Rendezvous, WorkerGroup
+from trainkit.train.progress import Bar
 from trainkit.train.spread import detached
 from trainkit.train.state import WorkerState, check_state, joined_state
 from trainkit.train.strategies.base import Place, Strategy
@@ -38,6 +38,7 @@ class WorkerSpec:
     Attributes:
         options: the trainer's, resolved.
         rank: this worker's number, from 0.
+        local_rank: its number among those of its machine.
         rendezvous: where the workers meet; None if there is one.
         seed: for the generators, the same on all workers while they set up; None leaves them alone.
         driver_pid: the process of the trainer.
@@ -45,6 +46,7 @@ class WorkerSpec:
 
     options: TrainerOptions
     rank: int
+    local_rank: int
     rendezvous: Rendezvous | None
     seed: int | None
     driver_pid: int
@@ -57,9 +59,19 @@ class Worker:
 
     def __init__(self) -> None:
         self._strategy: Strategy = SingleStrategy(Place(devices=(torch.device("cpu"),)))
+        self._listener: Listener | None = None
         self._rank = 0
         self._epoch = 0
         self._spreads = False
+
+    def node(self) -> str:
+        """The machine that this worker is on; asked where there may be several."""
+        return meeting.own_node()
+
+    def listen(self) -> str:
+        """Let the other workers meet in this process; returns where."""
+        self._listener = Listener(meeting.own_address())
+        return self._listener.place
 
     def start(self, spec: WorkerSpec) -> frozenset[str]:
         """Meet the other workers and set up the operator; returns what `data` does."""
@@ -69,11 +81,11 @@ class Worker:
             rng.seed(spec.seed)
         if options.initialization_hook is not None:
             options.initialization_hook()
-        self._strategy = _strategy(spec)
+        self._strategy = _strategy(spec, self._listener)
         self._spreads = options.spec.spreads
         context = WorkerContext(
             strategy=self._strategy,
-            local_rank=spec.rank,
+            local_rank=spec.local_rank,
             step=options.step,
             use_tqdm=options.use_tqdm,
             scheduler_step_freq=options.scheduler_step_freq,
@@ -182,6 +194,7 @@ class Worker:
     def stop(self) -> None:
         """Part from the other workers."""
         self._strategy.leave()
+        self._listener = None
 
     # -- inside --------------------------------------------------------------------------------
 
@@ -192,7 +205,7 @@ class Worker:
         if not self._operator.use_tqdm or self._rank > 0:
             return batches
         total = feed.steps() if num_steps is None else num_steps
-        return with_bar(batches, total=total, description=f"{what} {self._epoch + 1}")
+        return Bar(batches, total=total, description=f"{what} {self._epoch + 1}")
 
     def _shared_state(self) -> dict[str, Any]:
         operator = self._operator
@@ -257,7 +270,7 @@ class Worker:
                 feed.load_state(own["data"][name])
 
 
-def _strategy(spec: WorkerSpec) -> Strategy:
+def _strategy(spec: WorkerSpec, listener: Listener | None) -> Strategy:
     options = spec.options
     devices: tuple[torch.device, ...] = (torch.device("cpu"),)
     if options.devices_per_worker:
@@ -270,7 +283,13 @@ def _strategy(spec: WorkerSpec) -> Strategy:
                 f"num_workers={options.num_workers}, but this engine runs all of them in one process, where "
                 f"they can't wait for each other: use num_workers=1, or init() with the local engine"
             )
-        group = process_group.join(spec.rendezvous, rank=spec.rank, world_size=options.num_workers)
+        group = process_group.join(
+            spec.rendezvous,
+            rank=spec.rank,
+            world_size=options.num_workers,
+            address=None if meeting.on_one_machine() else meeting.own_address(),
+            listener=listener,
+        )
     place = Place(
         devices=devices, group=group, step=options.step, wrap=options.wrap_ddp, split=options.add_dist_sampler
     )
