@@ -146,7 +146,9 @@ class Gang:
         if self._local is not None:
             # A dropped trainer must not leave this process in its group either: the next one could not join.
             self._held.callback(self._local.stop)
-        rendezvous, local_ranks = self._meeting(options) if self.world_size > 1 else (None, [0])
+        # Sharding needs a group, even of one.
+        meets = self.world_size > 1 or self._spec.spreads
+        rendezvous, local_ranks = self._meeting(options) if meets else (None, [0])
         # Drawn from this process's generator: a seeded script, or trial, has workers that repeat themselves.
         # A single worker in this process goes on with the generator as it is.
         seed = int(torch.randint(2**62, ())) if remote_ranks else None
@@ -179,11 +181,9 @@ class Gang:
 
     def _meeting(self, options: TrainerOptions) -> tuple[Rendezvous, list[int]]:
         """Where the workers meet, and each one's number among those of its machine."""
-        if meeting.on_one_machine():
-            place, local_ranks = meeting.file_place(self._held), list(range(self.world_size))
-        else:
-            local_ranks = meeting.local_ranks(self.call("node", in_step=False))
-            place = self.call_first("listen")
+        place, local_ranks = meeting.arrange(
+            self.world_size, self._held, lambda arguments: self._call("home", arguments, in_step=False)
+        )
         return Rendezvous(place, options.backend, options.timeout_s), local_ranks
 
     # -- calling -------------------------------------------------------------------------------

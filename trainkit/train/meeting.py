@@ -4,10 +4,24 @@ from __future__ import annotations
 
 import secrets
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 
 from trainkit.runtime import api as runtime
+
+
+@dataclass(frozen=True)
+class Home:
+    """Where a worker is.
+
+    Attributes:
+        node: the id of its machine.
+        place: where the workers meet in its process; None if it doesn't listen.
+    """
+
+    node: str
+    place: str | None
 
 
 def on_one_machine() -> bool:
@@ -15,15 +29,22 @@ def on_one_machine() -> bool:
     return "near" in runtime.promises()
 
 
-def file_place(held: ExitStack) -> str:
-    """A place to meet on one machine.
+def arrange(
+    world_size: int, held: ExitStack, ask: Callable[[dict[int, tuple[bool]]], list[Home]]
+) -> tuple[str, list[int]]:
+    """Where the workers meet, and each one's number among those of its machine, by rank.
 
     Args:
-        held: removes the file as it closes.
+        world_size: how many workers there are.
+        held: does away with the place as it closes.
+        ask: calls `Worker.home` of the workers with these arguments, by rank.
     """
-    path = runtime.scratch_dir() / f"gang-{secrets.token_hex(8)}"
-    held.callback(path.unlink, missing_ok=True)
-    return f"file://{path}"
+    if on_one_machine():
+        path = runtime.scratch_dir() / f"gang-{secrets.token_hex(8)}"
+        held.callback(path.unlink, missing_ok=True)
+        return f"file://{path}", list(range(world_size))
+    homes = ask({rank: (rank == 0,) for rank in range(world_size)})
+    return str(homes[0].place), local_ranks([home.node for home in homes])
 
 
 def own_node() -> str:

@@ -16,6 +16,7 @@ from trainkit.train import checkpoint, meeting, process_group, rng
 from trainkit.train.context import WorkerContext
 from trainkit.train.data import Feed
 from trainkit.train.keys import EPOCH
+from trainkit.train.meeting import Home
 from trainkit.train.metrics import EpochMetrics, to_numbers
 from trainkit.train.modules import on_cpu
 from trainkit.train.operator import TrainingOperator
@@ -64,14 +65,14 @@ class Worker:
         self._epoch = 0
         self._spreads = False
 
-    def node(self) -> str:
-        """The machine that this worker is on; asked where there may be several."""
-        return meeting.own_node()
+    def home(self, listens: bool) -> Home:
+        """Where this worker is; asked where the workers may be on several machines.
 
-    def listen(self) -> str:
-        """Let the other workers meet in this process; returns where."""
-        self._listener = Listener(meeting.own_address())
-        return self._listener.place
+        Args:
+            listens: let the others meet in this process.
+        """
+        self._listener = Listener(meeting.own_address()) if listens else None
+        return Home(meeting.own_node(), None if self._listener is None else self._listener.place)
 
     def start(self, spec: WorkerSpec) -> frozenset[str]:
         """Meet the other workers and set up the operator; returns what `data` does."""
@@ -278,7 +279,8 @@ def _strategy(spec: WorkerSpec, listener: Listener | None) -> Strategy:
         torch.cuda.set_device(devices[0])
     group = WorkerGroup()
     if spec.rendezvous is not None:
-        if os.getpid() == spec.driver_pid and not (options.use_local and spec.rank == 0):
+        in_driver = os.getpid() == spec.driver_pid
+        if in_driver and options.num_workers > 1 and not (options.use_local and spec.rank == 0):
             raise ConfigError(
                 f"num_workers={options.num_workers}, but this engine runs all of them in one process, where "
                 f"they can't wait for each other: use num_workers=1, or init() with the local engine"

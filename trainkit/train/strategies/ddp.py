@@ -24,7 +24,8 @@ class DDP(WholeModel):
     """The whole model on every worker, samples dealt out, gradients averaged; the default with several."""
 
     def build(self, place: Place) -> Strategy:
-        return DDPStrategy(place)
+        # A worker alone has nobody to average with.
+        return DDPStrategy(place) if place.group.world_size > 1 else SingleStrategy(place)
 
 
 class DDPStrategy(SingleStrategy):
