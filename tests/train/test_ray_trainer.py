@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,9 +12,7 @@ import pytest
 import torch
 
 import trainkit
-from tests.conftest import eventually
 from tests.train.operators import Digits, gang_losses, plain_losses
-from trainkit.errors import GangError
 from trainkit.train import BATCH_SIZE, TorchTrainer
 
 ray = pytest.importorskip("ray", reason="the Ray engine needs Ray: pip install 'trainkit[ray]'")

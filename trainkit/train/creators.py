@@ -40,7 +40,9 @@ class Creators:
             if (function := getattr(self, name)) is not None
         }
         wrong = [
-            f"{name}={function!r}" for name, function in {**needed, **others}.items() if not callable(function)
+            f"{name}={function!r}"
+            for name, function in {**needed, **others}.items()
+            if not callable(function)
         ]
         if wrong:
             raise ConfigError(f"from_creators: {', '.join(wrong)}: give functions")

@@ -147,8 +147,8 @@ class Listener:
             ) from error
         port = listening.getsockname()[1]
         self.place = f"tcp://{address}:{port}"
-        # Bound here, as the store by itself would listen at all addresses; from here on the socket is its own.
-        self.store = dist.TCPStore(
+        # Bound here, as the store by itself would listen at all addresses. The socket is the store's now.
+        self.store = dist.TCPStore(  # type: ignore[attr-defined, unused-ignore]
             address, port, is_master=True, wait_for_workers=False, master_listen_fd=listening.detach()
         )
 
@@ -195,7 +195,9 @@ def _store(place: str, world_size: int, timeout: timedelta) -> Any:
     if scheme == "file":
         return dist.FileStore(rest, world_size)  # type: ignore[attr-defined, unused-ignore]
     host, _, port = rest.rpartition(":")
-    return dist.TCPStore(host, int(port), is_master=False, wait_for_workers=False, timeout=timeout)
+    return dist.TCPStore(  # type: ignore[attr-defined, unused-ignore]
+        host, int(port), is_master=False, wait_for_workers=False, timeout=timeout
+    )
 
 
 def _interface_of(address: str) -> str | None:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import statistics
 from collections import defaultdict
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from types import TracebackType
+from typing import TypeVar
 
 from trainkit.clock import SYSTEM
 from trainkit.errors import ConfigError
+
+T = TypeVar("T")
 
 _OFF: AbstractContextManager[None] = nullcontext()
 
@@ -98,9 +101,45 @@ class TimerCollection:
         self._timers: defaultdict[str, TimerStat] = defaultdict(lambda: TimerStat(wait))
         self._enabled = False
 
+    @property
+    def enabled(self) -> bool:
+        """Whether anything is measured."""
+        return self._enabled
+
     def record(self, key: str) -> AbstractContextManager[None]:
         """A block that counts as one more `key`."""
         return self._timers[key] if self._enabled else _OFF
+
+    @contextmanager
+    def halves(self, first: str, second: str, between: Callable[[T], T]) -> Iterator[Callable[[T], T]]:
+        """A block of two parts, parted by a function that it calls between them.
+
+        Args:
+            first: name of the part before the function's first call.
+            second: name of the part after it; not counted if there was no call.
+            between: the function.
+
+        Returns:
+            What to call in place of the function.
+        """
+        with ExitStack() as part:
+            part.enter_context(self.record(first))
+            crossed = False
+
+            def cross(value: T) -> T:
+                nonlocal crossed
+                if not crossed:
+                    crossed = True
+                    part.close()
+                    part.enter_context(self.record(second))
+                return between(value)
+
+            yield cross
+
+    def switch(self, on: bool) -> None:
+        """Measure anew, or not at all."""
+        self.reset()
+        self._enabled = on
 
     def enable(self) -> None:
         """Measure from now on."""

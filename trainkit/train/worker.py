@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,14 +16,14 @@ from trainkit.errors import CheckpointError, ConfigError
 from trainkit.train import checkpoint, meeting, process_group, rng
 from trainkit.train.context import WorkerContext
 from trainkit.train.data import Feed
-from trainkit.train.keys import EPOCH
+from trainkit.train.keys import EPOCH, NUM_STEPS, PROFILE, USE_FP16
 from trainkit.train.meeting import Home
 from trainkit.train.metrics import EpochMetrics, to_numbers
 from trainkit.train.modules import on_cpu
 from trainkit.train.operator import TrainingOperator
 from trainkit.train.options import TrainerOptions
 from trainkit.train.process_group import Listener, Rendezvous, WorkerGroup
-from trainkit.train.progress import Bar
+from trainkit.train.progress import Bar, describe
 from trainkit.train.spread import detached
 from trainkit.train.state import WorkerState, check_state, joined_state
 from trainkit.train.strategies.base import Place, Strategy
@@ -103,25 +104,45 @@ class Worker:
         feeds = {"train": self._operator.train_feed, "validation": self._operator.validation_feed}
         return frozenset(name for name, feed in feeds.items() if feed is not None)
 
-    def train(self, num_steps: int | None, info: Mapping[str, Any]) -> Mapping[str, Any]:
-        """One epoch of training; `num_steps` batches if it is given."""
+    def train(
+        self, num_steps: int | None, info: Mapping[str, Any], profile: bool = False, dataset: Any = None
+    ) -> Mapping[str, Any]:
+        """One epoch of training; `num_steps` batches if it is given.
+
+        Args:
+            num_steps: batches; None is one pass.
+            info: passed on.
+            profile: measure how long it takes.
+            dataset: what is trained on instead of the registered loader; see `TorchTrainer.train`.
+        """
         operator = self._operator
-        batches = self._batches(operator.train_feed, "train", num_steps)
-        details = {**info, "epoch_idx": self._epoch}
-        result = operator.train_epoch(batches, details, num_steps=num_steps, epoch_idx=self._epoch)
+        if dataset is not None:
+            with self._instead(dataset):
+                return self.train(num_steps, info, profile)
+        batches = self._batches(operator.train_feed, "train", num_steps, info)
+        details = {**info, "epoch_idx": self._epoch, NUM_STEPS: num_steps, USE_FP16: operator.use_fp16}
+        operator.timers.switch(profile)
+        with operator.timers.record("train_epoch"):
+            result = operator.train_epoch(batches, details, num_steps=num_steps, epoch_idx=self._epoch)
         if operator.scheduler_step_freq == "epoch":
             self.step_schedulers()
         self._epoch += 1
         checked = _checked(result, "train_epoch")
         origins = checked.origins if isinstance(checked, EpochMetrics) else {}
-        return EpochMetrics({EPOCH: self._epoch, **checked}, origins)
+        return EpochMetrics({EPOCH: self._epoch, **checked, **self._profile()}, origins)
 
-    def validate(self, num_steps: int | None, info: Mapping[str, Any]) -> Mapping[str, Any]:
+    def validate(
+        self, num_steps: int | None, info: Mapping[str, Any], profile: bool = False
+    ) -> Mapping[str, Any]:
         """One pass over the validation data, or its first `num_steps` batches."""
         operator = self._operator
-        batches = self._batches(operator.validation_feed, "validation", num_steps)
-        with self._strategy.evaluation():
-            return _checked(operator.validate(batches, {**info, "epoch_idx": self._epoch}), "validate")
+        batches = self._batches(operator.validation_feed, "validation", num_steps, info)
+        operator.timers.switch(profile)
+        with self._strategy.evaluation(), operator.timers.record("validation"):
+            result = operator.validate(batches, {**info, "epoch_idx": self._epoch})
+        checked = _checked(result, "validate")
+        origins = checked.origins if isinstance(checked, EpochMetrics) else {}
+        return EpochMetrics({**checked, **self._profile()}, origins)
 
     def step_schedulers(self, *metric: float) -> None:
         """Step all schedulers, by `metric` if one is given."""
@@ -199,14 +220,33 @@ class Worker:
 
     # -- inside --------------------------------------------------------------------------------
 
-    def _batches(self, feed: Feed | None, what: str, num_steps: int | None) -> Iterable[Any]:
+    @contextmanager
+    def _instead(self, dataset: Any) -> Iterator[None]:
+        """A block in which `dataset` is what the operator trains on."""
+        operator = self._operator
+        registered = operator.train_feed
+        loader = dataset(operator.config) if callable(dataset) else dataset
+        operator.train_feed = self._strategy.split_data(loader, training=True)
+        try:
+            yield
+        finally:
+            operator.train_feed = registered
+
+    def _profile(self) -> dict[str, Any]:
+        """Seconds of what was measured, as RaySGD gave them; nothing if nothing was to be."""
+        timers = self._operator.timers
+        return {PROFILE: timers.stats()} if timers.enabled else {}
+
+    def _batches(
+        self, feed: Feed | None, what: str, num_steps: int | None, info: Mapping[str, Any]
+    ) -> Iterable[Any]:
         if feed is None:
             raise ConfigError(f"there is no {what} data: call register_data({what}_loader=...) in setup")
         batches = feed.batches(self._epoch, num_steps)
         if not self._operator.use_tqdm or self._rank > 0:
             return batches
         total = feed.steps() if num_steps is None else num_steps
-        return Bar(batches, total=total, description=f"{what} {self._epoch + 1}")
+        return Bar(batches, total=total, description=describe(what, self._epoch, info))
 
     def _shared_state(self) -> dict[str, Any]:
         operator = self._operator
