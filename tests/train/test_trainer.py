@@ -315,8 +315,8 @@ def test_options_that_cannot_work(options: dict[str, Any], text: str) -> None:
 
 
 def test_options_of_other_versions_are_not_swallowed() -> None:
-    with pytest.raises(TypeError, match="use_fp16"):
-        TorchTrainer(training_operator_cls=Digits, use_fp16=True)  # type: ignore[call-arg]
+    with pytest.raises(ConfigError, match="no argument max_replicas; it takes training_operator_cls"):
+        TorchTrainer(training_operator_cls=Digits, max_replicas=2)  # type: ignore[arg-type]
 
 
 def test_more_workers_than_the_machine_holds() -> None:

@@ -7,7 +7,6 @@ TorchTrainer ──call──▶ Gang ──▶ worker 0        an actor or, wit
 from __future__ import annotations
 
 import contextlib
-import os
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
@@ -160,7 +159,6 @@ class Gang:
                     local_rank=local_ranks[rank],
                     rendezvous=rendezvous,
                     seed=seed,
-                    driver_pid=os.getpid(),
                 ),
             )
             for rank in range(self.world_size)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
+from trainkit.errors import ConfigError
 from trainkit.runtime import api as runtime
 
 
@@ -38,7 +39,15 @@ def arrange(
         world_size: how many workers there are.
         held: does away with the place as it closes.
         ask: calls `Worker.home` of the workers with these arguments, by rank.
+
+    Raises:
+        ConfigError: the engine runs several workers in one process.
     """
+    if world_size > 1 and "isolation" not in runtime.promises():
+        raise ConfigError(
+            f"num_workers={world_size}, but this engine runs all of them in one process, where they can't wait "
+            f"for each other: use num_workers=1, or init() with the local engine"
+        )
     if on_one_machine():
         path = runtime.scratch_dir() / f"gang-{secrets.token_hex(8)}"
         held.callback(path.unlink, missing_ok=True)

@@ -134,11 +134,7 @@ class TrainingOperator(Situated):
     # -- training ------------------------------------------------------------------------------
 
     def train_epoch(
-        self,
-        iterator: Iterable[Any],
-        info: dict[str, Any] | None = None,
-        num_steps: int | None = None,
-        epoch_idx: int = 0,
+        self, iterator: Iterable[Any], info: dict[str, Any], num_steps: int | None = None, epoch_idx: int = 0
     ) -> Mapping[str, Any]:
         """Train on the batches of one epoch; frozen models stay in the mode that they were left in.
 
@@ -160,7 +156,7 @@ class TrainingOperator(Situated):
             self.train_batch,
             iterator,
             feed=self._feed(self.train_feed),
-            info=info or {},
+            info=info,
             first_step=self.global_step,
             before_step=self.stepper.begin,
             after_step=self._after_step,
@@ -227,11 +223,11 @@ class TrainingOperator(Situated):
 
     # -- validation ----------------------------------------------------------------------------
 
-    def validate(self, val_iterator: Iterable[Any], info: dict[str, Any] | None = None) -> Mapping[str, Any]:
+    def validate(self, val_iterator: Iterable[Any], info: dict[str, Any]) -> Mapping[str, Any]:
         """Evaluate on the validation batches, without gradients; arguments and result as `train_epoch`'s."""
         with torch.no_grad(), evaluating(self.registered.models):
             return run_epoch(
-                self.validate_batch, val_iterator, feed=self._feed(self.validation_feed), info=info or {}
+                self.validate_batch, val_iterator, feed=self._feed(self.validation_feed), info=info
             )
 
     def validate_batch(self, batch: Any, batch_info: dict[str, Any]) -> Mapping[str, Any]:

@@ -153,6 +153,15 @@ class Listener:
         )
 
 
+def announce(rank: int, local_rank: int, world_size: int) -> None:
+    """Tell libraries that this process is one of several, by the variables that `torchrun` sets.
+
+    Loggers of Lightning and Accelerate print on rank 0 only by them. MASTER_ADDR and MASTER_PORT are not among
+    them: this process is in its group already, and a library that made another would wait for ever.
+    """
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(local_rank), WORLD_SIZE=str(world_size))
+
+
 def join(
     rendezvous: Rendezvous,
     *,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
@@ -43,7 +42,6 @@ class WorkerSpec:
         local_rank: its number among those of its machine.
         rendezvous: where the workers meet; None if there is one.
         seed: for the generators, the same on all workers while they set up; None leaves them alone.
-        driver_pid: the process of the trainer.
     """
 
     options: TrainerOptions
@@ -51,7 +49,6 @@ class WorkerSpec:
     local_rank: int
     rendezvous: Rendezvous | None
     seed: int | None
-    driver_pid: int
 
 
 class Worker:
@@ -81,6 +78,8 @@ class Worker:
         self._rank = spec.rank
         if spec.seed is not None:
             rng.seed(spec.seed)
+        if options.num_workers > 1 and not (options.use_local and spec.rank == 0):
+            process_group.announce(spec.rank, spec.local_rank, options.num_workers)
         if options.initialization_hook is not None:
             options.initialization_hook()
         self._strategy = _strategy(spec, self._listener)
@@ -319,12 +318,6 @@ def _strategy(spec: WorkerSpec, listener: Listener | None) -> Strategy:
         torch.cuda.set_device(devices[0])
     group = WorkerGroup()
     if spec.rendezvous is not None:
-        in_driver = os.getpid() == spec.driver_pid
-        if in_driver and options.num_workers > 1 and not (options.use_local and spec.rank == 0):
-            raise ConfigError(
-                f"num_workers={options.num_workers}, but this engine runs all of them in one process, where "
-                f"they can't wait for each other: use num_workers=1, or init() with the local engine"
-            )
         group = process_group.join(
             spec.rendezvous,
             rank=spec.rank,
