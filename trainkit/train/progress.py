@@ -54,7 +54,7 @@ class Bar:
         self._loss = next((metrics[name] for name in ("train_loss", "val_loss") if name in metrics), None)
 
 
-def describe(what: str, epoch_idx: int, info: Mapping[str, Any]) -> str:
+def describe(what: str, epoch: int, info: Mapping[str, Any]) -> str:
     """What stands before the bar: "train 3", or "train 3/10" where the caller's info has `num_epochs`."""
     epochs = f"/{info['num_epochs']}" if "num_epochs" in info else ""
-    return f"{what} {epoch_idx + 1}{epochs}"
+    return f"{what} {epoch}{epochs}"

@@ -279,6 +279,12 @@ class TorchTrainer:
         options = TrainerOptions.of(**kwargs).resolved()
         return make_trainable(TrialPlan(cls, options, override_tune_step))
 
+    def __trainable__(self) -> type[TrainerTrainable]:
+        """What `tune.Tuner(trainer)` runs: trainers like this one, whose own workers make room for them."""
+        made = make_trainable(TrialPlan(type(self), self._options, None))
+        self.shutdown()
+        return made
+
     def __enter__(self) -> TorchTrainer:
         return self
 

@@ -245,7 +245,8 @@ class Worker:
         if not self._operator.use_tqdm or self._rank > 0:
             return batches
         total = feed.steps() if num_steps is None else num_steps
-        return Bar(batches, total=total, description=describe(what, self._epoch, info))
+        epoch = self._epoch + 1 if what == "train" else self._epoch
+        return Bar(batches, total=total, description=describe(what, epoch, info))
 
     def _shared_state(self) -> dict[str, Any]:
         operator = self._operator
