@@ -91,7 +91,7 @@ def test_several_models_optimizers_and_schedulers(runtime: None) -> None:
     [
         (
             {"apex_args": {"opt_level": "O1"}},
-            r"apex_args=.*: Apex is not used; TorchTrainer\(precision='fp16'\)",
+            r"apex_args=.*: Apex is not used; .*TorchTrainer\(precision='fp16'\)",
         ),
         ({"ddp_args": [{}]}, r"ddp_args=\[\{\}\]\): give a dictionary"),
     ],

@@ -49,8 +49,9 @@ def make_trainer(operator_cls: type[Digits] = Digits, **arguments: Any) -> Torch
     )
 
 
-def whereabouts() -> tuple[str, int, dict[str, str]]:
-    variables = {name: os.environ[name] for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE")}
+def whereabouts() -> tuple[str, int, list[str]]:
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+    variables = [os.environ[name] for name in names]
     return trainkit.get_runtime_context().get_node_id(), os.getpid(), variables
 
 
@@ -58,10 +59,7 @@ def test_two_workers_on_two_nodes(tmp_path: Path) -> None:
     with make_trainer() as trainer:
         nodes, pids, variables = zip(*trainer.apply_all_workers(whereabouts), strict=True)
         assert len(set(nodes)) == 2
-        assert variables == (
-            {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2"},
-            {"RANK": "1", "LOCAL_RANK": "0", "WORLD_SIZE": "2"},
-        )
+        assert variables == (["0", "2", "0", "1"], ["1", "2", "0", "1"])
         ranks = trainer.apply_all_operators(lambda operator: (operator.world_rank, operator.local_rank))
         assert ranks == [(0, 0), (1, 0)]
 

@@ -1,4 +1,4 @@
-"""Arguments of RaySGD's trainer that have become others: taken under their new meaning, or refused with it."""
+"""Arguments of RaySGD's trainer that have become others: taken as what they mean now, or refused with it."""
 
 from __future__ import annotations
 

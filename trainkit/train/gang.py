@@ -22,6 +22,7 @@ from trainkit.runtime import preload
 from trainkit.runtime.placement_group import PlacementGroup
 from trainkit.train import meeting
 from trainkit.train.answers import GRACE_S, Answers
+from trainkit.train.meeting import Locality
 from trainkit.train.modules import filled
 from trainkit.train.options import TrainerOptions
 from trainkit.train.process_group import Rendezvous
@@ -147,7 +148,7 @@ class Gang:
             self._held.callback(self._local.stop)
         # Sharding needs a group, even of one.
         meets = self.world_size > 1 or self._spec.spreads
-        rendezvous, local_ranks = self._meeting(options) if meets else (None, [0])
+        rendezvous, localities = self._meeting(options) if meets else (None, [Locality()])
         # Drawn from this process's generator: a seeded script, or trial, has workers that repeat themselves.
         # A single worker in this process goes on with the generator as it is.
         seed = int(torch.randint(2**62, ())) if remote_ranks else None
@@ -156,7 +157,7 @@ class Gang:
                 WorkerSpec(
                     options=options,
                     rank=rank,
-                    local_rank=local_ranks[rank],
+                    locality=localities[rank],
                     rendezvous=rendezvous,
                     seed=seed,
                 ),
@@ -177,12 +178,12 @@ class Gang:
         group.wait()
         return group, range(self.world_size)
 
-    def _meeting(self, options: TrainerOptions) -> tuple[Rendezvous, list[int]]:
+    def _meeting(self, options: TrainerOptions) -> tuple[Rendezvous, list[Locality]]:
         """Where the workers meet, and each one's number among those of its machine."""
-        place, local_ranks = meeting.arrange(
+        place, localities = meeting.arrange(
             self.world_size, self._held, lambda arguments: self._call("home", arguments, in_step=False)
         )
-        return Rendezvous(place, options.backend, options.timeout_s), local_ranks
+        return Rendezvous(place, options.backend, options.timeout_s), localities
 
     # -- calling -------------------------------------------------------------------------------
 

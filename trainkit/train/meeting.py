@@ -25,6 +25,19 @@ class Home:
     place: str | None
 
 
+@dataclass(frozen=True)
+class Locality:
+    """A worker among those of its machine.
+
+    Attributes:
+        rank: its number.
+        size: how many there are.
+    """
+
+    rank: int = 0
+    size: int = 1
+
+
 def on_one_machine() -> bool:
     """Whether all workers of this session are on one machine."""
     return "near" in runtime.promises()
@@ -32,8 +45,8 @@ def on_one_machine() -> bool:
 
 def arrange(
     world_size: int, held: ExitStack, ask: Callable[[dict[int, tuple[bool]]], list[Home]]
-) -> tuple[str, list[int]]:
-    """Where the workers meet, and each one's number among those of its machine, by rank.
+) -> tuple[str, list[Locality]]:
+    """Where the workers meet, and each one's number among those of its machine.
 
     Args:
         world_size: how many workers there are.
@@ -45,15 +58,15 @@ def arrange(
     """
     if world_size > 1 and "isolation" not in runtime.promises():
         raise ConfigError(
-            f"num_workers={world_size}, but this engine runs all of them in one process, where they can't wait "
-            f"for each other: use num_workers=1, or init() with the local engine"
+            f"num_workers={world_size}, but this engine runs all of them in one process, where they "
+            f"can't wait for each other: use num_workers=1, or init() with the local engine"
         )
     if on_one_machine():
         path = runtime.scratch_dir() / f"gang-{secrets.token_hex(8)}"
         held.callback(path.unlink, missing_ok=True)
-        return f"file://{path}", list(range(world_size))
+        return f"file://{path}", localities([""] * world_size)
     homes = ask({rank: (rank == 0,) for rank in range(world_size)})
-    return str(homes[0].place), local_ranks([home.node for home in homes])
+    return str(homes[0].place), localities([home.node for home in homes])
 
 
 def own_node() -> str:
@@ -67,15 +80,11 @@ def own_address() -> str:
     return next(str(node["address"]) for node in runtime.nodes() if node["node_id"] == own)
 
 
-def local_ranks(nodes: Sequence[str]) -> list[int]:
+def localities(nodes: Sequence[str]) -> list[Locality]:
     """Each worker's number among those of its machine.
 
     Args:
         nodes: each worker's machine, by rank.
     """
-    seen: Counter[str] = Counter()
-    ranks = []
-    for node in nodes:
-        ranks.append(seen[node])
-        seen[node] += 1
-    return ranks
+    sizes = Counter(nodes)
+    return [Locality(nodes[:rank].count(node), sizes[node]) for rank, node in enumerate(nodes)]

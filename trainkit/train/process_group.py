@@ -153,13 +153,28 @@ class Listener:
         )
 
 
-def announce(rank: int, local_rank: int, world_size: int) -> None:
+def announce(place: str, *, rank: int, world_size: int, local_rank: int, local_size: int) -> None:
     """Tell libraries that this process is one of several, by the variables that `torchrun` sets.
 
-    Loggers of Lightning and Accelerate print on rank 0 only by them. MASTER_ADDR and MASTER_PORT are not among
-    them: this process is in its group already, and a library that made another would wait for ever.
+    An Accelerator takes itself for the only one without them, and loggers print on every rank.
+
+    Args:
+        place: where the workers meet; workers of one machine meet at no address, and name none.
+        rank: this worker's number.
+        world_size: how many there are.
+        local_rank: its number among those of its machine.
+        local_size: how many these are.
     """
-    os.environ.update(RANK=str(rank), LOCAL_RANK=str(local_rank), WORLD_SIZE=str(world_size))
+    numbers = {
+        "RANK": rank,
+        "WORLD_SIZE": world_size,
+        "LOCAL_RANK": local_rank,
+        "LOCAL_WORLD_SIZE": local_size,
+    }
+    os.environ.update({name: str(number) for name, number in numbers.items()})
+    scheme, _, address = place.partition("://")
+    if scheme == "tcp":
+        os.environ["MASTER_ADDR"], _, os.environ["MASTER_PORT"] = address.rpartition(":")
 
 
 def join(

@@ -53,8 +53,8 @@ def check_wrapping(ddp_args: Any, apex_args: Any) -> None:
         )
     if apex_args:
         raise ConfigError(
-            f"register(apex_args={apex_args!r}): Apex is not used; TorchTrainer(precision='fp16'), or 'bf16', "
-            f"trains in mixed precision by torch's own means: leave apex_args out"
+            f"register(apex_args={apex_args!r}): Apex is not used; leave apex_args out. "
+            f"TorchTrainer(precision='fp16'), or 'bf16', trains in mixed precision by torch's own means"
         )
 
 

@@ -16,7 +16,7 @@ from trainkit.train import checkpoint, meeting, process_group, rng
 from trainkit.train.context import WorkerContext
 from trainkit.train.data import Feed
 from trainkit.train.keys import EPOCH, NUM_STEPS, PROFILE, USE_FP16
-from trainkit.train.meeting import Home
+from trainkit.train.meeting import Home, Locality
 from trainkit.train.metrics import EpochMetrics, to_numbers
 from trainkit.train.modules import on_cpu
 from trainkit.train.operator import TrainingOperator
@@ -39,14 +39,14 @@ class WorkerSpec:
     Attributes:
         options: the trainer's, resolved.
         rank: this worker's number, from 0.
-        local_rank: its number among those of its machine.
+        locality: its number among those of its machine.
         rendezvous: where the workers meet; None if there is one.
         seed: for the generators, the same on all workers while they set up; None leaves them alone.
     """
 
     options: TrainerOptions
     rank: int
-    local_rank: int
+    locality: Locality
     rendezvous: Rendezvous | None
     seed: int | None
 
@@ -78,15 +78,22 @@ class Worker:
         self._rank = spec.rank
         if spec.seed is not None:
             rng.seed(spec.seed)
-        if options.num_workers > 1 and not (options.use_local and spec.rank == 0):
-            process_group.announce(spec.rank, spec.local_rank, options.num_workers)
+        in_trainers_process = options.use_local and spec.rank == 0
+        if spec.rendezvous is not None and options.num_workers > 1 and not in_trainers_process:
+            process_group.announce(
+                spec.rendezvous.place,
+                rank=spec.rank,
+                world_size=options.num_workers,
+                local_rank=spec.locality.rank,
+                local_size=spec.locality.size,
+            )
         if options.initialization_hook is not None:
             options.initialization_hook()
         self._strategy = _strategy(spec, self._listener)
         self._spreads = options.spec.spreads
         context = WorkerContext(
             strategy=self._strategy,
-            local_rank=spec.local_rank,
+            local_rank=spec.locality.rank,
             step=options.step,
             use_tqdm=options.use_tqdm,
             scheduler_step_freq=options.scheduler_step_freq,
