@@ -106,7 +106,7 @@ class Gang:
         """Write a checkpoint; by all workers if no single one holds the state."""
         workers = self.call("own_state", in_step=False)
         if self._spec.spreads:
-            self.call("save", folder, workers)
+            self.call("save", folder, workers, in_step=False)
         else:
             self.call_first("save", folder, workers)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import nn
@@ -14,6 +14,7 @@ from trainkit.train.context import WorkerContext
 from trainkit.train.creators import Creators, operator_from
 from trainkit.train.data import Feed
 from trainkit.train.keys import NUM_SAMPLES
+from trainkit.train.lightning import lightning_operator
 from trainkit.train.loop import run_epoch
 from trainkit.train.modes import enter_training, evaluating
 from trainkit.train.registration import Registered, as_list, check_schedulers, check_wrapping, in_shape_of
@@ -241,7 +242,7 @@ class TrainingOperator(Situated):
             return metrics
         output, metrics["val_loss"] = result
         if not target.is_floating_point() and output.dim() == target.dim() + 1:
-            metrics["val_accuracy"] = (output.argmax(dim=1) == target).double().mean()
+            metrics["val_accuracy"] = (output.argmax(dim=1) == target.to(output.device)).double().mean()
         return metrics
 
     # -- the user's own state ------------------------------------------------------------------
@@ -253,7 +254,49 @@ class TrainingOperator(Situated):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take over what `state_dict` returned when the checkpoint was written."""
 
-    # -- other ways to write one ---------------------------------------------------------------
+    def close(self) -> None:
+        """Called on each worker as the trainer is shut down in order; default, nothing."""
+
+    # -- other ways to make one ----------------------------------------------------------------
+
+    @classmethod
+    def from_ptl(
+        cls,
+        lightning_module_cls: type[Any],
+        train_dataloader: Any = None,
+        val_dataloader: Any = None,
+        *,
+        datamodule: Any = None,
+        callbacks: Sequence[Any] = (),
+        trainer_args: Mapping[str, Any] | None = None,
+    ) -> type[Self]:
+        """An operator that has Lightning's own loops train a `LightningModule`, an epoch at a time.
+
+        Args:
+            lightning_module_cls: the class. Each worker makes its own instance, given the whole configuration
+                if it has a parameter `config`, else those keys that its parameters are named after.
+            train_dataloader: a `DataLoader`, or several as Lightning takes them; default, the module's own.
+            val_dataloader: the same for validation.
+            datamodule: instead of loaders a `LightningDataModule`, or its class, made as the module is.
+            callbacks: of Lightning; each worker gets copies.
+            trainer_args: of Lightning's `Trainer`, such as `accumulate_grad_batches` or `logger`.
+
+        Returns:
+            A subclass, for `TorchTrainer(training_operator_cls=...)`.
+
+        Raises:
+            ConfigError: an argument is of the wrong kind, or not for Lightning to know.
+            MissingDependencyError: Lightning is not installed.
+        """
+        return lightning_operator(
+            cls,
+            lightning_module_cls,
+            train_dataloader=train_dataloader,
+            val_dataloader=val_dataloader,
+            datamodule=datamodule,
+            callbacks=callbacks,
+            trainer_args=trainer_args,
+        )
 
     @classmethod
     def from_creators(
@@ -264,7 +307,7 @@ class TrainingOperator(Situated):
         loss_creator: Callable[..., Any] | None = None,
         scheduler_creator: Callable[[Any, dict[str, Any]], Any] | None = None,
         serialize_data_creation: bool = True,
-    ) -> type[Any]:
+    ) -> type[Self]:
         """A subclass whose `setup` calls functions, as scripts for the first versions of RaySGD have them.
 
         Args:

@@ -79,6 +79,10 @@ class WorkerGroup:
         """Every worker's `value`, by rank."""
         return [value]
 
+    def gather_values(self, value: Any) -> list[Any]:
+        """Every worker's `value`, plain values and tensors on the CPU, by rank."""
+        return [value]
+
     def all_true(self, flag: bool) -> bool:
         """Whether `flag` is true on every worker."""
         return flag
@@ -109,6 +113,11 @@ class DistributedGroup(WorkerGroup):
         gathered = [torch.zeros(1, dtype=torch.int64) for _ in range(self.world_size)]
         dist.all_gather(gathered, torch.tensor([value]))
         return [int(item) for item in gathered]
+
+    def gather_values(self, value: Any) -> list[Any]:
+        gathered: list[Any] = [None] * self.world_size
+        dist.all_gather_object(gathered, value)
+        return gathered
 
     def all_true(self, flag: bool) -> bool:
         answer = torch.tensor([int(flag)])

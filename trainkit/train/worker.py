@@ -12,7 +12,8 @@ import torch
 from torch import nn
 
 from trainkit.errors import CheckpointError, ConfigError
-from trainkit.train import checkpoint, meeting, process_group, rng
+from trainkit.train import checkpoint, meeting, process_group, rng, sharded_checkpoint
+from trainkit.train.agreement import agreed
 from trainkit.train.context import WorkerContext
 from trainkit.train.data import Feed
 from trainkit.train.keys import EPOCH, NUM_STEPS, PROFILE, USE_FP16
@@ -23,7 +24,7 @@ from trainkit.train.operator import TrainingOperator
 from trainkit.train.options import TrainerOptions
 from trainkit.train.process_group import Listener, Rendezvous, WorkerGroup
 from trainkit.train.progress import Bar, describe
-from trainkit.train.spread import detached
+from trainkit.train.spread import detached, whole
 from trainkit.train.state import WorkerState, check_state, joined_state
 from trainkit.train.strategies.base import Place, Strategy
 from trainkit.train.strategies.single import SingleStrategy
@@ -62,6 +63,7 @@ class Worker:
         self._rank = 0
         self._epoch = 0
         self._spreads = False
+        self._started = False
 
     def home(self, listens: bool) -> Home:
         """Where this worker is; asked where the workers may be on several machines.
@@ -103,6 +105,7 @@ class Worker:
             # Set up alike, all workers would from here on drop the same units and augment in the same way.
             # The first one keeps its stream: it is a plain loop's.
             rng.seed(torch.initial_seed() + spec.rank)
+        self._started = True
         return self.data()
 
     def data(self) -> frozenset[str]:
@@ -204,7 +207,7 @@ class Worker:
         self._take_over(cpu_copy(state), "the state")
 
     def save(self, path: Path, workers: Sequence[Mapping[str, Any]]) -> None:
-        """Write a checkpoint.
+        """Write a checkpoint; on all workers if the strategy spreads the state, else on the first alone.
 
         Args:
             path: the folder.
@@ -212,17 +215,27 @@ class Worker:
         """
         world_size = self._strategy.group.world_size
         metadata = checkpoint.Metadata(self._epoch, self._operator.global_step, world_size)
-        checkpoint.write(path, {**self._shared_state(), "workers": list(workers)}, metadata)
+        state = {**self._shared_state(), "workers": list(workers)}
+        if self._spreads:
+            sharded_checkpoint.write(path, state, metadata, self._strategy.group)
+        else:
+            checkpoint.write(path, state, metadata)
 
     def load(self, path: Path) -> None:
         """Take over a checkpoint."""
-        state, _ = checkpoint.read(path)
+        group = self._strategy.group
+        with agreed(group, lambda reason: f"the checkpoint {path} was not loaded ({reason})"):
+            state, _ = checkpoint.read(path, rank=group.rank, world_size=group.world_size)
         self._take_over(state, f"the checkpoint {path}")
 
     def stop(self) -> None:
-        """Part from the other workers."""
-        self._strategy.leave()
-        self._listener = None
+        """Let the operator end, and part from the other workers."""
+        try:
+            if self._started:
+                self._operator.close()
+        finally:
+            self._strategy.leave()
+            self._listener = None
 
     # -- inside --------------------------------------------------------------------------------
 
@@ -296,7 +309,7 @@ class Worker:
             self._load_registered(before)
             raise CheckpointError(f"{what} does not fit what was registered: {error}") from error
         try:
-            operator.load_state_dict(state["operator"])
+            operator.load_state_dict(whole(state["operator"]))
         except BaseException:
             self._load_registered(before)
             raise
