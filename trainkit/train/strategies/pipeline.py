@@ -24,7 +24,6 @@ from torch import nn
 from trainkit.errors import CheckpointError, ConfigError
 from trainkit.train.data import Feed, make_feed
 from trainkit.train.modules import skeleton
-from trainkit.train.process_group import alone
 from trainkit.train.spread import detached, shape_of, whole
 from trainkit.train.step_settings import StepSettings
 from trainkit.train.strategies.averaging import average_gradients
@@ -124,9 +123,6 @@ class PipelineStrategy:
     """
 
     def __init__(self, spec: Pipeline, place: Place) -> None:
-        if not dist.is_initialized():
-            # One stage is a pipeline too: what runs on several workers runs on what is left of them.
-            place = replace(place, group=alone())
         grid = Grid(place.group.world_size, spec.model_ways)
         self.devices = place.devices
         self.group = place.group
