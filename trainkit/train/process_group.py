@@ -11,7 +11,7 @@ import os
 import re
 import socket
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -108,12 +108,26 @@ class WorkerGroup:
 
 
 class DistributedGroup(WorkerGroup):
-    """Several processes, joined through torch.distributed."""
+    """Several processes, joined through torch.distributed.
 
-    def __init__(self, rank: int, world_size: int, timeout: timedelta | None = None) -> None:
+    Args:
+        rank: this worker's number.
+        world_size: how many there are.
+        timeout: of a collective; None is torch's own.
+        variables: of the environment that they were joined with; parts of them are joined with the same.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        world_size: int,
+        timeout: timedelta | None = None,
+        variables: Mapping[str, str] | None = None,
+    ) -> None:
         self.rank = rank
         self.world_size = world_size
         self._timeout = timeout
+        self._variables = variables or {}
         self._joined = True
 
     def broadcast_integers(self, values: Sequence[int]) -> list[int]:
@@ -143,7 +157,7 @@ class DistributedGroup(WorkerGroup):
             dist.broadcast(tensor.detach(), src=0)
 
     def subgroup(self, parts: Sequence[Sequence[int]]) -> dist.ProcessGroup:
-        with _defaults(_LOOPBACK):
+        with _defaults(self._variables):
             # Without a timeout torch gives half an hour, whatever the whole group's is.
             own, _ = dist.new_subgroups_by_enumeration(  # type: ignore[no-untyped-call]
                 [list(part) for part in parts], timeout=self._timeout
@@ -238,11 +252,12 @@ def join(
     store = listener.store if listener is not None else _store(rendezvous.place, world_size, timeout)
     store.set_timeout(timeout)
     interface = _LOOPBACK if address is None else _interface_of(address)
-    with _defaults(dict.fromkeys(_INTERFACE, interface) if interface is not None else {}):
+    variables = dict.fromkeys(_INTERFACE, interface) if interface is not None else {}
+    with _defaults(variables):
         dist.init_process_group(
             _BACKENDS[rendezvous.backend], store=store, rank=rank, world_size=world_size, timeout=timeout
         )
-    return DistributedGroup(rank, world_size, timeout)
+    return DistributedGroup(rank, world_size, timeout, variables)
 
 
 def _store(place: str, world_size: int, timeout: timedelta) -> Any:
@@ -277,7 +292,7 @@ def lost_peer(error: BaseException) -> bool:
 
 
 @contextmanager
-def _defaults(variables: dict[str, str]) -> Iterator[None]:
+def _defaults(variables: Mapping[str, str]) -> Iterator[None]:
     """Set environment variables that are not set, for the length of the block."""
     absent = {name: value for name, value in variables.items() if name not in os.environ}
     os.environ.update(absent)
