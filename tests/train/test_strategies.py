@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests.suites.strategies import Row, StrategySuite
+from trainkit.train.strategies.layers import Layers
 
 pytestmark = pytest.mark.usefixtures("runtime")
 
@@ -18,6 +19,8 @@ ROWS = [
     Row("fsdp", 1),
     Row("fsdp", 2),
     Row("fsdp", 4),
+    Row(Layers(devices=["cpu", "cpu"]), 1),
+    Row(Layers(["3", "5"], devices=["cpu", "cpu", "cpu"]), 2),
 ]
 
 

@@ -13,3 +13,6 @@ BATCH_COUNT = "batch_count"
 
 EPOCH = "epoch"
 """In results of `train`: epochs finished since the trainer was made or its state was loaded."""
+
+SHOULD_STOP = "should_stop"
+"""In results of `train` with Lightning: 1.0 if a callback asked to stop or `max_epochs` is over, else 0.0."""

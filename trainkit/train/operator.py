@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import nn
@@ -13,6 +13,7 @@ from trainkit.errors import ConfigError
 from trainkit.train.context import WorkerContext
 from trainkit.train.data import Feed
 from trainkit.train.keys import NUM_SAMPLES
+from trainkit.train.lightning import lightning_operator
 from trainkit.train.loop import run_epoch
 from trainkit.train.modes import enter_training, evaluating
 from trainkit.train.registration import Registered, as_list, check_schedulers, in_shape_of
@@ -231,7 +232,7 @@ class TrainingOperator:
             return metrics
         output, metrics["val_loss"] = result
         if not target.is_floating_point() and output.dim() == target.dim() + 1:
-            metrics["val_accuracy"] = (output.argmax(dim=1) == target).double().mean()
+            metrics["val_accuracy"] = (output.argmax(dim=1) == target.to(output.device)).double().mean()
         return metrics
 
     # -- the user's own state ------------------------------------------------------------------
@@ -242,6 +243,50 @@ class TrainingOperator:
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take over what `state_dict` returned when the checkpoint was written."""
+
+    def close(self) -> None:
+        """Called on each worker as the trainer is shut down in order; default, nothing."""
+
+    # -- other ways to make one ----------------------------------------------------------------
+
+    @classmethod
+    def from_ptl(
+        cls,
+        lightning_module_cls: type[Any],
+        train_dataloader: Any = None,
+        val_dataloader: Any = None,
+        *,
+        datamodule: Any = None,
+        callbacks: Sequence[Any] = (),
+        trainer_args: Mapping[str, Any] | None = None,
+    ) -> type[Self]:
+        """An operator that has Lightning's own loops train a `LightningModule`, an epoch at a time.
+
+        Args:
+            lightning_module_cls: the class. Each worker makes its own instance, given the whole configuration
+                if it has a parameter `config`, else those keys that its parameters are named after.
+            train_dataloader: a `DataLoader`, or several as Lightning takes them; default, the module's own.
+            val_dataloader: the same for validation.
+            datamodule: instead of loaders a `LightningDataModule`, or its class, made as the module is.
+            callbacks: of Lightning; each worker gets copies.
+            trainer_args: of Lightning's `Trainer`, such as `accumulate_grad_batches` or `logger`.
+
+        Returns:
+            A subclass, for `TorchTrainer(training_operator_cls=...)`.
+
+        Raises:
+            ConfigError: an argument is of the wrong kind, or not for Lightning to know.
+            MissingDependencyError: Lightning is not installed.
+        """
+        return lightning_operator(
+            cls,
+            lightning_module_cls,
+            train_dataloader=train_dataloader,
+            val_dataloader=val_dataloader,
+            datamodule=datamodule,
+            callbacks=callbacks,
+            trainer_args=trainer_args,
+        )
 
     # -- what it knows -------------------------------------------------------------------------
 

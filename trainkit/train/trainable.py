@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from trainkit.errors import ConfigError
-from trainkit.train.keys import BATCH_COUNT, EPOCH, NUM_SAMPLES
+from trainkit.train.keys import BATCH_COUNT, EPOCH, NUM_SAMPLES, SHOULD_STOP
 from trainkit.train.options import TrainerOptions
 from trainkit.tune.placement import PlacementGroupFactory
 from trainkit.tune.trainable import Trainable
@@ -61,7 +61,13 @@ class TrainerTrainable(Trainable):
         if self.plan.step is not None:
             return dict(self.plan.step(self._trainer, {"iteration": self.training_iteration}))
         result: dict[str, Any] = self._trainer.train()
-        return both(result, self._trainer.validate()) if self._trainer.has_validation else result
+        if result.get(SHOULD_STOP):
+            result["done"] = True
+        # Lightning validates at the end of an epoch, for its callbacks and schedulers to see.
+        validated = getattr(self.plan.options.training_operator_cls, "validates_in_training", False)
+        if validated or not self._trainer.has_validation:
+            return result
+        return both(result, self._trainer.validate())
 
     def save_checkpoint(self, checkpoint_dir: str) -> None:
         self._trainer.save(checkpoint_dir)

@@ -61,6 +61,7 @@ class Worker:
         self._rank = 0
         self._epoch = 0
         self._spreads = False
+        self._started = False
 
     def start(self, spec: WorkerSpec) -> frozenset[str]:
         """Meet the other workers and set up the operator; returns what `data` does."""
@@ -84,6 +85,7 @@ class Worker:
             # Set up alike, all workers would from here on drop the same units and augment in the same way.
             # The first one keeps its stream: it is a plain loop's.
             rng.seed(torch.initial_seed() + spec.rank)
+        self._started = True
         return self.data()
 
     def data(self) -> frozenset[str]:
@@ -187,8 +189,12 @@ class Worker:
         self._take_over(state, f"the checkpoint {path}")
 
     def stop(self) -> None:
-        """Part from the other workers."""
-        self._strategy.leave()
+        """Let the operator end, and part from the other workers."""
+        try:
+            if self._started:
+                self._operator.close()
+        finally:
+            self._strategy.leave()
 
     # -- inside --------------------------------------------------------------------------------
 

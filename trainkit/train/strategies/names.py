@@ -13,6 +13,7 @@ HOMES = {
     "single": ("trainkit.train.strategies.single", "Single"),
     "ddp": ("trainkit.train.strategies.ddp", "DDP"),
     "fsdp": ("trainkit.train.strategies.fsdp", "FSDP"),
+    "layers": ("trainkit.train.strategies.layers", "Layers"),
 }
 
 
