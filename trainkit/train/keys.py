@@ -16,3 +16,12 @@ EPOCH = "epoch"
 
 SHOULD_STOP = "should_stop"
 """In results of `train` with Lightning: 1.0 if a callback asked to stop or `max_epochs` is over, else 0.0."""
+
+PROFILE = "profile"
+"""In results of a call with `profile=True`: seconds by name, such as "mean_fwd_s"."""
+
+NUM_STEPS = "__num_steps__"
+"""In the `info` of `train_epoch`: `num_steps` of the call."""
+
+USE_FP16 = "__use_fp16__"
+"""In the `info` of `train_epoch`: whether it trains with `precision="fp16"`."""
