@@ -250,5 +250,17 @@ def test_damage_is_found_and_reading_runs_no_code(tmp_path: Path, monkeypatch: p
             gang.load(where)
         rewrite(where, "shards/.metadata", index)
         gang.load(where)
+        gang.train(num_steps=1)
+        after = trained(gang)
+        state = gang.state_dict()
+        state["models"][0]["first.bias"] = torch.zeros(7)
+        state["models"][0]["first.weight"] *= 0
+        with pytest.raises(CheckpointError, match=r"first.bias of model 0 has the shape \(32,\), but \(7,\)"):
+            gang.load_state_dict(state)
+        del state["models"][0]["first.bias"]
+        with pytest.raises(CheckpointError, match=r"the state of model 0 lacks first.bias"):
+            gang.load_state_dict(state)
+        assert_equal(trained(gang), after)
+        gang.load(where)
         assert_equal(trained(gang), before)
     assert not (tmp_path / "trapped").exists()
