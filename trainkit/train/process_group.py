@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -66,10 +66,15 @@ class WorkerGroup:
     Attributes:
         rank: this worker's number, from 0.
         world_size: how many there are.
+        members: processes that take part in its collectives; more than `world_size` where some count as one.
     """
 
     rank = 0
     world_size = 1
+
+    @property
+    def members(self) -> int:
+        return self.world_size
 
     def broadcast_integers(self, values: Sequence[int]) -> list[int]:
         """Worker 0's `values`, on every worker; the others' are ignored."""
@@ -90,6 +95,14 @@ class WorkerGroup:
     def broadcast_tensors(self, tensors: Sequence[torch.Tensor]) -> None:
         """Overwrite `tensors` with worker 0's."""
 
+    def subgroup(self, parts: Sequence[Sequence[int]]) -> dist.ProcessGroup:
+        """Torch's group of those of `parts` (ranks) that this worker is one of; all workers call it alike.
+
+        Raises:
+            ConfigError: there are no other workers.
+        """
+        raise ConfigError("one worker alone has no process group: use num_workers=2 or more")
+
     def leave(self) -> None:
         """Part from the others; the group can't be used any more."""
 
@@ -97,9 +110,10 @@ class WorkerGroup:
 class DistributedGroup(WorkerGroup):
     """Several processes, joined through torch.distributed."""
 
-    def __init__(self, rank: int, world_size: int) -> None:
+    def __init__(self, rank: int, world_size: int, timeout: timedelta | None = None) -> None:
         self.rank = rank
         self.world_size = world_size
+        self._timeout = timeout
         self._joined = True
 
     def broadcast_integers(self, values: Sequence[int]) -> list[int]:
@@ -127,6 +141,14 @@ class DistributedGroup(WorkerGroup):
     def broadcast_tensors(self, tensors: Sequence[torch.Tensor]) -> None:
         for tensor in tensors:
             dist.broadcast(tensor.detach(), src=0)
+
+    def subgroup(self, parts: Sequence[Sequence[int]]) -> dist.ProcessGroup:
+        with _defaults(_LOOPBACK):
+            # Without a timeout torch gives half an hour, whatever the whole group's is.
+            own, _ = dist.new_subgroups_by_enumeration(  # type: ignore[no-untyped-call]
+                [list(part) for part in parts], timeout=self._timeout
+            )
+        return cast(dist.ProcessGroup, own)
 
     def leave(self) -> None:
         # Once: by the second time, this process may be in the group of another trainer.
@@ -220,7 +242,7 @@ def join(
         dist.init_process_group(
             _BACKENDS[rendezvous.backend], store=store, rank=rank, world_size=world_size, timeout=timeout
         )
-    return DistributedGroup(rank, world_size)
+    return DistributedGroup(rank, world_size, timeout)
 
 
 def _store(place: str, world_size: int, timeout: timedelta) -> Any:

@@ -25,7 +25,7 @@ from trainkit.train.options import TrainerOptions
 from trainkit.train.process_group import Listener, Rendezvous, WorkerGroup
 from trainkit.train.progress import Bar, describe
 from trainkit.train.spread import detached, whole
-from trainkit.train.state import WorkerState, check_state, joined_state
+from trainkit.train.state import WorkerState, check_state, joined_state, own_of
 from trainkit.train.strategies.base import Place, Strategy
 from trainkit.train.strategies.single import SingleStrategy
 from trainkit.train.tensors import cpu_copy
@@ -101,10 +101,11 @@ class Worker:
             scheduler_step_freq=options.scheduler_step_freq,
         )
         self._operator = options.training_operator_cls(options.worker_config, context)
-        if spec.rank > 0:
+        if self._strategy.data.rank > 0:
             # Set up alike, all workers would from here on drop the same units and augment in the same way.
-            # The first one keeps its stream: it is a plain loop's.
-            rng.seed(torch.initial_seed() + spec.rank)
+            # The first one keeps its stream: it is a plain loop's. Workers that hold one model together go
+            # on alike, as each of them computes what the model's other parts are given.
+            rng.seed(torch.initial_seed() + self._strategy.data.rank)
         self._started = True
         return self.data()
 
@@ -195,7 +196,8 @@ class Worker:
 
     def own_state(self) -> dict[str, Any]:
         """What differs between workers: their generators, and where they are in the data."""
-        return {"rng": rng.state(), "data": self._data_state()}
+        data_rank = self._strategy.data.rank
+        return {"data_rank": data_rank, "rng": rng.state(), "data": self._data_state()}
 
     def restore(self, states: Sequence[WorkerState]) -> None:
         """Take over a snapshot, of this gang or of one with other workers."""
@@ -318,10 +320,10 @@ class Worker:
         self._take_over_own(state.get("workers") or [])
 
     def _take_over_own(self, workers: Sequence[Mapping[str, Any]]) -> None:
-        """Go on where the worker of this rank was; one that had none keeps its own generators."""
-        if self._rank >= len(workers):
+        """Go on where the worker in this place was; one that had none keeps its own generators."""
+        own = own_of(workers, rank=self._rank, data_rank=self._strategy.data.rank)
+        if own is None:
             return
-        own = workers[self._rank]
         rng.load(own["rng"])
         for name, feed in (
             ("train", self._operator.train_feed),
