@@ -1,7 +1,9 @@
 """The workers that train together: started all or none, called all at once, ended by the first failure.
 
-TorchTrainer ──call──▶ Gang ──▶ worker 0        an actor or, with use_local, in this process
-                            ──▶ worker 1, ...   actors, one a bundle of a placement group
+TorchTrainer ──▶ Crew ──call──▶ Gang ──▶ worker 0        an actor or, with use_local, in this process
+                 (crew.py)           ──▶ worker 1, ...   actors, one a bundle of a placement group
+
+A gang never changes: one that lost a worker is over, and its crew forms another.
 """
 
 from __future__ import annotations
@@ -10,60 +12,94 @@ import contextlib
 import os
 import secrets
 import weakref
-from collections.abc import Sequence
 from typing import Any
 
-import torch
-
 from trainkit.errors import ActorDiedError, GangError, GetTimeoutError, TaskError
-from trainkit.resources import Bundle
 from trainkit.runtime import api as runtime
 from trainkit.runtime import preload
-from trainkit.runtime.placement_group import PlacementGroup
+from trainkit.runtime.specs import ObjectRef
 from trainkit.train.answers import GRACE_S, Answers
 from trainkit.train.options import TrainerOptions
 from trainkit.train.process_group import Rendezvous
+from trainkit.train.seats import Seats
 from trainkit.train.worker import Worker, WorkerSpec
 
 preload.register("trainkit.train.worker")
 
 
 class Gang:
-    """The workers of one trainer.
+    """One formation of a trainer's workers.
 
     Args:
-        options: resolved.
+        options: resolved, with `num_workers` as many as there are in this formation.
+        seats: where they start; held for that many.
 
-    Raises:
-        InfeasibleError: the machine could never hold them.
-        GangError: a worker died while it started.
+    Attributes:
+        ended: why it can't be called any more.
+        lost: it ended because workers died or didn't answer, which forming it anew may mend.
+        started: the workers have set up.
+        data: which data the operators registered; known once they have started.
     """
 
-    def __init__(self, options: TrainerOptions) -> None:
+    def __init__(self, options: TrainerOptions, seats: Seats) -> None:
         self.world_size = options.num_workers
         self.ended: str | None = None
-        self._data: frozenset[str] = frozenset()
+        self.lost = False
+        self.started = False
+        self.data: frozenset[str] = frozenset()
+        self._options = options
         self._local = Worker() if options.use_local else None
         self._handles: dict[int, Any] = {}
         self._held = contextlib.ExitStack()
-        # A trainer that is dropped without a shutdown must not keep its CPUs from the next one.
         weakref.finalize(self, self._held.close).atexit = False
-        try:
-            self._start(options)
-        except BaseException:
-            self.close(force=True)
-            raise
+        if self._local is not None:
+            # A dropped trainer must not leave this process in its group either: the next one could not join.
+            self._held.callback(self._local.stop)
+        actor = runtime.remote(Worker)
+        for rank in remote_ranks(options):
+            self._handles[rank] = actor.options(
+                label=f"train-worker-{rank}",
+                num_cpus=options.num_cpus_per_worker,
+                num_gpus=options.gpus_per_worker,
+                placement_group=seats.group,
+                placement_group_bundle_index=seats.bundles[rank],
+            ).remote()
 
     @property
     def local_worker(self) -> Worker | None:
         """Worker 0, if it is in this process."""
         return self._local
 
-    def has_data(self, what: str) -> bool:
-        """Whether the operator registered "train" or "validation" data, in `setup` or since."""
-        if what not in self._data and self.ended is None:
-            self._data = self.call_first("data")
-        return what in self._data
+    def gathered(self, timeout_s: float) -> bool:
+        """Whether all workers' processes are there within `timeout_s`; those that died count as there."""
+        refs = [handle.here.remote() for handle in self._handles.values()]
+        return not refs or not runtime.wait(refs, num_returns=len(refs), timeout=timeout_s)[1]
+
+    def start(self, seed: int | None) -> None:
+        """Let the workers meet and set up.
+
+        Args:
+            seed: for their generators; None leaves them alone.
+
+        Raises:
+            GangError: a worker died.
+            Exception: what a worker raised, with its traceback.
+        """
+        rendezvous = self._rendezvous() if self.world_size > 1 else None
+        specs = {
+            rank: (
+                WorkerSpec(
+                    options=self._options,
+                    rank=rank,
+                    rendezvous=rendezvous,
+                    seed=seed,
+                    driver_pid=os.getpid(),
+                ),
+            )
+            for rank in range(self.world_size)
+        }
+        self.data = self._call("start", specs, in_step=True)[0]
+        self.started = True
 
     def call(self, method: str, *args: Any, in_step: bool = True, alike: bool = False) -> list[Any]:
         """Call a method on all workers and return their results, by rank.
@@ -83,70 +119,24 @@ class Gang:
         every = dict.fromkeys(range(self.world_size), args)
         return self._call(method, every, in_step=in_step, alike=alike)
 
-    def call_first(self, method: str, *args: Any) -> Any:
+    def call_first(self, method: str, *args: Any) -> list[Any]:
         """The same on worker 0 alone."""
-        return self._call(method, {0: args}, in_step=False)[0]
+        return self._call(method, {0: args}, in_step=False)
 
     def close(self, *, force: bool = False) -> None:
-        """End all workers and give back what they held; `force` without a word to them."""
-        if self.ended is None and not force:
-            try:
+        """End all workers; `force` without a word to them."""
+        try:
+            if self.ended is None and not force:
                 self._part()
-            finally:
-                self._end("it was shut down")
-        else:
+        finally:
             self._end("it was shut down")
 
-    # -- starting ------------------------------------------------------------------------------
+    # -- inside --------------------------------------------------------------------------------
 
-    def _start(self, options: TrainerOptions) -> None:
-        remote_ranks = range(1 if self._local else 0, self.world_size)
-        if remote_ranks:
-            group, bundles = self._reserve(options)
-            actor = runtime.remote(Worker)
-            for rank in remote_ranks:
-                self._handles[rank] = actor.options(
-                    label=f"train-worker-{rank}",
-                    num_cpus=options.num_cpus_per_worker,
-                    num_gpus=options.gpus_per_worker,
-                    placement_group=group,
-                    placement_group_bundle_index=bundles[rank],
-                ).remote()
-        if self._local is not None:
-            # A dropped trainer must not leave this process in its group either: the next one could not join.
-            self._held.callback(self._local.stop)
-        rendezvous = self._rendezvous(options) if self.world_size > 1 else None
-        # Drawn from this process's generator: a seeded script, or trial, has workers that repeat themselves.
-        # A single worker in this process goes on with the generator as it is.
-        seed = int(torch.randint(2**62, ())) if remote_ranks else None
-        specs = {
-            rank: (
-                WorkerSpec(
-                    options=options, rank=rank, rendezvous=rendezvous, seed=seed, driver_pid=os.getpid()
-                ),
-            )
-            for rank in range(self.world_size)
-        }
-        self._data = self._call("start", specs, in_step=True)[0]
-
-    def _reserve(self, options: TrainerOptions) -> tuple[PlacementGroup, Sequence[int]]:
-        """The group to start in, and each worker's bundle: within a trial, the trial's own."""
-        trial = runtime.get_current_placement_group()
-        if trial is not None:
-            bundles = bundles_of_trial(trial.bundle_specs, options.bundle, self.world_size)
-            if bundles is not None:
-                return trial, bundles
-        group = runtime.placement_group([options.bundle] * self.world_size)
-        self._held.callback(_give_back, group)
-        group.wait()
-        return group, range(self.world_size)
-
-    def _rendezvous(self, options: TrainerOptions) -> Rendezvous:
+    def _rendezvous(self) -> Rendezvous:
         path = runtime.scratch_dir() / f"gang-{secrets.token_hex(8)}"
         self._held.callback(path.unlink, missing_ok=True)
-        return Rendezvous(str(path), options.backend, options.timeout_s)
-
-    # -- calling -------------------------------------------------------------------------------
+        return Rendezvous(str(path), self._options.backend, self._options.timeout_s)
 
     def _call(self, method: str, args: dict[int, Any], *, in_step: bool, alike: bool = False) -> list[Any]:
         if self.ended is not None:
@@ -160,10 +150,18 @@ class Gang:
             if rank in args
         }
         at_once = in_step and self.world_size > 1
-        answers = Answers(calls, world_size=self.world_size, at_once=at_once, end_workers=self._kill)
+        answers = Answers(
+            calls,
+            what=method,
+            world_size=self.world_size,
+            at_once=at_once,
+            timeout_s=self._options.timeout_s,
+            end_workers=self._kill,
+        )
         try:
             if self._local is not None and 0 in args:
-                answers.collect_beside(lambda: getattr(self._local, method)(*args[0]))
+                own = [runtime.get(arg) if isinstance(arg, ObjectRef) else arg for arg in args[0]]
+                answers.collect_beside(lambda: getattr(self._local, method)(*own))
             else:
                 answers.collect()
         except BaseException as error:
@@ -171,14 +169,13 @@ class Gang:
                 # They would go on with what nobody waits for any more, and let the next call wait for it.
                 self._end(f"{method}() was interrupted by {type(error).__name__}")
             raise
-        if answers.failures:
+        if answers.failed:
             apart = alike and len(answers.failures) < len(args)
             if answers.late or at_once or apart or answers.deaths():
-                self._end(f"worker {answers.cause()[0]} failed")
+                self._end(f"worker {answers.cause()} failed")
+                self.lost = bool(answers.lost())
             raise answers.verdict(ended=self.ended is not None)
         return [answers.results[rank] for rank in sorted(args)]
-
-    # -- ending --------------------------------------------------------------------------------
 
     def _part(self) -> None:
         if self._local is not None:
@@ -207,22 +204,6 @@ class Gang:
                 runtime.kill(handle)
 
 
-def _give_back(group: PlacementGroup) -> None:
-    if runtime.is_initialized():
-        runtime.remove_placement_group(group)
-
-
-def bundles_of_trial(specs: Sequence[Bundle], needs: Bundle, workers: int) -> list[int] | None:
-    """Indices of the bundles of a trial's group that its gang starts in; None if they don't fit.
-
-    Args:
-        specs: the trial's bundles; the last ones are taken, as the first is its head's, if it has one.
-        needs: what each worker needs.
-        workers: how many there are.
-    """
-    fitting = [
-        index
-        for index, spec in enumerate(specs)
-        if all(spec.get(name, 0) >= amount for name, amount in needs.items())
-    ]
-    return fitting[-workers:] if len(fitting) >= workers else None
+def remote_ranks(options: TrainerOptions) -> range:
+    """The workers that are not in this process."""
+    return range(1 if options.use_local else 0, options.num_workers)

@@ -41,6 +41,7 @@ class TrainerOptions:
     add_dist_sampler: bool = True
     scheduler_step_freq: str | None = None
     use_local: bool = False
+    min_workers: int | None = None
 
     def __post_init__(self) -> None:
         mistakes = [f"{name}={value!r}: {fix}" for name, value, fix in self._mistakes()]
@@ -62,6 +63,12 @@ class TrainerOptions:
             ),
             ("config", isinstance(self.config, Mapping), "give a dictionary"),
             ("num_workers", is_count(workers), "give a whole number of 1 or more"),
+            (
+                "min_workers",
+                self.min_workers is None
+                or (is_count(self.min_workers) and is_count(workers) and self.min_workers <= workers),
+                f"give a whole number from 1 to num_workers={workers}, or None for no fewer than that",
+            ),
             ("num_cpus_per_worker", _is_positive(self.num_cpus_per_worker), "give a number above 0"),
             ("use_gpu", self.use_gpu in (True, False, "auto"), "give True, False or 'auto'"),
             ("backend", self.backend in _BACKENDS, f"give one of {_BACKENDS}"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,16 +18,6 @@ _LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
 
 _BACKENDS = {"gloo": "gloo", "nccl": "cpu:gloo,cuda:nccl"}
 """Counts and orders of samples are agreed upon on the CPU, also where gradients travel by NCCL."""
-
-_LOST_PEER = re.compile(
-    r"\[[^\]]*\bgloo/[^\]]*\.(?:cc|h):\d+\]"  # the place in gloo's source, as all its network errors begin
-    r"|timed out waiting \d+ ?ms for (?:recv|send) operation"
-    r"|application timeout caused pair closure"
-    r"|\bgloo connectfullmesh failed"
-    r"|\bnccl (?:error|communicator)\b",
-    re.IGNORECASE,
-)
-"""Gloo raises bare RuntimeErrors, as user code does; their phrases are all there is to tell them by."""
 
 
 @dataclass(frozen=True)
@@ -132,13 +121,6 @@ def join(rendezvous: Rendezvous, *, rank: int, world_size: int) -> WorkerGroup:
             _BACKENDS[rendezvous.backend], store=store, rank=rank, world_size=world_size, timeout=timeout
         )
     return DistributedGroup(rank, world_size)
-
-
-def lost_peer(error: BaseException) -> bool:
-    """Whether `error` only tells that another worker is gone or late, so that the cause lies there."""
-    if isinstance(error, dist.DistError):
-        return True
-    return isinstance(error, RuntimeError) and _LOST_PEER.search(str(error)) is not None
 
 
 @contextmanager

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from trainkit.errors import CheckpointError, ConfigError
-from trainkit.train import checkpoint, process_group
+from trainkit.train import chance, checkpoint, process_group
 from trainkit.train.context import WorkerContext
 from trainkit.train.data import Feed
 from trainkit.train.keys import EPOCH
@@ -61,6 +61,9 @@ class Worker:
         self._rank = 0
         self._epoch = 0
 
+    def here(self) -> None:
+        """Answer: this process is there."""
+
     def start(self, spec: WorkerSpec) -> frozenset[str]:
         """Meet the other workers and set up the operator; returns what `data` does."""
         options = spec.options
@@ -70,6 +73,7 @@ class Worker:
         if options.initialization_hook is not None:
             options.initialization_hook()
         self._strategy = _strategy(spec)
+        self._strategy_wraps = options.wrap_ddp
         context = WorkerContext(
             strategy=self._strategy,
             local_rank=spec.rank,
@@ -153,6 +157,25 @@ class Worker:
         """Take over a checkpoint."""
         state, _ = checkpoint.read(path)
         self._take_over(state, f"the checkpoint {path}")
+
+    def snapshot(self) -> dict[str, Any]:
+        """What this worker needs to go on from here after another one has died."""
+        whole = self._rank == 0 or not self._strategy_wraps
+        return {"state": self.state_dict() if whole else None, "small": self.small_state()}
+
+    def small_state(self) -> dict[str, Any]:
+        """What may change in a validation: generators, and the operator's own state."""
+        return {"operator": cpu_copy(self._operator.state_dict() or {}), "chance": chance.capture(self._operator)}
+
+    def restore(self, states: list[dict[str, Any]] | None, small: list[dict[str, Any]] | None) -> None:
+        """Take over what `snapshot` returned on the workers of a gang before, and `small_state` since."""
+        if states is not None:
+            own = states[self._rank] if self._rank < len(states) else states[0]
+            self.load_state_dict(own["state"] or states[0]["state"])
+        small = small or ([state["small"] for state in states] if states is not None else [])
+        self._operator.load_state_dict((small[self._rank] if self._rank < len(small) else small[0])["operator"])
+        if self._rank < len(small):
+            chance.restore(self._operator, small[self._rank]["chance"])
 
     def stop(self) -> None:
         """Part from the other workers."""
