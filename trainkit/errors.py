@@ -18,6 +18,7 @@ TrainkitError
 ├── ObjectStoreFullError                   release references, or raise object_store_memory
 ├── TrainingError                          training cannot go on: the message says which worker and why
 │   ├── CheckpointError                    a checkpoint cannot be written or read
+│   ├── NonFiniteLossError                 the loss became NaN or infinite, and detect_nan asked to stop
 │   └── GangError                          the workers could not form, or re-form, a group
 └── TuneError                              an experiment cannot go on
     ├── MetricError                        the metric is missing or not a number: correct its name
@@ -37,6 +38,7 @@ __all__ = [
     "MetricError",
     "MissingDependencyError",
     "NodeDiedError",
+    "NonFiniteLossError",
     "NotInitializedError",
     "ObjectLostError",
     "ObjectStoreFullError",
@@ -145,6 +147,10 @@ class TrainingError(TrainkitError):
 
 class CheckpointError(TrainingError):
     """A checkpoint cannot be written, is incomplete, or does not fit what it is loaded into."""
+
+
+class NonFiniteLossError(TrainingError, ArithmeticError):
+    """The loss of a batch is NaN or infinite, and `detect_nan=True` asked to stop there."""
 
 
 class GangError(TrainingError):

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader, IterableDataset, SequentialSampler, TensorDataset
 
 from trainkit.errors import ConfigError
-from trainkit.train.data import DealtBatches, Feed, deal, loss_weight, make_feed, share
+from trainkit.train.data import DealtBatches, Feed, deal, make_feed
 from trainkit.train.loop import run_epoch
 from trainkit.train.process_group import WorkerGroup
+from trainkit.train.turns import Pass, known_turn, share
 
 
 class Seat(WorkerGroup):
@@ -70,15 +71,27 @@ def test_in_training_all_take_the_same_steps_over_the_plain_loops_batches(
         assert {i for batches in per_worker for i in batches[step]} == set(expected)
 
 
-@given(st.integers(1, 60), st.integers(1, 8))
-def test_weighted_means_average_to_the_mean_of_all(samples: int, workers: int) -> None:
+@given(st.integers(1, 60), st.integers(1, 8), st.integers(1, 4), st.integers(1, 5))
+def test_weighted_means_of_a_step_add_up_to_the_mean_of_all_its_samples(
+    samples: int, size: int, workers: int, every: int
+) -> None:
     values = torch.arange(samples, dtype=torch.float64) ** 2
-    parts = [deal(range(samples), rank, workers) for rank in range(workers)]
-    assert [len(part) for part in parts] == [share(samples, rank, workers) for rank in range(workers)]
-    weighted = sum(
-        values[part].mean() * loss_weight(samples, rank, workers) for rank, part in enumerate(parts) if part
-    )
-    assert float(weighted / workers) == pytest.approx(float(values.mean()))
+    sizes = Pass(samples, size * workers, drop_last=False)
+    weighted, step = 0.0, []
+    for index in range(sizes.steps):
+        batch = range(samples)[index * sizes.batch_size : (index + 1) * sizes.batch_size]
+        assert len(batch) == sizes.size(index)
+        step.extend(batch)
+        for rank in range(workers):
+            part = deal(batch, rank, workers)
+            assert len(part) == share(len(batch), rank, workers)
+            turn = known_turn(index, sizes.steps, sizes, every=every, rank=rank, world_size=workers)
+            assert turn.weight or not part
+            weighted += float(values[part].mean()) * turn.weight / workers if part else 0.0
+        if turn.closes:
+            assert weighted == pytest.approx(float(values[step].mean()))
+            weighted, step = 0.0, []
+    assert not step
 
 
 def loader(samples: int = 10, **options: object) -> DataLoader[object]:

@@ -91,7 +91,7 @@ def test_wrong_arguments_are_told_before_any_trial() -> None:
         trainable(num_workers=0)
     with pytest.raises(ConfigError, match="use_local"):
         trainable(use_local=True)
-    with pytest.raises(ConfigError, match=r"as_trainable\(\) has no argument colour; it takes .*num_workers"):
+    with pytest.raises(ConfigError, match=r"TorchTrainer has no argument colour; it takes .*num_workers"):
         trainable(colour="red")
     with pytest.raises(ConfigError, match="needs training_operator_cls="):
         TorchTrainer.as_trainable(num_workers=2)

@@ -303,7 +303,7 @@ def test_all_mistakes_are_named_at_once() -> None:
     [
         (
             {"num_workers": 2, "config": {BATCH_SIZE: 33}},
-            r"config\['\*batch_size'\]=33: give a multiple of num_workers=2",
+            r"config\['\*batch_size'\]=33: give a multiple of 2: the 2 workers",
         ),
         ({"backend": "nccl"}, "NCCL needs GPUs"),
         ({"timeout_s": 0}, "timeout_s=0: give seconds"),

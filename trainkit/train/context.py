@@ -6,12 +6,13 @@ from dataclasses import dataclass, field
 
 import torch
 
-from trainkit.train.strategies.base import Strategy
+from trainkit.train.step_settings import StepSettings
+from trainkit.train.strategies.base import Place, Strategy
 from trainkit.train.strategies.single import SingleStrategy
 
 
 def _alone() -> Strategy:
-    return SingleStrategy(torch.device("cpu"))
+    return SingleStrategy(Place(devices=(torch.device("cpu"),)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,11 +22,13 @@ class WorkerContext:
     Attributes:
         strategy: how models and data are spread.
         local_rank: this worker's number among those of its machine.
+        step: precision, accumulation, clipping.
         use_tqdm: whether a progress bar is wanted.
         scheduler_step_freq: "batch", "epoch", "manual", or None if there are no schedulers.
     """
 
     strategy: Strategy = field(default_factory=_alone)
     local_rank: int = 0
+    step: StepSettings = field(default_factory=StepSettings)
     use_tqdm: bool = False
     scheduler_step_freq: str | None = None

@@ -16,19 +16,24 @@ import logging
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from trainkit.errors import GangError, InfeasibleError, ObjectStoreFullError
 from trainkit.runtime import api as runtime
 from trainkit.train import recovery
 from trainkit.train.gang import Gang, remote_ranks
 from trainkit.train.keys import BATCH_SIZE
+from trainkit.train.modules import filled
 from trainkit.train.options import TrainerOptions
 from trainkit.train.recovery import Call, Effect
 from trainkit.train.seats import Seats
 from trainkit.train.sizes import AT_ONCE_S, allowed_sizes, larger_size, patience_s
+from trainkit.train.spread import joined, whole
+from trainkit.train.state import WorkerState
 from trainkit.train.worker import Worker
 
 log = logging.getLogger(__name__)
@@ -63,7 +68,10 @@ class Crew:
     def __init__(self, options: TrainerOptions) -> None:
         self._options = options
         self._allowed = allowed_sizes(
-            options.num_workers, options.min_workers, batch_size=options.config.get(BATCH_SIZE)
+            options.num_workers,
+            options.min_workers,
+            model_ways=options.spec.model_ways,
+            batch_size=options.config.get(BATCH_SIZE),
         )
         self._seats = Seats(options.bundle)
         # A trainer that is dropped without a shutdown must not keep its CPUs from the next one.
@@ -145,6 +153,36 @@ class Crew:
         finally:
             self._snapshot = None
             self._seats.give_back()
+
+    @property
+    def reporters(self) -> range:
+        """Ranks whose metrics count: one for each copy of the model."""
+        spec = self._options.spec
+        return range(spec.reporter, self._gang.world_size, spec.model_ways)
+
+    def snapshot(self) -> list[WorkerState]:
+        """All workers' shares of the state, by rank."""
+        return self.run(Call("snapshot"))
+
+    def save(self, folder: Path) -> None:
+        """Write a checkpoint; by all workers if no single one holds the state."""
+
+        def once() -> list[Any]:
+            workers = self._call(Call("own_state"))
+            spreads = self._options.spec.spreads
+            return self._call(Call("save", (folder, workers), first=not spreads, in_step=spreads))
+
+        self._recovering(once, "save", recovery.RETRIES)
+
+    def models(self, *, to_cpu: bool) -> list[nn.Module]:
+        """The user's own modules: copies on the CPU, or worker 0's if it is in this process."""
+        if not self._options.spec.spreads:
+            live = self.local_worker is not None and not to_cpu
+            whole_models: list[nn.Module] = self.run(Call("models", (not live,), first=True))[0]
+            return whole_models
+        states = whole(joined(self.run(Call("model_states"))))
+        skeletons = self.run(Call("skeletons", first=True))[0]
+        return [filled(*pair) for pair in zip(skeletons, states, strict=True)]
 
     # -- calling -------------------------------------------------------------------------------
 

@@ -16,9 +16,10 @@ import copy
 import itertools
 import logging
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence, Sized
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from typing import Any
 
+import torch
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -30,6 +31,7 @@ from torch.utils.data import (
 
 from trainkit.errors import ConfigError
 from trainkit.train.process_group import WorkerGroup
+from trainkit.train.turns import Pass, Turn, known_turn, unknown_turn
 
 log = logging.getLogger(__name__)
 
@@ -37,16 +39,6 @@ log = logging.getLogger(__name__)
 def deal(batch: Sequence[int], rank: int, world_size: int) -> list[int]:
     """The part of a global batch that is worker `rank`'s: every `world_size`-th of it."""
     return list(batch[rank::world_size])
-
-
-def share(samples: int, rank: int, world_size: int) -> int:
-    """How many of a global batch of `samples` worker `rank` is dealt."""
-    return max(0, -(-(samples - rank) // world_size))
-
-
-def loss_weight(samples: int, rank: int, world_size: int) -> float:
-    """Factor for worker `rank`'s mean loss, so that the mean of all workers' is the mean over `samples`."""
-    return share(samples, rank, world_size) * world_size / samples
 
 
 class DealtBatches(Sampler[list[int]]):
@@ -105,12 +97,9 @@ class DealtBatches(Sampler[list[int]]):
             )
         return len(self.sampler)
 
-    def uneven_step(self) -> tuple[int, float] | None:
-        """Index and loss weight of the last batch, if the workers' shares of it differ."""
-        steps, rest = divmod(self.samples(), self.global_batch_size)
-        if self.drop_last or rest % self._group.world_size == 0:
-            return None
-        return steps, loss_weight(rest, self._group.rank, self._group.world_size)
+    def sizes(self) -> Pass:
+        """Of the batches of one pass, over all workers."""
+        return Pass(self.samples(), self.global_batch_size, self.drop_last)
 
     def _draw(self) -> tuple[Sequence[int], Iterator[int]]:
         """The order, and the sampler's iterator after it.
@@ -134,24 +123,60 @@ def _exhaust(iterator: Iterator[Any]) -> None:
 class Feed:
     """One registered loader: gives an epoch's batches, keeping this worker in step with the others.
 
-    Attributes:
+    Args:
         loader: what the batches are taken from.
-        weight: factor for the current batch's mean loss; 1 but for an uneven last batch, and 0 if
-            its samples are counted by another worker. The current one is the last that was taken, or that
-            of the step which `begin_step` began.
+        group: the workers among whom the samples are dealt.
+        training: whether gradients are exchanged at each step.
+        every: batches whose gradients make one optimizer's step.
+
+    Attributes:
+        turn: of the current batch: the last that was taken, or that of the step which `begin_step` began.
     """
 
-    def __init__(self, loader: Iterable[Any], *, group: WorkerGroup, training: bool) -> None:
+    def __init__(self, loader: Iterable[Any], *, group: WorkerGroup, training: bool, every: int = 1) -> None:
         self.loader = loader
-        self.weight = 1.0
+        self.turn = Turn()
         self._group = group
         self._training = training
+        self._every = every if training else 1
         self._begun = 0
+        self._asked: int | None = None
+        self._last: int | None = None
 
-    def begin_step(self) -> None:
+    @property
+    def weight(self) -> float:
+        """Factor for the current batch's mean loss; 0 if its samples are counted by another worker."""
+        return self.turn.weight
+
+    def begin_step(self) -> Turn:
         """The next step since `batches` was called begins, however many batches were taken beforehand."""
-        self.weight = self._weight(self._begun)
+        self.turn = self._turn(self._begun)
         self._begun += 1
+        return self.turn
+
+    def state(self) -> dict[str, Any]:
+        """What the next pass's order hangs on: generators of the loader and its sampler, and their states."""
+        held: dict[str, Any] = {}
+        for name, owner in self._owners():
+            if isinstance(generator := getattr(owner, "generator", None), torch.Generator):
+                held[f"{name}_generator"] = generator.get_state()
+            if callable(getattr(owner, "state_dict", None)):
+                held[name] = owner.state_dict()
+        return held
+
+    def load_state(self, held: Mapping[str, Any]) -> None:
+        """Take over what `state` returned."""
+        for name, owner in self._owners():
+            generator = getattr(owner, "generator", None)
+            if isinstance(generator, torch.Generator) and f"{name}_generator" in held:
+                generator.set_state(held[f"{name}_generator"])
+            if name in held and callable(getattr(owner, "load_state_dict", None)):
+                owner.load_state_dict(held[name])
+
+    def _owners(self) -> list[tuple[str, Any]]:
+        sampler = _sampler(self.loader) if isinstance(self.loader, DataLoader) else None
+        inner = sampler.sampler if isinstance(sampler, DealtBatches) else sampler
+        return [("loader", self.loader), ("sampler", inner)]
 
     def steps(self) -> int | None:
         """Batches of one pass; None if only running it can tell."""
@@ -169,7 +194,27 @@ class Feed:
         sampler = _sampler(self.loader) if isinstance(self.loader, DataLoader) else None
         if isinstance(sampler, DistributedSampler):
             sampler.set_epoch(epoch_idx)
-        taken = self._begun = 0
+        self._asked, self._last, self.turn = num_steps, None, Turn()
+        self._begun = 0
+        if self._every > 1 and self._sizes() is None:
+            # The last batch has to be known as such when its step begins.
+            yield from self._marking_last(self._passes(num_steps))
+        else:
+            yield from self._passes(num_steps)
+
+    def _marking_last(self, batches: Iterator[Any]) -> Iterator[Any]:
+        held = next(batches, _END)
+        for index in itertools.count():
+            if held is _END:
+                return
+            following = next(batches, _END)
+            if following is _END:
+                self._last = index
+            yield held
+            held = following
+
+    def _passes(self, num_steps: int | None) -> Iterator[Any]:
+        taken = 0
         while num_steps is None or taken < num_steps:
             before = taken
             for batch in itertools.islice(self._one_pass(), None if num_steps is None else num_steps - taken):
@@ -183,9 +228,9 @@ class Feed:
             yield from self.loader
         elif self._dealt() is not None:
             for index, batch in enumerate(self.loader):
-                self.weight = self._weight(index)
+                self.turn = self._turn(index)
                 yield batch
-            self.weight = 1.0
+            self.turn = Turn()
         elif self._group.world_size == 1:
             yield from self.loader
         else:
@@ -195,13 +240,29 @@ class Feed:
         batches = getattr(self.loader, "batch_sampler", None)
         return batches if isinstance(batches, DealtBatches) else None
 
-    def _weight(self, step: int) -> float:
-        """Factor for the mean loss of the epoch's `step`, counted on where the data starts again."""
-        dealt = self._dealt()
-        if dealt is None or not self._training or (uneven := dealt.uneven_step()) is None:
-            return 1.0
-        last, weight = uneven
-        return weight if step % len(dealt) == last else 1.0
+    def _sizes(self) -> Pass | None:
+        """Of the batches of a pass, if they are known beforehand."""
+        if (dealt := self._dealt()) is not None:
+            return dealt.sizes()
+        batches = getattr(self.loader, "batch_sampler", None)
+        if self._group.world_size > 1 or type(batches) is not BatchSampler:
+            return None
+        if not isinstance(batches.sampler, Sized) or self.steps() is None:
+            return None
+        return Pass(len(batches.sampler), batches.batch_size, batches.drop_last)
+
+    def _turn(self, step: int) -> Turn:
+        """The part of the epoch's `step`, counted on where the data starts again."""
+        if not self._training:
+            return Turn()
+        if self._every == 1 and self._dealt() is None:
+            return Turn()
+        sizes = self._sizes()
+        if sizes is None:
+            return unknown_turn(step, every=self._every, last=step == self._last)
+        total = sizes.steps if self._asked is None else self._asked
+        rank, world_size = self._group.rank, self._group.world_size
+        return known_turn(step, total, sizes, every=self._every, rank=rank, world_size=world_size)
 
     def _in_step(self) -> Iterator[Any]:
         """Batches of a loader that was not shared out by us: as many as every worker has."""
@@ -223,7 +284,7 @@ class Feed:
 _END = object()
 
 
-def make_feed(loader: Any, *, group: WorkerGroup, training: bool, split: bool) -> Feed:
+def make_feed(loader: Any, *, group: WorkerGroup, training: bool, split: bool, every: int = 1) -> Feed:
     """The feed of a registered loader, shared among the workers if `split` and the loader allow it.
 
     Args:
@@ -231,6 +292,7 @@ def make_feed(loader: Any, *, group: WorkerGroup, training: bool, split: bool) -
         group: the workers.
         training: whether gradients are exchanged at each step.
         split: deal the samples out; False leaves that to the user.
+        every: batches whose gradients make one optimizer's step.
 
     Raises:
         ConfigError: it isn't iterable more than once, or can't be shared among workers.
@@ -242,7 +304,7 @@ def make_feed(loader: Any, *, group: WorkerGroup, training: bool, split: bool) -
         )
     if group.world_size > 1 and split:
         loader = _dealt_out(loader, group, training=training, what=what)
-    return Feed(loader, group=group, training=training)
+    return Feed(loader, group=group, training=training, every=every)
 
 
 def _sampler(loader: DataLoader[Any]) -> Any:

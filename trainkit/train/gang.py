@@ -60,7 +60,7 @@ class Gang:
             self._handles[rank] = actor.options(
                 label=f"train-worker-{rank}",
                 num_cpus=options.num_cpus_per_worker,
-                num_gpus=options.gpus_per_worker,
+                num_gpus=options.devices_per_worker,
                 placement_group=seats.group,
                 placement_group_bundle_index=seats.bundles[rank],
             ).remote()
@@ -85,7 +85,9 @@ class Gang:
             GangError: a worker died.
             Exception: what a worker raised, with its traceback.
         """
-        rendezvous = self._rendezvous() if self.world_size > 1 else None
+        # Sharding needs a group, even of one.
+        meets = self.world_size > 1 or self._options.spec.spreads
+        rendezvous = self._rendezvous() if meets else None
         specs = {
             rank: (
                 WorkerSpec(

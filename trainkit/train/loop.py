@@ -19,6 +19,7 @@ def run_epoch(
     feed: Feed,
     info: Mapping[str, Any],
     first_step: int = 0,
+    before_step: Callable[[], None] | None = None,
     after_step: Callable[[], None] | None = None,
 ) -> EpochMetrics:
     """Run `step` on each batch and return the epoch's metrics.
@@ -29,13 +30,16 @@ def run_epoch(
         feed: where the batches come from; it knows which of them hold samples to be counted.
         info: passed on to every step.
         first_step: the `global_step` of the first batch.
+        before_step: called before each step.
         after_step: called after each step, such as a scheduler's step.
     """
     meters = Meters()
     for index, batch in enumerate(batches):
-        feed.begin_step()
+        turn = feed.begin_step()
+        if before_step is not None:
+            before_step()
         metrics = step(batch, {**info, "batch_idx": index, "global_step": first_step + index})
         if after_step is not None:
             after_step()
-        meters.add(metrics, counted=feed.weight > 0)
+        meters.add(metrics, counted=turn.weight > 0)
     return meters.result()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -15,7 +16,9 @@ from trainkit.train.keys import NUM_SAMPLES
 from trainkit.train.loop import run_epoch
 from trainkit.train.modes import enter_training, evaluating
 from trainkit.train.registration import Registered, as_list, check_schedulers, in_shape_of
+from trainkit.train.stepping import Stepper
 from trainkit.train.tensors import to_device
+from trainkit.train.turns import Turn
 
 
 class TrainingOperator:
@@ -53,6 +56,7 @@ class TrainingOperator:
         self.optimizers = self.registered.optimizers
         self.schedulers = self.registered.schedulers
         self.criterion = None
+        self.stepper = Stepper(self._context.step, self._context.strategy, self.registered, self._turn)
         self.setup(self._config)
 
     # -- what a subclass says ------------------------------------------------------------------
@@ -91,11 +95,11 @@ class TrainingOperator:
             raise ConfigError(
                 "register() was called twice: give all models and optimizers in one call, as lists"
             )
-        place = self._context.strategy.place_model
         held.optimizers[:] = as_list(optimizers, torch.optim.Optimizer, "optimizers")
         held.schedulers[:] = as_list(schedulers, object, "schedulers") if schedulers is not None else []
         check_schedulers(held.schedulers, self.scheduler_step_freq)
-        held.models[:] = [place(model, ddp_args or {}) for model in as_list(models, nn.Module, "models")]
+        modules = as_list(models, nn.Module, "models")
+        held.models[:] = self._context.strategy.place(modules, held.optimizers, ddp_args or {})
         self.criterion = criterion.to(self.device) if isinstance(criterion, nn.Module) else criterion
         for name in ("model", "optimizer", "scheduler"):
             if len(several := getattr(held, f"{name}s")) == 1:
@@ -149,7 +153,8 @@ class TrainingOperator:
             feed=self._feed(self.train_feed),
             info=info,
             first_step=self.global_step,
-            after_step=self._after_step if self.scheduler_step_freq == "batch" else self._count_step,
+            before_step=self.stepper.begin,
+            after_step=self._after_step,
         )
 
     def train_batch(self, batch: Any, batch_info: dict[str, Any]) -> Mapping[str, Any]:
@@ -163,14 +168,29 @@ class TrainingOperator:
             Metrics: numbers or one-element tensors (a loss may stay on its device), means over the
             batch; `num_samples` is their weight.
         """
-        model, criterion = self._single_model("train_batch")
         features, target = self._features_and_target(batch)
-        loss = criterion(model(*features), target)
-        optimizer = self.registered.optimizers[0]
-        optimizer.zero_grad()
-        self.backward(loss)
-        optimizer.step()
-        return {"train_loss": loss.detach(), NUM_SAMPLES: target.shape[0]}
+        loss = self.forward_backward(features, target)
+        self.optimizer_step()
+        counted = {NUM_SAMPLES: target.shape[0]}
+        return counted if loss is None else {"train_loss": loss, **counted}
+
+    def forward_backward(self, features: Sequence[Any], target: Any) -> torch.Tensor | None:
+        """Loss and gradients of one batch, with one model and its criterion, whatever the strategy.
+
+        Args:
+            features: the model's inputs, on the device.
+            target: the criterion's second argument, on the device.
+
+        Returns:
+            The loss, a mean over the batch, detached; None where it is another worker's, as in a pipeline.
+        """
+        model, criterion = self._single_model("train_batch")
+        strategy = self._context.strategy
+        return strategy.forward_backward(model, criterion, features, target, self.stepper.scaled)
+
+    def autocast(self) -> AbstractContextManager[object]:
+        """A block for forward pass and loss of a step of your own, run in the trainer's `precision`."""
+        return self.stepper.autocast()
 
     def backward(self, loss: torch.Tensor) -> None:
         """Compute the gradients of `loss`, a mean over the batch.
@@ -179,8 +199,18 @@ class TrainingOperator:
         weighted, so that the averaged gradient is the whole batch's; a sample that only stands in, so that
         this worker takes part in the step, weighs nothing. `loss.backward()` would count it.
         """
-        feed = self.train_feed
-        self._context.strategy.backward(loss, 1.0 if feed is None else feed.weight)
+        self.stepper.backward(loss)
+
+    def optimizer_step(self) -> bool:
+        """Step all optimizers and clear the gradients, if the accumulation is complete.
+
+        In a step of your own, in place of `optimizer.step()` and `zero_grad()`: it scales, clips and
+        accumulates as the trainer was asked to.
+
+        Returns:
+            Whether the optimizers were stepped.
+        """
+        return self.stepper.step()
 
     # -- validation ----------------------------------------------------------------------------
 
@@ -195,8 +225,11 @@ class TrainingOperator:
         """Loss and, where targets are classes, accuracy of one batch; arguments as `train_batch`'s."""
         model, criterion = self._single_model("validate_batch")
         features, target = self._features_and_target(batch)
-        output = model(*features)
-        metrics = {"val_loss": criterion(output, target), NUM_SAMPLES: target.shape[0]}
+        metrics: dict[str, Any] = {NUM_SAMPLES: target.shape[0]}
+        result = self._context.strategy.forward(model, criterion, features, target)
+        if result is None:
+            return metrics
+        output, metrics["val_loss"] = result
         if not target.is_floating_point() and output.dim() == target.dim() + 1:
             metrics["val_accuracy"] = (output.argmax(dim=1) == target).double().mean()
         return metrics
@@ -263,13 +296,15 @@ class TrainingOperator:
         # An overriding loop may bring batches of its own: they all count in full.
         return registered if registered is not None else self._context.strategy.split_data((), training=False)
 
-    def _count_step(self) -> None:
-        self.global_step += 1
+    def _turn(self) -> Turn:
+        return Turn() if self.train_feed is None else self.train_feed.turn
 
     def _after_step(self) -> None:
+        self.stepper.end()
         self.global_step += 1
-        for scheduler in self.registered.schedulers:
-            scheduler.step()
+        if self.scheduler_step_freq == "batch" and self.stepper.closed:
+            for scheduler in self.registered.schedulers:
+                scheduler.step()
 
     def _single_model(self, step: str) -> tuple[nn.Module, Callable[..., torch.Tensor]]:
         held = self.registered

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
 import torch
@@ -15,9 +15,13 @@ from trainkit.errors import ConfigError
 from trainkit.train.keys import BATCH_SIZE
 from trainkit.train.operator import TrainingOperator
 from trainkit.train.signatures import wrong_signature
+from trainkit.train.step_settings import StepSettings
+from trainkit.train.strategies.base import StrategySpec
+from trainkit.train.strategies.names import named_strategy
 
 _FREQUENCIES = ("batch", "epoch", "manual")
 _BACKENDS = ("auto", "gloo", "nccl")
+_PRECISIONS = ("32", "bf16", "fp16")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,12 +45,39 @@ class TrainerOptions:
     add_dist_sampler: bool = True
     scheduler_step_freq: str | None = None
     use_local: bool = False
+    strategy: str | StrategySpec = "auto"
+    gpus_per_worker: int | None = None
     min_workers: int | None = None
+    step: StepSettings = field(default_factory=StepSettings)
 
     def __post_init__(self) -> None:
         mistakes = [f"{name}={value!r}: {fix}" for name, value, fix in self._mistakes()]
         if mistakes:
             raise ConfigError("TorchTrainer: " + "; ".join(mistakes))
+
+    @classmethod
+    def of(cls, **arguments: Any) -> TrainerOptions:
+        """From the arguments of `TorchTrainer`, by name; the rest have their defaults.
+
+        Raises:
+            ConfigError: one of them doesn't exist, or is wrong.
+        """
+        steps = {field.name for field in fields(StepSettings)}
+        known = [*(field.name for field in fields(cls) if field.name != "step"), *sorted(steps)]
+        if unknown := sorted(set(arguments) - set(known)):
+            raise ConfigError(
+                f"TorchTrainer has no argument {', '.join(unknown)}; it takes {', '.join(known)}"
+            )
+        if "training_operator_cls" not in arguments:
+            raise ConfigError("TorchTrainer needs training_operator_cls=, a subclass of TrainingOperator")
+        step = StepSettings(**{name: arguments.pop(name) for name in list(arguments) if name in steps})
+        arguments["config"] = {} if arguments.get("config") is None else arguments["config"]
+        return cls(**arguments, step=step)
+
+    def arguments(self) -> dict[str, Any]:
+        """What `of` makes the same options from."""
+        own = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "step"}
+        return {**own, **{field.name: getattr(self.step, field.name) for field in fields(self.step)}}
 
     def _mistakes(self) -> list[tuple[str, Any, str]]:
         operator, workers = self.training_operator_cls, self.num_workers
@@ -63,12 +94,6 @@ class TrainerOptions:
             ),
             ("config", isinstance(self.config, Mapping), "give a dictionary"),
             ("num_workers", is_count(workers), "give a whole number of 1 or more"),
-            (
-                "min_workers",
-                self.min_workers is None
-                or (is_count(self.min_workers) and is_count(workers) and self.min_workers <= workers),
-                f"give a whole number from 1 to num_workers={workers}, or None for no fewer than that",
-            ),
             ("num_cpus_per_worker", _is_positive(self.num_cpus_per_worker), "give a number above 0"),
             ("use_gpu", self.use_gpu in (True, False, "auto"), "give True, False or 'auto'"),
             ("backend", self.backend in _BACKENDS, f"give one of {_BACKENDS}"),
@@ -80,33 +105,83 @@ class TrainerOptions:
             ),
         ]
         found = [(name, getattr(self, name), fix) for name, right, fix in rules if not right]
+        found += [
+            (name, getattr(self, name), "give a whole number of 1 or more, or None")
+            for name in ("gpus_per_worker", "min_workers")
+            if not _is_count_or_none(getattr(self, name))
+        ]
+        found += self._step_mistakes()
         if self.backend == "nccl" and not self.use_gpu:
             found.append(("backend", "nccl", "NCCL needs GPUs: pass use_gpu=True, or backend='gloo'"))
         if _is_operator(operator) and (fix := wrong_signature(operator)) is not None:
             found.append(("training_operator_cls", operator, fix))
-        if not found and BATCH_SIZE in self.config:
-            size = self.config[BATCH_SIZE]
-            if not is_count(size) or size % workers:
-                found.append((f"config[{BATCH_SIZE!r}]", size, f"give a multiple of num_workers={workers}"))
-        return found
+        return found or self._mistakes_together()
+
+    def _step_mistakes(self) -> list[tuple[str, Any, str]]:
+        step = self.step
+        rules: list[tuple[str, bool, str]] = [
+            ("precision", step.precision in _PRECISIONS, f"give one of {_PRECISIONS}"),
+            (
+                "grad_accumulation_steps",
+                is_count(step.grad_accumulation_steps),
+                "give a whole number of 1 or more",
+            ),
+            (
+                "max_grad_norm",
+                step.max_grad_norm is None or _is_positive(step.max_grad_norm),
+                "give a number above 0, or None",
+            ),
+        ]
+        return [(name, getattr(step, name), fix) for name, right, fix in rules if not right]
+
+    def _mistakes_together(self) -> list[tuple[str, Any, str]]:
+        """What is wrong between arguments that are right by themselves."""
+        workers, found = self.num_workers, []
+        if self.min_workers is not None and self.min_workers > workers:
+            found.append(("min_workers", self.min_workers, f"give at most num_workers={workers}"))
+        if self.gpus_per_worker is not None and self.use_gpu is False:
+            found.append(("gpus_per_worker", self.gpus_per_worker, "leave it out with use_gpu=False"))
+        spec = named_strategy(self.strategy, num_workers=workers)
+        if workers % spec.model_ways:
+            found.append(("num_workers", workers, f"{spec!r} needs a multiple of {spec.model_ways} workers"))
+        elif BATCH_SIZE in self.config:
+            size, ways = self.config[BATCH_SIZE], workers // spec.model_ways
+            if not is_count(size) or size % ways:
+                sharing = f"the {ways} workers" if spec.model_ways == 1 else f"{ways} copies of the model"
+                found.append(
+                    (f"config[{BATCH_SIZE!r}]", size, f"give a multiple of {ways}: {sharing} share it")
+                )
+        devices = self.gpus_per_worker or 1
+        wrong = spec.mistakes(num_workers=workers, devices_per_worker=devices, step=self.step)
+        return found + [("strategy", spec, fix) for fix in wrong]
 
     @property
-    def gpus_per_worker(self) -> int:
-        """GPUs that each worker is given; of resolved options."""
-        return int(self.use_gpu is True)
+    def spec(self) -> StrategySpec:
+        """The strategy."""
+        return named_strategy(self.strategy, num_workers=self.num_workers)
+
+    @property
+    def data_ways(self) -> int:
+        """How many copies of the model share the samples."""
+        return self.num_workers // self.spec.model_ways
+
+    @property
+    def devices_per_worker(self) -> int:
+        """GPUs that each worker is given, 0 without; of resolved options."""
+        return (self.gpus_per_worker or 1) if self.use_gpu is True else 0
 
     @property
     def bundle(self) -> dict[str, float]:
         """What each worker needs; of resolved options."""
         needs: dict[str, float] = {"CPU": self.num_cpus_per_worker}
-        return {**needs, "GPU": self.gpus_per_worker} if self.gpus_per_worker else needs
+        return {**needs, "GPU": self.devices_per_worker} if self.devices_per_worker else needs
 
     @property
     def worker_config(self) -> dict[str, Any]:
         """The configuration as each operator sees it: the global batch size split among workers."""
         config = dict(self.config)
         if BATCH_SIZE in config:
-            config[BATCH_SIZE] //= self.num_workers
+            config[BATCH_SIZE] //= self.data_ways
         return config
 
     def resolved(self) -> TrainerOptions:
@@ -140,6 +215,10 @@ def _is_operator(value: Any) -> bool:
 def is_count(value: Any) -> bool:
     """Whether `value` is a whole number of 1 or more."""
     return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+
+
+def _is_count_or_none(value: Any) -> bool:
+    return value is None or is_count(value)
 
 
 def _is_positive(value: Any) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from trainkit.errors import ConfigError
@@ -54,8 +54,7 @@ class TrainerTrainable(Trainable):
 
     def setup(self, config: dict[str, Any]) -> None:
         options = self.plan.options
-        arguments = {field.name: getattr(options, field.name) for field in fields(options)}
-        arguments["config"] = merged(options.config, config)
+        arguments = {**options.arguments(), "config": merged(options.config, config)}
         self._trainer = self.plan.trainer_cls(**arguments)
 
     def step(self) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import fields
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, TypeVar
@@ -11,11 +10,15 @@ from typing import Any, Literal, TypeVar
 from torch import nn
 
 from trainkit.errors import ConfigError
-from trainkit.train.gang import Gang
+from trainkit.train.crew import Crew
 from trainkit.train.metrics import reduce_metrics
 from trainkit.train.operator import TrainingOperator
 from trainkit.train.options import TrainerOptions, is_count
 from trainkit.train.progress import require_tqdm
+from trainkit.train.recovery import RETRIES, Call, Effect
+from trainkit.train.state import whole_state
+from trainkit.train.step_settings import Precision
+from trainkit.train.strategies.base import StrategySpec
 from trainkit.train.trainable import TrainerTrainable, TrialPlan, TuneStep, make_trainable
 
 T = TypeVar("T")
@@ -40,6 +43,17 @@ class TorchTrainer:
         scheduler_step_freq: when learning rate schedulers step: after each "batch" or "epoch", or
             "manual"; needed if any are registered.
         use_local: run worker 0 in this process.
+        strategy: how the model is spread: "auto" (one worker: on its device; several: data-parallel), a
+            name such as "ddp" or "fsdp", or a value such as `FSDP(...)` from `trainkit.train.strategies`.
+        precision: "32", "bf16" or "fp16" (with loss scaling), by `torch.autocast`.
+        gpus_per_worker: GPUs for each worker; default, one where GPUs are used.
+        grad_accumulation_steps: batches whose gradients make one optimizer's step.
+        max_grad_norm: clip the norm of all gradients to it; None: don't.
+        compile: compile models with `torch.compile`.
+        channels_last: keep images and convolutions in the memory format that tensor cores like.
+        detect_nan: stop with `NonFiniteLossError` at the first loss that is no finite number; this waits for
+            the device at each step. Otherwise it is told at the epoch's end.
+        min_workers: fewest workers to go on with if some are lost; default, `num_workers`.
 
     Raises:
         ConfigError: an argument is wrong; all mistakes are named at once.
@@ -63,13 +77,22 @@ class TorchTrainer:
         add_dist_sampler: bool = True,
         scheduler_step_freq: str | None = None,
         use_local: bool = False,
+        strategy: str | StrategySpec = "auto",
+        precision: Precision = "32",
+        gpus_per_worker: int | None = None,
+        grad_accumulation_steps: int = 1,
+        max_grad_norm: float | None = None,
+        compile: bool = False,
+        channels_last: bool = False,
+        detect_nan: bool = False,
+        min_workers: int | None = None,
     ) -> None:
         if use_tqdm:
             require_tqdm()
-        self._options = TrainerOptions(
+        self._options = TrainerOptions.of(
             training_operator_cls=training_operator_cls,
             initialization_hook=initialization_hook,
-            config=config or {},
+            config=config,
             num_workers=num_workers,
             num_cpus_per_worker=num_cpus_per_worker,
             use_gpu=use_gpu,
@@ -80,8 +103,17 @@ class TorchTrainer:
             add_dist_sampler=add_dist_sampler,
             scheduler_step_freq=scheduler_step_freq,
             use_local=use_local,
+            strategy=strategy,
+            precision=precision,
+            gpus_per_worker=gpus_per_worker,
+            grad_accumulation_steps=grad_accumulation_steps,
+            max_grad_norm=max_grad_norm,
+            compile=compile,
+            channels_last=channels_last,
+            detect_nan=detect_nan,
+            min_workers=min_workers,
         ).resolved()
-        self._gang = Gang(self._options)
+        self._crew = Crew(self._options)
 
     def train(
         self,
@@ -125,15 +157,15 @@ class TorchTrainer:
 
     def update_scheduler(self, metric: float) -> None:
         """Step all schedulers by `metric`, as `ReduceLROnPlateau` wants it."""
-        self._gang.call("step_schedulers", metric, in_step=False, alike=True)
+        self._crew.run(Call("step_schedulers", (metric,), Effect.REPEATABLE, alike=True))
 
     def apply_all_workers(self, fn: Callable[[], T]) -> list[T]:
         """Call `fn()` in each worker; returns the results by rank."""
-        return self._gang.call("apply", fn, in_step=False)
+        return self._crew.run(Call("apply", (fn,), Effect.UNKNOWN), max_retries=0)
 
     def apply_all_operators(self, fn: Callable[[TrainingOperator], T]) -> list[T]:
         """Call `fn(operator)` in each worker; returns the results by rank."""
-        return self._gang.call("apply_operator", fn, in_step=False)
+        return self._crew.run(Call("apply_operator", (fn,), Effect.UNKNOWN), max_retries=0)
 
     def get_model(self, to_cpu: bool = False) -> nn.Module | list[nn.Module]:
         """The registered model, or the list of models, unwrapped.
@@ -141,8 +173,7 @@ class TorchTrainer:
         From workers in other processes it is a copy on the CPU. With `use_local` it is the live one,
         unless `to_cpu` asks for a copy.
         """
-        on_cpu = to_cpu or self._gang.local_worker is None
-        models: list[nn.Module] = self._gang.call_first("models", on_cpu)
+        models = self._crew.models(to_cpu=to_cpu)
         return models[0] if len(models) == 1 else models
 
     def get_local_operator(self) -> TrainingOperator:
@@ -151,7 +182,7 @@ class TorchTrainer:
         Raises:
             ConfigError: it runs in another one.
         """
-        worker = self._gang.local_worker
+        worker = self._crew.local_worker
         if worker is None:
             raise ConfigError(
                 "get_local_operator() needs use_local=True; use apply_all_operators() to reach workers in "
@@ -160,9 +191,11 @@ class TorchTrainer:
         return worker.operator
 
     def state_dict(self) -> dict[str, Any]:
-        """Models, optimizers, schedulers, the operator's own state and the epoch, on the CPU."""
-        state: dict[str, Any] = self._gang.call_first("state_dict")
-        return state
+        """Models, optimizers, schedulers, the operator's own state, the epoch and each worker's generators.
+
+        Tensors are whole and on the CPU, however the strategy spreads them.
+        """
+        return whole_state(self._crew.snapshot())
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Take over what `state_dict` returned, here or from a trainer with other workers.
@@ -170,7 +203,7 @@ class TorchTrainer:
         Raises:
             CheckpointError: it does not fit what is registered.
         """
-        self._gang.call("load_state_dict", state_dict, in_step=False, alike=True)
+        self._crew.run(Call("load_state_dict", (state_dict,), Effect.UNKNOWN, alike=True))
 
     def save(self, path: str | Path) -> Path:
         """Write a checkpoint, a folder; one that is there is replaced once the new one is on disk.
@@ -182,7 +215,7 @@ class TorchTrainer:
             CheckpointError: it could not be written; what was there is as it was.
         """
         folder = Path(path).expanduser().absolute()
-        self._gang.call_first("save", folder)
+        self._crew.save(folder)
         return folder
 
     def load(self, path: str | Path) -> None:
@@ -191,16 +224,17 @@ class TorchTrainer:
         Raises:
             CheckpointError: there is none at `path`, it is damaged, or does not fit what is registered.
         """
-        self._gang.call("load", Path(path).expanduser().absolute(), in_step=False, alike=True)
+        folder = Path(path).expanduser().absolute()
+        self._crew.run(Call("load", (folder,), Effect.UNKNOWN, alike=True))
 
     def shutdown(self, force: bool = False) -> None:
         """End the workers; `force` ends them in the middle of what they do."""
-        self._gang.close(force=force)
+        self._crew.close(force=force)
 
     @property
     def has_validation(self) -> bool:
         """Whether the operator registered validation data."""
-        return self._gang.has_data("validation")
+        return self._crew.has_data("validation")
 
     @classmethod
     def as_trainable(
@@ -222,14 +256,7 @@ class TorchTrainer:
         Raises:
             ConfigError: one of them is wrong.
         """
-        known = [field.name for field in fields(TrainerOptions)]
-        if unknown := sorted(set(kwargs) - set(known)):
-            raise ConfigError(
-                f"as_trainable() has no argument {', '.join(unknown)}; it takes {', '.join(known)}"
-            )
-        if "training_operator_cls" not in kwargs:
-            raise ConfigError("as_trainable() needs training_operator_cls=, a subclass of TrainingOperator")
-        options = TrainerOptions(**{**kwargs, "config": kwargs.get("config") or {}}).resolved()
+        options = TrainerOptions.of(**kwargs).resolved()
         return make_trainable(TrialPlan(cls, options, override_tune_step))
 
     def __enter__(self) -> TorchTrainer:
@@ -251,7 +278,8 @@ class TorchTrainer:
                 f"{method}(num_steps={num_steps!r}): give a whole number, 1 or more, or None for all batches"
             )
         what = "train" if method == "train" else "validation"
-        if self._gang.ended is None and not self._gang.has_data(what):
+        if self._crew.ended is None and not self._crew.has_data(what):
             raise ConfigError(f"there is no {what} data: call register_data({what}_loader=...) in setup")
-        results = self._gang.call(method, num_steps, dict(info or {}))
+        results = self._crew.call(method, num_steps, dict(info or {}))
+        results = [results[rank] for rank in self._crew.reporters]
         return reduce_metrics(results) if reduce_results else [dict(result) for result in results]

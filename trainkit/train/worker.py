@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 import os
-import random
-import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,17 +12,19 @@ import torch
 from torch import nn
 
 from trainkit.errors import CheckpointError, ConfigError
-from trainkit.train import chance, checkpoint, process_group
+from trainkit.train import checkpoint, process_group, rng
 from trainkit.train.context import WorkerContext
 from trainkit.train.data import Feed
 from trainkit.train.keys import EPOCH
 from trainkit.train.metrics import EpochMetrics, to_numbers
+from trainkit.train.modules import on_cpu
 from trainkit.train.operator import TrainingOperator
 from trainkit.train.options import TrainerOptions
 from trainkit.train.process_group import Rendezvous, WorkerGroup
 from trainkit.train.progress import with_bar
-from trainkit.train.strategies.base import Strategy
-from trainkit.train.strategies.ddp import DDPStrategy
+from trainkit.train.spread import detached
+from trainkit.train.state import SmallState, WorkerState, check_state, joined_state
+from trainkit.train.strategies.base import Place, Strategy
 from trainkit.train.strategies.single import SingleStrategy
 from trainkit.train.tensors import cpu_copy
 
@@ -57,9 +56,10 @@ class Worker:
     _operator: TrainingOperator
 
     def __init__(self) -> None:
-        self._strategy: Strategy = SingleStrategy(torch.device("cpu"))
+        self._strategy: Strategy = SingleStrategy(Place(devices=(torch.device("cpu"),)))
         self._rank = 0
         self._epoch = 0
+        self._spreads = False
 
     def here(self) -> None:
         """Answer: this process is there."""
@@ -69,14 +69,15 @@ class Worker:
         options = spec.options
         self._rank = spec.rank
         if spec.seed is not None:
-            _seed(spec.seed)
+            rng.seed(spec.seed)
         if options.initialization_hook is not None:
             options.initialization_hook()
         self._strategy = _strategy(spec)
-        self._strategy_wraps = options.wrap_ddp
+        self._spreads = options.spec.spreads
         context = WorkerContext(
             strategy=self._strategy,
             local_rank=spec.rank,
+            step=options.step,
             use_tqdm=options.use_tqdm,
             scheduler_step_freq=options.scheduler_step_freq,
         )
@@ -84,7 +85,7 @@ class Worker:
         if spec.rank > 0:
             # Set up alike, all workers would from here on drop the same units and augment in the same way.
             # The first one keeps its stream: it is a plain loop's.
-            _seed(torch.initial_seed() + spec.rank)
+            rng.seed(torch.initial_seed() + spec.rank)
         return self.data()
 
     def data(self) -> frozenset[str]:
@@ -132,50 +133,68 @@ class Worker:
 
     # -- state ---------------------------------------------------------------------------------
 
-    def models(self, on_cpu: bool) -> list[nn.Module]:
+    def models(self, to_cpu: bool) -> list[nn.Module]:
         """The user's own modules; copies on the CPU, or the live ones."""
         live = [self._strategy.unwrap(model) for model in self._operator.registered.models]
-        return [_cpu_copy(model) for model in live] if on_cpu else live
+        return [on_cpu(model) for model in live] if to_cpu else live
 
-    def state_dict(self) -> dict[str, Any]:
-        """All that a checkpoint holds, on the CPU."""
-        state: dict[str, Any] = cpu_copy(self._state())
-        return state
+    def skeletons(self) -> list[nn.Module]:
+        """The user's own modules without values; see modules.py."""
+        return [self._strategy.skeleton(model) for model in self._operator.registered.models]
+
+    def model_states(self) -> list[dict[str, Any]]:
+        """What this worker holds of the models' states, detached."""
+        registered = self._operator.registered
+        states: list[dict[str, Any]] = detached(self._strategy.state(registered.models, ())["models"])
+        return states
+
+    def snapshot(self) -> WorkerState:
+        """This worker's share of the state."""
+        holds = self._spreads or self._rank == 0
+        return WorkerState(detached(self._shared_state()) if holds else None, self.own_state())
+
+    def own_state(self) -> dict[str, Any]:
+        """What differs between workers: their generators, and where they are in the data."""
+        return {"rng": rng.state(), "data": self._data_state()}
+
+    def small_state(self) -> SmallState:
+        """What a validation may change of the state."""
+        return SmallState(detached(self._operator.state_dict() or {}), self.own_state())
+
+    def restore(self, states: Sequence[WorkerState] | None, small: Sequence[SmallState] | None) -> None:
+        """Take over a snapshot, of this gang or of one with other workers.
+
+        Args:
+            states: all workers' shares, by rank; None to go on with what was set up.
+            small: the same of what has changed since; None if nothing has.
+        """
+        if states is not None:
+            # Copied: in the trainer's own process the snapshot is not a copy of its own, as it is elsewhere.
+            self._take_over(detached(joined_state(states)), "the snapshot")
+        if small is not None:
+            self._operator.load_state_dict(detached(small[0].operator))
+            self._take_over_own([state.own for state in small])
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what `state_dict` returned, here or on a worker of another gang."""
+        """Take over a trainer's whole state."""
         # Copied: optimizers go on with the very tensors that they are given, which are the caller's.
         self._take_over(cpu_copy(state), "the state")
 
-    def save(self, path: Path) -> None:
-        """Write a checkpoint."""
+    def save(self, path: Path, workers: Sequence[Mapping[str, Any]]) -> None:
+        """Write a checkpoint.
+
+        Args:
+            path: the folder.
+            workers: `own_state` of all, by rank.
+        """
         world_size = self._strategy.group.world_size
         metadata = checkpoint.Metadata(self._epoch, self._operator.global_step, world_size)
-        checkpoint.write(path, self._state(), metadata)
+        checkpoint.write(path, {**self._shared_state(), "workers": list(workers)}, metadata)
 
     def load(self, path: Path) -> None:
         """Take over a checkpoint."""
         state, _ = checkpoint.read(path)
         self._take_over(state, f"the checkpoint {path}")
-
-    def snapshot(self) -> dict[str, Any]:
-        """What this worker needs to go on from here after another one has died."""
-        whole = self._rank == 0 or not self._strategy_wraps
-        return {"state": self.state_dict() if whole else None, "small": self.small_state()}
-
-    def small_state(self) -> dict[str, Any]:
-        """What may change in a validation: generators, and the operator's own state."""
-        return {"operator": cpu_copy(self._operator.state_dict() or {}), "chance": chance.capture(self._operator)}
-
-    def restore(self, states: list[dict[str, Any]] | None, small: list[dict[str, Any]] | None) -> None:
-        """Take over what `snapshot` returned on the workers of a gang before, and `small_state` since."""
-        if states is not None:
-            own = states[self._rank] if self._rank < len(states) else states[0]
-            self.load_state_dict(own["state"] or states[0]["state"])
-        small = small or ([state["small"] for state in states] if states is not None else [])
-        self._operator.load_state_dict((small[self._rank] if self._rank < len(small) else small[0])["operator"])
-        if self._rank < len(small):
-            chance.restore(self._operator, small[self._rank]["chance"])
 
     def stop(self) -> None:
         """Part from the other workers."""
@@ -192,50 +211,44 @@ class Worker:
         total = feed.steps() if num_steps is None else num_steps
         return with_bar(batches, total=total, description=f"{what} {self._epoch + 1}")
 
-    def _state(self) -> dict[str, Any]:
+    def _shared_state(self) -> dict[str, Any]:
         operator = self._operator
         return {
             "epoch": self._epoch,
             "global_step": operator.global_step,
-            **self._registered_state(),
+            **self._strategy.state(operator.registered.models, operator.registered.optimizers),
+            "schedulers": [scheduler.state_dict() for scheduler in operator.registered.schedulers],
+            "scaler": operator.stepper.state(),
             "operator": operator.state_dict() or {},
         }
 
-    def _registered_state(self) -> dict[str, Any]:
-        registered = self._operator.registered
-        return {
-            **self._strategy.state(registered.models, registered.optimizers),
-            "schedulers": [scheduler.state_dict() for scheduler in registered.schedulers],
-        }
+    def _data_state(self) -> dict[str, Any]:
+        feeds = {"train": self._operator.train_feed, "validation": self._operator.validation_feed}
+        return {name: feed.state() for name, feed in feeds.items() if feed is not None}
 
     def _load_registered(self, state: Mapping[str, Any]) -> None:
         registered = self._operator.registered
         self._strategy.load_state(registered.models, registered.optimizers, state)
         for scheduler, saved in zip(registered.schedulers, state["schedulers"], strict=True):
             scheduler.load_state_dict(saved)
+        self._operator.stepper.load_state(state.get("scaler") or {})
 
     def _take_over(self, state: Mapping[str, Any], what: str) -> None:
         operator, registered = self._operator, self._operator.registered
-        if not isinstance(state, Mapping):
-            raise CheckpointError(f"{what} is no trainer's state: it is a {type(state).__name__}")
-        held: dict[str, list[Any]] = {
-            field.name: getattr(registered, field.name) for field in fields(registered)
-        }
-        missing = sorted({*held, "epoch", "global_step", "operator"} - set(state))
-        if missing:
-            raise CheckpointError(f"{what} is no trainer's state: it lacks {', '.join(missing)}")
-        for name, items in held.items():
-            if not isinstance(state[name], (list, tuple)):
-                raise CheckpointError(f"{what} is no trainer's state: its {name} are no list")
-            if len(state[name]) != len(items):
-                raise CheckpointError(
-                    f"{what} holds {len(state[name])} {name}, but {len(items)} were registered: load it into "
-                    f"the operator that it was saved from"
-                )
-        before = cpu_copy(self._registered_state())
+        counts = {field.name: len(getattr(registered, field.name)) for field in fields(registered)}
+        check_state(state, counts, what)
+        before = joined_state([WorkerState(detached(self._shared_state()), self.own_state())])
         try:
             self._load_registered(state)
-        except (RuntimeError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+        except (
+            CheckpointError,
+            RuntimeError,
+            ValueError,
+            KeyError,
+            TypeError,
+            AttributeError,
+            IndexError,
+        ) as error:
             self._load_registered(before)
             raise CheckpointError(f"{what} does not fit what was registered: {error}") from error
         try:
@@ -245,44 +258,44 @@ class Worker:
             raise
         operator.global_step = state["global_step"]
         self._epoch = state["epoch"]
+        self._take_over_own(state.get("workers") or [])
+
+    def _take_over_own(self, workers: Sequence[Mapping[str, Any]]) -> None:
+        """Go on where the worker of this rank was; one that had none keeps its own generators."""
+        if self._rank >= len(workers):
+            return
+        own = workers[self._rank]
+        rng.load(own["rng"])
+        for name, feed in (
+            ("train", self._operator.train_feed),
+            ("validation", self._operator.validation_feed),
+        ):
+            if feed is not None and name in own["data"]:
+                feed.load_state(own["data"][name])
 
 
 def _strategy(spec: WorkerSpec) -> Strategy:
     options = spec.options
-    device = torch.device("cuda", 0) if options.use_gpu else torch.device("cpu")
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-    if spec.rendezvous is None:
-        return SingleStrategy(device)
-    if os.getpid() == spec.driver_pid and not (options.use_local and spec.rank == 0):
-        raise ConfigError(
-            f"num_workers={options.num_workers}, but this engine runs all of them in one process, where "
-            f"they can't wait for each other: use num_workers=1, or init() with the local engine"
-        )
-    group: WorkerGroup = process_group.join(spec.rendezvous, rank=spec.rank, world_size=options.num_workers)
-    return DDPStrategy(device, group, wrap=options.wrap_ddp, split=options.add_dist_sampler)
-
-
-def _seed(seed: int) -> None:
-    torch.manual_seed(seed)
-    random.seed(seed)
-    if (numpy := sys.modules.get("numpy")) is not None:
-        numpy.random.seed(seed % 2**32)
+    devices: tuple[torch.device, ...] = (torch.device("cpu"),)
+    if options.devices_per_worker:
+        devices = tuple(torch.device("cuda", index) for index in range(options.devices_per_worker))
+        torch.cuda.set_device(devices[0])
+    group = WorkerGroup()
+    if spec.rendezvous is not None:
+        in_driver = os.getpid() == spec.driver_pid
+        if in_driver and options.num_workers > 1 and not (options.use_local and spec.rank == 0):
+            raise ConfigError(
+                f"num_workers={options.num_workers}, but this engine runs all of them in one process, where "
+                f"they can't wait for each other: use num_workers=1, or init() with the local engine"
+            )
+        group = process_group.join(spec.rendezvous, rank=spec.rank, world_size=options.num_workers)
+    place = Place(
+        devices=devices, group=group, step=options.step, wrap=options.wrap_ddp, split=options.add_dist_sampler
+    )
+    return options.spec.build(place)
 
 
 def _checked(result: Any, method: str) -> Mapping[str, Any]:
     if not isinstance(result, Mapping):
         raise ConfigError(f"{method} returned {result!r}; it returns a dictionary of metrics")
     return to_numbers(result)
-
-
-def _cpu_copy(model: nn.Module) -> nn.Module:
-    """A copy on the CPU that takes no memory on the device."""
-    copies: dict[int, Any] = {}
-    for parameter in model.parameters():
-        data = parameter.detach().to("cpu", copy=True)
-        copies[id(parameter)] = nn.Parameter(data, requires_grad=parameter.requires_grad)
-    for buffer in model.buffers():
-        copies[id(buffer)] = buffer.detach().to("cpu", copy=True)
-    # deepcopy takes what is in its memo as copied already.
-    return copy.deepcopy(model, copies)

@@ -1,13 +1,18 @@
-"""What a strategy answers: where a model lives, who sees which data, how backward runs, what the state is.
+"""What a strategy is: on the driver a value that the user picks, on each worker what carries it out.
 
-The step loop calls nothing of a strategy but `backward`. Everything else happens before the first step
-or between epochs.
+    TorchTrainer(strategy=FSDP())          frozen, picklable; says how many workers hold one copy of the model
+        └─ build(place) ──▶ Strategy       one on every worker: where a model lives, who sees which data, how
+                                           backward runs, and which part of the state is here
+
+A user's own strategy subclasses both. The step loop calls nothing of a strategy but `forward_backward` (or
+`backward`) and `clip`; everything else happens before the first step or between epochs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
@@ -15,6 +20,51 @@ from torch import nn
 
 from trainkit.train.data import Feed
 from trainkit.train.process_group import WorkerGroup
+from trainkit.train.step_settings import StepSettings
+
+Criterion = Callable[..., torch.Tensor]
+"""(output, target) to the mean loss over the batch."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """What a strategy is built from, in the worker.
+
+    Attributes:
+        devices: of this worker; the first is where its batches go.
+        group: all workers of the trainer.
+        step: precision, accumulation, clipping, compilation.
+        wrap: whether models are wrapped so that gradients are averaged (`wrap_ddp`).
+        split: whether samples are dealt out (`add_dist_sampler`).
+    """
+
+    devices: tuple[torch.device, ...]
+    group: WorkerGroup = field(default_factory=WorkerGroup)
+    step: StepSettings = field(default_factory=StepSettings)
+    wrap: bool = True
+    split: bool = True
+
+
+class StrategySpec(Protocol):
+    """The choice of a strategy: a frozen value, checked before any worker starts."""
+
+    @property
+    def model_ways(self) -> int:
+        """How many workers hold one copy of the model together; `num_workers` is a multiple of it."""
+
+    @property
+    def reporter(self) -> int:
+        """Which of those workers reports metrics: the one that has the loss."""
+
+    @property
+    def spreads(self) -> bool:
+        """Whether no single worker holds the whole state, so that all of them write a checkpoint."""
+
+    def mistakes(self, *, num_workers: int, devices_per_worker: int, step: StepSettings) -> Iterator[str]:
+        """What can't work with the trainer's other arguments; each says what to do."""
+
+    def build(self, place: Place) -> Strategy:
+        """The strategy of one worker."""
 
 
 class Strategy(Protocol):
@@ -23,41 +73,96 @@ class Strategy(Protocol):
     Attributes:
         devices: of this worker; the first is where its batches go.
         group: the workers that train together.
+        data: those among whom the samples are dealt; workers that hold one model together count as one.
+        averages: whether `backward` averages gradients over `data`; a loss is weighted only if so.
     """
 
     devices: tuple[torch.device, ...]
     group: WorkerGroup
+    data: WorkerGroup
+    averages: bool
 
-    def place_model(self, model: nn.Module, ddp_args: Mapping[str, Any]) -> nn.Module:
-        """The module to train: on its device, with worker 0's initial weights, wrapped if need be.
+    # -- placing -------------------------------------------------------------------------------
 
-        Parameters stay the same objects, as the user's optimizers hold them already.
+    def place(
+        self,
+        models: Sequence[nn.Module],
+        optimizers: Sequence[torch.optim.Optimizer],
+        ddp_args: Mapping[str, Any],
+    ) -> list[nn.Module]:
+        """The modules to train: on their devices, with worker 0's initial weights, wrapped or sharded.
+
+        `optimizers` hold the user's parameters; where placing replaces these, their groups are changed to
+        hold the new ones.
+
+        Raises:
+            ConfigError: these models or optimizers can't be trained so.
         """
-
-    def unwrap(self, model: nn.Module) -> nn.Module:
-        """The user's own module within a placed one."""
 
     def split_data(self, loader: Iterable[Any], *, training: bool) -> Feed:
         """This worker's share of a registered loader."""
 
-    def backward(self, loss: torch.Tensor, weight: float) -> None:
-        """Compute gradients, averaged over workers.
+    # -- stepping ------------------------------------------------------------------------------
+
+    def forward_backward(
+        self,
+        model: nn.Module,
+        criterion: Criterion,
+        features: Sequence[Any],
+        target: Any,
+        scaled: Callable[[torch.Tensor], torch.Tensor],
+    ) -> torch.Tensor | None:
+        """Forward and backward of one batch; returns the detached loss, None where it is another worker's.
 
         Args:
-            loss: mean over this worker's samples.
-            weight: share of the worker's samples in the step's, times the world size; see `Feed.weight`.
+            model: as placed.
+            criterion: mean loss over the batch.
+            features: the model's inputs, on the device.
+            target: the criterion's second argument, on the device.
+            scaled: loss to what `backward` starts from: weighted, and scaled for fp16.
         """
 
+    def forward(
+        self, model: nn.Module, criterion: Criterion, features: Sequence[Any], target: Any
+    ) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """(output, loss) of one batch without backward; None where they are another worker's."""
+
+    def backward(self, loss: torch.Tensor) -> None:
+        """Compute gradients of `loss` as `scaled` gave it, added to those that are there."""
+
+    def sync_gradients(self, now: bool) -> None:
+        """Whether the next backward brings gradients together; False in the middle of an accumulation.
+
+        Called before the forward pass of each batch, but only with `grad_accumulation_steps` above 1.
+        """
+
+    def make_scaler(self) -> torch.amp.GradScaler:
+        """The scaler for fp16; one worker's overflow makes all of them leave out the step."""
+
+    def clip(self, parameters: Sequence[torch.Tensor], max_norm: float) -> torch.Tensor:
+        """Scale gradients so that the norm of the whole model's is at most `max_norm`; returns the norm."""
+
     def evaluation(self) -> AbstractContextManager[None]:
-        """A block in which forward passes of placed models involve no other worker; entered by all."""
+        """A block in which forward passes may differ in number between workers; entered by all."""
 
     def leave(self) -> None:
         """Part from the other workers; placed models can't be trained any more."""
 
+    # -- state ---------------------------------------------------------------------------------
+
+    def unwrap(self, model: nn.Module) -> nn.Module:
+        """The user's own module within a placed one."""
+
     def state(
         self, models: Sequence[nn.Module], optimizers: Sequence[torch.optim.Optimizer]
     ) -> dict[str, Any]:
-        """`models` and `optimizers` as lists of state dictionaries, whole, under the user's own names."""
+        """What this worker holds of `models` and `optimizers`, under the user's own names.
+
+        `models` is a list of {name: tensor}; `optimizers` a list of {"state": {index: {name: value}},
+        "param_groups": [...]}, in torch's own layout: an index counts the parameters in the order in which
+        the user's optimizer held them at registration. A tensor that is spread over workers is a DTensor; one
+        that is another worker's alone is absent.
+        """
 
     def load_state(
         self,
@@ -65,4 +170,13 @@ class Strategy(Protocol):
         optimizers: Sequence[torch.optim.Optimizer],
         state: Mapping[str, Any],
     ) -> None:
-        """Take over what `state` returned, on any strategy and world size."""
+        """Take over what `state` returned on any strategy and world size.
+
+        `state` is whole; each leaf is a tensor, or a `Spread` (spread.py), of which a worker reads its part.
+
+        Raises:
+            CheckpointError: it does not fit; nothing was changed.
+        """
+
+    def skeleton(self, model: nn.Module) -> nn.Module:
+        """The user's module as it was registered, its parameters on the "meta" device, without memory."""

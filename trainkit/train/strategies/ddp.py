@@ -6,59 +6,64 @@ arXiv:2006.15704.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from trainkit.train.data import Feed, make_feed
-from trainkit.train.process_group import WorkerGroup
-from trainkit.train.strategies.single import SingleStrategy
+from trainkit.train.strategies.base import Place, Strategy
+from trainkit.train.strategies.single import SingleStrategy, WholeModel
+
+
+@dataclass(frozen=True, kw_only=True)
+class DDP(WholeModel):
+    """The whole model on every worker, samples dealt out, gradients averaged; the default with several."""
+
+    def build(self, place: Place) -> Strategy:
+        # A worker alone has nobody to average with.
+        return DDPStrategy(place) if place.group.world_size > 1 else SingleStrategy(place)
 
 
 class DDPStrategy(SingleStrategy):
-    """The model on one device of each worker, the data dealt out among them.
+    """See `DDP`; with `Place.wrap` False the user brings the copies together."""
 
-    Args:
-        device: where this worker's copy lives.
-        group: the workers.
-        wrap: wrap models in DDP; False leaves it to the user to bring the copies together.
-        split: deal the samples out; False leaves it to the user to give each worker its own.
-    """
-
-    def __init__(self, device: torch.device, group: WorkerGroup, *, wrap: bool, split: bool) -> None:
-        super().__init__(device)
-        self.group = group
-        self._wrap = wrap
-        self._split = split
+    def __init__(self, place: Place) -> None:
+        super().__init__(place)
+        self.averages = place.wrap
         self._wrapped: list[DistributedDataParallel] = []
 
-    def place_model(self, model: nn.Module, ddp_args: Mapping[str, Any]) -> nn.Module:
-        model = super().place_model(model, ddp_args)
-        if not self._wrap:
+    def place(
+        self,
+        models: Sequence[nn.Module],
+        optimizers: Sequence[torch.optim.Optimizer],
+        ddp_args: Mapping[str, Any],
+    ) -> list[nn.Module]:
+        return [self._wrap(model, ddp_args) for model in super().place(models, optimizers, ddp_args)]
+
+    def _wrap(self, model: nn.Module, ddp_args: Mapping[str, Any]) -> nn.Module:
+        if not self._place.wrap:
             return model
         if not any(parameter.requires_grad for parameter in model.parameters()):
             # DDP refuses a model with nothing to train, such as a frozen teacher; equal weights do for it.
             self.group.broadcast_tensors([*model.parameters(), *model.buffers()])
             return model
         device = self.devices[0]
-        arguments = {"device_ids": None if device.type == "cpu" else [device], **ddp_args}
+        # A model over several devices moves its activations by itself: DDP takes no device_ids for it.
+        whole = device.type == "cpu" or len(self.devices) > 1
+        arguments = {"device_ids": None if whole else [device], **ddp_args}
         self._wrapped.append(DistributedDataParallel(model, **arguments))
         return self._wrapped[-1]
 
+    def sync_gradients(self, now: bool) -> None:
+        for model in self._wrapped:
+            model.require_backward_grad_sync = now
+
     def unwrap(self, model: nn.Module) -> nn.Module:
         return model.module if isinstance(model, DistributedDataParallel) else model
-
-    def split_data(self, loader: Iterable[Any], *, training: bool) -> Feed:
-        return make_feed(loader, group=self.group, training=training, split=self._split)
-
-    def backward(self, loss: torch.Tensor, weight: float) -> None:
-        # DDP averages over workers whatever their batch sizes; only an uneven last batch makes a difference.
-        weighted = loss if weight == 1 or not self._wrap else loss * weight
-        weighted.backward()  # type: ignore[no-untyped-call]
 
     def leave(self) -> None:
         for model in self._wrapped:

@@ -2,39 +2,121 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
+from trainkit.errors import CheckpointError
 from trainkit.train.data import Feed, make_feed
-from trainkit.train.process_group import WorkerGroup
+from trainkit.train.modules import skeleton
+from trainkit.train.spread import whole
+from trainkit.train.step_settings import StepSettings
+from trainkit.train.strategies.base import Criterion, Place, Strategy
+from trainkit.train.tensors import cpu_copy
+
+
+@dataclass(frozen=True, kw_only=True)
+class WholeModel:
+    """Base of the choices in which each worker holds the whole model."""
+
+    @property
+    def model_ways(self) -> int:
+        return 1
+
+    @property
+    def reporter(self) -> int:
+        return 0
+
+    @property
+    def spreads(self) -> bool:
+        return False
+
+    def mistakes(self, *, num_workers: int, devices_per_worker: int, step: StepSettings) -> Iterator[str]:
+        yield from ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Single(WholeModel):
+    """One worker trains the whole model on one device; the default with `num_workers=1`."""
+
+    def mistakes(self, *, num_workers: int, devices_per_worker: int, step: StepSettings) -> Iterator[str]:
+        if num_workers > 1:
+            yield f"one worker holds and trains the model, but num_workers={num_workers}: give DDP()"
+
+    def build(self, place: Place) -> Strategy:
+        return SingleStrategy(place)
 
 
 class SingleStrategy:
-    """The model on one device, the data as the user's loader gives it.
+    """The model on one device, the data as the user's loader gives it."""
 
-    Args:
-        device: where the model lives.
-    """
+    averages = False
 
-    def __init__(self, device: torch.device) -> None:
-        self.devices: tuple[torch.device, ...] = (device,)
-        self.group = WorkerGroup()
+    def __init__(self, place: Place) -> None:
+        self.devices = place.devices
+        self.group = self.data = place.group
+        self._place = place
 
-    def place_model(self, model: nn.Module, ddp_args: Mapping[str, Any]) -> nn.Module:
-        return model.to(self.devices[0])
+    # -- placing -------------------------------------------------------------------------------
 
-    def unwrap(self, model: nn.Module) -> nn.Module:
+    def place(
+        self,
+        models: Sequence[nn.Module],
+        optimizers: Sequence[torch.optim.Optimizer],
+        ddp_args: Mapping[str, Any],
+    ) -> list[nn.Module]:
+        return [self._on_device(model) for model in models]
+
+    def _on_device(self, model: nn.Module) -> nn.Module:
+        """`model` on its device, its parameters the same objects; compiled if asked."""
+        model = model.to(self.devices[0])
+        if self._place.step.channels_last:
+            model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        if self._place.step.compile:
+            model.compile()
         return model
 
     def split_data(self, loader: Iterable[Any], *, training: bool) -> Feed:
-        return make_feed(loader, group=self.group, training=training, split=False)
+        every = self._place.step.grad_accumulation_steps
+        return make_feed(loader, group=self.data, training=training, split=self._place.split, every=every)
 
-    def backward(self, loss: torch.Tensor, weight: float) -> None:
+    # -- stepping ------------------------------------------------------------------------------
+
+    def forward_backward(
+        self,
+        model: nn.Module,
+        criterion: Criterion,
+        features: Sequence[Any],
+        target: Any,
+        scaled: Callable[[torch.Tensor], torch.Tensor],
+    ) -> torch.Tensor | None:
+        with self._place.step.autocast(self.devices[0]):
+            loss = criterion(model(*features), target)
+        self.backward(scaled(loss))
+        return loss.detach()
+
+    def forward(
+        self, model: nn.Module, criterion: Criterion, features: Sequence[Any], target: Any
+    ) -> tuple[torch.Tensor, torch.Tensor] | None:
+        with self._place.step.autocast(self.devices[0]):
+            output = model(*features)
+            return output, criterion(output, target)
+
+    def backward(self, loss: torch.Tensor) -> None:
         loss.backward()  # type: ignore[no-untyped-call]
+
+    def sync_gradients(self, now: bool) -> None:
+        """Nothing: there is nobody to bring them together with."""
+
+    def make_scaler(self) -> torch.amp.GradScaler:
+        return torch.amp.GradScaler(self.devices[0].type)
+
+    def clip(self, parameters: Sequence[torch.Tensor], max_norm: float) -> torch.Tensor:
+        return nn.utils.clip_grad_norm_(parameters, max_norm)
 
     @contextmanager
     def evaluation(self) -> Iterator[None]:
@@ -42,6 +124,11 @@ class SingleStrategy:
 
     def leave(self) -> None:
         self.group.leave()
+
+    # -- state ---------------------------------------------------------------------------------
+
+    def unwrap(self, model: nn.Module) -> nn.Module:
+        return model
 
     def state(
         self, models: Sequence[nn.Module], optimizers: Sequence[torch.optim.Optimizer]
@@ -57,7 +144,23 @@ class SingleStrategy:
         optimizers: Sequence[torch.optim.Optimizer],
         state: Mapping[str, Any],
     ) -> None:
+        before = cpu_copy(self.state(models, optimizers))
+        try:
+            self._load(models, optimizers, whole(state))
+        except (RuntimeError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+            self._load(models, optimizers, before)
+            raise CheckpointError(str(error)) from error
+
+    def _load(
+        self,
+        models: Sequence[nn.Module],
+        optimizers: Sequence[torch.optim.Optimizer],
+        state: Mapping[str, Any],
+    ) -> None:
         for model, saved in zip(models, state["models"], strict=True):
             self.unwrap(model).load_state_dict(saved)
         for optimizer, saved in zip(optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(saved)
+
+    def skeleton(self, model: nn.Module) -> nn.Module:
+        return skeleton(self.unwrap(model))

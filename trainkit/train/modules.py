@@ -1,0 +1,50 @@
+"""Copies of modules: whole ones on the CPU, and skeletons without memory, to be filled elsewhere."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+
+def on_cpu(model: nn.Module) -> nn.Module:
+    """A copy on the CPU that takes no memory on the device."""
+    return _copied(model, lambda tensor: tensor.detach().to("cpu", copy=True))
+
+
+def skeleton(model: nn.Module) -> nn.Module:
+    """A copy whose parameters are on the "meta" device; buffers are copied, as some are in no state."""
+    return _copied(model, lambda tensor: torch.empty_like(tensor, device="meta"))
+
+
+def filled(model: nn.Module, state: Mapping[str, torch.Tensor]) -> nn.Module:
+    """A `skeleton` with the values of `state`; what was one parameter under several names is again.
+
+    Args:
+        model: a skeleton; it is changed.
+        state: whole tensors by name, on the CPU.
+    """
+    shared: dict[int, nn.Parameter] = {}
+    for prefix, module in model.named_modules():
+        for name, parameter in list(module._parameters.items()):
+            if parameter is None:
+                continue
+            if id(parameter) not in shared:
+                value = state[f"{prefix}.{name}" if prefix else name]
+                shared[id(parameter)] = nn.Parameter(value, requires_grad=parameter.requires_grad)
+            module._parameters[name] = shared[id(parameter)]
+    model.load_state_dict(state)
+    return model
+
+
+def _copied(model: nn.Module, parameter_of: Callable[[torch.Tensor], torch.Tensor]) -> nn.Module:
+    copies: dict[int, Any] = {}
+    for parameter in model.parameters():
+        copies[id(parameter)] = nn.Parameter(parameter_of(parameter), requires_grad=parameter.requires_grad)
+    for buffer in model.buffers():
+        copies[id(buffer)] = buffer.detach().to("cpu", copy=True)
+    # deepcopy takes what is in its memo as copied already.
+    return copy.deepcopy(model, copies)

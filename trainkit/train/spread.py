@@ -1,0 +1,180 @@
+"""State in pieces: what several workers hold of a tensor, joined, and cut again for other workers.
+
+    a worker's ──detached──▶ each DTensor a Spread ──joined, over workers──▶ whole ──local_part──▶ a worker's
+
+No collective is needed: whoever has all workers' pieces has the state.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from trainkit.errors import CheckpointError
+from trainkit.train.tensors import map_tensors
+
+
+@dataclass(frozen=True)
+class Box:
+    """A part of a tensor.
+
+    Attributes:
+        offset: of its first element in the whole, one number a dimension.
+        tensor: its values.
+    """
+
+    offset: tuple[int, ...]
+    tensor: torch.Tensor
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A tensor in pieces that don't overlap.
+
+    Attributes:
+        shape: of the whole.
+        dtype: of its values.
+        boxes: the pieces that are known here; all of them, or one worker's.
+    """
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    boxes: tuple[Box, ...]
+
+    def whole(self) -> torch.Tensor:
+        """The tensor, on the CPU.
+
+        Raises:
+            CheckpointError: pieces are missing.
+        """
+        return self.part((0,) * len(self.shape), self.shape)
+
+    def part(self, offset: Sequence[int], shape: Sequence[int]) -> torch.Tensor:
+        """The part of the tensor that begins at `offset` and has `shape`, on the CPU.
+
+        Raises:
+            CheckpointError: pieces of it are missing.
+        """
+        result = torch.empty(tuple(shape), dtype=self.dtype)
+        filled = 0
+        for box in self.boxes:
+            low = [max(mine, its) for mine, its in zip(offset, box.offset, strict=True)]
+            ends = zip(offset, shape, box.offset, box.tensor.shape, strict=True)
+            high = [min(mine + length, its + size) for mine, length, its, size in ends]
+            if any(end <= start for start, end in zip(low, high, strict=True)):
+                continue
+            here = _slices(low, high, offset)
+            result[here] = box.tensor[_slices(low, high, box.offset)]
+            filled += math.prod(end - start for start, end in zip(low, high, strict=True))
+        if filled != result.numel():
+            raise CheckpointError(
+                f"of a tensor of shape {self.shape} only {filled} of {result.numel()} values are there: a "
+                f"worker's part of the state is missing"
+            )
+        return result
+
+
+def detached(state: Any) -> Any:
+    """A copy of `state` on the CPU that what becomes of the original does not change; DTensors in pieces."""
+    return map_tensors(_detached, state)
+
+
+def joined(states: Sequence[Any]) -> Any:
+    """The states of all workers as one: mappings are united, pieces put together.
+
+    Args:
+        states: nested alike, one a worker, in order of rank; of what is no container and not in pieces, the
+            first worker's stands. Lists have the same length on all workers.
+    """
+    first = states[0]
+    if isinstance(first, Spread):
+        boxes = {box.offset: box for state in states for box in state.boxes}
+        return Spread(first.shape, first.dtype, tuple(boxes.values()))
+    if isinstance(first, Mapping):
+        keys = dict.fromkeys(key for state in states for key in state)
+        items = {key: joined([state[key] for state in states if key in state]) for key in keys}
+        return _like_mapping(first, items)
+    if isinstance(first, list):
+        return [joined(list(items)) for items in zip(*states, strict=True)]
+    return first
+
+
+def whole(state: Any) -> Any:
+    """`state` with each `Spread` as a tensor on the CPU."""
+    if isinstance(state, Spread):
+        return state.whole()
+    if isinstance(state, Mapping):
+        return _like_mapping(state, {key: whole(item) for key, item in state.items()})
+    if isinstance(state, list):
+        return [whole(item) for item in state]
+    return state
+
+
+def local_part(leaf: torch.Tensor | Spread, like: torch.Tensor) -> torch.Tensor:
+    """What this worker holds of `leaf` if it is laid out as `like` is, a DTensor or a plain tensor.
+
+    Args:
+        leaf: whole, or in pieces that are all known.
+        like: of the same shape as the whole.
+
+    Returns:
+        A new tensor on the device of `like`, with its data type.
+
+    Raises:
+        CheckpointError: pieces are missing.
+    """
+    if not isinstance(like, DTensor):
+        value = leaf.whole() if isinstance(leaf, Spread) else leaf
+        return value.detach().to(device=like.device, dtype=like.dtype, copy=True)
+    shape, offset = _place_of(like)
+    if isinstance(leaf, Spread):
+        part = leaf.part(offset, shape)
+    else:
+        part = leaf.detach()[
+            _slices(offset, [o + s for o, s in zip(offset, shape, strict=True)], (0,) * len(shape))
+        ]
+    local = part.to(device=like.to_local().device, dtype=like.dtype, copy=True).contiguous()
+    return DTensor.from_local(
+        local, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
+    )
+
+
+def shape_of(leaf: Any) -> tuple[int, ...] | None:
+    """The shape of the whole; None of what is no tensor."""
+    return tuple(leaf.shape) if isinstance(leaf, (torch.Tensor, Spread)) else None
+
+
+def _detached(tensor: torch.Tensor) -> Any:
+    if not isinstance(tensor, DTensor):
+        return tensor.detach().to("cpu", copy=True)
+    _, offset = _place_of(tensor)
+    local = tensor.to_local().detach().to("cpu", copy=True)
+    return Spread(tuple(tensor.shape), tensor.dtype, (Box(tuple(offset), local),) if local.numel() else ())
+
+
+def _place_of(tensor: DTensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Local shape, and its offset in the whole."""
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    return compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
+
+
+def _slices(low: Sequence[int], high: Sequence[int], origin: Sequence[int]) -> tuple[slice, ...]:
+    return tuple(slice(start - o, end - o) for start, end, o in zip(low, high, origin, strict=True))
+
+
+def _like_mapping(original: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
+    """`items` in the class of `original`, with its attributes, such as a state's `_metadata`."""
+    if type(original) is dict:
+        return items
+    import copy
+
+    clone: Any = copy.copy(original)
+    clone.clear()
+    clone.update(items)
+    return clone

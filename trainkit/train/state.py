@@ -1,0 +1,82 @@
+"""What a trainer's state is: one worker's share of it, all workers' together, and its shape.
+
+{"epoch", "global_step", "models", "optimizers", "schedulers", "scaler", "operator"}    alike on all workers
+{"workers": [{"rng", "data"}, ...]}                                                     each worker's own
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from trainkit.errors import CheckpointError
+from trainkit.train.spread import joined, whole
+
+PARTS = ("epoch", "global_step", "models", "optimizers", "schedulers", "operator")
+"""Without these it is no trainer's state."""
+
+
+@dataclass(frozen=True)
+class WorkerState:
+    """One worker's share of a snapshot.
+
+    Attributes:
+        shared: what is alike on all workers, as far as this one holds it, detached (spread.py); None where
+            the first worker holds all of it.
+        own: random generators and the position in the data, which are this worker's.
+    """
+
+    shared: dict[str, Any] | None
+    own: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class SmallState:
+    """What a validation may change of one worker's state.
+
+    Attributes:
+        operator: its own state, as in `WorkerState.shared`.
+        own: as in `WorkerState`.
+    """
+
+    operator: dict[str, Any]
+    own: dict[str, Any]
+
+
+def joined_state(states: Sequence[WorkerState]) -> dict[str, Any]:
+    """The trainer's state from all workers' shares; tensors may be in pieces.
+
+    Args:
+        states: one a worker, in order of rank.
+    """
+    shared: dict[str, Any] = joined([state.shared for state in states if state.shared is not None])
+    return {**shared, "workers": [state.own for state in states]}
+
+
+def whole_state(states: Sequence[WorkerState]) -> dict[str, Any]:
+    """The same with whole tensors."""
+    state: dict[str, Any] = whole(joined_state(states))
+    return state
+
+
+def check_state(state: Any, registered: Mapping[str, int], what: str) -> None:
+    """Raise CheckpointError unless `state` is a trainer's, with as many of each as were registered.
+
+    Args:
+        state: to be loaded.
+        registered: numbers of models, optimizers and schedulers.
+        what: the state, for the message.
+    """
+    if not isinstance(state, Mapping):
+        raise CheckpointError(f"{what} is no trainer's state: it is a {type(state).__name__}")
+    if missing := sorted(set(PARTS) - set(state)):
+        raise CheckpointError(f"{what} is no trainer's state: it lacks {', '.join(missing)}")
+    for name, count in registered.items():
+        if not isinstance(state[name], (list, tuple)):
+            raise CheckpointError(f"{what} is no trainer's state: its {name} are no list")
+        if len(state[name]) != count:
+            raise CheckpointError(
+                f"{what} holds {len(state[name])} {name}, but {count} were registered: load it into the "
+                f"operator that it was saved from"
+            )

@@ -1,0 +1,43 @@
+"""The strategies that have a short name: what `TorchTrainer(strategy=)` takes as a string."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any, cast
+
+from trainkit.errors import ConfigError
+from trainkit.train.strategies.base import StrategySpec
+
+# Loaded when asked for: each brings its own part of torch.distributed.
+HOMES = {
+    "single": ("trainkit.train.strategies.single", "Single"),
+    "ddp": ("trainkit.train.strategies.ddp", "DDP"),
+}
+
+
+def named_strategy(value: str | StrategySpec, *, num_workers: int) -> StrategySpec:
+    """The strategy that `value` means, which may be one already.
+
+    Args:
+        value: a name, or "auto": single with one worker, data-parallel with several.
+        num_workers: of the trainer.
+
+    Raises:
+        ConfigError: no strategy has that name, or it is something else.
+    """
+    if value == "auto":
+        value = "single" if num_workers == 1 else "ddp"
+    if isinstance(value, str):
+        if value not in HOMES:
+            raise ConfigError(
+                f"strategy={value!r}: give one of {('auto', *HOMES)}, or a strategy such as DDP()"
+            )
+        module, name = HOMES[value]
+        return cast(StrategySpec, getattr(importlib.import_module(module), name)())
+    if isinstance(value, type) or not _is_spec(value):
+        raise ConfigError(f"strategy={value!r}: give one of {('auto', *HOMES)}, or a strategy such as DDP()")
+    return value
+
+
+def _is_spec(value: Any) -> bool:
+    return all(hasattr(value, name) for name in ("model_ways", "reporter", "spreads", "mistakes", "build"))
