@@ -11,7 +11,7 @@ from tests.train.operators import Digits
 from trainkit import tune
 from trainkit.errors import ConfigError
 from trainkit.train import BATCH_SIZE, TorchTrainer
-from trainkit.train.gang import bundles_of_trial
+from trainkit.train.seats import bundles_of_trial
 from trainkit.train.trainable import merged
 from trainkit.tune.schedulers import ASHAScheduler
 

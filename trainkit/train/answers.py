@@ -106,8 +106,10 @@ class Answers:
         return [rank for rank, error in self.failures.items() if _is_death(error)]
 
     def lost(self) -> list[int]:
-        """Workers that are gone or don't answer, if that is why the call failed; all, if nobody knows whose
-        fault it is; none, if the user's code raised."""
+        """Workers that are gone or don't answer, if that is why the call failed.
+
+        All that failed, if none of them knows why; none, if the user's code raised.
+        """
         if self._raised():
             return []
         return self._died() or self.late or sorted(self.failures)
@@ -129,12 +131,13 @@ class Answers:
         if died := self._died():
             error = self.failures[died[0]]
             verdict = GangError(f"worker {died[0]} of {world_size} died: {error}")
+            verdict.__cause__ = error
         else:
             waited = sorted(set(self.failures) - set(self.late))
             # Where nothing failed, some have answered and the others never did.
-            error = self.failures[waited[0]] if waited else None
-            verdict = GangError(self._missed(waited, error))
-        verdict.__cause__ = error
+            symptom = self.failures[waited[0]] if waited else None
+            verdict = GangError(self._missed(waited, symptom))
+            verdict.__cause__ = symptom
         return verdict
 
     def _missed(self, waited: list[int], error: BaseException | None) -> str:
@@ -145,12 +148,13 @@ class Answers:
             return f"{late} did not end {self._what}() within timeout_s={self._timeout_s:g} of the others"
         those = f"worker{'s' if len(waited) > 1 else ''} {', '.join(map(str, waited))}"
         if not self.late:
-            return f"{those} of {self._world_size} lost the others in {self._what}(), and no worker knows why: {error}"
+            lost = f"{those} of {self._world_size} lost the others in {self._what}()"
+            return f"{lost}, and no worker knows why: {error}"
         told = [step for rank in waited if (step := symptoms.waiting_step(self.failures[rank])) is not None]
         where = f"{self._what}()" if not told else f"step {min(told)}" if min(told) else "the first step"
         return (
-            f"{late} did not enter {where} within timeout_s={self._timeout_s:g}, where {those} waited: it hangs, "
-            f"or its data or code takes longer ({error})"
+            f"{late} did not enter {where} within timeout_s={self._timeout_s:g}, where {those} waited: "
+            f"{'they hang' if many else 'it hangs'}, or code or data take longer ({error})"
         )
 
     def _patience(self) -> float | None:

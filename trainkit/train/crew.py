@@ -5,9 +5,10 @@
               ▼
       places that still fit ──▶ new gang ──▶ setup, restore the snapshot ──▶ the same call again
 
-A snapshot is the workers' state between two calls, held in shared memory, so it outlives them. One is taken at the end
-of each epoch of training. What is called until the next may change a little of it: that part is taken again, or the
-call is noted and repeated. Before anything was called, setting up again with the same seed is enough.
+A snapshot is the workers' state between two calls; it is held in shared memory, so it outlives them. One is
+taken at the end of each epoch of training. What is called until the next may change a little of it: that part
+is taken again, or the call is noted and repeated. Before anything was called, setting up again with the same
+seed is enough.
 """
 
 from __future__ import annotations
@@ -198,7 +199,9 @@ class Crew:
                     if not self._gang.lost:
                         raise
                     failures.append(error)
-                if not recovery.may_retry(len(failures), max_retries, has_snapshot=self._snapshot is not None):
+                if not recovery.may_retry(
+                    len(failures), max_retries, has_snapshot=self._snapshot is not None
+                ):
                     break
                 self._form_again(failures[-1], what)
         finally:
@@ -282,7 +285,9 @@ class Crew:
         if (now := self._gang.world_size) != gang.world_size:
             log.warning("%s", recovery.size_text(gang.world_size, now, self._options.num_workers))
 
-    def _seated(self, sizes: Sequence[int], *, keep: bool = False, full_s: float = recovery.REFORM_WAIT_S) -> Gang:
+    def _seated(
+        self, sizes: Sequence[int], *, keep: bool = False, full_s: float = recovery.REFORM_WAIT_S
+    ) -> Gang:
         """A gang of as many workers as there is room for, not started yet.
 
         Args:

@@ -73,13 +73,14 @@ def reform_text(why: str, method: str) -> str:
 
 def size_text(before: int, now: int, full: int) -> str:
     """The log's line when a gang has another number of workers than before."""
-    return f"{now} of num_workers={full} workers train now, {'more' if now > before else 'fewer'} than the {before} before"
+    change = "more" if now > before else "fewer"
+    return f"{now} of num_workers={full} workers train now, {change} than the {before} before"
 
 
 def no_room_text(fewest: int, timeout_s: float) -> str:
     """What is raised when not even the smallest gang found room."""
     workers = "1 worker" if fewest == 1 else f"{fewest} workers"
     return (
-        f"there was no room for {workers} within timeout_s={timeout_s:g}: see trainkit.list_placement_groups() "
-        f"for who holds it, or allow fewer by min_workers"
+        f"there was no room for {workers} within timeout_s={timeout_s:g}: trainkit.list_placement_groups() "
+        f"tells who holds it; min_workers allows fewer"
     )

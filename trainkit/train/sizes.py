@@ -39,7 +39,7 @@ def fitting(free: Bundle, bundle: Bundle) -> int:
 
 
 def larger_size(allowed: Sequence[int], current: int, more: int) -> int | None:
-    """The largest allowed count above `current` for which `more` workers are enough; None if there is none."""
+    """The largest allowed count above `current` for which `more` workers are enough, if there is one."""
     return next((size for size in sorted(allowed, reverse=True) if current < size <= current + more), None)
 
 

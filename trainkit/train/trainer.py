@@ -120,6 +120,7 @@ class TorchTrainer:
         num_steps: int | None = None,
         *,
         reduce_results: bool = True,
+        max_retries: int = RETRIES,
         info: Mapping[str, Any] | None = None,
     ) -> Any:
         """Train for one epoch.
@@ -128,6 +129,8 @@ class TorchTrainer:
             num_steps: batches for each worker; more than there are start the data again. None takes one
                 pass.
             reduce_results: one result for all workers; False gives a list of theirs.
+            max_retries: how often the epoch is run again, from its start, if workers die or hang; they are
+                formed again, and go on from a snapshot of the state. 0 takes none.
             info: passed on to `train_epoch` and, with more, to `train_batch`.
 
         Returns:
@@ -135,25 +138,27 @@ class TorchTrainer:
             its mean weighted by samples and `last_<metric>`.
 
         Raises:
-            GangError: a worker died; the trainer has ended.
+            GangError: workers died or hung, and there is no retry left; the trainer has ended.
             KeyboardInterrupt: Ctrl-C; workers in other processes are ended in the middle of the epoch, and
                 the trainer with them: make a new one, and load a checkpoint.
             Exception: what the operator raised in a worker, with that worker's traceback.
         """
-        return self._epoch("train", num_steps, reduce_results, info)
+        return self._epoch("train", num_steps, reduce_results, info, max_retries)
 
     def validate(
         self,
         num_steps: int | None = None,
         *,
         reduce_results: bool = True,
+        max_retries: int = RETRIES,
         info: Mapping[str, Any] | None = None,
     ) -> Any:
         """Evaluate on the validation data, each sample once, whatever the number of workers.
 
-        Args, result and errors are as of `train`; `num_steps` takes the first batches only.
+        Args, result and errors are as of `train`; `num_steps` takes the first batches only. With
+        `max_retries` a snapshot is taken first, unless that of the last epoch still holds.
         """
-        return self._epoch("validate", num_steps, reduce_results, info)
+        return self._epoch("validate", num_steps, reduce_results, info, max_retries)
 
     def update_scheduler(self, metric: float) -> None:
         """Step all schedulers by `metric`, as `ReduceLROnPlateau` wants it."""
@@ -271,15 +276,25 @@ class TorchTrainer:
         self.shutdown(force=error is not None)
 
     def _epoch(
-        self, method: str, num_steps: int | None, reduce_results: bool, info: Mapping[str, Any] | None
+        self,
+        method: str,
+        num_steps: int | None,
+        reduce_results: bool,
+        info: Mapping[str, Any] | None,
+        max_retries: int,
     ) -> Any:
         if num_steps is not None and not is_count(num_steps):
             raise ConfigError(
                 f"{method}(num_steps={num_steps!r}): give a whole number, 1 or more, or None for all batches"
             )
-        what = "train" if method == "train" else "validation"
+        if max_retries != 0 and not is_count(max_retries):
+            raise ConfigError(f"{method}(max_retries={max_retries!r}): give a whole number, 0 or more")
+        training = method == "train"
+        what = "train" if training else "validation"
         if self._crew.ended is None and not self._crew.has_data(what):
             raise ConfigError(f"there is no {what} data: call register_data({what}_loader=...) in setup")
-        results = self._crew.call(method, num_steps, dict(info or {}))
+        effect = Effect.UNKNOWN if training else Effect.SMALL
+        call = Call(method, (num_steps, dict(info or {})), effect, in_step=True)
+        results = self._crew.epoch(call, max_retries)
         results = [results[rank] for rank in self._crew.reporters]
         return reduce_metrics(results) if reduce_results else [dict(result) for result in results]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
@@ -26,6 +27,7 @@ from trainkit.train.spread import detached
 from trainkit.train.state import SmallState, WorkerState, check_state, joined_state
 from trainkit.train.strategies.base import Place, Strategy
 from trainkit.train.strategies.single import SingleStrategy
+from trainkit.train.symptoms import LostOthersError, lost_peer
 from trainkit.train.tensors import cpu_copy
 
 T = TypeVar("T")
@@ -59,6 +61,7 @@ class Worker:
         self._strategy: Strategy = SingleStrategy(Place(devices=(torch.device("cpu"),)))
         self._rank = 0
         self._epoch = 0
+        self._step = 0
         self._spreads = False
 
     def here(self) -> None:
@@ -98,7 +101,8 @@ class Worker:
         operator = self._operator
         batches = self._batches(operator.train_feed, "train", num_steps)
         details = {**info, "epoch_idx": self._epoch}
-        result = operator.train_epoch(batches, details, num_steps=num_steps, epoch_idx=self._epoch)
+        with self._telling_step():
+            result = operator.train_epoch(batches, details, num_steps=num_steps, epoch_idx=self._epoch)
         if operator.scheduler_step_freq == "epoch":
             self.step_schedulers()
         self._epoch += 1
@@ -110,7 +114,7 @@ class Worker:
         """One pass over the validation data, or its first `num_steps` batches."""
         operator = self._operator
         batches = self._batches(operator.validation_feed, "validation", num_steps)
-        with self._strategy.evaluation():
+        with self._telling_step(), self._strategy.evaluation():
             return _checked(operator.validate(batches, {**info, "epoch_idx": self._epoch}), "validate")
 
     def step_schedulers(self, *metric: float) -> None:
@@ -202,10 +206,26 @@ class Worker:
 
     # -- inside --------------------------------------------------------------------------------
 
+    @contextmanager
+    def _telling_step(self) -> Iterator[None]:
+        """A block whose error, if it only tells that others are gone, says in which step they were missed."""
+        self._step = 0
+        try:
+            yield
+        except Exception as error:
+            if not lost_peer(error):
+                raise
+            raise LostOthersError(self._step, str(error)) from error
+
+    def _counted(self, batches: Iterable[Any]) -> Iterator[Any]:
+        for batch in batches:
+            self._step += 1
+            yield batch
+
     def _batches(self, feed: Feed | None, what: str, num_steps: int | None) -> Iterable[Any]:
         if feed is None:
             raise ConfigError(f"there is no {what} data: call register_data({what}_loader=...) in setup")
-        batches = feed.batches(self._epoch, num_steps)
+        batches = self._counted(feed.batches(self._epoch, num_steps))
         if not self._operator.use_tqdm or self._rank > 0:
             return batches
         total = feed.steps() if num_steps is None else num_steps
