@@ -152,9 +152,10 @@ class Answers:
             return f"{lost}, and no worker knows why: {error}"
         told = [step for rank in waited if (step := symptoms.waiting_step(self.failures[rank])) is not None]
         where = f"{self._what}()" if not told else f"step {min(told)}" if min(told) else "the first step"
+        hangs = "they hang" if many else "it hangs"
         return (
             f"{late} did not enter {where} within timeout_s={self._timeout_s:g}, where {those} waited: "
-            f"{'they hang' if many else 'it hangs'}, or code or data take longer ({error})"
+            f"{hangs}, or code or data take longer"
         )
 
     def _patience(self) -> float | None:

@@ -32,7 +32,7 @@ from trainkit.train.modules import filled
 from trainkit.train.options import TrainerOptions
 from trainkit.train.recovery import Call, Effect
 from trainkit.train.seats import Seats
-from trainkit.train.sizes import AT_ONCE_S, allowed_sizes, larger_size, patience_s
+from trainkit.train.sizes import allowed_sizes, larger_size, patience_s
 from trainkit.train.spread import joined, whole
 from trainkit.train.state import WorkerState
 from trainkit.train.worker import Worker
@@ -82,7 +82,7 @@ class Crew:
         self._seed = int(torch.randint(2**62, ())) if remote_ranks(options) else None
         self._snapshot: Snapshot | None = Snapshot()
         try:
-            self._gang = self._seated(self._allowed)
+            self._gang = self._seated(self._allowed, again=False)
             self._gang.start(self._seed)
         except BaseException:
             self.close(force=True)
@@ -264,53 +264,53 @@ class Crew:
         before = self._gang.world_size
         why = str(error).partition("\n")[0]
         log.warning("%s", recovery.reform_text(why, what))
-        self._gang = self._seated(self._allowed, keep=True)
+        self._gang = self._seated(self._allowed, again=True)
         if (now := self._gang.world_size) != before:
             log.warning("%s", recovery.size_text(before, now, self._options.num_workers))
 
     def _grow(self) -> None:
         """Take more workers if there are fewer than asked for, and room has come back."""
-        gang = self._gang
-        if gang.ended is not None or gang.world_size == self._options.num_workers:
+        gang, full = self._gang, self._options.num_workers
+        if gang.ended is not None or gang.world_size == full:
             return
         size = larger_size(self._allowed, gang.world_size, self._seats.more())
         if size is None:
             return
         if self._snapshot is None:
             self._take_snapshot()
-        if self._snapshot is None:
+        # Added to what is held, not taken anew: others may be in line for it.
+        if self._snapshot is None or not self._seats.add(size - gang.world_size):
             return
+        log.warning("%s", recovery.size_text(gang.world_size, size, full))
         gang.close()
-        self._gang = self._seated([one for one in self._allowed if one <= size], full_s=AT_ONCE_S)
-        if (now := self._gang.world_size) != gang.world_size:
-            log.warning("%s", recovery.size_text(gang.world_size, now, self._options.num_workers))
+        self._gang = Gang(replace(self._options, num_workers=size), self._seats)
 
-    def _seated(
-        self, sizes: Sequence[int], *, keep: bool = False, full_s: float = recovery.REFORM_WAIT_S
-    ) -> Gang:
+    def _seated(self, sizes: Sequence[int], *, again: bool) -> Gang:
         """A gang of as many workers as there is room for, not started yet.
 
         Args:
             sizes: to be tried, the largest first.
-            keep: first where they are, where every place but a lost machine's can be had at once.
-            full_s: how long to wait for the first size.
+            again: it takes the place of one that was lost: where it was, if that is still there.
 
         Raises:
             InfeasibleError: the machine could never hold the smallest.
             GangError: there is no room.
         """
-        timeout_s = self._options.timeout_s
         if not remote_ranks(self._options):
             return Gang(self._options, self._seats)
-        if keep and (kept := self._seats.count) and self._seats.keep():
-            gang = Gang(replace(self._options, num_workers=kept), self._seats)
-            if gang.gathered(full_s if len(sizes) > 1 else timeout_s):
+        timeout_s = self._options.timeout_s
+        if again and self._seats.still_there():
+            gang = Gang(replace(self._options, num_workers=len(self._seats)), self._seats)
+            # With a machine of a cluster its places are gone, which the cluster may not have noticed yet.
+            if gang.gathered(recovery.REFORM_WAIT_S if len(sizes) > 1 else timeout_s):
                 return gang
             gang.close(force=True)
+        # A first gang waits for its turn, however long that takes.
+        last_s = timeout_s if again else None
         for size in sizes:
-            patience = patience_s(size, sizes, full_s=full_s, last_s=timeout_s)
+            wait_s = patience_s(size, sizes, full_s=recovery.REFORM_WAIT_S, last_s=last_s)
             try:
-                if self._seats.take(size, patience):
+                if self._seats.take(size, wait_s):
                     return Gang(replace(self._options, num_workers=size), self._seats)
             except InfeasibleError:
                 if size == sizes[-1]:

@@ -57,12 +57,13 @@ class Gang:
             self._held.callback(self._local.stop)
         actor = runtime.remote(Worker)
         for rank in remote_ranks(options):
+            group, bundle = seats[rank]
             self._handles[rank] = actor.options(
                 label=f"train-worker-{rank}",
                 num_cpus=options.num_cpus_per_worker,
                 num_gpus=options.devices_per_worker,
-                placement_group=seats.group,
-                placement_group_bundle_index=seats.bundles[rank],
+                placement_group=group,
+                placement_group_bundle_index=bundle,
             ).remote()
 
     @property

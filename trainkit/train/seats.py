@@ -13,7 +13,7 @@ from trainkit.train.sizes import AT_ONCE_S, fitting
 
 
 class Seats:
-    """Resources for the workers of one trainer, kept while its gang is formed again.
+    """Places for the workers of one trainer, kept while its gang is formed again.
 
     Args:
         bundle: what each worker needs.
@@ -22,17 +22,17 @@ class Seats:
     def __init__(self, bundle: Bundle) -> None:
         self._bundle = bundle
         self._held = contextlib.ExitStack()
-        self.group: PlacementGroup | None = None
-        self.bundles: Sequence[int] = ()
-        self.of_trial = False
+        self._places: list[tuple[PlacementGroup, int]] = []
 
-    @property
-    def count(self) -> int:
-        """How many workers have a place."""
-        return len(self.bundles)
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def __getitem__(self, rank: int) -> tuple[PlacementGroup, int]:
+        """The group of the place, and its bundle there."""
+        return self._places[rank]
 
     def take(self, workers: int, timeout_s: float | None = None) -> bool:
-        """Reserve places for `workers`, in place of those that are held; within a trial, the trial's own.
+        """Hold places for so many workers, and only these; within a trial, the trial's own.
 
         Returns:
             False, with nothing held, if there is no room within `timeout_s`.
@@ -44,36 +44,51 @@ class Seats:
         if (trial := runtime.get_current_placement_group()) is not None:
             bundles = bundles_of_trial(trial.bundle_specs, self._bundle, workers)
             if bundles is not None:
-                self.group, self.bundles, self.of_trial = trial, bundles, True
+                self._places = [(trial, bundle) for bundle in bundles]
                 return True
-        group = runtime.placement_group([self._bundle] * workers)
-        self._held.callback(_give_back, group)
-        if not group.wait(timeout_s):
-            self.give_back()
-            return False
-        self.group, self.bundles = group, range(workers)
-        return True
+        return self._reserve(workers, timeout_s)
+
+    def add(self, workers: int) -> bool:
+        """Hold places for so many more, if they can be had at once; False, and nothing changed, if not."""
+        if (trial := runtime.get_current_placement_group()) is not None:
+            bundles = bundles_of_trial(trial.bundle_specs, self._bundle, len(self) + workers)
+            if bundles is not None:
+                self._places = [(trial, bundle) for bundle in bundles]
+            return bundles is not None
+        return self._reserve(workers, AT_ONCE_S)
 
     def more(self) -> int:
-        """How many places there are beside those that are held, nobody else being in line for them."""
+        """How many places seem to be free beside those that are held."""
         if (trial := runtime.get_current_placement_group()) is not None:
-            return max(0, len(_fitting_bundles(trial.bundle_specs, self._bundle)) - self.count)
+            return max(0, len(_fitting_bundles(trial.bundle_specs, self._bundle)) - len(self))
         return fitting(runtime.available_resources(), self._bundle)
 
-    def keep(self) -> bool:
-        """Go on with the places that are held; False if they can't be had any more."""
-        if self.group is None:
-            return False
+    def still_there(self) -> bool:
+        """Whether those that are held, if any, can go on being used; nothing is held if not."""
         try:
-            return self.group.wait(AT_ONCE_S)
-        except ConfigError:  # The group was removed, by whoever needed what it held.
+            there = all(
+                group.wait(AT_ONCE_S) for group in {id(group): group for group, _ in self._places}.values()
+            )
+        except ConfigError:  # A group was removed, by whoever needed what it held.
+            there = False
+        if not there:
             self.give_back()
-            return False
+        return bool(self._places)
 
     def give_back(self) -> None:
         """Free what is held; what runs in it is ended. A trial's places stay the trial's."""
         self._held.close()
-        self.group, self.bundles, self.of_trial = None, (), False
+        self._places = []
+
+    def _reserve(self, workers: int, timeout_s: float | None) -> bool:
+        group = runtime.placement_group([self._bundle] * workers)
+        with contextlib.ExitStack() as undone:
+            undone.callback(_give_back, group)
+            if not group.wait(timeout_s):
+                return False
+            self._held.push(undone.pop_all())
+        self._places += [(group, bundle) for bundle in range(workers)]
+        return True
 
 
 def _give_back(group: PlacementGroup) -> None:

@@ -43,7 +43,7 @@ def larger_size(allowed: Sequence[int], current: int, more: int) -> int | None:
     return next((size for size in sorted(allowed, reverse=True) if current < size <= current + more), None)
 
 
-def patience_s(size: int, allowed: Sequence[int], *, full_s: float, last_s: float) -> float:
+def patience_s(size: int, allowed: Sequence[int], *, full_s: float, last_s: float | None) -> float | None:
     """How long to wait for room for `size` workers before the next smaller count is tried.
 
     Long for the full count, which the machine may be about to have again; then whatever fits at once; and
