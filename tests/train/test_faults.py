@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -233,6 +234,74 @@ def test_a_worker_killed_in_save_leaves_the_previous_checkpoint(tmp_path: Path) 
     with gang(die, -1) as trainer:
         trainer.load(where)
         assert trainer.validate()["val_loss"] == pytest.approx(loss, abs=1e-12)
+
+
+DRIVER = """
+import time
+from pathlib import Path
+from tests.train.operators import Digits
+from trainkit.train import TorchTrainer
+
+class Slow(Digits):
+    def state_dict(self):
+        if Path("slow").exists():
+            Path("saving").touch()
+            time.sleep(60)
+        return {}
+
+if __name__ == "__main__":
+    config = {"samples": 100}
+    trainer = TorchTrainer(training_operator_cls=Slow, config=config, num_workers=2, use_gpu=False)
+    trainer.train()
+    trainer.save("c")
+    pids = trainer.apply_all_workers(__import__("os").getpid)
+    print(trainer.validate()["val_loss"], *pids, flush=True)
+    trainer.train(max_retries=0)
+    Path("slow").touch()
+    trainer.save("c")
+"""
+
+
+def test_a_killed_driver_in_save_leaves_the_previous_checkpoint(tmp_path: Path) -> None:
+    (tmp_path / "driver.py").write_text(DRIVER)
+    with subprocess.Popen(
+        [sys.executable, "driver.py"],
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+    ) as driver:
+        assert driver.stdout is not None
+        loss, *pids = driver.stdout.readline().split()
+        assert eventually((tmp_path / "saving").exists, 60)
+        driver.kill()
+    assert eventually(lambda: gone([int(pid) for pid in pids]), 5)
+    with gang(die, -1, num_workers=1, config={"samples": 100}) as trainer:
+        trainer.load(tmp_path / "c")
+        assert trainer.validate()["val_loss"] == pytest.approx(float(loss), abs=1e-12)
+        assert trainer.train()["epoch"] == 2
+
+
+def limit_files(size: int) -> None:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+
+
+def test_a_disk_that_is_full_in_save(tmp_path: Path) -> None:
+    """No file may grow further than a few kilobytes, as on a disk that has no more."""
+    where = tmp_path / "c"
+    with gang(die, -1) as trainer:
+        trainer.train()
+        trainer.save(where)
+        before = trainer.validate()["val_loss"]
+        trainer.train()
+        trainer.apply_all_workers(lambda: limit_files(4096))
+        with pytest.raises(CheckpointError, match="was not written .*; what was there is as it was"):
+            trainer.save(where)
+        assert {entry.name for entry in tmp_path.iterdir()} == {"c"}
+        trainer.apply_all_workers(lambda: limit_files(resource.RLIM_INFINITY))
+        trainer.load(where)
+        assert trainer.validate()["val_loss"] == pytest.approx(before, abs=1e-12)
+        assert trainer.train()["epoch"] == 2
 
 
 def test_a_state_that_cannot_be_saved(tmp_path: Path) -> None:
