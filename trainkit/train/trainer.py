@@ -264,6 +264,14 @@ class TorchTrainer:
         options = TrainerOptions.of(**kwargs).resolved()
         return make_trainable(TrialPlan(cls, options, override_tune_step))
 
+    def to_trainable(self) -> type[TrainerTrainable]:
+        """What `tune.Tuner` makes of a trainer: `as_trainable` of the same arguments.
+
+        Its own workers are shut down, so that the trials' have room.
+        """
+        self.shutdown()
+        return make_trainable(TrialPlan(type(self), self._options, None))
+
     def __enter__(self) -> TorchTrainer:
         return self
 

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from trainkit.errors import CheckpointError, ConfigError
+from trainkit.runtime import api as runtime
 from trainkit.train import checkpoint, process_group, rng
 from trainkit.train.context import WorkerContext
 from trainkit.train.data import Feed
@@ -203,6 +204,10 @@ class Worker:
     def stop(self) -> None:
         """Part from the other workers."""
         self._strategy.leave()
+
+    def exit(self) -> None:
+        """End this process as a program ends."""
+        runtime.exit_actor()
 
     # -- inside --------------------------------------------------------------------------------
 
