@@ -5,9 +5,12 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 import torch.distributed as dist
@@ -17,6 +20,7 @@ from tests.conftest import eventually
 from tests.train.mortal import Mortal, pid_of
 from tests.train.operators import Digits, make_parts
 from trainkit.errors import ActorDiedError, ConfigError, GangError, InfeasibleError
+from trainkit.runtime.local import process
 from trainkit.runtime.placement_group import PlacementGroup
 from trainkit.train import BATCH_SIZE, TorchTrainer, TrainingOperator, recovery
 
@@ -285,3 +289,59 @@ def plain_model(config: dict[str, Any], steps: int) -> dict[str, torch.Tensor]:
             optimizer.step()
             done += 1
     return model.state_dict()
+
+
+INTERRUPTED = """
+import os, signal, time
+from pathlib import Path
+
+import trainkit
+from tests.train.operators import Digits
+from trainkit.errors import GangError
+from trainkit.train import TorchTrainer
+
+class Slow(Digits):
+    def setup(self, config):
+        if Path("again").exists():
+            Path("setting_up").touch()
+            time.sleep(60)
+        with open("pids", "a") as file:
+            file.write(f"{os.getpid()} ")
+        super().setup(config)
+
+if __name__ == "__main__":
+    trainkit.init(num_cpus=2)
+    trainer = TorchTrainer(training_operator_cls=Slow, config={"samples": 40}, num_workers=2, use_gpu=False)
+    trainer.train()
+    pids = Path("pids").read_text().split()
+    Path("again").touch()
+    os.kill(int(pids[-1]), signal.SIGKILL)
+    try:
+        trainer.train()
+    except KeyboardInterrupt:
+        print("interrupted")
+    while trainkit.available_resources()["CPU"] < 2:
+        time.sleep(0.01)
+    print(trainkit.available_resources()["CPU"])
+    try:
+        trainer.train()
+    except GangError:
+        print("ended")
+"""
+
+
+def test_ctrl_c_while_workers_are_formed_again(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(INTERRUPTED)
+    with subprocess.Popen(
+        [sys.executable, "program.py"],
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+    ) as program:
+        assert eventually((tmp_path / "setting_up").exists, 60)
+        started = [child.pid for child in psutil.Process(program.pid).children(recursive=True)]
+        program.send_signal(signal.SIGINT)
+        output, _ = program.communicate(timeout=30)
+    assert output == "interrupted\n2.0\nended\n"
+    assert eventually(lambda: not [pid for pid in started if process.exists(pid)], 5)

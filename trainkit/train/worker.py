@@ -64,6 +64,7 @@ class Worker:
         self._epoch = 0
         self._step = 0
         self._spreads = False
+        self._in_driver = False
 
     def here(self) -> None:
         """Answer: this process is there."""
@@ -78,6 +79,7 @@ class Worker:
             options.initialization_hook()
         self._strategy = _strategy(spec)
         self._spreads = options.spec.spreads
+        self._in_driver = os.getpid() == spec.driver_pid
         context = WorkerContext(
             strategy=self._strategy,
             local_rank=spec.rank,
@@ -156,7 +158,9 @@ class Worker:
     def snapshot(self) -> WorkerState:
         """This worker's share of the state."""
         holds = self._spreads or self._rank == 0
-        return WorkerState(detached(self._shared_state()) if holds else None, self.own_state())
+        # A snapshot that goes to another process is copied on its way there.
+        shared = detached(self._shared_state(), copy=self._in_driver) if holds else None
+        return WorkerState(shared, self.own_state())
 
     def own_state(self) -> dict[str, Any]:
         """What differs between workers: their generators, and where they are in the data."""
