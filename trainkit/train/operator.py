@@ -307,7 +307,7 @@ class TrainingOperator(Situated):
         loss_creator: Callable[..., Any] | None = None,
         scheduler_creator: Callable[[Any, dict[str, Any]], Any] | None = None,
         serialize_data_creation: bool = True,
-    ) -> type[Any]:
+    ) -> type[Self]:
         """A subclass whose `setup` calls functions, as scripts for the first versions of RaySGD have them.
 
         Args:

@@ -61,7 +61,12 @@ class TrainerTrainable(Trainable):
     def step(self) -> dict[str, Any]:
         if self.plan.step is not None:
             return dict(self.plan.step(self._trainer, {"iteration": self.training_iteration}))
+<<<<<<< HEAD
         result: dict[str, Any] = self._trainer.train()
+=======
+        # A trial that loses a worker is run again as the experiment's FailureConfig says.
+        result: dict[str, Any] = self._trainer.train(max_retries=0)
+>>>>>>> rt-parity
         if result.get(SHOULD_STOP):
             result["done"] = True
         # Lightning validates at the end of an epoch, for its callbacks and schedulers to see.
