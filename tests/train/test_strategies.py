@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests.suites.strategies import Row, StrategySuite
+from trainkit.train.strategies.layers import Layers
 
 pytestmark = pytest.mark.usefixtures("runtime")
 
@@ -15,6 +16,11 @@ ROWS = [
     Row("ddp", 1),
     Row("ddp", 2),
     Row("ddp", 4),
+    Row("fsdp", 1),
+    Row("fsdp", 2),
+    Row("fsdp", 4),
+    Row(Layers(devices=["cpu", "cpu"]), 1),
+    Row(Layers(["3", "5"], devices=["cpu", "cpu", "cpu"]), 2),
 ]
 
 

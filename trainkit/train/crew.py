@@ -171,7 +171,7 @@ class Crew:
         def once() -> list[Any]:
             workers = self._call(Call("own_state"))
             spreads = self._options.spec.spreads
-            return self._call(Call("save", (folder, workers), first=not spreads, in_step=spreads))
+            return self._call(Call("save", (folder, workers), first=not spreads))
 
         self._recovering(once, "save", recovery.RETRIES)
 

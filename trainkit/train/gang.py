@@ -9,8 +9,6 @@ A gang never changes: one that lost a worker is over, and its crew forms another
 from __future__ import annotations
 
 import contextlib
-import os
-import secrets
 import weakref
 from typing import Any
 
@@ -18,7 +16,9 @@ from trainkit.errors import GangError
 from trainkit.runtime import api as runtime
 from trainkit.runtime import preload
 from trainkit.runtime.specs import ObjectRef
+from trainkit.train import meeting
 from trainkit.train.answers import GRACE_S, Answers
+from trainkit.train.meeting import Locality
 from trainkit.train.options import TrainerOptions
 from trainkit.train.process_group import Rendezvous
 from trainkit.train.seats import Seats
@@ -88,15 +88,15 @@ class Gang:
         """
         # Sharding needs a group, even of one.
         meets = self.world_size > 1 or self._options.spec.spreads
-        rendezvous = self._rendezvous() if meets else None
+        rendezvous, localities = self._meeting() if meets else (None, [Locality()])
         specs = {
             rank: (
                 WorkerSpec(
                     options=self._options,
                     rank=rank,
+                    locality=localities[rank],
                     rendezvous=rendezvous,
                     seed=seed,
-                    driver_pid=os.getpid(),
                 ),
             )
             for rank in range(self.world_size)
@@ -136,10 +136,12 @@ class Gang:
 
     # -- inside --------------------------------------------------------------------------------
 
-    def _rendezvous(self) -> Rendezvous:
-        path = runtime.scratch_dir() / f"gang-{secrets.token_hex(8)}"
-        self._held.callback(path.unlink, missing_ok=True)
-        return Rendezvous(str(path), self._options.backend, self._options.timeout_s)
+    def _meeting(self) -> tuple[Rendezvous, list[Locality]]:
+        """Where the workers meet, and each one's number among those of its machine."""
+        place, localities = meeting.arrange(
+            self.world_size, self._held, lambda arguments: self._call("home", arguments, in_step=False)
+        )
+        return Rendezvous(place, self._options.backend, self._options.timeout_s), localities
 
     def _call(self, method: str, args: dict[int, Any], *, in_step: bool, alike: bool = False) -> list[Any]:
         if self.ended is not None:

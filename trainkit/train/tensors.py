@@ -36,6 +36,18 @@ def to_device(batch: Any, device: torch.device) -> Any:
     return map_tensors(lambda tensor: tensor.to(device, non_blocking=True), batch)
 
 
+def beside(there: Any, value: Any) -> Any:
+    """`value` on the device of the first tensor in `there`; as it is if there is none."""
+    found: list[torch.Tensor] = []
+
+    def collect(tensor: torch.Tensor) -> torch.Tensor:
+        found.append(tensor)
+        return tensor
+
+    map_tensors(collect, there)
+    return map_tensors(lambda tensor: tensor.to(found[0].device), value) if found else value
+
+
 def cpu_copy(state: Any) -> Any:
     """A copy of `state` on the CPU, which what becomes of the original does not change."""
     return map_tensors(lambda tensor: tensor.detach().to("cpu", copy=True), state)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, Never, TypeVar
 
 from torch import nn
 
@@ -38,6 +38,7 @@ class TorchTrainer:
         backend: "gloo", "nccl", or "auto": NCCL for GPUs.
         wrap_ddp: wrap models in `DistributedDataParallel`; False leaves it to the operator.
         timeout_s: seconds that one collective operation may take.
+        use_fp16: the same as `precision="fp16"`.
         use_tqdm: show a progress bar, worker 0's.
         add_dist_sampler: deal each loader's samples out among workers; False leaves it to the operator.
         scheduler_step_freq: when learning rate schedulers step: after each "batch" or "epoch", or
@@ -54,6 +55,7 @@ class TorchTrainer:
         detect_nan: stop with `NonFiniteLossError` at the first loss that is no finite number; this waits for
             the device at each step. Otherwise it is told at the epoch's end.
         min_workers: fewest workers to go on with if some are lost; default, `num_workers`.
+        **former: arguments that RaySGD's trainer once had; refused with what to do instead.
 
     Raises:
         ConfigError: an argument is wrong; all mistakes are named at once.
@@ -73,6 +75,7 @@ class TorchTrainer:
         backend: str = "auto",
         wrap_ddp: bool = True,
         timeout_s: float = 1800,
+        use_fp16: bool = False,
         use_tqdm: bool = False,
         add_dist_sampler: bool = True,
         scheduler_step_freq: str | None = None,
@@ -86,6 +89,7 @@ class TorchTrainer:
         channels_last: bool = False,
         detect_nan: bool = False,
         min_workers: int | None = None,
+        **former: Never,
     ) -> None:
         if use_tqdm:
             require_tqdm()
@@ -99,6 +103,7 @@ class TorchTrainer:
             backend=backend,
             wrap_ddp=wrap_ddp,
             timeout_s=timeout_s,
+            use_fp16=use_fp16,
             use_tqdm=use_tqdm,
             add_dist_sampler=add_dist_sampler,
             scheduler_step_freq=scheduler_step_freq,
@@ -112,26 +117,33 @@ class TorchTrainer:
             channels_last=channels_last,
             detect_nan=detect_nan,
             min_workers=min_workers,
+            **former,
         ).resolved()
         self._crew = Crew(self._options)
 
     def train(
         self,
         num_steps: int | None = None,
-        *,
+        profile: bool = False,
         reduce_results: bool = True,
         max_retries: int = RETRIES,
         info: Mapping[str, Any] | None = None,
+        dataset: Any = None,
     ) -> Any:
         """Train for one epoch.
 
         Args:
             num_steps: batches for each worker; more than there are start the data again. None takes one
                 pass.
+            profile: add `profile`, worker 0's mean seconds of "fwd", "grad" and "apply" in a batch, of
+                whatever else `self.timers` measured, and of the epoch.
             reduce_results: one result for all workers; False gives a list of theirs.
             max_retries: how often the epoch is run again, from its start, if workers die or hang; they are
                 formed again, and go on from a snapshot of the state. 0 takes none.
-            info: passed on to `train_epoch` and, with more, to `train_batch`.
+            info: passed on to `train_epoch` and, with more, to `train_batch`. `num_epochs` in it is shown by
+                the progress bar.
+            dataset: a loader, or a function of the configuration that makes one in each worker, to train on
+                in this call instead of the registered one.
 
         Returns:
             A dictionary: `epoch` (1 after the first), `batch_count`, `num_samples`, and for each metric
@@ -143,22 +155,27 @@ class TorchTrainer:
                 the trainer with them: make a new one, and load a checkpoint.
             Exception: what the operator raised in a worker, with that worker's traceback.
         """
-        return self._epoch("train", num_steps, reduce_results, info, max_retries)
+        arguments = (num_steps, dict(info or {}), profile, dataset)
+        call = Call("train", arguments, Effect.UNKNOWN, in_step=True)
+        return self._epoch(call, max_retries, reduce_results, None if dataset is not None else "train")
 
     def validate(
         self,
         num_steps: int | None = None,
-        *,
+        profile: bool = False,
         reduce_results: bool = True,
-        max_retries: int = RETRIES,
         info: Mapping[str, Any] | None = None,
+        *,
+        max_retries: int = RETRIES,
     ) -> Any:
         """Evaluate on the validation data, each sample once, whatever the number of workers.
 
-        Args, result and errors are as of `train`; `num_steps` takes the first batches only. With
-        `max_retries` a snapshot is taken first, unless that of the last epoch still holds.
+        Args, result and errors are as of `train`; `num_steps` takes the first batches only. In `profile`
+        are "eval_fwd" and "validation". With `max_retries` a snapshot is taken first, unless that of the last
+        epoch still holds.
         """
-        return self._epoch("validate", num_steps, reduce_results, info, max_retries)
+        call = Call("validate", (num_steps, dict(info or {}), profile), Effect.SMALL, in_step=True)
+        return self._epoch(call, max_retries, reduce_results, "validation")
 
     def update_scheduler(self, metric: float) -> None:
         """Step all schedulers by `metric`, as `ReduceLROnPlateau` wants it."""
@@ -202,8 +219,12 @@ class TorchTrainer:
         """
         return whole_state(self._crew.snapshot())
 
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state_dict: Mapping[str, Any], blocking: bool = False) -> None:
         """Take over what `state_dict` returned, here or from a trainer with other workers.
+
+        Args:
+            state_dict: whole; it is copied.
+            blocking: without effect, as all workers have taken it over when this returns.
 
         Raises:
             CheckpointError: it does not fit what is registered.
@@ -264,13 +285,11 @@ class TorchTrainer:
         options = TrainerOptions.of(**kwargs).resolved()
         return make_trainable(TrialPlan(cls, options, override_tune_step))
 
-    def to_trainable(self) -> type[TrainerTrainable]:
-        """What `tune.Tuner` makes of a trainer: `as_trainable` of the same arguments.
-
-        Its own workers are shut down, so that the trials' have room.
-        """
+    def __trainable__(self) -> type[TrainerTrainable]:
+        """What `tune.Tuner(trainer)` runs: trainers like this one, whose own workers make room for them."""
+        made = make_trainable(TrialPlan(type(self), self._options, None))
         self.shutdown()
-        return make_trainable(TrialPlan(type(self), self._options, None))
+        return made
 
     def __enter__(self) -> TorchTrainer:
         return self
@@ -283,26 +302,17 @@ class TorchTrainer:
     ) -> None:
         self.shutdown(force=error is not None)
 
-    def _epoch(
-        self,
-        method: str,
-        num_steps: int | None,
-        reduce_results: bool,
-        info: Mapping[str, Any] | None,
-        max_retries: int,
-    ) -> Any:
+    def _epoch(self, call: Call, max_retries: int, reduce_results: bool, needs: str | None) -> Any:
+        """Run an epoch, for which the data `needs` must have been registered."""
+        num_steps = call.args[0]
         if num_steps is not None and not is_count(num_steps):
             raise ConfigError(
-                f"{method}(num_steps={num_steps!r}): give a whole number, 1 or more, or None for all batches"
+                f"{call.method}(num_steps={num_steps!r}): give a whole number, 1 or more, or None for all batches"
             )
-        if max_retries != 0 and not is_count(max_retries):
-            raise ConfigError(f"{method}(max_retries={max_retries!r}): give a whole number, 0 or more")
-        training = method == "train"
-        what = "train" if training else "validation"
-        if self._crew.ended is None and not self._crew.has_data(what):
-            raise ConfigError(f"there is no {what} data: call register_data({what}_loader=...) in setup")
-        effect = Effect.UNKNOWN if training else Effect.SMALL
-        call = Call(method, (num_steps, dict(info or {})), effect, in_step=True)
+        if max_retries is False or (max_retries != 0 and not is_count(max_retries)):
+            raise ConfigError(f"{call.method}(max_retries={max_retries!r}): give a whole number, 0 or more")
+        if needs is not None and self._crew.ended is None and not self._crew.has_data(needs):
+            raise ConfigError(f"there is no {needs} data: call register_data({needs}_loader=...) in setup")
         results = self._crew.epoch(call, max_retries)
         results = [results[rank] for rank in self._crew.reporters]
         return reduce_metrics(results) if reduce_results else [dict(result) for result in results]

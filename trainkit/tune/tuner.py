@@ -25,8 +25,7 @@ class Tuner:
     Args:
         trainable: a function of the configuration, which reports by `tune.report`, by yielding or by
             returning metrics; or a `Trainable` class; either may be bound by `with_resources` and
-            `with_parameters`. Also a `TorchTrainer`, or another object whose `to_trainable()` returns one of
-            these.
+            `with_parameters`.
         param_space: hyperparameters by name: domains such as `tune.uniform(0, 1)`, `tune.grid_search`,
             constants, nested dictionaries and lists.
         tune_config: what is searched for, and how.
@@ -137,8 +136,8 @@ def checked_trainable(trainable: Any, run: RunConfig) -> Bound:
     Raises:
         ConfigError: it is neither a function of the configuration nor a `Trainable` class.
     """
-    if not isinstance(trainable, type) and callable(offer := getattr(trainable, "to_trainable", None)):
-        trainable = offer()
+    if not isinstance(trainable, type) and hasattr(trainable, "__trainable__"):
+        trainable = trainable.__trainable__()  # A trainer that was made already says what its trials are.
     bound = Bound.of(trainable)
     inner = bound.trainable
     if isinstance(inner, type):

@@ -12,6 +12,8 @@ from trainkit.train.strategies.base import StrategySpec
 HOMES = {
     "single": ("trainkit.train.strategies.single", "Single"),
     "ddp": ("trainkit.train.strategies.ddp", "DDP"),
+    "fsdp": ("trainkit.train.strategies.fsdp", "FSDP"),
+    "layers": ("trainkit.train.strategies.layers", "Layers"),
 }
 
 

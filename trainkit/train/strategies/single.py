@@ -12,11 +12,11 @@ from torch import nn
 
 from trainkit.errors import CheckpointError
 from trainkit.train.data import Feed, make_feed
-from trainkit.train.modules import skeleton
+from trainkit.train.modules import skeleton, spans_devices
 from trainkit.train.spread import whole
 from trainkit.train.step_settings import StepSettings
 from trainkit.train.strategies.base import Criterion, Place, Strategy
-from trainkit.train.tensors import cpu_copy
+from trainkit.train.tensors import beside, cpu_copy
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +55,8 @@ class SingleStrategy:
     """The model on one device, the data as the user's loader gives it."""
 
     averages = False
+    meets_in_forward = False
+    """Whether forward passes are collective, so that validation too has equally many on all workers."""
 
     def __init__(self, place: Place) -> None:
         self.devices = place.devices
@@ -73,16 +75,27 @@ class SingleStrategy:
 
     def _on_device(self, model: nn.Module) -> nn.Module:
         """`model` on its device, its parameters the same objects; compiled if asked."""
-        model = model.to(self.devices[0])
+        model = self._moved(model)
         if self._place.step.channels_last:
             model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         if self._place.step.compile:
             model.compile()
         return model
 
+    def _moved(self, model: nn.Module) -> nn.Module:
+        # A model that setup has put on several of this worker's devices is left where it is.
+        return model if len(self.devices) > 1 and spans_devices(model) else model.to(self.devices[0])
+
     def split_data(self, loader: Iterable[Any], *, training: bool) -> Feed:
         every = self._place.step.grad_accumulation_steps
-        return make_feed(loader, group=self.data, training=training, split=self._place.split, every=every)
+        return make_feed(
+            loader,
+            group=self.data,
+            training=training,
+            split=self._place.split,
+            in_step=training or self.meets_in_forward,
+            every=every,
+        )
 
     # -- stepping ------------------------------------------------------------------------------
 
@@ -95,7 +108,8 @@ class SingleStrategy:
         scaled: Callable[[torch.Tensor], torch.Tensor],
     ) -> torch.Tensor | None:
         with self._place.step.autocast(self.devices[0]):
-            loss = criterion(model(*features), target)
+            output = model(*features)
+            loss = criterion(output, self._beside(output, target))
         self.backward(scaled(loss))
         return loss.detach()
 
@@ -104,7 +118,11 @@ class SingleStrategy:
     ) -> tuple[torch.Tensor, torch.Tensor] | None:
         with self._place.step.autocast(self.devices[0]):
             output = model(*features)
-            return output, criterion(output, target)
+            return output, criterion(output, self._beside(output, target))
+
+    def _beside(self, output: Any, target: Any) -> Any:
+        """`target` where the output is: a model over several devices may end on another than it begins on."""
+        return target if len(self.devices) == 1 else beside(output, target)
 
     def backward(self, loss: torch.Tensor) -> None:
         loss.backward()  # type: ignore[no-untyped-call]
