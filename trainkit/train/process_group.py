@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import re
 import socket
 import struct
 from collections.abc import Iterator, Mapping, Sequence
@@ -32,16 +31,6 @@ _SIOCGIFADDR = 0x8915
 
 _BACKENDS = {"gloo": "gloo", "nccl": "cpu:gloo,cuda:nccl"}
 """Counts and orders of samples are agreed upon on the CPU, also where gradients travel by NCCL."""
-
-_LOST_PEER = re.compile(
-    r"\[[^\]]*\bgloo/[^\]]*\.(?:cc|h):\d+\]"  # the place in gloo's source, as all its network errors begin
-    r"|timed out waiting \d+ ?ms for (?:recv|send) operation"
-    r"|application timeout caused pair closure"
-    r"|\bgloo connectfullmesh failed"
-    r"|\bnccl (?:error|communicator)\b",
-    re.IGNORECASE,
-)
-"""Gloo raises bare RuntimeErrors, as user code does; their phrases are all there is to tell them by."""
 
 
 @dataclass(frozen=True)
@@ -111,23 +100,19 @@ class DistributedGroup(WorkerGroup):
     """Several processes, joined through torch.distributed.
 
     Args:
-        rank: this worker's number.
-        world_size: how many there are.
-        timeout: of a collective; None is torch's own.
-        variables: of the environment that they were joined with; parts of them are joined with the same.
+        rank: this worker's.
+        world_size: of the group.
+        timeout: of one collective, also in subgroups.
+        bound: environment variables that name the network interface to listen on.
     """
 
     def __init__(
-        self,
-        rank: int,
-        world_size: int,
-        timeout: timedelta | None = None,
-        variables: Mapping[str, str] | None = None,
+        self, rank: int, world_size: int, timeout: timedelta | None, bound: Mapping[str, str]
     ) -> None:
         self.rank = rank
         self.world_size = world_size
         self._timeout = timeout
-        self._variables = variables or {}
+        self._bound = dict(bound)
         self._joined = True
 
     def broadcast_integers(self, values: Sequence[int]) -> list[int]:
@@ -157,7 +142,7 @@ class DistributedGroup(WorkerGroup):
             dist.broadcast(tensor.detach(), src=0)
 
     def subgroup(self, parts: Sequence[Sequence[int]]) -> dist.ProcessGroup:
-        with _defaults(self._variables):
+        with _defaults(self._bound):
             # Without a timeout torch gives half an hour, whatever the whole group's is.
             own, _ = dist.new_subgroups_by_enumeration(  # type: ignore[no-untyped-call]
                 [list(part) for part in parts], timeout=self._timeout
@@ -252,12 +237,12 @@ def join(
     store = listener.store if listener is not None else _store(rendezvous.place, world_size, timeout)
     store.set_timeout(timeout)
     interface = _LOOPBACK if address is None else _interface_of(address)
-    variables = dict.fromkeys(_INTERFACE, interface) if interface is not None else {}
-    with _defaults(variables):
+    bound = {} if interface is None else dict.fromkeys(_INTERFACE, interface)
+    with _defaults(bound):
         dist.init_process_group(
             _BACKENDS[rendezvous.backend], store=store, rank=rank, world_size=world_size, timeout=timeout
         )
-    return DistributedGroup(rank, world_size, timeout, variables)
+    return DistributedGroup(rank, world_size, timeout, bound)
 
 
 def _store(place: str, world_size: int, timeout: timedelta) -> Any:
@@ -284,15 +269,8 @@ def _interface_of(address: str) -> str | None:
     return None
 
 
-def lost_peer(error: BaseException) -> bool:
-    """Whether `error` only tells that another worker is gone or late, so that the cause lies there."""
-    if isinstance(error, dist.DistError):
-        return True
-    return isinstance(error, RuntimeError) and _LOST_PEER.search(str(error)) is not None
-
-
 @contextmanager
-def _defaults(variables: Mapping[str, str]) -> Iterator[None]:
+def _defaults(variables: dict[str, str]) -> Iterator[None]:
     """Set environment variables that are not set, for the length of the block."""
     absent = {name: value for name, value in variables.items() if name not in os.environ}
     os.environ.update(absent)
