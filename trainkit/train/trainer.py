@@ -307,7 +307,8 @@ class TorchTrainer:
         num_steps = call.args[0]
         if num_steps is not None and not is_count(num_steps):
             raise ConfigError(
-                f"{call.method}(num_steps={num_steps!r}): give a whole number, 1 or more, or None for all batches"
+                f"{call.method}(num_steps={num_steps!r}): give a whole number, 1 or more, or None for all "
+                f"batches"
             )
         if max_retries is False or (max_retries != 0 and not is_count(max_retries)):
             raise ConfigError(f"{call.method}(max_retries={max_retries!r}): give a whole number, 0 or more")

@@ -204,8 +204,8 @@ class Worker:
         return WorkerState(shared, self.own_state())
 
     def own_state(self) -> dict[str, Any]:
-        """What differs between workers: their generators, and where they are in the data."""
-        return {"rng": rng.state(), "data": self._data_state()}
+        """What is each worker's own: its generators, where it is in the data, what its strategy has learnt."""
+        return {"rng": rng.state(), "data": self._data_state(), "layout": self._strategy.layout()}
 
     def small_state(self) -> SmallState:
         """What a validation may change of the state."""
@@ -373,6 +373,8 @@ class Worker:
         ):
             if feed is not None and name in own["data"]:
                 feed.load_state(own["data"][name])
+        if len(workers) == self._strategy.group.world_size:
+            self._strategy.arrange(own.get("layout") or [])
 
 
 def _strategy(spec: WorkerSpec, listener: Listener | None) -> Strategy:

@@ -178,5 +178,12 @@ class Strategy(Protocol):
             CheckpointError: it does not fit; nothing was changed.
         """
 
+    def layout(self) -> list[Any]:
+        """What was learnt while training that the rounding of its sums hangs on; plain values, or nothing."""
+        return []
+
+    def arrange(self, layout: Sequence[Any]) -> None:
+        """Take over what `layout` returned on the same number of workers; called on all of them together."""
+
     def skeleton(self, model: nn.Module) -> nn.Module:
         """The user's module as it was registered, its parameters on the "meta" device, without memory."""

@@ -180,5 +180,11 @@ class SingleStrategy:
         for optimizer, saved in zip(optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(saved)
 
+    def layout(self) -> list[Any]:
+        return []
+
+    def arrange(self, layout: Sequence[Any]) -> None:
+        """Nothing: no order of sums was learnt."""
+
     def skeleton(self, model: nn.Module) -> nn.Module:
         return skeleton(self.unwrap(model))
