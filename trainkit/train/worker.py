@@ -204,7 +204,7 @@ class Worker:
         return WorkerState(shared, self.own_state())
 
     def own_state(self) -> dict[str, Any]:
-        """What is each worker's own: its generators, where it is in the data, what its strategy has learnt."""
+        """What is its own: generators, where it is in the data, what its strategy has learnt."""
         return {"rng": rng.state(), "data": self._data_state(), "layout": self._strategy.layout()}
 
     def small_state(self) -> SmallState:
