@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,40 +18,21 @@ from trainkit.train.agreement import agreed
 from trainkit.train.context import WorkerContext
 from trainkit.train.data import Feed
 from trainkit.train.keys import EPOCH, NUM_STEPS, PROFILE, USE_FP16
-from trainkit.train.meeting import Home, Locality
+from trainkit.train.meeting import Home
 from trainkit.train.metrics import EpochMetrics, to_numbers
 from trainkit.train.modules import on_cpu
 from trainkit.train.operator import TrainingOperator
-from trainkit.train.options import TrainerOptions
-from trainkit.train.process_group import Listener, Rendezvous, WorkerGroup
+from trainkit.train.process_group import Listener
 from trainkit.train.progress import Bar, describe
 from trainkit.train.spread import detached, whole
-from trainkit.train.state import SmallState, WorkerState, check_state, joined_state
-from trainkit.train.strategies.base import Place, Strategy
+from trainkit.train.state import SmallState, WorkerState, check_state, joined_state, own_of
+from trainkit.train.strategies.base import KeepsOrder, Place, Strategy
 from trainkit.train.strategies.single import SingleStrategy
 from trainkit.train.symptoms import LostOthersError, lost_peer
 from trainkit.train.tensors import cpu_copy
+from trainkit.train.worker_spec import WorkerSpec, joined_strategy
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, kw_only=True)
-class WorkerSpec:
-    """What a worker is told when it starts.
-
-    Attributes:
-        options: the trainer's, resolved.
-        rank: this worker's number, from 0.
-        locality: its number among those of its machine.
-        rendezvous: where the workers meet; None if there is one.
-        seed: for the generators, the same on all workers while they set up; None leaves them alone.
-    """
-
-    options: TrainerOptions
-    rank: int
-    locality: Locality
-    rendezvous: Rendezvous | None
-    seed: int | None
 
 
 class Worker:
@@ -98,7 +79,7 @@ class Worker:
             )
         if options.initialization_hook is not None:
             options.initialization_hook()
-        self._strategy = _strategy(spec, self._listener)
+        self._strategy = joined_strategy(spec, self._listener)
         self._spreads = options.spec.spreads
         self._in_driver = in_trainers_process or "isolation" not in runtime.promises()
         context = WorkerContext(
@@ -109,10 +90,11 @@ class Worker:
             scheduler_step_freq=options.scheduler_step_freq,
         )
         self._operator = options.training_operator_cls(options.worker_config, context)
-        if spec.rank > 0:
+        if self._strategy.data.rank > 0:
             # Set up alike, all workers would from here on drop the same units and augment in the same way.
-            # The first one keeps its stream: it is a plain loop's.
-            rng.seed(torch.initial_seed() + spec.rank)
+            # The first one keeps its stream: it is a plain loop's. Workers that hold one model together go
+            # on alike, as each of them computes what the model's other parts are given.
+            rng.seed(torch.initial_seed() + self._strategy.data.rank)
         self._started = True
         return self.data()
 
@@ -205,7 +187,12 @@ class Worker:
 
     def own_state(self) -> dict[str, Any]:
         """What is its own: generators, where it is in the data, what its strategy has learnt."""
-        return {"rng": rng.state(), "data": self._data_state(), "layout": self._strategy.layout()}
+        return {
+            "data_rank": self._strategy.data.rank,
+            "rng": rng.state(),
+            "data": self._data_state(),
+            "order": self._strategy.order() if isinstance(self._strategy, KeepsOrder) else [],
+        }
 
     def small_state(self) -> SmallState:
         """What a validation may change of the state."""
@@ -362,10 +349,12 @@ class Worker:
         self._take_over_own(state.get("workers") or [])
 
     def _take_over_own(self, workers: Sequence[Mapping[str, Any]]) -> None:
-        """Go on where the worker of this rank was; one that had none keeps its own generators."""
-        if self._rank >= len(workers):
+        """Go on where the worker in this place was; one that had none keeps its own generators."""
+        if isinstance(self._strategy, KeepsOrder) and len(workers) == self._strategy.group.world_size:
+            self._strategy.take_order(workers[self._rank].get("order", []))
+        own = own_of(workers, rank=self._rank, data_rank=self._strategy.data.rank)
+        if own is None:
             return
-        own = workers[self._rank]
         rng.load(own["rng"])
         for name, feed in (
             ("train", self._operator.train_feed),
@@ -373,29 +362,6 @@ class Worker:
         ):
             if feed is not None and name in own["data"]:
                 feed.load_state(own["data"][name])
-        if len(workers) == self._strategy.group.world_size:
-            self._strategy.arrange(own.get("layout") or [])
-
-
-def _strategy(spec: WorkerSpec, listener: Listener | None) -> Strategy:
-    options = spec.options
-    devices: tuple[torch.device, ...] = (torch.device("cpu"),)
-    if options.devices_per_worker:
-        devices = tuple(torch.device("cuda", index) for index in range(options.devices_per_worker))
-        torch.cuda.set_device(devices[0])
-    group = WorkerGroup()
-    if spec.rendezvous is not None:
-        group = process_group.join(
-            spec.rendezvous,
-            rank=spec.rank,
-            world_size=options.num_workers,
-            address=None if meeting.on_one_machine() else meeting.own_address(),
-            listener=listener,
-        )
-    place = Place(
-        devices=devices, group=group, step=options.step, wrap=options.wrap_ddp, split=options.add_dist_sampler
-    )
-    return options.spec.build(place)
 
 
 def _checked(result: Any, method: str) -> Mapping[str, Any]:

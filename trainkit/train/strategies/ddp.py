@@ -63,12 +63,12 @@ class DDPStrategy(SingleStrategy):
         for model in self._wrapped:
             model.require_backward_grad_sync = now
 
-    def layout(self) -> list[list[int]]:
+    def order(self) -> list[Any]:
         return [learnt_order(model) for model in self._wrapped] if self.group.world_size > 2 else []
 
-    def arrange(self, layout: Sequence[Any]) -> None:
-        for model, order in zip(self._wrapped, layout, strict=False):
-            teach_order(model, order)
+    def take_order(self, order: Sequence[Any]) -> None:
+        for model, learnt in zip(self._wrapped, order, strict=False):
+            teach_order(model, learnt)
 
     def unwrap(self, model: nn.Module) -> nn.Module:
         return model.module if isinstance(model, DistributedDataParallel) else model
