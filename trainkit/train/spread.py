@@ -138,10 +138,11 @@ def local_part(leaf: torch.Tensor | Spread, like: torch.Tensor) -> torch.Tensor:
         part = leaf.detach()[
             _slices(offset, [o + s for o, s in zip(offset, shape, strict=True)], (0,) * len(shape))
         ]
-    local = part.to(device=like.to_local().device, dtype=like.dtype, copy=True).contiguous()
-    return DTensor.from_local(
-        local, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
-    )
+    # Laid out by what it is to be like: an offloaded tensor's part is on another device than its mesh.
+    with torch.no_grad():
+        result = torch.empty_like(like)
+        _local(result).copy_(part)
+    return result
 
 
 def shape_of(leaf: Any) -> tuple[int, ...] | None:
@@ -155,6 +156,10 @@ def _detached(tensor: torch.Tensor) -> Any:
     _, offset = _place_of(tensor)
     local = tensor.to_local().detach().to("cpu", copy=True)
     return Spread(tuple(tensor.shape), tensor.dtype, (Box(tuple(offset), local),) if local.numel() else ())
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def _place_of(tensor: DTensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
