@@ -10,11 +10,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar, cast
 
 from torch.nn.modules.loss import _Loss
 
 from trainkit.errors import ConfigError
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,11 +74,10 @@ class CreatorOperator:
         self.register_data(train_loader=train, validation_loader=validation)
 
 
-def operator_from(base: type[Any], creators: Creators) -> type[Any]:
+def operator_from(base: type[T], creators: Creators) -> type[T]:
     """A subclass of `base`, an operator, whose `setup` calls `creators`."""
-    return type(
-        "CreatorOperator", (CreatorOperator, base), {"creators": creators, "__doc__": CreatorOperator.__doc__}
-    )
+    attributes = {"creators": creators, "__doc__": CreatorOperator.__doc__}
+    return cast("type[T]", type("CreatorOperator", (CreatorOperator, base), attributes))
 
 
 def _loaders(creators: Creators, config: dict[str, Any]) -> tuple[Any, Any]:

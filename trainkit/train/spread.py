@@ -7,6 +7,7 @@ No collective is needed: whoever has all workers' pieces has the state.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -79,9 +80,15 @@ class Spread:
         return result
 
 
-def detached(state: Any) -> Any:
-    """A copy of `state` on the CPU that what becomes of the original does not change; DTensors in pieces."""
-    return map_tensors(_detached, state)
+def detached(state: Any, *, copy: bool = True) -> Any:
+    """A copy of `state` on the CPU that what becomes of the original does not change; DTensors in pieces.
+
+    Args:
+        state: nested containers with tensors.
+        copy: False for what is sent to another process at once, which copies it: whole tensors that are on
+            the CPU already stay as they are.
+    """
+    return map_tensors(functools.partial(_detached, copy=copy), state)
 
 
 def joined(states: Sequence[Any]) -> Any:
@@ -89,18 +96,19 @@ def joined(states: Sequence[Any]) -> Any:
 
     Args:
         states: nested alike, one a worker, in order of rank; of what is no container and not in pieces, the
-            first worker's stands. Lists have the same length on all workers.
+            first worker's stands. So does what the others have otherwise: an operator's own state may differ.
     """
     first = states[0]
     if isinstance(first, Spread):
-        boxes = {box.offset: box for state in states for box in state.boxes}
+        boxes = {box.offset: box for state in states if isinstance(state, Spread) for box in state.boxes}
         return Spread(first.shape, first.dtype, tuple(boxes.values()))
     if isinstance(first, Mapping):
-        keys = dict.fromkeys(key for state in states for key in state)
-        items = {key: joined([state[key] for state in states if key in state]) for key in keys}
-        return like_mapping(first, items)
+        alike = [state for state in states if isinstance(state, Mapping)]
+        keys = dict.fromkeys(key for state in alike for key in state)
+        return like_mapping(first, {key: joined([s[key] for s in alike if key in s]) for key in keys})
     if isinstance(first, list):
-        return [joined(list(items)) for items in zip(*states, strict=True)]
+        lists = [state for state in states if isinstance(state, list) and len(state) == len(first)]
+        return [joined(list(items)) for items in zip(*lists, strict=True)]
     return first
 
 
@@ -150,16 +158,22 @@ def shape_of(leaf: Any) -> tuple[int, ...] | None:
     return tuple(leaf.shape) if isinstance(leaf, (torch.Tensor, Spread)) else None
 
 
-def _detached(tensor: torch.Tensor) -> Any:
+def _detached(tensor: torch.Tensor, *, copy: bool) -> Any:
     if not isinstance(tensor, DTensor):
-        return tensor.detach().to("cpu", copy=True)
+        return _on_cpu(tensor, copy)
     _, offset = _place_of(tensor)
-    local = tensor.to_local().detach().to("cpu", copy=True)
+    local = _on_cpu(tensor.to_local(), copy)
     return Spread(tuple(tensor.shape), tensor.dtype, (Box(tuple(offset), local),) if local.numel() else ())
 
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def _on_cpu(tensor: torch.Tensor, copy: bool) -> torch.Tensor:
+    # Sent as it is, a part of a larger tensor would take the whole of it along.
+    part = tensor.untyped_storage().nbytes() != tensor.nbytes
+    return tensor.detach().to("cpu", copy=copy or part)
 
 
 def _place_of(tensor: DTensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
