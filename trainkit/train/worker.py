@@ -24,7 +24,7 @@ from trainkit.train.modules import on_cpu
 from trainkit.train.operator import TrainingOperator
 from trainkit.train.process_group import Listener
 from trainkit.train.progress import Bar, describe
-from trainkit.train.spread import detached, whole
+from trainkit.train.spread import detached, joined, whole
 from trainkit.train.state import SmallState, WorkerState, check_state, joined_state, own_of
 from trainkit.train.strategies.base import KeepsOrder, Place, Strategy
 from trainkit.train.strategies.single import SingleStrategy
@@ -209,7 +209,7 @@ class Worker:
             # Copied: in the trainer's own process the snapshot is not a copy of its own, as it is elsewhere.
             self._take_over(detached(joined_state(states)), "the snapshot")
         if small is not None:
-            self._operator.load_state_dict(whole(detached(small[0].operator)))
+            self._operator.load_state_dict(whole(detached(joined([state.operator for state in small]))))
             self._take_over_own([state.own for state in small])
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
