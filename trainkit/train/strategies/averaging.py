@@ -5,7 +5,7 @@ As there, any backward pass brings them together, so a step of the user's own ma
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -55,28 +55,39 @@ class GradientAverage:
             engine.queue_callback(self._average)
 
     def _average(self) -> None:
-        settle_gradients(self._parameters)
-        works = []
-        for bucket in self._buckets():
-            # With a flag for each: a parameter may be used on some workers only.
-            flat = torch.cat([*map(_values, bucket), _flags(bucket)])
-            works.append((bucket, flat, dist.all_reduce(flat, group=self._group, async_op=True)))
-        for bucket, flat, work in works:
-            work.wait()
-            _write_back(bucket, flat, dist.get_world_size(self._group))
+        average_gradients(self._parameters, self._group)
 
-    def _buckets(self) -> Iterator[list[torch.Tensor]]:
-        """The parameters in the order in which backward passes reach them, alike in data type."""
-        bucket: list[torch.Tensor] = []
-        filled = 0
-        for parameter in reversed(self._parameters):
-            if bucket and (parameter.dtype != bucket[0].dtype or filled >= BUCKET_BYTES):
-                yield bucket
-                bucket, filled = [], 0
-            bucket.append(parameter)
-            filled += local(parameter).nbytes
-        if bucket:
+
+def average_gradients(parameters: Sequence[torch.Tensor], group: dist.ProcessGroup) -> None:
+    """Replace gradients by their mean over `group`; one that no worker has stays None.
+
+    Args:
+        parameters: that are trained; the same ones on all workers of the group, in the same order.
+        group: workers that hold the same parts of copies of a model.
+    """
+    settle_gradients(parameters)
+    works = []
+    for bucket in _buckets(parameters):
+        # With a flag for each: a parameter may be used on some workers only.
+        flat = torch.cat([*map(_values, bucket), _flags(bucket)])
+        works.append((bucket, flat, dist.all_reduce(flat, group=group, async_op=True)))
+    for bucket, flat, work in works:
+        work.wait()
+        _write_back(bucket, flat, dist.get_world_size(group))
+
+
+def _buckets(parameters: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
+    """The parameters in the order in which backward passes reach them, alike in data type."""
+    bucket: list[torch.Tensor] = []
+    filled = 0
+    for parameter in reversed(parameters):
+        if bucket and (parameter.dtype != bucket[0].dtype or filled >= BUCKET_BYTES):
             yield bucket
+            bucket, filled = [], 0
+        bucket.append(parameter)
+        filled += local(parameter).nbytes
+    if bucket:
+        yield bucket
 
 
 def _values(parameter: torch.Tensor) -> torch.Tensor:

@@ -15,6 +15,7 @@ HOMES = {
     "fsdp": ("trainkit.train.strategies.fsdp", "FSDP"),
     "layers": ("trainkit.train.strategies.layers", "Layers"),
     "tensor": ("trainkit.train.strategies.tensor", "TensorParallel"),
+    "pipeline": ("trainkit.train.strategies.pipeline", "Pipeline"),
 }
 
 
