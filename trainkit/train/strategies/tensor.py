@@ -30,7 +30,7 @@ from trainkit.train.strategies.blocks import chosen_blocks
 from trainkit.train.strategies.mesh import DATA, MODEL, data_group, degree_mistakes, make_mesh
 from trainkit.train.strategies.sharded import ShardedState
 from trainkit.train.strategies.single import SingleStrategy
-from trainkit.train.strategies.splitting import split_model
+from trainkit.train.strategies.splitting import refuse_what_cannot_be_split, split_model
 
 Plan = Mapping[str, ParallelStyle] | Callable[[nn.Module, DeviceMesh], Any]
 
@@ -127,6 +127,8 @@ class TensorParallelStrategy(SingleStrategy):
             raise ConfigError(f"{given} for DistributedDataParallel, not for TensorParallel: leave it out")
         if any(isinstance(optimizer, torch.optim.LBFGS) for optimizer in optimizers):
             raise ConfigError("LBFGS needs all gradients in one piece: use another optimizer, or DDP()")
+        for model in models:
+            refuse_what_cannot_be_split(model)
         self._held = ShardedState(models, optimizers)
         for model in models:
             self._split(model)
