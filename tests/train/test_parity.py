@@ -74,6 +74,7 @@ OPERATOR = {
     "validate_batch": {"batch": REQUIRED, "batch_info": REQUIRED},
     "state_dict": {},
     "load_state_dict": {"state_dict": REQUIRED},
+    "from_ptl": {"lightning_module_cls": REQUIRED, "train_dataloader": None, "val_dataloader": None},
     "from_creators": {
         "model_creator": REQUIRED,
         "optimizer_creator": REQUIRED,

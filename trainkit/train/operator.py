@@ -174,6 +174,7 @@ class TrainingOperator(Situated):
             Metrics: numbers or one-element tensors (a loss may stay on its device), means over the
             batch; `num_samples` is their weight.
         """
+        self._single_model("train_batch")
         features, target = self._features_and_target(batch)
         loss = self.forward_backward(features, target)
         with self.timers.record("apply"):
@@ -191,7 +192,7 @@ class TrainingOperator(Situated):
         Returns:
             The loss, a mean over the batch, detached; None where it is another worker's, as in a pipeline.
         """
-        model, criterion = self._single_model("train_batch")
+        model, criterion = self._single_model("forward_backward", optimizers=None)
         strategy = self._context.strategy
         if not self.timers.enabled:
             return strategy.forward_backward(model, criterion, features, target, self.stepper.scaled)
@@ -233,17 +234,29 @@ class TrainingOperator(Situated):
 
     def validate_batch(self, batch: Any, batch_info: dict[str, Any]) -> Mapping[str, Any]:
         """Loss and, where targets are classes, accuracy of one batch; arguments as `train_batch`'s."""
-        model, criterion = self._single_model("validate_batch")
         features, target = self._features_and_target(batch)
         metrics: dict[str, Any] = {NUM_SAMPLES: target.shape[0]}
         with self.timers.record("eval_fwd"):
-            result = self._context.strategy.forward(model, criterion, features, target)
+            result = self.forward(features, target)
         if result is None:
             return metrics
         output, metrics["val_loss"] = result
         if not target.is_floating_point() and output.dim() == target.dim() + 1:
             metrics["val_accuracy"] = (output.argmax(dim=1) == target.to(output.device)).double().mean()
         return metrics
+
+    def forward(self, features: Sequence[Any], target: Any) -> tuple[Any, torch.Tensor] | None:
+        """Output and loss of one batch, with one model and its criterion, whatever the strategy.
+
+        Args:
+            features: the model's inputs, on the device.
+            target: the criterion's second argument, on the device.
+
+        Returns:
+            Both, for a `validate_batch` of your own; None where they are another worker's, as in a pipeline.
+        """
+        model, criterion = self._single_model("validate_batch", optimizers=None)
+        return self._context.strategy.forward(model, criterion, features, target)
 
     # -- the user's own state ------------------------------------------------------------------
 
@@ -348,14 +361,16 @@ class TrainingOperator(Situated):
             for scheduler in self.registered.schedulers:
                 scheduler.step()
 
-    def _single_model(self, step: str) -> tuple[nn.Module, Callable[..., torch.Tensor]]:
+    def _single_model(
+        self, step: str, optimizers: int | None = 1
+    ) -> tuple[nn.Module, Callable[..., torch.Tensor]]:
         held = self.registered
         if not held.models:
             raise ConfigError(
                 f"the default {step} takes one model, and none was registered: call "
                 f"register(models=..., optimizers=..., criterion=...) in setup, or override {step}"
             )
-        if len(held.models) != 1 or len(held.optimizers) != 1:
+        if len(held.models) != 1 or optimizers not in (None, len(held.optimizers)):
             raise ConfigError(
                 f"the default {step} takes one model with one optimizer; {len(held.models)} and "
                 f"{len(held.optimizers)} were registered: override {step}"
