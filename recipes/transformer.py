@@ -73,7 +73,7 @@ class Head(nn.Module):
         self.out = nn.Linear(width, text.CHARACTERS)
 
     def forward(self, x):
-        return self.out(self.norm(x)).transpose(1, 2)
+        return self.out(self.norm(x)).transpose(1, 2).contiguous()
 
 
 def network(width: int, layers: int, context: int) -> nn.Sequential:

@@ -44,6 +44,9 @@ class Tower(nn.Module):
             x = block(x)
         return self.last(x)
 
+    def spread_out(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.first(x))
+
 
 def parts(config: dict[str, Any]) -> tuple[nn.Module, Any, DataLoader[Any], DataLoader[Any]]:
     torch.manual_seed(0)
@@ -140,7 +143,8 @@ def test_clipping_and_accumulation_follow_the_plain_loop() -> None:
     config = {BATCH_SIZE: 24, "samples": 480}
     expected, val_loss = plain({**config, BATCH_SIZE: 48}, 20, max_norm=0.5)
     options = {"grad_accumulation_steps": 2, "max_grad_norm": 0.5}
-    with trainer(config=config, strategy=FSDP(cpu_offload=True), **options) as gang:
+    choice = FSDP(cpu_offload=True, shard_blocks=lambda name, module: isinstance(module, Block))
+    with trainer(config=config, strategy=choice, **options) as gang:
         gang.train(num_steps=40)
         losses = gang_losses(gang)
         pairs = [(one + other) / 2 for one, other in zip(losses[::2], losses[1::2], strict=True)]
@@ -302,6 +306,20 @@ def test_a_transformer_with_tied_weights_trains_and_comes_back_whole() -> None:
     assert isinstance(model, Tied)
     assert model.output[0][0].weight is model.embedding.weight
     assert results["fsdp"] == pytest.approx(results["single"], abs=1e-9)
+
+
+class AnotherMethod(Stack):
+    def validate_batch(self, batch: Any, batch_info: dict[str, Any]) -> Any:
+        features, target = batch
+        return {"spread": self.model.spread_out(features).abs().mean(), "num_samples": len(target)}
+
+
+def test_other_methods_of_the_model_find_it_whole() -> None:
+    results = []
+    for choice, workers in (("single", 1), (FSDP(forward_methods=("spread_out",)), 2)):
+        with trainer(AnotherMethod, strategy=choice, num_workers=workers) as gang:
+            results.append(gang.validate()["spread"])
+    assert results[0] == pytest.approx(results[1], abs=1e-9)
 
 
 class Odd(Digits):

@@ -185,22 +185,30 @@ def test_a_model_that_was_placed_by_hand_stays() -> None:
     (model,) = build(Layers(devices=["cpu", "cpu"])).place([net], [], {})
     assert model.head.weight.device == META
     assert not any(module._forward_pre_hooks for module in model.modules())
-    # With any other strategy too, where the worker has several devices.
-    for spec in (Single(), DDP()):
-        alone = spec.build(Place(devices=(CPU, META), wrap=False))
-        assert alone.place([net], [], {})[0].head.weight.device == META
 
 
-def test_the_target_goes_where_the_output_is() -> None:
-    strategy = Single().build(Place(devices=(CPU, META)))
-    seen: list[torch.device] = []
+def on_two_devices(spec: Any) -> Any:
+    return spec.build(Place(devices=(CPU, META), wrap=False))
 
-    def criterion(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-        seen.append(target.device)
-        return output.sum()
 
-    strategy.forward(nn.Linear(2, 2).to(META), criterion, [torch.ones(1, 2, device=META)], torch.ones(1))
-    assert seen == [META]
+@pytest.mark.parametrize("spec", [Single(), DDP()], ids=str)
+def test_what_was_placed_by_hand_stays_with_any_strategy(spec: Any, caplog: pytest.LogCaptureFixture) -> None:
+    halves, whole = Net(), Net().to(META)
+    halves.head.to(META)
+    placed = on_two_devices(spec).place([halves, whole], [], {})
+    assert placed[0].head.weight.device == placed[1].stem.weight.device == META
+    assert placed[0].stem.weight.device == CPU
+    assert not caplog.messages
+    on_two_devices(spec).place([Net()], [], {})
+    assert "each worker has 2 devices, but all models are on cpu: pass strategy='layers'" in caplog.text
+
+
+def test_target_and_loss_go_where_the_output_is() -> None:
+    criterion = nn.CrossEntropyLoss(weight=torch.ones(3))
+    model, features = nn.Linear(2, 3).to(META), [torch.ones(1, 2, device=META)]
+    target = torch.zeros(1, dtype=torch.int64)
+    output, loss = on_two_devices(Single()).forward(model, criterion, features, target)
+    assert (output.device, loss.device, criterion.weight.device) == (META, META, META)
 
 
 # -- training ----------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from tests.conftest import eventually
-from tests.train.test_fsdp import trainer
+from tests.train.test_fsdp import Stack, trainer
 from trainkit.errors import CheckpointError, GangError
 from trainkit.train import BATCH_SIZE, TrainingOperator, checkpoint
 
@@ -73,6 +73,31 @@ def test_a_checkpoint_loads_into_any_strategy_on_any_number_of_workers(tmp_path:
         assert_equal(trained(gang), expected)
 
 
+class Averaged(Stack):
+    """Keeps averages of the weights, which are as sharded as these."""
+
+    def setup(self, config: dict[str, Any]) -> None:
+        super().setup(config)
+        self.averages = {name: value.clone() for name, value in self.model.state_dict().items()}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"averages": self.averages, "note": ("plain", 1)}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.loaded = state_dict
+
+
+def test_an_operators_own_state_may_be_sharded_too(tmp_path: Path) -> None:
+    with trainer(Averaged, config=CONFIG) as gang:
+        gang.save(tmp_path / "c")
+        weights = gang.state_dict()["models"][0]
+        gang.load(tmp_path / "c")
+        for loaded in gang.apply_all_operators(lambda operator: operator.loaded):
+            assert loaded["note"] == ("plain", 1)
+            assert_equal(loaded["averages"], dict(weights))
+        assert_equal(gang.state_dict()["operator"]["averages"], dict(weights))
+
+
 def sabotage(rank: int, name: str, replacement: Callable[..., Any]) -> Callable[[TrainingOperator], None]:
     """Replaces a function of the named module, "module:function", in the worker `rank`."""
 
@@ -118,7 +143,7 @@ def test_a_worker_killed_while_saving_leaves_the_previous_checkpoint(
 
 DRIVER = """
 import os, sys
-from tests.train.test_fsdp import trainer
+from tests.train.test_fsdp import Stack, trainer
 if __name__ == "__main__":
     with trainer(config={"*batch_size": 48, "samples": 200}) as gang:
         print(*gang.apply_all_workers(os.getpid), flush=True)
@@ -224,6 +249,18 @@ def test_damage_is_found_and_reading_runs_no_code(tmp_path: Path, monkeypatch: p
         with pytest.raises(CheckpointError, match="outside of the checkpoint"):
             gang.load(where)
         rewrite(where, "shards/.metadata", index)
+        gang.load(where)
+        gang.train(num_steps=1)
+        after = trained(gang)
+        state = gang.state_dict()
+        state["models"][0]["first.bias"] = torch.zeros(7)
+        state["models"][0]["first.weight"] *= 0
+        with pytest.raises(CheckpointError, match=r"first.bias of model 0 has the shape \(32,\), but \(7,\)"):
+            gang.load_state_dict(state)
+        del state["models"][0]["first.bias"]
+        with pytest.raises(CheckpointError, match=r"the state of model 0 lacks first.bias"):
+            gang.load_state_dict(state)
+        assert_equal(trained(gang), after)
         gang.load(where)
         assert_equal(trained(gang), before)
     assert not (tmp_path / "trapped").exists()

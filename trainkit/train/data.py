@@ -234,7 +234,7 @@ class Feed:
                 self.turn = self._turn(index)
                 yield batch
             self.turn = Turn()
-        elif self._group.world_size == 1:
+        elif self._group.members == 1:
             yield from self._started()
         elif self._training:
             yield from self._until_one_ends()
@@ -341,7 +341,7 @@ def make_feed(
             f"{what} is a {type(loader).__name__}; give a DataLoader, or an iterable that can start again"
         )
     in_step = training if in_step is None else in_step
-    if group.world_size > 1 and split:
+    if group.members > 1 and split:
         loader = _dealt_out(loader, group, in_step=in_step, what=what)
     return Feed(loader, group=group, training=training, in_step=in_step, every=every)
 
@@ -353,7 +353,7 @@ def _sampler(loader: DataLoader[Any]) -> Any:
 
 def _dealt_out(loader: Iterable[Any], group: WorkerGroup, *, in_step: bool, what: str) -> Iterable[Any]:
     if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
-        if group.rank == 0:
+        if group.rank == 0 and group.world_size > 1:
             log.warning(
                 "%s can't be shared among the %d workers, as it is not a DataLoader over a map-style data "
                 "set: each worker takes all that its own loader gives. Split it by self.world_rank, and pass "
@@ -365,6 +365,8 @@ def _dealt_out(loader: Iterable[Any], group: WorkerGroup, *, in_step: bool, what
     if isinstance(_sampler(loader), DistributedSampler):
         return loader
     batches = loader.batch_sampler
+    if type(batches) is not BatchSampler and group.world_size == 1:
+        return loader
     if type(batches) is not BatchSampler:
         kind = "batch_size=None" if batches is None else f"the batch sampler {type(batches).__name__}"
         raise ConfigError(

@@ -116,6 +116,11 @@ class LightningMethods:
     ) -> Mapping[str, Any]:
         """One epoch of Lightning's, with its validation; what the module logged in it, and counts."""
         del info, epoch_idx  # Lightning has its own.
+        if not isinstance(self.train_feed, Data):
+            raise ConfigError(
+                "train(dataset=) is not for Lightning modules: give the loader to "
+                "from_ptl(train_dataloader=...), or a data module that changes it"
+            )
         fit = self._running()
         metrics = fit.train(num_steps, iter(iterator))
         self.global_step = int(fit.trainer.global_step)

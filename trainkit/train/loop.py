@@ -7,6 +7,7 @@ from typing import Any
 
 from trainkit.train.data import Feed
 from trainkit.train.metrics import EpochMetrics, Meters
+from trainkit.train.progress import Bar
 
 Step = Callable[[Any, dict[str, Any]], Mapping[str, Any]]
 """`train_batch` or `validate_batch`: (batch, batch_info) to metrics."""
@@ -34,6 +35,7 @@ def run_epoch(
         after_step: called after each step, such as a scheduler's step.
     """
     meters = Meters()
+    bar = batches if isinstance(batches, Bar) else None
     for index, batch in enumerate(batches):
         turn = feed.begin_step()
         if before_step is not None:
@@ -41,5 +43,7 @@ def run_epoch(
         metrics = step(batch, {**info, "batch_idx": index, "global_step": first_step + index})
         if after_step is not None:
             after_step()
+        if bar is not None:
+            bar.show(metrics)
         meters.add(metrics, counted=turn.weight > 0)
     return meters.result()

@@ -44,9 +44,10 @@ def filled(model: nn.Module, state: Mapping[str, torch.Tensor]) -> nn.Module:
     return model
 
 
-def spans_devices(model: nn.Module) -> bool:
-    """Whether parameters and buffers are on more than one device."""
-    return len({tensor.device for tensor in (*model.parameters(), *model.buffers())}) > 1
+def lies_elsewhere(model: nn.Module, device: torch.device) -> bool:
+    """Whether a parameter or buffer is neither on the CPU, where it was made, nor on `device`."""
+    places = {tensor.device for tensor in (*model.parameters(), *model.buffers())}
+    return not places <= {torch.device("cpu"), device}
 
 
 def _copied(model: nn.Module, parameter_of: Callable[[torch.Tensor], torch.Tensor]) -> nn.Module:

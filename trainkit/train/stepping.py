@@ -15,6 +15,7 @@ from trainkit.errors import ConfigError, NonFiniteLossError
 from trainkit.train.registration import Registered
 from trainkit.train.step_settings import StepSettings
 from trainkit.train.strategies.base import Strategy
+from trainkit.train.tensors import local
 from trainkit.train.turns import Turn
 
 
@@ -126,7 +127,7 @@ class Stepper:
             self._scaler.unscale_(optimizer)
         parameters = _with_gradients(optimizer)
         if (correction := self._turn().correction) != 1:
-            torch._foreach_mul_([parameter.grad for parameter in parameters], correction)
+            torch._foreach_mul_([local(parameter.grad) for parameter in parameters], correction)
         if self._settings.max_grad_norm is not None:
             self._strategy.clip(parameters, self._settings.max_grad_norm)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -85,6 +86,14 @@ def make_trainable(plan: TrialPlan) -> type[TrainerTrainable]:
         raise ConfigError(
             "as_trainable(use_local=True): a trial's own process holds no resources; leave use_local out"
         )
+    if plan.step is not None:
+        try:
+            inspect.signature(plan.step).bind("trainer", {})
+        except TypeError as error:
+            raise ConfigError(
+                f"as_trainable(override_tune_step={plan.step!r}) can't be called ({error}): give a function "
+                f"(trainer, info)"
+            ) from error
     operator = plan.options.training_operator_cls
     return type(
         f"{operator.__name__}Trainable", (TrainerTrainable,), {"plan": plan, "__doc__": operator.__doc__}

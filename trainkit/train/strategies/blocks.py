@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import TypeAlias
 
 from torch import nn
 
 from trainkit.errors import ConfigError
 
-Blocks: TypeAlias = Sequence[type[nn.Module]] | Callable[[str, nn.Module], bool] | None
+Blocks: TypeAlias = Iterable[type[nn.Module]] | Callable[[str, nn.Module], bool] | None
 """Classes of blocks, a function of a module's name and the module, or None: find them."""
 
 
@@ -27,10 +27,10 @@ def chosen_blocks(model: nn.Module, chosen: Blocks) -> list[nn.Module]:
     if chosen is None:
         return [block for block in stacked_blocks(model) if not _shared_outside(model, block)]
     named = [(name, module) for name, module in model.named_modules() if module is not model]
-    if callable(chosen) and not isinstance(chosen, type):
+    if not isinstance(chosen, Iterable) and not isinstance(chosen, type):
         found = [(name, module) for name, module in named if chosen(name, module)]
     else:
-        classes = tuple(chosen) if isinstance(chosen, Sequence) else (chosen,)
+        classes = (chosen,) if isinstance(chosen, type) else tuple(chosen)
         if not all(isinstance(item, type) and issubclass(item, nn.Module) for item in classes):
             raise ConfigError(
                 f"shard_blocks={chosen!r}: give module classes, or a function of (name, module)"

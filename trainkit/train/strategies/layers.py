@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from trainkit.errors import ConfigError
-from trainkit.train.modules import StrategyHook
+from trainkit.train.modules import StrategyHook, lies_elsewhere
 from trainkit.train.step_settings import StepSettings
 from trainkit.train.strategies.base import Place, Strategy
 from trainkit.train.strategies.ddp import DDPStrategy
@@ -33,7 +33,7 @@ from trainkit.train.tensors import map_tensors
 class Layers(WholeModel):
     """One model over several devices of each worker: `TorchTrainer(strategy=Layers(), gpus_per_worker=2)`.
 
-    A model that `setup` has put on devices itself is left where it is.
+    A model of which `setup` has put anything on another than the worker's first device is left as it is.
 
     Attributes:
         split: names of the modules where the next device begins, in the model's order: `["layer3"]`; or the
@@ -93,7 +93,7 @@ class LayersStrategy(DDPStrategy):
         self._split = split
 
     def _moved(self, model: nn.Module) -> nn.Module:
-        if any(tensor.device.type != "cpu" for tensor in (*model.parameters(), *model.buffers())):
+        if lies_elsewhere(model, self.devices[0]):
             return model
         for part in self._parts(model):
             device = self.devices[part.device]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,11 +13,13 @@ from torch import nn
 
 from trainkit.errors import CheckpointError
 from trainkit.train.data import Feed, make_feed
-from trainkit.train.modules import skeleton, spans_devices
+from trainkit.train.modules import lies_elsewhere, skeleton
 from trainkit.train.spread import whole
 from trainkit.train.step_settings import StepSettings
 from trainkit.train.strategies.base import Criterion, Place, Strategy
-from trainkit.train.tensors import beside, cpu_copy
+from trainkit.train.tensors import cpu_copy, device_of, to_device
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +74,16 @@ class SingleStrategy:
         optimizers: Sequence[torch.optim.Optimizer],
         ddp_args: Mapping[str, Any],
     ) -> list[nn.Module]:
-        return [self._on_device(model) for model in models]
+        placed = [self._on_device(model) for model in models]
+        first, *others = dict.fromkeys(self.devices)
+        if others and not any(lies_elsewhere(model, first) for model in placed):
+            log.warning(
+                "each worker has %d devices, but all models are on %s: pass strategy='layers', or put parts "
+                "of them on self.devices in setup; else leave gpus_per_worker out",
+                len(self.devices),
+                first,
+            )
+        return placed
 
     def _on_device(self, model: nn.Module) -> nn.Module:
         """`model` on its device, its parameters the same objects; compiled if asked."""
@@ -83,8 +95,9 @@ class SingleStrategy:
         return model
 
     def _moved(self, model: nn.Module) -> nn.Module:
-        # A model that setup has put on several of this worker's devices is left where it is.
-        return model if len(self.devices) > 1 and spans_devices(model) else model.to(self.devices[0])
+        # What setup has put on another of this worker's devices, as a whole or in part, is left where it is.
+        by_hand = len(self.devices) > 1 and lies_elsewhere(model, self.devices[0])
+        return model if by_hand else model.to(self.devices[0])
 
     def split_data(self, loader: Iterable[Any], *, training: bool) -> Feed:
         every = self._place.step.grad_accumulation_steps
@@ -109,7 +122,7 @@ class SingleStrategy:
     ) -> torch.Tensor | None:
         with self._place.step.autocast(self.devices[0]):
             output = model(*features)
-            loss = criterion(output, self._beside(output, target))
+            loss = self._loss(criterion, output, target)
         self.backward(scaled(loss))
         return loss.detach()
 
@@ -118,11 +131,15 @@ class SingleStrategy:
     ) -> tuple[torch.Tensor, torch.Tensor] | None:
         with self._place.step.autocast(self.devices[0]):
             output = model(*features)
-            return output, criterion(output, self._beside(output, target))
+            return output, self._loss(criterion, output, target)
 
-    def _beside(self, output: Any, target: Any) -> Any:
-        """`target` where the output is: a model over several devices may end on another than it begins on."""
-        return target if len(self.devices) == 1 else beside(output, target)
+    def _loss(self, criterion: Criterion, output: Any, target: Any) -> torch.Tensor:
+        if len(self.devices) > 1 and (device := device_of(output)) is not None:
+            # A model over several devices may end on another than it begins on, where the target was brought.
+            target = to_device(target, device)
+            if isinstance(criterion, nn.Module):
+                criterion = criterion.to(device)
+        return criterion(output, target)
 
     def backward(self, loss: torch.Tensor) -> None:
         loss.backward()  # type: ignore[no-untyped-call]
