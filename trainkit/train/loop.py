@@ -7,6 +7,7 @@ from typing import Any
 
 from trainkit.train.data import Feed
 from trainkit.train.metrics import EpochMetrics, Meters
+from trainkit.train.turns import Turn
 
 Step = Callable[[Any, dict[str, Any]], Mapping[str, Any]]
 """`train_batch` or `validate_batch`: (batch, batch_info) to metrics."""
@@ -19,7 +20,7 @@ def run_epoch(
     feed: Feed,
     info: Mapping[str, Any],
     first_step: int = 0,
-    before_step: Callable[[], None] | None = None,
+    before_step: Callable[[Turn], None] | None = None,
     after_step: Callable[[], None] | None = None,
 ) -> EpochMetrics:
     """Run `step` on each batch and return the epoch's metrics.
@@ -30,14 +31,14 @@ def run_epoch(
         feed: where the batches come from; it knows which of them hold samples to be counted.
         info: passed on to every step.
         first_step: the `global_step` of the first batch.
-        before_step: called before each step.
+        before_step: called before each step, with its turn.
         after_step: called after each step, such as a scheduler's step.
     """
     meters = Meters()
     for index, batch in enumerate(batches):
         turn = feed.begin_step()
         if before_step is not None:
-            before_step()
+            before_step(turn)
         metrics = step(batch, {**info, "batch_idx": index, "global_step": first_step + index})
         if after_step is not None:
             after_step()

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from trainkit.errors import ConfigError
+from trainkit.train import prefetch
 from trainkit.train.context import WorkerContext
 from trainkit.train.data import Feed
 from trainkit.train.keys import NUM_SAMPLES
@@ -17,8 +18,8 @@ from trainkit.train.loop import run_epoch
 from trainkit.train.modes import enter_training, evaluating
 from trainkit.train.registration import Registered, as_list, check_schedulers, in_shape_of
 from trainkit.train.stepping import Stepper
-from trainkit.train.tensors import to_device
-from trainkit.train.turns import Turn
+from trainkit.train.tensors import channels_last, to_device
+from trainkit.train.turns import WHOLE, Turn
 
 
 class TrainingOperator:
@@ -56,7 +57,13 @@ class TrainingOperator:
         self.optimizers = self.registered.optimizers
         self.schedulers = self.registered.schedulers
         self.criterion = None
-        self.stepper = Stepper(self._context.step, self._context.strategy, self.registered, self._turn)
+        self.stepper = Stepper(
+            self._context.step,
+            self._context.strategy,
+            self.registered,
+            turn=self._turn,
+            global_step=lambda: self.global_step,
+        )
         self.setup(self._config)
 
     # -- what a subclass says ------------------------------------------------------------------
@@ -123,9 +130,11 @@ class TrainingOperator:
             ConfigError: a loader can't be iterated over, or can't be shared among workers.
         """
         if train_loader is not None:
-            self.train_feed = self._context.strategy.split_data(train_loader, training=True)
+            loader = prefetch.pinned(train_loader, self.device)
+            self.train_feed = self._context.strategy.split_data(loader, training=True)
         if validation_loader is not None:
-            self.validation_feed = self._context.strategy.split_data(validation_loader, training=False)
+            loader = prefetch.pinned(validation_loader, self.device)
+            self.validation_feed = self._context.strategy.split_data(loader, training=False)
 
     # -- training ------------------------------------------------------------------------------
 
@@ -147,9 +156,10 @@ class TrainingOperator:
             Metrics by name; numbers are averaged over workers by their `num_samples`.
         """
         enter_training(self.registered.models)
+        self.stepper.begin_epoch()
         return run_epoch(
             self.train_batch,
-            iterator,
+            self._brought_ahead(iterator, self.train_batch, TrainingOperator.train_batch),
             feed=self._feed(self.train_feed),
             info=info,
             first_step=self.global_step,
@@ -186,6 +196,7 @@ class TrainingOperator:
         """
         model, criterion = self._single_model("train_batch")
         strategy = self._context.strategy
+        self.stepper.delegated()
         return strategy.forward_backward(model, criterion, features, target, self.stepper.scaled)
 
     def autocast(self) -> AbstractContextManager[object]:
@@ -218,7 +229,10 @@ class TrainingOperator:
         """Evaluate on the validation batches, without gradients; arguments and result as `train_epoch`'s."""
         with torch.no_grad(), evaluating(self.registered.models):
             return run_epoch(
-                self.validate_batch, val_iterator, feed=self._feed(self.validation_feed), info=info
+                self.validate_batch,
+                self._brought_ahead(val_iterator, self.validate_batch, TrainingOperator.validate_batch),
+                feed=self._feed(self.validation_feed),
+                info=info,
             )
 
     def validate_batch(self, batch: Any, batch_info: dict[str, Any]) -> Mapping[str, Any]:
@@ -297,12 +311,12 @@ class TrainingOperator:
         return registered if registered is not None else self._context.strategy.split_data((), training=False)
 
     def _turn(self) -> Turn:
-        return Turn() if self.train_feed is None else self.train_feed.turn
+        return WHOLE if self.train_feed is None else self.train_feed.turn
 
     def _after_step(self) -> None:
-        self.stepper.end()
+        stepped = self.stepper.end()
         self.global_step += 1
-        if self.scheduler_step_freq == "batch" and self.stepper.closed:
+        if stepped and self.scheduler_step_freq == "batch":
             for scheduler in self.registered.schedulers:
                 scheduler.step()
 
@@ -328,6 +342,16 @@ class TrainingOperator:
                 f"the default steps take batches (*features, target), but the loader gave a "
                 f"{type(batch).__name__}: override train_batch and validate_batch"
             )
+        batch = self._on_device(batch)
+        return batch[:-1], batch[-1]
+
+    def _on_device(self, batch: Any) -> Any:
         if self.device.type != "cpu":
             batch = to_device(batch, self.device)
-        return batch[:-1], batch[-1]
+        return channels_last(batch) if self._context.step.channels_last else batch
+
+    def _brought_ahead(self, batches: Iterable[Any], step: Any, default: Any) -> Iterable[Any]:
+        # A step of the user's own is promised batches as the loader gives them.
+        if getattr(step, "__func__", None) is not default:
+            return batches
+        return prefetch.brought_ahead(batches, self.device, self._on_device)

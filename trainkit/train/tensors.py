@@ -36,6 +36,14 @@ def to_device(batch: Any, device: torch.device) -> Any:
     return map_tensors(lambda tensor: tensor.to(device, non_blocking=True), batch)
 
 
+def channels_last(batch: Any) -> Any:
+    """`batch` with its images, (samples, channels, height, width), in torch's channels_last format."""
+    return map_tensors(
+        lambda tensor: tensor.contiguous(memory_format=torch.channels_last) if tensor.dim() == 4 else tensor,
+        batch,
+    )
+
+
 def cpu_copy(state: Any) -> Any:
     """A copy of `state` on the CPU, which what becomes of the original does not change."""
     return map_tensors(lambda tensor: tensor.detach().to("cpu", copy=True), state)

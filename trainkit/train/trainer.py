@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -11,7 +12,7 @@ from torch import nn
 
 from trainkit.errors import ConfigError
 from trainkit.train.gang import Gang
-from trainkit.train.metrics import reduce_metrics
+from trainkit.train.metrics import not_finite, reduce_metrics
 from trainkit.train.operator import TrainingOperator
 from trainkit.train.options import TrainerOptions, is_count
 from trainkit.train.progress import require_tqdm
@@ -21,6 +22,8 @@ from trainkit.train.strategies.base import StrategySpec
 from trainkit.train.trainable import TrainerTrainable, TrialPlan, TuneStep, make_trainable
 
 T = TypeVar("T")
+
+log = logging.getLogger(__name__)
 
 
 class TorchTrainer:
@@ -279,5 +282,8 @@ class TorchTrainer:
         if self._gang.ended is None and not self._gang.has_data(what):
             raise ConfigError(f"there is no {what} data: call register_data({what}_loader=...) in setup")
         results = self._gang.call(method, num_steps, dict(info or {}))
-        results = [results[rank] for rank in self._gang.reporters]
+        reported = {rank: results[rank] for rank in self._gang.reporters}
+        if (warning := not_finite(reported)) is not None:
+            log.warning("%s: %s; detect_nan=True stops training at the first such loss", method, warning)
+        results = list(reported.values())
         return reduce_metrics(results) if reduce_results else [dict(result) for result in results]

@@ -96,6 +96,8 @@ class Worker:
         batches = self._batches(operator.train_feed, "train", num_steps)
         details = {**info, "epoch_idx": self._epoch}
         result = operator.train_epoch(batches, details, num_steps=num_steps, epoch_idx=self._epoch)
+        if type(operator).train_epoch is not TrainingOperator.train_epoch:
+            operator.stepper.check()
         if operator.scheduler_step_freq == "epoch":
             self.step_schedulers()
         self._epoch += 1
