@@ -1,5 +1,6 @@
 """The measurements of `benchmarks.training` that take turns in one run: epochs, steps of two workers, and
-what an epoch costs beside its steps."""
+what an epoch costs beside its steps.
+"""
 
 from __future__ import annotations
 

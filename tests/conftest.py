@@ -65,10 +65,10 @@ def _of_this_run(environment: dict[str, str]) -> bool:
 
 
 @pytest.fixture(scope="module")
-def runtime() -> Iterator[None]:
-    """The local engine with four CPUs, for all tests of a module."""
+def runtime(request: pytest.FixtureRequest) -> Iterator[None]:
+    """The local engine with four CPUs, for all tests of a module, which may name modules in `PRELOAD`."""
     before = set(session_processes())
-    trainkit.init(num_cpus=SESSION_CPUS)
+    trainkit.init(num_cpus=SESSION_CPUS, preload=getattr(request.module, "PRELOAD", ()))
     yield
     trainkit.shutdown()
     left = set(session_processes()) - before

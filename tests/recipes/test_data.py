@@ -55,11 +55,3 @@ def test_mnist_asked_for_by_name_is_never_replaced(tmp_path: Path, no_network):
     with pytest.raises(RuntimeError, match="Error downloading"):
         data.prepare(tmp_path / "data.pt", source="mnist", folder=tmp_path / "files")
     assert not (tmp_path / "data.pt").exists()
-
-
-@pytest.fixture
-def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every address is behind a port that refuses."""
-    for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"):
-        monkeypatch.setenv(name, "http://127.0.0.1:9")
-    monkeypatch.setenv("no_proxy", "")

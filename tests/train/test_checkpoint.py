@@ -148,7 +148,7 @@ def test_reading_runs_no_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     checkpoint.write(tmp_path / "c", {}, HEADER)
     torch.save({"trap": Trap()}, tmp_path / "c" / "state.pt")
     header = json.loads((tmp_path / "c" / "checkpoint.json").read_text())
-    header["files"]["state.pt"] = checkpoint._fingerprint(tmp_path / "c" / "state.pt")
+    header["files"]["state.pt"] = checkpoint.fingerprint(tmp_path / "c" / "state.pt")
     (tmp_path / "c" / "checkpoint.json").write_text(json.dumps(header))
     with pytest.raises(CheckpointError, match="can't be read"):
         checkpoint.read(tmp_path / "c")

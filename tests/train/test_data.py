@@ -33,7 +33,7 @@ def dealt(
 ) -> list[DealtBatches]:
     order = SequentialSampler(range(samples))
     return [
-        DealtBatches(order, size, drop_last=drop_last, group=Seat(rank, world), training=training)
+        DealtBatches(order, size, drop_last=drop_last, group=Seat(rank, world), in_step=training)
         for rank in range(world)
     ]
 
@@ -155,7 +155,7 @@ def test_a_loaders_own_generator_is_drawn_from_as_in_a_plain_loop(
         return generator.get_state().tolist()
 
     plain, ours = shuffled(), shuffled()
-    order = DealtBatches(ours.sampler, 4, drop_last=drop_last, group=WorkerGroup(), training=True)
+    order = DealtBatches(ours.sampler, 4, drop_last=drop_last, group=WorkerGroup(), in_step=True)
     dealt_out = loader(samples, batch_sampler=order, generator=ours.generator)
     assert plain.generator is not None
     assert ours.generator is not None

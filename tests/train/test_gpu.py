@@ -8,7 +8,9 @@ import pytest
 import torch
 
 from tests.train.operators import Digits, gang_losses, plain_losses
+from tests.train.test_layers import ByHand
 from trainkit.train import BATCH_SIZE, TorchTrainer
+from trainkit.train.strategies.layers import Layers
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("runtime")]
 
@@ -40,3 +42,29 @@ def test_models_and_states_come_back_on_the_cpu() -> None:
         assert {parameter.device.type for parameter in model.parameters()} == {"cpu"}
         assert gang.state_dict()["models"][0]["0.weight"].device.type == "cpu"
         assert gang.apply_all_operators(lambda op: next(op.model.parameters()).device.type) == ["cuda"]
+
+
+@pytest.mark.parametrize("workers", [pytest.param(1, marks=needs(2)), pytest.param(2, marks=needs(4))])
+@pytest.mark.parametrize(
+    ("operator", "strategy"),
+    [(Digits, "layers"), (Digits, Layers(["2"])), (ByHand, "layers"), (ByHand, "auto")],
+    ids=["balanced", "cut", "by-hand", "by-hand-auto"],
+)
+def test_layers_over_two_gpus_follow_the_plain_loop(operator: Any, strategy: Any, workers: int) -> None:
+    with TorchTrainer(
+        training_operator_cls=operator,
+        config=CONFIG,
+        num_workers=workers,
+        strategy=strategy,
+        gpus_per_worker=2,
+    ) as gang:
+        where = gang.apply_all_operators(
+            lambda op: sorted({str(parameter.device) for parameter in op.model.parameters()})
+        )
+        assert where == [["cuda:0", "cuda:1"]] * workers
+        gang.train(num_steps=50)
+        assert gang_losses(gang) == pytest.approx(plain_losses(CONFIG, 50), abs=1e-9)
+        assert gang.validate()["num_samples"] == 500
+        model = gang.get_model()
+        assert isinstance(model, torch.nn.Module)
+        assert {parameter.device.type for parameter in model.parameters()} == {"cpu"}

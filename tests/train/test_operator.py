@@ -97,8 +97,8 @@ def test_setup_must_be_defined() -> None:
 
 def test_unknown_arguments_are_refused() -> None:
     model = net()
-    with pytest.raises(TypeError, match="apex_args"):
-        Bare().register(models=model, optimizers=sgd(model), apex_args={})  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="horovod_args"):
+        Bare().register(models=model, optimizers=sgd(model), horovod_args={})  # type: ignore[call-arg]
 
 
 def test_it_knows_where_it_runs() -> None:

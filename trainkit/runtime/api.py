@@ -28,6 +28,7 @@ from trainkit.runtime.telling import (
     list_placement_groups,
     list_tasks,
     nodes,
+    promises,
 )
 
 __all__ = [
@@ -52,6 +53,7 @@ __all__ = [
     "method",
     "nodes",
     "placement_group",
+    "promises",
     "put",
     "remote",
     "remove_placement_group",

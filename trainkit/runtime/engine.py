@@ -14,6 +14,7 @@ Which promise holds on which engine (the conformance suite reads PROMISES):
 | restarts: an actor is made anew when its process dies | yes | only by `kill(no_restart=False)` | yes |
 | detached: such an actor outlives the program | yes | only its handles; it ends with the process | yes |
 | listings: running tasks and large objects are listed | yes | yes | only with Ray's dashboard |
+| near: all processes are on this machine, with its files and its loopback | yes | yes | no |
 | verdicts: `completed()` of a stream that failed fails too | yes | yes | no, it tells that it ended |
 | unharmed: cancelling an actor's call harms none that runs and none after it | yes | yes | no, see below |
 
@@ -49,6 +50,7 @@ _ALL = frozenset(
         "detached",
         "isolation",
         "listings",
+        "near",
         "parallel",
         "placement",
         "restarts",
@@ -59,8 +61,8 @@ _ALL = frozenset(
 )
 PROMISES: Mapping[str, frozenset[str]] = {
     "local": _ALL,
-    "inline": frozenset({"copies", "listings", "unharmed", "verdicts"}),
-    "ray": _ALL - {"listings", "unharmed", "verdicts"},
+    "inline": frozenset({"copies", "listings", "near", "unharmed", "verdicts"}),
+    "ray": _ALL - {"listings", "near", "unharmed", "verdicts"},
 }
 
 

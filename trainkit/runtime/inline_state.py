@@ -59,6 +59,7 @@ class Listing:
             "node_id": self._node_id,
             "alive": True,
             "hostname": socket.gethostname(),
+            "address": "127.0.0.1",
             "pid": os.getpid(),
             "resources": dict(self._places.totals),
             "available": self._places.available(),

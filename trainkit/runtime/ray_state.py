@@ -32,6 +32,7 @@ def _nodes() -> list[dict[str, Any]]:
             "node_id": node["NodeID"],
             "alive": node["Alive"],
             "hostname": node["NodeManagerHostname"],
+            "address": node["NodeManagerAddress"],
             "pid": None,  # Ray doesn't tell
             "resources": plain(node["Resources"]),
             "available": plain(available.get(node["NodeID"], {})),

@@ -6,11 +6,17 @@ from typing import Any
 
 from trainkit.runtime.context import RuntimeContext
 from trainkit.runtime.current import engine
+from trainkit.runtime.engine import PROMISES
 
 
 def get_runtime_context() -> RuntimeContext:
     """Where this code runs: ids of its node, worker, actor and task."""
     return RuntimeContext(engine().where_am_i())
+
+
+def promises() -> frozenset[str]:
+    """What the engine in use promises, by the names of `trainkit.runtime.engine.PROMISES`."""
+    return PROMISES[engine().name]
 
 
 def cluster_resources() -> dict[str, float]:
@@ -24,12 +30,19 @@ def available_resources() -> dict[str, float]:
 
 
 def nodes() -> list[dict[str, Any]]:
-    """The machines of the session, each with its name, resources and whether it is alive.
+    """The machines of the session, each with its name, address, resources and whether it is alive.
 
-    What Ray's `nodes` tells of each, NodeID, Alive and Resources, is there by those names too.
+    What Ray's `nodes` tells of each, NodeID, Alive, NodeManagerAddress and Resources, is there by those
+    names too.
     """
     return [
-        {**node, "NodeID": node["node_id"], "Alive": node["alive"], "Resources": node["resources"]}
+        {
+            **node,
+            "NodeID": node["node_id"],
+            "Alive": node["alive"],
+            "NodeManagerAddress": node["address"],
+            "Resources": node["resources"],
+        }
         for node in engine().state("nodes")
     ]
 

@@ -2,6 +2,7 @@
 
     <path>/checkpoint.json    format, epoch, world size, and each file's size and checksum
     <path>/state.pt           models, optimizers, schedulers and the operator's own state
+    <path>/shards/            tensors that were spread over workers (shards.py); "meta" tensors in state.pt
 
 Nothing in it runs code when it is read.
 """
@@ -12,7 +13,7 @@ import json
 import pickle
 import zlib
 from collections import Counter, OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -20,11 +21,12 @@ from typing import Any
 import torch
 
 from trainkit.errors import CheckpointError
-from trainkit.train import folders
+from trainkit.train import folders, shards
 
 FORMAT = "trainkit.train"
 VERSION = 1
 
+SHARDS = "shards"
 _METADATA = "checkpoint.json"
 _STATE = "state.pt"
 _PLAIN = (
@@ -64,22 +66,39 @@ def write(path: Path, state: Mapping[str, Any], metadata: Metadata) -> None:
         CheckpointError: `state` holds what can't be stored plainly, or writing failed; `path` is then as
             it was.
     """
-    _refuse_foreign_folder(path)
-    plain = _plain(state, "state")
+    refuse_foreign_folder(path)
+    values = plain(state, "state")
     try:
         with folders.written_aside(path) as aside:
-            torch.save(plain, aside / _STATE)
-            files = {_STATE: _fingerprint(aside / _STATE)}
-            content = {"format": FORMAT, "version": VERSION, **asdict(metadata), "files": files}
-            (aside / _METADATA).write_text(json.dumps(content, indent=2) + "\n")
+            fill(aside, values, metadata, {})
     except (OSError, RuntimeError) as error:  # torch.save reports a full disk as a RuntimeError.
         raise CheckpointError(
             f"the checkpoint {path} was not written ({error}); what was there is as it was"
         ) from error
 
 
-def read(path: Path) -> tuple[dict[str, Any], Metadata]:
-    """Read a checkpoint, its tensors on the CPU.
+def fill(aside: Path, state: Any, metadata: Metadata, files: Mapping[str, Mapping[str, int]]) -> None:
+    """Write the files of a checkpoint into its folder.
+
+    Args:
+        aside: the folder.
+        state: of plain values.
+        metadata: what `checkpoint.json` is to say.
+        files: those that are there already, with their fingerprints.
+    """
+    torch.save(state, aside / _STATE)
+    prints = {_STATE: fingerprint(aside / _STATE), **files}
+    content = {"format": FORMAT, "version": VERSION, **asdict(metadata), "files": prints}
+    (aside / _METADATA).write_text(json.dumps(content, indent=2) + "\n")
+
+
+def read(path: Path, *, rank: int = 0, world_size: int = 1) -> tuple[dict[str, Any], Metadata]:
+    """Read a checkpoint, its tensors on the CPU; those in shards are read when they are asked for.
+
+    Args:
+        path: the folder.
+        rank: of workers that read it at once, each checks its share of the shards.
+        world_size: how many these are.
 
     Raises:
         CheckpointError: there is none at `path`, it is damaged, or another program or a newer version
@@ -96,13 +115,16 @@ def read(path: Path) -> tuple[dict[str, Any], Metadata]:
             raise CheckpointError(
                 f"{path} has format version {content['version']}; this trainkit reads up to {VERSION}"
             )
-        for name, expected in content["files"].items():
-            if _fingerprint(where / name) != expected:
+        for name, expected in _share_of(content["files"], rank, world_size):
+            if fingerprint(where / name) != expected:
                 raise CheckpointError(
                     f"{path} is damaged: {name} is not as it was written; use an earlier checkpoint"
                 )
         metadata = Metadata(content["epoch"], content["global_step"], content["world_size"])
-        return torch.load(where / _STATE, map_location="cpu", weights_only=True), metadata
+        state = torch.load(where / _STATE, map_location="cpu", weights_only=True)
+        if any(name.startswith(f"{SHARDS}/") for name in content["files"]):
+            state = _with_shards(state, shards.read(where / SHARDS), ())
+        return state, metadata
     except FileNotFoundError as error:
         raise CheckpointError(
             f"there is no whole checkpoint at {path}: {error.filename} is missing"
@@ -111,7 +133,31 @@ def read(path: Path) -> tuple[dict[str, Any], Metadata]:
         raise CheckpointError(f"the checkpoint {path} can't be read: {error}") from error
 
 
-def _refuse_foreign_folder(path: Path) -> None:
+def key_of(where: Sequence[Any]) -> str:
+    """The name in the shards of the tensor that is found in the state by the keys `where`."""
+    return "/".join(map(str, where))
+
+
+def _with_shards(value: Any, stored: Mapping[str, Any], where: tuple[Any, ...]) -> Any:
+    """`value` with what is stored in shards in the places of "meta" tensors."""
+    if isinstance(value, torch.Tensor) and value.is_meta:
+        return stored[key_of(where)]
+    if isinstance(value, dict):
+        for key, item in value.items():
+            value[key] = _with_shards(item, stored, (*where, key))
+    if type(value) in (list, tuple):
+        return type(value)(_with_shards(item, stored, (*where, index)) for index, item in enumerate(value))
+    return value
+
+
+def _share_of(files: Mapping[str, Any], rank: int, world_size: int) -> list[tuple[str, Any]]:
+    """The files that one of several readers checks: those that all read, and its share of the rest."""
+    large = sorted(name for name in files if name.startswith(f"{SHARDS}/__"))
+    left = {*large} - {*large[rank::world_size]}
+    return [(name, expected) for name, expected in files.items() if name not in left]
+
+
+def refuse_foreign_folder(path: Path) -> None:
     """Replacing a folder deletes it: only a checkpoint, or an empty folder, may be replaced."""
     if path.exists() and not (path / _METADATA).exists() and (not path.is_dir() or any(path.iterdir())):
         raise CheckpointError(
@@ -119,7 +165,8 @@ def _refuse_foreign_folder(path: Path) -> None:
         )
 
 
-def _fingerprint(file: Path) -> dict[str, int]:
+def fingerprint(file: Path) -> dict[str, int]:
+    """A file's size in bytes, and its checksum."""
     checksum, size = 0, 0
     with file.open("rb") as stream:
         while block := stream.read(1 << 22):
@@ -127,7 +174,7 @@ def _fingerprint(file: Path) -> dict[str, int]:
     return {"size_bytes": size, "crc32": checksum}
 
 
-def _plain(value: Any, where: str) -> Any:
+def plain(value: Any, where: str) -> Any:
     """`value` made of what a safe reader knows; a NumPy number becomes Python's.
 
     Raises:
@@ -135,17 +182,17 @@ def _plain(value: Any, where: str) -> Any:
     """
     if isinstance(value, dict):
         items = {
-            _plain(key, f"a key of {where}"): _plain(item, f"{where}[{key!r}]") for key, item in value.items()
+            plain(key, f"a key of {where}"): plain(item, f"{where}[{key!r}]") for key, item in value.items()
         }
         if type(value) not in (OrderedDict, Counter):
             return items
         # Modules keep their versions as an attribute of their OrderedDict; MultiStepLR counts in a Counter.
         rebuilt = type(value)(items)
-        vars(rebuilt).update(_plain(vars(value), f"attributes of {where}"))
+        vars(rebuilt).update(plain(vars(value), f"attributes of {where}"))
         return rebuilt
     if isinstance(value, (list, tuple, set)) and not isinstance(value, torch.Size):
         kind = next(kind for kind in (list, tuple, set) if isinstance(value, kind))
-        return kind(_plain(item, f"{where}[{index}]") for index, item in enumerate(value))
+        return kind(plain(item, f"{where}[{index}]") for index, item in enumerate(value))
     if type(value).__module__ == "numpy" and getattr(value, "shape", None) == ():
         return value.item()
     if isinstance(value, torch.nn.Parameter):

@@ -19,7 +19,6 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from typing import Any
 
-import torch
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -30,6 +29,7 @@ from torch.utils.data import (
 )
 
 from trainkit.errors import ConfigError
+from trainkit.train import position
 from trainkit.train.process_group import WorkerGroup
 from trainkit.train.turns import WHOLE, KnownTurns, Pass, Turn, unknown_turn
 
@@ -49,8 +49,8 @@ class DealtBatches(Sampler[list[int]]):
         batch_size: samples a step and worker.
         drop_last: leave out a last global batch that is not full.
         group: the workers.
-        training: every worker takes part in every step, if need be with a sample that another one
-            counts: a worker that sat out a step would leave the others waiting for its gradients.
+        in_step: every worker takes part in every step, if need be with a sample that another one
+            counts: a worker that sat out a step would leave the others waiting for it.
     """
 
     def __init__(
@@ -60,13 +60,13 @@ class DealtBatches(Sampler[list[int]]):
         *,
         drop_last: bool,
         group: WorkerGroup,
-        training: bool,
+        in_step: bool,
     ) -> None:
         self.sampler = sampler
         self.global_batch_size = batch_size * group.world_size
         self.drop_last = drop_last
         self._group = group
-        self._training = training
+        self._in_step = in_step
 
     def __iter__(self) -> Iterator[list[int]]:
         rank, world_size, size = self._group.rank, self._group.world_size, self.global_batch_size
@@ -79,13 +79,13 @@ class DealtBatches(Sampler[list[int]]):
             own = deal(batch, rank, world_size)
             if own:
                 yield own
-            elif self._training:
+            elif self._in_step:
                 yield [batch[0]]
         _exhaust(rest)
 
     def __len__(self) -> int:
         steps, rest = divmod(self.samples(), self.global_batch_size)
-        if rest and not self.drop_last and (self._training or rest > self._group.rank):
+        if rest and not self.drop_last and (self._in_step or rest > self._group.rank):
             steps += 1
         return steps
 
@@ -126,18 +126,31 @@ class Feed:
     Args:
         loader: what the batches are taken from.
         group: the workers among whom the samples are dealt.
-        training: whether gradients are exchanged at each step.
+        training: whether these are the batches that are trained on, which start again if more are asked for.
+        in_step: whether workers meet in each step, so that all of them run equally many; by default those
+            of training do.
         every: batches whose gradients make one optimizer's step.
 
     Attributes:
         turn: of the current batch: the last that was taken, or that of the step which `begin_step` began.
     """
 
-    def __init__(self, loader: Iterable[Any], *, group: WorkerGroup, training: bool, every: int = 1) -> None:
+    def __init__(
+        self,
+        loader: Iterable[Any],
+        *,
+        group: WorkerGroup,
+        training: bool,
+        in_step: bool | None = None,
+        every: int = 1,
+    ) -> None:
         self.loader = loader
         self.turn = Turn()
         self._group = group
         self._training = training
+        self._in_step = training if in_step is None else in_step
+        self._stands_in_from: int | None = None
+        self._resumed = False
         self._every = every if training else 1
         self._begun = 0
         self._asked: int | None = None
@@ -156,28 +169,18 @@ class Feed:
         return self.turn
 
     def state(self) -> dict[str, Any]:
-        """What the next pass's order hangs on: generators of the loader and its sampler, and their states."""
-        held: dict[str, Any] = {}
-        for name, owner in self._owners():
-            if isinstance(generator := getattr(owner, "generator", None), torch.Generator):
-                held[f"{name}_generator"] = generator.get_state()
-            if callable(getattr(owner, "state_dict", None)):
-                held[name] = owner.state_dict()
-        return held
+        """What the next pass's order hangs on; see position.py."""
+        return position.state(self.loader, self._order())
 
     def load_state(self, held: Mapping[str, Any]) -> None:
         """Take over what `state` returned."""
-        for name, owner in self._owners():
-            generator = getattr(owner, "generator", None)
-            if isinstance(generator, torch.Generator) and f"{name}_generator" in held:
-                generator.set_state(held[f"{name}_generator"])
-            if name in held and callable(getattr(owner, "load_state_dict", None)):
-                owner.load_state_dict(held[name])
+        position.load(self.loader, self._order(), held)
+        self._resumed = bool(held.get("started"))
 
-    def _owners(self) -> list[tuple[str, Any]]:
+    def _order(self) -> Any:
+        """The sampler that the user gave."""
         sampler = _sampler(self.loader) if isinstance(self.loader, DataLoader) else None
-        inner = sampler.sampler if isinstance(sampler, DealtBatches) else sampler
-        return [("loader", self.loader), ("sampler", inner)]
+        return sampler.sampler if isinstance(sampler, DealtBatches) else sampler
 
     def steps(self) -> int | None:
         """Batches of one pass; None if only running it can tell."""
@@ -196,7 +199,7 @@ class Feed:
         if isinstance(sampler, DistributedSampler):
             sampler.set_epoch(epoch_idx)
         self._asked, self._last, self._known, self.turn = num_steps, None, None, WHOLE
-        self._begun = 0
+        self._begun, self._stands_in_from = 0, None
         if self._every > 1 and self._sizes() is None:
             # The last batch has to be known as such when its step begins.
             yield from self._marking_last(self._passes(num_steps))
@@ -225,17 +228,23 @@ class Feed:
                 return
 
     def _one_pass(self) -> Iterator[Any]:
-        if not self._training:
-            yield from self.loader
+        if not self._in_step:
+            yield from self._started()
         elif self._dealt() is not None:
-            for index, batch in enumerate(self.loader):
+            for index, batch in enumerate(self._started()):
                 self.turn = self._turn(index)
                 yield batch
             self.turn = Turn()
-        elif self._group.world_size == 1:
-            yield from self.loader
+        elif self._group.members == 1:
+            yield from self._started()
+        elif self._training:
+            yield from self._until_one_ends()
         else:
-            yield from self._in_step()
+            yield from self._until_all_end()
+
+    def _started(self) -> Iterator[Any]:
+        resumed, self._resumed = self._resumed, False
+        return position.started(self.loader, resumed=resumed)
 
     def _dealt(self) -> DealtBatches | None:
         batches = getattr(self.loader, "batch_sampler", None)
@@ -254,7 +263,9 @@ class Feed:
 
     def _turn(self, step: int) -> Turn:
         """The part of the epoch's `step`, counted on where the data starts again."""
-        if not self._training:
+        if self._stands_in_from is not None and step >= self._stands_in_from:
+            return Turn(weight=0.0, own_weight=0.0)
+        if not self._in_step:
             return WHOLE
         if self._known is not None:
             return self._known(step)
@@ -268,15 +279,15 @@ class Feed:
         self._known = KnownTurns(sizes, total, every=self._every, rank=rank, world_size=world_size)
         return self._known(step)
 
-    def _in_step(self) -> Iterator[Any]:
+    def _until_one_ends(self) -> Iterator[Any]:
         """Batches of a loader that was not shared out by us: as many as every worker has."""
         lengths = self._group.gather_integers(-1 if (steps := self.steps()) is None else steps)
         if min(lengths) >= 0:
             if len(set(lengths)) > 1 and self._group.rank == 0:
                 log.warning("the workers' train loaders hold %s batches; each runs %d", lengths, min(lengths))
-            yield from itertools.islice(self.loader, min(lengths))
+            yield from itertools.islice(self._started(), min(lengths))
             return
-        iterator = iter(self.loader)
+        iterator = self._started()
         while True:
             # Asked before the step: no worker may enter a collective that another never joins.
             batch = next(iterator, _END)
@@ -284,18 +295,45 @@ class Feed:
                 return
             yield batch
 
+    def _until_all_end(self) -> Iterator[Any]:
+        """All batches of a loader that we did not share out; a worker that has no more repeats its last."""
+        iterator, last = self._started(), _END
+        for index in itertools.count():
+            batch = next(iterator, _END)
+            if self._group.all_true(batch is _END):
+                return
+            if batch is not _END:
+                last = batch
+            elif self._stands_in_from is None:
+                self._stands_in_from = index
+            if last is _END:
+                raise ConfigError(
+                    f"validation_loader gives worker {self._group.rank} no batch, but others have some, and "
+                    f"all workers run a sharded model together: give each worker at least one batch"
+                )
+            yield last
+
 
 _END = object()
 
 
-def make_feed(loader: Any, *, group: WorkerGroup, training: bool, split: bool, every: int = 1) -> Feed:
+def make_feed(
+    loader: Any,
+    *,
+    group: WorkerGroup,
+    training: bool,
+    split: bool,
+    in_step: bool | None = None,
+    every: int = 1,
+) -> Feed:
     """The feed of a registered loader, shared among the workers if `split` and the loader allow it.
 
     Args:
         loader: a `DataLoader`, or any iterable of batches.
         group: the workers.
-        training: whether gradients are exchanged at each step.
+        training: whether the model is trained on it.
         split: deal the samples out; False leaves that to the user.
+        in_step: whether workers meet in each step; default, in those of training.
         every: batches whose gradients make one optimizer's step.
 
     Raises:
@@ -306,9 +344,10 @@ def make_feed(loader: Any, *, group: WorkerGroup, training: bool, split: bool, e
         raise ConfigError(
             f"{what} is a {type(loader).__name__}; give a DataLoader, or an iterable that can start again"
         )
-    if group.world_size > 1 and split:
-        loader = _dealt_out(loader, group, training=training, what=what)
-    return Feed(loader, group=group, training=training, every=every)
+    in_step = training if in_step is None else in_step
+    if group.members > 1 and split:
+        loader = _dealt_out(loader, group, in_step=in_step, what=what)
+    return Feed(loader, group=group, training=training, in_step=in_step, every=every)
 
 
 def _sampler(loader: DataLoader[Any]) -> Any:
@@ -316,9 +355,9 @@ def _sampler(loader: DataLoader[Any]) -> Any:
     return getattr(loader.batch_sampler, "sampler", loader.sampler)
 
 
-def _dealt_out(loader: Iterable[Any], group: WorkerGroup, *, training: bool, what: str) -> Iterable[Any]:
+def _dealt_out(loader: Iterable[Any], group: WorkerGroup, *, in_step: bool, what: str) -> Iterable[Any]:
     if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
-        if group.rank == 0:
+        if group.rank == 0 and group.world_size > 1:
             log.warning(
                 "%s can't be shared among the %d workers, as it is not a DataLoader over a map-style data "
                 "set: each worker takes all that its own loader gives. Split it by self.world_rank, and pass "
@@ -330,6 +369,8 @@ def _dealt_out(loader: Iterable[Any], group: WorkerGroup, *, training: bool, wha
     if isinstance(_sampler(loader), DistributedSampler):
         return loader
     batches = loader.batch_sampler
+    if type(batches) is not BatchSampler and group.world_size == 1:
+        return loader
     if type(batches) is not BatchSampler:
         kind = "batch_size=None" if batches is None else f"the batch sampler {type(batches).__name__}"
         raise ConfigError(
@@ -337,7 +378,7 @@ def _dealt_out(loader: Iterable[Any], group: WorkerGroup, *, training: bool, wha
             f"sampler, or split the data by self.world_rank and pass add_dist_sampler=False"
         )
     dealt = DealtBatches(
-        batches.sampler, batches.batch_size, drop_last=batches.drop_last, group=group, training=training
+        batches.sampler, batches.batch_size, drop_last=batches.drop_last, group=group, in_step=in_step
     )
     counts = group.gather_integers(dealt.samples())
     if len(set(counts)) > 1:

@@ -28,7 +28,7 @@ def written_aside(path: Path) -> Iterator[Path]:
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     _remove_left_over(path)
-    aside = path.with_name(f".{path.name}.writing-{os.getpid()}")
+    aside = aside_of(path, os.getpid())
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir()
     try:
@@ -41,6 +41,11 @@ def written_aside(path: Path) -> Iterator[Path]:
     finally:
         # After an exchange it holds the previous content.
         shutil.rmtree(aside, ignore_errors=True)
+
+
+def aside_of(path: Path, writer: int) -> Path:
+    """Where the process `writer` fills the folder that is to be at `path`."""
+    return path.with_name(f".{path.name}.writing-{writer}")
 
 
 def resolve(path: Path) -> Path:

@@ -7,8 +7,6 @@ TorchTrainer ──call──▶ Gang ──▶ worker 0        an actor or, wit
 from __future__ import annotations
 
 import contextlib
-import os
-import secrets
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,7 +20,9 @@ from trainkit.resources import Bundle
 from trainkit.runtime import api as runtime
 from trainkit.runtime import preload
 from trainkit.runtime.placement_group import PlacementGroup
+from trainkit.train import meeting
 from trainkit.train.answers import GRACE_S, Answers
+from trainkit.train.meeting import Locality
 from trainkit.train.modules import filled
 from trainkit.train.options import TrainerOptions
 from trainkit.train.process_group import Rendezvous
@@ -106,7 +106,7 @@ class Gang:
         """Write a checkpoint; by all workers if no single one holds the state."""
         workers = self.call("own_state", in_step=False)
         if self._spec.spreads:
-            self.call("save", folder, workers)
+            self.call("save", folder, workers, in_step=False)
         else:
             self.call_first("save", folder, workers)
 
@@ -148,14 +148,18 @@ class Gang:
             self._held.callback(self._local.stop)
         # Sharding needs a group, even of one.
         meets = self.world_size > 1 or self._spec.spreads
-        rendezvous = self._rendezvous(options) if meets else None
+        rendezvous, localities = self._meeting(options) if meets else (None, [Locality()])
         # Drawn from this process's generator: a seeded script, or trial, has workers that repeat themselves.
         # A single worker in this process goes on with the generator as it is.
         seed = int(torch.randint(2**62, ())) if remote_ranks else None
         specs = {
             rank: (
                 WorkerSpec(
-                    options=options, rank=rank, rendezvous=rendezvous, seed=seed, driver_pid=os.getpid()
+                    options=options,
+                    rank=rank,
+                    locality=localities[rank],
+                    rendezvous=rendezvous,
+                    seed=seed,
                 ),
             )
             for rank in range(self.world_size)
@@ -174,10 +178,12 @@ class Gang:
         group.wait()
         return group, range(self.world_size)
 
-    def _rendezvous(self, options: TrainerOptions) -> Rendezvous:
-        path = runtime.scratch_dir() / f"gang-{secrets.token_hex(8)}"
-        self._held.callback(path.unlink, missing_ok=True)
-        return Rendezvous(str(path), options.backend, options.timeout_s)
+    def _meeting(self, options: TrainerOptions) -> tuple[Rendezvous, list[Locality]]:
+        """Where the workers meet, and each one's number among those of its machine."""
+        place, localities = meeting.arrange(
+            self.world_size, self._held, lambda arguments: self._call("home", arguments, in_step=False)
+        )
+        return Rendezvous(place, options.backend, options.timeout_s), localities
 
     # -- calling -------------------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from trainkit.train.data import Feed
 from trainkit.train.metrics import EpochMetrics, Meters
+from trainkit.train.progress import Bar
 from trainkit.train.turns import Turn
 
 Step = Callable[[Any, dict[str, Any]], Mapping[str, Any]]
@@ -22,6 +23,7 @@ def run_epoch(
     first_step: int = 0,
     before_step: Callable[[Turn], None] | None = None,
     after_step: Callable[[], None] | None = None,
+    ahead: Callable[[Iterable[Any]], Iterable[Any]] | None = None,
 ) -> EpochMetrics:
     """Run `step` on each batch and return the epoch's metrics.
 
@@ -33,14 +35,18 @@ def run_epoch(
         first_step: the `global_step` of the first batch.
         before_step: called before each step, with its turn.
         after_step: called after each step, such as a scheduler's step.
+        ahead: batches to the same batches, brought to the device beforehand.
     """
     meters = Meters()
-    for index, batch in enumerate(batches):
+    bar = batches if isinstance(batches, Bar) else None
+    for index, batch in enumerate(batches if ahead is None else ahead(batches)):
         turn = feed.begin_step()
         if before_step is not None:
             before_step(turn)
         metrics = step(batch, {**info, "batch_idx": index, "global_step": first_step + index})
         if after_step is not None:
             after_step()
+        if bar is not None:
+            bar.show(metrics)
         meters.add(metrics, counted=turn.weight > 0)
     return meters.result()

@@ -25,11 +25,16 @@ _CHUNK = 512
 class Origin:
     """What stands behind a result: `weight` samples, and the `step` it belongs to (0 for a mean).
 
-    `broken_at` is the first step, counted in the epoch, whose value was no finite number.
+    Attributes:
+        weight: samples.
+        step: the one it belongs to; 0 for an epoch's.
+        how: the workers' values become one as a "mean", "sum", "max" or "min".
+        broken_at: the first step, counted in the epoch, whose value was no finite number.
     """
 
     weight: float
     step: int = 0
+    how: str = "mean"
     broken_at: int | None = None
 
 
@@ -150,7 +155,7 @@ def reduce_metrics(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         elif name == NUM_SAMPLES:
             reduced[name] = sum(values)
         else:
-            reduced[name] = _weighted_mean(values, [_origin(result, name) for result in held])
+            reduced[name] = _combined(values, [_origin(result, name) for result in held])
     return reduced
 
 
@@ -190,6 +195,13 @@ def to_numbers(result: Mapping[str, Any]) -> Mapping[str, Any]:
 def _origin(result: Mapping[str, Any], name: str) -> Origin:
     origins = result.origins if isinstance(result, EpochMetrics) else {}
     return origins.get(name) or Origin(float(result.get(NUM_SAMPLES, 1)))
+
+
+def _combined(values: Sequence[float], origins: Sequence[Origin]) -> float:
+    how = origins[0].how
+    if how == "mean":
+        return _weighted_mean(values, origins)
+    return math.fsum(values) if how == "sum" else max(values) if how == "max" else min(values)
 
 
 def _weighted_mean(values: Sequence[float], origins: Sequence[Origin]) -> float:

@@ -25,6 +25,10 @@ def compile_in_place(model: nn.Module) -> None:
     model._compiled_call_impl = torch.compile(traced)
 
 
+class StrategyHook:
+    """Base of the forward pre-hooks that strategies put on modules; copies for the user are without them."""
+
+
 def on_cpu(model: nn.Module) -> nn.Module:
     """A copy on the CPU that takes no memory on the device."""
     return _copied(model, lambda tensor: tensor.detach().to("cpu", copy=True))
@@ -55,6 +59,12 @@ def filled(model: nn.Module, state: Mapping[str, torch.Tensor]) -> nn.Module:
     return model
 
 
+def lies_elsewhere(model: nn.Module, device: torch.device) -> bool:
+    """Whether a parameter or buffer is neither on the CPU, where it was made, nor on `device`."""
+    places = {tensor.device for tensor in (*model.parameters(), *model.buffers())}
+    return not places <= {torch.device("cpu"), device}
+
+
 def _copied(model: nn.Module, parameter_of: Callable[[torch.Tensor], torch.Tensor]) -> nn.Module:
     copies: dict[int, Any] = {}
     for parameter in model.parameters():
@@ -62,4 +72,11 @@ def _copied(model: nn.Module, parameter_of: Callable[[torch.Tensor], torch.Tenso
     for buffer in model.buffers():
         copies[id(buffer)] = buffer.detach().to("cpu", copy=True)
     # deepcopy takes what is in its memo as copied already.
-    return copy.deepcopy(model, copies)
+    clone = copy.deepcopy(model, copies)
+    for module in clone.modules():
+        hooks: dict[int, Any] = module._forward_pre_hooks
+        for key, hook in list(hooks.items()):
+            if isinstance(hook, StrategyHook):
+                del hooks[key]
+                module._forward_pre_hooks_with_kwargs.pop(key, None)
+    return clone

@@ -4,25 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import nn
 
 from trainkit.errors import ConfigError
-from trainkit.train import prefetch
 from trainkit.train.context import WorkerContext
+from trainkit.train.creators import Creators, operator_from
 from trainkit.train.data import Feed
+from trainkit.train.delivery import Delivery, pinned
 from trainkit.train.keys import NUM_SAMPLES
+from trainkit.train.lightning import lightning_operator
 from trainkit.train.loop import run_epoch
 from trainkit.train.modes import enter_training, evaluating
-from trainkit.train.registration import Registered, as_list, check_schedulers, in_shape_of
+from trainkit.train.registration import Registered, as_list, check_schedulers, check_wrapping, in_shape_of
+from trainkit.train.situation import Situated
 from trainkit.train.stepping import Stepper
-from trainkit.train.tensors import channels_last, to_device
 from trainkit.train.turns import WHOLE, Turn
 
 
-class TrainingOperator:
+class TrainingOperator(Situated):
     """Models, optimizers and data of one worker, with the loops that run them.
 
     Subclass it and define `setup`, which calls `register` and `register_data`. Override `train_batch` or
@@ -49,14 +51,14 @@ class TrainingOperator:
     """Training steps run so far."""
 
     def __init__(self, config: Mapping[str, Any] | None = None, context: WorkerContext | None = None) -> None:
-        self._config = dict(config or {})
-        self._context = context or WorkerContext()
+        super().__init__(config, context)
         # What was registered; the attributes beside it are the user's to replace.
         self.registered = Registered()
         self.models = self.registered.models
         self.optimizers = self.registered.optimizers
         self.schedulers = self.registered.schedulers
         self.criterion = None
+        self._delivery = Delivery(self.device, last=self._context.step.channels_last)
         self.stepper = Stepper(
             self._context.step,
             self._context.strategy,
@@ -80,6 +82,7 @@ class TrainingOperator:
         criterion: Any = None,
         schedulers: Any = None,
         ddp_args: Mapping[str, Any] | None = None,
+        apex_args: Mapping[str, Any] | None = None,
     ) -> tuple[Any, ...]:
         """Hand over what is trained; call it once, in `setup`.
 
@@ -89,10 +92,11 @@ class TrainingOperator:
             criterion: loss function (output, target) to a mean over the batch.
             schedulers: one learning rate scheduler or a list; stepped as `scheduler_step_freq` says.
             ddp_args: keyword arguments for `DistributedDataParallel`.
+            apex_args: none but an empty one: torch's own mixed precision took the place of Apex.
 
         Returns:
-            (models, optimizers), then criterion and schedulers if they were given; each one or a list,
-            as it came in.
+            (models, optimizers), then criterion and schedulers if they were given; each one, a list or a
+            tuple, as it came in.
 
         Raises:
             ConfigError: an argument is of the wrong kind, or `register` was called before.
@@ -102,8 +106,9 @@ class TrainingOperator:
             raise ConfigError(
                 "register() was called twice: give all models and optimizers in one call, as lists"
             )
+        check_wrapping(ddp_args, apex_args)
         held.optimizers[:] = as_list(optimizers, torch.optim.Optimizer, "optimizers")
-        held.schedulers[:] = as_list(schedulers, object, "schedulers") if schedulers is not None else []
+        held.schedulers[:] = as_list(schedulers, object, "schedulers") if schedulers else []
         check_schedulers(held.schedulers, self.scheduler_step_freq)
         modules = as_list(models, nn.Module, "models")
         held.models[:] = self._context.strategy.place(modules, held.optimizers, ddp_args or {})
@@ -130,10 +135,10 @@ class TrainingOperator:
             ConfigError: a loader can't be iterated over, or can't be shared among workers.
         """
         if train_loader is not None:
-            loader = prefetch.pinned(train_loader, self.device)
+            loader = pinned(train_loader, self.device)
             self.train_feed = self._context.strategy.split_data(loader, training=True)
         if validation_loader is not None:
-            loader = prefetch.pinned(validation_loader, self.device)
+            loader = pinned(validation_loader, self.device)
             self.validation_feed = self._context.strategy.split_data(loader, training=False)
 
     # -- training ------------------------------------------------------------------------------
@@ -148,7 +153,8 @@ class TrainingOperator:
 
         Args:
             iterator: this worker's batches; it ends after `num_steps`.
-            info: what the caller of `TorchTrainer.train` passed on, and `epoch_idx`.
+            info: what the caller of `TorchTrainer.train` passed on, `epoch_idx`, and under the keys
+                `NUM_STEPS` and `USE_FP16` what these are.
             num_steps: steps asked for; None is one pass over the data.
             epoch_idx: epochs finished before this one.
 
@@ -159,12 +165,13 @@ class TrainingOperator:
         self.stepper.begin_epoch()
         return run_epoch(
             self.train_batch,
-            self._brought_ahead(iterator, self.train_batch, TrainingOperator.train_batch),
+            iterator,
             feed=self._feed(self.train_feed),
             info=info,
             first_step=self.global_step,
             before_step=self.stepper.begin,
             after_step=self._after_step,
+            ahead=self._ahead(self.train_batch, TrainingOperator.train_batch),
         )
 
     def train_batch(self, batch: Any, batch_info: dict[str, Any]) -> Mapping[str, Any]:
@@ -178,9 +185,11 @@ class TrainingOperator:
             Metrics: numbers or one-element tensors (a loss may stay on its device), means over the
             batch; `num_samples` is their weight.
         """
-        features, target = self._features_and_target(batch)
+        self._single_model("train_batch")
+        features, target = self._delivery.parts(batch)
         loss = self.forward_backward(features, target)
-        self.optimizer_step()
+        with self.timers.record("apply"):
+            self.optimizer_step()
         counted = {NUM_SAMPLES: target.shape[0]}
         return counted if loss is None else {"train_loss": loss, **counted}
 
@@ -194,10 +203,13 @@ class TrainingOperator:
         Returns:
             The loss, a mean over the batch, detached; None where it is another worker's, as in a pipeline.
         """
-        model, criterion = self._single_model("train_batch")
+        model, criterion = self._single_model("forward_backward", optimizers=None)
         strategy = self._context.strategy
         self.stepper.delegated()
-        return strategy.forward_backward(model, criterion, features, target, self.stepper.scaled)
+        if not self.timers.enabled:
+            return strategy.forward_backward(model, criterion, features, target, self.stepper.scaled)
+        with self.timers.halves("fwd", "grad", self.stepper.scaled) as scaled:
+            return strategy.forward_backward(model, criterion, features, target, scaled)
 
     def autocast(self) -> AbstractContextManager[object]:
         """A block for forward pass and loss of a step of your own, run in the trainer's `precision`."""
@@ -230,23 +242,37 @@ class TrainingOperator:
         with torch.no_grad(), evaluating(self.registered.models):
             return run_epoch(
                 self.validate_batch,
-                self._brought_ahead(val_iterator, self.validate_batch, TrainingOperator.validate_batch),
+                val_iterator,
                 feed=self._feed(self.validation_feed),
                 info=info,
+                ahead=self._ahead(self.validate_batch, TrainingOperator.validate_batch),
             )
 
     def validate_batch(self, batch: Any, batch_info: dict[str, Any]) -> Mapping[str, Any]:
         """Loss and, where targets are classes, accuracy of one batch; arguments as `train_batch`'s."""
-        model, criterion = self._single_model("validate_batch")
-        features, target = self._features_and_target(batch)
+        features, target = self._delivery.parts(batch)
         metrics: dict[str, Any] = {NUM_SAMPLES: target.shape[0]}
-        result = self._context.strategy.forward(model, criterion, features, target)
+        with self.timers.record("eval_fwd"):
+            result = self.forward(features, target)
         if result is None:
             return metrics
         output, metrics["val_loss"] = result
         if not target.is_floating_point() and output.dim() == target.dim() + 1:
-            metrics["val_accuracy"] = (output.argmax(dim=1) == target).double().mean()
+            metrics["val_accuracy"] = (output.argmax(dim=1) == target.to(output.device)).double().mean()
         return metrics
+
+    def forward(self, features: Sequence[Any], target: Any) -> tuple[Any, torch.Tensor] | None:
+        """Output and loss of one batch, with one model and its criterion, whatever the strategy.
+
+        Args:
+            features: the model's inputs, on the device.
+            target: the criterion's second argument, on the device.
+
+        Returns:
+            Both, for a `validate_batch` of your own; None where they are another worker's, as in a pipeline.
+        """
+        model, criterion = self._single_model("validate_batch", optimizers=None)
+        return self._context.strategy.forward(model, criterion, features, target)
 
     # -- the user's own state ------------------------------------------------------------------
 
@@ -257,52 +283,83 @@ class TrainingOperator:
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take over what `state_dict` returned when the checkpoint was written."""
 
-    # -- what it knows -------------------------------------------------------------------------
+    def close(self) -> None:
+        """Called on each worker as the trainer is shut down in order; default, nothing."""
 
-    @property
-    def config(self) -> dict[str, Any]:
-        """The configuration that `setup` was given."""
-        return self._config
+    # -- other ways to make one ----------------------------------------------------------------
 
-    @property
-    def device(self) -> torch.device:
-        """Where this worker's batches and models go."""
-        return self._context.strategy.devices[0]
+    @classmethod
+    def from_ptl(
+        cls,
+        lightning_module_cls: type[Any],
+        train_dataloader: Any = None,
+        val_dataloader: Any = None,
+        *,
+        datamodule: Any = None,
+        callbacks: Sequence[Any] = (),
+        trainer_args: Mapping[str, Any] | None = None,
+    ) -> type[Self]:
+        """An operator that has Lightning's own loops train a `LightningModule`, an epoch at a time.
 
-    @property
-    def devices(self) -> list[torch.device]:
-        """All devices of this worker."""
-        return list(self._context.strategy.devices)
+        Args:
+            lightning_module_cls: the class. Each worker makes its own instance, given the whole configuration
+                if it has a parameter `config`, else those keys that its parameters are named after.
+            train_dataloader: a `DataLoader`, or several as Lightning takes them; default, the module's own.
+            val_dataloader: the same for validation.
+            datamodule: instead of loaders a `LightningDataModule`, or its class, made as the module is.
+            callbacks: of Lightning; each worker gets copies.
+            trainer_args: of Lightning's `Trainer`, such as `accumulate_grad_batches` or `logger`.
 
-    @property
-    def world_rank(self) -> int:
-        """This worker's number among all, from 0."""
-        return self._context.strategy.group.rank
+        Returns:
+            A subclass, for `TorchTrainer(training_operator_cls=...)`.
 
-    @property
-    def local_rank(self) -> int:
-        """This worker's number among those of its machine."""
-        return self._context.local_rank
+        Raises:
+            ConfigError: an argument is of the wrong kind, or not for Lightning to know.
+            MissingDependencyError: Lightning is not installed.
+        """
+        return lightning_operator(
+            cls,
+            lightning_module_cls,
+            train_dataloader=train_dataloader,
+            val_dataloader=val_dataloader,
+            datamodule=datamodule,
+            callbacks=callbacks,
+            trainer_args=trainer_args,
+        )
 
-    @property
-    def world_size(self) -> int:
-        """How many workers train together."""
-        return self._context.strategy.group.world_size
+    @classmethod
+    def from_creators(
+        cls,
+        model_creator: Callable[[dict[str, Any]], Any],
+        optimizer_creator: Callable[[Any, dict[str, Any]], Any],
+        data_creator: Callable[[dict[str, Any]], Any] | None = None,
+        loss_creator: Callable[..., Any] | None = None,
+        scheduler_creator: Callable[[Any, dict[str, Any]], Any] | None = None,
+        serialize_data_creation: bool = True,
+    ) -> type[Self]:
+        """A subclass whose `setup` calls functions, as scripts for the first versions of RaySGD have them.
 
-    @property
-    def use_gpu(self) -> bool:
-        """Whether this worker trains on a GPU."""
-        return self.device.type == "cuda"
+        Args:
+            model_creator: config to one model or several.
+            optimizer_creator: (what that returned, config) to one optimizer or several.
+            data_creator: config to a train loader, or to a train and a validation loader.
+            loss_creator: one of torch's loss classes, or config to a loss.
+            scheduler_creator: (optimizers, config) to one learning rate scheduler or several.
+            serialize_data_creation: one worker of a machine at a time creates its data, so that only the
+                first one downloads it.
 
-    @property
-    def use_tqdm(self) -> bool:
-        """Whether a progress bar is shown."""
-        return self._context.use_tqdm
-
-    @property
-    def scheduler_step_freq(self) -> str | None:
-        """When schedulers are stepped: "batch", "epoch" or "manual"."""
-        return self._context.scheduler_step_freq
+        Raises:
+            ConfigError: one of them can't be called.
+        """
+        creators = Creators(
+            model_creator=model_creator,
+            optimizer_creator=optimizer_creator,
+            data_creator=data_creator,
+            loss_creator=loss_creator,
+            scheduler_creator=scheduler_creator,
+            serialize_data_creation=serialize_data_creation,
+        )
+        return operator_from(cls, creators)
 
     # -- inside --------------------------------------------------------------------------------
 
@@ -320,14 +377,16 @@ class TrainingOperator:
             for scheduler in self.registered.schedulers:
                 scheduler.step()
 
-    def _single_model(self, step: str) -> tuple[nn.Module, Callable[..., torch.Tensor]]:
+    def _single_model(
+        self, step: str, optimizers: int | None = 1
+    ) -> tuple[nn.Module, Callable[..., torch.Tensor]]:
         held = self.registered
         if not held.models:
             raise ConfigError(
                 f"the default {step} takes one model, and none was registered: call "
                 f"register(models=..., optimizers=..., criterion=...) in setup, or override {step}"
             )
-        if len(held.models) != 1 or len(held.optimizers) != 1:
+        if len(held.models) != 1 or optimizers not in (None, len(held.optimizers)):
             raise ConfigError(
                 f"the default {step} takes one model with one optimizer; {len(held.models)} and "
                 f"{len(held.optimizers)} were registered: override {step}"
@@ -336,22 +395,6 @@ class TrainingOperator:
             raise ConfigError(f"the default {step} needs a loss: register(criterion=...), or override {step}")
         return held.models[0], self.criterion
 
-    def _features_and_target(self, batch: Any) -> tuple[Sequence[Any], torch.Tensor]:
-        if not isinstance(batch, (list, tuple)) or len(batch) < 2:
-            raise ConfigError(
-                f"the default steps take batches (*features, target), but the loader gave a "
-                f"{type(batch).__name__}: override train_batch and validate_batch"
-            )
-        batch = self._on_device(batch)
-        return batch[:-1], batch[-1]
-
-    def _on_device(self, batch: Any) -> Any:
-        if self.device.type != "cpu":
-            batch = to_device(batch, self.device)
-        return channels_last(batch) if self._context.step.channels_last else batch
-
-    def _brought_ahead(self, batches: Iterable[Any], step: Any, default: Any) -> Iterable[Any]:
+    def _ahead(self, step: Any, default: Any) -> Callable[[Iterable[Any]], Iterable[Any]] | None:
         # A step of the user's own is promised batches as the loader gives them.
-        if getattr(step, "__func__", None) is not default:
-            return batches
-        return prefetch.brought_ahead(batches, self.device, self._on_device)
+        return self._delivery.ahead if getattr(step, "__func__", None) is default else None

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from trainkit.errors import ConfigError
+from trainkit.train.former import renamed
 from trainkit.train.keys import BATCH_SIZE
 from trainkit.train.operator import TrainingOperator
 from trainkit.train.signatures import wrong_signature
@@ -62,6 +63,7 @@ class TrainerOptions:
         Raises:
             ConfigError: one of them doesn't exist, or is wrong.
         """
+        arguments = renamed(arguments)
         steps = {field.name for field in fields(StepSettings)}
         known = [*(field.name for field in fields(cls) if field.name != "step"), *sorted(steps)]
         if unknown := sorted(set(arguments) - set(known)):

@@ -1,21 +1,34 @@
-"""How workers of one machine meet and talk: a file to meet at, gloo on the loopback, NCCL for GPUs."""
+"""How workers meet and talk: a file or a store to meet at, gloo for the CPU, NCCL for GPUs.
+
+On one machine they meet at a file and talk over the loopback. On several, worker 0 holds a store, and all
+listen at their machine's address in the cluster and at no other.
+"""
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
+import socket
+import struct
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 
 from trainkit.errors import ConfigError
 
-_LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
-"""Nothing of a gang may listen on the network; who sets the variables differently is obeyed."""
+_INTERFACE = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+"""Where the backends listen; who sets the variables differently is obeyed."""
+
+_LOOPBACK = "lo"
+"""Nothing of a gang of one machine may listen on the network."""
+
+_SIOCGIFADDR = 0x8915
 
 _BACKENDS = {"gloo": "gloo", "nccl": "cpu:gloo,cuda:nccl"}
 """Counts and orders of samples are agreed upon on the CPU, also where gradients travel by NCCL."""
@@ -36,12 +49,13 @@ class Rendezvous:
     """What a worker must know to meet the others.
 
     Attributes:
-        file: path that all workers can open, in a folder that only the user can.
+        place: "file://" and a path that all workers can open, in a folder that only the user can; or
+            "tcp://", worker 0's address and port.
         backend: "gloo" or "nccl".
         timeout_s: how long one collective may take.
     """
 
-    file: str
+    place: str
     backend: str
     timeout_s: float
 
@@ -52,10 +66,15 @@ class WorkerGroup:
     Attributes:
         rank: this worker's number, from 0.
         world_size: how many there are.
+        members: processes that take part in its collectives; more than `world_size` where some count as one.
     """
 
     rank = 0
     world_size = 1
+
+    @property
+    def members(self) -> int:
+        return self.world_size
 
     def broadcast_integers(self, values: Sequence[int]) -> list[int]:
         """Worker 0's `values`, on every worker; the others' are ignored."""
@@ -65,12 +84,24 @@ class WorkerGroup:
         """Every worker's `value`, by rank."""
         return [value]
 
+    def gather_values(self, value: Any) -> list[Any]:
+        """Every worker's `value`, plain values and tensors on the CPU, by rank."""
+        return [value]
+
     def all_true(self, flag: bool) -> bool:
         """Whether `flag` is true on every worker."""
         return flag
 
     def broadcast_tensors(self, tensors: Sequence[torch.Tensor]) -> None:
         """Overwrite `tensors` with worker 0's."""
+
+    def subgroup(self, parts: Sequence[Sequence[int]]) -> dist.ProcessGroup:
+        """Torch's group of those of `parts` (ranks) that this worker is one of; all workers call it alike.
+
+        Raises:
+            ConfigError: there are no other workers.
+        """
+        raise ConfigError("one worker alone has no process group: use num_workers=2 or more")
 
     def leave(self) -> None:
         """Part from the others; the group can't be used any more."""
@@ -79,9 +110,10 @@ class WorkerGroup:
 class DistributedGroup(WorkerGroup):
     """Several processes, joined through torch.distributed."""
 
-    def __init__(self, rank: int, world_size: int) -> None:
+    def __init__(self, rank: int, world_size: int, timeout: timedelta | None = None) -> None:
         self.rank = rank
         self.world_size = world_size
+        self._timeout = timeout
         self._joined = True
 
     def broadcast_integers(self, values: Sequence[int]) -> list[int]:
@@ -96,6 +128,11 @@ class DistributedGroup(WorkerGroup):
         dist.all_gather(gathered, torch.tensor([value]))
         return [int(item) for item in gathered]
 
+    def gather_values(self, value: Any) -> list[Any]:
+        gathered: list[Any] = [None] * self.world_size
+        dist.all_gather_object(gathered, value)
+        return gathered
+
     def all_true(self, flag: bool) -> bool:
         answer = torch.tensor([int(flag)])
         dist.all_reduce(answer, op=dist.ReduceOp.MIN)
@@ -105,6 +142,14 @@ class DistributedGroup(WorkerGroup):
         for tensor in tensors:
             dist.broadcast(tensor.detach(), src=0)
 
+    def subgroup(self, parts: Sequence[Sequence[int]]) -> dist.ProcessGroup:
+        with _defaults(_LOOPBACK):
+            # Without a timeout torch gives half an hour, whatever the whole group's is.
+            own, _ = dist.new_subgroups_by_enumeration(  # type: ignore[no-untyped-call]
+                [list(part) for part in parts], timeout=self._timeout
+            )
+        return cast(dist.ProcessGroup, own)
+
     def leave(self) -> None:
         # Once: by the second time, this process may be in the group of another trainer.
         if self._joined and dist.is_initialized():
@@ -112,8 +157,73 @@ class DistributedGroup(WorkerGroup):
         self._joined = False
 
 
-def join(rendezvous: Rendezvous, *, rank: int, world_size: int) -> WorkerGroup:
+class Listener:
+    """The store that workers of several machines meet at, in the process of worker 0.
+
+    Args:
+        address: of this machine, among those of the workers'.
+
+    Raises:
+        ConfigError: this machine has no such address.
+    """
+
+    def __init__(self, address: str) -> None:
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        try:
+            listening = socket.create_server((address, 0), family=family)
+        except OSError as error:
+            raise ConfigError(
+                f"worker 0 can't listen at {address}, the address of its machine in the cluster ({error}): "
+                f"join the machine to the cluster by an address that is its own"
+            ) from error
+        port = listening.getsockname()[1]
+        self.place = f"tcp://{address}:{port}"
+        # Bound here, as the store by itself would listen at all addresses. The socket is the store's now.
+        self.store = dist.TCPStore(  # type: ignore[attr-defined, unused-ignore]
+            address, port, is_master=True, wait_for_workers=False, master_listen_fd=listening.detach()
+        )
+
+
+def announce(place: str, *, rank: int, world_size: int, local_rank: int, local_size: int) -> None:
+    """Tell libraries that this process is one of several, by the variables that `torchrun` sets.
+
+    An Accelerator takes itself for the only one without them, and loggers print on every rank.
+
+    Args:
+        place: where the workers meet; workers of one machine meet at no address, and name none.
+        rank: this worker's number.
+        world_size: how many there are.
+        local_rank: its number among those of its machine.
+        local_size: how many these are.
+    """
+    numbers = {
+        "RANK": rank,
+        "WORLD_SIZE": world_size,
+        "LOCAL_RANK": local_rank,
+        "LOCAL_WORLD_SIZE": local_size,
+    }
+    os.environ.update({name: str(number) for name, number in numbers.items()})
+    scheme, _, address = place.partition("://")
+    if scheme == "tcp":
+        os.environ["MASTER_ADDR"], _, os.environ["MASTER_PORT"] = address.rpartition(":")
+
+
+def join(
+    rendezvous: Rendezvous,
+    *,
+    rank: int,
+    world_size: int,
+    address: str | None = None,
+    listener: Listener | None = None,
+) -> WorkerGroup:
     """Meet the other workers; returns once all are there.
+
+    Args:
+        rendezvous: where.
+        rank: this worker's number.
+        world_size: how many there are.
+        address: of this machine among those of the workers'; None if they are all on this one.
+        listener: the store, if it is in this process.
 
     Raises:
         torch.distributed.DistError: they did not all come within `rendezvous.timeout_s`.
@@ -125,13 +235,38 @@ def join(rendezvous: Rendezvous, *, rank: int, world_size: int) -> WorkerGroup:
             "other TorchTrainer with use_local=True and several workers, or the group that the program made"
         )
     timeout = timedelta(seconds=rendezvous.timeout_s)
-    store = dist.FileStore(rendezvous.file, world_size)  # type: ignore[attr-defined, unused-ignore]
+    store = listener.store if listener is not None else _store(rendezvous.place, world_size, timeout)
     store.set_timeout(timeout)
-    with _defaults(_LOOPBACK):
+    interface = _LOOPBACK if address is None else _interface_of(address)
+    with _defaults(dict.fromkeys(_INTERFACE, interface) if interface is not None else {}):
         dist.init_process_group(
             _BACKENDS[rendezvous.backend], store=store, rank=rank, world_size=world_size, timeout=timeout
         )
-    return DistributedGroup(rank, world_size)
+    return DistributedGroup(rank, world_size, timeout)
+
+
+def _store(place: str, world_size: int, timeout: timedelta) -> Any:
+    scheme, _, rest = place.partition("://")
+    if scheme == "file":
+        return dist.FileStore(rest, world_size)  # type: ignore[attr-defined, unused-ignore]
+    host, _, port = rest.rpartition(":")
+    return dist.TCPStore(  # type: ignore[attr-defined, unused-ignore]
+        host, int(port), is_master=False, wait_for_workers=False, timeout=timeout
+    )
+
+
+def _interface_of(address: str) -> str | None:
+    """The network interface that has `address`; None if torch must find one by the machine's name."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            request = struct.pack("256s", name.encode()[:15])
+            try:
+                answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)
+            except OSError:
+                continue  # This one has no address of IPv4.
+            if socket.inet_ntoa(answer[20:24]) == address:
+                return name
+    return None
 
 
 def lost_peer(error: BaseException) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -37,9 +37,25 @@ def as_list(value: Any, kind: type[T], what: str) -> list[T]:
     return items
 
 
-def in_shape_of(given: Any, items: list[T]) -> T | list[T]:
-    """`items` as their owner gave them: a list if `given` was one, else the only one."""
-    return items if isinstance(given, (list, tuple)) else items[0]
+def in_shape_of(given: Any, items: list[T]) -> T | list[T] | tuple[T, ...]:
+    """`items` as their owner gave them: a list or a tuple if `given` was one, else the only one."""
+    if isinstance(given, tuple):
+        return tuple(items)
+    return items if isinstance(given, list) else items[0]
+
+
+def check_wrapping(ddp_args: Any, apex_args: Any) -> None:
+    """Raise ConfigError if the arguments of wrappers are not what can be taken."""
+    if ddp_args is not None and not isinstance(ddp_args, Mapping):
+        raise ConfigError(
+            f"register(ddp_args={ddp_args!r}): give a dictionary; all models are wrapped by it. To wrap them "
+            f"by different ones, pass wrap_ddp=False to TorchTrainer and wrap them in setup"
+        )
+    if apex_args:
+        raise ConfigError(
+            f"register(apex_args={apex_args!r}): Apex is not used; leave apex_args out. "
+            f"TorchTrainer(precision='fp16'), or 'bf16', trains in mixed precision by torch's own means"
+        )
 
 
 def check_schedulers(schedulers: Sequence[Any], frequency: str | None) -> None:

@@ -98,7 +98,7 @@ def joined(states: Sequence[Any]) -> Any:
     if isinstance(first, Mapping):
         keys = dict.fromkeys(key for state in states for key in state)
         items = {key: joined([state[key] for state in states if key in state]) for key in keys}
-        return _like_mapping(first, items)
+        return like_mapping(first, items)
     if isinstance(first, list):
         return [joined(list(items)) for items in zip(*states, strict=True)]
     return first
@@ -109,7 +109,7 @@ def whole(state: Any) -> Any:
     if isinstance(state, Spread):
         return state.whole()
     if isinstance(state, Mapping):
-        return _like_mapping(state, {key: whole(item) for key, item in state.items()})
+        return like_mapping(state, {key: whole(item) for key, item in state.items()})
     if isinstance(state, list):
         return [whole(item) for item in state]
     return state
@@ -168,7 +168,7 @@ def _slices(low: Sequence[int], high: Sequence[int], origin: Sequence[int]) -> t
     return tuple(slice(start - o, end - o) for start, end, o in zip(low, high, origin, strict=True))
 
 
-def _like_mapping(original: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
+def like_mapping(original: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
     """`items` in the class of `original`, with its attributes, such as a state's `_metadata`."""
     if type(original) is dict:
         return items

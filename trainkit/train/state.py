@@ -1,7 +1,7 @@
 """What a trainer's state is: one worker's share of it, all workers' together, and its shape.
 
 {"epoch", "global_step", "models", "optimizers", "schedulers", "scaler", "operator"}    alike on all workers
-{"workers": [{"rng", "data"}, ...]}                                                     each worker's own
+{"workers": [{"data_rank", "rng", "data"}, ...]}                                        each worker's own
 """
 
 from __future__ import annotations
@@ -45,6 +45,20 @@ def whole_state(states: Sequence[WorkerState]) -> dict[str, Any]:
     """The same with whole tensors."""
     state: dict[str, Any] = whole(joined_state(states))
     return state
+
+
+def own_of(workers: Sequence[Mapping[str, Any]], *, rank: int, data_rank: int) -> Mapping[str, Any] | None:
+    """What a worker goes on with of the shares of those before, who may have been more or fewer, or None.
+
+    Args:
+        workers: "own" shares by rank.
+        rank: of the worker.
+        data_rank: its number among those who are dealt samples, which workers that hold one model together
+            have in common.
+    """
+    if rank < len(workers) and workers[rank].get("data_rank", rank) == data_rank:
+        return workers[rank]
+    return next((own for own in workers if own.get("data_rank") == data_rank), None)
 
 
 def check_state(state: Any, registered: Mapping[str, int], what: str) -> None:

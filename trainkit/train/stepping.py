@@ -15,6 +15,7 @@ from trainkit.errors import ConfigError, NonFiniteLossError
 from trainkit.train.registration import Registered
 from trainkit.train.step_settings import StepSettings
 from trainkit.train.strategies.base import Strategy
+from trainkit.train.tensors import local
 from trainkit.train.turns import Turn
 
 
@@ -203,7 +204,7 @@ class Stepper:
         """Of the right weight, and clipped."""
         limit = self._settings.max_grad_norm
         if turn.correction != 1 and (gradients := _gradients(optimizers)):
-            torch._foreach_mul_(gradients, turn.correction)
+            torch._foreach_mul_([local(gradient) for gradient in gradients], turn.correction)
         if limit is not None:
             self._strategy.clip(list(_with_gradients(optimizers)), limit)
 

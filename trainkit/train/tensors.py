@@ -44,6 +44,28 @@ def channels_last(batch: Any) -> Any:
     )
 
 
+def device_of(value: Any) -> torch.device | None:
+    """The device of the first tensor in `value`; None if there is none."""
+    if isinstance(value, torch.Tensor):
+        return value.device
+    found: list[torch.device] = []
+
+    def note(tensor: torch.Tensor) -> torch.Tensor:
+        found.append(tensor.device)
+        return tensor
+
+    map_tensors(note, value)
+    return found[0] if found else None
+
+
 def cpu_copy(state: Any) -> Any:
     """A copy of `state` on the CPU, which what becomes of the original does not change."""
     return map_tensors(lambda tensor: tensor.detach().to("cpu", copy=True), state)
+
+
+def local(tensor: Any) -> torch.Tensor:
+    """What this worker holds of a tensor that may be spread over several (a DTensor), sharing its memory."""
+    with torch.no_grad():
+        # Not by its class: that takes half a second to import, and one worker has no use for it.
+        held: torch.Tensor = (tensor.to_local() if hasattr(tensor, "to_local") else tensor).detach()
+    return held

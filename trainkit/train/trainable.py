@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from trainkit.errors import ConfigError
-from trainkit.train.keys import BATCH_COUNT, EPOCH, NUM_SAMPLES
+from trainkit.train.keys import BATCH_COUNT, EPOCH, NUM_SAMPLES, SHOULD_STOP
 from trainkit.train.options import TrainerOptions
 from trainkit.tune.placement import PlacementGroupFactory
 from trainkit.tune.trainable import Trainable
@@ -61,7 +62,13 @@ class TrainerTrainable(Trainable):
         if self.plan.step is not None:
             return dict(self.plan.step(self._trainer, {"iteration": self.training_iteration}))
         result: dict[str, Any] = self._trainer.train()
-        return both(result, self._trainer.validate()) if self._trainer.has_validation else result
+        if result.get(SHOULD_STOP):
+            result["done"] = True
+        # Lightning validates at the end of an epoch, for its callbacks and schedulers to see.
+        validated = getattr(self.plan.options.training_operator_cls, "validates_in_training", False)
+        if validated or not self._trainer.has_validation:
+            return result
+        return both(result, self._trainer.validate())
 
     def save_checkpoint(self, checkpoint_dir: str) -> None:
         self._trainer.save(checkpoint_dir)
@@ -79,6 +86,14 @@ def make_trainable(plan: TrialPlan) -> type[TrainerTrainable]:
         raise ConfigError(
             "as_trainable(use_local=True): a trial's own process holds no resources; leave use_local out"
         )
+    if plan.step is not None:
+        try:
+            inspect.signature(plan.step).bind("trainer", {})
+        except TypeError as error:
+            raise ConfigError(
+                f"as_trainable(override_tune_step={plan.step!r}) can't be called ({error}): give a function "
+                f"(trainer, info)"
+            ) from error
     operator = plan.options.training_operator_cls
     return type(
         f"{operator.__name__}Trainable", (TrainerTrainable,), {"plan": plan, "__doc__": operator.__doc__}

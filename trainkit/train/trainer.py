@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, Never, TypeVar
 
 from torch import nn
 
@@ -40,6 +40,7 @@ class TorchTrainer:
         backend: "gloo", "nccl", or "auto": NCCL for GPUs.
         wrap_ddp: wrap models in `DistributedDataParallel`; False leaves it to the operator.
         timeout_s: seconds that one collective operation may take.
+        use_fp16: the same as `precision="fp16"`.
         use_tqdm: show a progress bar, worker 0's.
         add_dist_sampler: deal each loader's samples out among workers; False leaves it to the operator.
         scheduler_step_freq: when learning rate schedulers step: after each "batch" or "epoch", or
@@ -56,6 +57,7 @@ class TorchTrainer:
         detect_nan: stop with `NonFiniteLossError` at the first loss that is no finite number; this waits for
             the device at each step. Otherwise it is told at the epoch's end.
         min_workers: fewest workers to go on with if some are lost; default, `num_workers`.
+        **former: arguments that RaySGD's trainer once had; refused with what to do instead.
 
     Raises:
         ConfigError: an argument is wrong; all mistakes are named at once.
@@ -75,6 +77,7 @@ class TorchTrainer:
         backend: str = "auto",
         wrap_ddp: bool = True,
         timeout_s: float = 1800,
+        use_fp16: bool = False,
         use_tqdm: bool = False,
         add_dist_sampler: bool = True,
         scheduler_step_freq: str | None = None,
@@ -88,6 +91,7 @@ class TorchTrainer:
         channels_last: bool = False,
         detect_nan: bool = False,
         min_workers: int | None = None,
+        **former: Never,
     ) -> None:
         if use_tqdm:
             require_tqdm()
@@ -101,6 +105,7 @@ class TorchTrainer:
             backend=backend,
             wrap_ddp=wrap_ddp,
             timeout_s=timeout_s,
+            use_fp16=use_fp16,
             use_tqdm=use_tqdm,
             add_dist_sampler=add_dist_sampler,
             scheduler_step_freq=scheduler_step_freq,
@@ -114,23 +119,32 @@ class TorchTrainer:
             channels_last=channels_last,
             detect_nan=detect_nan,
             min_workers=min_workers,
+            **former,
         ).resolved()
         self._gang = Gang(self._options)
 
     def train(
         self,
         num_steps: int | None = None,
-        *,
+        profile: bool = False,
         reduce_results: bool = True,
+        max_retries: int = 3,
         info: Mapping[str, Any] | None = None,
+        dataset: Any = None,
     ) -> Any:
         """Train for one epoch.
 
         Args:
             num_steps: batches for each worker; more than there are start the data again. None takes one
                 pass.
+            profile: add `profile`, worker 0's mean seconds of "fwd", "grad" and "apply" in a batch, of
+                whatever else `self.timers` measured, and of the epoch.
             reduce_results: one result for all workers; False gives a list of theirs.
-            info: passed on to `train_epoch` and, with more, to `train_batch`.
+            max_retries: how often the epoch may be run again after a worker was lost.
+            info: passed on to `train_epoch` and, with more, to `train_batch`. `num_epochs` in it is shown by
+                the progress bar.
+            dataset: a loader, or a function of the configuration that makes one in each worker, to train on
+                in this call instead of the registered one.
 
         Returns:
             A dictionary: `epoch` (1 after the first), `batch_count`, `num_samples`, and for each metric
@@ -142,20 +156,24 @@ class TorchTrainer:
                 the trainer with them: make a new one, and load a checkpoint.
             Exception: what the operator raised in a worker, with that worker's traceback.
         """
-        return self._epoch("train", num_steps, reduce_results, info)
+        if not isinstance(max_retries, int) or max_retries < 0:
+            raise ConfigError(f"train(max_retries={max_retries!r}): give a whole number, 0 or more")
+        arguments = (num_steps, dict(info or {}), profile, dataset)
+        return self._epoch("train", arguments, reduce_results, None if dataset is not None else "train")
 
     def validate(
         self,
         num_steps: int | None = None,
-        *,
+        profile: bool = False,
         reduce_results: bool = True,
         info: Mapping[str, Any] | None = None,
     ) -> Any:
         """Evaluate on the validation data, each sample once, whatever the number of workers.
 
-        Args, result and errors are as of `train`; `num_steps` takes the first batches only.
+        Args, result and errors are as of `train`; `num_steps` takes the first batches only. In `profile`
+        are "eval_fwd" and "validation".
         """
-        return self._epoch("validate", num_steps, reduce_results, info)
+        return self._epoch("validate", (num_steps, dict(info or {}), profile), reduce_results, "validation")
 
     def update_scheduler(self, metric: float) -> None:
         """Step all schedulers by `metric`, as `ReduceLROnPlateau` wants it."""
@@ -199,8 +217,12 @@ class TorchTrainer:
         """
         return whole_state(self._gang.snapshot())
 
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state_dict: Mapping[str, Any], blocking: bool = False) -> None:
         """Take over what `state_dict` returned, here or from a trainer with other workers.
+
+        Args:
+            state_dict: whole; it is copied.
+            blocking: without effect, as all workers have taken it over when this returns.
 
         Raises:
             CheckpointError: it does not fit what is registered.
@@ -260,6 +282,12 @@ class TorchTrainer:
         options = TrainerOptions.of(**kwargs).resolved()
         return make_trainable(TrialPlan(cls, options, override_tune_step))
 
+    def __trainable__(self) -> type[TrainerTrainable]:
+        """What `tune.Tuner(trainer)` runs: trainers like this one, whose own workers make room for them."""
+        made = make_trainable(TrialPlan(type(self), self._options, None))
+        self.shutdown()
+        return made
+
     def __enter__(self) -> TorchTrainer:
         return self
 
@@ -271,17 +299,16 @@ class TorchTrainer:
     ) -> None:
         self.shutdown(force=error is not None)
 
-    def _epoch(
-        self, method: str, num_steps: int | None, reduce_results: bool, info: Mapping[str, Any] | None
-    ) -> Any:
+    def _epoch(self, method: str, arguments: tuple[Any, ...], reduce_results: bool, needs: str | None) -> Any:
+        """Call `method` of the workers, for which the data `needs` must have been registered."""
+        num_steps = arguments[0]
         if num_steps is not None and not is_count(num_steps):
             raise ConfigError(
                 f"{method}(num_steps={num_steps!r}): give a whole number, 1 or more, or None for all batches"
             )
-        what = "train" if method == "train" else "validation"
-        if self._gang.ended is None and not self._gang.has_data(what):
-            raise ConfigError(f"there is no {what} data: call register_data({what}_loader=...) in setup")
-        results = self._gang.call(method, num_steps, dict(info or {}))
+        if needs is not None and self._gang.ended is None and not self._gang.has_data(needs):
+            raise ConfigError(f"there is no {needs} data: call register_data({needs}_loader=...) in setup")
+        results = self._gang.call(method, *arguments)
         reported = {rank: results[rank] for rank in self._gang.reporters}
         if (warning := not_finite(reported)) is not None:
             log.warning("%s: %s; detect_nan=True stops training at the first such loss", method, warning)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
@@ -12,18 +12,21 @@ import torch
 from torch import nn
 
 from trainkit.errors import CheckpointError, ConfigError
-from trainkit.train import checkpoint, process_group, rng
+from trainkit.train import checkpoint, meeting, process_group, rng, sharded_checkpoint
+from trainkit.train.agreement import agreed
 from trainkit.train.context import WorkerContext
 from trainkit.train.data import Feed
-from trainkit.train.keys import EPOCH
+from trainkit.train.delivery import pinned
+from trainkit.train.keys import EPOCH, NUM_STEPS, PROFILE, USE_FP16
+from trainkit.train.meeting import Home, Locality
 from trainkit.train.metrics import EpochMetrics, to_numbers
 from trainkit.train.modules import on_cpu
 from trainkit.train.operator import TrainingOperator
 from trainkit.train.options import TrainerOptions
-from trainkit.train.process_group import Rendezvous, WorkerGroup
-from trainkit.train.progress import with_bar
-from trainkit.train.spread import detached
-from trainkit.train.state import WorkerState, check_state, joined_state
+from trainkit.train.process_group import Listener, Rendezvous, WorkerGroup
+from trainkit.train.progress import Bar, describe
+from trainkit.train.spread import detached, whole
+from trainkit.train.state import WorkerState, check_state, joined_state, own_of
 from trainkit.train.strategies.base import Place, Strategy
 from trainkit.train.strategies.single import SingleStrategy
 from trainkit.train.tensors import cpu_copy
@@ -38,16 +41,16 @@ class WorkerSpec:
     Attributes:
         options: the trainer's, resolved.
         rank: this worker's number, from 0.
+        locality: its number among those of its machine.
         rendezvous: where the workers meet; None if there is one.
         seed: for the generators, the same on all workers while they set up; None leaves them alone.
-        driver_pid: the process of the trainer.
     """
 
     options: TrainerOptions
     rank: int
+    locality: Locality
     rendezvous: Rendezvous | None
     seed: int | None
-    driver_pid: int
 
 
 class Worker:
@@ -57,9 +60,20 @@ class Worker:
 
     def __init__(self) -> None:
         self._strategy: Strategy = SingleStrategy(Place(devices=(torch.device("cpu"),)))
+        self._listener: Listener | None = None
         self._rank = 0
         self._epoch = 0
         self._spreads = False
+        self._started = False
+
+    def home(self, listens: bool) -> Home:
+        """Where this worker is; asked where the workers may be on several machines.
+
+        Args:
+            listens: let the others meet in this process.
+        """
+        self._listener = Listener(meeting.own_address()) if listens else None
+        return Home(meeting.own_node(), None if self._listener is None else self._listener.place)
 
     def start(self, spec: WorkerSpec) -> frozenset[str]:
         """Meet the other workers and set up the operator; returns what `data` does."""
@@ -67,22 +81,33 @@ class Worker:
         self._rank = spec.rank
         if spec.seed is not None:
             rng.seed(spec.seed)
+        in_trainers_process = options.use_local and spec.rank == 0
+        if spec.rendezvous is not None and options.num_workers > 1 and not in_trainers_process:
+            process_group.announce(
+                spec.rendezvous.place,
+                rank=spec.rank,
+                world_size=options.num_workers,
+                local_rank=spec.locality.rank,
+                local_size=spec.locality.size,
+            )
         if options.initialization_hook is not None:
             options.initialization_hook()
-        self._strategy = _strategy(spec)
+        self._strategy = _strategy(spec, self._listener)
         self._spreads = options.spec.spreads
         context = WorkerContext(
             strategy=self._strategy,
-            local_rank=spec.rank,
+            local_rank=spec.locality.rank,
             step=options.step,
             use_tqdm=options.use_tqdm,
             scheduler_step_freq=options.scheduler_step_freq,
         )
         self._operator = options.training_operator_cls(options.worker_config, context)
-        if spec.rank > 0:
+        if self._strategy.data.rank > 0:
             # Set up alike, all workers would from here on drop the same units and augment in the same way.
-            # The first one keeps its stream: it is a plain loop's.
-            rng.seed(torch.initial_seed() + spec.rank)
+            # The first one keeps its stream: it is a plain loop's. Workers that hold one model together go
+            # on alike, as each of them computes what the model's other parts are given.
+            rng.seed(torch.initial_seed() + self._strategy.data.rank)
+        self._started = True
         return self.data()
 
     def data(self) -> frozenset[str]:
@@ -90,12 +115,26 @@ class Worker:
         feeds = {"train": self._operator.train_feed, "validation": self._operator.validation_feed}
         return frozenset(name for name, feed in feeds.items() if feed is not None)
 
-    def train(self, num_steps: int | None, info: Mapping[str, Any]) -> Mapping[str, Any]:
-        """One epoch of training; `num_steps` batches if it is given."""
+    def train(
+        self, num_steps: int | None, info: Mapping[str, Any], profile: bool = False, dataset: Any = None
+    ) -> Mapping[str, Any]:
+        """One epoch of training; `num_steps` batches if it is given.
+
+        Args:
+            num_steps: batches; None is one pass.
+            info: passed on.
+            profile: measure how long it takes.
+            dataset: what is trained on instead of the registered loader; see `TorchTrainer.train`.
+        """
         operator = self._operator
-        batches = self._batches(operator.train_feed, "train", num_steps)
-        details = {**info, "epoch_idx": self._epoch}
-        result = operator.train_epoch(batches, details, num_steps=num_steps, epoch_idx=self._epoch)
+        if dataset is not None:
+            with self._instead(dataset):
+                return self.train(num_steps, info, profile)
+        batches = self._batches(operator.train_feed, "train", num_steps, info)
+        details = {**info, "epoch_idx": self._epoch, NUM_STEPS: num_steps, USE_FP16: operator.use_fp16}
+        operator.timers.switch(profile)
+        with operator.timers.record("train_epoch"):
+            result = operator.train_epoch(batches, details, num_steps=num_steps, epoch_idx=self._epoch)
         if type(operator).train_epoch is not TrainingOperator.train_epoch:
             operator.stepper.check()
         if operator.scheduler_step_freq == "epoch":
@@ -103,14 +142,20 @@ class Worker:
         self._epoch += 1
         checked = _checked(result, "train_epoch")
         origins = checked.origins if isinstance(checked, EpochMetrics) else {}
-        return EpochMetrics({EPOCH: self._epoch, **checked}, origins)
+        return EpochMetrics({EPOCH: self._epoch, **checked, **self._profile()}, origins)
 
-    def validate(self, num_steps: int | None, info: Mapping[str, Any]) -> Mapping[str, Any]:
+    def validate(
+        self, num_steps: int | None, info: Mapping[str, Any], profile: bool = False
+    ) -> Mapping[str, Any]:
         """One pass over the validation data, or its first `num_steps` batches."""
         operator = self._operator
-        batches = self._batches(operator.validation_feed, "validation", num_steps)
-        with self._strategy.evaluation():
-            return _checked(operator.validate(batches, {**info, "epoch_idx": self._epoch}), "validate")
+        batches = self._batches(operator.validation_feed, "validation", num_steps, info)
+        operator.timers.switch(profile)
+        with self._strategy.evaluation(), operator.timers.record("validation"):
+            result = operator.validate(batches, {**info, "epoch_idx": self._epoch})
+        checked = _checked(result, "validate")
+        origins = checked.origins if isinstance(checked, EpochMetrics) else {}
+        return EpochMetrics({**checked, **self._profile()}, origins)
 
     def step_schedulers(self, *metric: float) -> None:
         """Step all schedulers, by `metric` if one is given."""
@@ -154,7 +199,8 @@ class Worker:
 
     def own_state(self) -> dict[str, Any]:
         """What differs between workers: their generators, and where they are in the data."""
-        return {"rng": rng.state(), "data": self._data_state()}
+        data_rank = self._strategy.data.rank
+        return {"data_rank": data_rank, "rng": rng.state(), "data": self._data_state()}
 
     def restore(self, states: Sequence[WorkerState]) -> None:
         """Take over a snapshot, of this gang or of one with other workers."""
@@ -166,7 +212,7 @@ class Worker:
         self._take_over(cpu_copy(state), "the state")
 
     def save(self, path: Path, workers: Sequence[Mapping[str, Any]]) -> None:
-        """Write a checkpoint.
+        """Write a checkpoint; on all workers if the strategy spreads the state, else on the first alone.
 
         Args:
             path: the folder.
@@ -174,27 +220,58 @@ class Worker:
         """
         world_size = self._strategy.group.world_size
         metadata = checkpoint.Metadata(self._epoch, self._operator.global_step, world_size)
-        checkpoint.write(path, {**self._shared_state(), "workers": list(workers)}, metadata)
+        state = {**self._shared_state(), "workers": list(workers)}
+        if self._spreads:
+            sharded_checkpoint.write(path, state, metadata, self._strategy.group)
+        else:
+            checkpoint.write(path, state, metadata)
 
     def load(self, path: Path) -> None:
         """Take over a checkpoint."""
-        state, _ = checkpoint.read(path)
+        group = self._strategy.group
+        with agreed(group, lambda reason: f"the checkpoint {path} was not loaded ({reason})"):
+            state, _ = checkpoint.read(path, rank=group.rank, world_size=group.world_size)
         self._take_over(state, f"the checkpoint {path}")
 
     def stop(self) -> None:
-        """Part from the other workers."""
-        self._strategy.leave()
+        """Let the operator end, and part from the other workers."""
+        try:
+            if self._started:
+                self._operator.close()
+        finally:
+            self._strategy.leave()
+            self._listener = None
 
     # -- inside --------------------------------------------------------------------------------
 
-    def _batches(self, feed: Feed | None, what: str, num_steps: int | None) -> Iterable[Any]:
+    @contextmanager
+    def _instead(self, dataset: Any) -> Iterator[None]:
+        """A block in which `dataset` is what the operator trains on."""
+        operator = self._operator
+        registered = operator.train_feed
+        loader = dataset(operator.config) if callable(dataset) else dataset
+        operator.train_feed = self._strategy.split_data(pinned(loader, operator.device), training=True)
+        try:
+            yield
+        finally:
+            operator.train_feed = registered
+
+    def _profile(self) -> dict[str, Any]:
+        """Seconds of what was measured, as RaySGD gave them; nothing if nothing was to be."""
+        timers = self._operator.timers
+        return {PROFILE: timers.stats()} if timers.enabled else {}
+
+    def _batches(
+        self, feed: Feed | None, what: str, num_steps: int | None, info: Mapping[str, Any]
+    ) -> Iterable[Any]:
         if feed is None:
             raise ConfigError(f"there is no {what} data: call register_data({what}_loader=...) in setup")
         batches = feed.batches(self._epoch, num_steps)
         if not self._operator.use_tqdm or self._rank > 0:
             return batches
         total = feed.steps() if num_steps is None else num_steps
-        return with_bar(batches, total=total, description=f"{what} {self._epoch + 1}")
+        epoch = self._epoch + 1 if what == "train" else self._epoch
+        return Bar(batches, total=total, description=describe(what, epoch, info))
 
     def _shared_state(self) -> dict[str, Any]:
         operator = self._operator
@@ -237,7 +314,7 @@ class Worker:
             self._load_registered(before)
             raise CheckpointError(f"{what} does not fit what was registered: {error}") from error
         try:
-            operator.load_state_dict(state["operator"])
+            operator.load_state_dict(whole(state["operator"]))
         except BaseException:
             self._load_registered(before)
             raise
@@ -246,10 +323,10 @@ class Worker:
         self._take_over_own(state.get("workers") or [])
 
     def _take_over_own(self, workers: Sequence[Mapping[str, Any]]) -> None:
-        """Go on where the worker of this rank was; one that had none keeps its own generators."""
-        if self._rank >= len(workers):
+        """Go on where the worker in this place was; one that had none keeps its own generators."""
+        own = own_of(workers, rank=self._rank, data_rank=self._strategy.data.rank)
+        if own is None:
             return
-        own = workers[self._rank]
         rng.load(own["rng"])
         for name, feed in (
             ("train", self._operator.train_feed),
@@ -259,7 +336,7 @@ class Worker:
                 feed.load_state(own["data"][name])
 
 
-def _strategy(spec: WorkerSpec) -> Strategy:
+def _strategy(spec: WorkerSpec, listener: Listener | None) -> Strategy:
     options = spec.options
     devices: tuple[torch.device, ...] = (torch.device("cpu"),)
     if options.devices_per_worker:
@@ -267,13 +344,13 @@ def _strategy(spec: WorkerSpec) -> Strategy:
         torch.cuda.set_device(devices[0])
     group = WorkerGroup()
     if spec.rendezvous is not None:
-        in_driver = os.getpid() == spec.driver_pid
-        if in_driver and options.num_workers > 1 and not (options.use_local and spec.rank == 0):
-            raise ConfigError(
-                f"num_workers={options.num_workers}, but this engine runs all of them in one process, where "
-                f"they can't wait for each other: use num_workers=1, or init() with the local engine"
-            )
-        group = process_group.join(spec.rendezvous, rank=spec.rank, world_size=options.num_workers)
+        group = process_group.join(
+            spec.rendezvous,
+            rank=spec.rank,
+            world_size=options.num_workers,
+            address=None if meeting.on_one_machine() else meeting.own_address(),
+            listener=listener,
+        )
     place = Place(
         devices=devices, group=group, step=options.step, wrap=options.wrap_ddp, split=options.add_dist_sampler
     )

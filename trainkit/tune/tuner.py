@@ -136,6 +136,8 @@ def checked_trainable(trainable: Any, run: RunConfig) -> Bound:
     Raises:
         ConfigError: it is neither a function of the configuration nor a `Trainable` class.
     """
+    if not isinstance(trainable, type) and hasattr(trainable, "__trainable__"):
+        trainable = trainable.__trainable__()  # A trainer that was made already says what its trials are.
     bound = Bound.of(trainable)
     inner = bound.trainable
     if isinstance(inner, type):

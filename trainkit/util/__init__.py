@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from trainkit.util import scheduling_strategies as scheduling_strategies
     from trainkit.util import state as state
 
-_MODULES = ("queue", "scheduling_strategies", "state")
+_MODULES = ("queue", "scheduling_strategies", "sgd", "state")
 
 __all__ = [
     "ActorPool",

@@ -42,6 +42,7 @@ def _nodes(node: Node) -> Rows:
             "node_id": node_id(),
             "alive": True,
             "hostname": socket.gethostname(),
+            "address": "127.0.0.1",
             "pid": os.getpid(),
             "resources": dict(node.spec.totals),
             "available": node.stores.available(),

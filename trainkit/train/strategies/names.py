@@ -12,6 +12,10 @@ from trainkit.train.strategies.base import StrategySpec
 HOMES = {
     "single": ("trainkit.train.strategies.single", "Single"),
     "ddp": ("trainkit.train.strategies.ddp", "DDP"),
+    "fsdp": ("trainkit.train.strategies.fsdp", "FSDP"),
+    "layers": ("trainkit.train.strategies.layers", "Layers"),
+    "tensor": ("trainkit.train.strategies.tensor", "TensorParallel"),
+    "pipeline": ("trainkit.train.strategies.pipeline", "Pipeline"),
 }
 
 
@@ -33,10 +37,12 @@ def named_strategy(value: str | StrategySpec, *, num_workers: int) -> StrategySp
                 f"strategy={value!r}: give one of {('auto', *HOMES)}, or a strategy such as DDP()"
             )
         module, name = HOMES[value]
-        return cast(StrategySpec, getattr(importlib.import_module(module), name)())
+        value = cast(StrategySpec, getattr(importlib.import_module(module), name)())
     if isinstance(value, type) or not _is_spec(value):
         raise ConfigError(f"strategy={value!r}: give one of {('auto', *HOMES)}, or a strategy such as DDP()")
-    return value
+    # A strategy may mean "all workers" by an argument that it was not given.
+    fitted = getattr(value, "for_workers", None)
+    return value if fitted is None else cast(StrategySpec, fitted(num_workers))
 
 
 def _is_spec(value: Any) -> bool:

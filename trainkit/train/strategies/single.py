@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,11 +13,13 @@ from torch import nn
 
 from trainkit.errors import CheckpointError
 from trainkit.train.data import Feed, make_feed
-from trainkit.train.modules import compile_in_place, skeleton
+from trainkit.train.modules import compile_in_place, lies_elsewhere, skeleton
 from trainkit.train.spread import whole
 from trainkit.train.step_settings import StepSettings
 from trainkit.train.strategies.base import Criterion, Place, Strategy
-from trainkit.train.tensors import cpu_copy
+from trainkit.train.tensors import cpu_copy, device_of, to_device
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +58,8 @@ class SingleStrategy:
     """The model on one device, the data as the user's loader gives it."""
 
     averages = False
+    meets_in_forward = False
+    """Whether forward passes are collective, so that validation too has equally many on all workers."""
 
     def __init__(self, place: Place) -> None:
         self.devices = place.devices
@@ -69,20 +74,41 @@ class SingleStrategy:
         optimizers: Sequence[torch.optim.Optimizer],
         ddp_args: Mapping[str, Any],
     ) -> list[nn.Module]:
-        return [self._on_device(model) for model in models]
+        placed = [self._on_device(model) for model in models]
+        first, *others = dict.fromkeys(self.devices)
+        if others and not any(lies_elsewhere(model, first) for model in placed):
+            log.warning(
+                "each worker has %d devices, but all models are on %s: pass strategy='layers', or put parts "
+                "of them on self.devices in setup; else leave gpus_per_worker out",
+                len(self.devices),
+                first,
+            )
+        return placed
 
     def _on_device(self, model: nn.Module) -> nn.Module:
         """`model` on its device, its parameters the same objects; compiled if asked."""
-        model = model.to(self.devices[0])
+        model = self._moved(model)
         if self._place.step.channels_last:
             model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         if self._place.step.compile:
             compile_in_place(model)
         return model
 
+    def _moved(self, model: nn.Module) -> nn.Module:
+        # What setup has put on another of this worker's devices, as a whole or in part, is left where it is.
+        by_hand = len(self.devices) > 1 and lies_elsewhere(model, self.devices[0])
+        return model if by_hand else model.to(self.devices[0])
+
     def split_data(self, loader: Iterable[Any], *, training: bool) -> Feed:
         every = self._place.step.grad_accumulation_steps
-        return make_feed(loader, group=self.data, training=training, split=self._place.split, every=every)
+        return make_feed(
+            loader,
+            group=self.data,
+            training=training,
+            split=self._place.split,
+            in_step=training or self.meets_in_forward,
+            every=every,
+        )
 
     # -- stepping ------------------------------------------------------------------------------
 
@@ -95,7 +121,8 @@ class SingleStrategy:
         scaled: Callable[[torch.Tensor], torch.Tensor],
     ) -> torch.Tensor | None:
         with self._place.step.autocast(self.devices[0]):
-            loss = criterion(model(*features), target)
+            output = model(*features)
+            loss = self._loss(criterion, output, target)
         self.backward(scaled(loss))
         return loss.detach()
 
@@ -104,7 +131,15 @@ class SingleStrategy:
     ) -> tuple[torch.Tensor, torch.Tensor] | None:
         with self._place.step.autocast(self.devices[0]):
             output = model(*features)
-            return output, criterion(output, target)
+            return output, self._loss(criterion, output, target)
+
+    def _loss(self, criterion: Criterion, output: Any, target: Any) -> torch.Tensor:
+        if len(self.devices) > 1 and (device := device_of(output)) is not None:
+            # A model over several devices may end on another than it begins on, where the target was brought.
+            target = to_device(target, device)
+            if isinstance(criterion, nn.Module):
+                criterion = criterion.to(device)
+        return criterion(output, target)
 
     def backward(self, loss: torch.Tensor) -> None:
         loss.backward()  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""Batches on their way to a GPU: from pinned memory, each copied while the step before it runs.
+"""Batches on their way to the default steps; to a GPU, each is copied while the step before it runs.
 
     CPU        fetch 1 │ fetch 2 │ launch step 1 │ fetch 3 │ launch step 2
     side            copy 1    copy 2 ─────────┐     copy 3
@@ -10,14 +10,15 @@ Source: https://docs.pytorch.org/docs/stable/notes/cuda.html (streams; use pinne
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader
 
-from trainkit.train.tensors import map_tensors
+from trainkit.errors import ConfigError
+from trainkit.train.tensors import channels_last, map_tensors, to_device
 
 _END: Any = object()
 
@@ -26,7 +27,7 @@ def pinned(loader: Any, device: torch.device) -> Any:
     """`loader`, or a copy of it whose loading processes' batches come in pinned memory, if `device` is a GPU.
 
     A loader without such processes is left as it is: its batches may be on the GPU already, and those that
-    are not are pinned by `brought_ahead`.
+    are not are pinned by `Delivery.ahead`.
     """
     if device.type != "cuda" or not isinstance(loader, DataLoader):
         return loader
@@ -39,15 +40,43 @@ def pinned(loader: Any, device: torch.device) -> Any:
     return clone
 
 
-def brought_ahead(batches: Iterable[Any], device: torch.device, move: Callable[[Any], Any]) -> Iterable[Any]:
-    """`batches` on `device`; on a GPU, each is fetched and copied before the step ahead of it runs.
+class Delivery:
+    """Brings batches to the default steps.
 
     Args:
-        batches: as a loader gives them.
-        device: where they go; `batches` itself is returned for the CPU.
-        move: a batch to the batch on the device; called on a stream beside the computing one.
+        device: where they go.
+        last: whether images are to be in the channels_last memory format.
     """
-    return _on_side_stream(batches, device, move) if device.type == "cuda" else batches
+
+    def __init__(self, device: torch.device, *, last: bool) -> None:
+        self._device = device
+        self._last = last
+
+    def delivered(self, batch: Any) -> Any:
+        """`batch` on the device, as the model wants it; one that is so already is left."""
+        if self._device.type != "cpu":
+            batch = to_device(batch, self._device)
+        return channels_last(batch) if self._last else batch
+
+    def parts(self, batch: Any) -> tuple[Sequence[Any], torch.Tensor]:
+        """(features, target) of a batch (*features, target), delivered.
+
+        Raises:
+            ConfigError: it is something else.
+        """
+        if not isinstance(batch, (list, tuple)) or len(batch) < 2:
+            raise ConfigError(
+                f"the default steps take batches (*features, target), but the loader gave a "
+                f"{type(batch).__name__}: override train_batch and validate_batch"
+            )
+        batch = self.delivered(batch)
+        return batch[:-1], batch[-1]
+
+    def ahead(self, batches: Iterable[Any]) -> Iterable[Any]:
+        """`batches`, each fetched and delivered before the step ahead of it runs, if the device is a GPU."""
+        if self._device.type != "cuda":
+            return batches
+        return _on_side_stream(batches, self._device, self.delivered)
 
 
 def _on_side_stream(

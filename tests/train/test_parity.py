@@ -1,0 +1,185 @@
+"""RaySGD's trainer and operator, as they were in Ray 1.8.0: names, arguments and defaults."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from typing import Any
+
+import pytest
+import torch
+
+import trainkit
+from tests.train.operators import Digits
+from trainkit.errors import ConfigError
+from trainkit.train import TorchTrainer, TrainingOperator
+
+REQUIRED = inspect.Parameter.empty
+
+# What could be given, in its order, and what was taken without it. "*": the rest only by name.
+TRAINER = {
+    "__init__": {
+        "*": None,
+        "training_operator_cls": REQUIRED,
+        "initialization_hook": None,
+        "config": None,
+        "num_workers": 1,
+        "num_cpus_per_worker": 1,
+        "use_gpu": "auto",
+        "backend": "auto",
+        "wrap_ddp": True,
+        "timeout_s": 1800,
+        "use_fp16": False,
+        "use_tqdm": False,
+        "add_dist_sampler": True,
+        "scheduler_step_freq": None,
+        "use_local": False,
+    },
+    "train": {
+        "num_steps": None,
+        "profile": False,
+        "reduce_results": True,
+        "max_retries": 3,
+        "info": None,
+        "dataset": None,
+    },
+    "validate": {"num_steps": None, "profile": False, "reduce_results": True, "info": None},
+    "update_scheduler": {"metric": REQUIRED},
+    "apply_all_workers": {"fn": REQUIRED},
+    "apply_all_operators": {"fn": REQUIRED},
+    "get_model": {"to_cpu": False},
+    "get_local_operator": {},
+    "state_dict": {},
+    "load_state_dict": {"state_dict": REQUIRED, "blocking": False},
+    "save": {"path": REQUIRED},
+    "load": {"path": REQUIRED},
+    "shutdown": {"force": False},
+    "as_trainable": {"*": None, "override_tune_step": None},
+}
+OPERATOR = {
+    "setup": {"config": REQUIRED},
+    "register": {
+        "*": None,
+        "models": REQUIRED,
+        "optimizers": REQUIRED,
+        "criterion": None,
+        "schedulers": None,
+        "ddp_args": None,
+        "apex_args": None,
+    },
+    "register_data": {"*": None, "train_loader": None, "validation_loader": None},
+    "train_epoch": {"iterator": REQUIRED, "info": REQUIRED, "num_steps": None, "epoch_idx": 0},
+    "train_batch": {"batch": REQUIRED, "batch_info": REQUIRED},
+    "validate": {"val_iterator": REQUIRED, "info": REQUIRED},
+    "validate_batch": {"batch": REQUIRED, "batch_info": REQUIRED},
+    "state_dict": {},
+    "load_state_dict": {"state_dict": REQUIRED},
+    "from_ptl": {"lightning_module_cls": REQUIRED, "train_dataloader": None, "val_dataloader": None},
+    "from_creators": {
+        "model_creator": REQUIRED,
+        "optimizer_creator": REQUIRED,
+        "data_creator": None,
+        "loss_creator": None,
+        "scheduler_creator": None,
+        "serialize_data_creation": True,
+    },
+}
+PROPERTIES = (
+    *("config", "device", "device_ids", "local_rank", "scheduler_step_freq", "use_fp16", "use_gpu"),
+    *("use_tqdm", "world_rank"),
+)
+ROWS = [(TorchTrainer, *row) for row in TRAINER.items()]
+ROWS += [(TrainingOperator, *row) for row in OPERATOR.items()]
+
+
+@pytest.mark.parametrize(("cls", "method", "known"), ROWS, ids=lambda value: getattr(value, "__name__", None))
+def test_arguments_and_defaults(cls: type, method: str, known: dict[str, Any]) -> None:
+    ours = inspect.signature(getattr(cls, method)).parameters
+    kinds = inspect.Parameter
+    positional = [name for name, given in ours.items() if given.kind == kinds.POSITIONAL_OR_KEYWORD]
+    theirs = list(known)
+    by_position = theirs[: theirs.index("*")] if "*" in theirs else theirs
+    assert [name for name in positional if name != "self"][: len(by_position)] == by_position
+    for name, default in known.items():
+        if name != "*":
+            assert ours[name].default == default, name
+    # What we added is optional.
+    added = [given for name, given in ours.items() if name not in (*known, "self")]
+    assert all(
+        given.default is not REQUIRED or given.kind in (kinds.VAR_KEYWORD, kinds.VAR_POSITIONAL)
+        for given in added
+    )
+
+
+def test_an_operators_properties() -> None:
+    operator = Digits({"samples": 10})
+    assert {name: getattr(operator, name) for name in PROPERTIES} == {
+        "config": {"samples": 10},
+        "device": torch.device("cpu"),
+        "device_ids": None,
+        "local_rank": 0,
+        "scheduler_step_freq": None,
+        "use_fp16": False,
+        "use_gpu": False,
+        "use_tqdm": False,
+        "world_rank": 0,
+    }
+
+
+@pytest.mark.parametrize(
+    ("module", "names"),
+    [
+        ("trainkit.util.sgd", "TorchTrainer"),
+        ("trainkit.util.sgd.torch", "TorchTrainer TrainingOperator BaseTorchTrainable CreatorOperator"),
+        (
+            "trainkit.util.sgd.utils",
+            "BATCH_SIZE NUM_SAMPLES BATCH_COUNT TimerStat TimerCollection AverageMeter "
+            "AverageMeterCollection override",
+        ),
+        (
+            "trainkit.util.sgd.torch.constants",
+            "NUM_STEPS USE_FP16 SCHEDULER_STEP SCHEDULER_STEP_BATCH SCHEDULER_STEP_EPOCH "
+            "SCHEDULER_STEP_MANUAL VALID_SCHEDULER_STEP",
+        ),
+    ],
+)
+def test_row_1_40_imports_are_where_scripts_look(module: str, names: str) -> None:
+    found = importlib.import_module(module)
+    assert all(hasattr(found, name) for name in names.split())
+    assert found.__dict__.get("TorchTrainer", TorchTrainer) is TorchTrainer
+    assert trainkit.util.sgd is importlib.import_module("trainkit.util.sgd")
+
+
+# -- arguments that have become others ---------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (
+            {"model_creator": print, "data_creator": print},
+            "no longer takes model_creator, data_creator: make an operator of it, .*from_creators",
+        ),
+        ({"num_replicas": 2}, "num_replicas: pass num_workers"),
+        (
+            {"batch_size": 2, "apex_args": {}},
+            r"batch_size: put it into config.*; apex_args: Apex is not used",
+        ),
+        ({"use_fp16": "apex"}, "use_fp16='apex': give True or False; Apex is not used"),
+        ({"use_fp16": True, "precision": "bf16"}, "use_fp16=True is precision='fp16', but precision='bf16'"),
+    ],
+)
+def test_what_has_another_name_says_which(arguments: dict[str, Any], text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        TorchTrainer(training_operator_cls=Digits, **arguments)
+    with pytest.raises(ConfigError, match=text):
+        TorchTrainer.as_trainable(training_operator_cls=Digits, **arguments)
+
+
+def test_use_fp16_is_a_precision() -> None:
+    config = {"samples": 40, "dtype": torch.float32}
+    with TorchTrainer(
+        training_operator_cls=Digits, config=config, use_gpu=False, use_local=True, use_fp16=True
+    ) as trainer:
+        assert trainer.get_local_operator().use_fp16
+        assert torch.isfinite(torch.tensor(trainer.train()["train_loss"]))

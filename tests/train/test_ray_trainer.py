@@ -1,0 +1,126 @@
+"""Trainers on a Ray cluster of two nodes, both on this machine: each worker is on a node of its own."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import trainkit
+from tests.conftest import eventually
+from tests.train.operators import Digits, gang_losses, make_parts, plain_losses
+from tests.train.raysgd_cifar import train_cifar
+from trainkit import tune
+from trainkit.errors import GangError
+from trainkit.runtime.local import process
+from trainkit.train import BATCH_SIZE, TorchTrainer
+
+ray = pytest.importorskip("ray", reason="the Ray engine needs Ray: pip install 'trainkit[ray]'")
+
+from ray.cluster_utils import Cluster  # noqa: E402
+
+from tests.runtime.ray_session import clean_ray  # noqa: E402
+
+CONFIG = {"samples": 75, BATCH_SIZE: 20, "dtype": torch.float64}
+STEPS = 10
+
+
+@pytest.fixture(scope="module", autouse=True)
+def session() -> Iterator[None]:
+    def start() -> Any:
+        cluster = Cluster()
+        for _ in range(2):
+            cluster.add_node(num_cpus=1, include_dashboard=False)
+        trainkit.init(address=cluster.address, log_to_driver=False)
+        return cluster.shutdown
+
+    with clean_ray(start):
+        yield
+
+
+def make_trainer(operator_cls: type[Digits] = Digits, **arguments: Any) -> TorchTrainer:
+    return TorchTrainer(
+        training_operator_cls=operator_cls, config=CONFIG, use_gpu=False, **{"num_workers": 2, **arguments}
+    )
+
+
+def whereabouts() -> tuple[str, int, list[str]]:
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+    variables = [os.environ[name] for name in names]
+    return trainkit.get_runtime_context().get_node_id(), os.getpid(), variables
+
+
+def test_two_workers_on_two_nodes(tmp_path: Path) -> None:
+    with make_trainer() as trainer:
+        nodes, pids, variables = zip(*trainer.apply_all_workers(whereabouts), strict=True)
+        assert len(set(nodes)) == 2
+        assert variables == (["0", "2", "0", "1"], ["1", "2", "0", "1"])
+        ranks = trainer.apply_all_operators(lambda operator: (operator.world_rank, operator.local_rank))
+        assert ranks == [(0, 0), (1, 0)]
+
+        result = trainer.train(num_steps=STEPS, profile=True)
+        assert (result["epoch"], result["num_samples"]) == (1, 75 + 75 + 40)
+        assert "mean_fwd_s" in result["profile"]
+        assert gang_losses(trainer) == pytest.approx(plain_losses(CONFIG, STEPS), abs=1e-9)
+
+        validation = trainer.validate()
+        model = trainer.get_model()
+        _, _, criterion, _, loader = make_parts(CONFIG)
+        features, target = loader.dataset.tensors  # type: ignore[attr-defined]
+        assert validation["val_loss"] == pytest.approx(criterion(model(features), target).item(), abs=1e-9)
+
+        where = trainer.save(tmp_path / "checkpoint")
+        trainer.train()
+        trainer.load(where)
+        assert trainer.validate()["val_loss"] == pytest.approx(validation["val_loss"], abs=1e-12)
+    assert eventually(lambda: not any(process.exists(pid) for pid in pids))
+    with make_trainer(num_workers=1, use_local=True) as alone:
+        alone.load(where)
+        assert alone.validate()["val_loss"] == pytest.approx(validation["val_loss"], abs=1e-9)
+
+
+class Dies(Digits):
+    """Worker 1 is killed in the middle of the first epoch, once."""
+
+    def train_batch(self, batch: Any, batch_info: dict[str, Any]) -> Any:
+        if self.world_rank == 1 and batch_info["global_step"] == 2 and batch_info.get("once") is not None:
+            once = Path(batch_info["once"])
+            if not once.exists():
+                once.touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+        return super().train_batch(batch, batch_info)
+
+
+def test_a_killed_worker(tmp_path: Path) -> None:
+    with make_trainer(Dies) as trainer:
+        pids = trainer.apply_all_workers(os.getpid)
+        with pytest.raises(GangError, match="worker 1 of 2 died"):
+            trainer.train(info={"once": str(tmp_path / "once")}, max_retries=0)
+        assert eventually(lambda: not any(process.exists(pid) for pid in pids))
+    with make_trainer(Dies) as again:
+        assert again.train()["num_samples"] == 75
+
+
+def test_a_script_for_raysgd() -> None:
+    stats, validation, _ = train_cifar(test_mode=True, num_workers=2, num_epochs=1)
+    assert (stats["num_samples"], validation["num_samples"]) == (64, 63)
+
+
+def test_row_1_1_a_trial_of_two_workers(tmp_path: Path) -> None:
+    trainable = TorchTrainer.as_trainable(
+        training_operator_cls=Digits, config=CONFIG, num_workers=2, use_gpu=False
+    )
+    grid = tune.Tuner(
+        trainable,
+        param_space={"lr": 0.2},
+        tune_config=tune.TuneConfig(metric="val_loss", mode="min"),
+        run_config=tune.RunConfig(
+            name="gangs", storage_path=str(tmp_path), verbose=0, stop={"training_iteration": 1}
+        ),
+    ).fit()
+    assert [(result.metrics["epoch"], result.metrics["num_samples"]) for result in grid] == [(1, 75)]

@@ -1,0 +1,358 @@
+"""Operators made of Lightning modules: Lightning's own loops train, the trainer says when.
+
+Source: Lightning, "Trainer", https://lightning.ai/docs/pytorch/stable/common/trainer.html; the entrance
+is RaySGD v1's, `TrainingOperator.from_ptl`.
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, TypeVar
+
+from trainkit.errors import CheckpointError, ConfigError
+from trainkit.runtime import preload
+from trainkit.train.context import WorkerContext
+from trainkit.train.data import Feed
+from trainkit.train.lightning_fit import LightningFit, quiet_lightning
+from trainkit.train.lightning_parts import (
+    PACKAGES,
+    Seat,
+    made_from,
+    make_strategy,
+    make_watch,
+    package_of,
+    require_module_class,
+)
+from trainkit.train.process_group import WorkerGroup
+from trainkit.train.registration import Registered
+from trainkit.train.step_settings import StepSettings
+from trainkit.train.stepping import Stepper
+from trainkit.train.strategies.ddp import DDPStrategy
+from trainkit.train.strategies.single import SingleStrategy
+from trainkit.train.tensors import cpu_copy
+
+T = TypeVar("T")
+
+for _package in PACKAGES:
+    preload.register(_package)  # It takes seconds to import.
+
+_OURS = {
+    "accelerator": "use_gpu= of TorchTrainer says where it runs",
+    "callbacks": "give callbacks= of from_ptl",
+    "devices": "num_workers= and gpus_per_worker= of TorchTrainer say how many",
+    "fast_dev_run": "call train(num_steps=1) and validate(num_steps=1)",
+    "max_steps": "call train(num_steps=...) as often as you need",
+    "min_steps": "call train(num_steps=...) as often as you need",
+    "num_nodes": "num_workers= of TorchTrainer says how many",
+    "use_distributed_sampler": "add_dist_sampler= of TorchTrainer says whether samples are dealt out",
+}
+"""Arguments of Lightning's trainer that are not Lightning's to know here, and what to do instead."""
+
+_PRECISIONS = {"32": "32-true", "bf16": "bf16-mixed", "fp16": "16-mixed"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class LightningPlan:
+    """What `from_ptl` was given; see there."""
+
+    module_cls: type[Any]
+    package: str
+    train_dataloader: Any = None
+    val_dataloader: Any = None
+    datamodule: Any = None
+    callbacks: Sequence[Any] = ()
+    trainer_args: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        loaders = self.train_dataloader is not None or self.val_dataloader is not None
+        if loaders and self.datamodule is not None:
+            raise ConfigError(
+                "from_ptl(): give train_dataloader= and val_dataloader=, or datamodule=, not both"
+            )
+        kind = self.datamodule if isinstance(self.datamodule, type) else type(self.datamodule)
+        if self.datamodule is not None and package_of(kind, "LightningDataModule") != self.package:
+            raise ConfigError(
+                f"from_ptl(datamodule={self.datamodule!r}): give a LightningDataModule of {self.package}, as "
+                f"{self.module_cls.__name__} is a module of it, or its class"
+            )
+        wrong = [item for item in self.callbacks if package_of(type(item), "Callback") != self.package]
+        if wrong:
+            raise ConfigError(f"from_ptl(callbacks={wrong!r}): give callbacks of {self.package}")
+        if ours := [f"{name}: {_OURS[name]}" for name in self.trainer_args if name in _OURS]:
+            raise ConfigError("from_ptl(trainer_args=): leave out " + "; ".join(ours))
+
+
+class Data(Feed):
+    """Stands for a loader that Lightning makes and runs through; keeps what its order hangs on."""
+
+    def __init__(self) -> None:
+        super().__init__((), group=WorkerGroup(), training=False)
+        self.num_steps: int | None = None
+        self._real: Feed | None = None
+        self._held: Mapping[str, Any] = {}
+
+    def batches(self, epoch_idx: int = 0, num_steps: int | None = None) -> Iterator[Any]:
+        self.num_steps = num_steps  # All that Lightning has to be told.
+        return iter(())
+
+    def attach(self, feed: Feed) -> None:
+        """Lightning has made the loader."""
+        self._real = feed
+        feed.load_state(self._held)
+        self._held = {}
+
+    def state(self) -> dict[str, Any]:
+        return dict(self._held) if self._real is None else self._real.state()
+
+    def load_state(self, held: Mapping[str, Any]) -> None:
+        if self._real is None:
+            self._held = held
+        else:
+            self._real.load_state(held)
+
+
+class LightningMethods:
+    """The methods of an operator that has Lightning train; put before `TrainingOperator` by `from_ptl`.
+
+    Attributes:
+        lightning_trainer: Lightning's `Trainer`, once training, validation or a loaded state called for it.
+        validates_in_training: an epoch of training ends with Lightning's own validation.
+    """
+
+    plan: ClassVar[LightningPlan]
+    validates_in_training: ClassVar[bool] = True
+
+    # Of `TrainingOperator`:
+    model: Any
+    registered: Registered
+    stepper: Stepper
+    train_feed: Feed | None
+    validation_feed: Feed | None
+    global_step: int
+    _context: WorkerContext
+    _config: dict[str, Any]
+
+    _fit: LightningFit | None = None
+    _failed = False
+
+    def setup(self, config: dict[str, Any]) -> None:
+        """Make the module and, if its class was given, the data module; Lightning sets them up later."""
+        plan = self.plan
+        # Precision, accumulation and clipping are Lightning's to carry out.
+        self.stepper.delegated()
+        self._package = importlib.import_module(plan.package)
+        self._seat = self._checked_seat()
+        self.model = made_from(plan.module_cls, config)
+        # Not placed by us, Lightning's strategy does it; listed, so that weights have their place in a state.
+        self.registered.models.append(self.model)
+        data = plan.datamodule
+        self.datamodule = made_from(data, config) if isinstance(data, type) else copy.deepcopy(data)
+        self.train_feed = Data()
+        if self._has_validation():
+            self.validation_feed = Data()
+        if _defines(self.model, "configure_model", self._base("LightningModule")):
+            self._running()  # It has no weights before.
+
+    @property
+    def lightning_trainer(self) -> Any:
+        return None if self._fit is None else self._fit.trainer
+
+    def train_epoch(
+        self, iterator: Iterable[Any], info: dict[str, Any], num_steps: int | None = None, epoch_idx: int = 0
+    ) -> Mapping[str, Any]:
+        """One epoch of Lightning's, with its validation; what the module logged in it, and counts."""
+        del iterator, info, epoch_idx  # Lightning has its own.
+        if not isinstance(self.train_feed, Data):
+            raise ConfigError(
+                "train(dataset=) is not for Lightning modules: give the loader to "
+                "from_ptl(train_dataloader=...), or a data module that changes it"
+            )
+        fit = self._running()
+        metrics = fit.train(num_steps)
+        self.global_step = int(fit.trainer.global_step)
+        return metrics
+
+    def validate(self, val_iterator: Iterable[Any], info: dict[str, Any]) -> Mapping[str, Any]:
+        """Lightning's validation loop, with its hooks; what the module logged in it, and counts."""
+        del val_iterator, info
+        feed = self.validation_feed
+        return self._running().validate(feed.num_steps if isinstance(feed, Data) else None)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Lightning's checkpoint; empty before it has begun."""
+        if self._fit is None:
+            return {}
+        return {"lightning": self._fit.checkpoint() if self._fit.alive else None}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """End what runs, in order, and begin again from a checkpoint of Lightning's.
+
+        Raises:
+            CheckpointError: Lightning doesn't take it; what was there goes on.
+        """
+        if "lightning" in state_dict and state_dict["lightning"] is None:
+            raise CheckpointError("this state was taken after Lightning's fit had ended by an error")
+        running = self._fit if self._fit is not None and self._fit.alive else None
+        before = None if running is None else cpu_copy(running.checkpoint())
+        self.close()
+        self._fit = None
+        if not state_dict:
+            return
+        try:
+            self._begin(cpu_copy(state_dict["lightning"]))
+        except Exception as error:
+            self._fit = None
+            if before is not None:
+                self._begin(before)
+            raise CheckpointError(f"Lightning does not take this state: {error}") from error
+
+    def close(self) -> None:
+        """Let Lightning run its hooks for the end of training and of the fit."""
+        if self._fit is not None:
+            self._fit.end()
+
+    # -- inside --------------------------------------------------------------------------------
+
+    def _running(self) -> LightningFit:
+        if self._fit is None:
+            self._begin(None)
+        return self._fit  # type: ignore[return-value]
+
+    def _begin(self, state: Mapping[str, Any] | None) -> None:
+        plan, package, seat = self.plan, self._package, self._seat
+        utilities = importlib.import_module(f"{plan.package}.utilities.rank_zero")
+        utilities.rank_zero_only.rank = seat.rank
+        fit = self._fit = LightningFit(seat=seat, split=self._split, shared=self._shared, state=state)
+        arguments = self._trainer_arguments()
+        strategy = make_strategy(package, arguments.pop("strategy", None), seat, fit)
+        callbacks = [make_watch(package, fit), *copy.deepcopy(list(plan.callbacks))]
+        with quiet_lightning():
+            trainer = package.Trainer(**arguments, strategy=strategy, callbacks=callbacks)
+        if self.datamodule is not None:
+            fit.begin(trainer, self.model, datamodule=self.datamodule)
+        else:
+            loaders = {"train": plan.train_dataloader, "val": plan.val_dataloader}
+            fit.begin(trainer, self.model, **{f"{name}_dataloaders": item for name, item in loaders.items()})
+
+    def _checked_seat(self) -> Seat:
+        """This worker's place, if Lightning can train from there.
+
+        Raises:
+            ConfigError: the trainer was given what Lightning does in its own way, or can't do here.
+        """
+        context, strategy = self._context, self._context.strategy
+        wrong = []
+        if type(strategy) not in (SingleStrategy, DDPStrategy):
+            wrong.append(
+                "strategy: Lightning modules are trained on one worker or data-parallel; leave it out (a "
+                "DDPStrategy of Lightning's own can be given as trainer_args['strategy'])"
+            )
+        if strategy.group.world_size > 1 and not strategy.averages:
+            wrong.append("wrap_ddp=False: Lightning wraps the module itself; leave it out")
+        if context.scheduler_step_freq is not None:
+            wrong.append("scheduler_step_freq: Lightning steps schedulers as configure_optimizers says")
+        wrong += [
+            f"{name}: do it in the module, or by trainer_args of Lightning"
+            for name in ("compile", "channels_last", "detect_nan")
+            if getattr(context.step, name)
+        ]
+        if wrong:
+            raise ConfigError("TorchTrainer with a Lightning module can't take " + "; ".join(wrong))
+        group = strategy.group
+        return Seat(
+            device=strategy.devices[0],
+            rank=group.rank,
+            local_rank=context.local_rank,
+            world_size=group.world_size,
+        )
+
+    def _trainer_arguments(self) -> dict[str, Any]:
+        """Arguments of Lightning's trainer: quiet, and endless, unless the user says otherwise."""
+        given, step = dict(self.plan.trainer_args), self._context.step
+        names = [base.__name__ for callback in self.plan.callbacks for base in type(callback).__mro__]
+        return {
+            "accelerator": "cpu" if self._seat.device.type == "cpu" else "gpu",
+            "devices": 1,
+            "max_epochs": -1,
+            "logger": False,
+            "enable_checkpointing": "Checkpoint" in names,
+            "enable_progress_bar": self._context.use_tqdm,
+            "enable_model_summary": False,
+            "num_sanity_val_steps": 0,
+            "use_distributed_sampler": False,
+            **_of_step(step, given),
+            **given,
+        }
+
+    def _split(self, loader: Any) -> Feed:
+        # Of validation data too each worker gets as many batches as the others, as Lightning's DDP and
+        # sync_dist meet in every one.
+        return self._context.strategy.split_data(loader, training=True)
+
+    def _shared(self, feed: Feed) -> None:
+        if isinstance(self.train_feed, Data):
+            self.train_feed.attach(feed)
+
+    def _has_validation(self) -> bool:
+        owner, kind = (
+            (self.model, "LightningModule")
+            if self.datamodule is None
+            else (self.datamodule, "LightningDataModule")
+        )
+        loader = self.plan.val_dataloader is not None or _defines(owner, "val_dataloader", self._base(kind))
+        return loader and _defines(self.model, "validation_step", self._base("LightningModule"))
+
+    def _base(self, name: str) -> Any:
+        return getattr(self._package, name)
+
+
+def _of_step(step: StepSettings, given: Mapping[str, Any]) -> dict[str, Any]:
+    """What the trainer was asked for in Lightning's words.
+
+    Raises:
+        ConfigError: `given` says it too.
+    """
+    asked: dict[str, Any] = {}
+    if step.precision != "32":
+        asked["precision"] = _PRECISIONS[step.precision]
+    if step.grad_accumulation_steps > 1:
+        asked["accumulate_grad_batches"] = step.grad_accumulation_steps
+    if step.max_grad_norm is not None:
+        asked["gradient_clip_val"] = step.max_grad_norm
+    if both := sorted(set(asked) & set(given)):
+        raise ConfigError(
+            f"from_ptl(trainer_args=) has {', '.join(both)}, which TorchTrainer was asked for in its words "
+            f"(precision, grad_accumulation_steps, max_grad_norm): say it once"
+        )
+    return asked
+
+
+def _defines(thing: Any, method: str, base: Any) -> bool:
+    return getattr(type(thing), method, None) is not getattr(base, method, None)
+
+
+def lightning_operator(
+    base: type[T],
+    module_cls: type[Any],
+    *,
+    train_dataloader: Any,
+    val_dataloader: Any,
+    datamodule: Any,
+    callbacks: Sequence[Any],
+    trainer_args: Mapping[str, Any] | None,
+) -> type[T]:
+    """A subclass of `base`, a `TrainingOperator`, that has Lightning train `module_cls`."""
+    plan = LightningPlan(
+        module_cls=module_cls,
+        package=require_module_class(module_cls),
+        train_dataloader=train_dataloader,
+        val_dataloader=val_dataloader,
+        datamodule=datamodule,
+        callbacks=tuple(callbacks),
+        trainer_args=dict(trainer_args or {}),
+    )
+    attributes = {"plan": plan, "__doc__": module_cls.__doc__, "__module__": module_cls.__module__}
+    return type(f"{module_cls.__name__}Operator", (LightningMethods, base), attributes)

@@ -1,0 +1,327 @@
+"""Lightning's own `Trainer.fit`, suspended between epochs.
+
+    trainer.train() ─▶ operator ─▶ LightningFit ──switch──▶ greenlet: Trainer.fit(module)
+                                        ▲                       setup, hooks, ...
+                                        └──── before FitLoop.run, and after each epoch
+
+`fit` runs in a greenlet: a stack of its own on the same thread, so hooks run on the main thread, and nothing
+has to be ended but by letting `fit` return. Validation runs inside it too, where Lightning catches what hooks
+raise.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import logging
+import math
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from greenlet import greenlet  # type: ignore[import-untyped]
+
+from trainkit.errors import ConfigError, TrainingError
+from trainkit.train import rng
+from trainkit.train.data import DealtBatches, Feed
+from trainkit.train.keys import NUM_SAMPLES, SHOULD_STOP
+from trainkit.train.lightning_log import Logged, StandIn, after, samples_in
+from trainkit.train.lightning_parts import Interrupted, Seat
+from trainkit.train.metrics import EpochMetrics, Meters, Origin
+from trainkit.train.turns import known_turn
+
+_NOT_KEPT = ("hparams_name", "hparams_type", "hyper_parameters", "datamodule_hyper_parameters")
+"""Of Lightning's checkpoint: the configuration, which is the trainer's, and may hold what no file should."""
+
+_ADVICE = (
+    r".*does not have many workers",
+    r".*isinstance\(treespec, LeafSpec\)",  # Lightning's own use of torch
+)
+"""What Lightning says on the normal path, and nobody can do anything about here."""
+
+
+class LightningFit:
+    """One run of `Trainer.fit`, an epoch at a time.
+
+    Args:
+        seat: the worker's place.
+        split: this worker's share of a loader.
+        shared: called with the training feed as soon as it is there.
+        state: Lightning's checkpoint to begin from.
+
+    Attributes:
+        trainer: Lightning's.
+        weight: factor for the current batch's loss, so that averaged gradients are the whole batch's.
+    """
+
+    trainer: Any
+
+    def __init__(
+        self,
+        *,
+        seat: Seat,
+        split: Callable[[Any], Feed],
+        shared: Callable[[Feed], None],
+        state: Mapping[str, Any] | None,
+    ) -> None:
+        self.state_to_load = state
+        self.weight = 1.0
+        self._seat = seat
+        self._split = split
+        self._shared = shared
+        self._training, self._validation = Meters(), Meters()
+        self._logged = Logged()
+        self._last = Origin(0.0)
+        self._batches = 0
+        self._stand_in: StandIn | None = None
+
+    # -- from outside --------------------------------------------------------------------------
+
+    def begin(self, trainer: Any, module: Any, **data: Any) -> None:
+        """Let Lightning set up everything, as far as its first epoch; what it raises, this raises."""
+        self.trainer = trainer
+        self._limit = trainer.limit_train_batches
+        loop, connector = trainer.fit_loop, trainer._logger_connector
+        self._run_loop, loop.run = loop.run, self._when_told
+        loop.on_advance_end = after(loop.on_advance_end, self._after_epoch)
+        connector.on_epoch_end = after(connector.on_epoch_end, self._take_logged)
+        connector.on_batch_end = after(connector.on_batch_end, self._end_batch)
+        connector.update_eval_epoch_metrics = after(connector.update_eval_epoch_metrics, self._take_logged)
+        # Lightning's handlers would keep SIGTERM from ending a worker that waits between epochs.
+        trainer._signal_connector.register_signal_handlers = _no_handlers
+        path = None if self.state_to_load is None else "the trainer's state"
+
+        def fit() -> None:
+            trainer.fit(module, **data, ckpt_path=path)
+
+        self._greenlet = greenlet(fit)
+        self._greenlet.gr_context = contextvars.copy_context()
+        self._switch()
+        self.state_to_load = None
+
+    @property
+    def alive(self) -> bool:
+        """Whether it waits for the next epoch."""
+        return bool(self._greenlet)
+
+    def train(self, num_steps: int | None) -> EpochMetrics:
+        """One epoch, with all that Lightning does in it; of `num_steps` batches if they are given."""
+        trainer = self.trainer
+        self._check_alive()
+        if 0 <= (trainer.max_epochs if trainer.max_epochs is not None else -1) <= trainer.current_epoch:
+            raise ConfigError(
+                f"Lightning has trained the {trainer.max_epochs} epochs of trainer_args['max_epochs']: give "
+                f"more, or leave it out, as train() is called for each epoch anyway"
+            )
+        trainer.should_stop = False  # Told, and the caller goes on.
+        self._resize(num_steps)
+        self._training, self._batches = Meters(), 0
+        self._logged.clear()
+        self._switch(self._go_on)
+        if not self.alive:
+            raise TrainingError("Lightning ended the fit without an epoch: there are no training batches")
+        last_one = trainer.max_epochs not in (None, -1) and trainer.current_epoch >= trainer.max_epochs
+        result = {**self._training.result(), SHOULD_STOP: float(trainer.should_stop or last_one)}
+        logged = self._logged.metrics()
+        return EpochMetrics({**result, **logged}, {**self._training.result().origins, **logged.origins})
+
+    def validate(self, num_steps: int | None) -> EpochMetrics:
+        """Lightning's own validation loop, of `num_steps` batches a loader if they are given."""
+        self._check_alive()
+        self._validation = Meters()
+        self._logged.clear()
+        self._switch(lambda: self._run_validation(num_steps))
+        counts, logged = self._validation.result(), self._logged.metrics()
+        return EpochMetrics({**counts, **logged}, {**counts.origins, **logged.origins})
+
+    def checkpoint(self) -> dict[str, Any]:
+        """Lightning's checkpoint: of module, optimizers, schedulers, loops, callbacks, data module."""
+        held = self.trainer._checkpoint_connector.dump_checkpoint(weights_only=False)
+        return {name: value for name, value in held.items() if name not in _NOT_KEPT}
+
+    def end(self) -> None:
+        """Let Lightning end in order: its hooks for the end of training, of the fit, and for tearing down."""
+        if self.alive:
+            self._switch(self._stop)
+
+    # -- told by Lightning ---------------------------------------------------------------------
+
+    def share(self, loader: Any) -> Any:
+        """This worker's share of a loader; of validation data too in as many batches as the others have."""
+        feed = self._split(loader)
+        if self.trainer.training:
+            self._shared(feed)
+        return feed.loader
+
+    def begin_training_batch(self, batch: Any, index: int) -> None:
+        """A batch is about to be trained on."""
+        loaders = self.trainer.fit_loop._combined_loader.flattened
+        self.weight = self._weight(loaders[0], index) if len(loaders) == 1 else 1.0
+        self._samples = self._count(batch, self.weight)
+
+    def end_training_batch(self, outputs: Any) -> None:
+        """It has been."""
+        loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
+        metrics: dict[str, Any] = {NUM_SAMPLES: self._samples}
+        if isinstance(loss, torch.Tensor) and loss.numel() == 1:
+            # Lightning divides it, as its gradients are added up.
+            module = self.trainer.lightning_module
+            times = self.trainer.accumulate_grad_batches if module.automatic_optimization else 1
+            metrics["train_loss"] = loss if times == 1 else loss * times
+        self._training.add(metrics, counted=self.weight > 0)
+        self._last = Origin(float(self._samples), self._batches)
+        self._batches += 1
+
+    def begin_validation_batch(self, batch: Any, index: int, loader_index: int) -> None:
+        """A batch is about to be validated on."""
+        loader = self._validation_loop()._combined_loader.flattened[loader_index]
+        weight = self._weight(loader, index)
+        self._validation.add({NUM_SAMPLES: self._count(batch, weight)}, counted=weight > 0)
+
+    # -- in the greenlet -----------------------------------------------------------------------
+
+    def _when_told(self) -> None:
+        """In place of `FitLoop.run`."""
+        if self._await_order():
+            self._run_loop()
+
+    def _after_epoch(self) -> None:
+        """At the end of `FitLoop.on_advance_end`, when all of an epoch's hooks have run."""
+        if not self._await_order():
+            raise StopIteration  # As a loader that ends does: Lightning leaves the loop in order.
+
+    def _await_order(self) -> bool:
+        """Wait outside; True to go on, False to end."""
+        while True:
+            order = self._greenlet.parent.switch()
+            answer = order()
+            if answer is not None:
+                return bool(answer)
+
+    def _go_on(self) -> bool:
+        return True
+
+    def _stop(self) -> bool:
+        return False
+
+    def _run_validation(self, num_steps: int | None) -> None:
+        """What `Trainer.validate` runs, with the set-up of the fit, whose state is put back afterwards."""
+        trainer, connector = self.trainer, self.trainer._logger_connector
+        states = type(trainer.state.fn), type(trainer.state.stage)
+        before = trainer.state.fn, trainer.state.stage, trainer.limit_val_batches
+        generators = rng.state()  # A look at the model in between must not change how its training goes on.
+        kept = ("_callback_metrics", "_logged_metrics", "_progress_bar_metrics", "_first_loop_iter")
+        metrics = {
+            name: dict(value) if isinstance(value := getattr(connector, name), dict) else value
+            for name in kept
+        }
+        # Callbacks see that it is no validation of the fit: it counts for no early stopping.
+        trainer.state.fn, trainer.state.stage = states[0].VALIDATING, states[1].VALIDATING
+        try:
+            if num_steps is not None:
+                trainer.limit_val_batches = num_steps
+            trainer.validate_loop.verbose = False
+            trainer.validate_loop.run()
+        finally:
+            trainer.state.fn, trainer.state.stage, trainer.limit_val_batches = before
+            vars(connector).update(metrics)
+            rng.load(generators)
+
+    def _take_logged(self) -> None:
+        if not self.trainer.sanity_checking:
+            self._logged.take(self.trainer._results, last=self._last)
+
+    # -- inside --------------------------------------------------------------------------------
+
+    def _switch(self, *order: Callable[[], bool | None]) -> None:
+        """Run the greenlet until it waits again, or ends."""
+        self._greenlet.parent = greenlet.getcurrent()
+        with quiet_lightning():
+            try:
+                self._greenlet.switch(*order)
+            except Interrupted as error:
+                raise KeyboardInterrupt from error
+
+    def _check_alive(self) -> None:
+        if not self.alive:
+            raise TrainingError(
+                "Lightning's fit has ended, by an error or a shutdown, and with it the state of its loops: "
+                "load() a checkpoint, or make a new TorchTrainer"
+            )
+
+    def _validation_loop(self) -> Any:
+        trainer = self.trainer
+        fitting = trainer.state.fn == type(trainer.state.fn).FITTING
+        return trainer.fit_loop.epoch_loop.val_loop if fitting else trainer.validate_loop
+
+    def _weight(self, loader: Any, index: int) -> float:
+        dealt = getattr(loader, "batch_sampler", None)
+        if not isinstance(dealt, DealtBatches):
+            return 1.0
+        seat = self._seat
+        turn = known_turn(
+            index, index + 1, dealt.sizes(), every=1, rank=seat.rank, world_size=seat.world_size
+        )
+        return turn.weight
+
+    def _count(self, batch: Any, weight: float) -> int:
+        """Samples of the batch that count; none if it only stands in."""
+        if weight > 0:
+            return samples_in(batch)
+        trainer = self.trainer
+        self._stand_in = StandIn(trainer._results, trainer.lightning_module)
+        return 0
+
+    def _end_batch(self) -> None:
+        if self._stand_in is not None:
+            self._stand_in.end()
+            self._stand_in = None
+
+    def _resize(self, num_steps: int | None) -> None:
+        """Give the next epoch `num_steps` batches, or those that the user's `limit_train_batches` leaves."""
+        trainer, limit = self.trainer, self._limit if num_steps is None else num_steps
+        loop, loader = trainer.fit_loop, trainer.fit_loop._combined_loader
+        trainer.limit_train_batches = limit
+        if loader is None:
+            return  # The loop asks for the limit when it starts.
+        loader.limits = [_limited(item, limit) for item in loader.flattened]
+        combine = min if loader._mode == "min_size" else max
+        loop.max_batches = combine(loader.limits)
+        if isinstance(trainer.val_check_interval, float) and trainer.val_check_batch is not None:
+            known = math.isfinite(loop.max_batches)
+            trainer.val_check_batch = (
+                max(1, int(loop.max_batches * trainer.val_check_interval)) if known else math.inf
+            )
+
+
+def _limited(loader: Any, limit: float) -> float:
+    """Batches of a pass, as `limit_train_batches` says: a number of them, or a share of all."""
+    try:
+        length: float = len(loader)
+    except (TypeError, NotImplementedError):
+        length = math.inf
+    if isinstance(limit, int):
+        return min(length, limit)
+    return int(length * limit) if math.isfinite(length) else length
+
+
+def _no_handlers() -> None:
+    """In place of Lightning's registration of signal handlers."""
+
+
+@contextmanager
+def quiet_lightning() -> Iterator[None]:
+    """Without Lightning's greetings and advice; its warnings of what goes wrong stay."""
+    loggers = [logging.getLogger(name) for name in ("pytorch_lightning", "lightning.pytorch", "lightning")]
+    greeting = [logger for logger in loggers if logger.level == logging.INFO]
+    for logger in greeting:
+        logger.setLevel(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            for advice in _ADVICE:
+                warnings.filterwarnings("ignore", message=advice)
+            yield
+    finally:
+        for logger in greeting:
+            logger.setLevel(logging.INFO)

@@ -1,0 +1,258 @@
+"""What fits a Lightning trainer into a worker: its package, its strategy, its surroundings, its callback.
+
+Lightning comes as two packages, `pytorch_lightning` and `lightning.pytorch`, whose classes don't mix; the
+user's module decides. So what must be a subclass of one of theirs is made here when the package is known.
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from trainkit.errors import ConfigError, MissingDependencyError
+
+if TYPE_CHECKING:
+    from trainkit.train.lightning_fit import LightningFit
+
+PACKAGES = ("pytorch_lightning", "lightning.pytorch")
+
+
+def package_of(cls: Any, kind: str) -> str | None:
+    """The package whose `kind`, such as "LightningModule", `cls` derives from; None: neither's."""
+    for base in getattr(cls, "__mro__", ()):
+        for name in PACKAGES:
+            if base.__name__ == kind and base.__module__.startswith(f"{name}."):
+                return name
+    return None
+
+
+def require_module_class(cls: Any) -> str:
+    """The package of a LightningModule's class.
+
+    Raises:
+        ConfigError: it is something else.
+        MissingDependencyError: neither package is installed.
+    """
+    if isinstance(cls, type) and (name := package_of(cls, "LightningModule")) is not None:
+        return name
+    if not any(map(_installed, PACKAGES)):
+        raise MissingDependencyError("from_ptl() needs Lightning: pip install 'trainkit[lightning]'")
+    raise ConfigError(
+        f"from_ptl({cls!r}): give a subclass of LightningModule, the class itself; each worker makes its own "
+        f"instance of it"
+    )
+
+
+def _installed(name: str) -> bool:
+    try:
+        importlib.import_module(name)
+    except ImportError:
+        return False
+    return True
+
+
+def made_from(cls: type[Any], config: Mapping[str, Any]) -> Any:
+    """An instance of the user's class, given the whole configuration or those of its keys that it takes.
+
+    Raises:
+        ConfigError: a parameter without a default is not in `config`.
+    """
+    parameters = dict(inspect.signature(cls).parameters)
+    if "config" in parameters:
+        return cls(config=dict(config))
+    if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()):
+        return cls(**{name: value for name, value in config.items() if name.isidentifier()})
+    named = {
+        name: parameter
+        for name, parameter in parameters.items()
+        if parameter.kind in (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    }
+    missing = [
+        name
+        for name, parameter in named.items()
+        if name not in config and parameter.default is inspect.Parameter.empty
+    ]
+    if missing:
+        raise ConfigError(
+            f"{cls.__name__}{inspect.signature(cls)} needs {', '.join(missing)}, but config has "
+            f"{sorted(map(str, config))}: add the keys to config, or let the class take the whole of it, as "
+            f"`config`"
+        )
+    return cls(**{name: config[name] for name in named if name in config})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seat:
+    """The worker's place among the others.
+
+    Attributes:
+        device: where the module lives.
+        rank: of this worker, from 0.
+        local_rank: the same among those of its machine.
+        world_size: how many workers there are.
+    """
+
+    device: torch.device
+    rank: int
+    local_rank: int
+    world_size: int
+
+
+class Interrupted(BaseException):
+    """Ctrl-C on its way through Lightning, which would ignore the next one and exit the process."""
+
+
+class _Direct:
+    """Launcher of a process that runs already."""
+
+    is_interactive_compatible = True
+
+    def launch(self, function: Callable[..., Any], *args: Any, trainer: Any = None, **kwargs: Any) -> Any:
+        try:
+            return function(*args, **kwargs)
+        except KeyboardInterrupt as error:
+            raise Interrupted from error
+
+    def kill(self, signum: int) -> None:
+        """Nothing: it started no process."""
+
+
+class _InGang:
+    """Put before one of Lightning's strategies: its processes are ours, and so is the dealing of samples."""
+
+    fit: LightningFit
+    model: Any
+
+    def _configure_launcher(self) -> None:
+        self._launcher = _Direct()
+
+    def process_dataloader(self, dataloader: Any) -> Any:
+        lightning: Any = super()
+        return self.fit.share(lightning.process_dataloader(dataloader))
+
+    def backward(self, closure_loss: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        lightning: Any = super()
+        weight = self.fit.weight
+        return lightning.backward(closure_loss if weight == 1 else closure_loss * weight, *args, **kwargs)
+
+    def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
+        lightning: Any = super()
+        if (
+            reduce_op in ("mean", "avg", None)
+            and isinstance(tensor, torch.Tensor)
+            and not tensor.is_complex()
+        ):
+            # Workers' sample counts differ here, as nothing is padded; a mean of integers would be cut off.
+            tensor = tensor if tensor.is_floating_point() else tensor.double()
+        return lightning.reduce(tensor, group, reduce_op)
+
+    def load_checkpoint(self, checkpoint_path: Any, **kwargs: Any) -> Any:
+        return self.fit.state_to_load
+
+    def teardown(self) -> None:
+        lightning: Any = super()
+        model = self.model
+        lightning.teardown()
+        if isinstance(model, DistributedDataParallel):
+            # As in our own DDP strategy: they must not be what frees the process group.
+            vars(model).pop("logger", None)
+            vars(model).pop("reducer", None)
+
+
+class _Surroundings:
+    """Lightning's `ClusterEnvironment`: the workers are there, and have met."""
+
+    creates_processes_externally = True
+    main_address = "127.0.0.1"
+    main_port = 0
+    seat: Seat
+
+    @staticmethod
+    def detect() -> bool:
+        return False
+
+    def world_size(self) -> int:
+        return self.seat.world_size
+
+    def set_world_size(self, size: int) -> None:
+        """Nothing: it is given."""
+
+    def global_rank(self) -> int:
+        return self.seat.rank
+
+    def set_global_rank(self, rank: int) -> None:
+        """Nothing: it is given."""
+
+    def local_rank(self) -> int:
+        return self.seat.local_rank
+
+    def node_rank(self) -> int:
+        return 0
+
+
+class _Watch:
+    """Callback that tells the fit which batch is being worked on."""
+
+    fit: LightningFit
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        self.fit.begin_training_batch(batch, batch_idx)
+
+    def on_train_batch_end(
+        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        self.fit.end_training_batch(outputs)
+
+    def on_validation_batch_start(
+        self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        self.fit.begin_validation_batch(batch, batch_idx, dataloader_idx)
+
+
+def make_strategy(package: Any, asked: Any, seat: Seat, fit: LightningFit) -> Any:
+    """Lightning's strategy for this worker.
+
+    Args:
+        package: `pytorch_lightning` or `lightning.pytorch`.
+        asked: what `trainer_args` has under "strategy": a name such as "ddp", a `DDPStrategy`, or None.
+        seat: the worker's place.
+        fit: to be told of loaders, losses and checkpoints.
+
+    Raises:
+        ConfigError: `asked` is another one.
+    """
+    data_parallel = package.strategies.DDPStrategy
+    names = {"ddp": {}, "ddp_find_unused_parameters_true": {"find_unused_parameters": True}}
+    if asked is not None and asked not in names and not isinstance(asked, data_parallel):
+        raise ConfigError(
+            f"trainer_args['strategy']={asked!r}: a Lightning module is trained on one worker or data-"
+            f"parallel; give one of {tuple(names)}, a DDPStrategy, or leave it out"
+        )
+    if seat.world_size == 1:
+        strategy = package.strategies.SingleDeviceStrategy(device=seat.device)
+    else:
+        strategy = (
+            copy.deepcopy(asked)
+            if isinstance(asked, data_parallel)
+            else data_parallel(**names.get(asked or "ddp", {}))
+        )
+        # Lightning takes the device by the rank on this machine; each worker sees its own devices only.
+        strategy.parallel_devices = [seat.device] * (seat.local_rank + 1)
+        environment = importlib.import_module(f"{package.__name__}.plugins.environments").ClusterEnvironment
+        strategy.cluster_environment = type("GangEnvironment", (_Surroundings, environment), {"seat": seat})()
+    adopted: Any = type(f"Gang{type(strategy).__name__}", (_InGang, type(strategy)), {"fit": fit})
+    result = adopted.__new__(adopted)  # As it is, but of another class.
+    vars(result).update(vars(strategy))
+    return result
+
+
+def make_watch(package: Any, fit: LightningFit) -> Any:
+    """The callback that `fit` looks through."""
+    return type("GangWatch", (_Watch, package.Callback), {"fit": fit})()

@@ -1,0 +1,230 @@
+"""Sharded data-parallel training: each worker holds a part of every parameter, by PyTorch's FSDP2.
+
+    block 0 ──all-gather──▶ whole for its forward ──▶ freed     (again for its backward)
+    gradients ──reduce-scatter──▶ each worker its part ──▶ its part of the optimizer's step
+
+Source: Zhao et al. 2023, "PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel",
+arXiv:2304.11277; https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+    register_fsdp_forward_method,
+)
+from torch.distributed.tensor import DTensor
+
+from trainkit.errors import ConfigError
+from trainkit.train.modules import compile_in_place
+from trainkit.train.step_settings import StepSettings
+from trainkit.train.strategies.base import Place, Strategy
+from trainkit.train.strategies.blocks import Blocks, chosen_blocks
+from trainkit.train.strategies.sharded import ShardedState
+from trainkit.train.strategies.single import SingleStrategy
+
+_BATCH_NORM = nn.modules.batchnorm._BatchNorm
+_PARAMETERS = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+@dataclass(frozen=True, kw_only=True)
+class FSDP:
+    """Parameters, gradients and the optimizer's state in equal parts on all workers.
+
+    Args:
+        shard_blocks: the modules whose parameters are brought together at a time: classes, or a function
+            of (name, module). None finds the repeated blocks of stacks such as a transformer's layers. What
+            lies outside of blocks is one more group.
+        reshard_after_forward: free a block's whole parameters after its forward pass and gather them again
+            for its backward. False keeps them: more memory, less traffic.
+        cpu_offload: parameters, gradients and optimizer stay in the CPU's memory, and pass through the GPU.
+        forward_methods: names of other methods of the model that run its layers, such as "generate".
+    """
+
+    shard_blocks: Blocks = None
+    reshard_after_forward: bool = True
+    cpu_offload: bool = False
+    forward_methods: tuple[str, ...] = ()
+
+    @property
+    def model_ways(self) -> int:
+        return 1
+
+    @property
+    def reporter(self) -> int:
+        return 0
+
+    @property
+    def spreads(self) -> bool:
+        return True
+
+    def mistakes(self, *, num_workers: int, devices_per_worker: int, step: StepSettings) -> Iterator[str]:
+        if devices_per_worker > 1:
+            yield f"FSDP uses one GPU of each worker, but each has {devices_per_worker}: give more workers"
+        if step.channels_last:
+            yield "FSDP shards contiguous parameters only: leave out channels_last=True"
+
+    def build(self, place: Place) -> Strategy:
+        return FSDPStrategy(place, self)
+
+
+class FSDPStrategy(SingleStrategy):
+    """See `FSDP`."""
+
+    averages = True
+    meets_in_forward = True
+
+    def __init__(self, place: Place, spec: FSDP) -> None:
+        super().__init__(place)
+        self._spec = spec
+        self._roots: list[FSDPModule] = []
+
+    # -- placing -------------------------------------------------------------------------------
+
+    def place(
+        self,
+        models: Sequence[nn.Module],
+        optimizers: Sequence[torch.optim.Optimizer],
+        ddp_args: Mapping[str, Any],
+    ) -> list[nn.Module]:
+        if ddp_args or not self._place.wrap:
+            given = "ddp_args are" if ddp_args else "wrap_ddp=False is"
+            raise ConfigError(
+                f"{given} for DistributedDataParallel, not for FSDP: give FSDP(...) what it takes"
+            )
+        for model in models:
+            _refuse_what_cannot_be_sharded(model)
+        plans = [(model, chosen_blocks(model, self._spec.shard_blocks)) for model in models]
+        self._sharded = ShardedState(models, optimizers)
+        for model, blocks in plans:
+            # On the device that the user left them on: the whole model need not fit on a GPU.
+            self.group.broadcast_tensors([*model.parameters(), *model.buffers()])
+            self._shard(model, blocks)
+        self._sharded.replace(models, optimizers)
+        return list(models)
+
+    def _shard(self, model: nn.Module, blocks: Sequence[nn.Module]) -> None:
+        device = self.devices[0]
+        mesh = init_device_mesh(device.type, (self.group.world_size,), mesh_dim_names=("data",))
+        offload = CPUOffloadPolicy(pin_memory=device.type == "cuda")
+        common: dict[str, Any] = {
+            "mesh": mesh,
+            "offload_policy": offload if self._spec.cpu_offload else OffloadPolicy(),
+        }
+        keep = not self._spec.reshard_after_forward
+        # Compiled first: a graph for each block, between the gathering of its parameters and their release.
+        for block in blocks:
+            if self._place.step.compile:
+                compile_in_place(block)
+            fully_shard(block, reshard_after_forward=not keep, mp_policy=self._precision(block), **common)
+        if self._place.step.compile and not blocks:
+            compile_in_place(model)
+        # What is outside of blocks is needed again as the backward pass begins, if there is one.
+        trained = any(parameter.requires_grad for parameter in model.parameters())
+        root = fully_shard(
+            model, reshard_after_forward=not keep and not trained, mp_policy=self._precision(model), **common
+        )
+        for name in self._spec.forward_methods:
+            if callable(getattr(model, name, None)):
+                register_fsdp_forward_method(model, name)
+        self._roots.append(root)
+
+    def _precision(self, module: nn.Module) -> MixedPrecisionPolicy:
+        """Parameters travel in 16 bits where the trainer computes so; gradients are summed in 32."""
+        dtype = _PARAMETERS.get(self._place.step.precision)
+        if dtype is None or any(isinstance(part, _BATCH_NORM) for part in _of_one_group(module)):
+            # Batch norm keeps its statistics in 32 bits, which its weights have to match: autocast does it.
+            return MixedPrecisionPolicy()
+        return MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
+
+    # -- stepping ------------------------------------------------------------------------------
+
+    def sync_gradients(self, now: bool) -> None:
+        for root in self._roots:
+            root.set_requires_gradient_sync(now)
+
+    def clip(self, parameters: Sequence[torch.Tensor], max_norm: float) -> torch.Tensor:
+        norm = super().clip(parameters, max_norm)
+        return norm.full_tensor() if isinstance(norm, DTensor) else norm
+
+    @contextmanager
+    def evaluation(self) -> Iterator[None]:
+        # Batch norm's statistics are each worker's own while it trains; worker 0's stand, as with DDP.
+        for root in self._roots:
+            self.group.broadcast_tensors(list(_module(root).buffers()))
+        try:
+            yield
+        finally:
+            self._reshard()
+
+    def _reshard(self) -> None:
+        """Free what a forward pass without a backward has left whole."""
+        for root in self._roots:
+            for part in _module(root).modules():
+                if isinstance(part, FSDPModule):
+                    part.reshard()
+
+    def leave(self) -> None:
+        self._roots.clear()
+        super().leave()
+
+    # -- state ---------------------------------------------------------------------------------
+
+    def state(
+        self, models: Sequence[nn.Module], optimizers: Sequence[torch.optim.Optimizer]
+    ) -> dict[str, Any]:
+        self._reshard()
+        return self._sharded.state(models, optimizers)
+
+    def load_state(
+        self,
+        models: Sequence[nn.Module],
+        optimizers: Sequence[torch.optim.Optimizer],
+        state: Mapping[str, Any],
+    ) -> None:
+        self._reshard()
+        self._sharded.load(models, optimizers, state)
+
+    def skeleton(self, model: nn.Module) -> nn.Module:
+        return self._sharded.skeleton(model)
+
+
+def _module(root: FSDPModule) -> nn.Module:
+    """The same object as torch's types know it: a sharded module is of a class made of both."""
+    assert isinstance(root, nn.Module)
+    return root
+
+
+def _of_one_group(module: nn.Module) -> Iterator[nn.Module]:
+    """`module` and what is in it, without what is sharded by itself."""
+    yield module
+    for child in module.children():
+        if not isinstance(child, FSDPModule):
+            yield from _of_one_group(child)
+
+
+def _refuse_what_cannot_be_sharded(model: nn.Module) -> None:
+    for name, parameter in model.named_parameters():
+        if isinstance(parameter, DTensor):
+            raise ConfigError(f"{name} is sharded already: register the plain model, and FSDP() shards it")
+        if parameter.is_meta:
+            raise ConfigError(
+                f'{name} is on the "meta" device, without values: register a model with its weights; only '
+                f"worker 0's are used, so the others' may be model.to_empty(device='cpu')"
+            )
+        if parameter.dim() == 0:
+            raise ConfigError(f"{name} is a single number, which can't be sharded: give it the shape (1,)")
+        if not parameter.is_contiguous():
+            raise ConfigError(f"{name} is not contiguous, so it can't be sharded: use .contiguous()")

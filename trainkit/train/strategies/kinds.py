@@ -1,0 +1,142 @@
+"""Parameters of several kinds in one model: plain tensors, and DTensors on different meshes.
+
+What works on lists of tensors at once, as optimizers, clipping and the scaler for fp16 do, refuses a list of
+both: "got mixed torch.Tensor and DTensor". Here each kind has its turn.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Hashable, Iterable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor
+
+from trainkit.train.tensors import local
+
+
+def settle_gradients(parameters: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    """Give each gradient the layout of its parameter; a sum that is still outstanding is taken.
+
+    Returns:
+        The parameters that have a gradient.
+    """
+    held = [parameter for parameter in parameters if parameter.grad is not None]
+    for parameter in held:
+        gradient = parameter.grad
+        if not isinstance(gradient, DTensor) or not isinstance(parameter, DTensor):
+            continue
+        if gradient.placements != parameter.placements:
+            parameter.grad = gradient.redistribute(placements=parameter.placements)
+    return held
+
+
+# -- optimizers --------------------------------------------------------------------------------
+
+
+def step_by_kind(optimizer: torch.optim.Optimizer) -> None:
+    """Make `optimizer.step()` see one kind of parameters in each group, so that it may update many at once.
+
+    The groups that the user and schedulers hold are there again after it.
+    """
+    whole: list[list[dict[str, Any]]] = []
+
+    def split(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        whole.append(optimizer.param_groups)
+        optimizer.param_groups = [part for group in optimizer.param_groups for part in _by_kind(group)]
+
+    def rejoin(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        optimizer.param_groups = whole.pop()
+
+    if any(len(_by_kind(group)) > 1 for group in optimizer.param_groups):
+        optimizer.register_step_pre_hook(split)
+        optimizer.register_step_post_hook(rejoin)
+
+
+def _by_kind(group: dict[str, Any]) -> list[dict[str, Any]]:
+    kinds: dict[Hashable, list[torch.Tensor]] = defaultdict(list)
+    for parameter in group["params"]:
+        kinds[parameter.device_mesh if isinstance(parameter, DTensor) else None].append(parameter)
+    return [{**group, "params": parameters} for parameters in kinds.values()]
+
+
+# -- clipping ----------------------------------------------------------------------------------
+
+
+def clip(parameters: Sequence[torch.Tensor], max_norm: float) -> torch.Tensor:
+    """As `torch.nn.utils.clip_grad_norm_`, over the whole model: each value counts once, wherever it is.
+
+    All workers that hold a part of the model call it with the same parameters.
+
+    Returns:
+        The 2-norm before clipping, the same on all workers.
+    """
+    held = settle_gradients(parameters)
+    if not held:
+        return torch.tensor(0.0)
+    # Squares are summed by the dimensions of the mesh over which their tensors are spread.
+    squares: dict[tuple[str, ...], list[torch.Tensor]] = defaultdict(list)
+    groups: dict[str, dist.ProcessGroup] = {}
+    for parameter in held:
+        gradient = local(_gradient(parameter))
+        norm = torch.linalg.vector_norm(gradient, dtype=_precise(gradient.dtype))
+        squares[_spread_over(parameter, groups)].append(norm.square())
+    total = torch.zeros((), dtype=torch.float32, device=local(held[0]).device)
+    for dims in sorted(squares):
+        part = torch.stack([square.to(total.device) for square in squares[dims]]).sum()
+        for dim in dims:
+            dist.all_reduce(part, group=groups[dim])
+        total = total + part
+    norm = total.sqrt()
+    factor = torch.clamp(max_norm / (norm + 1e-6), max=1.0)
+    for parameter in held:
+        gradient = local(_gradient(parameter))
+        gradient.mul_(factor.to(device=gradient.device, dtype=gradient.dtype))
+    return norm
+
+
+def _spread_over(tensor: torch.Tensor, groups: dict[str, dist.ProcessGroup]) -> tuple[str, ...]:
+    """Names of the mesh dimensions over which `tensor` is in pieces; puts their groups into `groups`."""
+    if not isinstance(tensor, DTensor):
+        return ()
+    mesh = tensor.device_mesh
+    names = mesh.mesh_dim_names or ()
+    dims = [index for index, placement in enumerate(tensor.placements) if not placement.is_replicate()]
+    groups.update({names[index]: mesh.get_group(index) for index in dims})
+    return tuple(names[index] for index in dims)
+
+
+def _precise(dtype: torch.dtype) -> torch.dtype:
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def _gradient(parameter: torch.Tensor) -> torch.Tensor:
+    if parameter.grad is None:
+        raise ValueError("a parameter without gradient is left out before")
+    return parameter.grad
+
+
+# -- fp16 --------------------------------------------------------------------------------------
+
+
+class SharedScaler(torch.amp.GradScaler):
+    """A scaler for workers that hold different gradients: one's overflow makes all leave out the step."""
+
+    def _unscale_grads_(
+        self,
+        optimizer: torch.optim.Optimizer,
+        inv_scale: torch.Tensor,
+        found_inf: torch.Tensor,
+        allow_fp16: bool,
+    ) -> dict[torch.device, torch.Tensor]:
+        by_dtype: dict[torch.dtype, list[torch.Tensor]] = defaultdict(list)
+        for group in optimizer.param_groups:
+            for parameter in settle_gradients(group["params"]):
+                gradient = local(_gradient(parameter))
+                by_dtype[gradient.dtype].append(gradient)
+        for gradients in by_dtype.values():
+            torch._amp_foreach_non_finite_check_and_unscale_(gradients, found_inf, inv_scale)
+        dist.all_reduce(found_inf, op=dist.ReduceOp.MAX)
+        return {found_inf.device: found_inf}

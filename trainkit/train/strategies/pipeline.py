@@ -1,0 +1,332 @@
+"""Pipeline parallelism: each worker holds one stage of the model, and batches go through in microbatches.
+
+    microbatches ──▶ stage 0 ──activations──▶ stage 1 ──▶ ... ──▶ last stage, loss
+                             ◀──gradients────         ◀──     ◀──
+
+The stages work at the same time, each on another microbatch; a step's gradient is that of the whole batch.
+
+Source: Huang et al. 2019, "GPipe: Efficient Training of Giant Neural Networks using Pipeline Parallelism",
+arXiv:1811.06965; Narayanan et al. 2021, "Memory-Efficient Pipeline-Parallel DNN Training", arXiv:2006.09503
+(PipeDream-Flush, or 1F1B).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, Literal, NoReturn
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from trainkit.errors import CheckpointError, ConfigError
+from trainkit.train.data import Feed, make_feed
+from trainkit.train.modules import compile_in_place, skeleton
+from trainkit.train.spread import detached, shape_of, whole
+from trainkit.train.step_settings import StepSettings
+from trainkit.train.strategies.averaging import average_gradients
+from trainkit.train.strategies.base import Criterion, Place, Strategy
+from trainkit.train.strategies.cutting import Split, cut
+from trainkit.train.strategies.kinds import SharedScaler
+from trainkit.train.strategies.link import Link
+from trainkit.train.strategies.mesh import Grid, data_group
+from trainkit.train.strategies.optimizers import ParameterSlots
+from trainkit.train.strategies.relay import Relay
+from trainkit.train.strategies.stages import NOT_ALONE, StageModel
+
+_SCHEDULES = ("1f1b", "gpipe")
+
+_MICROBATCHES_A_STAGE = 4
+"""With four for each stage the time in which stages wait is small: GPipe, section 3."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pipeline:
+    """The model in stages, one on each worker; with more workers, several such pipelines share the data.
+
+    Args:
+        degree: stages; None: as many as `split` names, or else as there are workers.
+        split: names of the modules at which a stage begins, but the first; or a function from the model to
+            the list of modules that it calls one after the other. None: an `nn.Sequential`, or a model with a
+            method `stages()` that gives this list, is cut into parts of about equal parameter bytes.
+        schedule: "1f1b" keeps the activations of as many microbatches as there are stages, "gpipe" of all.
+        microbatches: into which a batch is cut, or fewer that divide it evenly; None: four for each stage.
+
+    Raises:
+        ConfigError: an argument is of the wrong kind.
+    """
+
+    degree: int | None = None
+    split: Split = None
+    schedule: Literal["1f1b", "gpipe"] = "1f1b"
+    microbatches: int | None = None
+
+    def __post_init__(self) -> None:
+        rules = [
+            ("degree", _is_count_or_none(self.degree), "give a whole number of stages, or None"),
+            ("microbatches", _is_count_or_none(self.microbatches), "give a whole number, or None"),
+            ("schedule", self.schedule in _SCHEDULES, f"give one of {_SCHEDULES}"),
+            (
+                "split",
+                self.split is None or callable(self.split) or _is_names(self.split),
+                "give a list of names of blocks, or a function from the model to a list of modules",
+            ),
+        ]
+        given = vars(self)
+        wrong = [f"Pipeline({name}={given[name]!r}): {fix}" for name, right, fix in rules if not right]
+        named = self._named
+        if not wrong and named is not None and self.degree not in (None, named):
+            wrong = [f"Pipeline(degree={self.degree}, split={self.split!r}): these names make {named} stages"]
+        if wrong:
+            raise ConfigError("; ".join(wrong))
+
+    @property
+    def _named(self) -> int | None:
+        """Stages that `split` names."""
+        return len(self.split) + 1 if isinstance(self.split, Sequence) else None
+
+    @property
+    def model_ways(self) -> int:
+        return self.degree or self._named or 1
+
+    @property
+    def reporter(self) -> int:
+        return self.model_ways - 1
+
+    @property
+    def spreads(self) -> bool:
+        return True
+
+    def for_workers(self, num_workers: int) -> Pipeline:
+        """The same with as many stages as it means on so many workers."""
+        return replace(self, degree=self.degree or self._named or num_workers)
+
+    def mistakes(self, *, num_workers: int, devices_per_worker: int, step: StepSettings) -> Iterator[str]:
+        if devices_per_worker > 1:
+            yield (
+                f"a stage is on one device, so of gpus_per_worker={devices_per_worker} only one "
+                f"would work: leave it out, and give num_workers={num_workers * devices_per_worker}"
+            )
+
+    def build(self, place: Place) -> Strategy:
+        return PipelineStrategy(self.for_workers(place.group.world_size), place)
+
+
+class PipelineStrategy:
+    """See `Pipeline`.
+
+    Args:
+        spec: with a degree.
+        place: this worker's.
+    """
+
+    def __init__(self, spec: Pipeline, place: Place) -> None:
+        grid = Grid(place.group.world_size, spec.model_ways)
+        self.devices = place.devices
+        self.group = place.group
+        self.data = data_group(place.group, spec.model_ways)
+        self.averages = self.data.world_size > 1
+        self._spec = spec
+        self._place = place
+        # The same order on all workers, as both are collectives.
+        self._copies = place.group.subgroup(grid.columns())
+        self._link = Link(place.group.subgroup(grid.rows()), place.devices[0])
+        self._copy_ranks = grid.columns()[self._link.index]
+        self._sync = True
+        self._model: StageModel | None = None
+        self._relay: Relay | None = None
+        self._slots: ParameterSlots | None = None
+        self._skeleton: nn.Module | None = None
+
+    # -- placing -------------------------------------------------------------------------------
+
+    def place(
+        self,
+        models: Sequence[nn.Module],
+        optimizers: Sequence[torch.optim.Optimizer],
+        ddp_args: Mapping[str, Any],
+    ) -> list[nn.Module]:
+        for optimizer in optimizers:
+            if isinstance(optimizer, torch.optim.LBFGS):
+                raise ConfigError("LBFGS needs all gradients on one worker: use another optimizer, or DDP()")
+        if ddp_args or not self._place.wrap:
+            given = "ddp_args are" if ddp_args else "wrap_ddp=False is"
+            raise ConfigError(
+                f"{given} for DistributedDataParallel, which Pipeline doesn't use: leave it out"
+            )
+        if len(models) != 1:
+            raise ConfigError(
+                f"Pipeline() trains one model; {len(models)} were registered: use DDP() or FSDP()"
+            )
+        model, degree, step = models[0], self._spec.model_ways, self._place.step
+        # Before anything is changed: a model that can't be cut is the user's to mend.
+        parts = cut(model, self._spec.split, degree)
+        self._slots = ParameterSlots([model], optimizers)
+        self._skeleton = skeleton(model)
+        self.group.broadcast_tensors([*model.parameters(), *model.buffers()])
+        placed = StageModel(model, parts, self._link.index, self.devices[0])
+        if step.channels_last:
+            placed.stage.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        if step.compile:
+            compile_in_place(placed.stage)
+        self._slots.replace(optimizers, {(0, name): tensor for name, tensor in _held(model).items()})
+        # Torch sends between pairs of stages only, for which NCCL needs that all of them have met before.
+        dist.all_reduce(torch.zeros(1, device=self.devices[0]), group=self._link.group)
+        self._model = placed
+        self._relay = Relay(
+            placed,
+            self._link,
+            step,
+            schedule=self._spec.schedule,
+            microbatches=self._spec.microbatches or _MICROBATCHES_A_STAGE * degree,
+        )
+        return [placed]
+
+    def split_data(self, loader: Iterable[Any], *, training: bool) -> Feed:
+        every = self._place.step.grad_accumulation_steps
+        return make_feed(loader, group=self.data, training=training, split=self._place.split, every=every)
+
+    # -- stepping ------------------------------------------------------------------------------
+
+    def forward_backward(
+        self,
+        model: nn.Module,
+        criterion: Criterion,
+        features: Sequence[Any],
+        target: Any,
+        scaled: Callable[[torch.Tensor], torch.Tensor],
+    ) -> torch.Tensor | None:
+        loss = self._stages.forward_backward(criterion, features, target, scaled)
+        if self._sync and self.averages:
+            average_gradients([each for each in model.parameters() if each.requires_grad], self._copies)
+        return loss
+
+    def forward(
+        self, model: nn.Module, criterion: Criterion, features: Sequence[Any], target: Any
+    ) -> tuple[torch.Tensor, torch.Tensor] | None:
+        return self._stages.forward(criterion, features, target)
+
+    def backward(self, loss: torch.Tensor) -> NoReturn:
+        raise ConfigError(NOT_ALONE)
+
+    def sync_gradients(self, now: bool) -> None:
+        self._sync = now
+
+    def make_scaler(self) -> torch.amp.GradScaler:
+        return SharedScaler(self.devices[0].type)
+
+    def clip(self, parameters: Sequence[torch.Tensor], max_norm: float) -> torch.Tensor:
+        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        squared = torch.zeros((), dtype=torch.float64, device=self.devices[0])
+        if gradients:
+            squared += nn.utils.get_total_norm(gradients).double() ** 2
+        dist.all_reduce(squared, group=self._link.group)
+        norm = squared.sqrt()
+        nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
+        return norm
+
+    @contextmanager
+    def evaluation(self) -> Iterator[None]:
+        # Each pipeline has statistics of its own, such as batch norm's; those that count are the first one's.
+        if self.data.world_size > 1 and self._model is not None:
+            for buffer in self._model.buffers():
+                dist.broadcast(buffer, src=self._copy_ranks[0], group=self._copies)
+        yield
+
+    def leave(self) -> None:
+        # What holds the groups goes before them.
+        self._relay = None
+        self.group.leave()
+
+    # -- state ---------------------------------------------------------------------------------
+
+    def unwrap(self, model: nn.Module) -> nn.Module:
+        return model.whole if isinstance(model, StageModel) else model
+
+    def state(
+        self, models: Sequence[nn.Module], optimizers: Sequence[torch.optim.Optimizer]
+    ) -> dict[str, Any]:
+        slots = self._slots
+        return {
+            "models": [_held_state(self.unwrap(model)) for model in models],
+            "optimizers": [] if slots is None else slots.state(optimizers),
+        }
+
+    def load_state(
+        self,
+        models: Sequence[nn.Module],
+        optimizers: Sequence[torch.optim.Optimizer],
+        state: Mapping[str, Any],
+    ) -> None:
+        for model, saved in zip(models, state["models"], strict=True):
+            _check_fits(self.unwrap(model), saved)
+        if self._slots is not None:
+            self._slots.check(state["optimizers"])
+        before = detached(self.state(models, optimizers))
+        try:
+            self._load(models, optimizers, state)
+        except (RuntimeError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+            self._load(models, optimizers, before)
+            raise CheckpointError(str(error)) from error
+
+    def _load(
+        self,
+        models: Sequence[nn.Module],
+        optimizers: Sequence[torch.optim.Optimizer],
+        state: Mapping[str, Any],
+    ) -> None:
+        for model, saved in zip(models, state["models"], strict=True):
+            own = self.unwrap(model)
+            # Not strict: what is another worker's is not here.
+            own.load_state_dict({name: whole(saved[name]) for name in _held_state(own)}, strict=False)
+        if self._slots is not None:
+            self._slots.load(optimizers, state["optimizers"])
+
+    def skeleton(self, model: nn.Module) -> nn.Module:
+        if self._skeleton is None:
+            raise ConfigError("the model was not placed: register() it in setup")
+        return self._skeleton
+
+    @property
+    def _stages(self) -> Relay:
+        if self._relay is None:
+            raise ConfigError("this worker has parted from its pipeline: make a new TorchTrainer")
+        return self._relay
+
+
+def _is_count_or_none(value: Any) -> bool:
+    return value is None or (isinstance(value, int) and not isinstance(value, bool) and value >= 1)
+
+
+def _is_names(value: Any) -> bool:
+    named = isinstance(value, (list, tuple)) and bool(value)
+    return named and all(isinstance(name, str) for name in value)
+
+
+def _held(model: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters that are on this worker, by name."""
+    named = model.named_parameters(remove_duplicate=False)
+    return {name: parameter for name, parameter in named if not parameter.is_meta}
+
+
+def _held_state(model: nn.Module) -> dict[str, Any]:
+    """The part of a model's state that is on this worker."""
+    state = model.state_dict()
+    for name in [name for name, value in state.items() if isinstance(value, torch.Tensor) and value.is_meta]:
+        del state[name]
+    return state
+
+
+def _check_fits(model: nn.Module, saved: Mapping[str, Any]) -> None:
+    """Raise CheckpointError unless `saved` is of the whole model, or just what is held here."""
+    expected = model.state_dict()
+    if set(saved) != set(expected) and set(saved) != set(_held_state(model)):
+        different = sorted(set(saved) ^ set(expected))
+        raise CheckpointError(f"{', '.join(different[:3])} are in one of model and state, but not in both")
+    for name, value in saved.items():
+        if shape_of(value) != shape_of(expected[name]):
+            raise CheckpointError(
+                f"{name} has shape {shape_of(expected[name])} in the model, {shape_of(value)} in the state"
+            )

@@ -1,0 +1,229 @@
+"""Tensor parallelism: each layer's matrices are split over workers, which exchange activations.
+
+    two workers          x ─┬─▶ columns 0..n/2 of A ─▶ act ─▶ rows 0..n/2 of B ─┐
+                            └─▶ columns n/2..n of A ─▶ act ─▶ rows n/2..n of B ─┴─▶ sum ─▶ y
+
+Source: Shoeybi et al. 2019, "Megatron-LM: Training Multi-Billion Parameter Language Models Using Model
+Parallelism", arXiv:1909.08053; carried out by torch.distributed.tensor.parallel,
+https://docs.pytorch.org/docs/stable/distributed.tensor.parallel.html.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor.parallel import ParallelStyle
+
+from trainkit.errors import ConfigError
+from trainkit.train.modules import compile_in_place
+from trainkit.train.step_settings import StepSettings
+from trainkit.train.strategies import kinds
+from trainkit.train.strategies.averaging import GradientAverage
+from trainkit.train.strategies.base import Place, Strategy
+from trainkit.train.strategies.blocks import chosen_blocks
+from trainkit.train.strategies.mesh import DATA, MODEL, data_group, degree_mistakes, make_mesh
+from trainkit.train.strategies.sharded import ShardedState
+from trainkit.train.strategies.single import SingleStrategy
+from trainkit.train.strategies.splitting import split_model
+
+Plan = Mapping[str, ParallelStyle] | Callable[[nn.Module, DeviceMesh], Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TensorParallel:
+    """Each copy of the model is split over `degree` workers, layer by layer.
+
+    Args:
+        degree: workers that hold one copy together; None is all of them. With more workers there are
+            several copies, among which the samples are dealt.
+        plan: which modules are split, and how. Names (or patterns, as `layers.*.fc1`) to torch's styles, such
+            as `ColwiseParallel()`; or a function of (model, mesh of the `degree` workers) that returns such
+            a dictionary, or splits the model itself and returns it. What it doesn't name is whole on each
+            worker. None: pairs of `nn.Linear`, and attention by heads, wherever a trial shows that it
+            computes the same.
+        data: how several copies of a model are kept: "replicate", each whole, gradients averaged; or
+            "shard", each parameter's part spread further over the copies by FSDP2.
+
+    Raises:
+        ConfigError: an argument is wrong.
+    """
+
+    degree: int | None = None
+    plan: Plan | None = None
+    data: Literal["replicate", "shard"] = "replicate"
+
+    def __post_init__(self) -> None:
+        wrong = [] if self.degree is None else list(degree_mistakes(self.degree, self.degree or 1))
+        if wrong:
+            raise ConfigError(f"TensorParallel: degree={self.degree!r}: {wrong[0]}, or None for all workers")
+        if self.data not in ("replicate", "shard"):
+            raise ConfigError(f'TensorParallel: data={self.data!r}: give "replicate" or "shard"')
+        if not (self.plan is None or callable(self.plan) or _is_plan(self.plan)):
+            raise ConfigError(
+                f"TensorParallel: plan={self.plan!r}: give {{name of a module: ColwiseParallel(), ...}}, or "
+                f"a function of (model, mesh)"
+            )
+
+    def for_workers(self, num_workers: int) -> TensorParallel:
+        """The same with a number for `degree`."""
+        return self if self.degree is not None else replace(self, degree=num_workers)
+
+    @property
+    def model_ways(self) -> int:
+        return self.degree or 1
+
+    @property
+    def reporter(self) -> int:
+        return 0
+
+    @property
+    def spreads(self) -> bool:
+        return True
+
+    def mistakes(self, *, num_workers: int, devices_per_worker: int, step: StepSettings) -> Iterator[str]:
+        degree = num_workers if self.degree is None else self.degree
+        if degree == 1:
+            yield "a model is split over 2 workers or more: give a larger num_workers, or strategy='auto'"
+        yield from degree_mistakes(degree, num_workers)
+        if devices_per_worker > 1:
+            yield "each worker holds its part on one device: give gpus_per_worker=1 and more workers"
+        if step.channels_last and self.data == "shard":
+            yield 'FSDP2 shards contiguous parameters only: leave out channels_last=True, or data="shard"'
+
+    def build(self, place: Place) -> Strategy:
+        return TensorParallelStrategy(self.for_workers(place.group.world_size), place)
+
+
+class TensorParallelStrategy(SingleStrategy):
+    """See `TensorParallel`; workers of one row of the mesh compute the same from the same samples."""
+
+    def __init__(self, spec: TensorParallel, place: Place) -> None:
+        super().__init__(place)
+        self.data = data_group(place.group, spec.model_ways)
+        self.averages = self.data.world_size > 1
+        self._spec = spec
+        self._mesh = make_mesh(place.group, spec.model_ways, self.devices[0])
+        self.meets_in_forward = self.averages and spec.data == "shard"
+        self._buffers: list[torch.Tensor] = []
+        self._averages: list[GradientAverage] = []
+        self._sharded: list[FSDPModule] = []
+
+    # -- placing -------------------------------------------------------------------------------
+
+    def place(
+        self,
+        models: Sequence[nn.Module],
+        optimizers: Sequence[torch.optim.Optimizer],
+        ddp_args: Mapping[str, Any],
+    ) -> list[nn.Module]:
+        if ddp_args or not self._place.wrap:
+            given = "ddp_args are" if ddp_args else "wrap_ddp=False is"
+            raise ConfigError(f"{given} for DistributedDataParallel, not for TensorParallel: leave it out")
+        if any(isinstance(optimizer, torch.optim.LBFGS) for optimizer in optimizers):
+            raise ConfigError("LBFGS needs all gradients in one piece: use another optimizer, or DDP()")
+        self._held = ShardedState(models, optimizers)
+        for model in models:
+            self._split(model)
+        self._held.replace(models, optimizers)
+        for optimizer in optimizers:
+            kinds.step_by_kind(optimizer)
+        return list(models)
+
+    def _split(self, model: nn.Module) -> None:
+        step, trained = self._place.step, any(parameter.requires_grad for parameter in model.parameters())
+        if step.channels_last:
+            model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        # Split where the user left it, moved to the device then: no device need hold the whole.
+        self.group.broadcast_tensors([*model.parameters(), *model.buffers()])
+        blocks = chosen_blocks(model, None)
+        # A model with nothing to train, such as a frozen teacher, may stay whole.
+        required = trained or self._spec.plan is not None
+        split_model(model, self._mesh[MODEL], self._spec.plan, self.group, required=required)
+        model.to(self.devices[0])
+        if step.compile:
+            for part in blocks or [model]:
+                compile_in_place(part)
+        self._buffers += list(model.buffers())
+        if self.averages and trained:
+            self._bring_together(model, blocks)
+
+    def _bring_together(self, model: nn.Module, blocks: Sequence[nn.Module]) -> None:
+        """Let the copies of `model` learn from each other's samples."""
+        copies = self._mesh[DATA]
+        if self._spec.data == "replicate":
+            self._averages.append(GradientAverage(model.parameters(), copies.get_group()))
+            return
+        try:
+            for part in (*blocks, model):
+                self._sharded.append(fully_shard(part, mesh=copies))
+        except (ValueError, NotImplementedError) as error:
+            raise ConfigError(f'data="shard" can\'t spread this model: {error}') from error
+
+    # -- stepping ------------------------------------------------------------------------------
+
+    def sync_gradients(self, now: bool) -> None:
+        for average in self._averages:
+            average.active = now
+        for part in self._sharded:
+            part.set_requires_gradient_sync(now)
+
+    def make_scaler(self) -> torch.amp.GradScaler:
+        return kinds.SharedScaler(self.devices[0].type)
+
+    def clip(self, parameters: Sequence[torch.Tensor], max_norm: float) -> torch.Tensor:
+        return kinds.clip(parameters, max_norm)
+
+    @contextmanager
+    def evaluation(self) -> Iterator[None]:
+        # Batch norm's statistics are each copy's own while it trains; worker 0's stand, as with DDP.
+        if self.averages:
+            self.group.broadcast_tensors(self._buffers)
+        try:
+            yield
+        finally:
+            self._reshard()
+
+    def _reshard(self) -> None:
+        """Free what a forward pass without a backward has left whole."""
+        for part in self._sharded:
+            part.reshard()
+
+    def leave(self) -> None:
+        for average in self._averages:
+            average.leave()
+        for held in (self._averages, self._sharded, self._buffers):
+            held.clear()
+        super().leave()
+
+    # -- state ---------------------------------------------------------------------------------
+
+    def state(
+        self, models: Sequence[nn.Module], optimizers: Sequence[torch.optim.Optimizer]
+    ) -> dict[str, Any]:
+        self._reshard()
+        return self._held.state(models, optimizers)
+
+    def load_state(
+        self,
+        models: Sequence[nn.Module],
+        optimizers: Sequence[torch.optim.Optimizer],
+        state: Mapping[str, Any],
+    ) -> None:
+        self._reshard()
+        self._held.load(models, optimizers, state)
+
+    def skeleton(self, model: nn.Module) -> nn.Module:
+        return self._held.skeleton(model)
+
+
+def _is_plan(plan: Any) -> bool:
+    return isinstance(plan, Mapping) and all(
+        isinstance(name, str) and isinstance(style, ParallelStyle) for name, style in plan.items()
+    )

@@ -1,0 +1,165 @@
+"""How long the parts of a step take, asked for by `profile=True`: RaySGD's timers under its names."""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from types import TracebackType
+from typing import TypeVar
+
+from trainkit.clock import SYSTEM
+from trainkit.errors import ConfigError
+
+T = TypeVar("T")
+
+_OFF: AbstractContextManager[None] = nullcontext()
+
+
+class TimerStat:
+    """Durations of one block of code, in seconds; a context manager that measures its body.
+
+    Args:
+        wait: called before each reading of the clock, such as to let a GPU finish what it was given.
+    """
+
+    def __init__(self, wait: Callable[[], object] | None = None) -> None:
+        self._wait = wait
+        self._started: float | None = None
+        self.reset()
+
+    def __enter__(self) -> None:
+        if self._started is not None:
+            raise ConfigError("this timer is running already: give a block within a timed block another name")
+        self._started = self._now()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        started, self._started = self._started, None
+        if started is not None and error is None:
+            self.push(self._now() - started)
+
+    def push(self, seconds: float) -> None:
+        """Count one more duration."""
+        self._samples.append(seconds)
+
+    def reset(self) -> None:
+        """Forget all durations."""
+        self._samples: list[float] = []
+
+    @property
+    def count(self) -> int:
+        """How many were measured."""
+        return len(self._samples)
+
+    @property
+    def mean(self) -> float:
+        """Their mean."""
+        return statistics.fmean(self._samples)
+
+    @property
+    def median(self) -> float:
+        """Their median."""
+        return statistics.median(self._samples)
+
+    @property
+    def sum(self) -> float:
+        """Their sum."""
+        return sum(self._samples)
+
+    @property
+    def max(self) -> float:
+        """The longest."""
+        return max(self._samples)
+
+    @property
+    def first(self) -> float | None:
+        """The first; None before it."""
+        return self._samples[0] if self._samples else None
+
+    @property
+    def last(self) -> float | None:
+        """The last; None before the first."""
+        return self._samples[-1] if self._samples else None
+
+    def _now(self) -> float:
+        if self._wait is not None:
+            self._wait()
+        return SYSTEM.monotonic()
+
+
+class TimerCollection:
+    """Timers by name; until they are enabled, `record` measures nothing and costs nothing.
+
+    Args:
+        wait: see `TimerStat`.
+    """
+
+    def __init__(self, wait: Callable[[], object] | None = None) -> None:
+        self._timers: defaultdict[str, TimerStat] = defaultdict(lambda: TimerStat(wait))
+        self._enabled = False
+
+    @property
+    def enabled(self) -> bool:
+        """Whether anything is measured."""
+        return self._enabled
+
+    def record(self, key: str) -> AbstractContextManager[None]:
+        """A block that counts as one more `key`."""
+        return self._timers[key] if self._enabled else _OFF
+
+    @contextmanager
+    def halves(self, first: str, second: str, between: Callable[[T], T]) -> Iterator[Callable[[T], T]]:
+        """A block of two parts, parted by a function that it calls between them.
+
+        Args:
+            first: name of the part before the function's first call.
+            second: name of the part after it; not counted if there was no call.
+            between: the function.
+
+        Returns:
+            What to call in place of the function.
+        """
+        with ExitStack() as part:
+            part.enter_context(self.record(first))
+            crossed = False
+
+            def cross(value: T) -> T:
+                nonlocal crossed
+                if not crossed:
+                    crossed = True
+                    part.close()
+                    part.enter_context(self.record(second))
+                return between(value)
+
+            yield cross
+
+    def switch(self, on: bool) -> None:
+        """Measure anew, or not at all."""
+        self.reset()
+        self._enabled = on
+
+    def enable(self) -> None:
+        """Measure from now on."""
+        self._enabled = True
+
+    def disable(self) -> None:
+        """Measure no more; what was measured stays."""
+        self._enabled = False
+
+    def reset(self) -> None:
+        """Forget all durations."""
+        for timer in self._timers.values():
+            timer.reset()
+
+    def stats(self, mean: bool = True, last: bool = False) -> dict[str, float]:
+        """Seconds by name: "mean_<key>_s" and, if asked for, "last_<key>_s"."""
+        found: dict[str, float] = {}
+        for key, timer in self._timers.items():
+            if mean and timer.count:
+                found[f"mean_{key}_s"] = timer.mean
+            if last and timer.last is not None:
+                found[f"last_{key}_s"] = timer.last
+        return found

@@ -1,0 +1,10 @@
+"""The trainer where RaySGD's scripts look for it: `ray.util.sgd` with another first word.
+
+The homes of all this are `trainkit.train` and its modules.
+"""
+
+from __future__ import annotations
+
+from trainkit.train import TorchTrainer
+
+__all__ = ["TorchTrainer"]

@@ -1,0 +1,89 @@
+"""Keys, timers and meters that RaySGD's scripts import, for training loops of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from trainkit.errors import ConfigError
+from trainkit.train.keys import BATCH_COUNT, BATCH_SIZE, NUM_SAMPLES
+from trainkit.train.timers import TimerCollection, TimerStat
+
+__all__ = [
+    "BATCH_COUNT",
+    "BATCH_SIZE",
+    "NUM_SAMPLES",
+    "AverageMeter",
+    "AverageMeterCollection",
+    "TimerCollection",
+    "TimerStat",
+    "override",
+]
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class AverageMeter:
+    """Mean and last of the values of one metric.
+
+    Attributes:
+        val: the last value.
+        avg: the mean, weighted by `n`.
+        sum: the weighted sum.
+        count: the sum of the weights.
+    """
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget all values."""
+        self.val: Any = 0
+        self.avg: Any = 0
+        self.sum: Any = 0
+        self.count: float = 0
+
+    def update(self, val: Any, n: float = 1) -> None:
+        """Take one more value, that of `n` samples."""
+        self.val = val
+        self.sum = self.sum + val * n
+        self.count += n
+        self.avg = self.sum / self.count
+
+
+class AverageMeterCollection:
+    """Means and last values of a loop's metrics, in the form that `train_epoch` and `validate` return.
+
+    The default loops need it not; they also know which of an uneven last batch's samples count.
+    """
+
+    def __init__(self) -> None:
+        self.n: float = 0
+        self._batch_count = 0
+        self._meters: dict[str, AverageMeter] = {}
+
+    def update(self, metrics: Mapping[str, Any], n: float = 1) -> None:
+        """Take one batch's metrics, those of `n` samples."""
+        self._batch_count += 1
+        self.n += n
+        for name, value in metrics.items():
+            self._meters.setdefault(name, AverageMeter()).update(value, n=n)
+
+    def summary(self) -> dict[str, Any]:
+        """`batch_count`, `num_samples`, and each metric as its mean and, under `last_<name>`, its last."""
+        stats: dict[str, Any] = {BATCH_COUNT: self._batch_count, NUM_SAMPLES: self.n}
+        for name, meter in self._meters.items():
+            stats[str(name)] = meter.avg
+            stats[f"last_{name}"] = meter.val
+        return stats
+
+
+def override(interface_class: type[Any]) -> Callable[[F], F]:
+    """Mark a method as one that a base class has too; raises ConfigError if it hasn't."""
+
+    def mark(method: F) -> F:
+        if not hasattr(interface_class, method.__name__):
+            raise ConfigError(f"{interface_class.__name__} has no {method.__name__} to override")
+        return method
+
+    return mark
