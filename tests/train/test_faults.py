@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -78,7 +79,7 @@ def test_a_killed_worker_is_named_and_the_others_end(rank: int) -> None:
         pids = trainer.apply_all_workers(os.getpid)
         start = time.monotonic()
         with pytest.raises(GangError, match=f"worker {rank} of 2 died") as caught:
-            trainer.train()
+            trainer.train(max_retries=0)
         assert time.monotonic() - start < AT_ONCE_S
         assert isinstance(caught.value.__cause__, ActorDiedError)
         assert eventually(lambda: gone(pids))
@@ -90,14 +91,14 @@ def test_a_worker_killed_in_validation() -> None:
     with gang(die, -1, config={"validation_rank": 1}) as trainer:
         trainer.train()
         with pytest.raises(GangError, match="worker 1 of 2 died"):
-            trainer.validate()
+            trainer.validate(max_retries=0)
 
 
 def test_a_worker_killed_between_two_calls() -> None:
     with gang(die, -1) as trainer:
         os.kill(trainer.apply_all_workers(os.getpid)[1], signal.SIGKILL)
         with pytest.raises(GangError, match="worker 1 of 2 died"):
-            trainer.train()
+            trainer.train(max_retries=0)
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -119,18 +120,50 @@ def test_a_killed_worker_beside_the_local_one() -> None:
     with gang(die, 1, use_local=True) as trainer:
         start = time.monotonic()
         with pytest.raises(GangError, match="worker 1 of 2 died"):
-            trainer.train()
+            trainer.train(max_retries=0)
         assert time.monotonic() - start < AT_ONCE_S
     assert not dist.is_initialized()
 
 
-@pytest.mark.parametrize("use_local", [False, True])
-def test_a_frozen_worker_is_named_after_the_timeout(use_local: bool) -> None:
-    with gang(freeze, 1, timeout_s=3, use_local=use_local) as trainer:
+def spin() -> None:
+    while True:
+        pass
+
+
+@pytest.mark.parametrize(("use_local", "fault", "rank"), [(False, spin, 0), (True, freeze, 1)])
+def test_a_worker_that_hangs_is_named_with_the_step_that_waits(
+    use_local: bool, fault: Any, rank: int
+) -> None:
+    with gang(fault, rank, timeout_s=3, use_local=use_local) as trainer:
         pids = [pid for pid in trainer.apply_all_workers(os.getpid) if pid != os.getpid()]
-        with pytest.raises(GangError, match=r"worker 0 of 2 lost the others, and worker 1 did not answer"):
-            trainer.train()
+        with pytest.raises(GangError) as caught:
+            trainer.train(max_retries=0)
+        assert str(caught.value) == (
+            f"worker {rank} of 2 did not enter step 3 within timeout_s=3, where worker {1 - rank} waited: "
+            f"it hangs, or code or data take longer"
+        )
+        assert caught.value.__cause__ is not None, "what the waiting worker raised"
         assert eventually(lambda: gone(pids))
+
+
+class FreezesAtTheEnd(Digits):
+    """Behind the last exchange of gradients, where nobody waits for it any more."""
+
+    def train_epoch(self, *args: Any, **kwargs: Any) -> Any:
+        result = super().train_epoch(*args, **kwargs)
+        if self.world_rank == 1:
+            freeze()
+        return result
+
+
+def test_a_worker_that_hangs_after_the_last_step() -> None:
+    with (
+        gang(die, -1, timeout_s=3, operator=FreezesAtTheEnd) as trainer,
+        pytest.raises(
+            GangError, match=r"worker 1 of 2 did not end train\(\) within timeout_s=3 of the others"
+        ),
+    ):
+        trainer.train(max_retries=0)
 
 
 class BadSetup(Digits):
@@ -201,6 +234,74 @@ def test_a_worker_killed_in_save_leaves_the_previous_checkpoint(tmp_path: Path) 
     with gang(die, -1) as trainer:
         trainer.load(where)
         assert trainer.validate()["val_loss"] == pytest.approx(loss, abs=1e-12)
+
+
+DRIVER = """
+import time
+from pathlib import Path
+from tests.train.operators import Digits
+from trainkit.train import TorchTrainer
+
+class Slow(Digits):
+    def state_dict(self):
+        if Path("slow").exists():
+            Path("saving").touch()
+            time.sleep(60)
+        return {}
+
+if __name__ == "__main__":
+    config = {"samples": 100}
+    trainer = TorchTrainer(training_operator_cls=Slow, config=config, num_workers=2, use_gpu=False)
+    trainer.train()
+    trainer.save("c")
+    pids = trainer.apply_all_workers(__import__("os").getpid)
+    print(trainer.validate()["val_loss"], *pids, flush=True)
+    trainer.train(max_retries=0)
+    Path("slow").touch()
+    trainer.save("c")
+"""
+
+
+def test_a_killed_driver_in_save_leaves_the_previous_checkpoint(tmp_path: Path) -> None:
+    (tmp_path / "driver.py").write_text(DRIVER)
+    with subprocess.Popen(
+        [sys.executable, "driver.py"],
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+    ) as driver:
+        assert driver.stdout is not None
+        loss, *pids = driver.stdout.readline().split()
+        assert eventually((tmp_path / "saving").exists, 60)
+        driver.kill()
+    assert eventually(lambda: gone([int(pid) for pid in pids]), 5)
+    with gang(die, -1, num_workers=1, config={"samples": 100}) as trainer:
+        trainer.load(tmp_path / "c")
+        assert trainer.validate()["val_loss"] == pytest.approx(float(loss), abs=1e-12)
+        assert trainer.train()["epoch"] == 2
+
+
+def limit_files(size: int) -> None:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+
+
+def test_a_disk_that_is_full_in_save(tmp_path: Path) -> None:
+    """No file may grow further than a few kilobytes, as on a disk that has no more."""
+    where = tmp_path / "c"
+    with gang(die, -1) as trainer:
+        trainer.train()
+        trainer.save(where)
+        before = trainer.validate()["val_loss"]
+        trainer.train()
+        trainer.apply_all_workers(lambda: limit_files(4096))
+        with pytest.raises(CheckpointError, match=r"was not written .*; what was there is as it was"):
+            trainer.save(where)
+        assert {entry.name for entry in tmp_path.iterdir()} == {"c"}
+        trainer.apply_all_workers(lambda: limit_files(resource.RLIM_INFINITY))
+        trainer.load(where)
+        assert trainer.validate()["val_loss"] == pytest.approx(before, abs=1e-12)
+        assert trainer.train()["epoch"] == 2
 
 
 def test_a_state_that_cannot_be_saved(tmp_path: Path) -> None:

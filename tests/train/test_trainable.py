@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
+from tests.train.mortal import Mortal
 from tests.train.operators import Digits
 from trainkit import tune
 from trainkit.errors import ConfigError
 from trainkit.train import BATCH_SIZE, TorchTrainer
-from trainkit.train.gang import bundles_of_trial
+from trainkit.train.seats import bundles_of_trial
 from trainkit.train.trainable import merged
 from trainkit.tune.schedulers import ASHAScheduler
 
@@ -131,3 +132,42 @@ def test_which_bundles_of_a_trial_the_gang_takes() -> None:
     assert bundles_of_trial([one, one], one, 2) == [0, 1]
     assert bundles_of_trial([one], {"CPU": 2.0}, 1) is None
     assert bundles_of_trial([one, {"CPU": 1.0, "GPU": 1.0}], {"CPU": 1, "GPU": 1}, 1) == [1]
+
+
+def mortal_trial(folder: Path, lives: int, **options: Any) -> Any:
+    (folder / "lives").write_text("life\n" * lives)
+    config = {"at": "train 5", "rank": 1, "folder": str(folder)}
+    return TorchTrainer.as_trainable(
+        training_operator_cls=Mortal,
+        num_workers=2,
+        config=config,
+        use_gpu=False,
+        scheduler_step_freq="epoch",
+        **options,
+    )
+
+
+def test_a_worker_that_dies_is_replaced_within_the_trials_places(tmp_path: Path) -> None:
+    grid = fit(mortal_trial(tmp_path, 3), tmp_path, {"seed": tune.grid_search([1, 2])})
+    assert grid.num_errors == 0
+    assert [result.metrics["epoch"] for result in grid] == [4, 4]
+    assert (tmp_path / "lives").read_text() == ""
+
+
+def test_a_trial_whose_workers_die_every_time_fails_as_any_trial(tmp_path: Path) -> None:
+    cls = mortal_trial(tmp_path, 5)
+    grid = tune.Tuner(
+        cls,
+        tune_config=tune.TuneConfig(metric="val_loss", mode="min"),
+        run_config=tune.RunConfig(
+            name="again",
+            storage_path=str(tmp_path),
+            verbose=0,
+            stop={"training_iteration": 2},
+            failure_config=tune.FailureConfig(max_failures=1),
+        ),
+    ).fit()
+    # Four deaths end the first attempt; the second survives the fifth.
+    assert grid.num_errors == 0
+    assert grid[0].metrics["epoch"] == 2
+    assert (tmp_path / "lives").read_text() == ""

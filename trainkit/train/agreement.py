@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from trainkit.errors import CheckpointError
-from trainkit.train.process_group import WorkerGroup, lost_peer
+from trainkit.train.process_group import WorkerGroup
+from trainkit.train.symptoms import lost_peer
 
 Complaint = Callable[[str], str]
 """What went wrong, as a sentence with the reason in it."""

@@ -1,75 +1,108 @@
 """The workers that train together: started all or none, called all at once, ended by the first failure.
 
-TorchTrainer ──call──▶ Gang ──▶ worker 0        an actor or, with use_local, in this process
-                            ──▶ worker 1, ...   actors, one a bundle of a placement group
+TorchTrainer ──▶ Crew ──call──▶ Gang ──▶ worker 0        an actor or, with use_local, in this process
+                 (crew.py)           ──▶ worker 1, ...   actors, one a bundle of a placement group
+
+A gang never changes: one that lost a worker is over, and its crew forms another.
 """
 
 from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-import torch
-from torch import nn
-
-from trainkit.errors import ActorDiedError, GangError, GetTimeoutError, TaskError
-from trainkit.resources import Bundle
+from trainkit.errors import GangError
 from trainkit.runtime import api as runtime
 from trainkit.runtime import preload
-from trainkit.runtime.placement_group import PlacementGroup
+from trainkit.runtime.specs import ObjectRef
 from trainkit.train import meeting
 from trainkit.train.answers import GRACE_S, Answers
 from trainkit.train.meeting import Locality
-from trainkit.train.modules import filled
 from trainkit.train.options import TrainerOptions
 from trainkit.train.process_group import Rendezvous
-from trainkit.train.spread import joined, whole
-from trainkit.train.state import WorkerState
+from trainkit.train.seats import Seats
 from trainkit.train.worker import Worker, WorkerSpec
 
 preload.register("trainkit.train.worker")
 
 
 class Gang:
-    """The workers of one trainer.
+    """One formation of a trainer's workers.
 
     Args:
-        options: resolved.
+        options: resolved, with `num_workers` as many as there are in this formation.
+        seats: where they start; held for that many.
 
-    Raises:
-        InfeasibleError: the machine could never hold them.
-        GangError: a worker died while it started.
+    Attributes:
+        ended: why it can't be called any more.
+        lost: it ended because workers died or didn't answer, which forming it anew may mend.
+        started: the workers have set up.
+        data: which data the operators registered; known once they have started.
     """
 
-    def __init__(self, options: TrainerOptions) -> None:
+    def __init__(self, options: TrainerOptions, seats: Seats) -> None:
         self.world_size = options.num_workers
-        self._spec = options.spec
         self.ended: str | None = None
-        self._data: frozenset[str] = frozenset()
+        self.lost = False
+        self.started = False
+        self.data: frozenset[str] = frozenset()
+        self._options = options
         self._local = Worker() if options.use_local else None
         self._handles: dict[int, Any] = {}
         self._held = contextlib.ExitStack()
-        # A trainer that is dropped without a shutdown must not keep its CPUs from the next one.
         weakref.finalize(self, self._held.close).atexit = False
-        try:
-            self._start(options)
-        except BaseException:
-            self.close(force=True)
-            raise
+        if self._local is not None:
+            # A dropped trainer must not leave this process in its group either: the next one could not join.
+            self._held.callback(self._local.stop)
+        actor = runtime.remote(Worker)
+        for rank in remote_ranks(options):
+            group, bundle = seats[rank]
+            self._handles[rank] = actor.options(
+                label=f"train-worker-{rank}",
+                num_cpus=options.num_cpus_per_worker,
+                num_gpus=options.devices_per_worker,
+                placement_group=group,
+                placement_group_bundle_index=bundle,
+            ).remote()
 
     @property
     def local_worker(self) -> Worker | None:
         """Worker 0, if it is in this process."""
         return self._local
 
-    def has_data(self, what: str) -> bool:
-        """Whether the operator registered "train" or "validation" data, in `setup` or since."""
-        if what not in self._data and self.ended is None:
-            self._data = self.call_first("data")
-        return what in self._data
+    def gathered(self, timeout_s: float) -> bool:
+        """Whether all workers' processes are there within `timeout_s`; those that died count as there."""
+        refs = [handle.here.remote() for handle in self._handles.values()]
+        return not refs or not runtime.wait(refs, num_returns=len(refs), timeout=timeout_s)[1]
+
+    def start(self, seed: int | None) -> None:
+        """Let the workers meet and set up.
+
+        Args:
+            seed: for their generators; None leaves them alone.
+
+        Raises:
+            GangError: a worker died.
+            Exception: what a worker raised, with its traceback.
+        """
+        # Sharding needs a group, even of one.
+        meets = self.world_size > 1 or self._options.spec.spreads
+        rendezvous, localities = self._meeting() if meets else (None, [Locality()])
+        specs = {
+            rank: (
+                WorkerSpec(
+                    options=self._options,
+                    rank=rank,
+                    locality=localities[rank],
+                    rendezvous=rendezvous,
+                    seed=seed,
+                ),
+            )
+            for rank in range(self.world_size)
+        }
+        self.data = self._call("start", specs, in_step=True)[0]
+        self.started = True
 
     def call(self, method: str, *args: Any, in_step: bool = True, alike: bool = False) -> list[Any]:
         """Call a method on all workers and return their results, by rank.
@@ -89,103 +122,26 @@ class Gang:
         every = dict.fromkeys(range(self.world_size), args)
         return self._call(method, every, in_step=in_step, alike=alike)
 
-    def call_first(self, method: str, *args: Any) -> Any:
+    def call_first(self, method: str, *args: Any) -> list[Any]:
         """The same on worker 0 alone."""
-        return self._call(method, {0: args}, in_step=False)[0]
-
-    @property
-    def reporters(self) -> range:
-        """Ranks whose metrics count: one for each copy of the model."""
-        return range(self._spec.reporter, self.world_size, self._spec.model_ways)
-
-    def snapshot(self) -> list[WorkerState]:
-        """All workers' shares of the state, by rank."""
-        return self.call("snapshot", in_step=False)
-
-    def save(self, folder: Path) -> None:
-        """Write a checkpoint; by all workers if no single one holds the state."""
-        workers = self.call("own_state", in_step=False)
-        if self._spec.spreads:
-            self.call("save", folder, workers, in_step=False)
-        else:
-            self.call_first("save", folder, workers)
-
-    def models(self, *, to_cpu: bool) -> list[nn.Module]:
-        """The user's own modules: copies on the CPU, or worker 0's if it is in this process."""
-        if not self._spec.spreads:
-            whole_models: list[nn.Module] = self.call_first("models", to_cpu or self._local is None)
-            return whole_models
-        states = whole(joined(self.call("model_states", in_step=False)))
-        return [filled(*pair) for pair in zip(self.call_first("skeletons"), states, strict=True)]
+        return self._call(method, {0: args}, in_step=False)
 
     def close(self, *, force: bool = False) -> None:
-        """End all workers and give back what they held; `force` without a word to them."""
-        if self.ended is None and not force:
-            try:
+        """End all workers; `force` without a word to them."""
+        try:
+            if self.ended is None and not force:
                 self._part()
-            finally:
-                self._end("it was shut down")
-        else:
+        finally:
             self._end("it was shut down")
 
-    # -- starting ------------------------------------------------------------------------------
+    # -- inside --------------------------------------------------------------------------------
 
-    def _start(self, options: TrainerOptions) -> None:
-        remote_ranks = range(1 if self._local else 0, self.world_size)
-        if remote_ranks:
-            group, bundles = self._reserve(options)
-            actor = runtime.remote(Worker)
-            for rank in remote_ranks:
-                self._handles[rank] = actor.options(
-                    label=f"train-worker-{rank}",
-                    num_cpus=options.num_cpus_per_worker,
-                    num_gpus=options.devices_per_worker,
-                    placement_group=group,
-                    placement_group_bundle_index=bundles[rank],
-                ).remote()
-        if self._local is not None:
-            # A dropped trainer must not leave this process in its group either: the next one could not join.
-            self._held.callback(self._local.stop)
-        # Sharding needs a group, even of one.
-        meets = self.world_size > 1 or self._spec.spreads
-        rendezvous, localities = self._meeting(options) if meets else (None, [Locality()])
-        # Drawn from this process's generator: a seeded script, or trial, has workers that repeat themselves.
-        # A single worker in this process goes on with the generator as it is.
-        seed = int(torch.randint(2**62, ())) if remote_ranks else None
-        specs = {
-            rank: (
-                WorkerSpec(
-                    options=options,
-                    rank=rank,
-                    locality=localities[rank],
-                    rendezvous=rendezvous,
-                    seed=seed,
-                ),
-            )
-            for rank in range(self.world_size)
-        }
-        self._data = self._call("start", specs, in_step=True)[0]
-
-    def _reserve(self, options: TrainerOptions) -> tuple[PlacementGroup, Sequence[int]]:
-        """The group to start in, and each worker's bundle: within a trial, the trial's own."""
-        trial = runtime.get_current_placement_group()
-        if trial is not None:
-            bundles = bundles_of_trial(trial.bundle_specs, options.bundle, self.world_size)
-            if bundles is not None:
-                return trial, bundles
-        group = runtime.placement_group([options.bundle] * self.world_size)
-        self._held.callback(_give_back, group)
-        group.wait()
-        return group, range(self.world_size)
-
-    def _meeting(self, options: TrainerOptions) -> tuple[Rendezvous, list[Locality]]:
+    def _meeting(self) -> tuple[Rendezvous, list[Locality]]:
         """Where the workers meet, and each one's number among those of its machine."""
         place, localities = meeting.arrange(
             self.world_size, self._held, lambda arguments: self._call("home", arguments, in_step=False)
         )
-        return Rendezvous(place, options.backend, options.timeout_s), localities
-
-    # -- calling -------------------------------------------------------------------------------
+        return Rendezvous(place, self._options.backend, self._options.timeout_s), localities
 
     def _call(self, method: str, args: dict[int, Any], *, in_step: bool, alike: bool = False) -> list[Any]:
         if self.ended is not None:
@@ -199,10 +155,18 @@ class Gang:
             if rank in args
         }
         at_once = in_step and self.world_size > 1
-        answers = Answers(calls, world_size=self.world_size, at_once=at_once, end_workers=self._kill)
+        answers = Answers(
+            calls,
+            what=method,
+            world_size=self.world_size,
+            at_once=at_once,
+            timeout_s=self._options.timeout_s,
+            end_workers=self._kill,
+        )
         try:
             if self._local is not None and 0 in args:
-                answers.collect_beside(lambda: getattr(self._local, method)(*args[0]))
+                own = [runtime.get(arg) if isinstance(arg, ObjectRef) else arg for arg in args[0]]
+                answers.collect_beside(lambda: getattr(self._local, method)(*own))
             else:
                 answers.collect()
         except BaseException as error:
@@ -210,25 +174,25 @@ class Gang:
                 # They would go on with what nobody waits for any more, and let the next call wait for it.
                 self._end(f"{method}() was interrupted by {type(error).__name__}")
             raise
-        if answers.failures:
+        if answers.failed:
             apart = alike and len(answers.failures) < len(args)
             if answers.late or at_once or apart or answers.deaths():
-                self._end(f"worker {answers.cause()[0]} failed")
+                self._end(f"worker {answers.cause()} failed")
+                self.lost = bool(answers.lost())
             raise answers.verdict(ended=self.ended is not None)
         return [answers.results[rank] for rank in sorted(args)]
-
-    # -- ending --------------------------------------------------------------------------------
 
     def _part(self) -> None:
         if self._local is not None:
             self._local.stop()
         if not self._handles or not runtime.is_initialized():
             return
-        refs = [handle.stop.remote() for handle in self._handles.values()]
-        try:
-            runtime.get(refs, timeout=GRACE_S)
-        except (GetTimeoutError, ActorDiedError, TaskError):
-            return  # They are ended in any case: parting in order only spares the others' logs a complaint.
+        # In order, so that the others' logs hold no complaint, and by themselves, so that what the user's
+        # code left for its process's end is done. Who takes too long is ended in any case.
+        for handle in self._handles.values():
+            handle.stop.remote()
+        ends = [handle.exit.remote() for handle in self._handles.values()]
+        runtime.wait(ends, num_returns=len(ends), timeout=GRACE_S)
 
     def _end(self, why: str) -> None:
         if self.ended is None:
@@ -246,22 +210,6 @@ class Gang:
                 runtime.kill(handle)
 
 
-def _give_back(group: PlacementGroup) -> None:
-    if runtime.is_initialized():
-        runtime.remove_placement_group(group)
-
-
-def bundles_of_trial(specs: Sequence[Bundle], needs: Bundle, workers: int) -> list[int] | None:
-    """Indices of the bundles of a trial's group that its gang starts in; None if they don't fit.
-
-    Args:
-        specs: the trial's bundles; the last ones are taken, as the first is its head's, if it has one.
-        needs: what each worker needs.
-        workers: how many there are.
-    """
-    fitting = [
-        index
-        for index, spec in enumerate(specs)
-        if all(spec.get(name, 0) >= amount for name, amount in needs.items())
-    ]
-    return fitting[-workers:] if len(fitting) >= workers else None
+def remote_ranks(options: TrainerOptions) -> range:
+    """The workers that are not in this process."""
+    return range(1 if options.use_local else 0, options.num_workers)

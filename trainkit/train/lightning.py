@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import importlib
+import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeVar
@@ -95,14 +96,17 @@ class Data(Feed):
         self._held: Mapping[str, Any] = {}
 
     def batches(self, epoch_idx: int = 0, num_steps: int | None = None) -> Iterator[Any]:
-        self.num_steps = num_steps  # All that Lightning has to be told.
-        return iter(())
+        self.num_steps = num_steps  # Lightning has the batches; what is taken here only counts them.
+        return itertools.repeat(None)
 
     def attach(self, feed: Feed) -> None:
         """Lightning has made the loader."""
         self._real = feed
         feed.load_state(self._held)
         self._held = {}
+
+    def steps(self) -> int | None:
+        return None if self._real is None else self._real.steps()
 
     def state(self) -> dict[str, Any]:
         return dict(self._held) if self._real is None else self._real.state()
@@ -164,22 +168,24 @@ class LightningMethods:
         self, iterator: Iterable[Any], info: dict[str, Any], num_steps: int | None = None, epoch_idx: int = 0
     ) -> Mapping[str, Any]:
         """One epoch of Lightning's, with its validation; what the module logged in it, and counts."""
-        del iterator, info, epoch_idx  # Lightning has its own.
+        del info, epoch_idx  # Lightning has its own.
         if not isinstance(self.train_feed, Data):
             raise ConfigError(
                 "train(dataset=) is not for Lightning modules: give the loader to "
                 "from_ptl(train_dataloader=...), or a data module that changes it"
             )
         fit = self._running()
-        metrics = fit.train(num_steps)
+        metrics = fit.train(num_steps, iter(iterator))
         self.global_step = int(fit.trainer.global_step)
         return metrics
 
     def validate(self, val_iterator: Iterable[Any], info: dict[str, Any]) -> Mapping[str, Any]:
         """Lightning's validation loop, with its hooks; what the module logged in it, and counts."""
-        del val_iterator, info
+        del info
         feed = self.validation_feed
-        return self._running().validate(feed.num_steps if isinstance(feed, Data) else None)
+        return self._running().validate(
+            feed.num_steps if isinstance(feed, Data) else None, iter(val_iterator)
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """Lightning's checkpoint; empty before it has begun."""
@@ -279,7 +285,7 @@ class LightningMethods:
             "max_epochs": -1,
             "logger": False,
             "enable_checkpointing": "Checkpoint" in names,
-            "enable_progress_bar": self._context.use_tqdm,
+            "enable_progress_bar": False,
             "enable_model_summary": False,
             "num_sanity_val_steps": 0,
             "use_distributed_sampler": False,

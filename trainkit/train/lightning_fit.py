@@ -48,7 +48,7 @@ class LightningFit:
         seat: the worker's place.
         split: this worker's share of a loader.
         shared: called with the training feed as soon as it is there.
-        state: Lightning's checkpoint to begin from.
+        state: what `checkpoint` returned, to begin from; its weights are in the module already.
 
     Attributes:
         trainer: Lightning's.
@@ -90,7 +90,10 @@ class LightningFit:
         connector.update_eval_epoch_metrics = after(connector.update_eval_epoch_metrics, self._take_logged)
         # Lightning's handlers would keep SIGTERM from ending a worker that waits between epochs.
         trainer._signal_connector.register_signal_handlers = _no_handlers
-        path = None if self.state_to_load is None else "the trainer's state"
+        path = None
+        if self.state_to_load is not None:
+            path, state = "the trainer's state", self.state_to_load
+            self.state_to_load = {**state, "state_dict": {**module.state_dict(), **state["state_dict"]}}
 
         def fit() -> None:
             trainer.fit(module, **data, ckpt_path=path)
@@ -105,8 +108,13 @@ class LightningFit:
         """Whether it waits for the next epoch."""
         return bool(self._greenlet)
 
-    def train(self, num_steps: int | None) -> EpochMetrics:
-        """One epoch, with all that Lightning does in it; of `num_steps` batches if they are given."""
+    def train(self, num_steps: int | None, ticks: Iterator[Any]) -> EpochMetrics:
+        """One epoch, with all that Lightning does in it.
+
+        Args:
+            num_steps: batches of the epoch, at most one pass; None for what Lightning would run.
+            ticks: one is taken for each batch, for whoever counts them.
+        """
         trainer = self.trainer
         self._check_alive()
         if 0 <= (trainer.max_epochs if trainer.max_epochs is not None else -1) <= trainer.current_epoch:
@@ -118,6 +126,7 @@ class LightningFit:
         self._resize(num_steps)
         self._training, self._batches = Meters(), 0
         self._logged.clear()
+        self._ticks = ticks
         self._switch(self._go_on)
         if not self.alive:
             raise TrainingError("Lightning ended the fit without an epoch: there are no training batches")
@@ -126,18 +135,22 @@ class LightningFit:
         logged = self._logged.metrics()
         return EpochMetrics({**result, **logged}, {**self._training.result().origins, **logged.origins})
 
-    def validate(self, num_steps: int | None) -> EpochMetrics:
-        """Lightning's own validation loop, of `num_steps` batches a loader if they are given."""
+    def validate(self, num_steps: int | None, ticks: Iterator[Any]) -> EpochMetrics:
+        """Lightning's own validation loop, of `num_steps` batches a loader; see `train`."""
         self._check_alive()
         self._validation = Meters()
         self._logged.clear()
+        self._ticks = ticks
         self._switch(lambda: self._run_validation(num_steps))
         counts, logged = self._validation.result(), self._logged.metrics()
         return EpochMetrics({**counts, **logged}, {**counts.origins, **logged.origins})
 
     def checkpoint(self) -> dict[str, Any]:
-        """Lightning's checkpoint: of module, optimizers, schedulers, loops, callbacks, data module."""
+        """Lightning's checkpoint, but the weights: optimizers, schedulers, loops, callbacks, data module."""
         held = self.trainer._checkpoint_connector.dump_checkpoint(weights_only=False)
+        # The module is listed with the operator's models, which are in the state already.
+        known = self.trainer.lightning_module.state_dict()
+        held["state_dict"] = {name: value for name, value in held["state_dict"].items() if name not in known}
         return {name: value for name, value in held.items() if name not in _NOT_KEPT}
 
     def end(self) -> None:
@@ -156,6 +169,7 @@ class LightningFit:
 
     def begin_training_batch(self, batch: Any, index: int) -> None:
         """A batch is about to be trained on."""
+        next(self._ticks, None)
         loaders = self.trainer.fit_loop._combined_loader.flattened
         self.weight = self._weight(loaders[0], index) if len(loaders) == 1 else 1.0
         self._samples = self._count(batch, self.weight)
@@ -175,7 +189,11 @@ class LightningFit:
 
     def begin_validation_batch(self, batch: Any, index: int, loader_index: int) -> None:
         """A batch is about to be validated on."""
-        loader = self._validation_loop()._combined_loader.flattened[loader_index]
+        fitting = self.trainer.state.fn == type(self.trainer.state.fn).FITTING
+        if not fitting:
+            next(self._ticks, None)
+        loop = self.trainer.fit_loop.epoch_loop.val_loop if fitting else self.trainer.validate_loop
+        loader = loop._combined_loader.flattened[loader_index]
         weight = self._weight(loader, index)
         self._validation.add({NUM_SAMPLES: self._count(batch, weight)}, counted=weight > 0)
 
@@ -249,11 +267,6 @@ class LightningFit:
                 "Lightning's fit has ended, by an error or a shutdown, and with it the state of its loops: "
                 "load() a checkpoint, or make a new TorchTrainer"
             )
-
-    def _validation_loop(self) -> Any:
-        trainer = self.trainer
-        fitting = trainer.state.fn == type(trainer.state.fn).FITTING
-        return trainer.fit_loop.epoch_loop.val_loop if fitting else trainer.validate_loop
 
     def _weight(self, loader: Any, index: int) -> float:
         dealt = getattr(loader, "batch_sampler", None)

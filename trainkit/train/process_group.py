@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import fcntl
 import os
-import re
 import socket
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -32,16 +31,6 @@ _SIOCGIFADDR = 0x8915
 
 _BACKENDS = {"gloo": "gloo", "nccl": "cpu:gloo,cuda:nccl"}
 """Counts and orders of samples are agreed upon on the CPU, also where gradients travel by NCCL."""
-
-_LOST_PEER = re.compile(
-    r"\[[^\]]*\bgloo/[^\]]*\.(?:cc|h):\d+\]"  # the place in gloo's source, as all its network errors begin
-    r"|timed out waiting \d+ ?ms for (?:recv|send) operation"
-    r"|application timeout caused pair closure"
-    r"|\bgloo connectfullmesh failed"
-    r"|\bnccl (?:error|communicator)\b",
-    re.IGNORECASE,
-)
-"""Gloo raises bare RuntimeErrors, as user code does; their phrases are all there is to tell them by."""
 
 
 @dataclass(frozen=True)
@@ -108,12 +97,22 @@ class WorkerGroup:
 
 
 class DistributedGroup(WorkerGroup):
-    """Several processes, joined through torch.distributed."""
+    """Several processes, joined through torch.distributed.
 
-    def __init__(self, rank: int, world_size: int, timeout: timedelta | None = None) -> None:
+    Args:
+        rank: this worker's.
+        world_size: of the group.
+        timeout: of one collective, also in subgroups.
+        bound: environment variables that name the network interface to listen on.
+    """
+
+    def __init__(
+        self, rank: int, world_size: int, timeout: timedelta | None, bound: Mapping[str, str]
+    ) -> None:
         self.rank = rank
         self.world_size = world_size
         self._timeout = timeout
+        self._bound = dict(bound)
         self._joined = True
 
     def broadcast_integers(self, values: Sequence[int]) -> list[int]:
@@ -143,7 +142,7 @@ class DistributedGroup(WorkerGroup):
             dist.broadcast(tensor.detach(), src=0)
 
     def subgroup(self, parts: Sequence[Sequence[int]]) -> dist.ProcessGroup:
-        with _defaults(_LOOPBACK):
+        with _defaults(self._bound):
             # Without a timeout torch gives half an hour, whatever the whole group's is.
             own, _ = dist.new_subgroups_by_enumeration(  # type: ignore[no-untyped-call]
                 [list(part) for part in parts], timeout=self._timeout
@@ -238,11 +237,12 @@ def join(
     store = listener.store if listener is not None else _store(rendezvous.place, world_size, timeout)
     store.set_timeout(timeout)
     interface = _LOOPBACK if address is None else _interface_of(address)
-    with _defaults(dict.fromkeys(_INTERFACE, interface) if interface is not None else {}):
+    bound = {} if interface is None else dict.fromkeys(_INTERFACE, interface)
+    with _defaults(bound):
         dist.init_process_group(
             _BACKENDS[rendezvous.backend], store=store, rank=rank, world_size=world_size, timeout=timeout
         )
-    return DistributedGroup(rank, world_size, timeout)
+    return DistributedGroup(rank, world_size, timeout, bound)
 
 
 def _store(place: str, world_size: int, timeout: timedelta) -> Any:
@@ -267,13 +267,6 @@ def _interface_of(address: str) -> str | None:
             if socket.inet_ntoa(answer[20:24]) == address:
                 return name
     return None
-
-
-def lost_peer(error: BaseException) -> bool:
-    """Whether `error` only tells that another worker is gone or late, so that the cause lies there."""
-    if isinstance(error, dist.DistError):
-        return True
-    return isinstance(error, RuntimeError) and _LOST_PEER.search(str(error)) is not None
 
 
 @contextmanager

@@ -7,6 +7,7 @@ No collective is needed: whoever has all workers' pieces has the state.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -79,9 +80,15 @@ class Spread:
         return result
 
 
-def detached(state: Any) -> Any:
-    """A copy of `state` on the CPU that what becomes of the original does not change; DTensors in pieces."""
-    return map_tensors(_detached, state)
+def detached(state: Any, *, copy: bool = True) -> Any:
+    """A copy of `state` on the CPU that what becomes of the original does not change; DTensors in pieces.
+
+    Args:
+        state: nested containers with tensors.
+        copy: False for what is sent to another process at once, which copies it: whole tensors that are on
+            the CPU already stay as they are.
+    """
+    return map_tensors(functools.partial(_detached, copy=copy), state)
 
 
 def joined(states: Sequence[Any]) -> Any:
@@ -149,12 +156,18 @@ def shape_of(leaf: Any) -> tuple[int, ...] | None:
     return tuple(leaf.shape) if isinstance(leaf, (torch.Tensor, Spread)) else None
 
 
-def _detached(tensor: torch.Tensor) -> Any:
+def _detached(tensor: torch.Tensor, *, copy: bool) -> Any:
     if not isinstance(tensor, DTensor):
-        return tensor.detach().to("cpu", copy=True)
+        return _on_cpu(tensor, copy)
     _, offset = _place_of(tensor)
-    local = tensor.to_local().detach().to("cpu", copy=True)
+    local = _on_cpu(tensor.to_local(), copy)
     return Spread(tuple(tensor.shape), tensor.dtype, (Box(tuple(offset), local),) if local.numel() else ())
+
+
+def _on_cpu(tensor: torch.Tensor, copy: bool) -> torch.Tensor:
+    # Sent as it is, a part of a larger tensor would take the whole of it along.
+    part = tensor.untyped_storage().nbytes() != tensor.nbytes
+    return tensor.detach().to("cpu", copy=copy or part)
 
 
 def _place_of(tensor: DTensor) -> tuple[tuple[int, ...], tuple[int, ...]]:

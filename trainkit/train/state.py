@@ -31,6 +31,19 @@ class WorkerState:
     own: dict[str, Any]
 
 
+@dataclass(frozen=True)
+class SmallState:
+    """What a validation may change of one worker's state.
+
+    Attributes:
+        operator: its own state, as in `WorkerState.shared`.
+        own: as in `WorkerState`.
+    """
+
+    operator: dict[str, Any]
+    own: dict[str, Any]
+
+
 def joined_state(states: Sequence[WorkerState]) -> dict[str, Any]:
     """The trainer's state from all workers' shares; tensors may be in pieces.
 

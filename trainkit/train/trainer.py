@@ -11,11 +11,12 @@ from typing import Any, Literal, Never, TypeVar
 from torch import nn
 
 from trainkit.errors import ConfigError
-from trainkit.train.gang import Gang
+from trainkit.train.crew import Crew
 from trainkit.train.metrics import not_finite, reduce_metrics
 from trainkit.train.operator import TrainingOperator
 from trainkit.train.options import TrainerOptions, is_count
 from trainkit.train.progress import require_tqdm
+from trainkit.train.recovery import RETRIES, Call, Effect
 from trainkit.train.state import whole_state
 from trainkit.train.step_settings import Precision
 from trainkit.train.strategies.base import StrategySpec
@@ -121,14 +122,14 @@ class TorchTrainer:
             min_workers=min_workers,
             **former,
         ).resolved()
-        self._gang = Gang(self._options)
+        self._crew = Crew(self._options)
 
     def train(
         self,
         num_steps: int | None = None,
         profile: bool = False,
         reduce_results: bool = True,
-        max_retries: int = 3,
+        max_retries: int = RETRIES,
         info: Mapping[str, Any] | None = None,
         dataset: Any = None,
     ) -> Any:
@@ -140,7 +141,8 @@ class TorchTrainer:
             profile: add `profile`, worker 0's mean seconds of "fwd", "grad" and "apply" in a batch, of
                 whatever else `self.timers` measured, and of the epoch.
             reduce_results: one result for all workers; False gives a list of theirs.
-            max_retries: how often the epoch may be run again after a worker was lost.
+            max_retries: how often the epoch is run again, from its start, if workers die or hang; they are
+                formed again, and go on from a snapshot of the state. 0 takes none.
             info: passed on to `train_epoch` and, with more, to `train_batch`. `num_epochs` in it is shown by
                 the progress bar.
             dataset: a loader, or a function of the configuration that makes one in each worker, to train on
@@ -151,15 +153,14 @@ class TorchTrainer:
             its mean weighted by samples and `last_<metric>`.
 
         Raises:
-            GangError: a worker died; the trainer has ended.
+            GangError: workers died or hung, and there is no retry left; the trainer has ended.
             KeyboardInterrupt: Ctrl-C; workers in other processes are ended in the middle of the epoch, and
                 the trainer with them: make a new one, and load a checkpoint.
             Exception: what the operator raised in a worker, with that worker's traceback.
         """
-        if not isinstance(max_retries, int) or max_retries < 0:
-            raise ConfigError(f"train(max_retries={max_retries!r}): give a whole number, 0 or more")
         arguments = (num_steps, dict(info or {}), profile, dataset)
-        return self._epoch("train", arguments, reduce_results, None if dataset is not None else "train")
+        call = Call("train", arguments, Effect.UNKNOWN, in_step=True)
+        return self._epoch(call, max_retries, reduce_results, None if dataset is not None else "train")
 
     def validate(
         self,
@@ -167,25 +168,29 @@ class TorchTrainer:
         profile: bool = False,
         reduce_results: bool = True,
         info: Mapping[str, Any] | None = None,
+        *,
+        max_retries: int = RETRIES,
     ) -> Any:
         """Evaluate on the validation data, each sample once, whatever the number of workers.
 
         Args, result and errors are as of `train`; `num_steps` takes the first batches only. In `profile`
-        are "eval_fwd" and "validation".
+        are "eval_fwd" and "validation". With `max_retries` a snapshot is taken first, unless that of the last
+        epoch still holds.
         """
-        return self._epoch("validate", (num_steps, dict(info or {}), profile), reduce_results, "validation")
+        call = Call("validate", (num_steps, dict(info or {}), profile), Effect.SMALL, in_step=True)
+        return self._epoch(call, max_retries, reduce_results, "validation")
 
     def update_scheduler(self, metric: float) -> None:
         """Step all schedulers by `metric`, as `ReduceLROnPlateau` wants it."""
-        self._gang.call("step_schedulers", metric, in_step=False, alike=True)
+        self._crew.run(Call("step_schedulers", (metric,), Effect.REPEATABLE, alike=True))
 
     def apply_all_workers(self, fn: Callable[[], T]) -> list[T]:
         """Call `fn()` in each worker; returns the results by rank."""
-        return self._gang.call("apply", fn, in_step=False)
+        return self._crew.run(Call("apply", (fn,), Effect.UNKNOWN), max_retries=0)
 
     def apply_all_operators(self, fn: Callable[[TrainingOperator], T]) -> list[T]:
         """Call `fn(operator)` in each worker; returns the results by rank."""
-        return self._gang.call("apply_operator", fn, in_step=False)
+        return self._crew.run(Call("apply_operator", (fn,), Effect.UNKNOWN), max_retries=0)
 
     def get_model(self, to_cpu: bool = False) -> nn.Module | list[nn.Module]:
         """The registered model, or the list of models, unwrapped.
@@ -193,7 +198,7 @@ class TorchTrainer:
         From workers in other processes it is a copy on the CPU. With `use_local` it is the live one,
         unless `to_cpu` asks for a copy.
         """
-        models = self._gang.models(to_cpu=to_cpu)
+        models = self._crew.models(to_cpu=to_cpu)
         return models[0] if len(models) == 1 else models
 
     def get_local_operator(self) -> TrainingOperator:
@@ -202,7 +207,7 @@ class TorchTrainer:
         Raises:
             ConfigError: it runs in another one.
         """
-        worker = self._gang.local_worker
+        worker = self._crew.local_worker
         if worker is None:
             raise ConfigError(
                 "get_local_operator() needs use_local=True; use apply_all_operators() to reach workers in "
@@ -215,7 +220,7 @@ class TorchTrainer:
 
         Tensors are whole and on the CPU, however the strategy spreads them.
         """
-        return whole_state(self._gang.snapshot())
+        return whole_state(self._crew.snapshot())
 
     def load_state_dict(self, state_dict: Mapping[str, Any], blocking: bool = False) -> None:
         """Take over what `state_dict` returned, here or from a trainer with other workers.
@@ -227,7 +232,7 @@ class TorchTrainer:
         Raises:
             CheckpointError: it does not fit what is registered.
         """
-        self._gang.call("load_state_dict", state_dict, in_step=False, alike=True)
+        self._crew.run(Call("load_state_dict", (state_dict,), Effect.UNKNOWN, alike=True))
 
     def save(self, path: str | Path) -> Path:
         """Write a checkpoint, a folder; one that is there is replaced once the new one is on disk.
@@ -239,7 +244,7 @@ class TorchTrainer:
             CheckpointError: it could not be written; what was there is as it was.
         """
         folder = Path(path).expanduser().absolute()
-        self._gang.save(folder)
+        self._crew.save(folder)
         return folder
 
     def load(self, path: str | Path) -> None:
@@ -248,16 +253,17 @@ class TorchTrainer:
         Raises:
             CheckpointError: there is none at `path`, it is damaged, or does not fit what is registered.
         """
-        self._gang.call("load", Path(path).expanduser().absolute(), in_step=False, alike=True)
+        folder = Path(path).expanduser().absolute()
+        self._crew.run(Call("load", (folder,), Effect.UNKNOWN, alike=True))
 
     def shutdown(self, force: bool = False) -> None:
         """End the workers; `force` ends them in the middle of what they do."""
-        self._gang.close(force=force)
+        self._crew.close(force=force)
 
     @property
     def has_validation(self) -> bool:
         """Whether the operator registered validation data."""
-        return self._gang.has_data("validation")
+        return self._crew.has_data("validation")
 
     @classmethod
     def as_trainable(
@@ -299,18 +305,21 @@ class TorchTrainer:
     ) -> None:
         self.shutdown(force=error is not None)
 
-    def _epoch(self, method: str, arguments: tuple[Any, ...], reduce_results: bool, needs: str | None) -> Any:
-        """Call `method` of the workers, for which the data `needs` must have been registered."""
-        num_steps = arguments[0]
+    def _epoch(self, call: Call, max_retries: int, reduce_results: bool, needs: str | None) -> Any:
+        """Run an epoch, for which the data `needs` must have been registered."""
+        num_steps = call.args[0]
         if num_steps is not None and not is_count(num_steps):
             raise ConfigError(
-                f"{method}(num_steps={num_steps!r}): give a whole number, 1 or more, or None for all batches"
+                f"{call.method}(num_steps={num_steps!r}): give a whole number, 1 or more, or None for all "
+                f"batches"
             )
-        if needs is not None and self._gang.ended is None and not self._gang.has_data(needs):
+        if max_retries is False or (max_retries != 0 and not is_count(max_retries)):
+            raise ConfigError(f"{call.method}(max_retries={max_retries!r}): give a whole number, 0 or more")
+        if needs is not None and self._crew.ended is None and not self._crew.has_data(needs):
             raise ConfigError(f"there is no {needs} data: call register_data({needs}_loader=...) in setup")
-        results = self._gang.call(method, *arguments)
-        reported = {rank: results[rank] for rank in self._gang.reporters}
+        results = self._crew.epoch(call, max_retries)
+        reported = {rank: results[rank] for rank in self._crew.reporters}
         if (warning := not_finite(reported)) is not None:
-            log.warning("%s: %s; detect_nan=True stops training at the first such loss", method, warning)
+            log.warning("%s: %s; detect_nan=True stops training at the first such loss", call.method, warning)
         results = list(reported.values())
         return reduce_metrics(results) if reduce_results else [dict(result) for result in results]

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from trainkit.errors import CheckpointError, ConfigError
+from trainkit.runtime import api as runtime
 from trainkit.train import checkpoint, meeting, process_group, rng, sharded_checkpoint
 from trainkit.train.agreement import agreed
 from trainkit.train.context import WorkerContext
@@ -26,9 +27,10 @@ from trainkit.train.options import TrainerOptions
 from trainkit.train.process_group import Listener, Rendezvous, WorkerGroup
 from trainkit.train.progress import Bar, describe
 from trainkit.train.spread import detached, whole
-from trainkit.train.state import WorkerState, check_state, joined_state, own_of
+from trainkit.train.state import SmallState, WorkerState, check_state, joined_state, own_of
 from trainkit.train.strategies.base import Place, Strategy
 from trainkit.train.strategies.single import SingleStrategy
+from trainkit.train.symptoms import LostOthersError, lost_peer
 from trainkit.train.tensors import cpu_copy
 
 T = TypeVar("T")
@@ -64,7 +66,12 @@ class Worker:
         self._rank = 0
         self._epoch = 0
         self._spreads = False
+        self._step = 0
+        self._in_driver = False
         self._started = False
+
+    def here(self) -> None:
+        """Answer: this process is there."""
 
     def home(self, listens: bool) -> Home:
         """Where this worker is; asked where the workers may be on several machines.
@@ -94,6 +101,7 @@ class Worker:
             options.initialization_hook()
         self._strategy = _strategy(spec, self._listener)
         self._spreads = options.spec.spreads
+        self._in_driver = in_trainers_process or "isolation" not in runtime.promises()
         context = WorkerContext(
             strategy=self._strategy,
             local_rank=spec.locality.rank,
@@ -133,7 +141,7 @@ class Worker:
         batches = self._batches(operator.train_feed, "train", num_steps, info)
         details = {**info, "epoch_idx": self._epoch, NUM_STEPS: num_steps, USE_FP16: operator.use_fp16}
         operator.timers.switch(profile)
-        with operator.timers.record("train_epoch"):
+        with operator.timers.record("train_epoch"), self._telling_step():
             result = operator.train_epoch(batches, details, num_steps=num_steps, epoch_idx=self._epoch)
         if type(operator).train_epoch is not TrainingOperator.train_epoch:
             operator.stepper.check()
@@ -151,7 +159,7 @@ class Worker:
         operator = self._operator
         batches = self._batches(operator.validation_feed, "validation", num_steps, info)
         operator.timers.switch(profile)
-        with self._strategy.evaluation(), operator.timers.record("validation"):
+        with operator.timers.record("validation"), self._telling_step(), self._strategy.evaluation():
             result = operator.validate(batches, {**info, "epoch_idx": self._epoch})
         checked = _checked(result, "validate")
         origins = checked.origins if isinstance(checked, EpochMetrics) else {}
@@ -195,16 +203,32 @@ class Worker:
     def snapshot(self) -> WorkerState:
         """This worker's share of the state."""
         holds = self._spreads or self._rank == 0
-        return WorkerState(detached(self._shared_state()) if holds else None, self.own_state())
+        # A snapshot that goes to another process is copied on its way there.
+        shared = detached(self._shared_state(), copy=self._in_driver) if holds else None
+        return WorkerState(shared, self.own_state())
 
     def own_state(self) -> dict[str, Any]:
         """What differs between workers: their generators, and where they are in the data."""
         data_rank = self._strategy.data.rank
         return {"data_rank": data_rank, "rng": rng.state(), "data": self._data_state()}
 
-    def restore(self, states: Sequence[WorkerState]) -> None:
-        """Take over a snapshot, of this gang or of one with other workers."""
-        self._take_over(joined_state(states), "the snapshot")
+    def small_state(self) -> SmallState:
+        """What a validation may change of the state."""
+        return SmallState(detached(self._operator.state_dict() or {}), self.own_state())
+
+    def restore(self, states: Sequence[WorkerState] | None, small: Sequence[SmallState] | None) -> None:
+        """Take over a snapshot, of this gang or of one with other workers.
+
+        Args:
+            states: all workers' shares, by rank; None to go on with what was set up.
+            small: the same of what has changed since; None if nothing has.
+        """
+        if states is not None:
+            # Copied: in the trainer's own process the snapshot is not a copy of its own, as it is elsewhere.
+            self._take_over(detached(joined_state(states)), "the snapshot")
+        if small is not None:
+            self._operator.load_state_dict(whole(detached(small[0].operator)))
+            self._take_over_own([state.own for state in small])
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over a trainer's whole state."""
@@ -242,7 +266,27 @@ class Worker:
             self._strategy.leave()
             self._listener = None
 
+    def exit(self) -> None:
+        """End this process as a program ends."""
+        runtime.exit_actor()
+
     # -- inside --------------------------------------------------------------------------------
+
+    @contextmanager
+    def _telling_step(self) -> Iterator[None]:
+        """A block whose error, if it only tells that others are gone, says in which step they were missed."""
+        self._step = 0
+        try:
+            yield
+        except Exception as error:
+            if not lost_peer(error):
+                raise
+            raise LostOthersError(self._step, str(error)) from error
+
+    def _counted(self, batches: Iterable[Any]) -> Iterator[Any]:
+        for batch in batches:
+            self._step += 1
+            yield batch
 
     @contextmanager
     def _instead(self, dataset: Any) -> Iterator[None]:
@@ -266,7 +310,7 @@ class Worker:
     ) -> Iterable[Any]:
         if feed is None:
             raise ConfigError(f"there is no {what} data: call register_data({what}_loader=...) in setup")
-        batches = feed.batches(self._epoch, num_steps)
+        batches = self._counted(feed.batches(self._epoch, num_steps))
         if not self._operator.use_tqdm or self._rank > 0:
             return batches
         total = feed.steps() if num_steps is None else num_steps

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -203,8 +203,7 @@ class FSDPStrategy(SingleStrategy):
 
 def _module(root: FSDPModule) -> nn.Module:
     """The same object as torch's types know it: a sharded module is of a class made of both."""
-    assert isinstance(root, nn.Module)
-    return root
+    return cast(nn.Module, root)
 
 
 def _of_one_group(module: nn.Module) -> Iterator[nn.Module]:

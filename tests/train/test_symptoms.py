@@ -1,11 +1,11 @@
-"""Where workers meet, and what their errors tell."""
+"""What the errors of workers that lost each other tell."""
 
 from __future__ import annotations
 
 import pytest
 import torch.distributed as dist
 
-from trainkit.train.process_group import lost_peer
+from trainkit.train.symptoms import lost_peer
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,274 @@
+"""Pains of users of other trainers, as docs/promises.md numbers them, and what happens here instead."""
+
+from __future__ import annotations
+
+import atexit
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+
+import trainkit
+from tests.conftest import eventually
+from tests.runtime.victims import Victim
+from tests.train.operators import Digits
+from trainkit import tune
+from trainkit.runtime.local import process
+from trainkit.train import TorchTrainer
+from trainkit.train.strategies.ddp import DDP
+from trainkit.tune.schedulers import ASHAScheduler
+
+ROOT = Path(__file__).parents[2]
+RANKS = 2
+
+
+@pytest.fixture(scope="module", autouse=True)
+def four_cards() -> Iterator[None]:
+    """A session with four graphics cards that need not be there, to see how they are given out."""
+    trainkit.init(num_cpus=4, num_gpus=4)
+    yield
+    trainkit.shutdown()
+
+
+def alive(pids: list[int]) -> list[int]:
+    return [pid for pid in pids if process.exists(pid)]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OnTheCPU(DDP):
+    """Data-parallel on the CPU, whatever cards the workers were given."""
+
+    def build(self, place: Any) -> Any:
+        return super().build(dataclasses.replace(place, devices=(torch.device("cpu"),)))
+
+
+def no_card() -> None:
+    torch.cuda.set_device = lambda device: None  # type: ignore[assignment]
+
+
+class Witness(Digits):
+    """Each of its workers writes down, at the start of each epoch, who and where it is."""
+
+    def setup(self, config: dict[str, Any]) -> None:
+        super().setup(config)
+        atexit.register(self.note, "exit", {})
+
+    def note(self, what: str, facts: dict[str, Any]) -> None:
+        name = f"{self.config['trial']}-{self.world_rank}.{what}"
+        (Path(self.config["folder"]) / name).write_text(json.dumps(facts))
+
+    def train_epoch(self, iterator: Any, info: Any, num_steps: int | None = None, epoch_idx: int = 0) -> Any:
+        me = psutil.Process()
+        sockets = me.net_connections(kind="inet")
+        facts = {
+            "pid": me.pid,
+            "ports": [socket.laddr.port for socket in sockets if socket.status == psutil.CONN_LISTEN],
+            "cards": os.environ.get("CUDA_VISIBLE_DEVICES"),
+            "config": {name: self.config[name] for name in ("trial", "lr")},
+            "epochs": epoch_idx + 1,
+        }
+        self.note("facts", facts)
+        return super().train_epoch(iterator, info, num_steps, epoch_idx)
+
+
+def facts(folder: Path, trial: int) -> list[dict[str, Any]]:
+    """What the workers of a trial wrote down last, by rank."""
+    return [json.loads((folder / f"{trial}-{rank}.facts").read_text()) for rank in range(RANKS)]
+
+
+def options(folder: Path) -> dict[str, Any]:
+    config = {"samples": 80, "folder": str(folder)}
+    return {"training_operator_cls": Witness, "num_workers": RANKS, "config": config, "use_gpu": False}
+
+
+def tuner(trainable: Any, folder: Path, trials: int, **tune_options: Any) -> tune.Tuner:
+    rates = [0.3, 0.1, 1e-6, 1e-7][:trials]
+    return tune.Tuner(
+        trainable,
+        param_space={"trial": tune.grid_search(list(range(trials))), "lr": tune.sample_from(rates_of(rates))},
+        tune_config=tune.TuneConfig(metric="val_loss", mode="min", **tune_options),
+        run_config=tune.RunConfig(
+            name="gangs", storage_path=str(folder), verbose=0, stop={"training_iteration": 4}
+        ),
+    )
+
+
+def rates_of(rates: list[float]) -> Any:
+    return lambda spec: rates[spec.config.trial]
+
+
+@pytest.mark.parametrize("way", ["as_trainable", "the trainer itself"])
+def test_1_1_a_distributed_trainer_is_a_trial(way: str, tmp_path: Path) -> None:
+    if way == "as_trainable":
+        trainable: Any = TorchTrainer.as_trainable(**options(tmp_path))
+    else:
+        base = options(tmp_path)
+        base["config"] = {**base["config"], "trial": -1, "lr": 0.5}
+        trainable = TorchTrainer(**base)
+    experiment = tuner(trainable, tmp_path, 3, scheduler=ASHAScheduler(max_t=4, reduction_factor=2))
+    grid = experiment.fit()
+    assert grid.num_errors == 0
+    assert grid.num_terminated == len(grid) == 3
+    assert all(result.metrics["num_samples"] == 80 for result in grid)
+
+
+class Parent(Digits):
+    """Worker 1 has descendants, one of which has left its session."""
+
+    def setup(self, config: dict[str, Any]) -> None:
+        super().setup(config)
+        folder = Path(config["folder"])
+        if self.world_rank == 1 and not (folder / "family").exists():
+            (folder / "family").write_text(" ".join(map(str, [os.getpid(), *Victim().spawn_family()])))
+
+
+def family(folder: Path) -> list[int]:
+    return [int(pid) for pid in (folder / "family").read_text().split()]
+
+
+def test_1_3_descendants_end_with_their_worker(tmp_path: Path) -> None:
+    config = {"samples": 40, "folder": str(tmp_path)}
+    with TorchTrainer(training_operator_cls=Parent, config=config, num_workers=2, use_gpu=False) as trainer:
+        trainer.train()
+        pids = family(tmp_path)
+        assert alive(pids) == pids
+        os.kill(pids[0], signal.SIGKILL)
+        assert trainer.train()["epoch"] == 2, "another worker has taken its place"
+        assert eventually(lambda: not alive(pids), 5)
+
+
+def test_1_3_descendants_end_with_the_driver(tmp_path: Path) -> None:
+    source = f"""
+import time
+from tests.train.test_promises import Parent
+from trainkit.train import TorchTrainer
+config = {{"samples": 40, "folder": {str(tmp_path)!r}}}
+trainer = TorchTrainer(training_operator_cls=Parent, config=config, num_workers=2, use_gpu=False)
+trainer.train()
+print("trained", flush=True)
+time.sleep(60)
+"""
+    with program(source, tmp_path) as driver:
+        assert driver.stdout is not None
+        assert driver.stdout.readline() == "trained\n"
+        everyone = [child.pid for child in psutil.Process(driver.pid).children(recursive=True)]
+        driver.kill()
+        assert eventually(lambda: not alive([*family(tmp_path), *everyone]), 5)
+
+
+def program(source: str, folder: Path) -> subprocess.Popen[str]:
+    script = folder / "program.py"
+    script.write_text(source)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TRAINKIT_RESULTS_DIR": str(folder)}
+    return subprocess.Popen(
+        [sys.executable, str(script)], stdout=subprocess.PIPE, text=True, cwd=folder, env=environment
+    )
+
+
+def test_1_18_trials_side_by_side_share_no_port_and_no_card(tmp_path: Path) -> None:
+    arguments = {**options(tmp_path), "use_gpu": True, "backend": "gloo", "strategy": OnTheCPU()}
+    trainable = TorchTrainer.as_trainable(**arguments, initialization_hook=no_card)
+    grid = tuner(trainable, tmp_path, 2).fit()
+    assert grid.num_errors == 0
+    workers = [worker for trial in (0, 1) for worker in facts(tmp_path, trial)]
+    ports = [port for worker in workers for port in worker["ports"]]
+    assert ports
+    assert len(set(ports)) == len(ports), "no two listen at one port"
+    assert sorted(worker["cards"] for worker in workers) == ["0", "1", "2", "3"]
+    for trial in (0, 1):
+        first, second = facts(tmp_path, trial)
+        assert first["config"] == second["config"] == {"trial": trial, "lr": [0.3, 0.1][trial]}
+
+
+class Survivor(Witness):
+    """Trial 0 is stopped after its first epoch; in the second one of trial 1 its workers must be gone."""
+
+    def train_epoch(self, iterator: Any, info: Any, num_steps: int | None = None, epoch_idx: int = 0) -> Any:
+        result = super().train_epoch(iterator, info, num_steps, epoch_idx)
+        folder = Path(self.config["folder"])
+        if self.config["trial"] == 1 and epoch_idx == 0:
+            assert eventually(lambda: all((folder / f"0-{rank}.facts").exists() for rank in range(RANKS)), 60)
+        if self.config["trial"] == 1 and epoch_idx == 1:
+            pids = [worker["pid"] for worker in facts(folder, 0)]
+            assert eventually(lambda: not alive(pids), 5), "still alive"
+        return result
+
+
+def test_1_18_a_stop_ends_all_ranks(tmp_path: Path) -> None:
+    trainable = TorchTrainer.as_trainable(**{**options(tmp_path), "training_operator_cls": Survivor})
+    experiment = tune.Tuner(
+        trainable,
+        param_space={"trial": tune.grid_search([0, 1]), "lr": 0.1},
+        run_config=tune.RunConfig(
+            name="stop",
+            storage_path=str(tmp_path),
+            verbose=0,
+            stop=lambda trial_id, result: result["config"]["trial"] == 0 or result["epoch"] == 3,
+        ),
+    )
+    grid = experiment.fit()
+    assert grid.num_errors == 0, grid.errors
+    assert sorted(result.metrics["epoch"] for result in grid) == [1, 3]
+
+
+def test_1_44_threads_follow_the_cpus_of_each_worker() -> None:
+    with TorchTrainer(
+        training_operator_cls=Digits, config={"samples": 8}, num_cpus_per_worker=3, use_gpu=False
+    ) as trainer:
+        assert trainer.apply_all_workers(torch.get_num_threads) == [3]
+
+
+SCRIPT = """
+import os
+from pathlib import Path
+
+with open("main", "a") as file:
+    file.write(f"{os.getpid()}\\n")
+
+from trainkit import tune
+from trainkit.train import TorchTrainer
+from trainkit.tune.schedulers import ASHAScheduler
+from tests.train.test_promises import Witness
+
+if __name__ == "__main__":
+    config = {"samples": 80, "folder": str(Path.cwd())}
+    arguments = {"training_operator_cls": Witness, "config": config, "num_workers": 2, "use_gpu": False}
+    grid = tune.Tuner(
+        TorchTrainer.as_trainable(**arguments),
+        param_space={
+            "trial": tune.grid_search([0, 1, 2, 3]),
+            "lr": tune.sample_from(lambda spec: 10.0**-spec.config.trial),
+        },
+        tune_config=tune.TuneConfig(
+            metric="val_loss", mode="min", scheduler=ASHAScheduler(max_t=4, reduction_factor=2)
+        ),
+        run_config=tune.RunConfig(verbose=0),
+    ).fit()
+    print(grid.num_errors, *sorted(result.metrics["training_iteration"] for result in grid))
+"""
+
+
+def test_2_5_several_ranks_are_an_ordinary_trial_in_one_script(tmp_path: Path) -> None:
+    with program(SCRIPT, tmp_path) as script:
+        output, _ = script.communicate(timeout=120)
+        assert script.returncode == 0
+    errors, *epochs = map(int, output.split())
+    assert errors == 0
+    assert len(epochs) == 4
+    assert min(epochs) < max(epochs) == 4, "some were pruned"
+    assert (tmp_path / "main").read_text() == f"{script.pid}\n", "the script's body ran once"
+    for trial in range(4):
+        first, second = facts(tmp_path, trial)
+        assert first["config"] == second["config"]
+        assert first["epochs"] == second["epochs"], "the ranks agree"
+        for rank in range(RANKS):
+            assert (tmp_path / f"{trial}-{rank}.exit").exists(), "it ended as a program does"

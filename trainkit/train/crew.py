@@ -1,0 +1,318 @@
+"""A trainer's workers through all failures: gangs one after another, and the state that the next begins with.
+
+    call ──▶ gang ──ok──▶ result
+              │ lost a worker
+              ▼
+      places that still fit ──▶ new gang ──▶ setup, restore the snapshot ──▶ the same call again
+
+A snapshot is the workers' state between two calls; it is held in shared memory, so it outlives them. One is
+taken at the end of each epoch of training. What is called until the next may change a little of it: that part
+is taken again, or the call is noted and repeated. Before anything was called, setting up again with the same
+seed is enough.
+"""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from trainkit.errors import GangError, InfeasibleError, ObjectStoreFullError
+from trainkit.runtime import api as runtime
+from trainkit.train import recovery
+from trainkit.train.gang import Gang, remote_ranks
+from trainkit.train.keys import BATCH_SIZE
+from trainkit.train.modules import filled
+from trainkit.train.options import TrainerOptions
+from trainkit.train.recovery import Call, Effect
+from trainkit.train.seats import Seats
+from trainkit.train.sizes import allowed_sizes, larger_size, patience_s
+from trainkit.train.spread import joined, whole
+from trainkit.train.state import WorkerState
+from trainkit.train.worker import Worker
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class Snapshot:
+    """The workers' state between two calls.
+
+    Attributes:
+        states: of each worker; None is what they set up by themselves.
+        small: what may change in a validation, by rank, read since; None if nothing has.
+        repeated: calls since, to be repeated on the restored state.
+    """
+
+    states: list[Any] | None = None
+    small: list[Any] | None = None
+    repeated: list[Call] = field(default_factory=list)
+
+
+class Crew:
+    """The workers of one trainer.
+
+    Args:
+        options: resolved.
+
+    Raises:
+        InfeasibleError: the machine could never hold them.
+        GangError: a worker died while it started.
+    """
+
+    def __init__(self, options: TrainerOptions) -> None:
+        self._options = options
+        self._allowed = allowed_sizes(
+            options.num_workers,
+            options.min_workers,
+            model_ways=options.spec.model_ways,
+            batch_size=options.config.get(BATCH_SIZE),
+        )
+        self._seats = Seats(options.bundle)
+        # A trainer that is dropped without a shutdown must not keep its CPUs from the next one.
+        weakref.finalize(self, self._seats.give_back).atexit = False
+        # Drawn from this process's generator: a seeded script, or trial, has workers that repeat themselves.
+        # A single worker in this process goes on with the generator as it is.
+        self._seed = int(torch.randint(2**62, ())) if remote_ranks(options) else None
+        self._snapshot: Snapshot | None = Snapshot()
+        try:
+            self._gang = self._seated(self._allowed, again=False)
+            self._gang.start(self._seed)
+        except BaseException:
+            self.close(force=True)
+            raise
+
+    @property
+    def ended(self) -> str | None:
+        """Why there are no workers any more."""
+        return self._gang.ended
+
+    @property
+    def local_worker(self) -> Worker | None:
+        """Worker 0, if it is in this process."""
+        return self._gang.local_worker
+
+    def has_data(self, what: str) -> bool:
+        """Whether the operator registered "train" or "validation" data, in `setup` or since."""
+        gang = self._gang
+        if what not in gang.data and gang.ended is None:
+            gang.data = self.run(Call("data", first=True))[0]
+        return what in gang.data
+
+    def run(self, call: Call, max_retries: int = recovery.RETRIES) -> list[Any]:
+        """Run `call`; if workers are lost, form the gang again and run it again, from the state before.
+
+        Args:
+            call: what the workers do.
+            max_retries: how often; without a snapshot, not at all.
+
+        Raises:
+            GangError: workers were lost, and there is no retry left, no snapshot, or no room for others.
+            Exception: what a worker raised, with its traceback.
+        """
+
+        def once() -> list[Any]:
+            results = self._call(call)
+            self._note(call)
+            return results
+
+        return self._recovering(once, call.method, max_retries)
+
+    def epoch(self, call: Call, max_retries: int) -> list[Any]:
+        """Run an epoch; with `max_retries`, from a snapshot that is taken if there is none.
+
+        An epoch of training ends with the next one: who dies between two epochs takes nothing along.
+        """
+        training = call.effect is Effect.UNKNOWN
+        if training:
+            self._grow()
+        if not max_retries or self._keeps_nothing():
+            return self.run(call, 0)
+        if self._snapshot is None:
+            self._take_snapshot()
+        if not training:
+            return self.run(call, max_retries)
+
+        def once() -> list[Any]:
+            results = self._call(call)
+            self._take_snapshot()
+            return results
+
+        return self._recovering(once, call.method, max_retries)
+
+    def close(self, *, force: bool = False) -> None:
+        """End all workers and give back what they held; `force` without a word to them."""
+        try:
+            if hasattr(self, "_gang"):
+                self._gang.close(force=force)
+        finally:
+            self._snapshot = None
+            self._seats.give_back()
+
+    @property
+    def reporters(self) -> range:
+        """Ranks whose metrics count: one for each copy of the model."""
+        spec = self._options.spec
+        return range(spec.reporter, self._gang.world_size, spec.model_ways)
+
+    def snapshot(self) -> list[WorkerState]:
+        """All workers' shares of the state, by rank."""
+        return self.run(Call("snapshot"))
+
+    def save(self, folder: Path) -> None:
+        """Write a checkpoint; by all workers if no single one holds the state."""
+
+        def once() -> list[Any]:
+            workers = self._call(Call("own_state"))
+            spreads = self._options.spec.spreads
+            return self._call(Call("save", (folder, workers), first=not spreads))
+
+        self._recovering(once, "save", recovery.RETRIES)
+
+    def models(self, *, to_cpu: bool) -> list[nn.Module]:
+        """The user's own modules: copies on the CPU, or worker 0's if it is in this process."""
+        if not self._options.spec.spreads:
+            live = self.local_worker is not None and not to_cpu
+            whole_models: list[nn.Module] = self.run(Call("models", (not live,), first=True))[0]
+            return whole_models
+        states = whole(joined(self.run(Call("model_states"))))
+        skeletons = self.run(Call("skeletons", first=True))[0]
+        return [filled(*pair) for pair in zip(skeletons, states, strict=True)]
+
+    # -- calling -------------------------------------------------------------------------------
+
+    def _recovering(self, once: Callable[[], list[Any]], what: str, max_retries: int) -> list[Any]:
+        failures: list[GangError] = []
+        try:
+            while True:
+                try:
+                    if not self._gang.started:
+                        self._start_again()
+                    return once()
+                except GangError as error:
+                    if not self._gang.lost:
+                        raise
+                    failures.append(error)
+                if not recovery.may_retry(
+                    len(failures), max_retries, has_snapshot=self._snapshot is not None
+                ):
+                    break
+                self._form_again(failures[-1], what)
+        finally:
+            if self._gang.ended is not None:
+                self.close(force=True)  # At once, so that others may have the places.
+        if len(failures) == 1:
+            raise failures[0]
+        raise GangError(recovery.give_up_text(what, [str(error) for error in failures])) from failures[-1]
+
+    def _call(self, call: Call) -> list[Any]:
+        if call.first:
+            return self._gang.call_first(call.method, *call.args)
+        return self._gang.call(call.method, *call.args, in_step=call.in_step, alike=call.alike)
+
+    # -- state ---------------------------------------------------------------------------------
+
+    def _keeps_nothing(self) -> bool:
+        """Whether no worker can be lost without this process."""
+        return not remote_ranks(self._options)
+
+    def _take_snapshot(self) -> None:
+        try:
+            self._snapshot = Snapshot(self._gang.call("snapshot", in_step=False))
+        except ObjectStoreFullError as error:
+            self._snapshot = None
+            log.warning(
+                "no snapshot could be taken, so until the next one a worker that dies ends the run: raise "
+                "object_store_memory in trainkit.init(), or pass max_retries=0 (%s)",
+                error,
+            )
+
+    def _note(self, call: Call) -> None:
+        """Bring the snapshot up to date after `call`, or give it up."""
+        held = self._snapshot
+        if held is None or self._keeps_nothing():
+            return
+        match call.effect:
+            case Effect.SMALL:
+                held.small = self._gang.call("small_state", in_step=False)
+            case Effect.REPEATABLE:
+                held.repeated.append(call)
+            case Effect.UNKNOWN:
+                self._snapshot = None
+
+    def _start_again(self) -> None:
+        """Let new workers set up and take over the state."""
+        self._gang.start(self._seed)
+        held = self._snapshot
+        if held is None:
+            return
+        if held.states is not None or held.small is not None:
+            # Put once, not sent to each; small enough states travel with the call.
+            self._gang.call("restore", runtime.put(held.states), held.small, in_step=False)
+        for call in held.repeated:
+            self._call(call)
+
+    # -- forming -------------------------------------------------------------------------------
+
+    def _form_again(self, error: GangError, what: str) -> None:
+        before = self._gang.world_size
+        why = str(error).partition("\n")[0]
+        log.warning("%s", recovery.reform_text(why, what))
+        self._gang = self._seated(self._allowed, again=True)
+        if (now := self._gang.world_size) != before:
+            log.warning("%s", recovery.size_text(before, now, self._options.num_workers))
+
+    def _grow(self) -> None:
+        """Take more workers if there are fewer than asked for, and room has come back."""
+        gang, full = self._gang, self._options.num_workers
+        if gang.ended is not None or gang.world_size == full:
+            return
+        size = larger_size(self._allowed, gang.world_size, self._seats.more())
+        if size is None:
+            return
+        if self._snapshot is None:
+            self._take_snapshot()
+        # Added to what is held, not taken anew: others may be in line for it.
+        if self._snapshot is None or not self._seats.add(size - gang.world_size):
+            return
+        log.warning("%s", recovery.size_text(gang.world_size, size, full))
+        gang.close()
+        self._gang = Gang(replace(self._options, num_workers=size), self._seats)
+
+    def _seated(self, sizes: Sequence[int], *, again: bool) -> Gang:
+        """A gang of as many workers as there is room for, not started yet.
+
+        Args:
+            sizes: to be tried, the largest first.
+            again: it takes the place of one that was lost: where it was, if that is still there.
+
+        Raises:
+            InfeasibleError: the machine could never hold the smallest.
+            GangError: there is no room.
+        """
+        if not remote_ranks(self._options):
+            return Gang(self._options, self._seats)
+        timeout_s = self._options.timeout_s
+        if again and self._seats.still_there():
+            gang = Gang(replace(self._options, num_workers=len(self._seats)), self._seats)
+            # With a machine of a cluster its places are gone, which the cluster may not have noticed yet.
+            if gang.gathered(recovery.REFORM_WAIT_S if len(sizes) > 1 else timeout_s):
+                return gang
+            gang.close(force=True)
+        # A first gang waits for its turn, however long that takes.
+        last_s = timeout_s if again else None
+        for size in sizes:
+            wait_s = patience_s(size, sizes, full_s=recovery.REFORM_WAIT_S, last_s=last_s)
+            try:
+                if self._seats.take(size, wait_s):
+                    return Gang(replace(self._options, num_workers=size), self._seats)
+            except InfeasibleError:
+                if size == sizes[-1]:
+                    raise
+        raise GangError(recovery.no_room_text(sizes[-1], timeout_s))

@@ -1,0 +1,86 @@
+"""What a crew does when its gang loses workers: pure rules over plain values, and what is said of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+RETRIES = 3
+"""How often a call is run again by default, as RaySGD's `max_retries`."""
+
+REFORM_WAIT_S = 30.0
+"""How long room for the full number of workers is waited for before fewer are taken."""
+
+
+class Effect(Enum):
+    """What a call changes of what a snapshot holds, which decides what becomes of the snapshot."""
+
+    NOTHING = "nothing"
+    """It reads: the snapshot stays good."""
+    SMALL = "small"
+    """Generators and the operator's own state: these are read again."""
+    REPEATABLE = "repeatable"
+    """The same call on the restored state does the same again: it is noted, to be repeated."""
+    UNKNOWN = "unknown"
+    """Anything: the snapshot is out of date."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call on a gang's workers.
+
+    Attributes:
+        method: of `Worker`.
+        args: the same for all.
+        effect: what it changes.
+        first: on worker 0 alone.
+        in_step: the workers meet in it.
+        alike: it changes what must be the same on all workers.
+    """
+
+    method: str
+    args: tuple[object, ...] = ()
+    effect: Effect = Effect.NOTHING
+    first: bool = False
+    in_step: bool = False
+    alike: bool = False
+
+
+def may_retry(failures: int, max_retries: int, *, has_snapshot: bool) -> bool:
+    """Whether a call that has failed `failures` times, as it lost workers, is run again.
+
+    Args:
+        failures: 1 or more.
+        max_retries: how often the call may be run again.
+        has_snapshot: the workers' state before the call can be had again.
+    """
+    return has_snapshot and failures <= max_retries
+
+
+def give_up_text(method: str, failures: Sequence[str]) -> str:
+    """What is raised when a call failed each time it was run."""
+    retries = len(failures) - 1
+    times = "once" if retries == 1 else f"{retries} times"
+    listed = "\n".join(f"{number}. {text}" for number, text in enumerate(failures, start=1))
+    return f"{method}() lost workers although it was run again {times} (max_retries={retries}):\n{listed}"
+
+
+def reform_text(why: str, method: str) -> str:
+    """The log's line when workers were lost and others take their place."""
+    return f"{why}; the workers are formed again, and {method}() starts over"
+
+
+def size_text(before: int, now: int, full: int) -> str:
+    """The log's line when a gang has another number of workers than before."""
+    change = "more" if now > before else "fewer"
+    return f"{now} of num_workers={full} workers train now, {change} than the {before} before"
+
+
+def no_room_text(fewest: int, timeout_s: float) -> str:
+    """What is raised when not even the smallest gang found room."""
+    workers = "1 worker" if fewest == 1 else f"{fewest} workers"
+    return (
+        f"there was no room for {workers} within timeout_s={timeout_s:g}: trainkit.list_placement_groups() "
+        f"tells who holds it; min_workers allows fewer"
+    )
