@@ -17,6 +17,7 @@ from trainkit.train import checkpoint, meeting, process_group, rng, sharded_chec
 from trainkit.train.agreement import agreed
 from trainkit.train.context import WorkerContext
 from trainkit.train.data import Feed
+from trainkit.train.delivery import pinned
 from trainkit.train.keys import EPOCH, NUM_STEPS, PROFILE, USE_FP16
 from trainkit.train.meeting import Home
 from trainkit.train.metrics import EpochMetrics, to_numbers
@@ -123,6 +124,8 @@ class Worker:
         operator.timers.switch(profile)
         with operator.timers.record("train_epoch"), self._telling_step():
             result = operator.train_epoch(batches, details, num_steps=num_steps, epoch_idx=self._epoch)
+        if type(operator).train_epoch is not TrainingOperator.train_epoch:
+            operator.stepper.check()
         if operator.scheduler_step_freq == "epoch":
             self.step_schedulers()
         self._epoch += 1
@@ -276,7 +279,7 @@ class Worker:
         operator = self._operator
         registered = operator.train_feed
         loader = dataset(operator.config) if callable(dataset) else dataset
-        operator.train_feed = self._strategy.split_data(loader, training=True)
+        operator.train_feed = self._strategy.split_data(pinned(loader, operator.device), training=True)
         try:
             yield
         finally:
