@@ -26,10 +26,8 @@ def trainer(
         training_operator_cls=operator,
         strategy=strategy,
         num_workers=num_workers,
-        num_cpus_per_worker=0.25,
         use_gpu=False,
-        timeout_s=60,
-        **options,
+        **{"num_cpus_per_worker": 0.25, "timeout_s": 60, **options},
     )
 
 
@@ -390,3 +388,11 @@ def test_a_killed_stage_changes_no_number(at: str, rank: int, tmp_path: Path) ->
     expected = undisturbed(2, tmp_path, strategy="pipeline")
     with mortal(at, rank, tmp_path, strategy="pipeline") as gang:
         assert identical(run(gang, tmp_path), expected)
+
+
+def test_with_fewer_workers_there_are_fewer_stages() -> None:
+    # There is room for two of three.
+    with trainer(Toy, Pipeline(), 3, min_workers=2, num_cpus_per_worker=2) as gang:
+        gang.train()
+        held = gang.apply_all_operators(lambda operator: len(list(operator.model.parameters())))
+        assert held == [2, 2]

@@ -35,6 +35,7 @@ from trainkit.train.seats import Seats
 from trainkit.train.sizes import allowed_sizes, larger_size, patience_s
 from trainkit.train.spread import joined, whole
 from trainkit.train.state import WorkerState
+from trainkit.train.strategies.names import named_strategy
 from trainkit.train.worker import Worker
 
 log = logging.getLogger(__name__)
@@ -68,12 +69,8 @@ class Crew:
 
     def __init__(self, options: TrainerOptions) -> None:
         self._options = options
-        self._allowed = allowed_sizes(
-            options.num_workers,
-            options.min_workers,
-            model_ways=options.spec.model_ways,
-            batch_size=options.config.get(BATCH_SIZE),
-        )
+        sizes = allowed_sizes(options.num_workers, options.min_workers)
+        self._allowed = tuple(size for size in sizes if _is_allowed(options, size))
         self._seats = Seats(options.bundle)
         # A trainer that is dropped without a shutdown must not keep its CPUs from the next one.
         weakref.finalize(self, self._seats.give_back).atexit = False
@@ -316,3 +313,12 @@ class Crew:
                 if size == sizes[-1]:
                     raise
         raise GangError(recovery.no_room_text(sizes[-1], timeout_s))
+
+
+def _is_allowed(options: TrainerOptions, size: int) -> bool:
+    """Whether so many workers can share model and batches; a strategy may cut the model by their number."""
+    spec = named_strategy(options.strategy, num_workers=size)
+    devices = options.devices_per_worker or 1
+    if any(spec.mistakes(num_workers=size, devices_per_worker=devices, step=options.step)):
+        return False
+    return bool(allowed_sizes(size, model_ways=spec.model_ways, batch_size=options.config.get(BATCH_SIZE)))

@@ -172,7 +172,7 @@ class PipelineStrategy:
         if step.compile:
             compile_in_place(placed.stage)
         self._slots.replace(optimizers, {(0, name): tensor for name, tensor in _held(model).items()})
-        # Torch sends between pairs of stages only, for which NCCL needs that all of them have met before.
+        # In batches only pairs of stages meet, but NCCL joins a group when all of it meets for the first time.
         dist.all_reduce(torch.zeros(1, device=self.devices[0]), group=self._link.group)
         self._model = placed
         self._relay = Relay(
