@@ -172,7 +172,7 @@ class PipelineStrategy:
         if step.compile:
             compile_in_place(placed.stage)
         self._slots.replace(optimizers, {(0, name): tensor for name, tensor in _held(model).items()})
-        # In batches only pairs of stages meet, but NCCL joins a group when all of it meets for the first time.
+        # In batches only pairs of stages meet, but NCCL joins a group when all of it first meets.
         dist.all_reduce(torch.zeros(1, device=self.devices[0]), group=self._link.group)
         self._model = placed
         self._relay = Relay(

@@ -132,6 +132,9 @@ class Relay:
             losses.append(loss.detach())
             return (scaled(loss) / count).reshape(1)
 
+        if not link.last:
+            # A GradScaler unscales only what it has scaled; and this tells that the batch's gradients begin.
+            scaled(torch.zeros((), device=link.device))
         runner.finish = finish
         schedule, runner.incoming, runner.outgoing = self._remembered(
             f"training {shapes}", lambda: self._schedule(count, features)
@@ -141,11 +144,7 @@ class Relay:
             counted = {"target": torch.empty(count)} if link.last else {}
             schedule.step(*(features if link.first else ()), **counted)
         wait(sent)
-        if not link.last:
-            # A GradScaler is ready to unscale only once it has scaled.
-            scaled(torch.zeros((), device=link.device))
-            return None
-        return torch.stack(losses).mean()
+        return torch.stack(losses).mean() if link.last else None
 
     def forward(
         self, criterion: Criterion, features: Sequence[Any], target: Any
