@@ -27,6 +27,7 @@ from trainkit.train.lightning_plan import (
     require_module_class,
 )
 from trainkit.train.registration import Registered
+from trainkit.train.stepping import Stepper
 from trainkit.train.strategies.ddp import DDPStrategy
 from trainkit.train.strategies.single import SingleStrategy
 from trainkit.train.tensors import cpu_copy
@@ -53,6 +54,7 @@ class LightningMethods:
     # Of `TrainingOperator`:
     model: Any
     registered: Registered
+    stepper: Stepper
     train_feed: Feed | None
     validation_feed: Feed | None
     global_step: int
@@ -64,6 +66,8 @@ class LightningMethods:
     def setup(self, config: dict[str, Any]) -> None:
         """Make the module and, if its class was given, the data module; Lightning sets them up later."""
         plan = self.plan
+        # Precision, accumulation and clipping are Lightning's to carry out.
+        self.stepper.delegated()
         self._package = importlib.import_module(plan.package)
         self._seat = self._checked_seat()
         self.model = made_from(plan.module_cls, config)
