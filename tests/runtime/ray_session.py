@@ -40,4 +40,5 @@ def clean_ray(start: Callable[[], Callable[[], None]]) -> Iterator[None]:
         finally:
             trainkit.shutdown()
             stop()
-    assert eventually(lambda: not ray_processes() - before, 20), f"left: {ray_processes() - before}"
+    # Ray gives its workers a low priority: on a busy machine they take long to leave.
+    assert eventually(lambda: not ray_processes() - before, 90), f"left: {ray_processes() - before}"

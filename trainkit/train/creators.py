@@ -19,7 +19,7 @@ from trainkit.errors import ConfigError
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Creators:
     """The functions; see `TrainingOperator.from_creators`.
 

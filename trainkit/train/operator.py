@@ -351,15 +351,8 @@ class TrainingOperator(Situated):
         Raises:
             ConfigError: one of them can't be called.
         """
-        creators = Creators(
-            model_creator=model_creator,
-            optimizer_creator=optimizer_creator,
-            data_creator=data_creator,
-            loss_creator=loss_creator,
-            scheduler_creator=scheduler_creator,
-            serialize_data_creation=serialize_data_creation,
-        )
-        return operator_from(cls, creators)
+        functions = (model_creator, optimizer_creator, data_creator, loss_creator, scheduler_creator)
+        return operator_from(cls, Creators(*functions, serialize_data_creation))
 
     # -- inside --------------------------------------------------------------------------------
 
