@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader, IterableDataset, SequentialSampler, TensorDataset
 
 from trainkit.errors import ConfigError
-from trainkit.train.data import DealtBatches, Feed, deal, make_feed
+from trainkit.train.data import Feed, make_feed
+from trainkit.train.dealing import DealtBatches, deal
 from trainkit.train.loop import run_epoch
 from trainkit.train.process_group import WorkerGroup
 from trainkit.train.turns import Pass, known_turn, share

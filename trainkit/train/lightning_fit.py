@@ -20,7 +20,8 @@ from greenlet import greenlet  # type: ignore[import-untyped]
 
 from trainkit.errors import ConfigError, TrainingError
 from trainkit.train import rng
-from trainkit.train.data import DealtBatches, Feed
+from trainkit.train.data import Feed
+from trainkit.train.dealing import DealtBatches
 from trainkit.train.keys import NUM_SAMPLES, SHOULD_STOP
 from trainkit.train.lightning_log import Logged, StandIn, after, samples_in
 from trainkit.train.lightning_parts import Interrupted, Seat, quiet_lightning, resize

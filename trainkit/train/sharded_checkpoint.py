@@ -82,6 +82,17 @@ def write(path: Path, state: Mapping[str, Any], metadata: Metadata, group: Worke
             place.close()
 
 
+def read(path: Path, group: WorkerGroup) -> dict[str, Any]:
+    """Read a checkpoint on all workers at once, each of which checks its share of the shards.
+
+    Raises:
+        CheckpointError: as of `checkpoint.read`, on all workers if on one.
+    """
+    with agreed(group, lambda reason: f"the checkpoint {path} was not loaded ({reason})"):
+        state, _ = checkpoint.read(path, rank=group.rank, world_size=group.world_size)
+    return state
+
+
 def _without_spread(value: Any, where: tuple[Any, ...], spread: dict[str, torch.Tensor]) -> Any:
     """`value` with "meta" tensors instead of those that are put into `spread`."""
     if isinstance(value, torch.Tensor) and (isinstance(value, DTensor) or where[0] in _SPREAD):

@@ -16,6 +16,9 @@ from trainkit.train.spread import joined, whole
 PARTS = ("epoch", "global_step", "models", "optimizers", "schedulers", "operator")
 """Without these it is no trainer's state."""
 
+MISFITS = (CheckpointError, RuntimeError, ValueError, KeyError, TypeError, AttributeError, IndexError)
+"""What loading a state raises that is another model's, optimizer's or scheduler's."""
+
 
 @dataclass(frozen=True)
 class WorkerState:

@@ -14,7 +14,6 @@ from torch import nn
 from trainkit.errors import CheckpointError, ConfigError
 from trainkit.runtime import api as runtime
 from trainkit.train import checkpoint, meeting, process_group, rng, sharded_checkpoint
-from trainkit.train.agreement import agreed
 from trainkit.train.context import WorkerContext
 from trainkit.train.data import Feed
 from trainkit.train.delivery import pinned
@@ -26,7 +25,7 @@ from trainkit.train.operator import TrainingOperator
 from trainkit.train.process_group import Listener
 from trainkit.train.progress import Bar, describe
 from trainkit.train.spread import detached, joined, whole
-from trainkit.train.state import SmallState, WorkerState, check_state, joined_state, own_of
+from trainkit.train.state import MISFITS, SmallState, WorkerState, check_state, joined_state, own_of
 from trainkit.train.strategies.base import KeepsOrder, Place, Strategy
 from trainkit.train.strategies.single import SingleStrategy
 from trainkit.train.symptoms import LostOthersError, lost_peer
@@ -237,9 +236,7 @@ class Worker:
 
     def load(self, path: Path) -> None:
         """Take over a checkpoint."""
-        group = self._strategy.group
-        with agreed(group, lambda reason: f"the checkpoint {path} was not loaded ({reason})"):
-            state, _ = checkpoint.read(path, rank=group.rank, world_size=group.world_size)
+        state = sharded_checkpoint.read(path, self._strategy.group)
         self._take_over(state, f"the checkpoint {path}")
 
     def stop(self) -> None:
@@ -331,15 +328,7 @@ class Worker:
         before = joined_state([WorkerState(detached(self._shared_state()), self.own_state())])
         try:
             self._load_registered(state)
-        except (
-            CheckpointError,
-            RuntimeError,
-            ValueError,
-            KeyError,
-            TypeError,
-            AttributeError,
-            IndexError,
-        ) as error:
+        except MISFITS as error:
             self._load_registered(before)
             raise CheckpointError(f"{what} does not fit what was registered: {error}") from error
         try:
