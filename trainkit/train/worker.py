@@ -111,8 +111,7 @@ class Worker:
         self._operator = options.training_operator_cls(options.worker_config, context)
         if self._strategy.data.rank > 0:
             # Set up alike, all workers would from here on drop the same units and augment in the same way.
-            # The first one keeps its stream: it is a plain loop's. Workers that hold one model together go
-            # on alike, as each of them computes what the model's other parts are given.
+            # The first keeps its stream, a plain loop's; those that hold one model together go on alike.
             rng.seed(torch.initial_seed() + self._strategy.data.rank)
         self._started = True
         return self.data()
@@ -206,8 +205,7 @@ class Worker:
 
     def own_state(self) -> dict[str, Any]:
         """What differs between workers: their generators, and where they are in the data."""
-        data_rank = self._strategy.data.rank
-        return {"data_rank": data_rank, "rng": rng.state(), "data": self._data_state()}
+        return {"data_rank": self._strategy.data.rank, "rng": rng.state(), "data": self._data_state()}
 
     def small_state(self) -> SmallState:
         """What a validation may change of the state."""

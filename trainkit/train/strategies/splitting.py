@@ -16,13 +16,8 @@ from torch.distributed.tensor.parallel import ParallelStyle, parallelize_module
 
 from trainkit.errors import ConfigError
 from trainkit.train.process_group import WorkerGroup
-from trainkit.train.strategies.tensor_plan import (
-    ATTENTION,
-    Candidate,
-    computes_the_same,
-    default_candidates,
-    heads_of,
-)
+from trainkit.train.strategies.tensor_plan import ATTENTION, Candidate, default_candidates, heads_of
+from trainkit.train.strategies.tensor_trial import computes_the_same
 
 log = logging.getLogger(__name__)
 
