@@ -25,7 +25,6 @@ from trainkit import tune
 from trainkit.runtime.local import process
 from trainkit.train import TorchTrainer
 from trainkit.train.strategies.ddp import DDP
-from trainkit.tune.schedulers import ASHAScheduler
 
 ROOT = Path(__file__).parents[2]
 RANKS = 2
@@ -104,21 +103,6 @@ def tuner(trainable: Any, folder: Path, trials: int, **tune_options: Any) -> tun
 
 def rates_of(rates: list[float]) -> Any:
     return lambda spec: rates[spec.config.trial]
-
-
-@pytest.mark.parametrize("way", ["as_trainable", "the trainer itself"])
-def test_1_1_a_distributed_trainer_is_a_trial(way: str, tmp_path: Path) -> None:
-    if way == "as_trainable":
-        trainable: Any = TorchTrainer.as_trainable(**options(tmp_path))
-    else:
-        base = options(tmp_path)
-        base["config"] = {**base["config"], "trial": -1, "lr": 0.5}
-        trainable = TorchTrainer(**base)
-    experiment = tuner(trainable, tmp_path, 3, scheduler=ASHAScheduler(max_t=4, reduction_factor=2))
-    grid = experiment.fit()
-    assert grid.num_errors == 0
-    assert grid.num_terminated == len(grid) == 3
-    assert all(result.metrics["num_samples"] == 80 for result in grid)
 
 
 class Parent(Digits):
@@ -218,13 +202,6 @@ def test_1_18_a_stop_ends_all_ranks(tmp_path: Path) -> None:
     grid = experiment.fit()
     assert grid.num_errors == 0, grid.errors
     assert sorted(result.metrics["epoch"] for result in grid) == [1, 3]
-
-
-def test_1_44_threads_follow_the_cpus_of_each_worker() -> None:
-    with TorchTrainer(
-        training_operator_cls=Digits, config={"samples": 8}, num_cpus_per_worker=3, use_gpu=False
-    ) as trainer:
-        assert trainer.apply_all_workers(torch.get_num_threads) == [3]
 
 
 SCRIPT = """

@@ -22,7 +22,8 @@ from trainkit.train.meeting import Locality
 from trainkit.train.options import TrainerOptions
 from trainkit.train.process_group import Rendezvous
 from trainkit.train.seats import Seats
-from trainkit.train.worker import Worker, WorkerSpec
+from trainkit.train.worker import Worker
+from trainkit.train.worker_spec import WorkerSpec
 
 preload.register("trainkit.train.worker")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,41 +17,23 @@ from trainkit.train import checkpoint, meeting, process_group, rng, sharded_chec
 from trainkit.train.agreement import agreed
 from trainkit.train.context import WorkerContext
 from trainkit.train.data import Feed
+from trainkit.train.delivery import pinned
 from trainkit.train.keys import EPOCH, NUM_STEPS, PROFILE, USE_FP16
-from trainkit.train.meeting import Home, Locality
+from trainkit.train.meeting import Home
 from trainkit.train.metrics import EpochMetrics, to_numbers
 from trainkit.train.modules import on_cpu
 from trainkit.train.operator import TrainingOperator
-from trainkit.train.options import TrainerOptions
-from trainkit.train.process_group import Listener, Rendezvous, WorkerGroup
+from trainkit.train.process_group import Listener
 from trainkit.train.progress import Bar, describe
-from trainkit.train.spread import detached, whole
+from trainkit.train.spread import detached, joined, whole
 from trainkit.train.state import SmallState, WorkerState, check_state, joined_state, own_of
-from trainkit.train.strategies.base import Place, Strategy
+from trainkit.train.strategies.base import KeepsOrder, Place, Strategy
 from trainkit.train.strategies.single import SingleStrategy
 from trainkit.train.symptoms import LostOthersError, lost_peer
 from trainkit.train.tensors import cpu_copy
+from trainkit.train.worker_spec import WorkerSpec, joined_strategy
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, kw_only=True)
-class WorkerSpec:
-    """What a worker is told when it starts.
-
-    Attributes:
-        options: the trainer's, resolved.
-        rank: this worker's number, from 0.
-        locality: its number among those of its machine.
-        rendezvous: where the workers meet; None if there is one.
-        seed: for the generators, the same on all workers while they set up; None leaves them alone.
-    """
-
-    options: TrainerOptions
-    rank: int
-    locality: Locality
-    rendezvous: Rendezvous | None
-    seed: int | None
 
 
 class Worker:
@@ -98,7 +80,7 @@ class Worker:
             )
         if options.initialization_hook is not None:
             options.initialization_hook()
-        self._strategy = _strategy(spec, self._listener)
+        self._strategy = joined_strategy(spec, self._listener)
         self._spreads = options.spec.spreads
         self._in_driver = in_trainers_process or "isolation" not in runtime.promises()
         context = WorkerContext(
@@ -141,6 +123,8 @@ class Worker:
         operator.timers.switch(profile)
         with operator.timers.record("train_epoch"), self._telling_step():
             result = operator.train_epoch(batches, details, num_steps=num_steps, epoch_idx=self._epoch)
+        if type(operator).train_epoch is not TrainingOperator.train_epoch:
+            operator.stepper.check()
         if operator.scheduler_step_freq == "epoch":
             self.step_schedulers()
         self._epoch += 1
@@ -204,8 +188,13 @@ class Worker:
         return WorkerState(shared, self.own_state())
 
     def own_state(self) -> dict[str, Any]:
-        """What differs between workers: their generators, and where they are in the data."""
-        return {"data_rank": self._strategy.data.rank, "rng": rng.state(), "data": self._data_state()}
+        """What is its own: generators, where it is in the data, what its strategy has learnt."""
+        return {
+            "data_rank": self._strategy.data.rank,
+            "rng": rng.state(),
+            "data": self._data_state(),
+            "order": self._strategy.order() if isinstance(self._strategy, KeepsOrder) else [],
+        }
 
     def small_state(self) -> SmallState:
         """What a validation may change of the state."""
@@ -222,7 +211,7 @@ class Worker:
             # Copied: in the trainer's own process the snapshot is not a copy of its own, as it is elsewhere.
             self._take_over(detached(joined_state(states)), "the snapshot")
         if small is not None:
-            self._operator.load_state_dict(whole(detached(small[0].operator)))
+            self._operator.load_state_dict(whole(detached(joined([state.operator for state in small]))))
             self._take_over_own([state.own for state in small])
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -289,7 +278,7 @@ class Worker:
         operator = self._operator
         registered = operator.train_feed
         loader = dataset(operator.config) if callable(dataset) else dataset
-        operator.train_feed = self._strategy.split_data(loader, training=True)
+        operator.train_feed = self._strategy.split_data(pinned(loader, operator.device), training=True)
         try:
             yield
         finally:
@@ -363,6 +352,8 @@ class Worker:
 
     def _take_over_own(self, workers: Sequence[Mapping[str, Any]]) -> None:
         """Go on where the worker in this place was; one that had none keeps its own generators."""
+        if isinstance(self._strategy, KeepsOrder) and len(workers) == self._strategy.group.world_size:
+            self._strategy.take_order(workers[self._rank].get("order", []))
         own = own_of(workers, rank=self._rank, data_rank=self._strategy.data.rank)
         if own is None:
             return
@@ -373,27 +364,6 @@ class Worker:
         ):
             if feed is not None and name in own["data"]:
                 feed.load_state(own["data"][name])
-
-
-def _strategy(spec: WorkerSpec, listener: Listener | None) -> Strategy:
-    options = spec.options
-    devices: tuple[torch.device, ...] = (torch.device("cpu"),)
-    if options.devices_per_worker:
-        devices = tuple(torch.device("cuda", index) for index in range(options.devices_per_worker))
-        torch.cuda.set_device(devices[0])
-    group = WorkerGroup()
-    if spec.rendezvous is not None:
-        group = process_group.join(
-            spec.rendezvous,
-            rank=spec.rank,
-            world_size=options.num_workers,
-            address=None if meeting.on_one_machine() else meeting.own_address(),
-            listener=listener,
-        )
-    place = Place(
-        devices=devices, group=group, step=options.step, wrap=options.wrap_ddp, split=options.add_dist_sampler
-    )
-    return options.spec.build(place)
 
 
 def _checked(result: Any, method: str) -> Mapping[str, Any]:

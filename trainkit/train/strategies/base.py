@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import nn
@@ -180,3 +180,14 @@ class Strategy(Protocol):
 
     def skeleton(self, model: nn.Module) -> nn.Module:
         """The user's module as it was registered, its parameters on the "meta" device, without memory."""
+
+
+@runtime_checkable
+class KeepsOrder(Protocol):
+    """A strategy that learns, as it trains, an order that the rounding of its sums hangs on."""
+
+    def order(self) -> list[Any]:
+        """What it has learnt, as plain values."""
+
+    def take_order(self, order: Sequence[Any]) -> None:
+        """Take over what `order` returned on as many workers; called on all of them together."""

@@ -16,6 +16,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from trainkit.train.strategies.base import Place, Strategy
+from trainkit.train.strategies.buckets import learnt_order, teach_order
 from trainkit.train.strategies.single import SingleStrategy, WholeModel
 
 
@@ -61,6 +62,13 @@ class DDPStrategy(SingleStrategy):
     def sync_gradients(self, now: bool) -> None:
         for model in self._wrapped:
             model.require_backward_grad_sync = now
+
+    def order(self) -> list[Any]:
+        return [learnt_order(model) for model in self._wrapped] if self.group.world_size > 2 else []
+
+    def take_order(self, order: Sequence[Any]) -> None:
+        for model, learnt in zip(self._wrapped, order, strict=False):
+            teach_order(model, learnt)
 
     def unwrap(self, model: nn.Module) -> nn.Module:
         return model.module if isinstance(model, DistributedDataParallel) else model

@@ -22,6 +22,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor.parallel import ParallelStyle
 
 from trainkit.errors import ConfigError
+from trainkit.train.modules import compile_in_place
 from trainkit.train.step_settings import StepSettings
 from trainkit.train.strategies import kinds
 from trainkit.train.strategies.averaging import GradientAverage
@@ -150,7 +151,7 @@ class TensorParallelStrategy(SingleStrategy):
         model.to(self.devices[0])
         if step.compile:
             for part in blocks or [model]:
-                part.compile()
+                compile_in_place(part)
         self._buffers += list(model.buffers())
         if self.averages and trained:
             self._bring_together(model, blocks)
