@@ -235,6 +235,16 @@ def test_what_fails_before_the_first_epoch_may_be_tried_again() -> None:
     operator.close()
 
 
+def test_what_the_last_hook_raises_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    operator = alone(TrainingOperator.from_ptl(Points))
+    operator.train_epoch((), {})
+    operator.model.on_fit_end = lambda: 1 / 0
+    with pytest.raises(ZeroDivisionError):
+        operator.close()
+    assert "hooks at the end of the fit failed" in caplog.text
+    operator.close()  # There is nothing left to end.
+
+
 def test_a_state_that_does_not_fit_changes_nothing() -> None:
     operator = alone(TrainingOperator.from_ptl(Points))
     operator.train_epoch((), {})

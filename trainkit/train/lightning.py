@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import copy
 import importlib
-import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import logging
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, TypeVar
 
 from trainkit.errors import CheckpointError, ConfigError
 from trainkit.runtime import preload
 from trainkit.train.context import WorkerContext
 from trainkit.train.data import Feed
+from trainkit.train.lightning_data import Data, ticking
 from trainkit.train.lightning_fit import LightningFit
 from trainkit.train.lightning_parts import Seat, make_strategy, make_watch, quiet_lightning
 from trainkit.train.lightning_plan import (
@@ -25,7 +26,6 @@ from trainkit.train.lightning_plan import (
     made_from,
     require_module_class,
 )
-from trainkit.train.process_group import WorkerGroup
 from trainkit.train.registration import Registered
 from trainkit.train.stepping import Stepper
 from trainkit.train.strategies.ddp import DDPStrategy
@@ -34,40 +34,10 @@ from trainkit.train.tensors import cpu_copy
 
 T = TypeVar("T")
 
+log = logging.getLogger(__name__)
+
 for _package in PACKAGES:
     preload.register(_package)  # It takes seconds to import.
-
-
-class Data(Feed):
-    """Stands for a loader that Lightning makes and runs through; keeps what its order hangs on."""
-
-    def __init__(self) -> None:
-        super().__init__((), group=WorkerGroup(), training=False)
-        self.num_steps: int | None = None
-        self._real: Feed | None = None
-        self._held: Mapping[str, Any] = {}
-
-    def batches(self, epoch_idx: int = 0, num_steps: int | None = None) -> Iterator[Any]:
-        self.num_steps = num_steps  # Lightning has the batches; what is taken here only counts them.
-        return itertools.repeat(None)
-
-    def attach(self, feed: Feed) -> None:
-        """Lightning has made the loader."""
-        self._real = feed
-        feed.load_state(self._held)
-        self._held = {}
-
-    def steps(self) -> int | None:
-        return None if self._real is None else self._real.steps()
-
-    def state(self) -> dict[str, Any]:
-        return dict(self._held) if self._real is None else self._real.state()
-
-    def load_state(self, held: Mapping[str, Any]) -> None:
-        if self._real is None:
-            self._held = held
-        else:
-            self._real.load_state(held)
 
 
 class LightningMethods:
@@ -126,7 +96,8 @@ class LightningMethods:
                 "from_ptl(train_dataloader=...), or a data module that changes it"
             )
         fit = self._running()
-        metrics = fit.train(num_steps, iter(iterator))
+        with ticking(self.train_feed, iterator) as ticks:
+            metrics = fit.train(num_steps, ticks)
         self.global_step = int(fit.trainer.global_step)
         return metrics
 
@@ -134,9 +105,9 @@ class LightningMethods:
         """Lightning's validation loop, with its hooks; what the module logged in it, and counts."""
         del info
         feed = self.validation_feed
-        return self._running().validate(
-            feed.num_steps if isinstance(feed, Data) else None, iter(val_iterator)
-        )
+        num_steps = feed.num_steps if isinstance(feed, Data) else None
+        with ticking(feed, val_iterator) as ticks:
+            return self._running().validate(num_steps, ticks)
 
     def state_dict(self) -> dict[str, Any]:
         """Lightning's checkpoint; empty before it has begun."""
@@ -168,7 +139,12 @@ class LightningMethods:
     def close(self) -> None:
         """Let Lightning run its hooks for the end of training and of the fit."""
         if self._fit is not None:
-            self._fit.end()
+            try:
+                self._fit.end()
+            except Exception:
+                # Raised too, but at a shutdown nobody may be left to be told.
+                log.exception("Lightning's hooks at the end of the fit failed")
+                raise
 
     # -- inside --------------------------------------------------------------------------------
 
