@@ -13,10 +13,12 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.utils.data import DataLoader, TensorDataset
 
+from tests.train.mortal import Mortal
 from tests.train.operators import Digits
 from tests.train.transformers import Decoder
 from trainkit.errors import ConfigError
-from trainkit.train import TorchTrainer, TrainingOperator
+from trainkit.train import BATCH_SIZE, TorchTrainer, TrainingOperator
+from trainkit.train.strategies.averaging import GradientAverage
 from trainkit.train.strategies.kinds import SharedScaler, clip
 from trainkit.train.strategies.tensor import TensorParallel
 
@@ -140,6 +142,9 @@ def test_a_step_of_the_users_own(tmp_path: Path) -> None:
     expected = plain(12)
     with translator(4, TensorParallel(degree=2), copies=2, config={"own_step": True}) as gang:
         gang.train(num_steps=8)
+        for one, two, unused in gang.apply_all_operators(partly_used):
+            # Of what copies 0 and 1 find: 1 and 3, nothing and 4, nothing.
+            assert (one, two, unused) == (2.0, 2.0, None)
         gang.save(tmp_path / "four")
         with translator(2, "tensor", copies=1) as pair:
             pair.load(tmp_path / "four")
@@ -149,6 +154,25 @@ def test_a_step_of_the_users_own(tmp_path: Path) -> None:
             # The 8 steps ended two batches into a pass.
             gang.train(num_steps=4)
             assert losses_of(gang)[:8] == pytest.approx(expected[:8], abs=1e-9)
+
+
+def partly_used(operator: Any) -> list[float | None]:
+    """Averages of gradients, where copies of a model use different parameters."""
+    strategy = operator._context.strategy
+    parameters = [nn.Parameter(torch.zeros(())) for _ in range(3)]
+    average = GradientAverage(parameters, strategy._mesh["data"].get_group())
+    one, two, _ = parameters
+    if strategy.data.rank == 0:
+        one.backward()
+    else:
+        (one * 3 + two * 4).backward()
+    # Added to and averaged again, which changes no mean.
+    average.active = False
+    (one * 0).backward()
+    average.active = True
+    (one * 0).backward()
+    average.leave()
+    return [None if parameter.grad is None else float(parameter.grad) for parameter in parameters]
 
 
 # -- what each worker holds --------------------------------------------------------------------
@@ -250,6 +274,28 @@ def test_workers_of_one_model_draw_alike_and_share_it() -> None:
     assert one["norm"] == pytest.approx(math.sqrt(sum((n + 1) ** 2 * size for n, size in enumerate(sizes))))
     assert one["norm"] == two["norm"]
     assert one["scaled"] == two["scaled"] == 2.0
+
+
+def test_a_killed_worker_changes_no_number(tmp_path: Path) -> None:
+    (tmp_path / "lives").write_text("life\n")
+    results = []
+    for deadly in ({}, {"at": "train 3", "rank": 3, "folder": str(tmp_path)}):
+        torch.manual_seed(7)
+        with TorchTrainer(
+            training_operator_cls=Mortal,
+            config={BATCH_SIZE: 30, **deadly},
+            num_workers=4,
+            num_cpus_per_worker=0.25,
+            strategy=TensorParallel(degree=2),
+            scheduler_step_freq="epoch",
+            use_gpu=False,
+            timeout_s=60,
+        ) as gang:
+            results.append([gang.train(), gang.train(), gang.validate(), gang.state_dict()["models"][0]])
+    assert (tmp_path / "lives").read_text() == "", "somebody was killed"
+    (*undisturbed, weights), (*numbers, again) = results
+    assert numbers == undisturbed
+    assert all(torch.equal(value, again[name]) for name, value in weights.items())
 
 
 # -- plans -------------------------------------------------------------------------------------

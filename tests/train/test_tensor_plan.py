@@ -10,7 +10,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from tests.train.transformers import Attention, Decoder, Gated
-from trainkit.train.strategies.tensor_plan import computes_the_same, default_candidates
+from trainkit.train.strategies.tensor_plan import default_candidates
+from trainkit.train.strategies.tensor_trial import computes_the_same
 
 
 def split(model: nn.Module, ways: int = 2) -> list[str]:

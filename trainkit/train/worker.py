@@ -92,8 +92,7 @@ class Worker:
         self._operator = options.training_operator_cls(options.worker_config, context)
         if self._strategy.data.rank > 0:
             # Set up alike, all workers would from here on drop the same units and augment in the same way.
-            # The first one keeps its stream: it is a plain loop's. Workers that hold one model together go
-            # on alike, as each of them computes what the model's other parts are given.
+            # The first keeps its stream, a plain loop's; those that hold one model together go on alike.
             rng.seed(torch.initial_seed() + self._strategy.data.rank)
         self._started = True
         return self.data()

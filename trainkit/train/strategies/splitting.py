@@ -16,13 +16,8 @@ from torch.distributed.tensor.parallel import ParallelStyle, parallelize_module
 
 from trainkit.errors import ConfigError
 from trainkit.train.process_group import WorkerGroup
-from trainkit.train.strategies.tensor_plan import (
-    ATTENTION,
-    Candidate,
-    computes_the_same,
-    default_candidates,
-    heads_of,
-)
+from trainkit.train.strategies.tensor_plan import ATTENTION, Candidate, default_candidates, heads_of
+from trainkit.train.strategies.tensor_trial import computes_the_same
 
 log = logging.getLogger(__name__)
 
@@ -89,8 +84,9 @@ def split_model(
 
 def _default_candidates(model: nn.Module, ways: int, group: WorkerGroup) -> list[Candidate]:
     candidates = default_candidates(model, ways)
-    # Rounding may differ between machines: all do what worker 0 finds.
-    found = group.broadcast_integers([int(computes_the_same(model, each, ways)) for each in candidates])
+    # Worker 0 tries for all: rounding may differ between machines.
+    mine = candidates if group.rank == 0 else []
+    found = group.broadcast_integers([int(computes_the_same(model, each, ways)) for each in mine])
     chosen = [candidate for candidate, right in zip(candidates, found, strict=True) if right]
     if group.rank == 0:
         names = [name for candidate in chosen for name in candidate.styles()]
