@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
-from torchvision.models import resnet18, resnet50
+from torchvision.models import ResNet, resnet50
+from torchvision.models.resnet import BasicBlock
 
 from trainkit.train import BATCH_SIZE, TrainingOperator
 
@@ -20,7 +21,7 @@ class Sizes:
     """Of one run.
 
     Attributes:
-        model: a ResNet.
+        model: "resnet50", or a smaller one.
         pixels: of an image's side.
         batch: images of a step and worker.
         steps: of a block.
@@ -36,7 +37,7 @@ class Sizes:
     loaders: int = 4
 
 
-SMALL = Sizes(model="resnet18", pixels=32, batch=4, steps=2, blocks=1, loaders=0)
+SMALL = Sizes(model="resnet10", pixels=32, batch=4, steps=2, blocks=1, loaders=0)
 
 
 class Noise(Dataset[Any]):
@@ -57,7 +58,7 @@ class Noise(Dataset[Any]):
 def make_model(sizes: Sizes) -> nn.Module:
     """The network, with the same weights each time."""
     torch.manual_seed(0)
-    return resnet50() if sizes.model == "resnet50" else resnet18()
+    return resnet50() if sizes.model == "resnet50" else ResNet(BasicBlock, [1, 1, 1, 1])
 
 
 def make_optimizer(model: nn.Module) -> torch.optim.Optimizer:
