@@ -17,7 +17,7 @@ from typing import Any
 
 import trainkit
 from benchmarks import training_steps
-from benchmarks.training_steps import HERE, LAUNCHER, environment
+from benchmarks.interleaved import HERE, LAUNCHER, environment
 
 DONE = "first epoch done"
 

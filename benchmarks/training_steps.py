@@ -5,51 +5,23 @@ what an epoch costs beside its steps.
 from __future__ import annotations
 
 import inspect
-import os
 import statistics
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader
 
+from benchmarks.interleaved import HERE, LAUNCHER, Served, in_turn, timed
 from benchmarks.training_data import make_data
 from benchmarks.training_job import BATCH_SIZE, make_model, make_optimizer, train_epoch
 from benchmarks.training_trainer import Digits
 from trainkit.train import TorchTrainer
 
-HERE = Path(__file__).resolve().parent
-LAUNCHER = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
 # Without the recovery snapshot, which has a row by itself.
 BARE: dict[str, Any] = (
     {"max_retries": 0} if "max_retries" in inspect.signature(TorchTrainer.train).parameters else {}
 )
-
-
-def in_turn(sides: Sequence[Callable[[], object]], rounds: int, warm_up: int = 2) -> list[list[float]]:
-    """Seconds that each of `sides` takes, by round; what it returns, if that is a number, instead of ours.
-
-    The order turns, so that none always follows another.
-    """
-    times: list[list[float]] = [[] for _ in sides]
-    order = list(range(len(sides)))
-    for number in range(rounds + warm_up):
-        for side in order if number % 2 else order[::-1]:
-            start = time.perf_counter()
-            answer = sides[side]()
-            took = answer if isinstance(answer, float) else time.perf_counter() - start
-            if number >= warm_up:
-                times[side].append(took)
-    return times
-
-
-def environment() -> dict[str, str]:
-    """For a process that measures: one thread, and this package."""
-    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE.parent)}
 
 
 def epoch_times(epochs: int) -> list[list[float]]:
@@ -66,45 +38,16 @@ def epoch_times(epochs: int) -> list[list[float]]:
         return in_turn((plain, lambda: timed(lambda: trainer.train(**BARE)), plain), epochs)
 
 
-def timed(call: Callable[[], object]) -> float:
-    """Seconds that `call` takes."""
-    start = time.perf_counter()
-    call()
-    return time.perf_counter() - start
-
-
 def two_worker_times(steps: int, rounds: int) -> list[list[float]]:
     """Seconds of `steps` steps of two workers: under torchrun, and in a trainer; both are up all the time."""
-    command = [*LAUNCHER, str(HERE / "training_torchrun.py"), "--serve"]
-    with subprocess.Popen(
-        command,
-        env=environment(),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        cwd=HERE.parent,
-    ) as process:
-        assert process.stdin is not None and process.stdout is not None
-        asked, answers = process.stdin, process.stdout
-
-        def theirs() -> float:
-            asked.write(f"{steps}\n")
-            asked.flush()
-            line = next((line for line in answers if line.startswith("took")), None)
-            if line is None:
-                raise RuntimeError(f"{command} ended")
-            return float(line.split()[1])
-
-        try:
-            with TorchTrainer(
-                training_operator_cls=Digits, config={"data": make_data()}, num_workers=2, use_gpu=False
-            ) as trainer:
-                ours = lambda: timed(lambda: trainer.train(num_steps=steps, **BARE))  # noqa: E731
-                return in_turn((theirs, ours), rounds)
-        finally:
-            asked.close()
-            process.wait(timeout=60)
+    with (
+        Served([*LAUNCHER, str(HERE / "training_torchrun.py"), "--serve"]) as theirs,
+        TorchTrainer(
+            training_operator_cls=Digits, config={"data": make_data()}, num_workers=2, use_gpu=False
+        ) as trainer,
+    ):
+        ours = lambda: timed(lambda: trainer.train(num_steps=steps, **BARE))  # noqa: E731
+        return in_turn((lambda: theirs.steps(steps), ours), rounds)
 
 
 class Timed(Digits):

@@ -1,0 +1,54 @@
+"""The benchmarks run: on the smallest sizes, without a look at their figures."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def run(*arguments: str) -> dict[str, Any]:
+    """The figures in a benchmark's last line."""
+    done = subprocess.run(
+        [sys.executable, "-m", *arguments],
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=170,
+    )
+    assert done.returncode == 0, done.stderr
+    figures: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return figures
+
+
+@pytest.mark.slow
+def test_the_gpu_benchmark_runs_without_gpus() -> None:
+    pytest.importorskip("torchvision")
+    figures = run("benchmarks.gpu", "--device", "cpu", "--small")
+    rows = [name for name, value in figures.items() if isinstance(value, float)]
+    assert rows == [
+        "one device: a step, speed",
+        "the plain loop against itself",
+        "two workers, DDP (plain: torchrun): a step, speed",
+        "two workers, FSDP2: a step",
+        "two workers, pipeline of two stages: a step",
+        "one worker, layers on two devices: a step",
+    ]
+    assert list(figures["skipped"]) == ["one device: high-water mark of memory"]
+
+
+@pytest.mark.slow
+def test_the_gpu_benchmark_says_what_a_machine_without_gpus_lacks() -> None:
+    import torch
+
+    if torch.cuda.is_available():
+        pytest.skip("this machine has a CUDA device")
+    assert "needs 1 CUDA devices" in str(run("benchmarks.gpu", "--small")["skipped"])
