@@ -1,7 +1,7 @@
 """What the trainer costs, and what it saves: `python -m benchmarks.training`.
 
 Prints a small table and one line of JSON. Both sides of each ratio take turns in the same run, one
-thread a process, medians.
+thread a process, medians. `--quick` only shows that it runs.
 """
 
 from __future__ import annotations
@@ -12,51 +12,41 @@ import statistics
 import subprocess
 import sys
 import time
-from pathlib import Path
-
-import torch
-from torch.utils.data import DataLoader
+from dataclasses import dataclass
+from typing import Any
 
 import trainkit
-from benchmarks.training_data import make_data
-from benchmarks.training_job import BATCH_SIZE, make_model, make_optimizer, train_epoch
-from benchmarks.training_trainer import Digits
-from trainkit.train import TorchTrainer
+from benchmarks import training_steps
+from benchmarks.training_steps import HERE, LAUNCHER, environment
 
-HERE = Path(__file__).resolve().parent
-EPOCHS = 31
-STARTS = 5
 DONE = "first epoch done"
 
 
-def epoch_times() -> tuple[list[float], list[float], list[float]]:
-    """Seconds of an epoch: in a plain loop, in a trainer of one worker, and in the plain loop once more."""
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-    model = make_model()
-    data = make_data()
-    optimizer, loader = make_optimizer(model), DataLoader(data, BATCH_SIZE, shuffle=True)
-    sides: tuple[list[float], list[float], list[float]] = ([], [], [])
-    with TorchTrainer(training_operator_cls=Digits, config={"data": data}, use_gpu=False) as trainer:
-        plain = lambda: train_epoch(model, optimizer, loader)  # noqa: E731
-        epochs = (plain, trainer.train, plain)
-        for number in range(EPOCHS + 2):
-            # The order turns, so that neither side always follows the other.
-            for side in [(0, 1, 2), (2, 1, 0)][number % 2]:
-                start = time.perf_counter()
-                epochs[side]()
-                if number >= 2:
-                    sides[side].append(time.perf_counter() - start)
-    trainkit.shutdown()
-    return sides
+@dataclass(frozen=True)
+class Sizes:
+    """How often each measurement is taken."""
+
+    epochs: int = 31
+    blocks: int = 21
+    steps: int = 290
+    """Of a block of two workers: ten passes over the data."""
+    single_steps: int = 101
+    starts: int = 5
+
+
+QUICK = Sizes(epochs=3, blocks=3, steps=29, single_steps=9, starts=1)
 
 
 def first_epoch(command: list[str]) -> float:
     """Seconds from starting `command` until it says that its first epoch is done."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE.parent)}
     start = time.perf_counter()
     with subprocess.Popen(
-        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=HERE.parent
+        command,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=HERE.parent,
     ) as process:
         assert process.stdout is not None
         took = next((time.perf_counter() - start for line in process.stdout if DONE in line), None)
@@ -66,41 +56,84 @@ def first_epoch(command: list[str]) -> float:
     return took
 
 
+def starts(times: int) -> dict[str, list[float]]:
+    """Seconds from nothing to the end of the first epoch of two workers, by turns."""
+    took: dict[str, list[float]] = {"torchrun": [], "trainer": []}
+    for _ in range(times):
+        took["torchrun"].append(first_epoch([*LAUNCHER, str(HERE / "training_torchrun.py")]))
+        took["trainer"].append(first_epoch([sys.executable, str(HERE / "training_trainer.py")]))
+    return took
+
+
+def row(work: str, plain: str, ours: str, ratio: float | None, aim: str) -> None:
+    """Print one line of the table."""
+    shown = "" if ratio is None else f"{ratio:.3f}"
+    print(f"{work:<58}{plain:>12}{ours:>12}{shown:>8}{aim:>10}", flush=True)
+
+
+def ms(seconds: float) -> str:
+    """As milliseconds."""
+    return f"{seconds * 1e3:.2f} ms"
+
+
 def main() -> None:
     """Measure and print."""
-    plain, ours, plain_again = map(statistics.median, epoch_times())
-    speed, noise = plain / ours, plain / plain_again
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
-    starts: dict[str, list[float]] = {"torchrun": [], "trainer": []}
-    for _ in range(STARTS):
-        starts["torchrun"].append(first_epoch([*launcher, str(HERE / "training_torchrun.py")]))
-        starts["trainer"].append(first_epoch([sys.executable, str(HERE / "training_trainer.py")]))
-    theirs_s, ours_s = statistics.median(starts["torchrun"]), statistics.median(starts["trainer"])
+    sizes = QUICK if "--quick" in sys.argv else Sizes()
+    found: dict[str, Any] = {"benchmark": "training", "cores": os.cpu_count(), **vars(sizes)}
+    print(f"{'work':<58}{'plain':>12}{'trainkit':>12}{'ratio':>8}{'aim':>10}")
 
-    print(f"{'work':<58}{'plain':>10}{'trainkit':>10}{'ratio':>8}{'aim':>8}")
-    times = f"{plain * 1e3:>7.1f} ms{ours * 1e3:>7.1f} ms"
-    print(f"{'an epoch on one worker, speed':<58}{times}{speed:>8.3f}{'0.98':>8}")
-    print(f"{'  the plain loop against itself':<58}{'':>20}{noise:>8.3f}{'1.00':>8}")
-    print(
-        f"{'from nothing to the first epoch of two workers, time':<58}{theirs_s:>8.2f} s{ours_s:>8.2f} s"
-        f"{ours_s / theirs_s:>8.2f}{'0.65':>8}"
-    )
-    print(
-        json.dumps(
-            {
-                "benchmark": "training",
-                "cores": os.cpu_count(),
-                "epochs": EPOCHS,
-                "plain_epoch_s": round(plain, 5),
-                "trainer_epoch_s": round(ours, 5),
-                "speed_of_plain": round(speed, 4),
-                "plain_against_itself": round(noise, 4),
-                "torchrun_first_epoch_s": [round(value, 2) for value in starts["torchrun"]],
-                "trainer_first_epoch_s": [round(value, 2) for value in starts["trainer"]],
-                "time_of_torchrun": round(ours_s / theirs_s, 3),
-            }
+    plain, ours, again = map(statistics.median, training_steps.epoch_times(sizes.epochs))
+    row("an epoch on one worker, speed", ms(plain), ms(ours), plain / ours, ">= 0.98")
+    row("  the plain loop against itself", "", "", plain / again, "")
+    found |= {"plain_epoch_s": plain, "trainer_epoch_s": ours, "speed_of_plain": plain / ours}
+    found["plain_against_itself"] = plain / again
+
+    blocks = training_steps.two_worker_times(sizes.steps, sizes.blocks)
+    theirs, ours = (statistics.median(times) / sizes.steps for times in blocks)
+    row("a step of two DDP workers, speed (plain: torchrun)", ms(theirs), ms(ours), theirs / ours, ">= 0.98")
+    found |= {"torchrun_step_s": theirs, "trainer_step_s": ours, "speed_of_torchrun": theirs / ours}
+
+    for workers in (1, 2):
+        books, snapshot = training_steps.bookkeeping(workers, sizes.single_steps)
+        row(f"bookkeeping of an epoch, {workers} worker(s)", "", ms(books), None, "< 2 ms")
+        found[f"bookkeeping_{workers}_s"] = books
+        if snapshot is not None:
+            row("  and its recovery snapshot (none with max_retries=0)", "", ms(snapshot), None, "")
+            found[f"snapshot_{workers}_s"] = snapshot
+
+    ddp, fsdp = training_steps.memory("ddp"), training_steps.memory("fsdp")
+    assert ddp is not None
+    if fsdp is None:
+        row("parameters and optimizer state of a worker", f"{ddp:,} B", "no fsdp", None, "<= 0.6")
+    else:
+        row(
+            "held by each of two workers (plain: DDP; FSDP2)",
+            f"{ddp:,} B",
+            f"{fsdp:,} B",
+            fsdp / ddp,
+            "<= 0.6",
         )
+        found["fsdp_memory_of_ddp"] = fsdp / ddp
+    trainkit.shutdown()
+
+    took = starts(sizes.starts)
+    theirs, ours = statistics.median(took["torchrun"]), statistics.median(took["trainer"])
+    row(
+        "from nothing to the first epoch of two workers, time",
+        f"{theirs:.2f} s",
+        f"{ours:.2f} s",
+        ours / theirs,
+        "<= 0.65",
     )
+    found |= {"torchrun_first_epoch_s": took["torchrun"], "trainer_first_epoch_s": took["trainer"]}
+    found["time_of_torchrun"] = ours / theirs
+    print(json.dumps({name: _rounded(value) for name, value in found.items()}))
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_rounded(item) for item in value]
+    return round(value, 5) if isinstance(value, float) else value
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import Any
 
 import torch
@@ -33,14 +34,21 @@ def make_optimizer(model: nn.Module) -> torch.optim.Optimizer:
 
 def train_epoch(model: nn.Module, optimizer: Any, loader: Any) -> float:
     """The plain loop: one epoch, returning the mean loss."""
+    return train_steps(model, optimizer, loader, len(loader))
+
+
+def train_steps(model: nn.Module, optimizer: Any, loader: Any, steps: int) -> float:
+    """The plain loop over `steps` batches, which starts the data again as often as needed."""
     criterion = nn.CrossEntropyLoss()
     total, count = 0.0, 0
     model.train()
-    for images, labels in loader:
-        loss = criterion(model(images), labels)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        total += loss.item() * len(labels)
-        count += len(labels)
+    while steps:
+        for images, labels in islice(loader, steps):
+            loss = criterion(model(images), labels)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            total += loss.item() * len(labels)
+            count += len(labels)
+            steps -= 1
     return total / count

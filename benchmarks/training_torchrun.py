@@ -1,6 +1,12 @@
-"""Two data-parallel workers as PyTorch's own launcher runs them: torchrun --nproc-per-node 2 <this file>."""
+"""Two data-parallel workers as PyTorch's own launcher runs them: torchrun --nproc-per-node 2 <this file>.
+
+With `--serve` they train as long as lines come in: each is a number of steps, answered by the seconds taken.
+"""
 
 from __future__ import annotations
+
+import sys
+import time
 
 import torch
 import torch.distributed as dist
@@ -8,21 +14,40 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
 
 from benchmarks.training_data import make_data
-from benchmarks.training_job import BATCH_SIZE, make_model, make_optimizer, train_epoch
+from benchmarks.training_job import BATCH_SIZE, make_model, make_optimizer, train_epoch, train_steps
 
 
 def main() -> None:
-    """One epoch."""
+    """One epoch, or as many steps as asked for."""
     dist.init_process_group("gloo")
     torch.manual_seed(0)
     model = DistributedDataParallel(make_model())
     data = make_data()
     sampler: DistributedSampler[object] = DistributedSampler(data)
     sampler.set_epoch(0)
-    loss = train_epoch(model, make_optimizer(model), DataLoader(data, BATCH_SIZE, sampler=sampler))
-    if dist.get_rank() == 0:
-        print(f"first epoch done: loss {loss:.4f}", flush=True)
+    loader, optimizer = DataLoader(data, BATCH_SIZE, sampler=sampler), make_optimizer(model)
+    if "--serve" in sys.argv:
+        serve(model, optimizer, loader)
+    else:
+        loss = train_epoch(model, optimizer, loader)
+        if dist.get_rank() == 0:
+            print(f"first epoch done: loss {loss:.4f}", flush=True)
     dist.destroy_process_group()
+
+
+def serve(model: torch.nn.Module, optimizer: object, loader: DataLoader[object]) -> None:
+    """Train on worker 0's word, until its input ends."""
+    steps = torch.zeros(1, dtype=torch.int64)
+    while True:
+        if dist.get_rank() == 0:
+            steps[0] = int(sys.stdin.readline() or 0)
+        dist.broadcast(steps, src=0)
+        if not int(steps):
+            return
+        start = time.perf_counter()
+        train_steps(model, optimizer, loader, int(steps))
+        if dist.get_rank() == 0:
+            print(f"took {time.perf_counter() - start}", flush=True)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
     python -m recipes.cifar10 --workers 2 --precision bf16 --compile --loaders 4   # two GPUs
     python -m recipes.cifar10 --workers 2 --precision bf16 --compile --loaders 4 --resume
-    python -m recipes.cifar10 --data synthetic --epochs 3     # a minute on two cores, nothing to fetch
+    python -m recipes.cifar10 --data synthetic --epochs 3 --limit 100 --lr 0.02   # nothing to fetch
 
 In full it wants a GPU for each worker: an epoch is 1.7e14 operations, half an hour of two CPU cores. The
 files of CIFAR-10 are fetched into `data` if they are not there. After each epoch it prints loss and accuracy

@@ -6,7 +6,7 @@
 
 The text is the source code of Python's own standard library, so there is nothing to fetch; `--text` takes a
 file of yours. It prints the loss as it goes, and at the end what the model writes after "def ". The first two
-commands take a few minutes on two cores; the last is a model of 85 million parameters, and wants two GPUs.
+commands take some minutes on two cores; the last is a model of 85 million parameters, and wants two GPUs.
 
 The model is an `nn.Sequential` of embedding, blocks and head. It says nothing of how it is spread: DDP and
 FSDP take it as it is, tensor parallelism finds the blocks' linear layers, and the pipeline cuts the sequence

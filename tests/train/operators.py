@@ -11,6 +11,10 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from trainkit.train import BATCH_SIZE, TrainingOperator
+from trainkit.train.context import WorkerContext
+from trainkit.train.step_settings import StepSettings
+from trainkit.train.strategies.base import Place
+from trainkit.train.strategies.single import SingleStrategy
 
 
 def digits(samples: int | None, dtype: torch.dtype) -> TensorDataset:
@@ -75,6 +79,19 @@ class OwnSeeds(Digits):
 
     def validate_batch(self, batch: Any, batch_info: dict[str, Any]) -> Any:
         return {"val_loss": self.criterion(self.models[0](batch[0]), batch[1]), "num_samples": len(batch[1])}
+
+
+def alone(cls: type[Any], config: dict[str, Any], **settings: Any) -> Any:
+    """An operator by itself in this process; `settings` are those of its steps, and `scheduler_step_freq`."""
+    frequency = settings.pop("scheduler_step_freq", None)
+    step = StepSettings(**settings)
+    strategy = SingleStrategy(Place(devices=(torch.device("cpu"),), step=step))
+    return cls(config, WorkerContext(strategy=strategy, step=step, scheduler_step_freq=frequency))
+
+
+def train_alone(operator: Any, num_steps: int | None = None) -> Any:
+    """An epoch of `alone`'s operator."""
+    return operator.train_epoch(operator.train_feed.batches(0, num_steps), {}, num_steps=num_steps)
 
 
 def plain_losses(config: dict[str, Any], steps: int) -> list[float]:

@@ -16,7 +16,7 @@ from tests.train.lightning_modules import Diary, Points, PointsData, TwoParts, p
 from trainkit import tune
 from trainkit.errors import CheckpointError, ConfigError, MissingDependencyError, TrainingError
 from trainkit.train import BATCH_SIZE, TorchTrainer, TrainingOperator
-from trainkit.train.lightning_parts import PACKAGES, package_of
+from trainkit.train.lightning_plan import PACKAGES, package_of
 
 PRELOAD = ("torch", "pytorch_lightning")  # It takes seconds to import, in each worker.
 
@@ -221,6 +221,30 @@ def test_what_a_hook_raises_is_seen_and_a_checkpoint_goes_on(tmp_path: Path) -> 
     operator.close()
 
 
+def test_what_fails_before_the_first_epoch_may_be_tried_again() -> None:
+    made = TrainingOperator.from_ptl(Points, trainer_args={"strategy": "fsdp"})
+    with pytest.raises(ConfigError, match=r"trainer_args\['strategy'\]='fsdp'"):
+        alone(made).train_epoch((), {})
+    operator = alone(TrainingOperator.from_ptl(Points))
+    operator.model.configure_optimizers = lambda: 1 / 0
+    with pytest.raises(ZeroDivisionError):
+        operator.train_epoch((), {})
+    assert operator.state_dict() == {}
+    del operator.model.configure_optimizers
+    assert operator.train_epoch((), {})["batch_count"] == 3
+    operator.close()
+
+
+def test_what_the_last_hook_raises_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    operator = alone(TrainingOperator.from_ptl(Points))
+    operator.train_epoch((), {})
+    operator.model.on_fit_end = lambda: 1 / 0
+    with pytest.raises(ZeroDivisionError):
+        operator.close()
+    assert "hooks at the end of the fit failed" in caplog.text
+    operator.close()  # There is nothing left to end.
+
+
 def test_a_state_that_does_not_fit_changes_nothing() -> None:
     operator = alone(TrainingOperator.from_ptl(Points))
     operator.train_epoch((), {})
@@ -324,7 +348,7 @@ def test_trials_end_in_order(tmp_path: Path) -> None:
     stopping = EarlyStopping("val_loss", patience=0, min_delta=100.0)
     operator = TrainingOperator.from_ptl(Points, callbacks=[stopping, Diary(tmp_path / "diary")])
     trainable = TorchTrainer.as_trainable(
-        training_operator_cls=operator, num_workers=1, config={"samples": 60}, use_gpu=False
+        training_operator_cls=operator, num_workers=2, config={"samples": 60}, use_gpu=False
     )
     grid = tune.Tuner(
         trainable,
@@ -335,5 +359,5 @@ def test_trials_end_in_order(tmp_path: Path) -> None:
     assert grid.num_errors == 0
     assert [result.metrics["epoch"] for result in grid] == [2, 2]  # The second one is no better.
     written = (tmp_path / "diary").read_text().splitlines()
-    assert written.count("fit end") == written.count("teardown fit") == 2
-    assert written.count("validation in fit") == 4
+    assert written.count("fit end") == written.count("teardown fit") == 4  # Two workers each.
+    assert written.count("validation in fit") == 8

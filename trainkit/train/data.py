@@ -31,7 +31,7 @@ from torch.utils.data import (
 from trainkit.errors import ConfigError
 from trainkit.train import position
 from trainkit.train.process_group import WorkerGroup
-from trainkit.train.turns import Pass, Turn, known_turn, unknown_turn
+from trainkit.train.turns import WHOLE, KnownTurns, Pass, Turn, unknown_turn
 
 log = logging.getLogger(__name__)
 
@@ -155,6 +155,7 @@ class Feed:
         self._begun = 0
         self._asked: int | None = None
         self._last: int | None = None
+        self._known: KnownTurns | None = None
 
     @property
     def weight(self) -> float:
@@ -197,7 +198,7 @@ class Feed:
         sampler = _sampler(self.loader) if isinstance(self.loader, DataLoader) else None
         if isinstance(sampler, DistributedSampler):
             sampler.set_epoch(epoch_idx)
-        self._asked, self._last, self.turn = num_steps, None, Turn()
+        self._asked, self._last, self._known, self.turn = num_steps, None, None, WHOLE
         self._begun, self._stands_in_from = 0, None
         if self._every > 1 and self._sizes() is None:
             # The last batch has to be known as such when its step begins.
@@ -265,15 +266,18 @@ class Feed:
         if self._stands_in_from is not None and step >= self._stands_in_from:
             return Turn(weight=0.0, own_weight=0.0)
         if not self._in_step:
-            return Turn()
+            return WHOLE
+        if self._known is not None:
+            return self._known(step)
         if self._every == 1 and self._dealt() is None:
-            return Turn()
+            return WHOLE
         sizes = self._sizes()
         if sizes is None:
             return unknown_turn(step, every=self._every, last=step == self._last)
         total = sizes.steps if self._asked is None else self._asked
         rank, world_size = self._group.rank, self._group.world_size
-        return known_turn(step, total, sizes, every=self._every, rank=rank, world_size=world_size)
+        self._known = KnownTurns(sizes, total, every=self._every, rank=rank, world_size=world_size)
+        return self._known(step)
 
     def _until_one_ends(self) -> Iterator[Any]:
         """Batches of a loader that was not shared out by us: as many as every worker has."""

@@ -8,113 +8,36 @@ from __future__ import annotations
 
 import copy
 import importlib
-import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+import logging
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, TypeVar
 
 from trainkit.errors import CheckpointError, ConfigError
 from trainkit.runtime import preload
 from trainkit.train.context import WorkerContext
 from trainkit.train.data import Feed
-from trainkit.train.lightning_fit import LightningFit, quiet_lightning
-from trainkit.train.lightning_parts import (
+from trainkit.train.lightning_data import Data, ticking
+from trainkit.train.lightning_fit import LightningFit
+from trainkit.train.lightning_parts import Seat, make_strategy, make_watch, quiet_lightning
+from trainkit.train.lightning_plan import (
     PACKAGES,
-    Seat,
+    LightningPlan,
+    arguments_of_step,
     made_from,
-    make_strategy,
-    make_watch,
-    package_of,
     require_module_class,
 )
-from trainkit.train.process_group import WorkerGroup
 from trainkit.train.registration import Registered
-from trainkit.train.step_settings import StepSettings
+from trainkit.train.stepping import Stepper
 from trainkit.train.strategies.ddp import DDPStrategy
 from trainkit.train.strategies.single import SingleStrategy
 from trainkit.train.tensors import cpu_copy
 
 T = TypeVar("T")
 
+log = logging.getLogger(__name__)
+
 for _package in PACKAGES:
     preload.register(_package)  # It takes seconds to import.
-
-_OURS = {
-    "accelerator": "use_gpu= of TorchTrainer says where it runs",
-    "callbacks": "give callbacks= of from_ptl",
-    "devices": "num_workers= and gpus_per_worker= of TorchTrainer say how many",
-    "fast_dev_run": "call train(num_steps=1) and validate(num_steps=1)",
-    "max_steps": "call train(num_steps=...) as often as you need",
-    "min_steps": "call train(num_steps=...) as often as you need",
-    "num_nodes": "num_workers= of TorchTrainer says how many",
-    "use_distributed_sampler": "add_dist_sampler= of TorchTrainer says whether samples are dealt out",
-}
-"""Arguments of Lightning's trainer that are not Lightning's to know here, and what to do instead."""
-
-_PRECISIONS = {"32": "32-true", "bf16": "bf16-mixed", "fp16": "16-mixed"}
-
-
-@dataclass(frozen=True, kw_only=True)
-class LightningPlan:
-    """What `from_ptl` was given; see there."""
-
-    module_cls: type[Any]
-    package: str
-    train_dataloader: Any = None
-    val_dataloader: Any = None
-    datamodule: Any = None
-    callbacks: Sequence[Any] = ()
-    trainer_args: Mapping[str, Any] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        loaders = self.train_dataloader is not None or self.val_dataloader is not None
-        if loaders and self.datamodule is not None:
-            raise ConfigError(
-                "from_ptl(): give train_dataloader= and val_dataloader=, or datamodule=, not both"
-            )
-        kind = self.datamodule if isinstance(self.datamodule, type) else type(self.datamodule)
-        if self.datamodule is not None and package_of(kind, "LightningDataModule") != self.package:
-            raise ConfigError(
-                f"from_ptl(datamodule={self.datamodule!r}): give a LightningDataModule of {self.package}, as "
-                f"{self.module_cls.__name__} is a module of it, or its class"
-            )
-        wrong = [item for item in self.callbacks if package_of(type(item), "Callback") != self.package]
-        if wrong:
-            raise ConfigError(f"from_ptl(callbacks={wrong!r}): give callbacks of {self.package}")
-        if ours := [f"{name}: {_OURS[name]}" for name in self.trainer_args if name in _OURS]:
-            raise ConfigError("from_ptl(trainer_args=): leave out " + "; ".join(ours))
-
-
-class Data(Feed):
-    """Stands for a loader that Lightning makes and runs through; keeps what its order hangs on."""
-
-    def __init__(self) -> None:
-        super().__init__((), group=WorkerGroup(), training=False)
-        self.num_steps: int | None = None
-        self._real: Feed | None = None
-        self._held: Mapping[str, Any] = {}
-
-    def batches(self, epoch_idx: int = 0, num_steps: int | None = None) -> Iterator[Any]:
-        self.num_steps = num_steps  # Lightning has the batches; what is taken here only counts them.
-        return itertools.repeat(None)
-
-    def attach(self, feed: Feed) -> None:
-        """Lightning has made the loader."""
-        self._real = feed
-        feed.load_state(self._held)
-        self._held = {}
-
-    def steps(self) -> int | None:
-        return None if self._real is None else self._real.steps()
-
-    def state(self) -> dict[str, Any]:
-        return dict(self._held) if self._real is None else self._real.state()
-
-    def load_state(self, held: Mapping[str, Any]) -> None:
-        if self._real is None:
-            self._held = held
-        else:
-            self._real.load_state(held)
 
 
 class LightningMethods:
@@ -131,6 +54,7 @@ class LightningMethods:
     # Of `TrainingOperator`:
     model: Any
     registered: Registered
+    stepper: Stepper
     train_feed: Feed | None
     validation_feed: Feed | None
     global_step: int
@@ -138,11 +62,12 @@ class LightningMethods:
     _config: dict[str, Any]
 
     _fit: LightningFit | None = None
-    _failed = False
 
     def setup(self, config: dict[str, Any]) -> None:
         """Make the module and, if its class was given, the data module; Lightning sets them up later."""
         plan = self.plan
+        # Precision, accumulation and clipping are Lightning's to carry out.
+        self.stepper.delegated()
         self._package = importlib.import_module(plan.package)
         self._seat = self._checked_seat()
         self.model = made_from(plan.module_cls, config)
@@ -171,7 +96,8 @@ class LightningMethods:
                 "from_ptl(train_dataloader=...), or a data module that changes it"
             )
         fit = self._running()
-        metrics = fit.train(num_steps, iter(iterator))
+        with ticking(self.train_feed, iterator) as ticks:
+            metrics = fit.train(num_steps, ticks)
         self.global_step = int(fit.trainer.global_step)
         return metrics
 
@@ -179,9 +105,9 @@ class LightningMethods:
         """Lightning's validation loop, with its hooks; what the module logged in it, and counts."""
         del info
         feed = self.validation_feed
-        return self._running().validate(
-            feed.num_steps if isinstance(feed, Data) else None, iter(val_iterator)
-        )
+        num_steps = feed.num_steps if isinstance(feed, Data) else None
+        with ticking(feed, val_iterator) as ticks:
+            return self._running().validate(num_steps, ticks)
 
     def state_dict(self) -> dict[str, Any]:
         """Lightning's checkpoint; empty before it has begun."""
@@ -204,40 +130,44 @@ class LightningMethods:
         if not state_dict:
             return
         try:
-            self._begin(cpu_copy(state_dict["lightning"]))
+            self._fit = self._begun(cpu_copy(state_dict["lightning"]))
         except Exception as error:
-            self._fit = None
             if before is not None:
-                self._begin(before)
+                self._fit = self._begun(before)
             raise CheckpointError(f"Lightning does not take this state: {error}") from error
 
     def close(self) -> None:
         """Let Lightning run its hooks for the end of training and of the fit."""
         if self._fit is not None:
-            self._fit.end()
+            try:
+                self._fit.end()
+            except Exception:
+                # Raised too, but at a shutdown nobody may be left to be told.
+                log.exception("Lightning's hooks at the end of the fit failed")
+                raise
 
     # -- inside --------------------------------------------------------------------------------
 
     def _running(self) -> LightningFit:
         if self._fit is None:
-            self._begin(None)
-        return self._fit  # type: ignore[return-value]
+            self._fit = self._begun(None)
+        return self._fit
 
-    def _begin(self, state: Mapping[str, Any] | None) -> None:
+    def _begun(self, state: Mapping[str, Any] | None) -> LightningFit:
         plan, package, seat = self.plan, self._package, self._seat
         utilities = importlib.import_module(f"{plan.package}.utilities.rank_zero")
         utilities.rank_zero_only.rank = seat.rank
-        fit = self._fit = LightningFit(seat=seat, split=self._split, shared=self._shared, state=state)
+        fit = LightningFit(seat=seat, split=self._split, shared=self._shared, state=state)
         arguments = self._trainer_arguments()
         strategy = make_strategy(package, arguments.pop("strategy", None), seat, fit)
         callbacks = [make_watch(package, fit), *copy.deepcopy(list(plan.callbacks))]
         with quiet_lightning():
             trainer = package.Trainer(**arguments, strategy=strategy, callbacks=callbacks)
-        if self.datamodule is not None:
-            fit.begin(trainer, self.model, datamodule=self.datamodule)
-        else:
-            loaders = {"train": plan.train_dataloader, "val": plan.val_dataloader}
-            fit.begin(trainer, self.model, **{f"{name}_dataloaders": item for name, item in loaders.items()})
+        data = {"datamodule": self.datamodule}
+        if self.datamodule is None:
+            data = {"train_dataloaders": plan.train_dataloader, "val_dataloaders": plan.val_dataloader}
+        fit.begin(trainer, self.model, **data)
+        return fit
 
     def _checked_seat(self) -> Seat:
         """This worker's place, if Lightning can train from there.
@@ -285,7 +215,7 @@ class LightningMethods:
             "enable_model_summary": False,
             "num_sanity_val_steps": 0,
             "use_distributed_sampler": False,
-            **_of_step(step, given),
+            **arguments_of_step(step, given),
             **given,
         }
 
@@ -309,27 +239,6 @@ class LightningMethods:
 
     def _base(self, name: str) -> Any:
         return getattr(self._package, name)
-
-
-def _of_step(step: StepSettings, given: Mapping[str, Any]) -> dict[str, Any]:
-    """What the trainer was asked for in Lightning's words.
-
-    Raises:
-        ConfigError: `given` says it too.
-    """
-    asked: dict[str, Any] = {}
-    if step.precision != "32":
-        asked["precision"] = _PRECISIONS[step.precision]
-    if step.grad_accumulation_steps > 1:
-        asked["accumulate_grad_batches"] = step.grad_accumulation_steps
-    if step.max_grad_norm is not None:
-        asked["gradient_clip_val"] = step.max_grad_norm
-    if both := sorted(set(asked) & set(given)):
-        raise ConfigError(
-            f"from_ptl(trainer_args=) has {', '.join(both)}, which TorchTrainer was asked for in its words "
-            f"(precision, grad_accumulation_steps, max_grad_norm): say it once"
-        )
-    return asked
 
 
 def _defines(thing: Any, method: str, base: Any) -> bool:

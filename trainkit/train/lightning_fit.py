@@ -12,11 +12,7 @@ raise.
 from __future__ import annotations
 
 import contextvars
-import logging
-import math
-import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -27,18 +23,12 @@ from trainkit.train import rng
 from trainkit.train.data import DealtBatches, Feed
 from trainkit.train.keys import NUM_SAMPLES, SHOULD_STOP
 from trainkit.train.lightning_log import Logged, StandIn, after, samples_in
-from trainkit.train.lightning_parts import Interrupted, Seat
+from trainkit.train.lightning_parts import Interrupted, Seat, quiet_lightning, resize
 from trainkit.train.metrics import EpochMetrics, Meters, Origin
 from trainkit.train.turns import known_turn
 
 _NOT_KEPT = ("hparams_name", "hparams_type", "hyper_parameters", "datamodule_hyper_parameters")
 """Of Lightning's checkpoint: the configuration, which is the trainer's, and may hold what no file should."""
-
-_ADVICE = (
-    r".*does not have many workers",
-    r".*isinstance\(treespec, LeafSpec\)",  # Lightning's own use of torch
-)
-"""What Lightning says on the normal path, and nobody can do anything about here."""
 
 
 class LightningFit:
@@ -123,7 +113,7 @@ class LightningFit:
                 f"more, or leave it out, as train() is called for each epoch anyway"
             )
         trainer.should_stop = False  # Told, and the caller goes on.
-        self._resize(num_steps)
+        resize(trainer, self._limit if num_steps is None else num_steps)
         self._training, self._batches = Meters(), 0
         self._logged.clear()
         self._ticks = ticks
@@ -131,9 +121,9 @@ class LightningFit:
         if not self.alive:
             raise TrainingError("Lightning ended the fit without an epoch: there are no training batches")
         last_one = trainer.max_epochs not in (None, -1) and trainer.current_epoch >= trainer.max_epochs
-        result = {**self._training.result(), SHOULD_STOP: float(trainer.should_stop or last_one)}
-        logged = self._logged.metrics()
-        return EpochMetrics({**result, **logged}, {**self._training.result().origins, **logged.origins})
+        asks = {SHOULD_STOP: float(trainer.should_stop or last_one)}
+        counts, logged = self._training.result(), self._logged.metrics()
+        return EpochMetrics({**counts, **asks, **logged}, {**counts.origins, **logged.origins})
 
     def validate(self, num_steps: int | None, ticks: Iterator[Any]) -> EpochMetrics:
         """Lightning's own validation loop, of `num_steps` batches a loader; see `train`."""
@@ -291,50 +281,6 @@ class LightningFit:
             self._stand_in.end()
             self._stand_in = None
 
-    def _resize(self, num_steps: int | None) -> None:
-        """Give the next epoch `num_steps` batches, or those that the user's `limit_train_batches` leaves."""
-        trainer, limit = self.trainer, self._limit if num_steps is None else num_steps
-        loop, loader = trainer.fit_loop, trainer.fit_loop._combined_loader
-        trainer.limit_train_batches = limit
-        if loader is None:
-            return  # The loop asks for the limit when it starts.
-        loader.limits = [_limited(item, limit) for item in loader.flattened]
-        combine = min if loader._mode == "min_size" else max
-        loop.max_batches = combine(loader.limits)
-        if isinstance(trainer.val_check_interval, float) and trainer.val_check_batch is not None:
-            known = math.isfinite(loop.max_batches)
-            trainer.val_check_batch = (
-                max(1, int(loop.max_batches * trainer.val_check_interval)) if known else math.inf
-            )
-
-
-def _limited(loader: Any, limit: float) -> float:
-    """Batches of a pass, as `limit_train_batches` says: a number of them, or a share of all."""
-    try:
-        length: float = len(loader)
-    except (TypeError, NotImplementedError):
-        length = math.inf
-    if isinstance(limit, int):
-        return min(length, limit)
-    return int(length * limit) if math.isfinite(length) else length
-
 
 def _no_handlers() -> None:
     """In place of Lightning's registration of signal handlers."""
-
-
-@contextmanager
-def quiet_lightning() -> Iterator[None]:
-    """Without Lightning's greetings and advice; its warnings of what goes wrong stay."""
-    loggers = [logging.getLogger(name) for name in ("pytorch_lightning", "lightning.pytorch", "lightning")]
-    greeting = [logger for logger in loggers if logger.level == logging.INFO]
-    for logger in greeting:
-        logger.setLevel(logging.WARNING)
-    try:
-        with warnings.catch_warnings():
-            for advice in _ADVICE:
-                warnings.filterwarnings("ignore", message=advice)
-            yield
-    finally:
-        for logger in greeting:
-            logger.setLevel(logging.INFO)

@@ -8,84 +8,21 @@ from __future__ import annotations
 
 import copy
 import importlib
-import inspect
-from collections.abc import Callable, Mapping
+import logging
+import math
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from trainkit.errors import ConfigError, MissingDependencyError
+from trainkit.errors import ConfigError
 
 if TYPE_CHECKING:
     from trainkit.train.lightning_fit import LightningFit
-
-PACKAGES = ("pytorch_lightning", "lightning.pytorch")
-
-
-def package_of(cls: Any, kind: str) -> str | None:
-    """The package whose `kind`, such as "LightningModule", `cls` derives from; None: neither's."""
-    for base in getattr(cls, "__mro__", ()):
-        for name in PACKAGES:
-            if base.__name__ == kind and base.__module__.startswith(f"{name}."):
-                return name
-    return None
-
-
-def require_module_class(cls: Any) -> str:
-    """The package of a LightningModule's class.
-
-    Raises:
-        ConfigError: it is something else.
-        MissingDependencyError: neither package is installed.
-    """
-    if isinstance(cls, type) and (name := package_of(cls, "LightningModule")) is not None:
-        return name
-    if not any(map(_installed, PACKAGES)):
-        raise MissingDependencyError("from_ptl() needs Lightning: pip install 'trainkit[lightning]'")
-    raise ConfigError(
-        f"from_ptl({cls!r}): give a subclass of LightningModule, the class itself; each worker makes its own "
-        f"instance of it"
-    )
-
-
-def _installed(name: str) -> bool:
-    try:
-        importlib.import_module(name)
-    except ImportError:
-        return False
-    return True
-
-
-def made_from(cls: type[Any], config: Mapping[str, Any]) -> Any:
-    """An instance of the user's class, given the whole configuration or those of its keys that it takes.
-
-    Raises:
-        ConfigError: a parameter without a default is not in `config`.
-    """
-    parameters = dict(inspect.signature(cls).parameters)
-    if "config" in parameters:
-        return cls(config=dict(config))
-    if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()):
-        return cls(**{name: value for name, value in config.items() if name.isidentifier()})
-    named = {
-        name: parameter
-        for name, parameter in parameters.items()
-        if parameter.kind in (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    }
-    missing = [
-        name
-        for name, parameter in named.items()
-        if name not in config and parameter.default is inspect.Parameter.empty
-    ]
-    if missing:
-        raise ConfigError(
-            f"{cls.__name__}{inspect.signature(cls)} needs {', '.join(missing)}, but config has "
-            f"{sorted(map(str, config))}: add the keys to config, or let the class take the whole of it, as "
-            f"`config`"
-        )
-    return cls(**{name: config[name] for name in named if name in config})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -256,3 +193,57 @@ def make_strategy(package: Any, asked: Any, seat: Seat, fit: LightningFit) -> An
 def make_watch(package: Any, fit: LightningFit) -> Any:
     """The callback that `fit` looks through."""
     return type("GangWatch", (_Watch, package.Callback), {"fit": fit})()
+
+
+def resize(trainer: Any, limit: float) -> None:
+    """Give the next epoch as many batches as `limit_train_batches=limit` would have.
+
+    Lightning asks for that only when it makes the loaders, so what it derives from it is set here.
+    """
+    loop, loader = trainer.fit_loop, trainer.fit_loop._combined_loader
+    trainer.limit_train_batches = limit
+    if loader is None:
+        return  # The loop asks when it starts.
+    loader.limits = [_limited(item, limit) for item in loader.flattened]
+    combine = min if loader._mode == "min_size" else max
+    loop.max_batches = combine(loader.limits)
+    if isinstance(trainer.val_check_interval, float) and trainer.val_check_batch is not None:
+        known = math.isfinite(loop.max_batches)
+        trainer.val_check_batch = (
+            max(1, int(loop.max_batches * trainer.val_check_interval)) if known else math.inf
+        )
+
+
+def _limited(loader: Any, limit: float) -> float:
+    """Batches of a pass, as `limit_train_batches` says: a number of them, or a share of all."""
+    try:
+        length: float = len(loader)
+    except (TypeError, NotImplementedError):
+        length = math.inf
+    if isinstance(limit, int):
+        return min(length, limit)
+    return int(length * limit) if math.isfinite(length) else length
+
+
+_ADVICE = (
+    r".*does not have many workers",
+    r".*isinstance\(treespec, LeafSpec\)",  # Lightning's own use of torch
+)
+"""What Lightning says on the normal path, and nobody can do anything about here."""
+
+
+@contextmanager
+def quiet_lightning() -> Iterator[None]:
+    """Without Lightning's greetings and advice; its warnings of what goes wrong stay."""
+    loggers = [logging.getLogger(name) for name in ("pytorch_lightning", "lightning.pytorch", "lightning")]
+    greeting = [logger for logger in loggers if logger.level == logging.INFO]
+    for logger in greeting:
+        logger.setLevel(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            for advice in _ADVICE:
+                warnings.filterwarnings("ignore", message=advice)
+            yield
+    finally:
+        for logger in greeting:
+            logger.setLevel(logging.INFO)

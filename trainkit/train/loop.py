@@ -8,6 +8,7 @@ from typing import Any
 from trainkit.train.data import Feed
 from trainkit.train.metrics import EpochMetrics, Meters
 from trainkit.train.progress import Bar
+from trainkit.train.turns import Turn
 
 Step = Callable[[Any, dict[str, Any]], Mapping[str, Any]]
 """`train_batch` or `validate_batch`: (batch, batch_info) to metrics."""
@@ -20,8 +21,9 @@ def run_epoch(
     feed: Feed,
     info: Mapping[str, Any],
     first_step: int = 0,
-    before_step: Callable[[], None] | None = None,
+    before_step: Callable[[Turn], None] | None = None,
     after_step: Callable[[], None] | None = None,
+    ahead: Callable[[Iterable[Any]], Iterable[Any]] | None = None,
 ) -> EpochMetrics:
     """Run `step` on each batch and return the epoch's metrics.
 
@@ -31,15 +33,16 @@ def run_epoch(
         feed: where the batches come from; it knows which of them hold samples to be counted.
         info: passed on to every step.
         first_step: the `global_step` of the first batch.
-        before_step: called before each step.
+        before_step: called before each step, with its turn.
         after_step: called after each step, such as a scheduler's step.
+        ahead: batches to the same batches, brought to the device beforehand.
     """
     meters = Meters()
     bar = batches if isinstance(batches, Bar) else None
-    for index, batch in enumerate(batches):
+    for index, batch in enumerate(batches if ahead is None else ahead(batches)):
         turn = feed.begin_step()
         if before_step is not None:
-            before_step()
+            before_step(turn)
         metrics = step(batch, {**info, "batch_idx": index, "global_step": first_step + index})
         if after_step is not None:
             after_step()

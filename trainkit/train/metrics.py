@@ -29,11 +29,13 @@ class Origin:
         weight: samples.
         step: the one it belongs to; 0 for an epoch's.
         how: the workers' values become one as a "mean", "sum", "max" or "min".
+        broken_at: the first step, counted in the epoch, whose value was no finite number.
     """
 
     weight: float
     step: int = 0
     how: str = "mean"
+    broken_at: int | None = None
 
 
 class EpochMetrics(dict[str, Any]):
@@ -50,13 +52,13 @@ class EpochMetrics(dict[str, Any]):
 class _Series:
     """All values of one metric in an epoch, with their weights."""
 
-    __slots__ = ("chunks", "last_step", "pending", "weights")
+    __slots__ = ("chunks", "pending", "steps", "weights")
 
     def __init__(self) -> None:
         self.pending: list[Any] = []
         self.chunks: list[torch.Tensor] = []
         self.weights: list[float] = []
-        self.last_step = 0
+        self.steps: list[int] = []
 
     def pack(self, name: str) -> None:
         if self.pending:
@@ -107,7 +109,7 @@ class Meters:
             # Detached: a loss that is kept must not keep its graph, and with it all activations.
             series.pending.append(value.detach() if getattr(value, "requires_grad", False) else value)
             series.weights.append(weight)
-            series.last_step = step
+            series.steps.append(step)
             if len(series.pending) >= _CHUNK:
                 series.pack(name)
 
@@ -125,8 +127,11 @@ class Meters:
             weight = float(weights.sum())
             values[name] = float(torch.dot(data, weights)) / weight if weight else math.nan
             values[f"last_{name}"] = float(data[-1])
-            origins[name] = Origin(weight)
-            origins[f"last_{name}"] = Origin(float(weights[-1]), series.last_step)
+            broken = (
+                [] if math.isfinite(values[name]) else (~torch.isfinite(data)).nonzero().flatten().tolist()
+            )
+            origins[name] = Origin(weight, broken_at=series.steps[broken[0]] if broken else None)
+            origins[f"last_{name}"] = Origin(float(weights[-1]), series.steps[-1])
         return EpochMetrics(values, origins)
 
 
@@ -152,6 +157,30 @@ def reduce_metrics(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         else:
             reduced[name] = _combined(values, [_origin(result, name) for result in held])
     return reduced
+
+
+def not_finite(results: Mapping[int, Mapping[str, Any]]) -> str | None:
+    """What to warn of: which metric became NaN or infinite first, and where; None if all are finite.
+
+    Args:
+        results: of the workers, by rank.
+    """
+    found: list[tuple[float, int, str]] = []
+    for rank, result in results.items():
+        origins = result.origins if isinstance(result, EpochMetrics) else {}
+        found += [(at.broken_at, rank, name) for name, at in origins.items() if at.broken_at is not None]
+        # What a loop of the user's own returns has no origin.
+        found += [
+            (math.inf, rank, name)
+            for name, value in result.items()
+            if name not in origins and isinstance(value, float) and not math.isfinite(value)
+        ]
+    if not found:
+        return None
+    step, rank, name = min(found)
+    where = f"on worker {rank}" if step == math.inf else f"from batch_idx {step} on, on worker {rank} first"
+    others = sorted({other for _, _, other in found} - {name})
+    return f"{name} is no finite number {where}" + (f"; so are {', '.join(others)}" if others else "")
 
 
 def to_numbers(result: Mapping[str, Any]) -> Mapping[str, Any]:

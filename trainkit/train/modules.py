@@ -1,4 +1,4 @@
-"""Copies of modules: whole ones on the CPU, and skeletons without memory, to be filled elsewhere."""
+"""Modules compiled in place, and copies: whole on the CPU, or skeletons without memory, to be filled."""
 
 from __future__ import annotations
 
@@ -8,6 +8,21 @@ from typing import Any
 
 import torch
 from torch import nn
+
+
+def compile_in_place(model: nn.Module) -> None:
+    """Have calls of `model` run compiled by `torch.compile`; its parameters and their names stay as they are.
+
+    `model.compile()` does that for a user's own class, but compiles nothing of an `nn.Sequential` or another
+    of torch's own, whose code it takes for a part of torch: a function of ours around it is traced.
+    """
+    call = model._call_impl
+
+    def traced(*args: Any, **kwargs: Any) -> Any:
+        return call(*args, **kwargs)  # type: ignore[no-untyped-call]
+
+    # What Module.compile() sets: the one place where a module's call can be replaced without wrapping it.
+    model._compiled_call_impl = torch.compile(traced)
 
 
 class StrategyHook:

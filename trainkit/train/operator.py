@@ -13,6 +13,7 @@ from trainkit.errors import ConfigError
 from trainkit.train.context import WorkerContext
 from trainkit.train.creators import Creators, operator_from
 from trainkit.train.data import Feed
+from trainkit.train.delivery import Delivery, pinned
 from trainkit.train.keys import NUM_SAMPLES
 from trainkit.train.lightning import lightning_operator
 from trainkit.train.loop import run_epoch
@@ -20,8 +21,7 @@ from trainkit.train.modes import enter_training, evaluating
 from trainkit.train.registration import Registered, as_list, check_schedulers, check_wrapping, in_shape_of
 from trainkit.train.situation import Situated
 from trainkit.train.stepping import Stepper
-from trainkit.train.tensors import to_device
-from trainkit.train.turns import Turn
+from trainkit.train.turns import WHOLE, Turn
 
 
 class TrainingOperator(Situated):
@@ -58,7 +58,14 @@ class TrainingOperator(Situated):
         self.optimizers = self.registered.optimizers
         self.schedulers = self.registered.schedulers
         self.criterion = None
-        self.stepper = Stepper(self._context.step, self._context.strategy, self.registered, self._turn)
+        self._delivery = Delivery(self.device, last=self._context.step.channels_last)
+        self.stepper = Stepper(
+            self._context.step,
+            self._context.strategy,
+            self.registered,
+            turn=self._turn,
+            global_step=lambda: self.global_step,
+        )
         self.setup(self._config)
 
     # -- what a subclass says ------------------------------------------------------------------
@@ -128,9 +135,11 @@ class TrainingOperator(Situated):
             ConfigError: a loader can't be iterated over, or can't be shared among workers.
         """
         if train_loader is not None:
-            self.train_feed = self._context.strategy.split_data(train_loader, training=True)
+            loader = pinned(train_loader, self.device)
+            self.train_feed = self._context.strategy.split_data(loader, training=True)
         if validation_loader is not None:
-            self.validation_feed = self._context.strategy.split_data(validation_loader, training=False)
+            loader = pinned(validation_loader, self.device)
+            self.validation_feed = self._context.strategy.split_data(loader, training=False)
 
     # -- training ------------------------------------------------------------------------------
 
@@ -153,6 +162,7 @@ class TrainingOperator(Situated):
             Metrics by name; numbers are averaged over workers by their `num_samples`.
         """
         enter_training(self.registered.models)
+        self.stepper.begin_epoch()
         return run_epoch(
             self.train_batch,
             iterator,
@@ -161,6 +171,7 @@ class TrainingOperator(Situated):
             first_step=self.global_step,
             before_step=self.stepper.begin,
             after_step=self._after_step,
+            ahead=self._ahead(self.train_batch, TrainingOperator.train_batch),
         )
 
     def train_batch(self, batch: Any, batch_info: dict[str, Any]) -> Mapping[str, Any]:
@@ -175,7 +186,7 @@ class TrainingOperator(Situated):
             batch; `num_samples` is their weight.
         """
         self._single_model("train_batch")
-        features, target = self._features_and_target(batch)
+        features, target = self._delivery.parts(batch)
         loss = self.forward_backward(features, target)
         with self.timers.record("apply"):
             self.optimizer_step()
@@ -194,6 +205,7 @@ class TrainingOperator(Situated):
         """
         model, criterion = self._single_model("forward_backward", optimizers=None)
         strategy = self._context.strategy
+        self.stepper.delegated()
         if not self.timers.enabled:
             return strategy.forward_backward(model, criterion, features, target, self.stepper.scaled)
         with self.timers.halves("fwd", "grad", self.stepper.scaled) as scaled:
@@ -229,12 +241,16 @@ class TrainingOperator(Situated):
         """Evaluate on the validation batches, without gradients; arguments and result as `train_epoch`'s."""
         with torch.no_grad(), evaluating(self.registered.models):
             return run_epoch(
-                self.validate_batch, val_iterator, feed=self._feed(self.validation_feed), info=info
+                self.validate_batch,
+                val_iterator,
+                feed=self._feed(self.validation_feed),
+                info=info,
+                ahead=self._ahead(self.validate_batch, TrainingOperator.validate_batch),
             )
 
     def validate_batch(self, batch: Any, batch_info: dict[str, Any]) -> Mapping[str, Any]:
         """Loss and, where targets are classes, accuracy of one batch; arguments as `train_batch`'s."""
-        features, target = self._features_and_target(batch)
+        features, target = self._delivery.parts(batch)
         metrics: dict[str, Any] = {NUM_SAMPLES: target.shape[0]}
         with self.timers.record("eval_fwd"):
             result = self.forward(features, target)
@@ -352,12 +368,12 @@ class TrainingOperator(Situated):
         return registered if registered is not None else self._context.strategy.split_data((), training=False)
 
     def _turn(self) -> Turn:
-        return Turn() if self.train_feed is None else self.train_feed.turn
+        return WHOLE if self.train_feed is None else self.train_feed.turn
 
     def _after_step(self) -> None:
-        self.stepper.end()
+        stepped = self.stepper.end()
         self.global_step += 1
-        if self.scheduler_step_freq == "batch" and self.stepper.closed:
+        if stepped and self.scheduler_step_freq == "batch":
             for scheduler in self.registered.schedulers:
                 scheduler.step()
 
@@ -379,12 +395,6 @@ class TrainingOperator(Situated):
             raise ConfigError(f"the default {step} needs a loss: register(criterion=...), or override {step}")
         return held.models[0], self.criterion
 
-    def _features_and_target(self, batch: Any) -> tuple[Sequence[Any], torch.Tensor]:
-        if not isinstance(batch, (list, tuple)) or len(batch) < 2:
-            raise ConfigError(
-                f"the default steps take batches (*features, target), but the loader gave a "
-                f"{type(batch).__name__}: override train_batch and validate_batch"
-            )
-        if self.device.type != "cpu":
-            batch = to_device(batch, self.device)
-        return batch[:-1], batch[-1]
+    def _ahead(self, step: Any, default: Any) -> Callable[[Iterable[Any]], Iterable[Any]] | None:
+        # A step of the user's own is promised batches as the loader gives them.
+        return self._delivery.ahead if getattr(step, "__func__", None) is default else None

@@ -96,18 +96,19 @@ def joined(states: Sequence[Any]) -> Any:
 
     Args:
         states: nested alike, one a worker, in order of rank; of what is no container and not in pieces, the
-            first worker's stands. Lists have the same length on all workers.
+            first worker's stands. So does what the others have otherwise: an operator's own state may differ.
     """
     first = states[0]
     if isinstance(first, Spread):
-        boxes = {box.offset: box for state in states for box in state.boxes}
+        boxes = {box.offset: box for state in states if isinstance(state, Spread) for box in state.boxes}
         return Spread(first.shape, first.dtype, tuple(boxes.values()))
     if isinstance(first, Mapping):
-        keys = dict.fromkeys(key for state in states for key in state)
-        items = {key: joined([state[key] for state in states if key in state]) for key in keys}
-        return like_mapping(first, items)
+        alike = [state for state in states if isinstance(state, Mapping)]
+        keys = dict.fromkeys(key for state in alike for key in state)
+        return like_mapping(first, {key: joined([s[key] for s in alike if key in s]) for key in keys})
     if isinstance(first, list):
-        return [joined(list(items)) for items in zip(*states, strict=True)]
+        lists = [state for state in states if isinstance(state, list) and len(state) == len(first)]
+        return [joined(list(items)) for items in zip(*lists, strict=True)]
     return first
 
 
@@ -145,10 +146,11 @@ def local_part(leaf: torch.Tensor | Spread, like: torch.Tensor) -> torch.Tensor:
         part = leaf.detach()[
             _slices(offset, [o + s for o, s in zip(offset, shape, strict=True)], (0,) * len(shape))
         ]
-    local = part.to(device=like.to_local().device, dtype=like.dtype, copy=True).contiguous()
-    return DTensor.from_local(
-        local, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
-    )
+    # Laid out by what it is to be like: an offloaded tensor's part is on another device than its mesh.
+    with torch.no_grad():
+        result = torch.empty_like(like)
+        _local(result).copy_(part)
+    return result
 
 
 def shape_of(leaf: Any) -> tuple[int, ...] | None:
@@ -162,6 +164,10 @@ def _detached(tensor: torch.Tensor, *, copy: bool) -> Any:
     _, offset = _place_of(tensor)
     local = _on_cpu(tensor.to_local(), copy)
     return Spread(tuple(tensor.shape), tensor.dtype, (Box(tuple(offset), local),) if local.numel() else ())
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def _on_cpu(tensor: torch.Tensor, copy: bool) -> torch.Tensor:

@@ -30,6 +30,11 @@ class StepSettings:
         return nullcontext() if dtype is None else torch.autocast(device.type, dtype=dtype)
 
     @property
+    def needs_backward(self) -> bool:
+        """Whether a step of the user's own must call `backward(loss)`, not `loss.backward()`."""
+        return self.precision == "fp16" or self.grad_accumulation_steps > 1 or self.detect_nan
+
+    @property
     def needs_optimizer_step(self) -> bool:
         """Whether a step of the user's own must end with `optimizer_step()`, not `optimizer.step()`."""
         return self.precision == "fp16" or self.grad_accumulation_steps > 1 or self.max_grad_norm is not None

@@ -36,6 +36,14 @@ def to_device(batch: Any, device: torch.device) -> Any:
     return map_tensors(lambda tensor: tensor.to(device, non_blocking=True), batch)
 
 
+def channels_last(batch: Any) -> Any:
+    """`batch` with its images, (samples, channels, height, width), in torch's channels_last format."""
+    return map_tensors(
+        lambda tensor: tensor.contiguous(memory_format=torch.channels_last) if tensor.dim() == 4 else tensor,
+        batch,
+    )
+
+
 def device_of(value: Any) -> torch.device | None:
     """The device of the first tensor in `value`; None if there is none."""
     if isinstance(value, torch.Tensor):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -11,7 +12,7 @@ from torch import nn
 
 from trainkit.errors import ConfigError
 from trainkit.train.crew import Crew
-from trainkit.train.metrics import reduce_metrics
+from trainkit.train.metrics import not_finite, reduce_metrics
 from trainkit.train.operator import TrainingOperator
 from trainkit.train.options import TrainerOptions, is_count
 from trainkit.train.progress import require_tqdm
@@ -22,6 +23,8 @@ from trainkit.train.strategies.base import StrategySpec
 from trainkit.train.trainable import TrainerTrainable, TrialPlan, TuneStep, make_trainable
 
 T = TypeVar("T")
+
+log = logging.getLogger(__name__)
 
 
 class TorchTrainer:
@@ -315,5 +318,8 @@ class TorchTrainer:
         if needs is not None and self._crew.ended is None and not self._crew.has_data(needs):
             raise ConfigError(f"there is no {needs} data: call register_data({needs}_loader=...) in setup")
         results = self._crew.epoch(call, max_retries)
-        results = [results[rank] for rank in self._crew.reporters]
+        reported = {rank: results[rank] for rank in self._crew.reporters}
+        if (warning := not_finite(reported)) is not None:
+            log.warning("%s: %s; detect_nan=True stops training at the first such loss", call.method, warning)
+        results = list(reported.values())
         return reduce_metrics(results) if reduce_results else [dict(result) for result in results]

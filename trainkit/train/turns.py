@@ -33,6 +33,10 @@ class Turn:
     correction: float = 1.0
 
 
+WHOLE = Turn()
+"""A batch that is a step by itself, and counts in full."""
+
+
 @dataclass(frozen=True)
 class Pass:
     """The sizes of the batches of one pass over the data.
@@ -57,6 +61,36 @@ class Pass:
         """Samples of batch `index`, counted on where the data starts again."""
         first = index % self.steps * self.batch_size
         return min(self.batch_size, self.samples - first)
+
+
+class KnownTurns:
+    """The turns of one call's batches, where their sizes are known beforehand; most of them are alike.
+
+    Args:
+        sizes: of the batches of a pass, over all workers.
+        total: batches of the call.
+        every: batches of a step.
+        rank: this worker's.
+        world_size: workers among whom the samples are dealt.
+    """
+
+    def __init__(self, sizes: Pass, total: int, *, every: int, rank: int, world_size: int) -> None:
+        self._sizes = sizes
+        self._total = total
+        self._every = every
+        self._steps = sizes.steps
+        self._place = {"every": every, "rank": rank, "world_size": world_size}
+        full = Pass(every * sizes.batch_size, sizes.batch_size, drop_last=False)
+        self._of_full = [known_turn(index, every, full, **self._place) for index in range(every)]
+
+    def __call__(self, index: int) -> Turn:
+        """The turn of batch `index`, from 0 since the call began."""
+        position = index % self._every
+        start = index - position
+        # A pass's last batch, which may be small, is not in this step, and neither is the call's end.
+        if start % self._steps + self._every < self._steps and start + self._every <= self._total:
+            return self._of_full[position]
+        return known_turn(index, self._total, self._sizes, **self._place)
 
 
 def known_turn(index: int, total: int, sizes: Pass, *, every: int, rank: int, world_size: int) -> Turn:

@@ -17,6 +17,7 @@ from trainkit.train import checkpoint, meeting, process_group, rng, sharded_chec
 from trainkit.train.agreement import agreed
 from trainkit.train.context import WorkerContext
 from trainkit.train.data import Feed
+from trainkit.train.delivery import pinned
 from trainkit.train.keys import EPOCH, NUM_STEPS, PROFILE, USE_FP16
 from trainkit.train.meeting import Home
 from trainkit.train.metrics import EpochMetrics, to_numbers
@@ -24,7 +25,7 @@ from trainkit.train.modules import on_cpu
 from trainkit.train.operator import TrainingOperator
 from trainkit.train.process_group import Listener
 from trainkit.train.progress import Bar, describe
-from trainkit.train.spread import detached, whole
+from trainkit.train.spread import detached, joined, whole
 from trainkit.train.state import SmallState, WorkerState, check_state, joined_state, own_of
 from trainkit.train.strategies.base import KeepsOrder, Place, Strategy
 from trainkit.train.strategies.single import SingleStrategy
@@ -123,6 +124,8 @@ class Worker:
         operator.timers.switch(profile)
         with operator.timers.record("train_epoch"), self._telling_step():
             result = operator.train_epoch(batches, details, num_steps=num_steps, epoch_idx=self._epoch)
+        if type(operator).train_epoch is not TrainingOperator.train_epoch:
+            operator.stepper.check()
         if operator.scheduler_step_freq == "epoch":
             self.step_schedulers()
         self._epoch += 1
@@ -209,7 +212,7 @@ class Worker:
             # Copied: in the trainer's own process the snapshot is not a copy of its own, as it is elsewhere.
             self._take_over(detached(joined_state(states)), "the snapshot")
         if small is not None:
-            self._operator.load_state_dict(whole(detached(small[0].operator)))
+            self._operator.load_state_dict(whole(detached(joined([state.operator for state in small]))))
             self._take_over_own([state.own for state in small])
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -276,7 +279,7 @@ class Worker:
         operator = self._operator
         registered = operator.train_feed
         loader = dataset(operator.config) if callable(dataset) else dataset
-        operator.train_feed = self._strategy.split_data(loader, training=True)
+        operator.train_feed = self._strategy.split_data(pinned(loader, operator.device), training=True)
         try:
             yield
         finally:

@@ -28,6 +28,7 @@ from torch.distributed.fsdp import (
 from torch.distributed.tensor import DTensor
 
 from trainkit.errors import ConfigError
+from trainkit.train.modules import compile_in_place
 from trainkit.train.step_settings import StepSettings
 from trainkit.train.strategies.base import Place, Strategy
 from trainkit.train.strategies.blocks import Blocks, chosen_blocks
@@ -126,10 +127,10 @@ class FSDPStrategy(SingleStrategy):
         # Compiled first: a graph for each block, between the gathering of its parameters and their release.
         for block in blocks:
             if self._place.step.compile:
-                block.compile()
+                compile_in_place(block)
             fully_shard(block, reshard_after_forward=not keep, mp_policy=self._precision(block), **common)
         if self._place.step.compile and not blocks:
-            model.compile()
+            compile_in_place(model)
         # What is outside of blocks is needed again as the backward pass begins, if there is one.
         trained = any(parameter.requires_grad for parameter in model.parameters())
         root = fully_shard(

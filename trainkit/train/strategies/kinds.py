@@ -44,6 +44,8 @@ def step_by_kind(optimizer: torch.optim.Optimizer) -> None:
     whole: list[list[dict[str, Any]]] = []
 
     def split(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        if whole:  # the step before ended with an error
+            rejoin(optimizer)
         whole.append(optimizer.param_groups)
         optimizer.param_groups = [part for group in optimizer.param_groups for part in _by_kind(group)]
 

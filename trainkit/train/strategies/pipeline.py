@@ -23,7 +23,7 @@ from torch import nn
 
 from trainkit.errors import CheckpointError, ConfigError
 from trainkit.train.data import Feed, make_feed
-from trainkit.train.modules import skeleton
+from trainkit.train.modules import compile_in_place, skeleton
 from trainkit.train.spread import detached, shape_of, whole
 from trainkit.train.step_settings import StepSettings
 from trainkit.train.strategies.averaging import average_gradients
@@ -170,7 +170,7 @@ class PipelineStrategy:
         if step.channels_last:
             placed.stage.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         if step.compile:
-            placed.stage.compile()
+            compile_in_place(placed.stage)
         self._slots.replace(optimizers, {(0, name): tensor for name, tensor in _held(model).items()})
         # Torch sends between pairs of stages only, for which NCCL needs that all of them have met before.
         dist.all_reduce(torch.zeros(1, device=self.devices[0]), group=self._link.group)

@@ -13,7 +13,7 @@ from torch import nn
 
 from trainkit.errors import CheckpointError
 from trainkit.train.data import Feed, make_feed
-from trainkit.train.modules import lies_elsewhere, skeleton
+from trainkit.train.modules import compile_in_place, lies_elsewhere, skeleton
 from trainkit.train.spread import whole
 from trainkit.train.step_settings import StepSettings
 from trainkit.train.strategies.base import Criterion, Place, Strategy
@@ -91,7 +91,7 @@ class SingleStrategy:
         if self._place.step.channels_last:
             model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         if self._place.step.compile:
-            model.compile()
+            compile_in_place(model)
         return model
 
     def _moved(self, model: nn.Module) -> nn.Module:

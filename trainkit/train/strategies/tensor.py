@@ -22,6 +22,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor.parallel import ParallelStyle
 
 from trainkit.errors import ConfigError
+from trainkit.train.modules import compile_in_place
 from trainkit.train.step_settings import StepSettings
 from trainkit.train.strategies import kinds
 from trainkit.train.strategies.averaging import GradientAverage
@@ -30,7 +31,7 @@ from trainkit.train.strategies.blocks import chosen_blocks
 from trainkit.train.strategies.mesh import DATA, MODEL, data_group, degree_mistakes, make_mesh
 from trainkit.train.strategies.sharded import ShardedState
 from trainkit.train.strategies.single import SingleStrategy
-from trainkit.train.strategies.splitting import split_model
+from trainkit.train.strategies.splitting import refuse_what_cannot_be_split, split_model
 
 Plan = Mapping[str, ParallelStyle] | Callable[[nn.Module, DeviceMesh], Any]
 
@@ -127,6 +128,8 @@ class TensorParallelStrategy(SingleStrategy):
             raise ConfigError(f"{given} for DistributedDataParallel, not for TensorParallel: leave it out")
         if any(isinstance(optimizer, torch.optim.LBFGS) for optimizer in optimizers):
             raise ConfigError("LBFGS needs all gradients in one piece: use another optimizer, or DDP()")
+        for model in models:
+            refuse_what_cannot_be_split(model)
         self._held = ShardedState(models, optimizers)
         for model in models:
             self._split(model)
@@ -148,7 +151,7 @@ class TensorParallelStrategy(SingleStrategy):
         model.to(self.devices[0])
         if step.compile:
             for part in blocks or [model]:
-                part.compile()
+                compile_in_place(part)
         self._buffers += list(model.buffers())
         if self.averages and trained:
             self._bring_together(model, blocks)
