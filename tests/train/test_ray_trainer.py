@@ -18,7 +18,7 @@ from tests.train.raysgd_cifar import train_cifar
 from trainkit import tune
 from trainkit.errors import GangError
 from trainkit.runtime.local import process
-from trainkit.train import BATCH_SIZE, TorchTrainer
+from trainkit.train import BATCH_SIZE, TorchTrainer, recovery
 
 ray = pytest.importorskip("ray", reason="the Ray engine needs Ray: pip install 'trainkit[ray]'")
 
@@ -31,16 +31,17 @@ STEPS = 10
 
 
 @pytest.fixture(scope="module", autouse=True)
-def session() -> Iterator[None]:
+def cluster() -> Iterator[Cluster]:
+    nodes = Cluster()
+
     def start() -> Any:
-        cluster = Cluster()
         for _ in range(2):
-            cluster.add_node(num_cpus=1, include_dashboard=False)
-        trainkit.init(address=cluster.address, log_to_driver=False)
-        return cluster.shutdown
+            nodes.add_node(num_cpus=1, include_dashboard=False)
+        trainkit.init(address=nodes.address, log_to_driver=False)
+        return nodes.shutdown
 
     with clean_ray(start):
-        yield
+        yield nodes
 
 
 def make_trainer(operator_cls: type[Digits] = Digits, **arguments: Any) -> TorchTrainer:
@@ -109,6 +110,29 @@ def test_a_killed_worker_is_replaced_and_the_epoch_runs_again(tmp_path: Path) ->
         with pytest.raises(GangError, match="worker 1 of 2 died"):
             trainer.train(info={"once": str(once)}, max_retries=0)
     assert eventually(lambda: not any(process.exists(pid) for pid in {*before, *after}))
+
+
+def test_a_lost_machine(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its worker's place is gone: one worker goes on alone, and the other comes back with a machine."""
+    monkeypatch.setattr(recovery, "REFORM_WAIT_S", 3.0)
+    with make_trainer(min_workers=1, timeout_s=60) as trainer:
+        sizes = [len(trainer.train(reduce_results=False))]
+        # The first machine holds the cluster's own books.
+        cluster.remove_node(list(cluster.worker_nodes)[-1], allow_graceful=False)
+        sizes.append(len(trainer.train(reduce_results=False)))
+        cluster.add_node(num_cpus=1, include_dashboard=False)
+        assert eventually(lambda: trainkit.available_resources().get("CPU", 0) >= 1, 60)
+        sizes.append(len(trainer.train(reduce_results=False)))
+        model = trainer.get_model()
+    assert sizes == [2, 1, 2]
+    plain, optimizer, criterion, loader, _ = make_parts(CONFIG)
+    for _ in range(3):
+        for features, target in loader:
+            optimizer.zero_grad()
+            criterion(plain(features), target).backward()
+            optimizer.step()
+    for name, value in plain.state_dict().items():
+        assert torch.allclose(model.state_dict()[name], value, atol=1e-9, rtol=0)
 
 
 def test_a_script_for_raysgd() -> None:

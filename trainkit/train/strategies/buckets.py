@@ -1,9 +1,9 @@
 """The order in which DDP sums gradients: learnt in its first step, and taken along to the next processes.
 
 DDP packs gradients into buckets: in its first step as the model lists its parameters, and from the second
-on as they become ready (`rebuild_buckets` in torch/csrc/distributed/c10d/reducer.cpp). Where three workers or
-more sum a bucket, the order of the terms, and so the rounding, hangs on the place in it. A run that goes on
-in new processes must not begin with a first step again, if it is to be what it would have been.
+on as they become ready (`rebuild_buckets` in torch/csrc/distributed/c10d/reducer.cpp). Where three workers
+or more sum a bucket, the order of the terms, and so the rounding, hangs on the place in it. A run that goes
+on in new processes must not begin with a first step again, if it is to be what it would have been.
 """
 
 from __future__ import annotations
