@@ -124,13 +124,11 @@ class FSDPStrategy(SingleStrategy):
             "offload_policy": offload if self._spec.cpu_offload else OffloadPolicy(),
         }
         keep = not self._spec.reshard_after_forward
-        # Compiled first: a graph for each block, between the gathering of its parameters and their release.
+        if self._place.step.compile:
+            # A graph for each block, between the gathering of its parameters and their release.
+            compile_in_place(*(blocks or [model]))
         for block in blocks:
-            if self._place.step.compile:
-                compile_in_place(block)
             fully_shard(block, reshard_after_forward=not keep, mp_policy=self._precision(block), **common)
-        if self._place.step.compile and not blocks:
-            compile_in_place(model)
         # What is outside of blocks is needed again as the backward pass begins, if there is one.
         trained = any(parameter.requires_grad for parameter in model.parameters())
         root = fully_shard(

@@ -150,8 +150,7 @@ class TensorParallelStrategy(SingleStrategy):
         split_model(model, self._mesh[MODEL], self._spec.plan, self.group, required=required)
         model.to(self.devices[0])
         if step.compile:
-            for part in blocks or [model]:
-                compile_in_place(part)
+            compile_in_place(*(blocks or [model]))
         self._buffers += list(model.buffers())
         if self.averages and trained:
             self._bring_together(model, blocks)
