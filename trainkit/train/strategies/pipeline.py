@@ -29,7 +29,7 @@ from trainkit.train.step_settings import StepSettings
 from trainkit.train.strategies.averaging import average_gradients
 from trainkit.train.strategies.base import Criterion, Place, Strategy
 from trainkit.train.strategies.cutting import Split, cut
-from trainkit.train.strategies.kinds import SharedScaler
+from trainkit.train.strategies.kinds import SharedScaler, shrink, squared_norm
 from trainkit.train.strategies.link import Link
 from trainkit.train.strategies.mesh import Grid, data_group
 from trainkit.train.strategies.optimizers import ParameterSlots
@@ -219,12 +219,10 @@ class PipelineStrategy:
 
     def clip(self, parameters: Sequence[torch.Tensor], max_norm: float) -> torch.Tensor:
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-        squared = torch.zeros((), dtype=torch.float64, device=self.devices[0])
-        if gradients:
-            squared += nn.utils.get_total_norm(gradients).double() ** 2
+        squared = squared_norm(gradients, self.devices[0])
         dist.all_reduce(squared, group=self._link.group)
         norm = squared.sqrt()
-        nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
+        shrink(gradients, norm, max_norm)
         return norm
 
     @contextmanager
