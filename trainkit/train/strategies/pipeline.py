@@ -34,6 +34,7 @@ from trainkit.train.strategies.link import Link
 from trainkit.train.strategies.mesh import Grid, data_group
 from trainkit.train.strategies.optimizers import ParameterSlots
 from trainkit.train.strategies.relay import Relay
+from trainkit.train.strategies.sharded import refuse_ddps_arguments
 from trainkit.train.strategies.stages import NOT_ALONE, StageModel
 
 _SCHEDULES = ("1f1b", "gpipe")
@@ -151,11 +152,7 @@ class PipelineStrategy:
         for optimizer in optimizers:
             if isinstance(optimizer, torch.optim.LBFGS):
                 raise ConfigError("LBFGS needs all gradients on one worker: use another optimizer, or DDP()")
-        if ddp_args or not self._place.wrap:
-            given = "ddp_args are" if ddp_args else "wrap_ddp=False is"
-            raise ConfigError(
-                f"{given} for DistributedDataParallel, which Pipeline doesn't use: leave it out"
-            )
+        refuse_ddps_arguments("Pipeline", ddp_args, wrap=self._place.wrap)
         if len(models) != 1:
             raise ConfigError(
                 f"Pipeline() trains one model; {len(models)} were registered: use DDP() or FSDP()"
