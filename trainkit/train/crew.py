@@ -130,7 +130,11 @@ class Crew:
         """
         training = call.effect is Effect.UNKNOWN
         if training:
-            self._grow()
+            try:
+                self._grow()
+            except BaseException:
+                self.close(force=True)
+                raise
         if not max_retries or self._keeps_nothing():
             return self.run(call, 0)
         if self._snapshot is None:
