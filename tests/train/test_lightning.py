@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -258,8 +259,6 @@ def test_a_state_that_does_not_fit_changes_nothing() -> None:
 
 
 def test_ctrl_c_stays_ctrl_c() -> None:
-    import signal
-
     before = signal.getsignal(signal.SIGINT)
     operator = alone(TrainingOperator.from_ptl(Clumsy), fault=KeyboardInterrupt())
     operator.train_epoch((), {})

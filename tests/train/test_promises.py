@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +74,7 @@ class Witness(Digits):
         sockets = me.net_connections(kind="inet")
         facts = {
             "pid": me.pid,
-            "ports": [socket.laddr.port for socket in sockets if socket.status == psutil.CONN_LISTEN],
+            "listens": [socket.laddr for socket in sockets if socket.status == psutil.CONN_LISTEN],
             "cards": os.environ.get("CUDA_VISIBLE_DEVICES"),
             "config": {name: self.config[name] for name in ("trial", "lr")},
             "epochs": epoch_idx + 1,
@@ -193,8 +194,8 @@ def test_1_18_trials_side_by_side_share_no_port_and_no_card(tmp_path: Path) -> N
     grid = tuner(trainable, tmp_path, 2).fit()
     assert grid.num_errors == 0
     workers = [worker for trial in (0, 1) for worker in facts(tmp_path, trial)]
-    ports = [port for worker in workers for port in worker["ports"]]
-    assert ports
+    addresses, ports = zip(*(at for worker in workers for at in worker["listens"]), strict=True)
+    assert {ip_address(address).is_loopback for address in addresses} == {True}
     assert len(set(ports)) == len(ports), "no two listen at one port"
     assert sorted(worker["cards"] for worker in workers) == ["0", "1", "2", "3"]
     for trial in (0, 1):
