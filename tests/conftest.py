@@ -12,10 +12,14 @@ import psutil
 import pytest
 
 import trainkit
+from trainkit.runtime import preload
 from trainkit.runtime.local import process
 from trainkit.settings import SESSION_MARK
 
 SESSION_CPUS = 4
+
+NEEDED_BY_ALL = frozenset({"numpy", "torch", "trainkit.train.worker", "trainkit.tune.trial_actor"})
+"""What workers are forked with, if this process has imported it; a module's `PRELOAD` adds to it."""
 
 # What this run starts inherits it, so that another run's processes are not taken for ours.
 RUN = "TRAINKIT_TEST_RUN"
@@ -62,6 +66,14 @@ def session_processes() -> list[int]:
 
 def _of_this_run(environment: dict[str, str]) -> bool:
     return SESSION_MARK in environment and environment.get(RUN) == os.environ[RUN]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def few_imports() -> Iterator[None]:
+    """This process has imported what any test needs, such as Lightning; its sessions' workers need less."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(preload, "_when_imported", preload._when_imported & NEEDED_BY_ALL)
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 import re
+import sys
 
 import pytest
 
-from recipes import text
+from recipes import text, transformer
 from tests.recipes.programs import run_recipe
 
 SHORT = "--width 64 --layers 2 --context 32 --batch-size 8 --limit 12000 --steps 12 --every 3".split()
 
 
-def losses(*options: str) -> list[float]:
-    """As printed: four of training, one of validation."""
-    printed = run_recipe("transformer", *SHORT, *options)
+def losses(printed: str) -> list[float]:
+    """Four of training, one of validation."""
     assert "\ndef " in printed
     return [float(found) for found in re.findall(r"loss:? +([\d.]+)", printed)]
 
 
 @pytest.fixture(scope="module")
 def alone() -> list[float]:
-    return losses()
+    return losses(run_recipe("transformer", *SHORT))
 
 
 def test_it_learns(alone: list[float]):
@@ -30,8 +30,17 @@ def test_it_learns(alone: list[float]):
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp", "tensor", "pipeline"])
-def test_every_strategy_follows_the_same_losses(alone: list[float], strategy: str):
-    assert losses("--workers", "2", "--strategy", strategy) == pytest.approx(alone, abs=1e-3)
+def test_every_strategy_follows_the_same_losses(
+    alone: list[float],
+    strategy: str,
+    runtime: None,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+):
+    """In this process, whose session all of them share."""
+    monkeypatch.setattr(sys, "argv", ["transformer", *SHORT, "--workers", "2", "--strategy", strategy])
+    transformer.main()
+    assert losses(capsys.readouterr().out) == pytest.approx(alone, abs=1e-3)
 
 
 def test_pieces_cover_the_text_once():

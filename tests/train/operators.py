@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+import importlib.util
 import math
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
-from sklearn.datasets import load_digits
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -19,8 +22,16 @@ from trainkit.train.strategies.single import SingleStrategy
 
 def digits(samples: int | None, dtype: torch.dtype) -> TensorDataset:
     """The first `samples` handwritten digits."""
-    images, labels = load_digits(return_X_y=True)
-    return TensorDataset(torch.tensor(images[:samples], dtype=dtype) / 16, torch.tensor(labels[:samples]))
+    table = _table()[:samples]
+    return TensorDataset(torch.tensor(table[:, :64], dtype=dtype) / 16, torch.tensor(table[:, 64]).long())
+
+
+@functools.cache
+def _table() -> np.ndarray:
+    # As `load_digits` reads it. Importing scikit-learn would take each session's workers a second.
+    found = importlib.util.find_spec("sklearn")
+    assert found is not None and found.origin is not None
+    return np.loadtxt(Path(found.origin).parent / "datasets" / "data" / "digits.csv.gz", delimiter=",")
 
 
 def make_parts(config: dict[str, Any]) -> tuple[nn.Module, Any, Any, DataLoader[Any], DataLoader[Any]]:

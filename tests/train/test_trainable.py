@@ -14,7 +14,6 @@ from trainkit.errors import ConfigError
 from trainkit.train import BATCH_SIZE, TorchTrainer
 from trainkit.train.seats import bundles_of_trial
 from trainkit.train.trainable import merged
-from trainkit.tune.schedulers import ASHAScheduler
 
 pytestmark = pytest.mark.usefixtures("runtime")
 
@@ -38,21 +37,6 @@ def fit(cls: Any, tmp_path: Path, space: dict[str, Any], **tune_options: Any) ->
 def test_it_asks_for_the_gangs_placement_group() -> None:
     request = trainable(num_workers=4, num_cpus_per_worker=2).default_resource_request({})
     assert list(request.bundles) == [{}] + [{"CPU": 2}] * 4
-
-
-def test_trials_of_two_workers_under_asha(tmp_path: Path) -> None:
-    grid = fit(
-        trainable(),
-        tmp_path,
-        {"lr": tune.grid_search([0.5, 0.1, 1e-6, 1e-7])},
-        scheduler=ASHAScheduler(max_t=4, grace_period=1, reduction_factor=2),
-    )
-    assert grid.num_errors == 0
-    best = grid.get_best_result()
-    assert best.config["lr"] in (0.5, 0.1)
-    assert best.metrics["epoch"] == best.metrics["training_iteration"] == 4
-    assert best.metrics["num_samples"] == 120
-    assert min(result.metrics["training_iteration"] for result in grid) < 4
 
 
 def test_a_trial_alone_in_this_process(tmp_path: Path) -> None:
