@@ -135,12 +135,12 @@ def spin() -> None:
 def test_a_worker_that_hangs_is_named_with_the_step_that_waits(
     use_local: bool, fault: Any, rank: int
 ) -> None:
-    with gang(fault, rank, timeout_s=3, use_local=use_local) as trainer:
+    with gang(fault, rank, timeout_s=8, use_local=use_local) as trainer:
         pids = [pid for pid in trainer.apply_all_workers(os.getpid) if pid != os.getpid()]
         with pytest.raises(GangError) as caught:
             trainer.train(max_retries=0)
         assert str(caught.value) == (
-            f"worker {rank} of 2 did not enter step 3 within timeout_s=3, where worker {1 - rank} waited: "
+            f"worker {rank} of 2 did not enter step 3 within timeout_s=8, where worker {1 - rank} waited: "
             f"it hangs, or code or data take longer"
         )
         assert caught.value.__cause__ is not None, "what the waiting worker raised"
@@ -159,9 +159,9 @@ class FreezesAtTheEnd(Digits):
 
 def test_a_worker_that_hangs_after_the_last_step() -> None:
     with (
-        gang(die, -1, timeout_s=3, operator=FreezesAtTheEnd) as trainer,
+        gang(die, -1, timeout_s=8, operator=FreezesAtTheEnd) as trainer,
         pytest.raises(
-            GangError, match=r"worker 1 of 2 did not end train\(\) within timeout_s=3 of the others"
+            GangError, match=r"worker 1 of 2 did not end train\(\) within timeout_s=8 of the others"
         ),
     ):
         trainer.train(max_retries=0)

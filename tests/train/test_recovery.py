@@ -157,9 +157,9 @@ def test_one_killed_between_two_calls(tmp_path: Path) -> None:
 def test_a_hung_worker_is_ended_and_replaced(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     expected = undisturbed(2, tmp_path)
     stopped = {"signal": signal.SIGSTOP}
-    with mortal("train 5", 1, tmp_path, config=stopped, timeout_s=3) as gang:
+    with mortal("train 5", 1, tmp_path, config=stopped, timeout_s=8) as gang:
         assert identical(run(gang, tmp_path), expected)
-    assert "worker 1 of 2 did not enter step 2 within timeout_s=3, where worker 0 waited" in caplog.text
+    assert "worker 1 of 2 did not enter step 2 within timeout_s=8, where worker 0 waited" in caplog.text
 
 
 def test_without_retries_no_snapshot_is_taken(tmp_path: Path) -> None:
