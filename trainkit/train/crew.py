@@ -18,7 +18,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -39,6 +39,8 @@ from trainkit.train.strategies.names import named_strategy
 from trainkit.train.worker import Worker
 
 log = logging.getLogger(__name__)
+
+R = TypeVar("R")
 
 
 @dataclass
@@ -128,11 +130,15 @@ class Crew:
         """
         training = call.effect is Effect.UNKNOWN
         if training:
-            self._grow()
+            try:
+                self._grow()
+            except BaseException:
+                self.close(force=True)
+                raise
         if not max_retries or self._keeps_nothing():
             return self.run(call, 0)
         if self._snapshot is None:
-            self._take_snapshot()
+            self._recovering(self._take_snapshot, "snapshot", 0)
         if not training:
             return self.run(call, max_retries)
 
@@ -184,7 +190,7 @@ class Crew:
 
     # -- calling -------------------------------------------------------------------------------
 
-    def _recovering(self, once: Callable[[], list[Any]], what: str, max_retries: int) -> list[Any]:
+    def _recovering(self, once: Callable[[], R], what: str, max_retries: int) -> R:
         failures: list[GangError] = []
         try:
             while True:
@@ -274,7 +280,7 @@ class Crew:
         if size is None:
             return
         if self._snapshot is None:
-            self._take_snapshot()
+            self._recovering(self._take_snapshot, "snapshot", 0)
         # Added to what is held, not taken anew: others may be in line for it.
         if self._snapshot is None or not self._seats.add(size - gang.world_size):
             return

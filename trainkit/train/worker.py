@@ -206,12 +206,16 @@ class Worker:
             states: all workers' shares, by rank; None to go on with what was set up.
             small: the same of what has changed since; None if nothing has.
         """
-        if states is not None:
-            # Copied: in the trainer's own process the snapshot is not a copy of its own, as it is elsewhere.
-            self._take_over(detached(joined_state(states)), "the snapshot")
+        since: dict[str, Any] = {}
         if small is not None:
-            self._operator.load_state_dict(whole(detached(joined([state.operator for state in small]))))
-            self._take_over_own([state.own for state in small])
+            since["operator"] = joined([state.operator for state in small])
+            since["workers"] = [state.own for state in small]
+        # Copied: in the trainer's own process the snapshot is not a copy of its own, as it is elsewhere.
+        if states is not None:
+            self._take_over(detached({**joined_state(states), **since}), "the snapshot")
+        elif since:
+            self._operator.load_state_dict(whole(detached(since["operator"])))
+            self._take_over_own(since["workers"])
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over a trainer's whole state."""
