@@ -127,6 +127,8 @@ class Answers:
             if world_size > 1:
                 fate = "; the others were ended with it" if ended else ""
                 error.add_note(f"raised by worker {rank} of {world_size}{fate}")
+                if (advised := symptoms.advice(error)) is not None:
+                    error.add_note(advised)
             return error
         if died := self._died():
             error = self.failures[died[0]]

@@ -106,6 +106,11 @@ def read(path: Path, *, rank: int = 0, world_size: int = 1) -> tuple[dict[str, A
             wrote it.
     """
     where = folders.resolve(path)
+    if where.is_file():
+        raise CheckpointError(
+            f"{path} is a file, and checkpoints of TorchTrainer are folders: what torch.save wrote is given "
+            f"to load_state_dict(torch.load(...)), if it has the layout of state_dict()"
+        )
     try:
         content = json.loads((where / _METADATA).read_text())
         if not isinstance(content, dict) or content.get("format") != FORMAT:

@@ -315,8 +315,9 @@ class Crew:
             try:
                 if self._seats.take(size, wait_s):
                     return Gang(replace(self._options, num_workers=size), self._seats)
-            except InfeasibleError:
+            except InfeasibleError as error:
                 if size == sizes[-1]:
+                    error.add_note(recovery.infeasible_text(size, self._options.num_cpus_per_worker))
                     raise
         raise GangError(recovery.no_room_text(sizes[-1], timeout_s))
 

@@ -25,6 +25,7 @@ from trainkit.train.lightning_plan import (
     arguments_of_step,
     made_from,
     require_module_class,
+    untaken,
 )
 from trainkit.train.registration import Registered
 from trainkit.train.stepping import Stepper
@@ -75,6 +76,13 @@ class LightningMethods:
         self.registered.models.append(self.model)
         data = plan.datamodule
         self.datamodule = made_from(data, config) if isinstance(data, type) else copy.deepcopy(data)
+        classes = [plan.module_cls, *([data] if isinstance(data, type) else [])]
+        if self._context.strategy.group.rank == 0 and (unused := untaken(config, classes)):
+            log.warning(
+                "config has %s, which no parameter of %s is named after, so nothing is done with it",
+                ", ".join(map(repr, unused)),
+                " or ".join(cls.__name__ for cls in classes),
+            )
         self.train_feed = Data()
         if self._has_validation():
             self.validation_feed = Data()

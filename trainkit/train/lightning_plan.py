@@ -34,8 +34,9 @@ def require_module_class(cls: Any) -> str:
         return name
     if not any(map(_installed, PACKAGES)):
         raise MissingDependencyError("from_ptl() needs Lightning: pip install 'trainkit[lightning]'")
+    shown = repr(cls) if isinstance(cls, type) else f"an object of {type(cls).__name__}"
     raise ConfigError(
-        f"from_ptl({cls!r}): give a subclass of LightningModule, the class itself; each worker makes its own "
+        f"from_ptl({shown}): give a subclass of LightningModule, the class itself; each worker makes its own "
         f"instance of it"
     )
 
@@ -46,6 +47,19 @@ def _installed(name: str) -> bool:
     except ImportError:
         return False
     return True
+
+
+def untaken(config: Mapping[str, Any], classes: Sequence[type[Any]]) -> list[str]:
+    """Keys of the configuration that `made_from` gives to none of `classes`."""
+    taken: set[str] = set()
+    for cls in classes:
+        parameters = inspect.signature(cls).parameters
+        if "config" in parameters:
+            return []
+        if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()):
+            taken |= {name for name in config if name.isidentifier()}
+        taken |= set(parameters)
+    return [name for name in config if name not in taken]
 
 
 def made_from(cls: type[Any], config: Mapping[str, Any]) -> Any:

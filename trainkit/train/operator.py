@@ -99,7 +99,7 @@ class TrainingOperator(Situated):
             tuple, as it came in.
 
         Raises:
-            ConfigError: an argument is of the wrong kind, or `register` was called before.
+            ConfigError: an argument is wrong, or `register` was called before.
         """
         held = self.registered
         if held.models:
@@ -111,6 +111,7 @@ class TrainingOperator(Situated):
         held.schedulers[:] = as_list(schedulers, object, "schedulers") if schedulers else []
         check_schedulers(held.schedulers, self.scheduler_step_freq)
         modules = as_list(models, nn.Module, "models")
+        held.check_optimizers(modules, criterion)
         held.models[:] = self._context.strategy.place(modules, held.optimizers, ddp_args or {})
         self.criterion = criterion.to(self.device) if isinstance(criterion, nn.Module) else criterion
         for name in ("model", "optimizer", "scheduler"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import inspect
 import math
 from collections.abc import Callable, Mapping
@@ -67,8 +68,10 @@ class TrainerOptions:
         steps = {field.name for field in fields(StepSettings)}
         known = [*(field.name for field in fields(cls) if field.name != "step"), *sorted(steps)]
         if unknown := sorted(set(arguments) - set(known)):
+            near = [close for name in unknown for close in difflib.get_close_matches(name, known, n=1)]
+            meant = f" (did you mean {', '.join(near)}?)" if near else ""
             raise ConfigError(
-                f"TorchTrainer has no argument {', '.join(unknown)}; it takes {', '.join(known)}"
+                f"TorchTrainer has no argument {', '.join(unknown)}{meant}; it takes {', '.join(known)}"
             )
         if "training_operator_cls" not in arguments:
             raise ConfigError("TorchTrainer needs training_operator_cls=, a subclass of TrainingOperator")
@@ -112,6 +115,11 @@ class TrainerOptions:
             for name in ("gpus_per_worker", "min_workers")
             if not _is_count_or_none(getattr(self, name))
         ]
+        found += [
+            (name, getattr(self, name), "give True or False")
+            for name in ("wrap_ddp", "use_tqdm", "add_dist_sampler", "use_local")
+            if not isinstance(getattr(self, name), bool)
+        ]
         found += self._step_mistakes()
         if self.backend == "nccl" and not self.use_gpu:
             found.append(("backend", "nccl", "NCCL needs GPUs: pass use_gpu=True, or backend='gloo'"))
@@ -133,6 +141,10 @@ class TrainerOptions:
                 step.max_grad_norm is None or _is_positive(step.max_grad_norm),
                 "give a number above 0, or None",
             ),
+        ]
+        rules += [
+            (name, isinstance(getattr(step, name), bool), "give True or False")
+            for name in ("compile", "channels_last", "detect_nan")
         ]
         return [(name, getattr(step, name), fix) for name, right, fix in rules if not right]
 

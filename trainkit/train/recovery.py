@@ -84,3 +84,11 @@ def no_room_text(fewest: int, timeout_s: float) -> str:
         f"there was no room for {workers} within timeout_s={timeout_s:g}: trainkit.list_placement_groups() "
         f"tells who holds it; min_workers allows fewer"
     )
+
+
+def infeasible_text(workers: int, cpus: float) -> str:
+    """What of a trainer's arguments asked for too much."""
+    return (
+        f"TorchTrainer asked for {workers} workers with num_cpus_per_worker={cpus:g}; workers that shall "
+        f"share CPUs take a fraction, such as num_cpus_per_worker=0.25"
+    )

@@ -23,6 +23,21 @@ class Registered:
     optimizers: list[torch.optim.Optimizer] = field(default_factory=list)
     schedulers: list[Any] = field(default_factory=list)
 
+    def check_optimizers(self, models: Sequence[nn.Module], criterion: Any) -> None:
+        """Raise ConfigError if the optimizers would train nothing of `models`, or of `criterion`.
+
+        One of several may hold other parameters, such as a temperature that is no model's.
+        """
+        modules = [*models, *([criterion] if isinstance(criterion, nn.Module) else [])]
+        owned = {id(parameter) for module in modules for parameter in module.parameters()}
+        groups = (group for optimizer in self.optimizers for group in optimizer.param_groups)
+        if not any(id(parameter) in owned for group in groups for parameter in group["params"]):
+            raise ConfigError(
+                "register(): no optimizer holds a parameter of the models, so training would change nothing: "
+                "make optimizers from the parameters of the very models that you register, after whatever "
+                "replaces them (a copy, a new layer)"
+            )
+
 
 def as_list(value: Any, kind: type[T], what: str) -> list[T]:
     """`value`, one or a list or tuple, as a list.

@@ -38,3 +38,13 @@ class StepSettings:
     def needs_optimizer_step(self) -> bool:
         """Whether a step of the user's own must end with `optimizer_step()`, not `optimizer.step()`."""
         return self.precision == "fp16" or self.grad_accumulation_steps > 1 or self.max_grad_norm is not None
+
+    @property
+    def asked_for(self) -> str:
+        """What needs `optimizer_step()`, as the user wrote it."""
+        given = [
+            ("precision", self.precision, self.precision == "fp16"),
+            ("grad_accumulation_steps", self.grad_accumulation_steps, self.grad_accumulation_steps > 1),
+            ("max_grad_norm", self.max_grad_norm, self.max_grad_norm is not None),
+        ]
+        return " with ".join(f"{name}={value!r}" for name, value, asked in given if asked)

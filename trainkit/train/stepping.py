@@ -81,7 +81,7 @@ class Stepper:
         closes = self._turn is None or self._turn.closes
         self._turn = None
         if not self._called and self._settings.needs_optimizer_step:
-            raise ConfigError(_NO_STEP)
+            raise ConfigError(_no_step(self._settings))
         if not self._checked:
             self.check()
         if self._accumulates:
@@ -103,7 +103,7 @@ class Stepper:
                 "and detect_nan need: call it in place of loss.backward()"
             )
         if settings.needs_optimizer_step and not self._ended:
-            raise ConfigError(_NO_STEP)
+            raise ConfigError(_no_step(settings))
 
     def delegated(self) -> None:
         """Others compute loss and gradients in the asked precision, such as a strategy: don't check it."""
@@ -209,10 +209,11 @@ class Stepper:
             self._strategy.clip(list(_with_gradients(optimizers)), limit)
 
 
-_NO_STEP = (
-    "the step did not call self.optimizer_step(), which scales, clips and accumulates as precision='fp16', "
-    "max_grad_norm and grad_accumulation_steps ask for: call it in place of optimizer.step() and zero_grad()"
-)
+def _no_step(settings: StepSettings) -> str:
+    return (
+        f"the step did not call self.optimizer_step(), which {settings.asked_for} needs: call it in place of "
+        f"optimizer.step() and zero_grad()"
+    )
 
 
 class _Kept:

@@ -57,6 +57,13 @@ def lost_peer(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and _LOST_PEER.search(str(error)) is not None
 
 
+def advice(error: BaseException) -> str | None:
+    """How to do here what an error of torch's tells to do with what the trainer has made; None of others."""
+    if isinstance(error, RuntimeError) and "find_unused_parameters=True" in str(error):
+        return 'here: register(..., ddp_args={"find_unused_parameters": True})'
+    return None
+
+
 def ended_by_watchdog(exit_code: int | None, stderr_tail: str) -> bool:
     """Whether a process that died so was ended by NCCL's watchdog, as another worker did not come.
 

@@ -33,16 +33,23 @@ def named_strategy(value: str | StrategySpec, *, num_workers: int) -> StrategySp
         value = "single" if num_workers == 1 else "ddp"
     if isinstance(value, str):
         if value not in HOMES:
-            raise ConfigError(
-                f"strategy={value!r}: give one of {('auto', *HOMES)}, or a strategy such as DDP()"
-            )
+            raise _unknown(value)
         module, name = HOMES[value]
         value = cast(StrategySpec, getattr(importlib.import_module(module), name)())
     if isinstance(value, type) or not _is_spec(value):
-        raise ConfigError(f"strategy={value!r}: give one of {('auto', *HOMES)}, or a strategy such as DDP()")
+        raise _unknown(value)
     # A strategy may mean "all workers" by an argument that it was not given.
     fitted = getattr(value, "for_workers", None)
     return value if fitted is None else cast(StrategySpec, fitted(num_workers))
+
+
+def _unknown(value: Any) -> ConfigError:
+    if isinstance(value, type) and _is_spec(value):
+        return ConfigError(f"strategy={value.__name__}: that is the class; give a value, {value.__name__}()")
+    return ConfigError(
+        f"strategy={value!r}: give one of {('auto', *HOMES)}, or a strategy with settings, such as FSDP(...) "
+        f"from trainkit.train.strategies.fsdp"
+    )
 
 
 def _is_spec(value: Any) -> bool:

@@ -1,0 +1,131 @@
+"""What newcomers get wrong is told at once, in the words of what they wrote."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tests.train.lightning_modules import Points
+from tests.train.operators import Digits, alone
+from trainkit.errors import CheckpointError, ConfigError, InfeasibleError
+from trainkit.train import TorchTrainer, TrainingOperator
+from trainkit.train.lightning_plan import untaken
+from trainkit.train.step_settings import StepSettings
+from trainkit.train.strategies.fsdp import FSDP
+from trainkit.train.symptoms import advice
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"num_worker": 2}, r"no argument num_worker \(did you mean num_workers\?\); it takes"),
+        ({"precison": "bf16"}, r"did you mean precision\?"),
+        ({"strategy": "fsdp2"}, "strategy='fsdp2': give one of .*'fsdp'.*FSDP.* from trainkit"),
+        ({"strategy": FSDP}, r"strategy=FSDP: that is the class; give a value, FSDP\(\)"),
+        ({"compile": "max-autotune"}, "compile='max-autotune': give True or False"),
+        ({"use_local": "yes"}, "use_local='yes': give True or False"),
+    ],
+    ids=str,
+)
+def test_wrong_arguments(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        TorchTrainer(training_operator_cls=Digits, **arguments)
+
+
+@pytest.mark.usefixtures("runtime")
+def test_too_many_workers_are_told_how_to_share() -> None:
+    with pytest.raises(InfeasibleError) as caught:
+        TorchTrainer(training_operator_cls=Digits, num_workers=10_000, use_gpu=False)
+    assert "num_cpus_per_worker=0.25" in caught.value.__notes__[0]
+
+
+class Stray(TrainingOperator):
+    """Its optimizers hold the model's parameters, a copy's, or the criterion's, as `config` says."""
+
+    def setup(self, config: dict[str, Any]) -> None:
+        model, copy, learned = nn.Linear(2, 2), nn.Linear(2, 2), nn.PReLU()
+        sources = {"model": model, "copy": copy, "criterion": learned}
+        optimizers = [torch.optim.SGD(sources[name].parameters(), lr=0.1) for name in config["of"]]
+        self.register(models=model, optimizers=optimizers, criterion=learned)
+
+
+def test_an_optimizer_of_other_parameters() -> None:
+    with pytest.raises(ConfigError, match="no optimizer holds a parameter of the models"):
+        alone(Stray, {"of": ["copy"]})
+    for others in (["criterion"], ["model", "copy"]):
+        alone(Stray, {"of": others})
+
+
+def test_only_what_was_asked_for_is_named() -> None:
+    assert StepSettings(precision="bf16", max_grad_norm=1.0).asked_for == "max_grad_norm=1.0"
+    both = StepSettings(precision="fp16", grad_accumulation_steps=2)
+    assert both.asked_for == "precision='fp16' with grad_accumulation_steps=2"
+
+
+@pytest.mark.usefixtures("runtime")
+def test_a_file_is_no_checkpoint(tmp_path: Path) -> None:
+    torch.save({}, tmp_path / "model.pt")
+    with (
+        TorchTrainer(training_operator_cls=Digits, use_gpu=False, use_local=True) as trainer,
+        pytest.raises(CheckpointError, match="is a file, and checkpoints of TorchTrainer are folders"),
+    ):
+        trainer.load(tmp_path / "model.pt")
+
+
+class UnusedLayer(Digits):
+    def setup(self, config: dict[str, Any]) -> None:
+        class Model(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.used, self.unused = nn.Linear(64, 10).double(), nn.Linear(2, 2)
+
+            def forward(self, x: Any) -> Any:
+                return self.used(x)
+
+        super().setup(config)
+        self.registered.models.clear()
+        model = Model()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        self.register(models=model, optimizers=optimizer, criterion=nn.CrossEntropyLoss())
+
+
+@pytest.mark.usefixtures("runtime")
+def test_unused_parameters_are_told_where_to_be_named() -> None:
+    options: dict[str, Any] = {"num_workers": 2, "num_cpus_per_worker": 0.5, "use_gpu": False}
+    with (
+        TorchTrainer(training_operator_cls=UnusedLayer, **options) as trainer,
+        pytest.raises(RuntimeError, match="find_unused_parameters") as caught,
+    ):
+        trainer.train(num_steps=3)
+    assert any("register(..., ddp_args=" in note for note in caught.value.__notes__)
+    assert advice(RuntimeError("something else")) is None
+
+
+class WithRate(Points):
+    def __init__(self, lr: float = 0.1) -> None:
+        super().__init__({"lr": lr})
+
+
+class AnyKeyword:
+    def __init__(self, **hyperparameters: Any) -> None: ...
+
+
+@pytest.mark.usefixtures("runtime")
+def test_keys_that_no_module_takes_are_told(caplog: pytest.LogCaptureFixture) -> None:
+    operator = TrainingOperator.from_ptl(WithRate)
+    config = {"lr": 0.1, "learning_rate": 0.2}
+    with caplog.at_level(logging.WARNING):
+        TorchTrainer(training_operator_cls=operator, config=config, use_gpu=False, use_local=True).shutdown()
+    assert "config has 'learning_rate', which no parameter of WithRate is named after" in caplog.text
+    assert untaken(config, [Points]) == []  # it takes the whole of it, as `config`
+    assert untaken(config, [WithRate, AnyKeyword]) == []
+
+
+def test_a_module_in_place_of_its_class() -> None:
+    with pytest.raises(ConfigError, match=r"from_ptl\(an object of WithRate\): give a subclass"):
+        TrainingOperator.from_ptl(WithRate())  # type: ignore[arg-type]
