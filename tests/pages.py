@@ -1,0 +1,61 @@
+"""What the tests of the pages share: which there are, what is code in them, and how it is run."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+EXPECTED = re.compile(r"# -> (.+)$", re.MULTILINE)
+
+
+def program(page: Path) -> str:
+    """The page's Python blocks as one program, each on the lines where the page has it."""
+    text = page.read_text()
+    lines = [""] * len(text.splitlines())
+    for block in BLOCK.finditer(text):
+        start = text.count("\n", 0, block.start(1))
+        code = block[1].splitlines()
+        lines[start : start + len(code)] = code
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def name(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+def running(*, strategies: bool) -> list[Path]:
+    """The pages with code; those on strategies and on moving over apart, as test files run side by side."""
+    return [
+        page
+        for page in PAGES
+        if BLOCK.search(page.read_text())
+        and (page.parent.name == "strategies" or page.name.startswith("migrating-")) is strategies
+    ]
+
+
+def check_that_it_runs(page: Path, tmp_path: Path) -> None:
+    """Run the page's program, and look for what it promises to print."""
+    code = program(page)
+    script = tmp_path / f"{page.stem}.py"
+    script.write_text(code)
+    done = subprocess.run(
+        [sys.executable, script],
+        capture_output=True,
+        text=True,
+        timeout=150,
+        cwd=tmp_path,
+        env=os.environ | {"TRAINKIT_RESULTS_DIR": str(tmp_path / "results")},
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    printed = iter(done.stdout.splitlines())
+    for expected in EXPECTED.findall(code):
+        assert any(expected.strip() == line.strip() for line in printed), (
+            f"{name(page)} promises {expected!r}, after what came before; it printed\n{done.stdout}"
+        )
