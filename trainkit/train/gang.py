@@ -55,7 +55,7 @@ class Gang:
         weakref.finalize(self, self._held.close).atexit = False
         if self._local is not None:
             # A dropped trainer must not leave this process in its group either: the next one could not join.
-            self._held.callback(self._local.stop)
+            self._held.callback(self._local.leave)
         actor = runtime.remote(Worker)
         for rank in remote_ranks(options):
             group, bundle = seats[rank]
@@ -198,8 +198,6 @@ class Gang:
     def _end(self, why: str) -> None:
         if self.ended is None:
             self.ended = why
-            if self._local is not None and self.world_size > 1:
-                self._local.stop()
         self._kill()
         self._handles = {}
         # At once, not with the trainer: whoever makes a new one may still hold this one.

@@ -239,13 +239,18 @@ class Worker:
         self._take_over(state, f"the checkpoint {path}")
 
     def stop(self) -> None:
-        """Let the operator end, and part from the other workers."""
+        """Let the operator end, once, and part from the other workers."""
+        started, self._started = self._started, False
         try:
-            if self._started:
+            if started:
                 self._operator.close()
         finally:
-            self._strategy.leave()
-            self._listener = None
+            self.leave()
+
+    def leave(self) -> None:
+        """Part from the other workers, without a word to the operator."""
+        self._strategy.leave()
+        self._listener = None
 
     def exit(self) -> None:
         """End this process as a program ends."""
