@@ -96,6 +96,28 @@ def test_places_are_free_at_once_where_no_snapshot_could_be_taken(tmp_path: Path
         assert trainkit.available_resources()["CPU"] == SESSION_CPUS
 
 
+class StepsInValidation(Mortal):
+    def validate(self, val_iterator: Any, info: dict[str, Any]) -> Any:
+        result = super().validate(val_iterator, info)
+        self.scheduler.step()
+        return result
+
+
+def test_a_scheduler_that_was_stepped_in_validation_stays_so(tmp_path: Path) -> None:
+    found = []
+    for name in ("undisturbed", "killed"):
+        folder = tmp_path / name
+        with trainer(StepsInValidation, folder) as gang:
+            gang.train()
+            gang.validate()
+            if name == "killed":
+                kill(folder)
+            loss = gang.train()["train_loss"]
+            state = gang.state_dict()
+            found.append((loss, state["schedulers"][0]["last_epoch"], state["optimizers"][0]["param_groups"]))
+    assert found[0] == found[1]
+
+
 class Closing(Mortal):
     def close(self) -> None:
         with (Path(self.config["folder"]) / "closed").open("a") as file:

@@ -25,7 +25,16 @@ from trainkit.train.operator import TrainingOperator
 from trainkit.train.process_group import Listener
 from trainkit.train.progress import Bar, describe
 from trainkit.train.spread import detached, joined, whole
-from trainkit.train.state import MISFITS, SmallState, WorkerState, check_state, joined_state, own_of
+from trainkit.train.state import (
+    MISFITS,
+    SmallState,
+    WorkerState,
+    check_state,
+    joined_state,
+    own_of,
+    rates,
+    set_rates,
+)
 from trainkit.train.strategies.base import KeepsOrder, Place, Strategy
 from trainkit.train.strategies.single import SingleStrategy
 from trainkit.train.symptoms import LostOthersError, lost_peer
@@ -197,7 +206,10 @@ class Worker:
 
     def small_state(self) -> SmallState:
         """What a validation may change of the state."""
-        return SmallState(detached(self._operator.state_dict() or {}), self.own_state())
+        operator, registered = self._operator, self._operator.registered
+        schedulers = [scheduler.state_dict() for scheduler in registered.schedulers]
+        held = detached([operator.state_dict() or {}, schedulers, rates(registered.optimizers)])
+        return SmallState(held[0], self.own_state(), *held[1:])
 
     def restore(self, states: Sequence[WorkerState] | None, small: Sequence[SmallState] | None) -> None:
         """Take over a snapshot, of this gang or of one with other workers.
@@ -210,6 +222,10 @@ class Worker:
             # Copied: in the trainer's own process the snapshot is not a copy of its own, as it is elsewhere.
             self._take_over(detached(joined_state(states)), "the snapshot")
         if small is not None:
+            registered, first = self._operator.registered, detached([small[0].schedulers, small[0].rates])
+            for scheduler, held in zip(registered.schedulers, first[0], strict=True):
+                scheduler.load_state_dict(held)
+            set_rates(registered.optimizers, first[1])
             self._operator.load_state_dict(whole(detached(joined([state.operator for state in small]))))
             self._take_over_own([state.own for state in small])
 
