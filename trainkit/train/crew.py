@@ -278,7 +278,7 @@ class Crew:
                 self._call(call)
         except BaseException:
             # The next call would go on with what setup made, as if nothing had been trained.
-            self._gang.close(force=True)
+            self._gang.close(force=True, why="they could not take over the state")
             raise
 
     # -- forming -------------------------------------------------------------------------------

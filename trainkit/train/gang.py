@@ -127,13 +127,13 @@ class Gang:
         """The same on worker 0 alone."""
         return self._call(method, {0: args}, in_step=False)
 
-    def close(self, *, force: bool = False) -> None:
-        """End all workers; `force` without a word to them."""
+    def close(self, *, force: bool = False, why: str = "it was shut down") -> None:
+        """End all workers; `force` without a word to them, `why` for who calls them still."""
         try:
             if self.ended is None and not force:
                 self._part()
         finally:
-            self._end("it was shut down")
+            self._end(why)
 
     # -- inside --------------------------------------------------------------------------------
 
