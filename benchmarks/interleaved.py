@@ -43,6 +43,16 @@ def timed(call: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
+def leave() -> None:
+    """End this process, one of a torch.distributed group, at once.
+
+    In order, DDP's reducer may be what frees the group, with the interpreter locked, and wait for ever for
+    a thread of the group that wants the interpreter.
+    """
+    sys.stdout.flush()
+    os._exit(0)
+
+
 class Served:
     """A program that trains a number of steps for each line it reads, and answers "took <seconds>".
 
@@ -81,6 +91,11 @@ class Served:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if self._process.poll() is None:
-            # Its input's end is its word to end.
-            self._process.communicate(timeout=180)
+        if self._process.poll() is not None:
+            return
+        try:
+            # Said, as another process may hold the pipe open.
+            self._process.communicate("0\n", timeout=60)
+        except subprocess.TimeoutExpired as late:
+            self._process.kill()
+            raise RuntimeError(f"{self._command} did not end") from late

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
 
+from benchmarks.interleaved import leave
 from benchmarks.training_data import make_data
 from benchmarks.training_job import BATCH_SIZE, make_model, make_optimizer, train_epoch, train_steps
 
@@ -32,7 +33,7 @@ def main() -> None:
         loss = train_epoch(model, optimizer, loader)
         if dist.get_rank() == 0:
             print(f"first epoch done: loss {loss:.4f}", flush=True)
-    dist.destroy_process_group()
+    leave()
 
 
 def serve(model: torch.nn.Module, optimizer: object, loader: DataLoader[object]) -> None:

@@ -263,6 +263,15 @@ def test_tune_leaves_torch_alone():
     assert run_python("import sys, trainkit.tune; print('torch' in sys.modules)") == "False"
 
 
+def test_a_worker_loads_what_spreads_models_only_when_it_is_asked_for() -> None:
+    """DTensors take half a second to import; one worker, and DDP, have no use for them."""
+    loaded = "sorted({'torch.distributed.tensor', 'torch.distributed.checkpoint'} & set(sys.modules))"
+    assert (
+        run_python(f"import sys, trainkit.train.worker, trainkit.train.strategies.ddp; print({loaded})")
+        == "[]"
+    )
+
+
 @pytest.mark.parametrize("module", PUBLIC)
 def test_public_names(module: str):
     """A name enters or leaves the public surface by a change of this test, never by accident."""

@@ -11,6 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DistributedSampler
 
 from benchmarks.gpu.job import SMALL, Noise, Sizes, make_loader, make_model, make_optimizer, plain_steps
+from benchmarks.interleaved import leave
 
 
 def main() -> None:
@@ -35,7 +36,7 @@ def main() -> None:
         took = plain_steps(model, optimizer, loader, device, int(asked))
         if dist.get_rank() == 0:
             print(f"took {took}", flush=True)
-    dist.destroy_process_group()
+    leave()
 
 
 if __name__ == "__main__":

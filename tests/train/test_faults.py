@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ import torch.distributed as dist
 import trainkit
 from tests.conftest import eventually
 from tests.train.operators import Digits, lose_patience
-from trainkit.errors import ActorDiedError, CheckpointError, ConfigError, GangError
+from trainkit.errors import ActorDiedError, CheckpointError, ConfigError, GangError, SerializationError
 from trainkit.train import TorchTrainer, TrainingOperator
 
 pytestmark = pytest.mark.usefixtures("runtime")
@@ -353,3 +354,33 @@ def test_a_runtime_that_ended_before_its_trainer() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
     )
     assert done.stdout == "False\n"
+
+
+class Interrupting:
+    """Ctrl-C comes as it is sent to the second worker."""
+
+    sent = 0
+
+    def __reduce__(self) -> Any:
+        type(self).sent += 1
+        if self.sent == 2:
+            raise KeyboardInterrupt
+        return len, ("",)
+
+
+def test_ctrl_c_between_the_calls_of_two_workers_leaves_neither() -> None:
+    with gang(die, -1) as trainer:
+        pids = trainer.apply_all_workers(os.getpid)
+        with pytest.raises(KeyboardInterrupt):
+            trainer.train(info={"marker": Interrupting()}, max_retries=0)
+        assert Interrupting.sent == 2
+        assert eventually(lambda: gone(pids))
+        with pytest.raises(GangError, match="was interrupted by KeyboardInterrupt"):
+            trainer.train()
+
+
+def test_what_cannot_be_sent_leaves_the_workers_as_they_are() -> None:
+    with gang(die, -1) as trainer:
+        with pytest.raises(SerializationError):
+            trainer.train(info={"lock": threading.Lock()}, max_retries=0)
+        assert trainer.train(max_retries=0)["epoch"] == 1

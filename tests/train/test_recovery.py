@@ -358,9 +358,12 @@ def test_ctrl_c_while_workers_are_formed_again(tmp_path: Path) -> None:
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
     ) as program:
-        assert eventually((tmp_path / "setting_up").exists, 90)
-        started = [child.pid for child in psutil.Process(program.pid).children(recursive=True)]
-        program.send_signal(signal.SIGINT)
-        output, _ = program.communicate(timeout=120)
+        try:
+            assert eventually((tmp_path / "setting_up").exists, 90)
+            started = [child.pid for child in psutil.Process(program.pid).children(recursive=True)]
+            program.send_signal(signal.SIGINT)
+            output, _ = program.communicate(timeout=120)
+        finally:
+            program.kill()
     assert output == "interrupted\n2.0\nended\n"
     assert eventually(lambda: not [pid for pid in started if process.exists(pid)], 30)

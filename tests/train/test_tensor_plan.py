@@ -89,7 +89,6 @@ class Written(nn.Module):
         (False, lambda m, x: m.one(x)),
         (False, lambda m, x: m.two(m.one(x.view(3, -1, 6, 5)))),
     ],
-    ids=str,
 )
 def test_a_trial_shows_whether_units_are_on_their_own(right: bool, forward: Any) -> None:
     assert split(Written(forward)) == (["one", "TWO"] if right else [])

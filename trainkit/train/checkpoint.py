@@ -9,6 +9,7 @@ Nothing in it runs code when it is read.
 
 from __future__ import annotations
 
+import importlib
 import json
 import pickle
 import zlib
@@ -21,7 +22,7 @@ from typing import Any
 import torch
 
 from trainkit.errors import CheckpointError
-from trainkit.train import folders, shards
+from trainkit.train import folders
 
 FORMAT = "trainkit.train"
 VERSION = 1
@@ -123,7 +124,7 @@ def read(path: Path, *, rank: int = 0, world_size: int = 1) -> tuple[dict[str, A
         metadata = Metadata(content["epoch"], content["global_step"], content["world_size"])
         state = torch.load(where / _STATE, map_location="cpu", weights_only=True)
         if any(name.startswith(f"{SHARDS}/") for name in content["files"]):
-            state = _with_shards(state, shards.read(where / SHARDS), ())
+            state = _with_shards(state, shard_files().read(where / SHARDS), ())
         return state, metadata
     except FileNotFoundError as error:
         raise CheckpointError(
@@ -131,6 +132,11 @@ def read(path: Path, *, rank: int = 0, world_size: int = 1) -> tuple[dict[str, A
         ) from error
     except (OSError, ValueError, KeyError, TypeError, RuntimeError, pickle.UnpicklingError) as error:
         raise CheckpointError(f"the checkpoint {path} can't be read: {error}") from error
+
+
+def shard_files() -> Any:
+    """The module shards.py, loaded when asked for: DTensors and what goes with them take a second."""
+    return importlib.import_module("trainkit.train.shards")
 
 
 def key_of(where: Sequence[Any]) -> str:

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -40,6 +40,8 @@ from trainkit.train.strategies.names import named_strategy
 from trainkit.train.worker import Worker
 
 log = logging.getLogger(__name__)
+
+R = TypeVar("R")
 
 
 @dataclass
@@ -128,12 +130,15 @@ class Crew:
         An epoch of training ends with the next one: who dies between two epochs takes nothing along.
         """
         training = call.effect is Effect.UNKNOWN
-        keeps = max_retries > 0 and not self._keeps_nothing()
-        with self._closed_if_ended():
-            if training:
+        if training:
+            try:
                 self._grow()
-            if keeps and self._snapshot is None:
-                self._take_snapshot()
+            except BaseException:
+                self.close(force=True)
+                raise
+        keeps = max_retries > 0 and not self._keeps_nothing()
+        if keeps and self._snapshot is None:
+            self._recovering(self._take_snapshot, "snapshot", 0, Effect.NOTHING)
         if not keeps or not training:
             return self.run(call, max_retries if keeps else 0)
 
@@ -185,9 +190,7 @@ class Crew:
 
     # -- calling -------------------------------------------------------------------------------
 
-    def _recovering(
-        self, once: Callable[[], list[Any]], what: str, max_retries: int, effect: Effect
-    ) -> list[Any]:
+    def _recovering(self, once: Callable[[], R], what: str, max_retries: int, effect: Effect) -> R:
         failures: list[GangError] = []
         with self._closed_if_ended():
             while True:
@@ -300,7 +303,7 @@ class Crew:
         if size is None:
             return
         if self._snapshot is None:
-            self._take_snapshot()
+            self._recovering(self._take_snapshot, "snapshot", 0, Effect.NOTHING)
         # Added to what is held, not taken anew: others may be in line for it.
         if self._snapshot is None or not self._seats.add(size - gang.world_size):
             return

@@ -150,11 +150,8 @@ class Gang:
                 f"these workers have ended ({self.ended}): make a new TorchTrainer, and load() a checkpoint "
                 f"into it"
             )
-        calls = {
-            getattr(handle, method).remote(*args[rank]): rank
-            for rank, handle in self._handles.items()
-            if rank in args
-        }
+        calls: dict[Any, int] = {}
+        unsent = True
         at_once = in_step and self.world_size > 1
         answers = Answers(
             calls,
@@ -165,13 +162,19 @@ class Gang:
             end_workers=self._kill,
         )
         try:
+            for rank, handle in self._handles.items():
+                if rank in args:
+                    calls[getattr(handle, method).remote(*args[rank])] = rank
+                    unsent = False
             if self._local is not None and 0 in args:
                 own = [runtime.get(arg) if isinstance(arg, ObjectRef) else arg for arg in args[0]]
                 answers.collect_beside(lambda: getattr(self._local, method)(*own))
             else:
                 answers.collect()
         except BaseException as error:
-            if self._handles:
+            # What can't be sent is the caller's mistake, and nobody has heard of it.
+            mistaken = unsent and isinstance(error, Exception)
+            if self._handles and not mistaken:
                 # They would go on with what nobody waits for any more, and let the next call wait for it.
                 self._end(f"{method}() was interrupted by {type(error).__name__}")
             raise

@@ -4,25 +4,67 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
-from typing import Any
+from types import CodeType, FunctionType
+from typing import Any, cast
 
 import torch
 from torch import nn
 
 
-def compile_in_place(model: nn.Module) -> None:
-    """Have calls of `model` run compiled by `torch.compile`; its parameters and their names stay as they are.
+def compile_in_place(*modules: nn.Module) -> None:
+    """Have calls of `modules` run compiled by `torch.compile`; their parameters and names stay as they are.
 
-    `model.compile()` does that for a user's own class, but compiles nothing of an `nn.Sequential` or another
-    of torch's own, whose code it takes for a part of torch: a function of ours around it is traced.
+    `module.compile()` does that for a user's own class, but compiles nothing of an `nn.Sequential` or another
+    of torch's own, whose code it takes for a part of torch: a function of ours around it is traced. Modules
+    that are alike share what is compiled, and those that are not don't count for each other's limit of
+    compilations (`torch._dynamo.config.recompile_limit`), which torch keeps for each function.
     """
-    call = model._call_impl
+    codes: dict[Any, CodeType] = {}
+    for module in modules:
+        _compile(module, codes.setdefault(_kind(module), _traced(module.forward).__code__.replace()))
 
+
+def _kind(module: nn.Module) -> tuple[Any, ...]:
+    """What tells modules apart for which torch would have to compile again."""
+    tensors = (*module.named_parameters(), *module.named_buffers())
+    values = [
+        (name, key, value)
+        for name, part in module.named_modules()
+        for key, value in [("class", type(part)), *vars(part).items()]
+        if isinstance(value, (bool, int, float, str, type))
+    ]
+    return (*values, *((name, tensor.shape, tensor.dtype, tensor.requires_grad) for name, tensor in tensors))
+
+
+def _traced(forward: Callable[..., Any]) -> FunctionType:
     def traced(*args: Any, **kwargs: Any) -> Any:
-        return call(*args, **kwargs)  # type: ignore[no-untyped-call]
+        return forward(*args, **kwargs)
+
+    return cast(FunctionType, traced)
+
+
+def _compile(module: nn.Module, code: CodeType) -> None:
+    function = _traced(module.forward)
+    function.__code__ = code
+    compiled, call, own = torch.compile(function), module._call_impl, vars(module)
+
+    def called(*args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return call(*args, **kwargs)  # type: ignore[no-untyped-call]
+        # Hooks, such as those by which FSDP2 gathers parameters, run as they are: in them a graph would end.
+        # For the call alone, so that copies and pickles of the module are without it.
+        before = own.get("forward")
+        own["forward"] = compiled
+        try:
+            return call(*args, **kwargs)  # type: ignore[no-untyped-call]
+        finally:
+            if before is None:
+                del own["forward"]
+            else:
+                own["forward"] = before
 
     # What Module.compile() sets: the one place where a module's call can be replaced without wrapping it.
-    model._compiled_call_impl = torch.compile(traced)
+    module._compiled_call_impl = called
 
 
 class StrategyHook:

@@ -16,14 +16,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.distributed.tensor import DTensor
 
 from trainkit.errors import CheckpointError
-from trainkit.train import checkpoint, folders, shards
+from trainkit.train import checkpoint, folders
 from trainkit.train.agreement import agreed
-from trainkit.train.checkpoint import SHARDS, Metadata, fingerprint, key_of
+from trainkit.train.checkpoint import SHARDS, Metadata, fingerprint, key_of, shard_files
 from trainkit.train.process_group import WorkerGroup
 from trainkit.train.spread import joined, like_mapping
+from trainkit.train.tensors import is_spread
 
 _SPREAD = ("models", "optimizers")
 """Parts of the state of which a worker may hold some tensors alone."""
@@ -65,7 +65,7 @@ def write(path: Path, state: Mapping[str, Any], metadata: Metadata, group: Worke
                     f"on several machines need a folder that all of them reach, on a shared file system"
                 )
         with agreed(group, complaint):
-            shards.write(aside / SHARDS, spread)
+            shard_files().write(aside / SHARDS, spread)
         with agreed(group, complaint):
             own = (aside / SHARDS).glob(f"__{group.rank}_*")
             written = {f"{SHARDS}/{file.name}": fingerprint(file) for file in own}
@@ -95,7 +95,7 @@ def read(path: Path, group: WorkerGroup) -> dict[str, Any]:
 
 def _without_spread(value: Any, where: tuple[Any, ...], spread: dict[str, torch.Tensor]) -> Any:
     """`value` with "meta" tensors instead of those that are put into `spread`."""
-    if isinstance(value, torch.Tensor) and (isinstance(value, DTensor) or where[0] in _SPREAD):
+    if isinstance(value, torch.Tensor) and (is_spread(value) or where[0] in _SPREAD):
         spread[key_of(where)] = value.detach()
         return torch.empty(value.shape, dtype=value.dtype, device="meta")
     if isinstance(value, Mapping):

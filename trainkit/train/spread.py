@@ -14,10 +14,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.distributed.tensor import DTensor
 
 from trainkit.errors import CheckpointError
-from trainkit.train.tensors import map_tensors
+from trainkit.train.tensors import is_spread, local, map_tensors
 
 
 @dataclass(frozen=True)
@@ -136,7 +135,7 @@ def local_part(leaf: torch.Tensor | Spread, like: torch.Tensor) -> torch.Tensor:
     Raises:
         CheckpointError: pieces are missing.
     """
-    if not isinstance(like, DTensor):
+    if not is_spread(like):
         value = leaf.whole() if isinstance(leaf, Spread) else leaf
         return value.detach().to(device=like.device, dtype=like.dtype, copy=True)
     shape, offset = _place_of(like)
@@ -149,7 +148,7 @@ def local_part(leaf: torch.Tensor | Spread, like: torch.Tensor) -> torch.Tensor:
     # Laid out by what it is to be like: an offloaded tensor's part is on another device than its mesh.
     with torch.no_grad():
         result = torch.empty_like(like)
-        _local(result).copy_(part)
+        local(result).copy_(part)
     return result
 
 
@@ -159,15 +158,11 @@ def shape_of(leaf: Any) -> tuple[int, ...] | None:
 
 
 def _detached(tensor: torch.Tensor, *, copy: bool) -> Any:
-    if not isinstance(tensor, DTensor):
+    if not is_spread(tensor):
         return _on_cpu(tensor, copy)
     _, offset = _place_of(tensor)
-    local = _on_cpu(tensor.to_local(), copy)
-    return Spread(tuple(tensor.shape), tensor.dtype, (Box(tuple(offset), local),) if local.numel() else ())
-
-
-def _local(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    held = _on_cpu(local(tensor), copy)
+    return Spread(tuple(tensor.shape), tensor.dtype, (Box(tuple(offset), held),) if held.numel() else ())
 
 
 def _on_cpu(tensor: torch.Tensor, copy: bool) -> torch.Tensor:
@@ -176,7 +171,7 @@ def _on_cpu(tensor: torch.Tensor, copy: bool) -> torch.Tensor:
     return tensor.detach().to("cpu", copy=copy or part)
 
 
-def _place_of(tensor: DTensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def _place_of(tensor: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Local shape, and its offset in the whole."""
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 

@@ -63,9 +63,14 @@ def cpu_copy(state: Any) -> Any:
     return map_tensors(lambda tensor: tensor.detach().to("cpu", copy=True), state)
 
 
+def is_spread(value: Any) -> bool:
+    """Whether it is a DTensor, which is spread over several workers."""
+    # Not by its class: that takes half a second to import, and one worker has no use for it.
+    return isinstance(value, torch.Tensor) and hasattr(value, "to_local")
+
+
 def local(tensor: Any) -> torch.Tensor:
     """What this worker holds of a tensor that may be spread over several (a DTensor), sharing its memory."""
     with torch.no_grad():
-        # Not by its class: that takes half a second to import, and one worker has no use for it.
-        held: torch.Tensor = (tensor.to_local() if hasattr(tensor, "to_local") else tensor).detach()
+        held: torch.Tensor = (tensor.to_local() if is_spread(tensor) else tensor).detach()
     return held

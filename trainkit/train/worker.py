@@ -218,16 +218,24 @@ class Worker:
             states: all workers' shares, by rank; None to go on with what was set up.
             small: the same of what has changed since; None if nothing has.
         """
-        if states is not None:
-            # Copied: in the trainer's own process the snapshot is not a copy of its own, as it is elsewhere.
-            self._take_over(detached(joined_state(states)), "the snapshot")
+        since: dict[str, Any] = {}
         if small is not None:
-            registered, first = self._operator.registered, detached([small[0].schedulers, small[0].rates])
-            for scheduler, held in zip(registered.schedulers, first[0], strict=True):
+            since["operator"] = joined([state.operator for state in small])
+            since["workers"] = [state.own for state in small]
+            since["schedulers"] = small[0].schedulers
+        # Copied: in the trainer's own process the snapshot is not a copy of its own, as it is elsewhere.
+        since = detached(since)
+        if states is not None:
+            self._take_over({**detached(joined_state(states)), **since}, "the snapshot")
+        elif since:
+            for scheduler, held in zip(
+                self._operator.registered.schedulers, since["schedulers"], strict=True
+            ):
                 scheduler.load_state_dict(held)
-            set_rates(registered.optimizers, first[1])
-            self._operator.load_state_dict(whole(detached(joined([state.operator for state in small]))))
-            self._take_over_own([state.own for state in small])
+            self._operator.load_state_dict(whole(since["operator"]))
+            self._take_over_own(since["workers"])
+        if small is not None:
+            set_rates(self._operator.registered.optimizers, detached(small[0].rates))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over a trainer's whole state."""

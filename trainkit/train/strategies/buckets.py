@@ -35,7 +35,9 @@ def teach_order(model: DistributedDataParallel, order: Sequence[int]) -> None:
     reducer = model.reducer
     reducer._rebuild_buckets()  # By what it has seen of its own; it would take that and ours for one step's.
     # Backward takes up first what was computed last.
-    nothing = torch.stack([parameters[index].flatten()[0].float() * 0 for index in reversed(order)]).sum()
+    one_each = [parameters[index].flatten()[0] for index in reversed(order)]
+    # Brought together: a model may lie on several devices.
+    nothing = torch.stack([value.to(one_each[0].device, torch.float32) * 0 for value in one_each]).sum()
     reducer.prepare_for_forward()
     reducer.prepare_for_backward([])
     nothing.backward()  # type: ignore[no-untyped-call]

@@ -16,7 +16,6 @@ from typing import Any, cast
 
 import torch
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import (
     CPUOffloadPolicy,
     FSDPModule,
@@ -32,15 +31,16 @@ from trainkit.train.modules import compile_in_place
 from trainkit.train.step_settings import StepSettings
 from trainkit.train.strategies.base import Place, Strategy
 from trainkit.train.strategies.blocks import Blocks, chosen_blocks
-from trainkit.train.strategies.sharded import ShardedState
-from trainkit.train.strategies.single import SingleStrategy
+from trainkit.train.strategies.mesh import make_mesh
+from trainkit.train.strategies.sharded import ShardedState, ShardedStrategy, refuse_ddps_arguments
+from trainkit.train.strategies.single import WholeModel
 
 _BATCH_NORM = nn.modules.batchnorm._BatchNorm
 _PARAMETERS = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 @dataclass(frozen=True, kw_only=True)
-class FSDP:
+class FSDP(WholeModel):
     """Parameters, gradients and the optimizer's state in equal parts on all workers.
 
     Args:
@@ -59,14 +59,6 @@ class FSDP:
     forward_methods: tuple[str, ...] = ()
 
     @property
-    def model_ways(self) -> int:
-        return 1
-
-    @property
-    def reporter(self) -> int:
-        return 0
-
-    @property
     def spreads(self) -> bool:
         return True
 
@@ -80,7 +72,7 @@ class FSDP:
         return FSDPStrategy(place, self)
 
 
-class FSDPStrategy(SingleStrategy):
+class FSDPStrategy(ShardedStrategy):
     """See `FSDP`."""
 
     averages = True
@@ -89,6 +81,7 @@ class FSDPStrategy(SingleStrategy):
     def __init__(self, place: Place, spec: FSDP) -> None:
         super().__init__(place)
         self._spec = spec
+        self._mesh = make_mesh(place.group, 1, self.devices[0])
         self._roots: list[FSDPModule] = []
 
     # -- placing -------------------------------------------------------------------------------
@@ -99,38 +92,31 @@ class FSDPStrategy(SingleStrategy):
         optimizers: Sequence[torch.optim.Optimizer],
         ddp_args: Mapping[str, Any],
     ) -> list[nn.Module]:
-        if ddp_args or not self._place.wrap:
-            given = "ddp_args are" if ddp_args else "wrap_ddp=False is"
-            raise ConfigError(
-                f"{given} for DistributedDataParallel, not for FSDP: give FSDP(...) what it takes"
-            )
+        refuse_ddps_arguments("FSDP", ddp_args, wrap=self._place.wrap)
         for model in models:
             _refuse_what_cannot_be_sharded(model)
         plans = [(model, chosen_blocks(model, self._spec.shard_blocks)) for model in models]
-        self._sharded = ShardedState(models, optimizers)
+        self._held = ShardedState(models, optimizers)
         for model, blocks in plans:
             # On the device that the user left them on: the whole model need not fit on a GPU.
             self.group.broadcast_tensors([*model.parameters(), *model.buffers()])
             self._shard(model, blocks)
-        self._sharded.replace(models, optimizers)
+        self._held.replace(models, optimizers)
         return list(models)
 
     def _shard(self, model: nn.Module, blocks: Sequence[nn.Module]) -> None:
         device = self.devices[0]
-        mesh = init_device_mesh(device.type, (self.group.world_size,), mesh_dim_names=("data",))
         offload = CPUOffloadPolicy(pin_memory=device.type == "cuda")
         common: dict[str, Any] = {
-            "mesh": mesh,
+            "mesh": self._mesh,
             "offload_policy": offload if self._spec.cpu_offload else OffloadPolicy(),
         }
         keep = not self._spec.reshard_after_forward
-        # Compiled first: a graph for each block, between the gathering of its parameters and their release.
+        if self._place.step.compile:
+            # A graph for each block, between the gathering of its parameters and their release.
+            compile_in_place(*(blocks or [model]))
         for block in blocks:
-            if self._place.step.compile:
-                compile_in_place(block)
             fully_shard(block, reshard_after_forward=not keep, mp_policy=self._precision(block), **common)
-        if self._place.step.compile and not blocks:
-            compile_in_place(model)
         # What is outside of blocks is needed again as the backward pass begins, if there is one.
         trained = any(parameter.requires_grad for parameter in model.parameters())
         root = fully_shard(
@@ -179,26 +165,6 @@ class FSDPStrategy(SingleStrategy):
     def leave(self) -> None:
         self._roots.clear()
         super().leave()
-
-    # -- state ---------------------------------------------------------------------------------
-
-    def state(
-        self, models: Sequence[nn.Module], optimizers: Sequence[torch.optim.Optimizer]
-    ) -> dict[str, Any]:
-        self._reshard()
-        return self._sharded.state(models, optimizers)
-
-    def load_state(
-        self,
-        models: Sequence[nn.Module],
-        optimizers: Sequence[torch.optim.Optimizer],
-        state: Mapping[str, Any],
-    ) -> None:
-        self._reshard()
-        self._sharded.load(models, optimizers, state)
-
-    def skeleton(self, model: nn.Module) -> nn.Module:
-        return self._sharded.skeleton(model)
 
 
 def _module(root: FSDPModule) -> nn.Module:

@@ -41,16 +41,20 @@ def step_by_kind(optimizer: torch.optim.Optimizer) -> None:
 
     The groups that the user and schedulers hold are there again after it.
     """
-    whole: list[list[dict[str, Any]]] = []
+    whole: list[tuple[dict[str, Any], list[dict[str, Any]]]] = []
 
     def split(optimizer: torch.optim.Optimizer, *_: Any) -> None:
         if whole:  # the step before ended with an error
             rejoin(optimizer)
-        whole.append(optimizer.param_groups)
-        optimizer.param_groups = [part for group in optimizer.param_groups for part in _by_kind(group)]
+        whole[:] = [(group, _by_kind(group)) for group in optimizer.param_groups]
+        optimizer.param_groups = [part for _, parts in whole for part in parts]
 
     def rejoin(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        optimizer.param_groups = whole.pop()
+        for group, parts in whole:
+            # What an optimizer keeps in its groups, such as a count of steps, is kept.
+            group.update({key: value for part in parts for key, value in part.items() if key != "params"})
+        optimizer.param_groups = [group for group, _ in whole]
+        whole.clear()
 
     if any(len(_by_kind(group)) > 1 for group in optimizer.param_groups):
         optimizer.register_step_pre_hook(split)
@@ -79,24 +83,38 @@ def clip(parameters: Sequence[torch.Tensor], max_norm: float) -> torch.Tensor:
     if not held:
         return torch.tensor(0.0)
     # Squares are summed by the dimensions of the mesh over which their tensors are spread.
-    squares: dict[tuple[str, ...], list[torch.Tensor]] = defaultdict(list)
+    spread: dict[tuple[str, ...], list[torch.Tensor]] = defaultdict(list)
     groups: dict[str, dist.ProcessGroup] = {}
     for parameter in held:
-        gradient = local(_gradient(parameter))
-        norm = torch.linalg.vector_norm(gradient, dtype=_precise(gradient.dtype))
-        squares[_spread_over(parameter, groups)].append(norm.square())
-    total = torch.zeros((), dtype=torch.float32, device=local(held[0]).device)
-    for dims in sorted(squares):
-        part = torch.stack([square.to(total.device) for square in squares[dims]]).sum()
+        spread[_spread_over(parameter, groups)].append(local(_gradient(parameter)))
+    device = local(held[0]).device
+    total = torch.zeros((), dtype=torch.float64, device=device)
+    for dims in sorted(spread):
+        part = squared_norm(spread[dims], device)
         for dim in dims:
             dist.all_reduce(part, group=groups[dim])
-        total = total + part
+        total += part
     norm = total.sqrt()
-    factor = torch.clamp(max_norm / (norm + 1e-6), max=1.0)
-    for parameter in held:
-        gradient = local(_gradient(parameter))
-        gradient.mul_(factor.to(device=gradient.device, dtype=gradient.dtype))
+    shrink([local(_gradient(parameter)) for parameter in held], norm, max_norm)
     return norm
+
+
+def squared_norm(gradients: Iterable[torch.Tensor], device: torch.device) -> torch.Tensor:
+    """The sum of all squares, in float64 on `device`: large gradients must not overflow it."""
+    norms = [
+        torch.linalg.vector_norm(gradient, dtype=_precise(gradient.dtype)).to(device)
+        for gradient in gradients
+    ]
+    if not norms:
+        return torch.zeros((), dtype=torch.float64, device=device)
+    return torch.stack(norms).double().square().sum()
+
+
+def shrink(gradients: Iterable[torch.Tensor], norm: torch.Tensor, max_norm: float) -> None:
+    """Scale `gradients`, of which `norm` is the norm, as `torch.nn.utils.clip_grad_norm_` does."""
+    factor = torch.clamp(max_norm / (norm + 1e-6), max=1.0)
+    for gradient in gradients:
+        gradient.mul_(factor.to(device=gradient.device, dtype=gradient.dtype))
 
 
 def _spread_over(tensor: torch.Tensor, groups: dict[str, dist.ProcessGroup]) -> tuple[str, ...]:

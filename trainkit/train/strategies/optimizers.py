@@ -93,10 +93,14 @@ class ParameterSlots:
             for group, theirs in zip(optimizer.param_groups, state["param_groups"], strict=True):
                 group.update({key: whole(value) for key, value in theirs.items() if key != "params"})
             optimizer.state.clear()
-            for index, item in self._slots(number):
+            groups = zip(optimizer.param_groups, self._groups[number], strict=True)
+            slots = ((group, item) for group, held in groups for _, item in held)
+            for index, (group, item) in enumerate(slots):
                 if item is not None and index in state["state"]:
                     entries = state["state"][index].items()
-                    optimizer.state[item] = {name: _entry(name, value, item) for name, value in entries}
+                    optimizer.state[item] = {
+                        name: _entry(name, value, item, group) for name, value in entries
+                    }
 
     def _slots(self, number: int) -> Iterable[tuple[int, Any]]:
         return enumerate(item for slots in self._groups[number] for _, item in slots)
@@ -109,11 +113,14 @@ class ParameterSlots:
         return indices
 
 
-def _entry(name: str, value: Any, parameter: torch.Tensor) -> Any:
-    """One value of an optimizer's state, laid out as `parameter` if it has its shape."""
+def _entry(name: str, value: Any, parameter: torch.Tensor, group: Mapping[str, Any]) -> Any:
+    """One value of an optimizer's state, laid out as `parameter` if it has its shape; where torch puts it."""
     if not isinstance(value, (torch.Tensor, Spread)):
         return value
-    if shape_of(value) == tuple(parameter.shape) and name != "step":
+    if name == "step":
+        # Counted on the CPU, but for optimizers that run in a graph or a kernel.
+        on_device = group.get("capturable") or group.get("fused")
+        return whole(value).to(parameter.device if on_device else "cpu", copy=True)
+    if shape_of(value) == tuple(parameter.shape):
         return local_part(value, parameter)
-    # A step count stays where it is counted: on the CPU, but for optimizers that run in a graph or a kernel.
-    return whole(value).clone()
+    return whole(value).to(parameter.device, copy=True)

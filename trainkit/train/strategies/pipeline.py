@@ -29,11 +29,12 @@ from trainkit.train.step_settings import StepSettings
 from trainkit.train.strategies.averaging import average_gradients
 from trainkit.train.strategies.base import Criterion, Place, Strategy
 from trainkit.train.strategies.cutting import Split, cut
-from trainkit.train.strategies.kinds import SharedScaler
+from trainkit.train.strategies.kinds import SharedScaler, shrink, squared_norm
 from trainkit.train.strategies.link import Link
 from trainkit.train.strategies.mesh import Grid, data_group
 from trainkit.train.strategies.optimizers import ParameterSlots
 from trainkit.train.strategies.relay import Relay
+from trainkit.train.strategies.sharded import refuse_ddps_arguments
 from trainkit.train.strategies.stages import NOT_ALONE, StageModel
 
 _SCHEDULES = ("1f1b", "gpipe")
@@ -151,11 +152,7 @@ class PipelineStrategy:
         for optimizer in optimizers:
             if isinstance(optimizer, torch.optim.LBFGS):
                 raise ConfigError("LBFGS needs all gradients on one worker: use another optimizer, or DDP()")
-        if ddp_args or not self._place.wrap:
-            given = "ddp_args are" if ddp_args else "wrap_ddp=False is"
-            raise ConfigError(
-                f"{given} for DistributedDataParallel, which Pipeline doesn't use: leave it out"
-            )
+        refuse_ddps_arguments("Pipeline", ddp_args, wrap=self._place.wrap)
         if len(models) != 1:
             raise ConfigError(
                 f"Pipeline() trains one model; {len(models)} were registered: use DDP() or FSDP()"
@@ -219,12 +216,10 @@ class PipelineStrategy:
 
     def clip(self, parameters: Sequence[torch.Tensor], max_norm: float) -> torch.Tensor:
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-        squared = torch.zeros((), dtype=torch.float64, device=self.devices[0])
-        if gradients:
-            squared += nn.utils.get_total_norm(gradients).double() ** 2
+        squared = squared_norm(gradients, self.devices[0])
         dist.all_reduce(squared, group=self._link.group)
         norm = squared.sqrt()
-        nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
+        shrink(gradients, norm, max_norm)
         return norm
 
     @contextmanager

@@ -199,7 +199,7 @@ class Relay:
         if link.first and not link.last:
             sent += link.send([leaf.contiguous() for leaf in _leaves(target)], link.stages - 1)
         elif link.last and not link.first:
-            received = iter(link.receive([torch.empty_like(leaf) for leaf in _leaves(target)], 0))
+            received = iter(link.receive([_like(leaf) for leaf in _leaves(target)], 0))
             return map_tensors(lambda _: next(received), target)
         return target
 
@@ -258,6 +258,11 @@ class Relay:
         link.send_description(outgoing, link.index + 1)
         wait(link.send([tensor.detach() for tensor in tensors], link.index + 1))
         return incoming, outgoing
+
+
+def _like(leaf: torch.Tensor) -> torch.Tensor:
+    """To receive what was sent contiguous, such as a target that is channels_last here."""
+    return torch.empty_like(leaf, memory_format=torch.contiguous_format)
 
 
 def _first_of_both(loss: torch.Tensor, target: torch.Tensor) -> torch.Tensor:

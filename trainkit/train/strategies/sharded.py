@@ -1,4 +1,4 @@
-"""The state of models and optimizers whose parameters were replaced by DTensors, in parts."""
+"""What strategies have in common that spread parameters: the state of models and optimizers, in parts."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from trainkit.errors import CheckpointError
+from trainkit.errors import CheckpointError, ConfigError
 from trainkit.train.modules import skeleton
 from trainkit.train.spread import Spread, local_part, shape_of, whole
 from trainkit.train.strategies.optimizers import ParameterSlots, parameter_names
+from trainkit.train.strategies.single import SingleStrategy
 
 
 class ShardedState:
@@ -63,6 +64,40 @@ class ShardedState:
             own = model.state_dict()
             model.load_state_dict({name: _entry(saved[name], own[name]) for name in own})
         self._slots.load(optimizers, state["optimizers"])
+
+
+class ShardedStrategy(SingleStrategy):
+    """Base of the strategies whose models hold DTensors; placing a model sets `_held`."""
+
+    _held: ShardedState
+
+    def _reshard(self) -> None:
+        """Free what a forward pass without a backward has left whole."""
+
+    def state(
+        self, models: Sequence[nn.Module], optimizers: Sequence[torch.optim.Optimizer]
+    ) -> dict[str, Any]:
+        self._reshard()
+        return self._held.state(models, optimizers)
+
+    def load_state(
+        self,
+        models: Sequence[nn.Module],
+        optimizers: Sequence[torch.optim.Optimizer],
+        state: Mapping[str, Any],
+    ) -> None:
+        self._reshard()
+        self._held.load(models, optimizers, state)
+
+    def skeleton(self, model: nn.Module) -> nn.Module:
+        return self._held.skeleton(model)
+
+
+def refuse_ddps_arguments(what: str, ddp_args: Mapping[str, Any], *, wrap: bool) -> None:
+    """Raise ConfigError if a strategy without DistributedDataParallel was given what is meant for it."""
+    if ddp_args or not wrap:
+        given = "ddp_args are" if ddp_args else "wrap_ddp=False is"
+        raise ConfigError(f"{given} for DistributedDataParallel, which {what} doesn't use: leave it out")
 
 
 def _entry(leaf: Any, like: Any) -> Any:

@@ -29,8 +29,7 @@ from trainkit.train.strategies.averaging import GradientAverage
 from trainkit.train.strategies.base import Place, Strategy
 from trainkit.train.strategies.blocks import chosen_blocks
 from trainkit.train.strategies.mesh import DATA, MODEL, data_group, degree_mistakes, make_mesh
-from trainkit.train.strategies.sharded import ShardedState
-from trainkit.train.strategies.single import SingleStrategy
+from trainkit.train.strategies.sharded import ShardedState, ShardedStrategy, refuse_ddps_arguments
 from trainkit.train.strategies.splitting import refuse_what_cannot_be_split, split_model
 
 Plan = Mapping[str, ParallelStyle] | Callable[[nn.Module, DeviceMesh], Any]
@@ -101,7 +100,7 @@ class TensorParallel:
         return TensorParallelStrategy(self.for_workers(place.group.world_size), place)
 
 
-class TensorParallelStrategy(SingleStrategy):
+class TensorParallelStrategy(ShardedStrategy):
     """See `TensorParallel`; workers of one row of the mesh compute the same from the same samples."""
 
     def __init__(self, spec: TensorParallel, place: Place) -> None:
@@ -123,9 +122,7 @@ class TensorParallelStrategy(SingleStrategy):
         optimizers: Sequence[torch.optim.Optimizer],
         ddp_args: Mapping[str, Any],
     ) -> list[nn.Module]:
-        if ddp_args or not self._place.wrap:
-            given = "ddp_args are" if ddp_args else "wrap_ddp=False is"
-            raise ConfigError(f"{given} for DistributedDataParallel, not for TensorParallel: leave it out")
+        refuse_ddps_arguments("TensorParallel", ddp_args, wrap=self._place.wrap)
         if any(isinstance(optimizer, torch.optim.LBFGS) for optimizer in optimizers):
             raise ConfigError("LBFGS needs all gradients in one piece: use another optimizer, or DDP()")
         for model in models:
@@ -150,8 +147,7 @@ class TensorParallelStrategy(SingleStrategy):
         split_model(model, self._mesh[MODEL], self._spec.plan, self.group, required=required)
         model.to(self.devices[0])
         if step.compile:
-            for part in blocks or [model]:
-                compile_in_place(part)
+            compile_in_place(*(blocks or [model]))
         self._buffers += list(model.buffers())
         if self.averages and trained:
             self._bring_together(model, blocks)
@@ -203,26 +199,6 @@ class TensorParallelStrategy(SingleStrategy):
         for held in (self._averages, self._sharded, self._buffers):
             held.clear()
         super().leave()
-
-    # -- state ---------------------------------------------------------------------------------
-
-    def state(
-        self, models: Sequence[nn.Module], optimizers: Sequence[torch.optim.Optimizer]
-    ) -> dict[str, Any]:
-        self._reshard()
-        return self._held.state(models, optimizers)
-
-    def load_state(
-        self,
-        models: Sequence[nn.Module],
-        optimizers: Sequence[torch.optim.Optimizer],
-        state: Mapping[str, Any],
-    ) -> None:
-        self._reshard()
-        self._held.load(models, optimizers, state)
-
-    def skeleton(self, model: nn.Module) -> nn.Module:
-        return self._held.skeleton(model)
 
 
 def _is_plan(plan: Any) -> bool:
