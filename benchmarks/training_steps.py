@@ -80,6 +80,8 @@ def bookkeeping(workers: int, rounds: int) -> tuple[float, float | None]:
             if number >= 5:
                 epochs.append(took - step_s - batch_s)
             if BARE:
+                # An epoch that was run without one leaves the next to take one before, too.
+                trainer.train(num_steps=1)
                 with_snapshot = timed(lambda: trainer.train(num_steps=1))
                 if number >= 5:
                     snapshots.append(with_snapshot - took)

@@ -72,7 +72,11 @@ class Mortal(TrainingOperator):
         if where == self.config["at"] and rank == self.config["rank"] and left:
             (folder / "lives").write_text("\n".join(left[1:]))
             victim = self.config.get("kill_rank", rank)
-            os.kill(pid_of(folder, victim), self.config.get("signal", signal.SIGKILL))
+            # Its own number is no other's: trials side by side share the folder.
+            os.kill(
+                os.getpid() if victim == rank else pid_of(folder, victim),
+                self.config.get("signal", signal.SIGKILL),
+            )
 
 
 def pid_of(folder: Path, rank: int) -> int:

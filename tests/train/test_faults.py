@@ -9,7 +9,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -19,22 +18,24 @@ import torch.distributed as dist
 
 import trainkit
 from tests.conftest import eventually
-from tests.train.operators import Digits
+from tests.train.operators import Digits, lose_patience
 from trainkit.errors import ActorDiedError, CheckpointError, ConfigError, GangError, SerializationError
 from trainkit.train import TorchTrainer, TrainingOperator
 
 pytestmark = pytest.mark.usefixtures("runtime")
 
-AT_ONCE_S = 15
-"""Far under the timeout of a collective, far over what a loaded machine needs."""
-
 
 class Faulty(Digits):
-    """Worker `config["rank"]` does `config["fault"]` in its third step, or wherever it is asked to."""
+    """Worker `config["rank"]` does `config["fault"]` in its third step, or wherever it is asked to.
+
+    Where that is to hang, the others don't wait for long.
+    """
 
     def train_batch(self, batch: Any, batch_info: dict[str, Any]) -> Any:
         if batch_info["batch_idx"] == 2 and self.world_rank == self.config["rank"]:
             self.config["fault"]()
+        if batch_info["batch_idx"] == 2 and self.config["fault"] in (spin, freeze):
+            lose_patience()
         return super().train_batch(batch, batch_info)
 
     def validate_batch(self, batch: Any, batch_info: dict[str, Any]) -> Any:
@@ -60,13 +61,19 @@ def freeze() -> None:
     os.kill(os.getpid(), signal.SIGSTOP)
 
 
+def spin() -> None:
+    while True:
+        pass
+
+
 def gang(fault: Any, rank: int, *, operator: type[TrainingOperator] = Faulty, **options: Any) -> TorchTrainer:
     config = {"fault": fault, "rank": rank, "samples": 400, **options.pop("config", {})}
     return TorchTrainer(
         training_operator_cls=operator,
         config=config,
         use_gpu=False,
-        **{"num_workers": 2, "timeout_s": 120, **options},
+        # Who waits for it does not pass by mistake, but runs into the test's own limit.
+        **{"num_workers": 2, "timeout_s": 1800, **options},
     )
 
 
@@ -78,10 +85,8 @@ def gone(pids: list[int]) -> bool:
 def test_a_killed_worker_is_named_and_the_others_end(rank: int) -> None:
     with gang(die, rank) as trainer:
         pids = trainer.apply_all_workers(os.getpid)
-        start = time.monotonic()
         with pytest.raises(GangError, match=f"worker {rank} of 2 died") as caught:
             trainer.train(max_retries=0)
-        assert time.monotonic() - start < AT_ONCE_S
         assert isinstance(caught.value.__cause__, ActorDiedError)
         assert eventually(lambda: gone(pids))
         with pytest.raises(GangError, match=r"have ended \(worker \d failed\): make a new TorchTrainer"):
@@ -107,10 +112,8 @@ def test_a_worker_killed_between_two_calls() -> None:
 def test_an_exception_ends_the_others_and_shows_its_traceback(rank: int, use_local: bool) -> None:
     with gang(fail, rank, use_local=use_local) as trainer:
         pids = [pid for pid in trainer.apply_all_workers(os.getpid) if pid != os.getpid()]
-        start = time.monotonic()
         with pytest.raises(LookupError, match="the third batch is cursed") as caught:
             trainer.train()
-        assert time.monotonic() - start < AT_ONCE_S
         assert any(f"raised by worker {rank} of 2" in note for note in caught.value.__notes__)
         if not (use_local and rank == 0):
             assert "in train_batch" in caught.value.remote_traceback  # type: ignore[attr-defined]
@@ -118,29 +121,21 @@ def test_an_exception_ends_the_others_and_shows_its_traceback(rank: int, use_loc
 
 
 def test_a_killed_worker_beside_the_local_one() -> None:
-    with gang(die, 1, use_local=True) as trainer:
-        start = time.monotonic()
-        with pytest.raises(GangError, match="worker 1 of 2 died"):
-            trainer.train(max_retries=0)
-        assert time.monotonic() - start < AT_ONCE_S
+    with gang(die, 1, use_local=True) as trainer, pytest.raises(GangError, match="worker 1 of 2 died"):
+        trainer.train(max_retries=0)
     assert not dist.is_initialized()
-
-
-def spin() -> None:
-    while True:
-        pass
 
 
 @pytest.mark.parametrize(("use_local", "fault", "rank"), [(False, spin, 0), (True, freeze, 1)])
 def test_a_worker_that_hangs_is_named_with_the_step_that_waits(
     use_local: bool, fault: Any, rank: int
 ) -> None:
-    with gang(fault, rank, timeout_s=8, use_local=use_local) as trainer:
+    with gang(fault, rank, timeout_s=120, use_local=use_local) as trainer:
         pids = [pid for pid in trainer.apply_all_workers(os.getpid) if pid != os.getpid()]
         with pytest.raises(GangError) as caught:
             trainer.train(max_retries=0)
         assert str(caught.value) == (
-            f"worker {rank} of 2 did not enter step 3 within timeout_s=8, where worker {1 - rank} waited: "
+            f"worker {rank} of 2 did not enter step 3 within timeout_s=120, where worker {1 - rank} waited: "
             f"it hangs, or code or data take longer"
         )
         assert caught.value.__cause__ is not None, "what the waiting worker raised"
@@ -276,7 +271,7 @@ def test_a_killed_driver_in_save_leaves_the_previous_checkpoint(tmp_path: Path) 
         loss, *pids = driver.stdout.readline().split()
         assert eventually((tmp_path / "saving").exists, 60)
         driver.kill()
-    assert eventually(lambda: gone([int(pid) for pid in pids]), 5)
+    assert eventually(lambda: gone([int(pid) for pid in pids]), 30)
     with gang(die, -1, num_workers=1, config={"samples": 100}) as trainer:
         trainer.load(tmp_path / "c")
         assert trainer.validate()["val_loss"] == pytest.approx(float(loss), abs=1e-12)

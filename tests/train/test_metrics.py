@@ -34,6 +34,12 @@ def test_a_step_without_num_samples_counts_as_one() -> None:
     assert epoch([{"loss": 1.0}, {"loss": 2.0}])["loss"] == 1.5
 
 
+def test_a_mean_over_no_samples_does_not_count() -> None:
+    steps = [{"loss": math.nan, "num_samples": 0}, {"loss": 2.0, "num_samples": 3}]
+    assert epoch(steps)["loss"] == 2.0
+    assert math.isnan(epoch(steps[:1])["loss"])
+
+
 def test_no_steps_give_counts_alone() -> None:
     assert epoch([]) == {"batch_count": 0, "num_samples": 0}
     assert reduce_metrics([epoch([]), epoch([])]) == {"batch_count": 0, "num_samples": 0}

@@ -19,6 +19,9 @@ from trainkit.train import symptoms
 GRACE_S = 5.0
 """How long the cause of a symptom may take to be known, and workers to part in order."""
 
+APART_S = 30.0
+"""How long the others may take after one has raised in a call in which they need not meet, but may."""
+
 LOOK_S = 1.0
 """How often who waits beside a worker in this process looks whether that has answered."""
 
@@ -164,7 +167,8 @@ class Answers:
         """Seconds to wait for the rest, given who has answered what; None: as long as it takes."""
         now = SYSTEM.monotonic()
         if self._failed_at is not None:
-            return self._failed_at + GRACE_S - now
+            raised = not self._at_once and len(self._raised()) == len(self.failures)
+            return self._failed_at + (APART_S if raised else GRACE_S) - now
         if self._at_once and self._answered_at is not None:
             return self._answered_at + self._timeout_s + GRACE_S - now
         return None

@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import logging
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -121,7 +122,7 @@ class Crew:
             self._note(call)
             return results
 
-        return self._recovering(once, call.method, max_retries)
+        return self._recovering(once, call.method, max_retries, call.effect)
 
     def epoch(self, call: Call, max_retries: int) -> list[Any]:
         """Run an epoch; with `max_retries`, from a snapshot that is taken if there is none.
@@ -135,19 +136,18 @@ class Crew:
             except BaseException:
                 self.close(force=True)
                 raise
-        if not max_retries or self._keeps_nothing():
-            return self.run(call, 0)
-        if self._snapshot is None:
-            self._recovering(self._take_snapshot, "snapshot", 0)
-        if not training:
-            return self.run(call, max_retries)
+        keeps = max_retries > 0 and not self._keeps_nothing()
+        if keeps and self._snapshot is None:
+            self._recovering(self._take_snapshot, "snapshot", 0, Effect.NOTHING)
+        if not keeps or not training:
+            return self.run(call, max_retries if keeps else 0)
 
         def once() -> list[Any]:
             results = self._call(call)
             self._take_snapshot()
             return results
 
-        return self._recovering(once, call.method, max_retries)
+        return self._recovering(once, call.method, max_retries, call.effect)
 
     def close(self, *, force: bool = False) -> None:
         """End all workers and give back what they held; `force` without a word to them."""
@@ -176,7 +176,7 @@ class Crew:
             spreads = self._options.spec.spreads
             return self._call(Call("save", (folder, workers), first=not spreads))
 
-        self._recovering(once, "save", recovery.RETRIES)
+        self._recovering(once, "save", recovery.RETRIES, Effect.NOTHING)
 
     def models(self, *, to_cpu: bool) -> list[nn.Module]:
         """The user's own modules: copies on the CPU, or worker 0's if it is in this process."""
@@ -190,9 +190,9 @@ class Crew:
 
     # -- calling -------------------------------------------------------------------------------
 
-    def _recovering(self, once: Callable[[], R], what: str, max_retries: int) -> R:
+    def _recovering(self, once: Callable[[], R], what: str, max_retries: int, effect: Effect) -> R:
         failures: list[GangError] = []
-        try:
+        with self._closed_if_ended():
             while True:
                 try:
                     if not self._gang.started:
@@ -202,17 +202,28 @@ class Crew:
                     if not self._gang.lost:
                         raise
                     failures.append(error)
+                except BaseException:
+                    # Workers that live on may have done a part of it, which the snapshot knows nothing of.
+                    if effect is not Effect.NOTHING:
+                        self._snapshot = None
+                    raise
                 if not recovery.may_retry(
                     len(failures), max_retries, has_snapshot=self._snapshot is not None
                 ):
                     break
                 self._form_again(failures[-1], what)
-        finally:
-            if self._gang.ended is not None:
-                self.close(force=True)  # At once, so that others may have the places.
         if len(failures) == 1:
             raise failures[0]
         raise GangError(recovery.give_up_text(what, [str(error) for error in failures])) from failures[-1]
+
+    @contextmanager
+    def _closed_if_ended(self) -> Iterator[None]:
+        """A block after which an ended gang's places are free at once, so that others may have them."""
+        try:
+            yield
+        finally:
+            if self._gang.ended is not None:
+                self.close(force=True)
 
     def _call(self, call: Call) -> list[Any]:
         if call.first:
@@ -226,8 +237,14 @@ class Crew:
         return not remote_ranks(self._options)
 
     def _take_snapshot(self) -> None:
-        try:
+        with self._as_far_as_there_is_room():
             self._snapshot = Snapshot(self._gang.call("snapshot", in_step=False))
+
+    @contextmanager
+    def _as_far_as_there_is_room(self) -> Iterator[None]:
+        """A block that keeps some of the state; without room for it there is no snapshot, and a warning."""
+        try:
+            yield
         except ObjectStoreFullError as error:
             self._snapshot = None
             log.warning(
@@ -243,23 +260,29 @@ class Crew:
             return
         match call.effect:
             case Effect.SMALL:
-                held.small = self._gang.call("small_state", in_step=False)
+                with self._as_far_as_there_is_room():
+                    held.small = self._gang.call("small_state", in_step=False)
             case Effect.REPEATABLE:
                 held.repeated.append(call)
             case Effect.UNKNOWN:
                 self._snapshot = None
 
     def _start_again(self) -> None:
-        """Let new workers set up and take over the state."""
-        self._gang.start(self._seed)
+        """Let new workers set up and take over the state; those that can't are ended."""
         held = self._snapshot
-        if held is None:
-            return
-        if held.states is not None or held.small is not None:
-            # Put once, not sent to each; small enough states travel with the call.
-            self._gang.call("restore", runtime.put(held.states), held.small, in_step=False)
-        for call in held.repeated:
-            self._call(call)
+        try:
+            self._gang.start(self._seed)
+            if held is None:
+                return
+            if held.states is not None or held.small is not None:
+                # Put once, not sent to each; small enough states travel with the call.
+                self._gang.call("restore", runtime.put(held.states), held.small, in_step=False)
+            for call in held.repeated:
+                self._call(call)
+        except BaseException:
+            # The next call would go on with what setup made, as if nothing had been trained.
+            self._gang.close(force=True, why="they could not take over the state")
+            raise
 
     # -- forming -------------------------------------------------------------------------------
 
@@ -280,7 +303,7 @@ class Crew:
         if size is None:
             return
         if self._snapshot is None:
-            self._recovering(self._take_snapshot, "snapshot", 0)
+            self._recovering(self._take_snapshot, "snapshot", 0, Effect.NOTHING)
         # Added to what is held, not taken anew: others may be in line for it.
         if self._snapshot is None or not self._seats.add(size - gang.world_size):
             return

@@ -77,8 +77,7 @@ class Feed:
 
     def _order(self) -> Any:
         """The sampler that the user gave."""
-        sampler = sampler_of(self.loader) if isinstance(self.loader, DataLoader) else None
-        return sampler.sampler if isinstance(sampler, DealtBatches) else sampler
+        return sampler_of(self.loader) if isinstance(self.loader, DataLoader) else None
 
     def steps(self) -> int | None:
         """Batches of one pass; None if only running it can tell."""
@@ -93,7 +92,7 @@ class Feed:
             epoch_idx: told to a `DistributedSampler` of the user's own, which shuffles by it.
             num_steps: how many; in training, more than the loader holds start it again. None: one pass.
         """
-        sampler = sampler_of(self.loader) if isinstance(self.loader, DataLoader) else None
+        sampler = self._order()
         if isinstance(sampler, DistributedSampler):
             sampler.set_epoch(epoch_idx)
         self._asked, self._last, self._known, self.turn = num_steps, None, None, WHOLE
@@ -170,9 +169,9 @@ class Feed:
         if self._every == 1 and self._dealt() is None:
             return WHOLE
         sizes = self._sizes()
-        if sizes is None:
+        total = 0 if sizes is None else sizes.steps if self._asked is None else self._asked
+        if sizes is None or total == 0:
             return unknown_turn(step, every=self._every, last=step == self._last)
-        total = sizes.steps if self._asked is None else self._asked
         rank, world_size = self._group.rank, self._group.world_size
         self._known = KnownTurns(sizes, total, every=self._every, rank=rank, world_size=world_size)
         return self._known(step)

@@ -55,7 +55,7 @@ class Gang:
         weakref.finalize(self, self._held.close).atexit = False
         if self._local is not None:
             # A dropped trainer must not leave this process in its group either: the next one could not join.
-            self._held.callback(self._local.stop)
+            self._held.callback(self._local.leave)
         actor = runtime.remote(Worker)
         for rank in remote_ranks(options):
             group, bundle = seats[rank]
@@ -127,13 +127,13 @@ class Gang:
         """The same on worker 0 alone."""
         return self._call(method, {0: args}, in_step=False)
 
-    def close(self, *, force: bool = False) -> None:
-        """End all workers; `force` without a word to them."""
+    def close(self, *, force: bool = False, why: str = "it was shut down") -> None:
+        """End all workers; `force` without a word to them, `why` for who calls them still."""
         try:
             if self.ended is None and not force:
                 self._part()
         finally:
-            self._end("it was shut down")
+            self._end(why)
 
     # -- inside --------------------------------------------------------------------------------
 
@@ -201,8 +201,6 @@ class Gang:
     def _end(self, why: str) -> None:
         if self.ended is None:
             self.ended = why
-            if self._local is not None and self.world_size > 1:
-                self._local.stop()
         self._kill()
         self._handles = {}
         # At once, not with the trainer: whoever makes a new one may still hold this one.

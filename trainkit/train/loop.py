@@ -46,7 +46,7 @@ def run_epoch(
         metrics = step(batch, {**info, "batch_idx": index, "global_step": first_step + index})
         if after_step is not None:
             after_step()
+        meters.add(metrics, counted=turn.weight > 0)
         if bar is not None:
             bar.show(metrics)
-        meters.add(metrics, counted=turn.weight > 0)
     return meters.result()

@@ -125,7 +125,9 @@ class Meters:
             data = series.values(name)
             weights = torch.tensor(series.weights, dtype=torch.float64)
             weight = float(weights.sum())
-            values[name] = float(torch.dot(data, weights)) / weight if weight else math.nan
+            # A mean over no samples is NaN, and must not spoil that over the others.
+            counted = torch.where(weights == 0, 0.0, data)
+            values[name] = float(torch.dot(counted, weights)) / weight if weight else math.nan
             values[f"last_{name}"] = float(data[-1])
             broken = (
                 [] if math.isfinite(values[name]) else (~torch.isfinite(data)).nonzero().flatten().tolist()

@@ -18,6 +18,7 @@ from trainkit.train.keys import NUM_SAMPLES
 from trainkit.train.lightning import lightning_operator
 from trainkit.train.loop import run_epoch
 from trainkit.train.modes import enter_training, evaluating
+from trainkit.train.process_group import WorkerGroup
 from trainkit.train.registration import Registered, as_list, check_schedulers, check_wrapping, in_shape_of
 from trainkit.train.situation import Situated
 from trainkit.train.stepping import Stepper
@@ -359,7 +360,7 @@ class TrainingOperator(Situated):
 
     def _feed(self, registered: Feed | None) -> Feed:
         # An overriding loop may bring batches of its own: they all count in full.
-        return registered if registered is not None else self._context.strategy.split_data((), training=False)
+        return registered if registered is not None else Feed((), group=WorkerGroup(), training=False)
 
     def _turn(self) -> Turn:
         return WHOLE if self.train_feed is None else self.train_feed.turn

@@ -118,9 +118,12 @@ class DistributedGroup(WorkerGroup):
     def broadcast_integers(self, values: Sequence[int]) -> list[int]:
         length = torch.tensor([len(values)])
         dist.broadcast(length, src=0)
-        data = torch.tensor(list(values)) if self.rank == 0 else torch.empty(int(length), dtype=torch.int64)
+        data = torch.empty(int(length), dtype=torch.int64)
+        if self.rank == 0:
+            data = torch.tensor(list(values), dtype=torch.int64)
         dist.broadcast(data, src=0)
-        return [int(value) for value in data.tolist()]
+        order: list[int] = data.tolist()
+        return order
 
     def gather_integers(self, value: int) -> list[int]:
         gathered = [torch.zeros(1, dtype=torch.int64) for _ in range(self.world_size)]

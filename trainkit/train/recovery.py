@@ -19,7 +19,7 @@ class Effect(Enum):
     NOTHING = "nothing"
     """It reads: the snapshot stays good."""
     SMALL = "small"
-    """Generators and the operator's own state: these are read again."""
+    """Generators, schedulers, rates and the operator's own state: these are read again."""
     REPEATABLE = "repeatable"
     """The same call on the restored state does the same again: it is noted, to be repeated."""
     UNKNOWN = "unknown"

@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from trainkit.errors import CheckpointError
 from trainkit.train.spread import joined, whole
 
@@ -41,10 +43,35 @@ class SmallState:
     Attributes:
         operator: its own state, as in `WorkerState.shared`.
         own: as in `WorkerState`.
+        schedulers: their states, as a validation of the user's own may step them by its loss.
+        rates: see `rates`.
     """
 
     operator: dict[str, Any]
     own: dict[str, Any]
+    schedulers: list[dict[str, Any]]
+    rates: list[list[dict[str, Any]]]
+
+
+def rates(optimizers: Sequence[torch.optim.Optimizer]) -> list[list[dict[str, Any]]]:
+    """What schedulers change: learning rates, and whatever else stands beside a group's parameters."""
+    return [
+        [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
+        for optimizer in optimizers
+    ]
+
+
+def set_rates(
+    optimizers: Sequence[torch.optim.Optimizer], held: Sequence[Sequence[Mapping[str, Any]]]
+) -> None:
+    """Take over what `rates` returned."""
+    for optimizer, groups in zip(optimizers, held, strict=True):
+        for group, values in zip(optimizer.param_groups, groups, strict=True):
+            for key, value in values.items():
+                if isinstance(group.get(key), torch.Tensor):
+                    group[key].copy_(value)  # It may be part of a compiled step.
+                else:
+                    group[key] = value
 
 
 def joined_state(states: Sequence[WorkerState]) -> dict[str, Any]:

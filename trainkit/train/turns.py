@@ -85,6 +85,8 @@ class KnownTurns:
 
     def __call__(self, index: int) -> Turn:
         """The turn of batch `index`, from 0 since the call began."""
+        # A loop of the user's own may go over them once more, or over batches of its own: as if called again.
+        index %= self._total
         position = index % self._every
         start = index - position
         # A pass's last batch, which may be small, is not in this step, and neither is the call's end.

@@ -25,7 +25,16 @@ from trainkit.train.operator import TrainingOperator
 from trainkit.train.process_group import Listener
 from trainkit.train.progress import Bar, describe
 from trainkit.train.spread import detached, joined, whole
-from trainkit.train.state import MISFITS, SmallState, WorkerState, check_state, joined_state, own_of
+from trainkit.train.state import (
+    MISFITS,
+    SmallState,
+    WorkerState,
+    check_state,
+    joined_state,
+    own_of,
+    rates,
+    set_rates,
+)
 from trainkit.train.strategies.base import KeepsOrder, Place, Strategy
 from trainkit.train.strategies.single import SingleStrategy
 from trainkit.train.symptoms import LostOthersError, lost_peer
@@ -197,7 +206,10 @@ class Worker:
 
     def small_state(self) -> SmallState:
         """What a validation may change of the state."""
-        return SmallState(detached(self._operator.state_dict() or {}), self.own_state())
+        operator, registered = self._operator, self._operator.registered
+        schedulers = [scheduler.state_dict() for scheduler in registered.schedulers]
+        held = detached([operator.state_dict() or {}, schedulers, rates(registered.optimizers)])
+        return SmallState(held[0], self.own_state(), *held[1:])
 
     def restore(self, states: Sequence[WorkerState] | None, small: Sequence[SmallState] | None) -> None:
         """Take over a snapshot, of this gang or of one with other workers.
@@ -210,12 +222,20 @@ class Worker:
         if small is not None:
             since["operator"] = joined([state.operator for state in small])
             since["workers"] = [state.own for state in small]
+            since["schedulers"] = small[0].schedulers
         # Copied: in the trainer's own process the snapshot is not a copy of its own, as it is elsewhere.
+        since = detached(since)
         if states is not None:
-            self._take_over(detached({**joined_state(states), **since}), "the snapshot")
+            self._take_over({**detached(joined_state(states)), **since}, "the snapshot")
         elif since:
-            self._operator.load_state_dict(whole(detached(since["operator"])))
+            for scheduler, held in zip(
+                self._operator.registered.schedulers, since["schedulers"], strict=True
+            ):
+                scheduler.load_state_dict(held)
+            self._operator.load_state_dict(whole(since["operator"]))
             self._take_over_own(since["workers"])
+        if small is not None:
+            set_rates(self._operator.registered.optimizers, detached(small[0].rates))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over a trainer's whole state."""
@@ -243,13 +263,18 @@ class Worker:
         self._take_over(state, f"the checkpoint {path}")
 
     def stop(self) -> None:
-        """Let the operator end, and part from the other workers."""
+        """Let the operator end, once, and part from the other workers."""
+        started, self._started = self._started, False
         try:
-            if self._started:
+            if started:
                 self._operator.close()
         finally:
-            self._strategy.leave()
-            self._listener = None
+            self.leave()
+
+    def leave(self) -> None:
+        """Part from the other workers, without a word to the operator."""
+        self._strategy.leave()
+        self._listener = None
 
     def exit(self) -> None:
         """End this process as a program ends."""
