@@ -116,9 +116,12 @@ def test_a_lost_machine(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> No
     """Its worker's place is gone: one worker goes on alone, and the other comes back with a machine."""
     monkeypatch.setattr(recovery, "REFORM_WAIT_S", 3.0)
     with make_trainer(min_workers=1, timeout_s=60) as trainer:
+        pids = trainer.apply_all_workers(os.getpid)
         sizes = [len(trainer.train(reduce_results=False))]
         # The first machine holds the cluster's own books.
         cluster.remove_node(list(cluster.worker_nodes)[-1], allow_graceful=False)
+        # A machine's processes outlive its raylet by a moment, in which they could finish an epoch.
+        assert eventually(lambda: not all(map(process.exists, pids)), 60)
         sizes.append(len(trainer.train(reduce_results=False)))
         cluster.add_node(num_cpus=1, include_dashboard=False)
         assert eventually(lambda: trainkit.available_resources().get("CPU", 0) >= 1, 60)
