@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -46,14 +46,13 @@ def test_a_local_worker_needs_no_runtime_and_goes_on_with_the_callers_generator(
     assert torch.equal(torch.get_rng_state(), state)
 
 
-@pytest.mark.skipif(importlib.util.find_spec("tqdm") is not None, reason="tqdm is installed")
-def test_a_progress_bar_needs_tqdm() -> None:
+def test_a_progress_bar_needs_tqdm(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "tqdm", None)  # What importing it finds where it is not installed.
     with pytest.raises(MissingDependencyError, match="pip install tqdm"):
         TorchTrainer(training_operator_cls=Digits, use_tqdm=True, use_local=True)
 
 
 def test_a_progress_bar_counts_batches(capfd: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("tqdm", reason="tqdm is not installed")
     config = {"samples": 40, "batch_size": 10}
     with TorchTrainer(training_operator_cls=Digits, config=config, use_tqdm=True, use_local=True) as trainer:
         trainer.train()
