@@ -22,9 +22,19 @@ def test_names_and_defaults():
         "num_samples": 1,
         "max_concurrent_trials": None,
         "time_budget_s": None,
+        "reuse_actors": False,
+        "trial_name_creator": None,
+        "trial_dirname_creator": None,
         "seed": None,
+        "trial_timeout_s": None,
+        "allow_duplicates": False,
     }
-    assert vars(tune.FailureConfig()) == {"max_failures": 0, "fail_fast": False}
+    assert vars(tune.FailureConfig()) == {
+        "max_failures": 0,
+        "fail_fast": False,
+        "max_failed_trials": None,
+        "out_of_memory": None,
+    }
     assert vars(tune.CheckpointConfig()) == {
         "num_to_keep": None,
         "checkpoint_score_attribute": None,
@@ -44,13 +54,13 @@ def test_names_and_defaults():
         (lambda: tune.TuneConfig(metric="loss", mode="lowest"), "mode='lowest'"),
         (lambda: tune.TuneConfig(num_samples=0), "num_samples=0"),
         (lambda: tune.TuneConfig(num_samples=1.5), "num_samples=1.5"),
-        (lambda: tune.TuneConfig(num_samples=-1), "time_budget_s"),
         (lambda: tune.TuneConfig(max_concurrent_trials=-1), "max_concurrent_trials=-1"),
         (lambda: tune.TuneConfig(time_budget_s=0), "time_budget_s=0"),
         (lambda: tune.TuneConfig(time_budget_s=float("nan")), "time_budget_s=nan"),
         (lambda: tune.TuneConfig(seed=-1), "seed=-1"),
         (lambda: tune.TuneConfig(seed="a"), "seed='a'"),
-        (lambda: tune.TuneConfig(scheduler="asha"), "ASHAScheduler()"),
+        (lambda: tune.TuneConfig(scheduler="fastest"), "scheduler='fastest' is none of"),
+        (lambda: tune.TuneConfig(search_alg="luck"), "search_alg='luck' is none of"),
         (lambda: tune.TuneConfig(scheduler=ASHAScheduler), "ASHAScheduler()"),
         (lambda: tune.TuneConfig(search_alg=3), "search_alg=3"),
         (lambda: tune.FailureConfig(max_failures=-2), "max_failures=-2"),

@@ -256,7 +256,7 @@ class Locked:
         (lambda t: t(functools.partial(print, LOCK)).fit(), SerializationError, ["lock"]),
         (lambda t: t(never, {"x": tune.uniform(2, 1)}), SpaceError, ["uniform(2", "lower"]),
         (lambda t: t(never, {"x": (tune.uniform(1, 2),)}), SpaceError, ["x:", "tuple"]),
-        (lambda t: t(never, num_samples=-1), ConfigError, ["num_samples=-1", "time_budget_s"]),
+        (lambda t: t(never, trial_timeout_s=0), ConfigError, ["trial_timeout_s=0"]),
         (
             lambda t: t(never, scheduler=tune.schedulers.ASHAScheduler()),
             ConfigError,

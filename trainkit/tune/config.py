@@ -1,4 +1,4 @@
-"""Settings of an experiment: frozen dataclasses that check themselves. Names and defaults are Ray Tune's."""
+"""Settings of an experiment: frozen dataclasses that check themselves. Names and order are Ray Tune's."""
 
 from __future__ import annotations
 
@@ -10,41 +10,61 @@ from typing import Any, Literal, cast
 
 from trainkit.tune.callbacks.base import Callback
 from trainkit.tune.checks import is_finite, is_name, is_whole, require, require_kind, require_mode
+from trainkit.tune.policies import CheckpointConfig as CheckpointConfig
+from trainkit.tune.policies import FailureConfig as FailureConfig
 from trainkit.tune.schedulers.base import TrialScheduler
+from trainkit.tune.schedulers.create import create_scheduler
 from trainkit.tune.search.base import Searcher
+from trainkit.tune.search.create import create_searcher
+from trainkit.tune.trial import Trial
 
 Mode = Literal["min", "max"]
 StopRule = Mapping[str, float] | Callable[[str, dict[str, Any]], bool]
-"""{"accuracy": 0.99, "training_iteration": 50}: any reached ends a trial; or (trial_id, result) -> bool."""
+"""{"accuracy": 0.99, "training_iteration": 50}: any reached ends a trial; or (trial_id, result) -> bool,
+which may be a `Stopper`."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class TuneConfig:
     """What is searched for, and how.
 
     Args:
-        metric: name of the reported value to optimise, such as "eval/accuracy".
         mode: "min" or "max".
-        search_alg: what suggests configurations; grid and random by default.
-        scheduler: what stops trials early; none by default.
-        num_samples: draws from the space; a grid is repeated this often; -1: until the time budget ends.
+        metric: name of the reported value to optimise, such as "eval/accuracy".
+        search_alg: what suggests configurations, or its name; grid and random by default.
+        scheduler: what stops trials early, or its name; none by default.
+        num_samples: draws from the space; a grid is repeated this often; -1: until something ends it, such as
+            the time budget, a stopper, Ctrl-C, or that every configuration was tried.
         max_concurrent_trials: trials at once; None or 0: as many as the resources allow.
         time_budget_s: seconds, or a timedelta, for one call of `fit`; trials that then run are stopped at
             their next report, and killed where that takes more than $TRAINKIT_STOP_GRACE_S, which is 5.
+        reuse_actors: trials take over the processes of those that ended, instead of one each: thousands of
+            short trials cost a fraction. What a trial leaves in its process, the next one finds there.
+        trial_name_creator: from a `Trial`, its name.
+        trial_dirname_creator: from a `Trial`, the name of its folder.
         seed: of searcher, scheduler and trials; None draws one, which the experiment file keeps.
+        trial_timeout_s: seconds, or a timedelta, that each attempt of a trial may take, from its start; then
+            it is killed, wherever it is, and has failed.
+        allow_duplicates: False: a configuration that was drawn before is drawn anew, and when there is no
+            other, the experiment ends. A grid that num_samples repeats is repeated all the same.
 
     Raises:
         ConfigError: a value is out of range.
     """
 
-    metric: str | None = None
     mode: Mode | None = None
-    search_alg: Searcher | None = None
-    scheduler: TrialScheduler | None = None
+    metric: str | None = None
+    search_alg: Searcher | str | None = None
+    scheduler: TrialScheduler | str | None = None
     num_samples: int = 1
     max_concurrent_trials: int | None = None
     time_budget_s: float | timedelta | None = None
+    reuse_actors: bool = False
+    trial_name_creator: Callable[[Trial], str] | None = None
+    trial_dirname_creator: Callable[[Trial], str] | None = None
     seed: int | None = None
+    trial_timeout_s: float | timedelta | None = None
+    allow_duplicates: bool = False
 
     def __post_init__(self) -> None:
         require(
@@ -58,24 +78,15 @@ class TuneConfig:
         )
         require(
             is_whole(self.num_samples) and (self.num_samples >= 1 or self.num_samples == -1),
-            f"num_samples={self.num_samples!r}: give 1 or more, or -1 to go on until time_budget_s",
+            f"num_samples={self.num_samples!r}: give 1 or more, or -1 to go on until something ends it",
         )
         limit = self.max_concurrent_trials
         require(
             limit is None or (is_whole(limit) and limit >= 0),
             f"max_concurrent_trials={limit!r}: give 1 or more, or None for as many as fit",
         )
-        if isinstance(self.time_budget_s, timedelta):
-            object.__setattr__(self, "time_budget_s", self.time_budget_s.total_seconds())
-        budget = cast("float | None", self.time_budget_s)
-        require(
-            budget is None or (is_finite(budget) and budget > 0),
-            f"time_budget_s={budget!r}: give seconds above 0",
-        )
-        require(
-            self.num_samples != -1 or budget is not None,
-            "num_samples=-1 never ends by itself: set time_budget_s too",
-        )
+        for name in ("time_budget_s", "trial_timeout_s"):
+            self._check_seconds(name)
         require(
             self.seed is None or (is_whole(self.seed) and self.seed >= 0),
             f"seed={self.seed!r}: give a whole number of 0 or more",
@@ -83,89 +94,64 @@ class TuneConfig:
         for name in ("num_samples", "max_concurrent_trials", "seed"):  # NumPy's integers as Python's
             value = getattr(self, name)
             object.__setattr__(self, name, None if value is None else int(value))
+        if isinstance(self.search_alg, str):
+            object.__setattr__(self, "search_alg", create_searcher(self.search_alg))
+        if isinstance(self.scheduler, str):
+            object.__setattr__(self, "scheduler", create_scheduler(self.scheduler))
         require_kind("search_alg", self.search_alg, Searcher, "trainkit.tune.search.BasicVariantGenerator()")
         require_kind("scheduler", self.scheduler, TrialScheduler, "trainkit.tune.schedulers.ASHAScheduler()")
+        for name in ("trial_name_creator", "trial_dirname_creator"):
+            value = getattr(self, name)
+            require(value is None or callable(value), f"{name}={value!r}: give a function of a trial")
 
-
-@dataclass(frozen=True, kw_only=True)
-class FailureConfig:
-    """What happens when a trial fails.
-
-    Args:
-        max_failures: how often a trial may fail and go on from its last checkpoint; -1: without end.
-        fail_fast: True ends the experiment at the first trial in ERROR; "raise" also raises it from `fit`.
-    """
-
-    max_failures: int = 0
-    fail_fast: bool | Literal["raise"] = False
-
-    def __post_init__(self) -> None:
+    def _check_seconds(self, name: str) -> None:
+        value = getattr(self, name)
+        if isinstance(value, timedelta):
+            object.__setattr__(self, name, value.total_seconds())
+        seconds = cast("float | None", getattr(self, name))
         require(
-            is_whole(self.max_failures) and self.max_failures >= -1,
-            f"max_failures={self.max_failures!r}: give 0 or more, or -1 to retry without end",
-        )
-        require(
-            self.fail_fast in (True, False, "raise"),
-            f"fail_fast={self.fail_fast!r} is none of True, False, 'raise'",
-        )
-        require(
-            not (self.fail_fast and self.max_failures != 0),
-            f"fail_fast={self.fail_fast!r} and max_failures={self.max_failures} contradict each other",
+            seconds is None or (is_finite(seconds) and seconds > 0),
+            f"{name}={seconds!r}: give seconds above 0",
         )
 
 
-@dataclass(frozen=True, kw_only=True)
-class CheckpointConfig:
-    """Which checkpoints are made and kept.
-
-    Args:
-        num_to_keep: per trial; None keeps all. While a trial runs, the latest is kept too, to go on from.
-        checkpoint_score_attribute: reported value that ranks checkpoints; None: the latest are best.
-        checkpoint_score_order: "max" or "min".
-        checkpoint_frequency: a `Trainable` class saves after every so many iterations; 0: never.
-        checkpoint_at_end: a `Trainable` class also saves when it ends.
-    """
-
-    num_to_keep: int | None = None
-    checkpoint_score_attribute: str | None = None
-    checkpoint_score_order: Mode = "max"
-    checkpoint_frequency: int = 0
-    checkpoint_at_end: bool | None = None
-
-    def __post_init__(self) -> None:
-        keep = self.num_to_keep
-        require(
-            keep is None or (is_whole(keep) and keep >= 1),
-            f"num_to_keep={keep!r}: give 1 or more, or None to keep all",
-        )
-        require_mode(self.checkpoint_score_order, "checkpoint_score_order")
-        require(
-            is_whole(self.checkpoint_frequency) and self.checkpoint_frequency >= 0,
-            f"checkpoint_frequency={self.checkpoint_frequency!r}: give a number of iterations, or 0",
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class RunConfig:
     """Where an experiment is kept, when its trials end, and who is told.
 
     Args:
         name: of the experiment's folder; None: the trainable's name, the date and a few letters.
         storage_path: folder that holds experiments; None: $TRAINKIT_RESULTS_DIR or ~/trainkit_results.
-        stop: {"training_iteration": 10}: any value reached ends the trial; or (trial_id, result) -> bool.
-        callbacks: told of every step; JSON and CSV files and the console table come by themselves.
+        storage_filesystem: an fsspec file system that `storage_path` is a path of; None: the local one, or
+            the one that the address names.
         failure_config: what happens when a trial fails.
         checkpoint_config: which checkpoints are made and kept.
-        verbose: 0: silent; 1: the console table, or short lines where there is no terminal.
+        sync_config: what is copied to a storage_path elsewhere, and how often.
+        verbose: 0: silent; 1: the console table, or short lines where there is no terminal; 2 and 3: more.
+        stop: {"training_iteration": 10}: any value reached ends the trial; or (trial_id, result) -> bool; or
+            a `Stopper`, or a list of them.
+        callbacks: told of every step; the default loggers and the console come by themselves.
+        progress_reporter: in place of the console's own.
+        log_to_file: True keeps what trials print in `stdout` and `stderr` of their folders; or one file name
+            for both, or two.
+        chdir_to_trial_dir: True runs each trial in its own folder; False: where the program was started.
+
+    Raises:
+        ConfigError: a value is out of range.
     """
 
     name: str | None = None
     storage_path: str | os.PathLike[str] | None = None
-    stop: StopRule | None = None
-    callbacks: Sequence[Callback] = ()
+    storage_filesystem: Any = None
     failure_config: FailureConfig = field(default_factory=FailureConfig)
     checkpoint_config: CheckpointConfig = field(default_factory=CheckpointConfig)
+    sync_config: Any = None
     verbose: int = 1
+    stop: StopRule | None = None
+    callbacks: Sequence[Callback] = ()
+    progress_reporter: Any = None
+    log_to_file: bool | str | tuple[str, str] = False
+    chdir_to_trial_dir: bool = False
 
     def __post_init__(self) -> None:
         if self.name is not None:

@@ -7,18 +7,16 @@ from typing import Any
 
 from trainkit.errors import ConfigError
 from trainkit.tune.config import CheckpointConfig, FailureConfig, RunConfig, TuneConfig
-from trainkit.tune.schedulers import AsyncHyperBandScheduler, FIFOScheduler, TrialScheduler
-from trainkit.tune.search import BasicVariantGenerator, Searcher
+from trainkit.tune.schedulers.base import TrialScheduler
+from trainkit.tune.schedulers.create import scheduler_class
+from trainkit.tune.search.base import Searcher
+from trainkit.tune.search.create import searcher_class
 from trainkit.tune.values import holds_opaque, is_opaque
 
 # What a file may name; anything else is given again by the user, never looked up and called.
-_SCHEDULERS: dict[str, type[TrialScheduler]] = {
-    cls.__qualname__: cls for cls in (AsyncHyperBandScheduler, FIFOScheduler)
-}
-_SEARCHERS: dict[str, type[Searcher]] = {cls.__qualname__: cls for cls in (BasicVariantGenerator,)}
-_MADE_AGAIN: dict[str, Mapping[str, Callable[..., Any]]] = {
-    "scheduler": _SCHEDULERS,
-    "search_alg": _SEARCHERS,
+_MADE_AGAIN: dict[str, Callable[[str], type[TrialScheduler] | type[Searcher] | None]] = {
+    "scheduler": scheduler_class,
+    "search_alg": searcher_class,
 }
 
 
@@ -55,11 +53,11 @@ def restored_tune_config(stored: Mapping[str, Any], given: TuneConfig | None) ->
     for name, value in stored.items():
         if name in settings:
             continue
-        known = _MADE_AGAIN.get(name)
-        if known is None or value is None:
+        class_of = _MADE_AGAIN.get(name)
+        if class_of is None or value is None:
             settings[name] = value
-        elif value["class"] in known and not holds_opaque(value["arguments"]):
-            settings[name] = known[value["class"]](**value["arguments"])
+        elif (cls := class_of(value["class"])) is not None and not holds_opaque(value["arguments"]):
+            settings[name] = cls(**value["arguments"])
         else:
             lacking[name] = value["class"]
     _require_all(lacking, "tune_config=tune.TuneConfig")
@@ -99,8 +97,10 @@ def _given(config: Any, default: Any) -> dict[str, Any]:
     return {name: value for name, value in vars(config).items() if value != getattr(default, name)}
 
 
-def _describe(made: TrialScheduler | Searcher | None) -> dict[str, Any] | None:
-    return None if made is None else {"class": type(made).__qualname__, "arguments": made.arguments}
+def _describe(made: TrialScheduler | Searcher | str | None) -> dict[str, Any] | None:
+    if made is None or isinstance(made, str):  # the configuration has made objects of names
+        return None
+    return {"class": type(made).__qualname__, "arguments": made.arguments}
 
 
 def _require_all(lacking: Mapping[str, str], call: str) -> None:

@@ -259,7 +259,6 @@ class Experiment:
             )
         restored = restore_trials(reader, self._searcher, self._scheduler, rule, self.metric, self._now())
         for trial in restored.trials:
-            trial.name = f"{self._bound.name}_{trial.trial_id}"
             if trial.status is TrialStatus.PENDING:
                 trial.request = self._bound.request(trial.config)
                 ledger.require_feasible(trial.request, what=f"trial {trial.name}")
@@ -288,7 +287,7 @@ class Experiment:
 
     def _make_searcher(self) -> Searcher:
         # A copy: the user's object stays as it was given, and may be given to another Tuner.
-        searcher = copy.deepcopy(self._tune.search_alg) or BasicVariantGenerator()
+        searcher = cast("Searcher | None", copy.deepcopy(self._tune.search_alg)) or BasicVariantGenerator()
         searcher.set_search_properties(
             self._tune.metric,
             self._tune.mode,
@@ -299,7 +298,7 @@ class Experiment:
         return searcher
 
     def _make_scheduler(self) -> TrialScheduler:
-        scheduler = copy.deepcopy(self._tune.scheduler) or FIFOScheduler()
+        scheduler = cast("TrialScheduler | None", copy.deepcopy(self._tune.scheduler)) or FIFOScheduler()
         scheduler.set_search_properties(self._tune.metric, self._tune.mode, scheduler_generator(self._seed))
         return scheduler
 

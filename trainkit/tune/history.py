@@ -88,19 +88,18 @@ class ExperimentReader:
         last = self._last_results()
         trials = []
         for row in self._rows(
-            "SELECT trial_id, trial_index, config, dirname, tag, status, reason, attempt, failures, "
+            "SELECT trial_id, trial_index, config, name, dirname, tag, status, reason, attempt, failures, "
             "error_kind, error_message, error_traceback FROM trials ORDER BY trial_index"
         ):
-            trial_id, index, config, dirname, tag, status, reason, attempt, failures, kind, message, trace = (
-                row
-            )
+            trial_id, index, config, name, dirname, tag, status, reason, attempt, failures = row[:10]
+            kind, message, trace = row[10:]
             report = last.get(trial_id)
             trials.append(
                 Trial(
                     trial_id=trial_id,
                     index=index,
                     config=decode_config(config),
-                    name=dirname,
+                    name=name,
                     dirname=dirname,
                     tag=tag,
                     status=TrialStatus(status),

@@ -14,7 +14,7 @@ from trainkit.errors import StoreError
 
 FILENAME = "experiment.sqlite"
 APPLICATION_ID = 0x746B6974  # "tkit"
-VERSION = 1
+VERSION = 2
 
 TABLES = """
 CREATE TABLE experiment (
@@ -26,7 +26,8 @@ CREATE TABLE trials (
     trial_id TEXT PRIMARY KEY,
     trial_index INTEGER NOT NULL UNIQUE,
     seq INTEGER NOT NULL,               -- place in the order of all that happened
-    config TEXT NOT NULL,
+    config TEXT NOT NULL,               -- as suggested
+    name TEXT NOT NULL,
     dirname TEXT NOT NULL,
     tag TEXT NOT NULL,
     status TEXT NOT NULL,
@@ -46,6 +47,7 @@ CREATE TABLE attempts (
     node_ip TEXT NOT NULL,
     started REAL NOT NULL,              -- seconds since 1970
     iteration INTEGER NOT NULL,         -- that it went on from; 0: the beginning
+    config TEXT,                        -- where another than the trial's
     PRIMARY KEY (trial_id, attempt)
 ) WITHOUT ROWID;
 

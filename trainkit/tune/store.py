@@ -157,12 +157,13 @@ class ExperimentStore:
     def _trial_added(self, record: ev.TrialAdded) -> None:
         trial = record.trial
         self._run(
-            "INSERT INTO trials (trial_id, trial_index, seq, config, dirname, tag, status) "
-            "VALUES (?,?,?,?,?,?,?)",
+            "INSERT INTO trials (trial_id, trial_index, seq, config, name, dirname, tag, status) "
+            "VALUES (?,?,?,?,?,?,?,?)",
             trial.trial_id,
             trial.index,
             self._next(),
             encode_config(trial.config),
+            trial.name,
             trial.dirname,
             trial.tag,
             "PENDING",
@@ -170,7 +171,7 @@ class ExperimentStore:
 
     def _attempt_started(self, record: ev.AttemptStarted) -> None:
         self._run(
-            "INSERT OR REPLACE INTO attempts VALUES (?,?,?,?,?,?,?)",
+            "INSERT OR REPLACE INTO attempts VALUES (?,?,?,?,?,?,?,NULL)",
             record.trial.trial_id,
             record.attempt,
             record.pid,

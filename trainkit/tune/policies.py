@@ -1,0 +1,93 @@
+"""What happens to a trial that fails, and which of its checkpoints stay: frozen, and checked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from trainkit.tune.checks import is_whole, require, require_mode
+
+OutOfMemory = Literal["retry_alone"] | Callable[[dict[str, Any]], dict[str, Any] | None]
+"""'retry_alone', or a function from the configuration to the one to try instead; None gives up."""
+
+
+@dataclass(frozen=True)
+class FailureConfig:
+    """What happens when a trial fails.
+
+    Args:
+        max_failures: how often a trial may fail and go on from its last checkpoint; -1: without end.
+        fail_fast: True ends the experiment at the first trial in ERROR; "raise" also raises it from `fit`.
+        max_failed_trials: so many trials in ERROR end the experiment; None: it goes on whatever fails.
+        out_of_memory: what follows where a trial's memory, or its GPU's, was not enough. None: it has failed
+            as by anything else. "retry_alone": it is tried once more, when nothing else runs. A function
+            takes the configuration and returns the one to try instead, such as with half the batch size, or
+            None to give up. Neither counts for `max_failures`.
+
+    Raises:
+        ConfigError: a value is out of range, or two contradict each other.
+    """
+
+    max_failures: int = 0
+    fail_fast: bool | Literal["raise"] = False
+    max_failed_trials: int | None = None
+    out_of_memory: OutOfMemory | None = None
+
+    def __post_init__(self) -> None:
+        require(
+            is_whole(self.max_failures) and self.max_failures >= -1,
+            f"max_failures={self.max_failures!r}: give 0 or more, or -1 to retry without end",
+        )
+        require(
+            self.fail_fast in (True, False, "raise"),
+            f"fail_fast={self.fail_fast!r} is none of True, False, 'raise'",
+        )
+        require(
+            not (self.fail_fast and self.max_failures != 0),
+            f"fail_fast={self.fail_fast!r} and max_failures={self.max_failures} contradict each other",
+        )
+        limit = self.max_failed_trials
+        require(
+            limit is None or (is_whole(limit) and limit >= 1),
+            f"max_failed_trials={limit!r}: give 1 or more, or None for no limit",
+        )
+        require(
+            self.out_of_memory in (None, "retry_alone") or callable(self.out_of_memory),
+            f"out_of_memory={self.out_of_memory!r}: give 'retry_alone', or a function from a configuration "
+            "to the one to try instead",
+        )
+
+
+@dataclass(frozen=True)
+class CheckpointConfig:
+    """Which checkpoints are made and kept.
+
+    Args:
+        num_to_keep: per trial; None keeps all. While a trial runs, the latest is kept too, to go on from.
+        checkpoint_score_attribute: reported value that ranks checkpoints; None: the latest are best.
+        checkpoint_score_order: "max" or "min".
+        checkpoint_frequency: a `Trainable` class saves after every so many iterations; 0: never.
+        checkpoint_at_end: a `Trainable` class also saves when it ends.
+
+    Raises:
+        ConfigError: a value is out of range.
+    """
+
+    num_to_keep: int | None = None
+    checkpoint_score_attribute: str | None = None
+    checkpoint_score_order: Literal["min", "max"] = "max"
+    checkpoint_frequency: int = 0
+    checkpoint_at_end: bool | None = None
+
+    def __post_init__(self) -> None:
+        keep = self.num_to_keep
+        require(
+            keep is None or (is_whole(keep) and keep >= 1),
+            f"num_to_keep={keep!r}: give 1 or more, or None to keep all",
+        )
+        require_mode(self.checkpoint_score_order, "checkpoint_score_order")
+        require(
+            is_whole(self.checkpoint_frequency) and self.checkpoint_frequency >= 0,
+            f"checkpoint_frequency={self.checkpoint_frequency!r}: give a number of iterations, or 0",
+        )
