@@ -193,7 +193,7 @@ def test_in_a_terminal_one_block_is_updated(fit, capsys, monkeypatch):
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "120")
     monkeypatch.setattr("trainkit.tune.callbacks.console.REFRESH_S", 0.0)
-    monkeypatch.setattr("trainkit.tune.experiment.ConsoleCallback", lambda: ConsoleCallback(live=True))
+    monkeypatch.setattr("trainkit.tune.parts.ConsoleCallback", lambda: ConsoleCallback(live=True))
     fit(
         lambda config: {"loss": config["x"]},
         {"x": tune.uniform(0, 1)},

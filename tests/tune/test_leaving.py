@@ -16,10 +16,10 @@ import trainkit
 from tests.conftest import SESSION_CPUS, eventually
 from trainkit import tune
 from trainkit.tune import events as ev
-from trainkit.tune.config import CheckpointConfig
 from trainkit.tune.executor import Executor
 from trainkit.tune.interrupts import Interrupts
 from trainkit.tune.placement import Bound
+from trainkit.tune.specification import SpecMaker
 from trainkit.tune.trial import Trial
 
 pytestmark = pytest.mark.usefixtures("runtime")
@@ -70,7 +70,10 @@ def make_executor(tmp_path):
     def make(trainable: Callable, leave_s: float = math.inf) -> Executor:
         made.append(
             Executor(
-                Bound(trainable), tmp_path, CheckpointConfig(), time.monotonic, lambda index: None, leave_s
+                Bound(trainable),
+                SpecMaker(tmp_path, tune.RunConfig(), lambda index: None),
+                now=time.monotonic,
+                leave_s=leave_s,
             )
         )
         return made[-1]

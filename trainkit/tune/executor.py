@@ -14,7 +14,6 @@ import os
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from trainkit.errors import (
@@ -30,9 +29,9 @@ from trainkit.runtime.placement_group import PlacementGroup
 from trainkit.runtime.remote import ActorHandle
 from trainkit.runtime.specs import ObjectRef
 from trainkit.tune import events as ev
-from trainkit.tune.config import CheckpointConfig
 from trainkit.tune.placement import Bound
-from trainkit.tune.protocol import Place, Progress, TrialSpec
+from trainkit.tune.protocol import Place, Progress
+from trainkit.tune.specification import SpecMaker
 from trainkit.tune.trial import Failure
 from trainkit.tune.trial_actor import TrialActor
 
@@ -70,29 +69,25 @@ class Executor:
 
     Args:
         bound: the trainable with its parameters.
-        folder: of the experiment.
-        checkpoints: for class trainables.
+        specs: makes what each trial's process is told.
         now: the time that goes into events.
-        seed_of: by trial index, the seed for the trial's generators; None: none.
         leave_s: how long a trial's process may take to end once nothing more is wanted of it.
     """
 
     def __init__(
         self,
         bound: Bound,
-        folder: Path,
-        checkpoints: CheckpointConfig,
+        specs: SpecMaker,
+        *,
         now: Callable[[], float],
-        seed_of: Callable[[int], int | None],
         leave_s: float = math.inf,
     ) -> None:
         api.ensure_serializable(bound.trainable, f"the trainable {bound.name}")
         self._trainable = bound.trainable
         self._parameters = {name: _put(name, value) for name, value in bound.parameters.items()}
-        self._folder = folder
-        self._checkpoints = checkpoints
+        self._specs = specs
+        self._folder = specs.folder
         self._now = now
-        self._seed_of = seed_of
         self._leave_s = leave_s
         self._actor_class: Any = api.remote(TrialActor)
         self._running: dict[str, _Running] = {}
@@ -184,27 +179,10 @@ class Executor:
 
     def _start(self, action: ev.Start) -> None:
         trial, attempt = action.trial, action.attempt
-        trial_dir = self._folder / trial.dirname
         group = actor = None
         try:
-            os.makedirs(trial_dir, exist_ok=True)
-            spec = TrialSpec(
-                trial_id=trial.trial_id,
-                trial_name=trial.name,
-                trial_dir=str(trial_dir),
-                experiment_name=self._folder.name,
-                config=trial.config,
-                resources=trial.request.required_resources,
-                iteration=action.iteration,
-                checkpoint=str(trial_dir / action.checkpoint.dirname) if action.checkpoint else None,
-                next_checkpoint=trial.next_checkpoint,
-                time_total_s=action.checkpoint.time_total_s if action.checkpoint else 0.0,
-                timesteps_total=action.checkpoint.timesteps_total if action.checkpoint else None,
-                checkpoint_frequency=self._checkpoints.checkpoint_frequency,
-                checkpoint_at_end=bool(self._checkpoints.checkpoint_at_end),
-                seed=self._seed_of(trial.index),
-                driver_pid=os.getpid(),
-            )
+            os.makedirs(self._folder / trial.dirname, exist_ok=True)
+            spec = self._specs.of(action)
             head = dict(trial.request.head)
             options: dict[str, Any] = {"label": trial.name}
             if len(trial.request.bundles) > 1 and trial.request.group:

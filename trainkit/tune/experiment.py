@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import copy
 import datetime
 import logging
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from trainkit import settings
 from trainkit.clock import SYSTEM, Clock
 from trainkit.errors import ConfigError
 from trainkit.runtime import api
-from trainkit.tune.callbacks.base import Callback
-from trainkit.tune.callbacks.console import ConsoleCallback
-from trainkit.tune.callbacks.csv_logger import CSVLoggerCallback
+from trainkit.tune import parts
 from trainkit.tune.callbacks.hub import CallbackHub
-from trainkit.tune.callbacks.json_logger import JsonLoggerCallback
 from trainkit.tune.capacity import Ledger
 from trainkit.tune.config import RunConfig, TuneConfig
 from trainkit.tune.controller import Controller
@@ -28,12 +24,11 @@ from trainkit.tune.history import ExperimentReader
 from trainkit.tune.interrupts import Interrupts
 from trainkit.tune.loop import ExperimentLoop
 from trainkit.tune.placement import Bound
-from trainkit.tune.plan import FAIL_FAST, RESUMABLE, Plan
+from trainkit.tune.plan import FAIL_FAST, RESUMABLE
 from trainkit.tune.restore import Restored, ResumeRule, replay, restore_trials, restored_space
 from trainkit.tune.results import ResultGrid
-from trainkit.tune.schedulers import FIFOScheduler, TrialScheduler
-from trainkit.tune.search import BasicVariantGenerator, Searcher
-from trainkit.tune.seeds import scheduler_generator, trial_seed
+from trainkit.tune.seeds import trial_seed
+from trainkit.tune.specification import SpecMaker
 from trainkit.tune.store import ExperimentStore
 from trainkit.tune.suggesting import TrialSource
 from trainkit.tune.trial import TrialStatus, experiment_prefix, safe_name
@@ -85,6 +80,7 @@ class Experiment:
         self._take_parts()
         self.metric = tune.metric or self._scheduler.metric
         self.mode = tune.mode or self._scheduler.mode
+        self._plan = parts.make_plan(tune, run, self.metric)
 
     @classmethod
     def new(cls, bound: Bound, space: Space, tune: TuneConfig, run: RunConfig) -> Experiment:
@@ -143,11 +139,9 @@ class Experiment:
         self._check_before_anything_runs(ledger)
         executor = Executor(
             self._bound,
-            self.folder,
-            self._run.checkpoint_config,
-            self._now,
-            self._seed_of_trial,
-            self._plan().cleanup_s,
+            SpecMaker(self.folder, self._run, self._seed_of_trial),
+            now=self._now,
+            leave_s=self._plan.cleanup_s,
         )
         if self._resume is None:
             store = ExperimentStore.create(self.folder, self._facts)
@@ -211,7 +205,7 @@ class Experiment:
             created=len(restored.trials),
         )
         controller = Controller(
-            self._plan(),
+            self._plan,
             source,
             self._searcher,
             self._scheduler,
@@ -219,7 +213,7 @@ class Experiment:
             restored.trials,
             restored.with_metric,
         )
-        callbacks = self._callbacks()
+        callbacks = parts.make_callbacks(self._run)
         hub = CallbackHub(callbacks, controller.trials, reader.history)
         by_id = {trial.trial_id: trial for trial in restored.trials}
         hub.setup(
@@ -282,42 +276,8 @@ class Experiment:
         }
 
     def _take_parts(self) -> None:
-        self._searcher = self._make_searcher()
-        self._scheduler = self._make_scheduler()
-
-    def _make_searcher(self) -> Searcher:
-        # A copy: the user's object stays as it was given, and may be given to another Tuner.
-        searcher = cast("Searcher | None", copy.deepcopy(self._tune.search_alg)) or BasicVariantGenerator()
-        searcher.set_search_properties(
-            self._tune.metric,
-            self._tune.mode,
-            self._space,
-            num_samples=self._tune.num_samples,
-            seed=self._seed,
-        )
-        return searcher
-
-    def _make_scheduler(self) -> TrialScheduler:
-        scheduler = cast("TrialScheduler | None", copy.deepcopy(self._tune.scheduler)) or FIFOScheduler()
-        scheduler.set_search_properties(self._tune.metric, self._tune.mode, scheduler_generator(self._seed))
-        return scheduler
-
-    def _plan(self) -> Plan:
-        return Plan(
-            metric=self.metric,
-            stop=self._run.stop,
-            time_budget_s=cast("float | None", self._tune.time_budget_s),
-            failure=self._run.failure_config,
-            checkpoints=self._run.checkpoint_config,
-            grace_s=settings.stop_grace_s(),
-        )
-
-    def _callbacks(self) -> Sequence[Callback]:
-        callbacks = list(self._run.callbacks)
-        for default in (JsonLoggerCallback, CSVLoggerCallback):
-            if not any(isinstance(callback, default) for callback in callbacks):
-                callbacks.append(default())
-        return [*callbacks, ConsoleCallback()] if self._run.verbose else callbacks
+        self._searcher = parts.make_searcher(self._tune, self._space, self._seed)
+        self._scheduler = parts.make_scheduler(self._tune, self._seed)
 
     def _seed_of_trial(self, index: int) -> int | None:
         return trial_seed(self._seed, index) if self._facts["seed_given"] else None
@@ -327,6 +287,6 @@ class Experiment:
             if not isinstance(value, (str, int, float, bool, type(None))):
                 api.ensure_serializable(value, f"the value {value!r:.100} of param_space[{name!r}]")
         # Another searcher is asked for the first configuration: requests may be functions of it.
-        config = self._make_searcher().suggest("probe")
+        config = parts.make_searcher(self._tune, self._space, self._seed).suggest("probe")
         if isinstance(config, dict):
             ledger.require_feasible(self._bound.request(config), what=f"a trial of {self._bound.name}")

@@ -1,0 +1,57 @@
+"""From the settings to the parts of an experiment: searcher, scheduler, rules and callbacks."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import cast
+
+from trainkit import settings
+from trainkit.tune.callbacks.base import Callback
+from trainkit.tune.callbacks.console import ConsoleCallback
+from trainkit.tune.callbacks.csv_logger import CSVLoggerCallback
+from trainkit.tune.callbacks.json_logger import JsonLoggerCallback
+from trainkit.tune.config import RunConfig, TuneConfig
+from trainkit.tune.plan import Plan
+from trainkit.tune.schedulers import FIFOScheduler, TrialScheduler
+from trainkit.tune.search import BasicVariantGenerator, Searcher
+from trainkit.tune.seeds import scheduler_generator
+from trainkit.tune.variants import Space
+
+
+def make_searcher(tune: TuneConfig, space: Space, seed: int) -> Searcher:
+    """Return the searcher, ready for its first suggestion.
+
+    A copy: the user's object stays as it was given, and may be given to another Tuner.
+    """
+    searcher = copy.deepcopy(cast("Searcher | None", tune.search_alg)) or BasicVariantGenerator()
+    searcher.set_search_properties(tune.metric, tune.mode, space, num_samples=tune.num_samples, seed=seed)
+    return searcher
+
+
+def make_scheduler(tune: TuneConfig, seed: int) -> TrialScheduler:
+    """Return the scheduler, a copy too."""
+    scheduler = copy.deepcopy(cast("TrialScheduler | None", tune.scheduler)) or FIFOScheduler()
+    scheduler.set_search_properties(tune.metric, tune.mode, scheduler_generator(seed))
+    return scheduler
+
+
+def make_plan(tune: TuneConfig, run: RunConfig, metric: str | None) -> Plan:
+    """Return the rules that the controller goes by."""
+    return Plan(
+        metric=metric,
+        stop=run.stop,
+        time_budget_s=cast("float | None", tune.time_budget_s),
+        failure=run.failure_config,
+        checkpoints=run.checkpoint_config,
+        grace_s=settings.stop_grace_s(),
+    )
+
+
+def make_callbacks(run: RunConfig) -> Sequence[Callback]:
+    """Return the user's callbacks, the loggers that come by themselves, and the console."""
+    callbacks = list(run.callbacks)
+    for default in (JsonLoggerCallback, CSVLoggerCallback):
+        if not any(isinstance(callback, default) for callback in callbacks):
+            callbacks.append(default())
+    return [*callbacks, ConsoleCallback()] if run.verbose else callbacks
