@@ -29,14 +29,15 @@ def name(page: Path) -> str:
     return str(page.relative_to(ROOT))
 
 
-def running(*, strategies: bool) -> list[Path]:
-    """The pages with code; those on strategies and on moving over apart, as test files run side by side."""
-    return [
-        page
-        for page in PAGES
-        if BLOCK.search(page.read_text())
-        and (page.parent.name == "strategies" or page.name.startswith("migrating-")) is strategies
-    ]
+def running(group: str) -> list[Path]:
+    """The pages of a group that have code; in groups, as test files run side by side."""
+    return [page for page in PAGES if BLOCK.search(page.read_text()) and _group(page) == group]
+
+
+def _group(page: Path) -> str:
+    if page.parent.name == "tuning":
+        return "tuning"
+    return "strategies" if page.parent.name == "strategies" or page.name.startswith("migrating-") else "others"
 
 
 def check_that_it_runs(page: Path, tmp_path: Path) -> None:

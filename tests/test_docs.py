@@ -18,7 +18,7 @@ def slugs(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-@pytest.mark.parametrize("page", running(strategies=False), ids=name)
+@pytest.mark.parametrize("page", running("others"), ids=name)
 def test_python_runs(page: Path, tmp_path: Path):
     check_that_it_runs(page, tmp_path)
 

@@ -9,6 +9,6 @@ import pytest
 from tests.pages import check_that_it_runs, name, running
 
 
-@pytest.mark.parametrize("page", running(strategies=True), ids=name)
+@pytest.mark.parametrize("page", running("strategies"), ids=name)
 def test_python_runs(page: Path, tmp_path: Path):
     check_that_it_runs(page, tmp_path)
