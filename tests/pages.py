@@ -37,7 +37,8 @@ def running(group: str) -> list[Path]:
 def _group(page: Path) -> str:
     if page.parent.name == "tuning":
         return "tuning"
-    return "strategies" if page.parent.name == "strategies" or page.name.startswith("migrating-") else "others"
+    beside = page.parent.name == "strategies" or page.name.startswith("migrating-")
+    return "strategies" if beside else "others"
 
 
 def check_that_it_runs(page: Path, tmp_path: Path) -> None:
