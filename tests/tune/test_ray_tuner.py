@@ -141,7 +141,7 @@ def test_large_parameters_reach_every_node(tuner: Tuning) -> None:
 
 
 def test_what_never_fits_is_refused(tuner: Tuning) -> None:
-    with pytest.raises(InfeasibleError, match="gpu|GPU"):
+    with pytest.raises(InfeasibleError, match=r"gpu|GPU"):
         tuner(tune.with_resources(falling, {"gpu": 1}), {"x": 1}).fit()
 
 
