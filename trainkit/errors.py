@@ -24,6 +24,7 @@ TrainkitError
     ├── MetricError                        the metric is missing or not a number: correct its name
     ├── StoreError                         the experiment file is damaged, foreign or in use
     └── TrialError                         one trial failed; the others went on
+        └── TrialTimeoutError              an attempt took longer than trial_timeout_s, and was killed
 """
 
 from __future__ import annotations
@@ -51,6 +52,7 @@ __all__ = [
     "TrainingError",
     "TrainkitError",
     "TrialError",
+    "TrialTimeoutError",
     "TuneError",
     "WorkerDiedError",
 ]
@@ -171,3 +173,7 @@ class StoreError(TuneError):
 
 class TrialError(TuneError):
     """One trial failed; `result.error` holds it with the remote traceback."""
+
+
+class TrialTimeoutError(TrialError):
+    """An attempt of a trial took longer than `TuneConfig(trial_timeout_s=...)` allows, and was killed."""

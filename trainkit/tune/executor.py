@@ -29,6 +29,7 @@ from trainkit.runtime.placement_group import PlacementGroup
 from trainkit.runtime.remote import ActorHandle
 from trainkit.runtime.specs import ObjectRef
 from trainkit.tune import events as ev
+from trainkit.tune.failing import is_out_of_memory
 from trainkit.tune.placement import Bound
 from trainkit.tune.protocol import Place, Progress
 from trainkit.tune.specification import SpecMaker
@@ -293,6 +294,7 @@ def failure_of(error: BaseException) -> Failure:
         message=str(cause),
         traceback=error.remote_traceback if isinstance(error, TaskError) else _last_words(error),
         retry=not isinstance(cause, wrong) and not isinstance(error, wrong),
+        out_of_memory=is_out_of_memory(cause),
     )
 
 

@@ -11,24 +11,27 @@ from typing import Any
 
 from trainkit import settings
 from trainkit.clock import SYSTEM, Clock
-from trainkit.errors import ConfigError
+from trainkit.errors import ConfigError, TuneError
 from trainkit.runtime import api
 from trainkit.tune import parts
 from trainkit.tune.callbacks.hub import CallbackHub
 from trainkit.tune.capacity import Ledger
+from trainkit.tune.commands import Inbox
 from trainkit.tune.config import RunConfig, TuneConfig
 from trainkit.tune.controller import Controller
 from trainkit.tune.description import describe_settings, restored_run_config, restored_tune_config
 from trainkit.tune.executor import Executor
+from trainkit.tune.failing import too_many_failed
 from trainkit.tune.history import ExperimentReader
 from trainkit.tune.interrupts import Interrupts
 from trainkit.tune.loop import ExperimentLoop
 from trainkit.tune.placement import Bound
-from trainkit.tune.plan import FAIL_FAST, RESUMABLE
+from trainkit.tune.plan import FAIL_FAST, FAILED_TRIALS
 from trainkit.tune.restore import Restored, ResumeRule, replay, restore_trials, restored_space
 from trainkit.tune.results import ResultGrid
 from trainkit.tune.seeds import trial_seed
 from trainkit.tune.specification import SpecMaker
+from trainkit.tune.stopping import StopRules
 from trainkit.tune.store import ExperimentStore
 from trainkit.tune.suggesting import TrialSource
 from trainkit.tune.trial import TrialStatus, experiment_prefix, safe_name
@@ -133,6 +136,7 @@ class Experiment:
             SerializationError: the trainable or a value can't be sent to a worker.
             StoreError: the folder can't be written, or another process is at it.
             TrialError: with fail_fast="raise", as the trial raised it.
+            TuneError: as many trials have failed as max_failed_trials says.
         """
         self._take_parts()  # anew, as those of an earlier call have seen its trials
         ledger = Ledger(api.cluster_resources(), self._tune.max_concurrent_trials or None)
@@ -152,7 +156,9 @@ class Experiment:
                 controller = self._run_loop(ledger, executor, store, reader, interrupts)
         finally:
             store.close()
-        if controller.ending in RESUMABLE:
+        if controller.ended_by is FAILED_TRIALS:
+            raise TuneError(too_many_failed(controller.trials, str(self.folder)))
+        if controller.ended_by is not None and controller.ended_by.resumable:
             logger.warning(
                 "Ended early: %s. All that was reported is kept; go on by Tuner.restore(%r, trainable).fit()",
                 controller.ending,
@@ -167,7 +173,7 @@ class Experiment:
             errors=executor.errors,
             configs={trial.trial_id: trial.config for trial in controller.trials},
         )
-        if controller.ending == FAIL_FAST and self._run.failure_config.fail_fast == "raise":
+        if controller.ended_by is FAIL_FAST and self._run.failure_config.fail_fast == "raise":
             raise grid.errors[0]
         return grid
 
@@ -212,6 +218,8 @@ class Experiment:
             ledger,
             restored.trials,
             restored.with_metric,
+            stop=self._stop,
+            spent_s=reader.spent_s() if self._resume is not None and self._run.stop is not None else 0.0,
         )
         callbacks = parts.make_callbacks(self._run)
         hub = CallbackHub(callbacks, controller.trials, reader.history)
@@ -231,6 +239,7 @@ class Experiment:
             executor,
             store,
             hub,
+            Inbox(self.folder, self._now()),
             total_samples=self._searcher.total_samples,
             now=self._now,
             refresh_s=lambda: min(filter(None, (each.refresh_s for each in callbacks)), default=None),
@@ -251,7 +260,9 @@ class Experiment:
                 self._facts["trainable"],
                 self._bound.name,
             )
-        restored = restore_trials(reader, self._searcher, self._scheduler, rule, self.metric, self._now())
+        restored = restore_trials(
+            reader, self._searcher, self._scheduler, rule, self.metric, self._now(), self._stop
+        )
         for trial in restored.trials:
             if trial.status is TrialStatus.PENDING:
                 trial.request = self._bound.request(trial.config)
@@ -278,6 +289,7 @@ class Experiment:
     def _take_parts(self) -> None:
         self._searcher = parts.make_searcher(self._tune, self._space, self._seed)
         self._scheduler = parts.make_scheduler(self._tune, self._seed)
+        self._stop = StopRules.of(self._run.stop)
 
     def _seed_of_trial(self, index: int) -> int | None:
         return trial_seed(self._seed, index) if self._facts["seed_given"] else None

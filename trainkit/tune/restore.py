@@ -16,6 +16,7 @@ from trainkit.tune.checks import is_number
 from trainkit.tune.history import Ended, ExperimentReader, LogEntry, Report, Suggested
 from trainkit.tune.schedulers.base import TrialScheduler, stop_words
 from trainkit.tune.search.base import Searcher
+from trainkit.tune.stopping import StopRules
 from trainkit.tune.trial import Trial, TrialStatus
 from trainkit.tune.values import complete, encode_config, holds_opaque, lookup
 from trainkit.tune.variants import Space
@@ -82,14 +83,15 @@ def restore_trials(
     rule: ResumeRule,
     metric: str | None,
     time: float,
+    stop: StopRules,
 ) -> Restored:
-    """Replay the file's log into `searcher` and `scheduler`, and settle what each trial now is.
+    """Replay the file's log into `searcher`, `scheduler` and `stop`, and settle what each trial now is.
 
     Raises:
         ConfigError: the searcher suggests other configurations than it did.
     """
     trials = reader.trials()
-    restored = Restored(trials, replay(reader.log(), trials, searcher, scheduler, metric))
+    restored = Restored(trials, replay(reader.log(), trials, searcher, scheduler, metric, stop))
     started, stops = reader.started(), reader.stops()
     for trial in trials:
         trial.last_result["config"] = trial.config
@@ -110,8 +112,9 @@ def replay(
     searcher: Searcher,
     scheduler: TrialScheduler,
     metric: str | None = None,
+    stop: StopRules | None = None,
 ) -> set[str]:
-    """Tell `searcher` and `scheduler` what they were told, and complete the configurations of `trials`.
+    """Tell `searcher`, `scheduler` and `stop` what they were told, and complete what `trials` are to run with.
 
     Returns:
         The ids of trials that have reported `metric`.
@@ -132,6 +135,8 @@ def replay(
                     with_metric.add(trial.trial_id)
                 searcher.on_trial_result(trial.trial_id, result)
                 scheduler.on_result(trial.trial_id, result)
+                if stop is not None:
+                    stop.told_again(trial.trial_id, result)
             case Ended(error=error):
                 searcher.on_trial_complete(trial.trial_id, trial.last_result or None, error=error)
                 tell = scheduler.on_trial_error if error else scheduler.on_trial_complete

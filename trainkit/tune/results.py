@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, overload
 
-from trainkit.errors import ConfigError, MetricError, MissingDependencyError, TrialError
+from trainkit.errors import ConfigError, MetricError, MissingDependencyError, TrialError, TrialTimeoutError
 from trainkit.tune.checkpoint import Checkpoint
 from trainkit.tune.history import ExperimentReader
 from trainkit.tune.ranking import best_row, trial_score
@@ -312,8 +312,14 @@ def _result(
     )
 
 
+_ERRORS: dict[str, type[TrialError | MetricError]] = {
+    "MetricError": MetricError,
+    "TrialTimeoutError": TrialTimeoutError,
+}
+
+
 def _as_error(trial: Trial, failure: Failure) -> TrialError | MetricError:
-    cls = MetricError if failure.kind == "MetricError" else TrialError
+    cls = _ERRORS.get(failure.kind, TrialError)
     trace = f"\n{failure.traceback}" if failure.traceback else ""
     return cls(f"trial {trial.trial_id} failed: {failure.kind}: {failure.message}{trace}")
 

@@ -46,6 +46,19 @@ class TrialSource:
         total = self._searcher.total_samples
         return self._finished or (total is not None and self.created >= total)
 
+    @property
+    def to_come(self) -> int | None:
+        """How many trials there will be yet at most; None: without end."""
+        total = self._searcher.total_samples
+        if self._finished:
+            return 0
+        return None if total is None else max(0, total - self.created)
+
+    @property
+    def searcher_name(self) -> str:
+        """The class that suggests, for messages."""
+        return type(self._searcher).__name__
+
     def next_trial(self) -> Trial | None:
         """Return the next trial; None if there is none, or none yet.
 

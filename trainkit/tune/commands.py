@@ -1,0 +1,91 @@
+"""What other processes ask of a running experiment: small files, which its owner takes up.
+
+A file is written aside and renamed, so it is read whole or not at all. The owner looks at the folder's
+date twice a second, which costs nothing beside a trial.
+"""
+
+from __future__ import annotations
+
+import getpass
+import json
+import os
+import socket
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+from trainkit.errors import StoreError
+from trainkit.tune import events as ev
+
+FOLDER = "commands"
+EVERY_S = 0.5
+_SUFFIX = ".json"
+
+
+def asker() -> str:
+    """Who asks: 'user@host (pid 123)'."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a container's user need not have a name
+        user = str(os.getuid())
+    return f"{user}@{socket.gethostname()} (pid {os.getpid()})"
+
+
+def ask_to_stop(folder: Path, trial_id: str | None, by: str) -> None:
+    """Leave the wish that a trial, or with None the experiment, be stopped.
+
+    Raises:
+        StoreError: the experiment's folder can't be written.
+    """
+    inbox = folder / FOLDER
+    name = uuid.uuid4().hex
+    try:
+        inbox.mkdir(exist_ok=True)
+        aside = inbox / f".{name}.partial"
+        aside.write_text(json.dumps({"stop": trial_id, "by": by}))
+        aside.rename(inbox / f"{name}{_SUFFIX}")
+    except OSError as error:
+        raise StoreError(f"{inbox} cannot be written: {error}") from error
+
+
+class Inbox:
+    """The owner's side.
+
+    Args:
+        folder: of the experiment; what lies there from before is for nobody any more.
+        now: the time, when this is made.
+    """
+
+    def __init__(self, folder: Path, now: float) -> None:
+        self._folder = folder / FOLDER
+        self._next_look = now
+        self._changed = 0
+        for _ in self._take():
+            pass
+
+    def look(self, now: float) -> list[ev.StopAsked]:
+        """Return what was left since the last look, oldest first; nothing if that was just now."""
+        if now < self._next_look:
+            return []
+        self._next_look = now + EVERY_S
+        try:
+            changed = os.stat(self._folder).st_mtime_ns
+        except FileNotFoundError:
+            return []
+        if changed == self._changed:
+            return []
+        self._changed = changed
+        return [
+            ev.StopAsked(now, str(asked.get("by", "somebody")), asked.get("stop")) for asked in self._take()
+        ]
+
+    def _take(self) -> Iterator[dict[str, str | None]]:
+        try:
+            paths = [path for path in self._folder.iterdir() if path.suffix == _SUFFIX]
+            for path in sorted(paths, key=lambda path: path.stat().st_mtime_ns):
+                asked = json.loads(path.read_text())
+                path.unlink()
+                if isinstance(asked, dict):
+                    yield asked
+        except FileNotFoundError:  # nobody has asked for anything yet
+            return
