@@ -34,6 +34,15 @@ if TYPE_CHECKING:
     from trainkit.tune.results import Result, ResultGrid
     from trainkit.tune.session import get_checkpoint, get_context, report
     from trainkit.tune.space import choice, grid_search, loguniform, randint, sample_from, uniform
+    from trainkit.tune.stoppers import (
+        CombinedStopper,
+        ExperimentPlateauStopper,
+        FunctionStopper,
+        MaximumIterationStopper,
+        Stopper,
+        TimeoutStopper,
+        TrialPlateauStopper,
+    )
     from trainkit.tune.trainable import Trainable
     from trainkit.tune.tuner import Tuner
 
@@ -44,6 +53,15 @@ _HOMES = {
     "placement": ("PlacementGroupFactory", "with_parameters", "with_resources"),
     "results": ("Result", "ResultGrid"),
     "session": ("get_checkpoint", "get_context", "report"),
+    "stoppers": (
+        "CombinedStopper",
+        "ExperimentPlateauStopper",
+        "FunctionStopper",
+        "MaximumIterationStopper",
+        "Stopper",
+        "TimeoutStopper",
+        "TrialPlateauStopper",
+    ),
     "space": ("choice", "grid_search", "loguniform", "randint", "sample_from", "uniform"),
     "trainable": ("Trainable",),
     "tuner": ("Tuner",),
@@ -55,13 +73,20 @@ __all__ = [
     "Callback",
     "Checkpoint",
     "CheckpointConfig",
+    "CombinedStopper",
+    "ExperimentPlateauStopper",
     "FailureConfig",
+    "FunctionStopper",
     "LoggerCallback",
+    "MaximumIterationStopper",
     "PlacementGroupFactory",
     "Result",
     "ResultGrid",
     "RunConfig",
+    "Stopper",
+    "TimeoutStopper",
     "Trainable",
+    "TrialPlateauStopper",
     "TuneConfig",
     "Tuner",
     "callbacks",

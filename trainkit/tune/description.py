@@ -11,6 +11,7 @@ from trainkit.tune.schedulers.base import TrialScheduler
 from trainkit.tune.schedulers.create import scheduler_class
 from trainkit.tune.search.base import Searcher
 from trainkit.tune.search.create import searcher_class
+from trainkit.tune.stored_stop import describe_stop, stop_of
 from trainkit.tune.values import holds_opaque, is_opaque
 
 # What a file may name; anything else is given again by the user, never looked up and called.
@@ -29,11 +30,12 @@ def describe_settings(tune: TuneConfig, run: RunConfig) -> dict[str, Any]:
             "num_samples": tune.num_samples,
             "max_concurrent_trials": tune.max_concurrent_trials,
             "time_budget_s": tune.time_budget_s,
+            "trial_timeout_s": tune.trial_timeout_s,
             "search_alg": _describe(tune.search_alg),
             "scheduler": _describe(tune.scheduler),
         },
         "run_config": {
-            "stop": dict(run.stop) if isinstance(run.stop, Mapping) else run.stop,
+            "stop": describe_stop(run.stop),
             "callbacks": [type(callback).__qualname__ for callback in run.callbacks],
             "failure_config": vars(run.failure_config),
             "checkpoint_config": vars(run.checkpoint_config),
@@ -76,15 +78,18 @@ def restored_run_config(stored: Mapping[str, Any], given: RunConfig | None) -> R
     settings |= {"name": None, "storage_path": None}
     lacking = {}
     if "stop" not in settings:
-        settings["stop"] = stored["stop"]
-        if is_opaque(stored["stop"]):
-            lacking["stop"] = "a function"
+        if holds_opaque(stored["stop"]):
+            lacking["stop"] = "a function, or a stopper of your own"
+        else:
+            settings["stop"] = stop_of(stored["stop"])
+    if "failure_config" not in settings and is_opaque(stored["failure_config"]["out_of_memory"]):
+        lacking["failure_config"] = "FailureConfig(out_of_memory=function)"
     if stored["callbacks"] and "callbacks" not in settings and (given is None or lacking):
         lacking["callbacks"] = ", ".join(stored["callbacks"])
     _require_all(lacking, "run_config=tune.RunConfig")
+    settings.setdefault("failure_config", FailureConfig(**stored["failure_config"]))
     return RunConfig(
         **{
-            "failure_config": FailureConfig(**stored["failure_config"]),
             "checkpoint_config": CheckpointConfig(**stored["checkpoint_config"]),
             "verbose": stored["verbose"],
             **settings,

@@ -114,7 +114,7 @@ def replay(
     metric: str | None = None,
     stop: StopRules | None = None,
 ) -> set[str]:
-    """Tell `searcher`, `scheduler` and `stop` what they were told, and complete what `trials` are to run with.
+    """Tell `searcher`, `scheduler` and `stop` what they were told, and complete the configurations.
 
     Returns:
         The ids of trials that have reported `metric`.
