@@ -87,7 +87,8 @@ def restored_run_config(stored: Mapping[str, Any], given: RunConfig | None) -> R
     if stored["callbacks"] and "callbacks" not in settings and (given is None or lacking):
         lacking["callbacks"] = ", ".join(stored["callbacks"])
     _require_all(lacking, "run_config=tune.RunConfig")
-    settings.setdefault("failure_config", FailureConfig(**stored["failure_config"]))
+    if "failure_config" not in settings:
+        settings["failure_config"] = FailureConfig(**stored["failure_config"])
     return RunConfig(
         **{
             "checkpoint_config": CheckpointConfig(**stored["checkpoint_config"]),

@@ -189,7 +189,8 @@ class Executor:
             if len(trial.request.bundles) > 1 and trial.request.group:
                 group = api.placement_group(trial.request.group)
                 options |= {"placement_group": group, "placement_group_bundle_index": 0 if head else -1}
-            options |= {"num_cpus": head.pop("CPU", 0), "num_gpus": head.pop("GPU", 0), "resources": head}
+            options |= {"num_cpus": head.pop("CPU", 0), "num_gpus": head.pop("GPU", 0)}
+            options |= {"memory": head.pop("memory", None), "resources": head}
             actor = self._actor_class.options(**options).remote()
             ref = actor.setup.remote(spec, self._trainable, self._parameters)
         except (TrainkitError, OSError) as error:

@@ -14,7 +14,7 @@ from trainkit.tune.history import ExperimentReader
 from trainkit.tune.ranking import best_row, trial_score
 from trainkit.tune.stopping import missing_metric
 from trainkit.tune.trial import Failure, Trial, TrialStatus
-from trainkit.tune.values import flatten, lookup
+from trainkit.tune.values import complete, flatten, lookup
 
 if TYPE_CHECKING:
     import pandas
@@ -55,7 +55,9 @@ class Result:
     def history(self) -> list[dict[str, Any]]:
         """All reports by iteration; of one that a retry has repeated, the retry's."""
         with self._reader() as reader:
-            return [{**report, "config": self.config} for report in reader.history(self.trial_id)]
+            reports = reader.history(self.trial_id)
+        # An attempt may have run with another configuration than the last; objects are the last one's.
+        return [{**report, "config": complete(report["config"], self.config)} for report in reports]
 
     @property
     def best_metrics(self) -> dict[str, Any] | None:
