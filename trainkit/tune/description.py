@@ -31,6 +31,7 @@ def describe_settings(tune: TuneConfig, run: RunConfig) -> dict[str, Any]:
             "max_concurrent_trials": tune.max_concurrent_trials,
             "time_budget_s": tune.time_budget_s,
             "trial_timeout_s": tune.trial_timeout_s,
+            "reuse_actors": tune.reuse_actors,
             "search_alg": _describe(tune.search_alg),
             "scheduler": _describe(tune.scheduler),
         },

@@ -146,6 +146,7 @@ class Experiment:
             SpecMaker(self.folder, self._run, self._seed_of_trial),
             now=self._now,
             leave_s=self._plan.cleanup_s,
+            reuse=self._tune.reuse_actors,
         )
         if self._resume is None:
             store = ExperimentStore.create(self.folder, self._facts)
@@ -234,6 +235,7 @@ class Experiment:
             resources=ledger.existing,
             past=lambda: ((by_id[trial_id], results) for trial_id, results in reader.histories() if by_id),
         )
+        store.set_fact("total_samples", self._searcher.total_samples)  # for who looks at it from outside
         loop = ExperimentLoop(
             controller,
             executor,

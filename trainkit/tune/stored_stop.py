@@ -44,7 +44,7 @@ def stop_of(described: Any) -> Any:
             return [stop_of(each) for each in rules]
         case {"$stopper": ["CombinedStopper", [*inner]]}:
             return CombinedStopper(*map(stop_of, inner))
-        case {"$stopper": [str(name), {**arguments}]}:
+        case {"$stopper": [str(name), dict(arguments)]}:
             return _KNOWN[name](**arguments)
     return described
 
