@@ -45,28 +45,6 @@ class Ended:
     error: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Event:
-    """What happened, with its place in the order of all that happened, and when, in seconds since 1970."""
-
-    seq: int
-    time: float
-    kind: str
-    detail: str
-
-
-@dataclass(frozen=True, slots=True)
-class Attempt:
-    """An attempt that ran: in which process, from when and from which iteration on; `config` if its own."""
-
-    number: int
-    pid: int
-    hostname: str
-    started: float
-    iteration: int
-    config: dict[str, Any] | None
-
-
 LogEntry = Suggested | Report | Ended
 
 
@@ -236,50 +214,6 @@ class ExperimentReader:
                 trial_id,
             )
         ]
-
-    def events(self, trial_id: str | None = None) -> list[Event]:
-        """What happened to a trial, or with None to the experiment as a whole, in order."""
-        rows = self._rows(
-            "SELECT seq, time, kind, detail FROM events WHERE trial_id IS ? ORDER BY seq", trial_id
-        )
-        return [Event(*row) for row in rows]
-
-    def attempts(self, trial_id: str) -> list[Attempt]:
-        """The attempts of a trial that ran, in order."""
-        return [
-            Attempt(*row[:-1], decode_config(row[-1]) if row[-1] is not None else None)
-            for row in self._rows(
-                "SELECT attempt, pid, hostname, started, iteration, config FROM attempts "
-                "WHERE trial_id = ? ORDER BY attempt",
-                trial_id,
-            )
-        ]
-
-    def lengths(self) -> tuple[list[float], dict[str, float]]:
-        """How long the last attempt of each trial took that has ended, and when that of the others began."""
-        ended: list[float] = []
-        begun: dict[str, float] = {}
-        for trial_id, started, end in self._rows(
-            "SELECT a.trial_id, max(a.started), (SELECT max(e.time) FROM events e "
-            "WHERE e.trial_id = a.trial_id AND e.kind IN ('TERMINATED', 'ERROR')) "
-            "FROM attempts a GROUP BY a.trial_id"
-        ):
-            if end is None or end < started:
-                begun[trial_id] = started
-            else:
-                ended.append(end - started)
-        return ended, begun
-
-    def reports_after(self, seq: int, trial_id: str | None = None) -> Iterator[tuple[int, Report]]:
-        """The reports committed since entry `seq`, each with its own, of one trial or of all."""
-        for entry, trial, attempt, iteration, metrics in self._rows(
-            "SELECT seq, trial_id, attempt, iteration, metrics FROM results "
-            "WHERE seq > ? AND (? IS NULL OR trial_id = ?) ORDER BY seq",
-            seq,
-            trial_id,
-            trial_id,
-        ):
-            yield entry, Report(trial, attempt, iteration, decode(metrics))
 
     def log(self) -> Iterator[LogEntry]:
         """All that searcher and scheduler were told, in the order they were told it."""

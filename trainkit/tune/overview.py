@@ -10,8 +10,8 @@ from typing import Any
 
 from trainkit.tune import events as ev
 from trainkit.tune.checks import is_number
+from trainkit.tune.chronicle import ChronicleReader, Event
 from trainkit.tune.estimate import Running, remaining_s
-from trainkit.tune.history import Event, ExperimentReader
 from trainkit.tune.ownership import owner_of
 from trainkit.tune.schedulers.base import score_of
 from trainkit.tune.trial import Trial, TrialStatus
@@ -51,7 +51,7 @@ class Overview:
             StoreError: there is none, or its file is damaged or foreign.
         """
         owner = owner_of(folder)  # first: of one that ends now, the end is seen
-        with ExperimentReader(folder) as reader:
+        with ChronicleReader(folder) as reader:
             facts, trials = reader.facts(), reader.trials()
             events, (ended, begun) = reader.events(), reader.lengths()
         total = facts.get("total_samples")
