@@ -31,7 +31,7 @@ from trainkit import tune
 
 def trainable(config):
     step = 0
-    while config["x"] == 1 or step < 40:
+    while config["x"] == 1 or step < 25:
         step += 1
         time.sleep(0.05)
         tune.report({"step": step, "loss": config["x"] / step})
@@ -96,7 +96,7 @@ def test_one_of_four_trials_is_stopped_from_another_shell(driver, tmp_path, caps
         trials = reader.trials()
         asked = [event for event in reader.events(trials[1].trial_id) if event.kind == "stop asked"]
     assert [event.detail for event in asked] == [by]
-    assert [trial.iteration for trial in trials][::2] == [40, 40], "the others finished"
+    assert [trial.iteration for trial in trials][::2] == [25, 25], "the others finished"
     assert main(["stop", str(folder)]) == 1
     assert "nobody runs" in capsys.readouterr().err
 
@@ -128,6 +128,19 @@ def test_the_owner_finds_what_was_left_and_only_that(tmp_path):
     (tmp_path / "commands" / ".half.partial").write_text("{")
     assert inbox.look(3.0) == []
     assert asker().endswith(f"(pid {os.getpid()})")
+
+
+def test_what_is_no_wish_is_told_of_and_harms_nobody(tmp_path, caplog):
+    inbox = Inbox(tmp_path, now=0.0)
+    (tmp_path / "commands").mkdir()
+    (tmp_path / "commands" / "a.json").write_text("{")
+    (tmp_path / "commands" / "b.json").write_text("[1]")
+    assert inbox.look(1.0) == []
+    assert caplog.text.count("it was removed") == 2
+    (tmp_path / "commands").rmdir()
+    (tmp_path / "commands").write_text("")
+    assert inbox.look(2.0) == []
+    assert "cannot be read" in caplog.text
 
 
 def test_a_wish_that_cannot_be_written_is_an_error(tmp_path):

@@ -29,8 +29,8 @@ def experiment_folder(word: str) -> Path:
     folder = _folder(word)
     if folder is None:
         raise ConfigError(
-            f"{word!r} is no experiment: there is no {FILENAME} in {Path(word).expanduser().absolute()}, nor in "
-            f"{settings.results_dir() / word}; `trainkit ls DIR` shows which there are in DIR"
+            f"{word!r} is no experiment: no {FILENAME} is in {Path(word).expanduser().absolute()} or "
+            f"in {settings.results_dir() / word}; `trainkit ls DIR` shows which there are in DIR"
         )
     return folder
 

@@ -8,14 +8,18 @@ from __future__ import annotations
 
 import getpass
 import json
+import logging
 import os
 import socket
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from trainkit.errors import StoreError
 from trainkit.tune import events as ev
+
+logger = logging.getLogger("trainkit.tune")
 
 FOLDER = "commands"
 EVERY_S = 0.5
@@ -75,17 +79,20 @@ class Inbox:
         if changed == self._changed:
             return []
         self._changed = changed
-        return [
-            ev.StopAsked(now, str(asked.get("by", "somebody")), asked.get("stop")) for asked in self._take()
-        ]
+        return [ev.StopAsked(now, asked["by"], asked["stop"]) for asked in self._take()]
 
-    def _take(self) -> Iterator[dict[str, str | None]]:
+    def _take(self) -> Iterator[dict[str, Any]]:
         try:
             paths = [path for path in self._folder.iterdir() if path.suffix == _SUFFIX]
             for path in sorted(paths, key=lambda path: path.stat().st_mtime_ns):
-                asked = json.loads(path.read_text())
+                text = path.read_text(errors="replace")
                 path.unlink()
-                if isinstance(asked, dict):
-                    yield asked
+                try:
+                    asked = json.loads(text)
+                    yield {"stop": asked["stop"], "by": str(asked["by"])}
+                except (ValueError, KeyError, TypeError):
+                    logger.warning("%s is nothing that `trainkit stop` writes; it was removed", path)
         except FileNotFoundError:  # nobody has asked for anything yet
             return
+        except OSError as error:
+            logger.warning("what `trainkit stop` has left in %s cannot be read: %s", self._folder, error)
