@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from trainkit.tune import search as search
     from trainkit.tune.callbacks import Callback, LoggerCallback
     from trainkit.tune.checkpoint import Checkpoint
+    from trainkit.tune.classes import import_class
     from trainkit.tune.config import CheckpointConfig, FailureConfig, RunConfig, TuneConfig
     from trainkit.tune.placement import PlacementGroupFactory, with_parameters, with_resources
     from trainkit.tune.results import Result, ResultGrid
@@ -56,6 +57,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "callbacks": ("Callback", "LoggerCallback"),
     "checkpoint": ("Checkpoint",),
+    "classes": ("import_class",),
     "config": ("CheckpointConfig", "FailureConfig", "RunConfig", "TuneConfig"),
     "placement": ("PlacementGroupFactory", "with_parameters", "with_resources"),
     "results": ("Result", "ResultGrid"),
@@ -81,6 +83,7 @@ _HOMES = {
     "tuner": ("Tuner",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+_GONE = {"function": "write tune.sample_from(function) to call it for each trial"}
 _FOLDERS = ("callbacks", "schedulers", "search")
 
 __all__ = [
@@ -102,6 +105,7 @@ __all__ = [
     "get_checkpoint",
     "get_context",
     "grid_search",
+    "import_class",
     "lograndint",
     "loguniform",
     "qlograndint",
@@ -125,6 +129,8 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name in _FOLDERS:
         return importlib.import_module(f"{__name__}.{name}")
+    if name in _GONE:
+        raise AttributeError(f"tune.{name} is no more: {_GONE[name]}")
     if name not in _HOME_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(importlib.import_module(f"{__name__}.{_HOME_OF[name]}"), name)
