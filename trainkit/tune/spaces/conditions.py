@@ -10,7 +10,7 @@ from typing import Any
 from trainkit.errors import SpaceError
 from trainkit.tune.domains import Domain, Forbid, SampleFrom, place_of, same
 from trainkit.tune.domains.leaves import name_of
-from trainkit.tune.spaces.tree import Path, Site, in_config, options_of, spell, whens
+from trainkit.tune.spaces.tree import Branch, Path, Site, in_config, options_of, spell, whens
 
 _ABSENT = object()
 
@@ -91,13 +91,19 @@ class Names:
         outwards = in_config(scope)
         for depth in range(len(outwards), -1, -1):
             full = "/".join(map(str, (*outwards[:depth], name)))
-            if full in self._by_name:
-                found = self._by_name[full]
+            found = [site for site in self._by_name.get(full, ()) if _together(site.path, scope)]
+            if found:
                 return Condition(full, in_config(found[0].path), _values(found, full, value, where))
         near = difflib.get_close_matches(name, self._by_name, n=3) or sorted(self._by_name)
         raise SpaceError(
             f"{where} looks at {name!r}, which the space does not have; there is {', '.join(near)}"
         )
+
+
+def _together(path: Path, scope: Path) -> bool:
+    """False for what is in another branch than `scope`."""
+    differ = next((pair for pair in zip(path, scope, strict=False) if pair[0] != pair[1]), (None, None))
+    return not all(isinstance(part, Branch) for part in differ)
 
 
 def _values(found: Sequence[Site], name: str, value: Any, where: str) -> tuple[Any, ...]:
@@ -112,11 +118,19 @@ def _values(found: Sequence[Site], name: str, value: Any, where: str) -> tuple[A
     values = tuple(value) if isinstance(value, (list, tuple, set, frozenset)) else (value,)
     if not values:
         raise SpaceError(f"{where} gives no value for {name!r}")
+    if any(_is_switch(site) for site in found):
+        return values
     for each in values:
         if not isinstance(each, Domain) and not any(_possible(leaf, each) for leaf in leaves):
             can_be = ", ".join(str(leaf) if isinstance(leaf, Domain) else repr(leaf) for leaf in leaves)
             raise SpaceError(f"{where} looks for {name}={each!r}, which never is: {name} is {can_be}")
     return values
+
+
+def _is_switch(site: Site) -> bool:
+    """True for a constant outside all branches: turned by hand, so it may be asked for anything."""
+    chosen = isinstance(site.leaf, Domain) or options_of(site.leaf)
+    return not chosen and site.path == in_config(site.path)
 
 
 def _possible(leaf: Any, value: Any) -> bool:

@@ -54,7 +54,7 @@ class Grid:
 def listing(
     tree: Mapping[str, Any], conditions: Conditions, rules: Sequence[Rule], given: Mapping[Path, Any]
 ) -> Iterator[dict[Path, Any]]:
-    """Yield the combinations of the axes one by one: inactive axes multiply nothing, forbidden ones are left out.
+    """Yield the allowed combinations of the axes one by one; an inactive axis multiplies nothing.
 
     Raises:
         SpaceError: there are too many.
