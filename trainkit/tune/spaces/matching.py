@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from trainkit.errors import SpaceError
-from trainkit.tune.domains import Domain, Forbid, GridSearch, SampleFrom, When, same
+from trainkit.tune.domains import Domain, Forbid, GridSearch, SampleFrom, Spelled, When, place_of, same
 from trainkit.tune.spaces.conditions import Condition
-from trainkit.tune.spaces.tree import Branch, Path, in_config, options_of, spell
+from trainkit.tune.spaces.tree import Branch, Path, options_of, spell
 
 Conditions = Mapping[Path, tuple[Condition, ...]]
 
@@ -85,18 +85,15 @@ class _Matching:
         options = options_of(leaf)
         if not options and isinstance(leaf, Domain) and leaf.contains(value):
             return {path: value}
-        plain = [option for option in options if not isinstance(option, (dict, list, Domain, GridSearch))]
-        for same_type in (True, False):
-            for option in plain:
-                if isinstance(option, SampleFrom):
-                    continue
-                if same(option, value) and (type(option) is type(value) or not same_type):
-                    return {path: option}
+        plain = [option for option in options if not isinstance(option, (dict, list, Spelled, SampleFrom))]
+        place = place_of(value, plain)
+        if place is not None:
+            return {path: plain[place]}
         for place, option in enumerate(options):
-            if isinstance(option, (dict, list, Domain, GridSearch)):
+            if isinstance(option, (dict, list, Spelled, SampleFrom)):
                 try:
                     inner = self.match(option, value, (*path, Branch(place)))
                 except SpaceError:  # not this category, perhaps the next
                     continue
                 return {path: option, **inner}
-        raise SpaceError(f"{spell(in_config(path))}={value!r} is not in {leaf}")
+        raise SpaceError(f"{spell(path)}={value!r} is not in {leaf}")
