@@ -11,16 +11,21 @@ import inspect
 import os
 import traceback
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 from greenlet import greenlet  # type: ignore[import-untyped]
 
 from trainkit.errors import ConfigError, MetricError
 from trainkit.tune.checkpoint import checkpoint_dirname
+from trainkit.tune.house import House
+from trainkit.tune.older_forms import older_arguments
 from trainkit.tune.protocol import Progress, TrialSpec
+from trainkit.tune.registry import take_environments
 from trainkit.tune.session import Session, TrialStopped
 from trainkit.tune.trainable import Trainable
+from trainkit.tune.values import is_scalar
 
 
 class Runner(ABC):
@@ -66,7 +71,8 @@ class FunctionRunner(Runner):
     def _run(self) -> Progress:
         self._session.activate()
         try:
-            output = self._function(self._spec.config, **self._parameters)
+            older = older_arguments(self._function, self._parameters, self._spec.checkpoint)
+            output = self._function(self._spec.config, **self._parameters, **older)
             if inspect.isgenerator(output):
                 try:
                     for item in output:
@@ -75,10 +81,10 @@ class FunctionRunner(Runner):
                     output.close()
                 output = None
             if self._session.stopping or output is None or (isinstance(output, Mapping) and not output):
-                return Progress(self._session.meter.iteration, done=True)
+                return self._session.end()
             return self._session.progress(as_metrics(output), None, done=True)
         except TrialStopped:
-            return Progress(self._session.meter.iteration, done=True)
+            return self._session.end()
         finally:
             self._session.deactivate()
 
@@ -155,7 +161,7 @@ def as_metrics(output: Any) -> dict[str, Any]:
     """
     if isinstance(output, Mapping):
         return dict(output)
-    if isinstance(output, (int, float)) or (hasattr(output, "item") and getattr(output, "shape", None) == ()):
+    if is_scalar(output):
         return {"_metric": output}
     raise MetricError(
         f"the trainable returned or yielded a {type(output).__name__}; "
@@ -163,8 +169,41 @@ def as_metrics(output: Any) -> dict[str, Any]:
     )
 
 
+class HousedRunner(Runner):
+    """Runs another one at home, in the trial's folder and with its files.
+
+    Args:
+        spec: the trial.
+        make: makes the runner, which runs code of the user's too.
+    """
+
+    def __init__(self, spec: TrialSpec, make: Callable[[], Runner]) -> None:
+        self._spec = spec
+        with self._at_home():
+            self._inner = make()
+
+    def _at_home(self) -> AbstractContextManager[None]:
+        own_process = os.getpid() != self._spec.driver_pid
+        return self._spec.house.entered(self._spec.trial_dir, own_process=own_process)
+
+    def advance(self) -> Progress:
+        with self._at_home():
+            return self._inner.advance()
+
+    def stop(self, save: bool) -> Progress:
+        with self._at_home():
+            return self._inner.stop(save)
+
+
 def make_runner(spec: TrialSpec, trainable: Any, parameters: Mapping[str, Any]) -> Runner:
     """Return the runner for this form of trainable."""
+    take_environments(spec.environments)
+    if spec.house != House():
+        return HousedRunner(spec, lambda: _bare_runner(spec, trainable, parameters))
+    return _bare_runner(spec, trainable, parameters)
+
+
+def _bare_runner(spec: TrialSpec, trainable: Any, parameters: Mapping[str, Any]) -> Runner:
     if isinstance(trainable, type) and issubclass(trainable, Trainable):
         return ClassRunner(spec, trainable, parameters)
     return FunctionRunner(spec, trainable, parameters)
