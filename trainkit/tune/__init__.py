@@ -31,8 +31,21 @@ if TYPE_CHECKING:
     from trainkit.tune.checkpoint import Checkpoint
     from trainkit.tune.config import CheckpointConfig, FailureConfig, RunConfig, TuneConfig
     from trainkit.tune.placement import PlacementGroupFactory, with_parameters, with_resources
+    from trainkit.tune.registry import register_env, register_trainable
     from trainkit.tune.results import Result, ResultGrid
-    from trainkit.tune.session import get_checkpoint, get_context, report
+    from trainkit.tune.run_front import Experiment, run, run_experiments
+    from trainkit.tune.scaling import ScalingConfig
+    from trainkit.tune.session import (
+        checkpoint_dir,
+        get_checkpoint,
+        get_context,
+        get_trial_dir,
+        get_trial_id,
+        get_trial_name,
+        get_trial_resources,
+        is_session_enabled,
+        report,
+    )
     from trainkit.tune.space import choice, grid_search, loguniform, randint, sample_from, uniform
     from trainkit.tune.trainable import Trainable
     from trainkit.tune.tuner import Tuner
@@ -43,35 +56,73 @@ _HOMES = {
     "config": ("CheckpointConfig", "FailureConfig", "RunConfig", "TuneConfig"),
     "placement": ("PlacementGroupFactory", "with_parameters", "with_resources"),
     "results": ("Result", "ResultGrid"),
-    "session": ("get_checkpoint", "get_context", "report"),
+    "registry": ("register_env", "register_trainable"),
+    "run_front": ("Experiment", "run", "run_experiments"),
+    "scaling": ("ScalingConfig",),
+    "session": (
+        "checkpoint_dir",
+        "get_checkpoint",
+        "get_context",
+        "get_trial_dir",
+        "get_trial_id",
+        "get_trial_name",
+        "get_trial_resources",
+        "is_session_enabled",
+        "report",
+    ),
     "space": ("choice", "grid_search", "loguniform", "randint", "sample_from", "uniform"),
     "trainable": ("Trainable",),
     "tuner": ("Tuner",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
-_FOLDERS = ("callbacks", "schedulers", "search")
+_FOLDERS = ("callbacks", "integrations", "schedulers", "search")
+# Where Ray's scripts look for some of them: `tune.stopper.MaximumIterationStopper`.
+_ALIASES = (
+    "callback",
+    "error",
+    "logger",
+    "progress_reporter",
+    "registry",
+    "result_grid",
+    "stopper",
+    "suggest",
+    "trainable",
+    "tune_config",
+)
 
 __all__ = [
     "Callback",
     "Checkpoint",
     "CheckpointConfig",
+    "Experiment",
     "FailureConfig",
     "LoggerCallback",
     "PlacementGroupFactory",
     "Result",
     "ResultGrid",
     "RunConfig",
+    "ScalingConfig",
     "Trainable",
     "TuneConfig",
     "Tuner",
     "callbacks",
+    "checkpoint_dir",
     "choice",
     "get_checkpoint",
     "get_context",
+    "get_trial_dir",
+    "get_trial_id",
+    "get_trial_name",
+    "get_trial_resources",
     "grid_search",
+    "is_session_enabled",
     "loguniform",
     "randint",
+    "register_env",
+    "register_trainable",
     "report",
+    "run",
+    "run_experiments",
     "sample_from",
     "schedulers",
     "search",
@@ -82,7 +133,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in _FOLDERS:
+    if name in _FOLDERS or name in _ALIASES:
         return importlib.import_module(f"{__name__}.{name}")
     if name not in _HOME_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
