@@ -186,7 +186,7 @@ class Executor:
             head = dict(trial.request.head)
             options: dict[str, Any] = {"label": trial.name}
             if len(trial.request.bundles) > 1 and trial.request.group:
-                group = api.placement_group(trial.request.group)
+                group = api.placement_group(trial.request.group, trial.request.strategy)
                 options |= {"placement_group": group, "placement_group_bundle_index": 0 if head else -1}
             options |= {"num_cpus": head.pop("CPU", 0), "num_gpus": head.pop("GPU", 0), "resources": head}
             actor = self._actor_class.options(**options).remote()
@@ -307,6 +307,8 @@ def _end(actor: ActorHandle, group: PlacementGroup | None) -> None:
 
 
 def _put(name: str, value: Any) -> ObjectRef[Any]:
+    if isinstance(value, ObjectRef):  # it is in the store already
+        return value
     api.ensure_serializable(value, f"with_parameters({name}=...)")
     ref: ObjectRef[Any] = api.put(value)
     return ref
