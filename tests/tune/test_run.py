@@ -77,7 +77,7 @@ def test_every_argument_has_its_place(run, tmp_path):
         resources_per_trial={"cpu": 2, "gpu": 0},
         num_samples=2,
         search_alg="random",
-        scheduler=ASHAScheduler(),
+        scheduler=ASHAScheduler(grace_period=2),
         checkpoint_config=tune.CheckpointConfig(num_to_keep=1),
         log_to_file=True,
         trial_name_creator=lambda trial: f"mine {trial.trial_id}",
