@@ -176,3 +176,24 @@ def test_a_restored_experiment_keeps_both(fit, tmp_path):
     (result,) = tune.Tuner.restore(tmp_path / "e", trainable, resume_errored=True).fit()
     assert result.metrics["cwd"] == result.path
     assert text(result, "out") == "attempt\nattempt\n"
+
+
+class Renewed(Prints):
+    def reset_config(self, new_config):
+        print("taken over")
+        return True
+
+
+@pytest.mark.parametrize("trainable", [prints, Prints, Renewed])
+def test_a_process_that_serves_many_trials_keeps_them_apart(fit, trainable):
+    run = {"log_to_file": True, "chdir_to_trial_dir": True}
+    grid = fit(
+        trainable, {"n": tune.grid_search([0, 1, 2])}, max_concurrent_trials=1, reuse_actors=True, run=run
+    )
+    texts = [text(result, "stdout").split("\n") for result in grid]
+    if trainable is Renewed:
+        assert texts[0][0] == "in setup"
+        assert [each[0] for each in texts[1:]] == ["taken over"] * 2
+    else:
+        assert texts == [texts[0]] * 3
+    assert len({result.metrics["pid"] for result in grid}) == 1
