@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from trainkit.tune import callbacks as callbacks
+    from trainkit.tune import integrations as integrations
     from trainkit.tune import schedulers as schedulers
     from trainkit.tune import search as search
     from trainkit.tune.callbacks import Callback, LoggerCallback
@@ -32,8 +33,21 @@ if TYPE_CHECKING:
     from trainkit.tune.classes import import_class
     from trainkit.tune.config import CheckpointConfig, FailureConfig, RunConfig, TuneConfig
     from trainkit.tune.placement import PlacementGroupFactory, with_parameters, with_resources
+    from trainkit.tune.registry import register_env, register_trainable
     from trainkit.tune.results import Result, ResultGrid
-    from trainkit.tune.session import get_checkpoint, get_context, report
+    from trainkit.tune.run_front import Experiment, run, run_experiments
+    from trainkit.tune.scaling import ScalingConfig
+    from trainkit.tune.session import (
+        checkpoint_dir,
+        get_checkpoint,
+        get_context,
+        get_trial_dir,
+        get_trial_id,
+        get_trial_name,
+        get_trial_resources,
+        is_session_enabled,
+        report,
+    )
     from trainkit.tune.space import (
         choice,
         forbid,
@@ -55,13 +69,48 @@ if TYPE_CHECKING:
     from trainkit.tune.tuner import Tuner
 
 _HOMES = {
-    "callbacks": ("Callback", "LoggerCallback"),
+    "callbacks": (
+        "Callback",
+        "LoggerCallback",
+    ),
     "checkpoint": ("Checkpoint",),
     "classes": ("import_class",),
-    "config": ("CheckpointConfig", "FailureConfig", "RunConfig", "TuneConfig"),
-    "placement": ("PlacementGroupFactory", "with_parameters", "with_resources"),
-    "results": ("Result", "ResultGrid"),
-    "session": ("get_checkpoint", "get_context", "report"),
+    "config": (
+        "CheckpointConfig",
+        "FailureConfig",
+        "RunConfig",
+        "TuneConfig",
+    ),
+    "placement": (
+        "PlacementGroupFactory",
+        "with_parameters",
+        "with_resources",
+    ),
+    "registry": (
+        "register_env",
+        "register_trainable",
+    ),
+    "results": (
+        "Result",
+        "ResultGrid",
+    ),
+    "run_front": (
+        "Experiment",
+        "run",
+        "run_experiments",
+    ),
+    "scaling": ("ScalingConfig",),
+    "session": (
+        "checkpoint_dir",
+        "get_checkpoint",
+        "get_context",
+        "get_trial_dir",
+        "get_trial_id",
+        "get_trial_name",
+        "get_trial_resources",
+        "is_session_enabled",
+        "report",
+    ),
     "space": (
         "choice",
         "forbid",
@@ -84,28 +133,50 @@ _HOMES = {
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 _GONE = {"function": "write tune.sample_from(function) to call it for each trial"}
-_FOLDERS = ("callbacks", "schedulers", "search")
+_FOLDERS = ("callbacks", "integrations", "schedulers", "search")
+# Where Ray's scripts look for some of them: `tune.stopper.MaximumIterationStopper`.
+_ALIASES = (
+    "callback",
+    "error",
+    "logger",
+    "progress_reporter",
+    "registry",
+    "result_grid",
+    "stopper",
+    "suggest",
+    "trainable",
+    "tune_config",
+)
 
 __all__ = [
     "Callback",
     "Checkpoint",
     "CheckpointConfig",
+    "Experiment",
     "FailureConfig",
     "LoggerCallback",
     "PlacementGroupFactory",
     "Result",
     "ResultGrid",
     "RunConfig",
+    "ScalingConfig",
     "Trainable",
     "TuneConfig",
     "Tuner",
     "callbacks",
+    "checkpoint_dir",
     "choice",
     "forbid",
     "get_checkpoint",
     "get_context",
+    "get_trial_dir",
+    "get_trial_id",
+    "get_trial_name",
+    "get_trial_resources",
     "grid_search",
     "import_class",
+    "integrations",
+    "is_session_enabled",
     "lograndint",
     "loguniform",
     "qlograndint",
@@ -115,7 +186,11 @@ __all__ = [
     "quniform",
     "randint",
     "randn",
+    "register_env",
+    "register_trainable",
     "report",
+    "run",
+    "run_experiments",
     "sample_from",
     "schedulers",
     "search",
@@ -127,7 +202,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in _FOLDERS:
+    if name in _FOLDERS or name in _ALIASES:
         return importlib.import_module(f"{__name__}.{name}")
     if name in _GONE:
         raise AttributeError(f"tune.{name} is no more: {_GONE[name]}")
