@@ -27,22 +27,26 @@ if TYPE_CHECKING:
     from trainkit.tune import callbacks as callbacks
     from trainkit.tune import schedulers as schedulers
     from trainkit.tune import search as search
+    from trainkit.tune.analysis import Analysis, ExperimentAnalysis
     from trainkit.tune.callbacks import Callback, LoggerCallback
     from trainkit.tune.checkpoint import Checkpoint
     from trainkit.tune.config import CheckpointConfig, FailureConfig, RunConfig, TuneConfig
     from trainkit.tune.placement import PlacementGroupFactory, with_parameters, with_resources
-    from trainkit.tune.results import Result, ResultGrid
+    from trainkit.tune.result import Result
+    from trainkit.tune.results import ResultGrid
     from trainkit.tune.session import get_checkpoint, get_context, report
     from trainkit.tune.space import choice, grid_search, loguniform, randint, sample_from, uniform
     from trainkit.tune.trainable import Trainable
     from trainkit.tune.tuner import Tuner
 
 _HOMES = {
+    "analysis": ("Analysis", "ExperimentAnalysis"),
     "callbacks": ("Callback", "LoggerCallback"),
     "checkpoint": ("Checkpoint",),
     "config": ("CheckpointConfig", "FailureConfig", "RunConfig", "TuneConfig"),
     "placement": ("PlacementGroupFactory", "with_parameters", "with_resources"),
-    "results": ("Result", "ResultGrid"),
+    "result": ("Result",),
+    "results": ("ResultGrid",),
     "session": ("get_checkpoint", "get_context", "report"),
     "space": ("choice", "grid_search", "loguniform", "randint", "sample_from", "uniform"),
     "trainable": ("Trainable",),
@@ -52,9 +56,11 @@ _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 _FOLDERS = ("callbacks", "schedulers", "search")
 
 __all__ = [
+    "Analysis",
     "Callback",
     "Checkpoint",
     "CheckpointConfig",
+    "ExperimentAnalysis",
     "FailureConfig",
     "LoggerCallback",
     "PlacementGroupFactory",

@@ -13,7 +13,7 @@ from typing import Any, Self
 from trainkit.errors import StoreError
 from trainkit.tune.autofill import Origin, full_result
 from trainkit.tune.schema import FILENAME, open_database
-from trainkit.tune.trial import Failure, SavedCheckpoint, Trial, TrialStatus
+from trainkit.tune.trial import Attempt, Failure, SavedCheckpoint, Trial, TrialStatus
 from trainkit.tune.values import decode, decode_config
 
 
@@ -167,15 +167,43 @@ class ExperimentReader:
             )
         }
 
-    def decisions(self, trial_id: str) -> list[dict[str, Any]]:
-        """What was decided on a trial's reports, in order: iteration, verdict and the reason's facts."""
+    def decisions(self, trial_id: str | None = None) -> list[dict[str, Any]]:
+        """What was decided on the reports of a trial, or of all, in order: verdict and the reason's facts."""
         return [
-            {"attempt": attempt, "iteration": iteration, "verdict": verdict, **decode(reason)}
-            for attempt, iteration, verdict, reason in self._rows(
-                "SELECT attempt, iteration, verdict, reason FROM decisions WHERE trial_id = ? ORDER BY seq",
+            {"trial_id": trial, "attempt": attempt, "iteration": at, "verdict": verdict, **decode(reason)}
+            for trial, attempt, at, verdict, reason in self._rows(
+                "SELECT trial_id, attempt, iteration, verdict, reason FROM decisions "
+                "WHERE ?1 IS NULL OR trial_id = ?1 ORDER BY seq",
                 trial_id,
             )
         ]
+
+    def attempts(self, trial_id: str) -> list[Attempt]:
+        """The runs of a trial, in order; each ends where the next begins."""
+        return [
+            Attempt(number, decode_config(config), started, iteration, reports, outcome or "", pid, hostname)
+            for number, config, started, iteration, reports, outcome, pid, hostname in self._rows(
+                "SELECT a.attempt, coalesce(a.config, t.config), a.started, a.iteration, "
+                "(SELECT count(*) FROM results r WHERE r.trial_id = a.trial_id AND r.attempt = a.attempt), "
+                "(SELECT e.detail FROM events e WHERE e.trial_id = a.trial_id AND e.time >= a.started "
+                "AND e.kind IN ('PENDING', 'PAUSED', 'TERMINATED', 'ERROR') AND e.time < coalesce(a.next, 9e99) "
+                "ORDER BY e.seq LIMIT 1), a.pid, a.hostname "
+                "FROM (SELECT *, lead(started) OVER (ORDER BY attempt) AS next FROM attempts "
+                "WHERE trial_id = ?) a JOIN trials t USING (trial_id) ORDER BY a.attempt",
+                trial_id,
+            )
+        ]
+
+    def times(self) -> dict[str, tuple[float | None, float | None]]:
+        """By trial, when its first attempt began and when it ended for good, in seconds since 1970."""
+        return {
+            trial_id: (started, ended)
+            for trial_id, started, ended in self._rows(
+                "SELECT t.trial_id, (SELECT min(a.started) FROM attempts a WHERE a.trial_id = t.trial_id), "
+                "e.ended FROM trials t LEFT JOIN (SELECT trial_id, max(time) AS ended FROM events "
+                "WHERE kind IN ('TERMINATED', 'ERROR') GROUP BY trial_id) e USING (trial_id)"
+            )
+        }
 
     def log(self) -> Iterator[LogEntry]:
         """All that searcher and scheduler were told, in the order they were told it."""
