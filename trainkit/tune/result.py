@@ -16,7 +16,7 @@ from trainkit.tune.optional import load, pandas_frame
 from trainkit.tune.ranking import best_row, spread_of
 from trainkit.tune.reading import Reader, experiment_folder, metric_and_mode, open_experiment
 from trainkit.tune.trial import Attempt, Failure, Trial, TrialStatus
-from trainkit.tune.values import flatten
+from trainkit.tune.values import complete, flatten
 
 if TYPE_CHECKING:
     import pandas
@@ -79,7 +79,7 @@ class Result:
     def history(self) -> list[dict[str, Any]]:
         """All reports by iteration; of one that a retry has repeated, the retry's."""
         with self._reader() as reader:
-            return [{**report, "config": self.config} for report in reader.history(self.trial_id)]
+            return [with_config(report, self.config) for report in reader.history(self.trial_id)]
 
     @property
     def metrics_dataframe(self) -> pandas.DataFrame:
@@ -166,9 +166,6 @@ class Result:
         """The fsspec filesystem in which `path` lies: this machine's. Needs fsspec."""
         return load("fsspec", "file systems", "storage").filesystem("file")
 
-    def __str__(self) -> str:
-        return self.trial_id
-
     def __repr__(self) -> str:
         return show.result_text(self)
 
@@ -212,6 +209,11 @@ def result_of(
         _checkpoints={checkpoint.number: checkpoint.dirname for checkpoint in trial.checkpoints},
         _open=partial(open_experiment, folder),
     )
+
+
+def with_config(report: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a report with the objects of `config`, which the file holds only as a mark; all else stays."""
+    return {**report, "config": complete(report.get("config"), config)}
 
 
 def _as_error(trial: Trial, failure: Failure) -> TrialError | MetricError:

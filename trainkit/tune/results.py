@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any, NoReturn, overload
 from trainkit.errors import ConfigError, MetricError
 from trainkit.tune import plots, show, study
 from trainkit.tune.optional import load, pandas_frame
+from trainkit.tune.parameters import Parameter, parameters_of
 from trainkit.tune.ranking import best_row, trial_score
 from trainkit.tune.reading import Reader, experiment_folder, metric_and_mode, open_experiment
-from trainkit.tune.result import Result, result_of
+from trainkit.tune.result import Result, result_of, with_config
 from trainkit.tune.stopping import missing_metric
 from trainkit.tune.trial import TrialStatus
 from trainkit.tune.values import flatten, lookup
@@ -207,7 +208,19 @@ class ResultGrid(Sequence[Result]):
         with self._reader() as reader:
             for trial_id, history in reader.histories():
                 if (result := by_id.get(trial_id)) is not None:  # a running experiment may have more by now
-                    yield result, [{**report, "config": result.config} for report in history]
+                    yield result, [with_config(report, result.config) for report in history]
+
+    def decisions(self) -> list[dict[str, Any]]:
+        """Return what the scheduler decided on all trials' reports, in order, and why: rung, rank, cutoff."""
+        with self._reader() as reader:
+            return reader.decisions()
+
+    def parameters(self, results: Sequence[Result] | None = None) -> list[Parameter]:
+        """Return the hyperparameters that vary, under flat names, with their values over `results`; None: over all."""
+        with self._reader() as reader:
+            space = reader.facts().get("space")
+        chosen = self._results if results is None else results
+        return parameters_of([result.config for result in chosen], space)
 
     def to_optuna(
         self, metric: str | None = None, mode: str | None = None, scope: str = "last"
