@@ -30,7 +30,7 @@ ITERATION = "training_iteration"
 
 
 class ByTrial(dict[str, Any]):
-    """A dictionary by the path of each trial's folder, as Ray 1.x has it; a trial's id finds its value too."""
+    """By the path of each trial's folder, as in Ray 1.x; a trial's id finds its value too."""
 
     def __init__(self, trials: Sequence[Result], values: Mapping[str, Any]) -> None:
         super().__init__({trial.path: values[trial.trial_id] for trial in trials})
@@ -95,7 +95,7 @@ class ExperimentAnalysis:
 
     @property
     def default_mode(self) -> str | None:
-        """ "min" or "max", where a method is given neither."""
+        """Which end of it is better, "min" or "max"."""
         return self._grid.mode
 
     @property
@@ -203,7 +203,9 @@ class ExperimentAnalysis:
         metric = metric or self.default_metric or ITERATION
         mode = mode or self.default_mode or ("max" if metric == ITERATION else None)
         if mode is None:
-            raise ConfigError(f"is the checkpoint with the least or the most {metric!r} best? Give mode='min' or 'max'")
+            raise ConfigError(
+                f"is the checkpoint with the least or the most {metric!r} best? Give mode='min' or 'max'"
+            )
         require_mode(mode)
         found = self._trial(trial)
         best = found.get_best_checkpoint(metric, mode)
@@ -214,7 +216,7 @@ class ExperimentAnalysis:
     def get_last_checkpoint(
         self, trial: Result | str | None = None, metric: str = ITERATION, mode: str = "max"
     ) -> Checkpoint | None:
-        """Return the latest checkpoint of `trial`, or else of the best trial by `metric`; None if none is kept."""
+        """Return the latest checkpoint of `trial`, None: of the best by `metric`; None if none is kept."""
         found = self._trial(trial) if trial is not None else self.get_best_trial(metric, mode)
         return found.checkpoint if found is not None else None
 
@@ -263,7 +265,7 @@ class ExperimentAnalysis:
         return self.fetch_trial_dataframes()
 
     def fetch_trial_dataframes(self) -> ByTrial:
-        """Read all reports, again if the experiment still runs, and return them as `trial_dataframes` does."""
+        """Read all reports, anew if the experiment still runs; return what `trial_dataframes` is."""
         tables = {trial.trial_id: pandas_frame([]) for trial in self._grid}
         for trial, history in self._grid.histories():
             tables[trial.trial_id] = pandas_frame([flatten(report) for report in history])
@@ -318,7 +320,9 @@ class ExperimentAnalysis:
         for known in self._grid:
             if trial in (known.trial_id, known.path):
                 return known
-        raise ConfigError(f"{trial!r} is no trial of {self.experiment_path}: give one of `trials`, its id or path")
+        raise ConfigError(
+            f"{trial!r} is no trial of {self.experiment_path}: give one of `trials`, its id or path"
+        )
 
 
 Analysis = ExperimentAnalysis

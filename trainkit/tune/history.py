@@ -142,6 +142,7 @@ class ExperimentReader:
 
     def histories(self) -> Iterator[tuple[str, list[dict[str, Any]]]]:
         """The same for each trial that has reported, in one pass."""
+        self._origins = self._read_origins()
         current: str | None = None
         results: list[dict[str, Any]] = []
         for trial_id, attempt, metrics in self._rows(
@@ -186,7 +187,8 @@ class ExperimentReader:
                 "SELECT a.attempt, coalesce(a.config, t.config), a.started, a.iteration, "
                 "(SELECT count(*) FROM results r WHERE r.trial_id = a.trial_id AND r.attempt = a.attempt), "
                 "(SELECT e.detail FROM events e WHERE e.trial_id = a.trial_id AND e.time >= a.started "
-                "AND e.kind IN ('PENDING', 'PAUSED', 'TERMINATED', 'ERROR') AND e.time < coalesce(a.next, 9e99) "
+                "AND e.time < coalesce(a.next, 9e99) "
+                "AND e.kind IN ('PENDING', 'PAUSED', 'TERMINATED', 'ERROR') "
                 "ORDER BY e.seq LIMIT 1), a.pid, a.hostname "
                 "FROM (SELECT *, lead(started) OVER (ORDER BY attempt) AS next FROM attempts "
                 "WHERE trial_id = ?) a JOIN trials t USING (trial_id) ORDER BY a.attempt",
@@ -207,6 +209,7 @@ class ExperimentReader:
 
     def log(self) -> Iterator[LogEntry]:
         """All that searcher and scheduler were told, in the order they were told it."""
+        self._origins = self._read_origins()
         for kind, trial_id, attempt, iteration, text in self._rows(
             "SELECT kind, trial_id, attempt, iteration, text FROM ("
             "SELECT seq, 'trial' AS kind, trial_id, 0 AS attempt, 0 AS iteration, '' AS text FROM trials "
@@ -223,6 +226,7 @@ class ExperimentReader:
                 yield Ended(trial_id, text == "ERROR")
 
     def _last_results(self) -> dict[str, Report]:
+        self._origins = self._read_origins()  # in one go, as every trial's are needed
         # Beside max() SQLite takes the other columns from the row that holds the maximum.
         return {
             trial_id: Report(trial_id, attempt, iteration, self._result(trial_id, attempt, metrics))
@@ -235,16 +239,18 @@ class ExperimentReader:
         return full_result(decode(metrics), self._origin(trial_id, attempt), done=False)
 
     def _origin(self, trial_id: str, attempt: int) -> Origin:
-        if (trial_id, attempt) not in self._origins:  # attempts may have started since the last look
-            self._origins = self._read_origins()
+        if (trial_id, attempt) not in self._origins:
+            self._origins |= self._read_origins(trial_id)
         return self._origins[trial_id, attempt]
 
-    def _read_origins(self) -> dict[tuple[str, int], Origin]:
+    def _read_origins(self, of: str | None = None) -> dict[tuple[str, int], Origin]:
+        """Of one trial, or of all."""
         return {
             (trial_id, attempt): Origin(trial_id, tag, decode_config(config), pid, hostname, node_ip)
             for trial_id, attempt, tag, config, pid, hostname, node_ip in self._rows(
                 "SELECT a.trial_id, a.attempt, t.tag, t.config, a.pid, a.hostname, a.node_ip "
-                "FROM attempts a JOIN trials t USING (trial_id)"
+                "FROM attempts a JOIN trials t USING (trial_id)" + (" WHERE a.trial_id = ?" if of else ""),
+                *([of] if of else []),
             )
         }
 

@@ -1,4 +1,4 @@
-"""Packages that not everyone has: loaded when first needed, with the command that installs what is missing."""
+"""Packages that not everyone has: loaded when first needed, or named with what installs them."""
 
 from __future__ import annotations
 

@@ -68,7 +68,9 @@ class RayFolder:
     def checkpoint_results(self, trial_id: str) -> dict[int, dict[str, Any]]:
         """By checkpoint number, the report that names its folder, or else that of this iteration."""
         history = self.history(trial_id)
-        named = {report["checkpoint_dir_name"]: report for report in history if report.get("checkpoint_dir_name")}
+        named = {
+            report["checkpoint_dir_name"]: report for report in history if report.get("checkpoint_dir_name")
+        }
         counted = {} if named else {report.get("training_iteration"): report for report in history}
         return {
             number: named.get(folder.name) or counted.get(number) or {}
@@ -148,14 +150,18 @@ class RayFolder:
         history, state = self.history(trial_id), self._states.get(trial_id, {})
         last = history[-1] if history else {}
         params = folder / PARAMS
-        config = _parsed(params.read_text(encoding="utf-8"), params) if params.exists() else last.get("config", {})
+        config = (
+            _parsed(params.read_text(encoding="utf-8"), params) if params.exists() else last.get("config", {})
+        )
         failure = None
         if (folder / ERROR).exists():
             text = (folder / ERROR).read_text(encoding="utf-8", errors="replace").strip()
             kind, _, message = (text.splitlines() or [""])[-1].partition(": ")
             failure = Failure(kind or "error", message, text)
         checkpoints = [
-            SavedCheckpoint.after(number, path.name, int(report.get("training_iteration") or number), None, report)
+            SavedCheckpoint.after(
+                number, path.name, int(report.get("training_iteration") or number), None, report
+            )
             for (number, path), report in zip(
                 self._checkpoints(trial_id).items(), self.checkpoint_results(trial_id).values(), strict=True
             )
@@ -199,5 +205,7 @@ def _parsed(text: str, path: Path) -> dict[str, Any]:
     except ValueError as error:
         raise StoreError(f"{path} is not JSON as Ray Tune writes it: {error}") from error
     if not isinstance(value, dict):
-        raise StoreError(f"{path} is not what Ray Tune writes: it holds {type(value).__name__}, not an object")
+        raise StoreError(
+            f"{path} is not what Ray Tune writes: it holds {type(value).__name__}, not an object"
+        )
     return value

@@ -66,11 +66,13 @@ class Result:
             StoreError: there is no such trial.
         """
         del storage_filesystem
-        folder = experiment_folder(path)
-        with open_experiment(folder.parent) as reader:
+        folder = Path(path).expanduser().absolute()
+        with open_experiment(experiment_folder(folder.parent)) as reader:
             trial = next((trial for trial in reader.trials() if trial.dirname == folder.name), None)
             if trial is None:
-                raise StoreError(f"the experiment in {folder.parent} has no trial with the folder {folder.name}")
+                raise StoreError(
+                    f"the experiment in {folder.parent} has no trial with the folder {folder.name}"
+                )
             return result_of(trial, folder.parent, *metric_and_mode(reader.facts()))
 
     # --- reports ----------------------------------------------------------------------------------
@@ -188,7 +190,8 @@ def result_of(
     Args:
         trial: as read from the experiment.
         folder: of the experiment.
-        metric, mode: what "best" means.
+        metric: what "best" means.
+        mode: "min" or "max".
         errors: exceptions themselves, by trial and attempt, where this process still has them.
     """
     error: BaseException | None = None

@@ -1,4 +1,4 @@
-"""What came out of an experiment: a `ResultGrid` of one `Result` per trial, read from the experiment's file."""
+"""What came out of an experiment: a `ResultGrid`, with a `Result` per trial, read from its file."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, NoReturn, overload
 
 from trainkit.errors import ConfigError, MetricError
 from trainkit.tune import plots, show, study
+from trainkit.tune.hyperparameters import Hyperparameter, hyperparameters_of
 from trainkit.tune.optional import load, pandas_frame
-from trainkit.tune.parameters import Parameter, parameters_of
 from trainkit.tune.ranking import best_row, trial_score
 from trainkit.tune.reading import Reader, experiment_folder, metric_and_mode, open_experiment
 from trainkit.tune.result import Result, result_of, with_config
@@ -75,7 +75,8 @@ class ResultGrid(Sequence[Result]):
 
         Args:
             folder: of the experiment.
-            metric, mode: as above.
+            metric: as above.
+            mode: as above.
             errors: exceptions themselves, by trial and attempt.
             configs: configurations by trial, which may hold objects that text can't.
 
@@ -215,12 +216,12 @@ class ResultGrid(Sequence[Result]):
         with self._reader() as reader:
             return reader.decisions()
 
-    def parameters(self, results: Sequence[Result] | None = None) -> list[Parameter]:
-        """Return the hyperparameters that vary, under flat names, with their values over `results`; None: over all."""
+    def hyperparameters(self, results: Sequence[Result] | None = None) -> list[Hyperparameter]:
+        """Return the hyperparameters that vary, under flat names, over `results`; None: over all trials."""
         with self._reader() as reader:
             space = reader.facts().get("space")
         chosen = self._results if results is None else results
-        return parameters_of([result.config for result in chosen], space)
+        return hyperparameters_of([result.config for result in chosen], space)
 
     def to_optuna(
         self, metric: str | None = None, mode: str | None = None, scope: str = "last"

@@ -84,7 +84,7 @@ def _counts(grid: ResultGrid) -> str:
 
 
 def _rows(grid: ResultGrid) -> tuple[list[str], list[list[str]]]:
-    """The names of the columns, and the best trials, by their last report; the first ones without a metric."""
+    """The columns' names, and the best trials by their last report; without a metric the first ones."""
     shown = _best_first(grid)[:MAX_ROWS]
     configs = [flatten(result.config) for result in shown]
     varied = [

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from trainkit.tune.checks import is_number
+from trainkit.tune.hyperparameters import Hyperparameter, hyperparameters_of
 from trainkit.tune.optional import load
-from trainkit.tune.parameters import Parameter, parameters_of
 from trainkit.tune.ranking import trial_score
 from trainkit.tune.trial import TrialStatus
 from trainkit.tune.values import lookup
@@ -31,7 +31,8 @@ def optuna_study(
     Args:
         results: the trials.
         reader: of their experiment.
-        metric, mode: the objective.
+        metric: the objective.
+        mode: "min" or "max".
         scope: which of a trial's reports stands for it.
         name: of the study.
 
@@ -40,7 +41,7 @@ def optuna_study(
     """
     module = load("optuna", "studies", "tune")
     space = reader.facts().get("space")
-    parameters = parameters_of([result.config for result in results], space)
+    parameters = hyperparameters_of([result.config for result in results], space)
     distributions = {each.name: _distribution(each, module.distributions) for each in parameters}
     histories, stops, times = dict(reader.histories()), reader.stops(), reader.times()
     trials = []
@@ -98,7 +99,7 @@ def trial_state(result: Result, stop: Mapping[str, Any] | None, *, has_value: bo
     return "COMPLETE" if has_value else "FAIL"
 
 
-def _distribution(parameter: Parameter, kinds: Any) -> BaseDistribution:
+def _distribution(parameter: Hyperparameter, kinds: Any) -> BaseDistribution:
     """The domain's distribution, wide enough for what was tried; of what is unknown, the values' own."""
     if parameter.is_numeric:
         low, high = parameter.bounds
@@ -107,21 +108,17 @@ def _distribution(parameter: Parameter, kinds: Any) -> BaseDistribution:
         else:
             made = kinds.FloatDistribution(low, high, log=parameter.is_log)
     else:
-        choices = parameter.choices
-        made = kinds.CategoricalDistribution(tuple(map(str, choices)) if _mixed(parameter) else tuple(choices))
+        choices = parameter.choices  # Optuna can't tell those apart that are equal
+        made = kinds.CategoricalDistribution(
+            [str(each) for each in choices] if parameter.is_mixed else choices
+        )
     distribution: BaseDistribution = made
     return distribution
 
 
-def _mixed(parameter: Parameter) -> bool:
-    """True if choices are equal without being the same, as 1, 1.0 and True are: Optuna can't tell them apart."""
-    choices = parameter.choices
-    return len(set(choices)) < len(choices)
-
-
-def _value(parameter: Parameter, place: int) -> Any:
+def _value(parameter: Hyperparameter, place: int) -> Any:
     value = parameter.values[place]
-    return str(value) if not parameter.is_numeric and _mixed(parameter) else value
+    return str(value) if not parameter.is_numeric and parameter.is_mixed else value
 
 
 def _signed(score: float | None, mode: str) -> float | None:

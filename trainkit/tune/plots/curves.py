@@ -37,9 +37,11 @@ def draw(
     Args:
         grid: the experiment.
         ax: to draw into.
-        metric, mode: None: the experiment's.
+        metric: None: the experiment's.
+        mode: None: the experiment's.
         x: reported value that counts effort: "training_iteration", "time_total_s", "timesteps_total", yours.
-        log_x, log_y: logarithmic axes; values that have no logarithm are left out.
+        log_x: a logarithmic axis; values that have no logarithm are left out.
+        log_y: the same for the metric.
         best: how many trials, by their last report, are in colour and named.
     """
     metric, mode = style.metric_of(grid, metric, mode)
@@ -60,8 +62,14 @@ def draw(
         points = curves[result.trial_id]
         colour = style.BEST[place % len(style.BEST)]
         width = 2.6 if place == 0 else 1.7
-        axes.plot(*zip(*points, strict=True), color=colour, linewidth=width, zorder=4, solid_capstyle="round",
-                  label=f"{result.trial_id}   {style.number(points[-1][1])}")
+        axes.plot(
+            *zip(*points, strict=True),
+            color=colour,
+            linewidth=width,
+            zorder=4,
+            solid_capstyle="round",
+            label=f"{result.trial_id}   {style.number(points[-1][1])}",
+        )
         axes.plot(*points[-1], "o", color=colour, markersize=5, zorder=5)
     many = f"{len(curves)} trial{'s' * (len(curves) != 1)}"
     style.dress(axes, title=f"{metric} of {many}", x=x.replace("_", " "), y=metric)
@@ -72,14 +80,21 @@ def draw(
     if named:
         handles, labels = axes.get_legend_handles_labels()
         title = f"best last {metric}" if len(named) > 1 else None
-        axes.legend(handles[::-1], labels[::-1], title=title, frameon=False, fontsize=9, title_fontsize=9,
-                    labelcolor=style.TEXT, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+        axes.legend(
+            handles[::-1],
+            labels[::-1],
+            title=title,
+            frameon=False,
+            fontsize=9,
+            title_fontsize=9,
+            labelcolor=style.TEXT,
+            loc="upper left",
+            bbox_to_anchor=(1.0, 1.0),
+        )
     return figure
 
 
-def _points(
-    history: Sequence[Mapping[str, Any]], x: str, metric: str, *, log_x: bool, log_y: bool
-) -> Points:
+def _points(history: Sequence[Mapping[str, Any]], x: str, metric: str, *, log_x: bool, log_y: bool) -> Points:
     points = []
     for report in history:
         across, up = lookup(report, x), lookup(report, metric)
@@ -109,7 +124,14 @@ def _draw_others(axes: Axes, lines: Sequence[Points]) -> None:
     )
     ends = lone if len(lines) > 400 else [points[-1] for points in lines]
     if ends:
-        axes.plot(*zip(*ends, strict=True), ".", color=style.OTHERS, alpha=min(1.0, alpha * 2), markersize=4, zorder=2)
+        axes.plot(
+            *zip(*ends, strict=True),
+            ".",
+            color=style.OTHERS,
+            alpha=min(1.0, alpha * 2),
+            markersize=4,
+            zorder=2,
+        )
 
 
 def _cut(axes: Axes, curves: Mapping[str, Points], mode: str, *, log_y: bool) -> None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from trainkit.errors import ConfigError
+from trainkit.tune.hyperparameters import Hyperparameter
 from trainkit.tune.optional import load
-from trainkit.tune.parameters import Parameter
 from trainkit.tune.plots import style
 from trainkit.tune.values import lookup
 
@@ -49,7 +50,8 @@ def draw(
     Args:
         grid: the experiment.
         ax: to draw into.
-        metric, mode: None: the experiment's.
+        metric: None: the experiment's.
+        mode: None: the experiment's.
         params: names such as "optimizer/lr", in this order; None: all that vary.
         log_metric: a logarithmic axis for the metric.
         best: how many trials stand out.
@@ -59,7 +61,7 @@ def draw(
     if log_metric:
         results = [result for result in results if lookup(result.metrics, metric) > 0]
     style.require_values(results, metric, [result.metrics for result in grid])
-    parameters = _chosen(grid.parameters(results), params)
+    parameters = _chosen(grid.hyperparameters(results), params)
     values = [float(lookup(result.metrics, metric)) for result in results]
     scales = [*map(_scale, parameters), _metric_scale(metric, values, mode, log=log_metric)]
     figure, axes = style.figure_of(ax, (max(6.0, 2.0 + 1.45 * len(scales)), 5))
@@ -77,7 +79,7 @@ def draw(
     return figure
 
 
-def _chosen(parameters: Sequence[Parameter], names: Sequence[str] | None) -> list[Parameter]:
+def _chosen(parameters: Sequence[Hyperparameter], names: Sequence[str] | None) -> list[Hyperparameter]:
     by_name = {parameter.name: parameter for parameter in parameters}
     unknown = [name for name in names or () if name not in by_name]
     if unknown or not by_name:
@@ -87,7 +89,7 @@ def _chosen(parameters: Sequence[Parameter], names: Sequence[str] | None) -> lis
     return [by_name[name] for name in names] if names is not None else list(parameters)
 
 
-def _scale(parameter: Parameter) -> Scale:
+def _scale(parameter: Hyperparameter) -> Scale:
     if not parameter.is_numeric:
         choices = parameter.choices
         at = {repr(choice): (n + 0.5) / len(choices) for n, choice in enumerate(choices)}
@@ -112,7 +114,9 @@ def _metric_scale(metric: str, values: Sequence[float], mode: str, *, log: bool)
     places = {place: _share(value, low, high, log=log) for place, value in enumerate(inside)}
     ticks = _ticks(low, high, log=log, whole=False)
     if ends is not None:
-        wild, sign = (1.0, "\N{GREATER-THAN OR EQUAL TO}") if mode == "min" else (0.0, "\N{LESS-THAN OR EQUAL TO}")
+        wild, sign = (
+            (1.0, "\N{GREATER-THAN OR EQUAL TO}") if mode == "min" else (0.0, "\N{LESS-THAN OR EQUAL TO}")
+        )
         ticks = [tick for tick in ticks if abs(tick[0] - wild) > 0.05]
         ticks.append((wild, f"{sign} {style.number(high if mode == 'min' else low)}"))
     return Scale(metric, places, ticks)
@@ -140,7 +144,8 @@ def _ticks(low: float, high: float, *, log: bool, whole: bool) -> list[tuple[flo
 def _draw_lines(axes: Axes, scales: Sequence[Scale], count: int, best: int) -> None:
     """Worst first; colour by rank, since values crowd where the search was good."""
     lines = [
-        [(float(x), scale.places.get(place, INACTIVE)) for x, scale in enumerate(scales)] for place in range(count)
+        [(float(x), scale.places.get(place, INACTIVE)) for x, scale in enumerate(scales)]
+        for place in range(count)
     ]
     colours = load("matplotlib", "plots", "tune").colormaps["viridis_r"]
     shades: list[Any] = []
@@ -163,7 +168,7 @@ def _draw_lines(axes: Axes, scales: Sequence[Scale], count: int, best: int) -> N
 def _smooth(line: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
     """The same through eased steps: lines that meet at one value of a list can still be followed."""
     points = []
-    for (x, y), (_, after) in zip(line, line[1:], strict=False):
+    for (x, y), (_, after) in pairwise(line):
         for step in range(12):
             share = step / 12
             points.append((x + share, y + (after - y) * share * share * (3 - 2 * share)))
@@ -192,4 +197,3 @@ def _draw_axes(axes: Axes, scales: Sequence[Scale]) -> None:
 
 def _cut(text: str) -> str:
     return text if len(text) <= 18 else f"{text[:15]}..."
-

@@ -5,16 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, cast
 
 from trainkit.errors import ConfigError, MetricError
-from trainkit.tune.checks import is_number
+from trainkit.tune.checks import is_finite
 from trainkit.tune.optional import load
 from trainkit.tune.plots import style
 from trainkit.tune.values import lookup
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.collections import PathCollection
     from matplotlib.figure import Figure
 
     from trainkit.tune.results import ResultGrid
@@ -49,7 +51,8 @@ def draw(
     Args:
         grid: the experiment.
         ax: to draw into.
-        metric, mode: None: the experiment's.
+        metric: None: the experiment's.
+        mode: None: the experiment's.
         bracket: of several, the one to draw, from 0; None: the one that judged most trials.
         log_y: logarithmic values; those that have no logarithm are left out.
     """
@@ -66,7 +69,9 @@ def draw(
     _draw_ways(axes, rungs, place)
     style.dress(axes, title=f"rungs of {len({each[1] for each in place})} trials", x="rung", y=metric)
     if brackets > 1:
-        axes.set_title(f"rungs of bracket {bracket}, of {brackets}", loc="left", color=style.TEXT, fontsize=11)
+        axes.set_title(
+            f"rungs of bracket {bracket}, of {brackets}", loc="left", color=style.TEXT, fontsize=11
+        )
     axes.grid(False, axis="x")
     axes.set_xticks(range(len(levels)), [_label(level, rungs[level]) for level in levels])
     axes.set_xlim(-0.55, len(levels) - 0.45)
@@ -78,7 +83,7 @@ def draw(
         frameon=False, fontsize=9, labelcolor=style.TEXT, loc="upper left", bbox_to_anchor=(1.0, 1.0)
     )
     for handle in legend.legend_handles[:2]:
-        handle.set_sizes([36])  # readable, however small the points are
+        cast("PathCollection", handle).set_sizes([36])  # readable, however small the points are
     return figure
 
 
@@ -99,17 +104,19 @@ def _rungs(
         bracket = max(counts, key=lambda number: (counts[number], -number))
     elif bracket not in counts:
         raise ConfigError(f"bracket={bracket!r}: trials were judged in {', '.join(map(str, sorted(counts)))}")
-    values: dict[tuple[str, int], Any] = {}
+    values: dict[tuple[str, int], Any] = {}  # by trial and iteration
     last: list[Mapping[str, Any]] = []
     for result, history in grid.histories():
         last.append(history[-1])
-        values |= {(result.trial_id, report["training_iteration"]): lookup(report, metric) for report in history}
+        values |= {
+            (result.trial_id, report["training_iteration"]): lookup(report, metric) for report in history
+        }
     rungs: dict[float, list[Entry]] = {}
     for each in decisions:
-        value = values.get((each["trial_id"], each["iteration"]))
-        usable = is_number(value) and math.isfinite(value) and (value > 0 or not log_y)
-        if each.get("bracket", 0) == bracket and usable:
-            entry = Entry(each["trial_id"], float(value), each["verdict"] == "CONTINUE", float(each["cutoff"]))
+        value: Any = values.get((each["trial_id"], each["iteration"]))
+        if each.get("bracket", 0) == bracket and is_finite(value) and (value > 0 or not log_y):
+            went_on = each["verdict"] == "CONTINUE"
+            entry = Entry(each["trial_id"], float(value), went_on, float(each["cutoff"]))
             rungs.setdefault(each["rung"], []).append(entry)
     if not rungs:
         style.require_values([], metric, last)
@@ -122,7 +129,9 @@ def _draw_rung(axes: Axes, index: int, entries: Sequence[Entry], across: Sequenc
     # Named once for the legend; a rung at which nobody fell or passed draws an empty set.
     label = (lambda text: text) if index == 0 else (lambda text: f"_{text}")
     for went_on in (False, True):
-        some = [(x, entry.value) for entry, x in zip(entries, across, strict=True) if entry.went_on is went_on]
+        some = [
+            (x, entry.value) for entry, x in zip(entries, across, strict=True) if entry.went_on is went_on
+        ]
         xs, ys = zip(*some, strict=True) if some else ((), ())
         axes.scatter(
             xs,
@@ -134,21 +143,38 @@ def _draw_rung(axes: Axes, index: int, entries: Sequence[Entry], across: Sequenc
             zorder=4 if went_on else 3,
             label=label("went on" if went_on else "stopped"),
         )
-    finite = [(x, entry.cutoff) for entry, x in zip(entries, across, strict=True) if math.isfinite(entry.cutoff)]
+    finite = [
+        (x, entry.cutoff) for entry, x in zip(entries, across, strict=True) if math.isfinite(entry.cutoff)
+    ]
     if finite:
         xs, ys = zip(*finite, strict=True)
         edges = (index - WIDTH / 2, *xs, index + WIDTH / 2)
-        axes.step(edges, (ys[0], *ys, ys[-1]), where="mid", color=CUTOFF, linewidth=1.6, zorder=5,
-                  label=label("cutoff, as it moved"))
-    axes.axvspan(index - WIDTH / 2 - 0.04, index + WIDTH / 2 + 0.04, color=style.FAINT, alpha=0.35, zorder=0,
-                 linewidth=0)
+        axes.step(
+            edges,
+            (ys[0], *ys, ys[-1]),
+            where="mid",
+            color=CUTOFF,
+            linewidth=1.6,
+            zorder=5,
+            label=label("cutoff, as it moved"),
+        )
+    axes.axvspan(
+        index - WIDTH / 2 - 0.04,
+        index + WIDTH / 2 + 0.04,
+        color=style.FAINT,
+        alpha=0.35,
+        zorder=0,
+        linewidth=0,
+    )
 
 
-def _draw_ways(axes: Axes, rungs: Mapping[float, Sequence[Entry]], place: Mapping[tuple[float, str], float]) -> None:
+def _draw_ways(
+    axes: Axes, rungs: Mapping[float, Sequence[Entry]], place: Mapping[tuple[float, str], float]
+) -> None:
     """From each rung to the next, a line for each trial; the more there are, the fainter."""
     levels = sorted(rungs)
     lines = []
-    for below, level in zip(levels, levels[1:], strict=False):
+    for below, level in pairwise(levels):
         before = {entry.trial_id: entry for entry in rungs[below]}
         lines += [
             [

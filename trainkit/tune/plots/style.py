@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from trainkit.errors import ConfigError, MetricError
 from trainkit.tune.optional import load
@@ -29,8 +29,7 @@ FAINT = "#e4e8ec"
 def figure_of(ax: Axes | None, size: tuple[float, float]) -> tuple[Figure, Axes]:
     """Return figure and axes to draw into; new ones of `size` inches where there are none."""
     if ax is not None:
-        figure: Figure = ax.get_figure()
-        return figure, ax
+        return cast("Figure", ax.get_figure(root=True)), ax
     figure = load("matplotlib.figure", "plots", "tune").Figure(figsize=size, layout="constrained")
     return figure, figure.add_subplot()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from trainkit.tune.space import Categorical, Domain, GridSearch
@@ -13,8 +14,8 @@ _PRIMITIVE = (str, int, float, bool, type(None))
 
 
 @dataclass
-class Parameter:
-    """One hyperparameter over all trials.
+class Hyperparameter:
+    """One hyperparameter over all trials; what follows from its values is worked out once, at the end.
 
     Attributes:
         name: flat, such as "optimizer/lr" or "layers/0".
@@ -27,14 +28,14 @@ class Parameter:
     domain: Domain | GridSearch | None = None
     values: dict[int, Any] = field(default_factory=dict)
 
-    @property
+    @cached_property
     def is_numeric(self) -> bool:
         """True if all values are numbers, and were not drawn from a list."""
         return not isinstance(self.domain, (Categorical, GridSearch)) and all(
             isinstance(value, (int, float)) and not isinstance(value, bool) for value in self.values.values()
         )
 
-    @property
+    @cached_property
     def choices(self) -> list[Any]:
         """What it may be, in the space's order, then what it was besides: changed spaces, unknown domains."""
         listed: Sequence[Any] = ()
@@ -46,7 +47,12 @@ class Parameter:
         every = [*map(_leaf, listed), *self.values.values()]
         return list({(type(value), repr(value)): value for value in every}.values())
 
-    @property
+    @cached_property
+    def is_mixed(self) -> bool:
+        """True if choices are equal without being the same, as 1, 1.0 and True are."""
+        return len(set(self.choices)) < len(self.choices)
+
+    @cached_property
     def bounds(self) -> tuple[float, float]:
         """Of a numeric one: the domain's, where it says, widened to the values that were tried."""
         ends = [
@@ -59,12 +65,12 @@ class Parameter:
         every = [*ends, *self.values.values()]
         return min(every), max(every)
 
-    @property
+    @cached_property
     def is_whole(self) -> bool:
         """True if all values are whole numbers."""
         return all(type(value) is int for value in self.values.values())
 
-    @property
+    @cached_property
     def is_log(self) -> bool:
         """True where the domain is logarithmic; without a domain, where values span three orders or more."""
         low, high = self.bounds
@@ -73,17 +79,17 @@ class Parameter:
         return bool(getattr(self.domain, "log", False)) or (self.domain is None and high / low >= 1000)
 
 
-def parameters_of(configs: Sequence[Mapping[str, Any]], space: Any) -> list[Parameter]:
+def hyperparameters_of(configs: Sequence[Mapping[str, Any]], space: Any) -> list[Hyperparameter]:
     """Return what varies, or may: each hyperparameter with a domain, and each that differs between trials.
 
     Args:
         configs: of the trials.
         space: the search space, as the experiment's file keeps it; what it doesn't say is told by the values.
     """
-    found: dict[str, Parameter] = {}
+    found: dict[str, Hyperparameter] = {}
     for place, config in enumerate(configs):
         for name, value, domain in _leaves(config, space, ""):
-            parameter = found.setdefault(name, Parameter(name))
+            parameter = found.setdefault(name, Hyperparameter(name))
             parameter.values[place] = value
             if isinstance(domain, (Domain, GridSearch)):
                 parameter.domain = domain
@@ -98,6 +104,7 @@ def parameters_of(configs: Sequence[Mapping[str, Any]], space: Any) -> list[Para
 
 def _leaves(value: Any, node: Any, path: str) -> Iterator[tuple[str, Any, Any]]:
     """Give name, value and domain of each leaf; `node` is what the space has at this place."""
+    node = getattr(node, "content", node)  # of what is there only under conditions
     if isinstance(node, (Categorical, GridSearch)):
         chosen = _branch(value, node.categories if isinstance(node, Categorical) else node.values)
         if chosen is None:
@@ -132,6 +139,7 @@ def _same_list(value: Sequence[Any], node: Any) -> bool:
 
 
 def _holds_domain(node: Any) -> bool:
+    node = getattr(node, "content", node)
     if isinstance(node, (Domain, GridSearch)):
         return True
     children = node.values() if isinstance(node, Mapping) else node if isinstance(node, (list, tuple)) else ()
