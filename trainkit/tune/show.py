@@ -60,8 +60,6 @@ def _facts(result: Result) -> Iterable[tuple[str, str]]:
         yield "best by", f"{result.metric}, {result.mode}, scope={result.ranked_by!r}"
     yield "config", _pairs(flatten(result.config))
     yield "metrics", _pairs(_reported(result.metrics))
-    if result.error is not None:
-        yield "error", str(result.error).splitlines()[0][:200]
     yield "path", result.path
 
 

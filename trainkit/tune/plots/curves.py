@@ -48,12 +48,11 @@ def draw(
     if not is_whole(best) or best < 0:
         raise ConfigError(f"plot('curves', best={best!r}): give a whole number, 0 or more")
     curves: dict[str, Points] = {}
-    last: list[Mapping[str, Any]] = []
     for result, history in grid.histories():
-        last.append(history[-1])
         if points := _points(history, x, metric, log_x=log_x, log_y=log_y):
             curves[result.trial_id] = points
-    _require(curves, metric, x, last)
+    if not curves:
+        raise style.nothing_to_draw(grid, metric, x)
     figure, axes = style.figure_of(ax, (8.5, 5))
     named = [each for each in style.ranked(grid, metric, mode) if each.trial_id in curves][:best]
     shown = {each.trial_id for each in named}
@@ -103,12 +102,6 @@ def _points(history: Sequence[Mapping[str, Any]], x: str, metric: str, *, log_x:
         if (across > 0 or not log_x) and (up > 0 or not log_y):
             points.append((float(across), float(up)))
     return points
-
-
-def _require(curves: Mapping[str, Points], metric: str, x: str, last: Sequence[Mapping[str, Any]]) -> None:
-    if not curves:
-        there = any(is_number(lookup(report, metric)) for report in last)
-        style.require_values([], x if there else metric, last)
 
 
 def _draw_others(axes: Axes, lines: Sequence[Points]) -> None:

@@ -60,7 +60,8 @@ def draw(
     results = style.ranked(grid, metric, mode)
     if log_metric:
         results = [result for result in results if lookup(result.metrics, metric) > 0]
-    style.require_values(results, metric, [result.metrics for result in grid])
+    if not results:
+        raise style.nothing_to_draw(grid, metric)
     parameters = _chosen(grid.hyperparameters(results), params)
     values = [float(lookup(result.metrics, metric)) for result in results]
     scales = [*map(_scale, parameters), _metric_scale(metric, values, mode, log=log_metric)]

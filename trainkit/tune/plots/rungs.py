@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, cast
 
-from trainkit.errors import ConfigError, MetricError
+from trainkit.errors import ConfigError
 from trainkit.tune.checks import is_finite
 from trainkit.tune.optional import load
 from trainkit.tune.plots import style
@@ -105,9 +105,7 @@ def _rungs(
     elif bracket not in counts:
         raise ConfigError(f"bracket={bracket!r}: trials were judged in {', '.join(map(str, sorted(counts)))}")
     values: dict[tuple[str, int], Any] = {}  # by trial and iteration
-    last: list[Mapping[str, Any]] = []
     for result, history in grid.histories():
-        last.append(history[-1])
         values |= {
             (result.trial_id, report["training_iteration"]): lookup(report, metric) for report in history
         }
@@ -119,8 +117,7 @@ def _rungs(
             entry = Entry(each["trial_id"], float(value), went_on, float(each["cutoff"]))
             rungs.setdefault(each["rung"], []).append(entry)
     if not rungs:
-        style.require_values([], metric, last)
-        raise MetricError(f"no trial had a finite number as {metric!r} at a rung of bracket {bracket}")
+        raise style.nothing_to_draw(grid, metric)
     return rungs, bracket, len(counts)
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, cast
 
 from trainkit.errors import ConfigError, MetricError
 from trainkit.tune.optional import load
 from trainkit.tune.ranking import trial_score
 from trainkit.tune.stopping import missing_metric
+from trainkit.tune.values import lookup
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -61,10 +62,17 @@ def metric_of(grid: ResultGrid, metric: str | None, mode: str | None) -> tuple[s
     return metric, mode
 
 
-def require_values(found: Iterable[Any], metric: str, reports: Sequence[Mapping[str, Any]]) -> None:
-    """Raise MetricError, with what was reported, if nothing was found to draw."""
-    if not any(True for _ in found):
-        raise MetricError(f"there is nothing to draw of {missing_metric(metric, reports)}")
+def nothing_to_draw(grid: ResultGrid, *names: str) -> MetricError:
+    """Return the error that says why there is not one number to draw of the values `names`."""
+    reports = [report for _, history in grid.histories() for report in history]
+    for name in names:
+        if all(lookup(report, name) is None for report in reports):
+            return MetricError(f"there is nothing to draw of {missing_metric(name, reports)}")
+    called = " and ".join(map(repr, names))
+    return MetricError(
+        f"there is nothing to draw of {called}: no report has finite numbers there, or, on a logarithmic "
+        "axis, none above 0"
+    )
 
 
 def ranked(results: Iterable[Result], metric: str, mode: str) -> list[Result]:
