@@ -28,12 +28,14 @@ if TYPE_CHECKING:
     from trainkit.tune import integrations as integrations
     from trainkit.tune import schedulers as schedulers
     from trainkit.tune import search as search
+    from trainkit.tune.analysis import Analysis, ExperimentAnalysis
     from trainkit.tune.callbacks import Callback, LoggerCallback
     from trainkit.tune.checkpoint import Checkpoint
     from trainkit.tune.classes import import_class
     from trainkit.tune.config import CheckpointConfig, FailureConfig, RunConfig, TuneConfig
     from trainkit.tune.placement import PlacementGroupFactory, with_parameters, with_resources
     from trainkit.tune.registry import register_env, register_trainable
+    from trainkit.tune.result import Result
     from trainkit.tune.results import Result, ResultGrid
     from trainkit.tune.run_front import Experiment, run, run_experiments
     from trainkit.tune.scaling import ScalingConfig
@@ -69,6 +71,10 @@ if TYPE_CHECKING:
     from trainkit.tune.tuner import Tuner
 
 _HOMES = {
+    "analysis": (
+        "Analysis",
+        "ExperimentAnalysis",
+    ),
     "callbacks": (
         "Callback",
         "LoggerCallback",
@@ -90,6 +96,7 @@ _HOMES = {
         "register_env",
         "register_trainable",
     ),
+    "result": ("Result",),
     "results": (
         "Result",
         "ResultGrid",
@@ -149,10 +156,12 @@ _ALIASES = (
 )
 
 __all__ = [
+    "Analysis",
     "Callback",
     "Checkpoint",
     "CheckpointConfig",
     "Experiment",
+    "ExperimentAnalysis",
     "FailureConfig",
     "LoggerCallback",
     "PlacementGroupFactory",
