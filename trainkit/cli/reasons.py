@@ -46,10 +46,10 @@ def _of_trial(overview: Overview, reader: ChronicleReader, trial: Trial) -> Iter
             yield f"  it waits for a place: {len(running)} trials run"
     yield f"  configuration: {_facts(trial.config)}"
     for attempt in reader.attempts(trial.trial_id):
-        own = f", with {_facts(attempt.config)}" if attempt.config is not None else ""
+        own = f", with {_facts(attempt.config)}" if attempt.config != trial.config else ""
         yield (
             f"  attempt {attempt.number}: from {_when(attempt.started)} in process {attempt.pid} on "
-            f"{attempt.hostname}, from iteration {attempt.iteration} on{own}"
+            f"{attempt.hostname}, from iteration {attempt.iteration} on, {attempt.reports} reports{own}"
         )
     for decision in reader.decisions(trial.trial_id):
         facts = {name: value for name, value in decision.items() if name not in _SAID_ELSEWHERE}

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from trainkit.tune.history import ExperimentReader, Report
-from trainkit.tune.values import decode, decode_config
+from trainkit.tune.values import decode
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,18 +19,6 @@ class Event:
     detail: str
 
 
-@dataclass(frozen=True, slots=True)
-class Attempt:
-    """An attempt that ran: in which process, from when and from which iteration on; `config` if its own."""
-
-    number: int
-    pid: int
-    hostname: str
-    started: float
-    iteration: int
-    config: dict[str, Any] | None
-
-
 class ChronicleReader(ExperimentReader):
     """See the module, and `ExperimentReader`."""
 
@@ -41,17 +28,6 @@ class ChronicleReader(ExperimentReader):
             "SELECT seq, time, kind, detail FROM events WHERE trial_id IS ? ORDER BY seq", trial_id
         )
         return [Event(*row) for row in rows]
-
-    def attempts(self, trial_id: str) -> list[Attempt]:
-        """The attempts of a trial that ran, in order."""
-        return [
-            Attempt(number, pid, hostname, started, iteration, decode_config(config) if config else None)
-            for number, pid, hostname, started, iteration, config in self._rows(
-                "SELECT attempt, pid, hostname, started, iteration, config FROM attempts "
-                "WHERE trial_id = ? ORDER BY attempt",
-                trial_id,
-            )
-        ]
 
     def lengths(self) -> tuple[list[float], dict[str, float]]:
         """How long the last attempt of each trial took that has ended, and when that of the others began."""

@@ -10,6 +10,7 @@ from typing import Any, cast
 from trainkit.errors import MetricError
 from trainkit.tune.checks import is_number
 from trainkit.tune.config import OneStopRule, StopRule
+from trainkit.tune.missing import AUTOMATIC as AUTOMATIC
 from trainkit.tune.missing import missing_metric as missing_metric
 from trainkit.tune.stoppers import CombinedStopper, MaximumIterationStopper, Stopper
 from trainkit.tune.values import lookup

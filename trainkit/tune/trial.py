@@ -83,6 +83,30 @@ class Failure:
     out_of_memory: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One run of a trial: the first, a retry after a failure, or one that a restore went on with.
+
+    Attributes:
+        number: from 0.
+        config: the hyperparameters it ran with: the trial's, but for what a retry changed.
+        started: seconds since 1970.
+        iteration: that it went on from; 0: the beginning.
+        reports: how many it made.
+        outcome: how it ended, such as "retry 1 of 2 after OutOfMemoryError"; '' while it runs.
+        pid, hostname: of its process.
+    """
+
+    number: int
+    config: dict[str, Any]
+    started: float
+    iteration: int
+    reports: int
+    outcome: str
+    pid: int
+    hostname: str
+
+
 @dataclass(slots=True)
 class Trial:
     """A trial as controller and callbacks see it; callbacks may read it, not change it.
@@ -105,6 +129,9 @@ class Trial:
         failure: of the last attempt, once the trial is in ERROR.
         tried: the configurations of before, for which memory was not enough; the first is as suggested.
         alone: it runs when nothing else does.
+        trainable_name: of the function or class, for those who make names of it.
+        evaluated_params: the hyperparameters that differ between trials, by flattened name; {} for trials
+            that were read from a file.
     """
 
     trial_id: str
@@ -125,6 +152,16 @@ class Trial:
     next_checkpoint: int = 0
     tried: list[dict[str, Any]] = field(default_factory=list)
     alone: bool = False
+    trainable_name: str = ""
+    evaluated_params: dict[str, Any] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return self.name
+
+    @property
+    def experiment_tag(self) -> str:
+        """The same as `tag`, by Ray's name."""
+        return self.tag
 
     @property
     def checkpoint(self) -> SavedCheckpoint | None:
