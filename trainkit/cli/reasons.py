@@ -13,7 +13,7 @@ from trainkit.tune.chronicle import ChronicleReader, Event
 from trainkit.tune.overview import Overview
 from trainkit.tune.trial import Trial, TrialStatus
 
-_SAID_ELSEWHERE = ("attempt", "iteration", "verdict")
+_SAID_ELSEWHERE = ("trial_id", "attempt", "iteration", "verdict")
 
 
 def why_experiment(word: str, trial: str | None) -> int:
