@@ -1,4 +1,4 @@
-"""What a user asks of a grid and of a single result: best, checkpoints, attempts, tables, looks, reading back."""
+"""What a user asks of a grid and of a result: best, checkpoints, attempts, tables, looks, reading back."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def step_of(checkpoint: tune.Checkpoint) -> str:
 
 
 def test_best_and_last_report_and_their_checkpoints(fit):
-    """row 1.9: 0.9 then 0.1 gives best 0.9, last 0.1, checkpoint of step 1, and who ranked it."""
+    """Row 1.9: 0.9 then 0.1 gives best 0.9, last 0.1, checkpoint of step 1, and who ranked it."""
     grid = fit(saving, {"scores": tune.grid_search([[0.9, 0.1], [0.3, 0.5]])}, metric="score", mode="max")
     best = grid.get_best_result(scope="all")
     assert (best.best_metrics["score"], best.metrics["score"]) == (0.9, 0.1)
@@ -114,7 +114,7 @@ def late(config):
 
 
 def test_late_keys_nan_and_nested_keys_in_tables(fit, tmp_path):
-    """row 1.31, reading: late keys, NaN and infinity, nested keys; a table goes to CSV and back."""
+    """Row 1.31, reading: late keys, NaN and infinity, nested keys; a table goes to CSV and back."""
     pandas = pytest.importorskip("pandas")
     grid = fit(late, {"net": {"width": tune.grid_search([8, 16])}})
     table = grid[0].metrics_dataframe
@@ -166,7 +166,7 @@ def test_an_experiment_without_trials_or_metric_has_a_look_too(tmp_path):
 
 
 def test_everything_opens_after_a_move(fit, tmp_path):
-    """row 1.36: `mv` the folder, open it, compare."""
+    """Row 1.36: `mv` the folder, open it, compare."""
     grid = fit(saving, {"scores": tune.grid_search([[0.9, 0.1], [0.3, 0.5]])}, metric="score", mode="max")
     kept = [(result.metrics["score"], step_of(result.best_checkpoint)) for result in grid]
     moved = tmp_path / "elsewhere" / "deep"

@@ -19,8 +19,8 @@ from trainkit.tune.results import ResultGrid
 from trainkit.tune.schedulers import ASHAScheduler
 
 pytest.importorskip("matplotlib")
-from matplotlib.collections import LineCollection, PathCollection  # noqa: E402
-from matplotlib.figure import Figure  # noqa: E402
+from matplotlib.collections import LineCollection, PathCollection
+from matplotlib.figure import Figure
 
 
 def objective(config):
