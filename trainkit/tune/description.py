@@ -39,6 +39,8 @@ def describe_settings(tune: TuneConfig, run: RunConfig) -> dict[str, Any]:
             "failure_config": vars(run.failure_config),
             "checkpoint_config": vars(run.checkpoint_config),
             "verbose": run.verbose,
+            "log_to_file": run.log_to_file,
+            "chdir_to_trial_dir": run.chdir_to_trial_dir,
         },
     }
 
@@ -88,6 +90,8 @@ def restored_run_config(stored: Mapping[str, Any], given: RunConfig | None) -> R
             "failure_config": FailureConfig(**stored["failure_config"]),
             "checkpoint_config": CheckpointConfig(**stored["checkpoint_config"]),
             "verbose": stored["verbose"],
+            "log_to_file": stored.get("log_to_file", False),
+            "chdir_to_trial_dir": stored.get("chdir_to_trial_dir", False),
             **settings,
         }
     )

@@ -125,6 +125,9 @@ class Trial:
         last_result: that report, with what was filled in.
         checkpoints: committed and not deleted, oldest first.
         failure: of the last attempt, once the trial is in ERROR.
+        trainable_name: of the function or class, for those who make names of it.
+        evaluated_params: the hyperparameters that differ between trials, by flattened name; {} for trials
+            that were read from a file.
     """
 
     trial_id: str
@@ -143,6 +146,16 @@ class Trial:
     checkpoints: list[SavedCheckpoint] = field(default_factory=list)
     failure: Failure | None = None
     next_checkpoint: int = 0
+    trainable_name: str = ""
+    evaluated_params: dict[str, Any] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return self.name
+
+    @property
+    def experiment_tag(self) -> str:
+        """The same as `tag`, by Ray's name."""
+        return self.tag
 
     @property
     def checkpoint(self) -> SavedCheckpoint | None:
