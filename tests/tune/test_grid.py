@@ -77,6 +77,7 @@ def test_ray_names_of_a_result(fit):
         ("max", "min", "avg", "last", "last-5-avg", "last-10-avg"), 0.5
     )
     assert Path(os.path.join(result.checkpoint, "step.txt")).exists()  # as a path, too
+    assert result.checkpoint.value == result.checkpoint.dir_or_data == result.checkpoint.path
 
 
 def test_the_filesystem_of_a_result_is_this_machines(fit):
