@@ -322,9 +322,10 @@ def test_ctrl_c_leaves_no_process_of_the_pool(tmp_path):
 
         if __name__ == "__main__":
             trainkit.init(num_cpus=2)
+            told = {"driver": os.getpid(), "folder": sys.argv[1]}
             grid = tune.Tuner(
                 trainable,
-                param_space={"x": tune.grid_search([*range(50)]), "driver": os.getpid(), "folder": sys.argv[1]},
+                param_space={"x": tune.grid_search([*range(50)]), **told},
                 tune_config=tune.TuneConfig(reuse_actors=True),
                 run_config=tune.RunConfig(storage_path=sys.argv[2], name="e", verbose=0),
             ).fit()
