@@ -88,7 +88,7 @@ def measure(names: list[str], sides: list[str], rounds: int, scale: float) -> di
                 figures = section(side, name, scale)
                 if "skipped" in figures:
                     skipped.add((side, name))
-                    sys.stderr.write(f"{side}, {name}: left out: {figures['skipped']}\n")
+                    sys.stderr.write(f"{side}, {name}: left out, needs {figures['skipped']}\n")
                     continue
                 for key, value in figures.items():
                     found[side][key].append(value)
@@ -114,15 +114,15 @@ def shown(value: float | None) -> str:
     return "" if value is None else f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
-def line(row: Row, ours: float, theirs: float | None) -> str:
-    """One line of the table."""
+def line(row: Row, ours: float, theirs: float | None, *, judge: bool) -> str:
+    """One line of the table; with `judge`, whether the aim is met."""
     times = None if theirs is None else better(row.key, ours, theirs)
     sign, met = (">", ours >= (row.most or 0)) if is_rate(row.key) else ("<", ours <= (row.most or ours))
     aim = "" if row.most is None else f"{sign} {row.most:,g}"
     if row.times is not None and times is not None:
         aim, met = f"{aim}{', ' if aim else ''}{row.times:g}x", met and times >= row.times
-    text = f"{row.label:<56}{shown(ours):>10}{shown(theirs):>10}"
-    return f"{text}{'' if times is None else f'{times:.0f}x':>8}{aim:>16}{'' if met else '  not met'}"
+    text = f"{row.label:<56}{shown(ours):>10}{shown(theirs):>10}{'' if times is None else f'{times:.0f}x':>8}"
+    return f"{text}{aim:>16}{'' if met else '  not met'}" if judge else text
 
 
 def main() -> None:
@@ -144,7 +144,7 @@ def main() -> None:
     )
     for row in ROWS:
         if row.key in ours:
-            print(line(row, ours[row.key], theirs.get(row.key)))
+            print(line(row, ours[row.key], theirs.get(row.key), judge=not arguments.small))
     result: dict[str, object] = {"benchmark": "tuning", "cores": os.cpu_count(), "rounds": rounds}
     result |= {key: round(value, 4) for key, value in ours.items()}
     if theirs:

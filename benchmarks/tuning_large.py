@@ -58,23 +58,21 @@ def large(side: str, scale: float) -> dict[str, float]:
         if records:
             watch.commits.append((len(watch.cpu_s), time.thread_time() - start))
 
-    bench = Bench(side, 2)
-    bench.fit(trivial, 4, reuse=True)
-    ExperimentStore.commit = timed  # type: ignore[method-assign]
-    begun = time.process_time()
-    took, results = bench.fit(trivial, count, reuse=True, callbacks=[watch])
-    ExperimentStore.commit = commit  # type: ignore[method-assign]
+    with Bench(side, 2) as bench:
+        bench.fit(trivial, 4, reuse=True)
+        ExperimentStore.commit = timed  # type: ignore[method-assign]
+        begun = time.process_time()
+        took, results = bench.fit(trivial, count, reuse=True, callbacks=[watch])
+        ExperimentStore.commit = commit  # type: ignore[method-assign]
+        start = time.perf_counter()
+        again = tune.Tuner.restore(results.experiment_path, trivial, run_config=tune.RunConfig(verbose=0))
+        restored = len(again.fit())
+        restore_s = time.perf_counter() - start
+    if restored != count:
+        raise RuntimeError(f"{count} trials were run, and {restored} restored")
     first = watch.cpu_s[part - 1] - begun
     last = watch.cpu_s[-1] - watch.cpu_s[-1 - part]
     early, late = (round(number * count / TRIALS) for number in (EARLY, LATE))
-    start = time.perf_counter()
-    restored = tune.Tuner.restore(
-        results.experiment_path, trivial, run_config=tune.RunConfig(verbose=0)
-    ).fit()
-    restore_s = time.perf_counter() - start
-    if len(restored) != count:
-        raise RuntimeError(f"{count} trials were run, and {len(restored)} restored")
-    bench.close()
     return {
         "large_s": took,
         "last_to_first_times": last / first,

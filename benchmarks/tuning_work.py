@@ -22,7 +22,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "trainkit": {},
     "ray": {"include_dashboard": False, "log_to_driver": False, "logging_level": "ERROR"},
 }
-NEEDED = {"trainkit": "trainkit", "ray": "ray[tune]"}
+NEEDED = {"trainkit": "trainkit[tune]", "ray": "ray[tune]"}
 SLEEP_S = 0.1
 SLEEPERS = 16
 
@@ -44,8 +44,10 @@ class Bench:
         self._folder = tempfile.mkdtemp(prefix="tuning-benchmark-")
         self._runs = 0
 
-    def close(self) -> None:
-        """End the session and remove what it wrote."""
+    def __enter__(self) -> Bench:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
         self._root.shutdown()
         shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -110,12 +112,11 @@ def chatty(report: Callable[[dict[str, float]], None]) -> Callable[[dict[str, An
 def fresh(side: str, scale: float) -> dict[str, float]:
     """Trivial trials, a process each; and what they leave on the disk."""
     count = max(2, round(100 * scale))
-    bench = Bench(side, 2)
-    bench.fit(trivial, 2)  # what is imported, and the first fork, are the session's, not a trial's
-    took, results = bench.fit(trivial, count)
-    files = [path for path in Path(results.experiment_path).rglob("*") if path.is_file()]
-    size = sum(path.stat().st_size for path in files)
-    bench.close()
+    with Bench(side, 2) as bench:
+        bench.fit(trivial, 2)  # what is imported, and the first fork, are the session's, not a trial's
+        took, results = bench.fit(trivial, count)
+        files = [path for path in Path(results.experiment_path).rglob("*") if path.is_file()]
+        size = sum(path.stat().st_size for path in files)
     return {
         "fresh_ms": took / count * 1e3,
         "disk_kb": size / count / 1e3,
@@ -126,31 +127,28 @@ def fresh(side: str, scale: float) -> dict[str, float]:
 def reuse(side: str, scale: float) -> dict[str, float]:
     """Trivial trials that take over processes."""
     count = max(4, round((1_000 if side == "trainkit" else 100) * scale))
-    bench = Bench(side, 2)
-    bench.fit(trivial, 4, reuse=True)
-    took, _ = bench.fit(trivial, count, reuse=True)
-    bench.close()
+    with Bench(side, 2) as bench:
+        bench.fit(trivial, 4, reuse=True)
+        took, _ = bench.fit(trivial, count, reuse=True)
     return {"reuse_ms": took / count * 1e3}
 
 
 def results(side: str, scale: float) -> dict[str, float]:
     """Results a second from two trials, with all default loggers."""
     count = max(3, round((10_000 if side == "trainkit" else 1_000) * scale))
-    bench = Bench(side, 2)
-    trainable = chatty(bench.tune.report)
-    bench.fit(trainable, 2, space={"reports": 3})
-    took, _ = bench.fit(trainable, 2, space={"reports": count})
-    bench.close()
+    with Bench(side, 2) as bench:
+        trainable = chatty(bench.tune.report)
+        bench.fit(trainable, 2, space={"reports": 3})
+        took, _ = bench.fit(trainable, 2, space={"reports": count})
     return {"results_per_s": 2 * count / took}
 
 
 def sleep(side: str, scale: float, *, reuse: bool) -> dict[str, float]:
     """Trials of a tenth of a second on sixteen declared CPUs: how much over the time that they need."""
     count = max(SLEEPERS, round((10_000 if side == "trainkit" else 160) * scale))
-    bench = Bench(side, SLEEPERS)
-    bench.fit(sleeper, SLEEPERS, reuse=reuse)
-    took, _ = bench.fit(sleeper, count, reuse=reuse)
-    bench.close()
+    with Bench(side, SLEEPERS) as bench:
+        bench.fit(sleeper, SLEEPERS, reuse=reuse)
+        took, _ = bench.fit(sleeper, count, reuse=reuse)
     over = took / (count * SLEEP_S / SLEEPERS) - 1
     return {f"sleep_{'reuse' if reuse else 'fresh'}_over_percent": over * 100}
 
@@ -161,15 +159,14 @@ def parabola(side: str, scale: float) -> dict[str, float]:
     search = importlib.import_module(f"{side}.tune.search.optuna")
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     count = max(3, round(100 * scale))
-    bench = Bench(side, 2)
-    bench.fit(trivial, 2, search_alg=search.OptunaSearch())
-    start = time.perf_counter()
-    study = optuna.create_study(sampler=optuna.samplers.TPESampler())
-    study.optimize(lambda trial: (trial.suggest_float("x", -10, 10) - 2) ** 2, n_trials=count)
-    own = time.perf_counter() - start
-    plain, _ = bench.fit(trivial, count)
-    took, _ = bench.fit(trivial, count, search_alg=search.OptunaSearch())
-    bench.close()
+    with Bench(side, 2) as bench:
+        bench.fit(trivial, 2, search_alg=search.OptunaSearch())
+        start = time.perf_counter()
+        study = optuna.create_study(sampler=optuna.samplers.TPESampler())
+        study.optimize(lambda trial: (trial.suggest_float("x", -10, 10) - 2) ** 2, n_trials=count)
+        own = time.perf_counter() - start
+        plain, _ = bench.fit(trivial, count)
+        took, _ = bench.fit(trivial, count, search_alg=search.OptunaSearch())
     return {
         "optuna_own_ms": own / count * 1e3,
         "optuna_ms": took / count * 1e3,
@@ -200,7 +197,7 @@ def main() -> None:
         importlib.import_module(f"{side}.tune")
         figures = _sections()[name](side, scale)
     except ImportError as error:
-        figures = {"skipped": f"{error}; pip install '{NEEDED[side]}'"}
+        figures = {"skipped": f"pip install '{NEEDED[side]}'", "why": str(error)}
     sys.stdout.write(json.dumps(figures) + "\n")
     sys.stdout.flush()
     os._exit(0)
