@@ -29,7 +29,14 @@ if TYPE_CHECKING:
     from trainkit.tune import search as search
     from trainkit.tune.callbacks import Callback, LoggerCallback
     from trainkit.tune.checkpoint import Checkpoint
-    from trainkit.tune.config import CheckpointConfig, FailureConfig, RunConfig, TuneConfig
+    from trainkit.tune.config import (
+        CheckpointConfig,
+        FailureConfig,
+        ResumeConfig,
+        RunConfig,
+        SyncConfig,
+        TuneConfig,
+    )
     from trainkit.tune.placement import PlacementGroupFactory, with_parameters, with_resources
     from trainkit.tune.results import Result, ResultGrid
     from trainkit.tune.session import get_checkpoint, get_context, report
@@ -40,7 +47,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "callbacks": ("Callback", "LoggerCallback"),
     "checkpoint": ("Checkpoint",),
-    "config": ("CheckpointConfig", "FailureConfig", "RunConfig", "TuneConfig"),
+    "config": ("CheckpointConfig", "FailureConfig", "ResumeConfig", "RunConfig", "SyncConfig", "TuneConfig"),
     "placement": ("PlacementGroupFactory", "with_parameters", "with_resources"),
     "results": ("Result", "ResultGrid"),
     "session": ("get_checkpoint", "get_context", "report"),
@@ -60,7 +67,9 @@ __all__ = [
     "PlacementGroupFactory",
     "Result",
     "ResultGrid",
+    "ResumeConfig",
     "RunConfig",
+    "SyncConfig",
     "Trainable",
     "TuneConfig",
     "Tuner",
