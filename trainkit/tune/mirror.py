@@ -258,6 +258,7 @@ class Mirror(Callback):
                 for file in files:
                     path = Path(folder, file)
                     short = str(path.relative_to(workshop))
+                    self._there[short] = -1  # a part of it may be, if this fails
                     self._address.put(path, short)
                     self._there[short] = path.stat().st_size
 

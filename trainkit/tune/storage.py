@@ -158,7 +158,8 @@ def stored_address(facts: Mapping[str, Any], name: str, run: RunConfig | None) -
         raise ConfigError(
             f"this experiment is copied to {stored['address']} by storage_filesystem="
             f"{stored['filesystem']}(...), which its file cannot hold: give both again, as "
-            "Tuner.restore(path, trainable, run_config=tune.RunConfig(storage_path=..., storage_filesystem=...))"
+            "Tuner.restore(path, trainable, "
+            "run_config=tune.RunConfig(storage_path=..., storage_filesystem=...))"
         )
     place = locate(stored["address"])
     return place if isinstance(place, Address) else None
