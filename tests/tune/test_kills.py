@@ -22,8 +22,7 @@ from tests.tune.driving import SAMPLES, Garage, loss_of, outcome
 KINDS = ["function", "class"]
 SCHEDULERS = ["fifo", "asha"]
 KILLS = 10
-"""In one experiment. 12 such, 4 of processes with 4 kills each, and 24 for checkpoints: over 130 moments, as
-an experiment is rarely at its end before the last."""
+"""In one experiment; with 12 of them, 120 moments, and those at random times besides."""
 
 
 @pytest.fixture(scope="module")
@@ -92,15 +91,14 @@ def test_killed_at_any_call_it_ends_as_if_undisturbed(garage, undisturbed, tmp_p
     expected, calls = undisturbed(kind, scheduler, seed)
     assert len(expected) == SAMPLES
     rng, kept, kills = random.Random(f"{kind} {scheduler} {seed}"), 0, 0
-    for _ in range(KILLS):
+    while kills < KILLS:
         # About half of the moments lie in the start or the restore, the others while trials run.
-        end = garage.drive(tmp_path, kind, scheduler, seed, kill_at=rng.randrange(1, calls // 2))
+        end = garage.drive(tmp_path, kind, scheduler, seed, kill_at=rng.randrange(1, calls * 2 // 5))
         assert end["code"] in (0, -signal.SIGKILL)  # it may be at its end before
         kills += end["code"] != 0
         promises = check_promises(tmp_path)
         assert promises >= kept
         kept = promises
-    assert kills >= KILLS - 3
     assert garage.drive(tmp_path, kind, scheduler, seed)["code"] == 0
     check_promises(tmp_path)
     check_end(tmp_path, expected)
