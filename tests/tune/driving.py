@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -130,14 +130,22 @@ def _visible(decisions: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 class CallCounter:
-    """Counts calls, of Python functions and of C's, and kills this process at the n-th."""
+    """Counts calls, of Python functions and of C's, and kills this process at the n-th.
 
-    def __init__(self, kill_at: int | None) -> None:
+    Args:
+        kill_at: the n-th; None: only counts.
+        files: ends of the names of files whose functions count; () for all.
+    """
+
+    def __init__(self, kill_at: int | None, files: Sequence[str] = ()) -> None:
         self.count = 0
         self._kill_at = kill_at
+        self._files = tuple(files)
 
     def __call__(self, frame: Any, event: str, arg: Any) -> None:
         if event in ("call", "c_call", "c_return"):
+            if self._files and not frame.f_code.co_filename.endswith(self._files):
+                return
             self.count += 1
             if self.count == self._kill_at:
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -149,7 +157,7 @@ def drive(request: dict[str, Any]) -> int:
     os.environ["ACKNOWLEDGED"] = str(folder / "acknowledged")
     (folder / "acknowledged").mkdir(exist_ok=True)
     trainkit.init(engine=request["engine"], num_cpus=2)
-    counter = CallCounter(request.get("kill_at"))
+    counter = CallCounter(request.get("kill_at"), request.get("files", ()))
     if request["engine"] == "inline":
         sys.setprofile(counter)
     try:
@@ -214,8 +222,6 @@ class Garage:
         self._process.wait(10)
         self._process.stdout.close()
 
-
-Check = Callable[[Path], None]
 
 if __name__ == "__main__":
     import numpy as np

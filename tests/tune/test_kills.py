@@ -118,16 +118,23 @@ def test_killed_at_any_time_it_ends_as_if_undisturbed(garage, undisturbed, tmp_p
     check_end(tmp_path, expected)
 
 
+WRITERS = ["tune/checkpoint.py", "shutil.py"]
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_killed_at_each_write_point_of_a_checkpoint(garage, undisturbed, tmp_path, kind):
     """Row 1.12: a restore finds the checkpoint whole, or not at all."""
-    expected, calls = undisturbed(kind, "fifo", 0)
-    # The calls of about one report with a checkpoint, in steps that are small beside what one makes.
-    rng, start = random.Random(kind), calls // SAMPLES // 2
-    for place in sorted(rng.sample(range(start, start + calls // SAMPLES // 4), 12)):
+    expected, _ = undisturbed(kind, "fifo", 0)
+    whole = tmp_path / "whole"
+    whole.mkdir()
+    calls = garage.drive(whole, kind, "fifo", 0, files=WRITERS)["calls"]
+    saves = sum(len([step for step in trial["iterations"] if step % 2 == 0]) for trial in expected)
+    # All that writes the third checkpoint and deletes what it replaces, in 16 steps.
+    first, each = 3 * calls // saves, calls // saves
+    for place in range(first, first + each, max(1, each // 16)):
         folder = tmp_path / str(place)
         folder.mkdir()
-        assert garage.drive(folder, kind, "fifo", 0, kill_at=place)["code"] == -signal.SIGKILL
+        assert garage.drive(folder, kind, "fifo", 0, kill_at=place, files=WRITERS)["code"] == -signal.SIGKILL
         check_promises(folder)
         for path in folder.glob("e/*/checkpoint_*"):
             assert int((path / "step").read_text()) % 2 == 0

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from trainkit.errors import CheckpointError
+from trainkit.tune.usage import advice
 
 METADATA = ".metadata.json"
 
@@ -109,8 +110,9 @@ def persist(checkpoint: Checkpoint, trial_dir: str, number: int) -> str:
         shutil.copytree(checkpoint.path, partial)
         commit_directory(partial, os.path.join(trial_dir, dirname))
     except OSError as error:
+        more = advice(Path(trial_dir).parent, error)  # before what there is of it goes
         shutil.rmtree(partial, ignore_errors=True)
-        raise CheckpointError(f"{checkpoint} cannot be copied to {trial_dir}: {error}") from error
+        raise CheckpointError(f"{checkpoint} cannot be copied to {trial_dir}: {error}.{more}") from error
     return dirname
 
 
