@@ -1,4 +1,4 @@
-"""A disk that is full, or can't be written: a clean error with advice, nothing lost, and a restore goes on."""
+"""A disk that is full, or can't be written: a clean error, nothing lost, and a restore goes on."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def test_a_read_only_folder_is_told_before_the_first_trial(fit, tmp_path):
     if made.returncode != 0:
         pytest.skip("mounting takes root")
     try:
-        with pytest.raises(StoreError, match="cannot be made.*Read-only file system"):
+        with pytest.raises(StoreError, match=r"cannot be made.*Read-only file system"):
             fit(lambda config: (tmp_path / "ran").touch(), run={"storage_path": folder})
     finally:
         subprocess.run(["umount", "-l", folder], check=True)

@@ -129,12 +129,13 @@ def test_killed_at_each_write_point_of_a_checkpoint(garage, undisturbed, tmp_pat
     whole.mkdir()
     calls = garage.drive(whole, kind, "fifo", 0, files=WRITERS)["calls"]
     saves = sum(len([step for step in trial["iterations"] if step % 2 == 0]) for trial in expected)
-    # All that writes the third checkpoint and deletes what it replaces, in 16 steps.
+    # All that writes the third checkpoint and deletes what it replaces, in 8 steps.
     first, each = 3 * calls // saves, calls // saves
-    for place in range(first, first + each, max(1, each // 16)):
+    for place in range(first, first + each, max(1, each // 8)):
         folder = tmp_path / str(place)
         folder.mkdir()
-        assert garage.drive(folder, kind, "fifo", 0, kill_at=place, files=WRITERS)["code"] == -signal.SIGKILL
+        end = garage.drive(folder, kind, "fifo", 0, kill_at=place, files=WRITERS)
+        assert end["code"] == -signal.SIGKILL
         check_promises(folder)
         for path in folder.glob("e/*/checkpoint_*"):
             assert int((path / "step").read_text()) % 2 == 0

@@ -98,6 +98,18 @@ def commit_directory(partial: str, target: str) -> None:
     _flush(os.path.dirname(target))
 
 
+def remove_checkpoint(trial_dir: str, dirname: str) -> None:
+    """Remove a checkpoint's folder, in a way that a kill leaves no half of it under its name."""
+    path, aside = os.path.join(trial_dir, dirname), os.path.join(trial_dir, f".{dirname}.partial")
+    try:
+        os.rename(path, aside)
+    except FileNotFoundError:  # somebody else removed it
+        return
+    except OSError:  # what can't be removed at all, a restore tries to again
+        aside = path
+    shutil.rmtree(aside, ignore_errors=True)
+
+
 def persist(checkpoint: Checkpoint, trial_dir: str, number: int) -> str:
     """Copy `checkpoint` into the trial's folder; return the new folder's name.
 

@@ -38,7 +38,6 @@ def describe_settings(tune: TuneConfig, run: RunConfig) -> dict[str, Any]:
             "reuse_actors": tune.reuse_actors,
             "search_alg": _describe(tune.search_alg),
             "scheduler": _describe(tune.scheduler),
-            "reuse_actors": tune.reuse_actors,
             "trial_name_creator": tune.trial_name_creator,
             "trial_dirname_creator": tune.trial_dirname_creator,
             "trial_timeout_s": tune.trial_timeout_s,

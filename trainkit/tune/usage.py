@@ -12,12 +12,9 @@ from pathlib import Path
 
 def largest_folders(folder: Path, count: int = 3) -> list[tuple[str, int]]:
     """Return the largest of the folders in `folder`, each with its bytes, those inside included."""
-    sizes = []
     with os.scandir(folder) as entries:
-        for entry in entries:
-            if entry.is_dir(follow_symlinks=False):
-                sizes.append((entry.path, sum(_sizes(entry.path))))
-    return sorted(sizes, key=lambda size: -size[1])[:count]
+        paths = [entry.path for entry in entries if entry.is_dir(follow_symlinks=False)]
+    return sorted(((path, sum(_sizes(path))) for path in paths), key=lambda size: -size[1])[:count]
 
 
 def _sizes(folder: str) -> Iterator[int]:
