@@ -10,6 +10,7 @@ from typing import Any, Literal, cast
 
 from trainkit.tune.callbacks.base import Callback
 from trainkit.tune.checks import is_finite, is_name, is_whole, require, require_kind, require_mode
+from trainkit.tune.house import log_files
 from trainkit.tune.policies import CheckpointConfig as CheckpointConfig
 from trainkit.tune.policies import FailureConfig as FailureConfig
 from trainkit.tune.policies import ResumeConfig as ResumeConfig
@@ -172,6 +173,7 @@ class RunConfig:
                 isinstance(self.storage_path, (str, os.PathLike)) and str(self.storage_path) != "",
                 f"storage_path={self.storage_path!r}: give a folder, or an address such as 's3://bucket/path'",
             )
+        log_files(self.log_to_file)
         self._check_stop()
         object.__setattr__(self, "callbacks", tuple(self.callbacks or ()))
         for name, kind in (("failure_config", FailureConfig), ("checkpoint_config", CheckpointConfig)):

@@ -213,7 +213,7 @@ class Executor:
         group = None
         try:
             if len(request.bundles) > 1 and request.group:
-                group = api.placement_group(request.group)
+                group = api.placement_group(request.group, request.strategy)
                 options |= {"placement_group": group, "placement_group_bundle_index": 0 if head else -1}
             options |= {"num_cpus": head.pop("CPU", 0), "num_gpus": head.pop("GPU", 0), "resources": head}
             actor = self._actor_class.options(**options).remote(self._pool is not None)
@@ -282,6 +282,8 @@ class Executor:
 
 
 def _put(name: str, value: Any) -> ObjectRef[Any]:
+    if isinstance(value, ObjectRef):  # it is in the store already
+        return value
     api.ensure_serializable(value, f"with_parameters({name}=...)")
     ref: ObjectRef[Any] = api.put(value)
     return ref

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from trainkit import settings
 from trainkit.clock import SYSTEM, Clock
 from trainkit.errors import ConfigError
 from trainkit.runtime import api
@@ -25,6 +26,7 @@ from trainkit.tune.history import ExperimentReader
 from trainkit.tune.interrupts import Interrupts
 from trainkit.tune.loop import ExperimentLoop
 from trainkit.tune.mirror import Mirror
+from trainkit.tune.naming import Namer
 from trainkit.tune.placement import Bound
 from trainkit.tune.plan import FAIL_FAST, RESUMABLE
 from trainkit.tune.respace import restored_space
@@ -149,12 +151,13 @@ class Experiment:
             StorageError: the copy elsewhere can't be written, or is not complete in the end.
             TrialError: with fail_fast="raise", as the trial raised it.
         """
+        settings.warn_of_old_variables()
         self._take_parts()  # anew, as those of an earlier call have seen its trials
         ledger = Ledger(api.cluster_resources(), self._tune.max_concurrent_trials or None)
         self._check_before_anything_runs(ledger)
         executor = Executor(
             self._bound,
-            SpecMaker(self.folder, self._run, self._seed_of_trial),
+            SpecMaker(self.folder, self._run, self._seed_of_trial, self._bound.start_from),
             now=self._now,
             leave_s=self._plan.cleanup_s,
             reuse=self._tune.reuse_actors,
@@ -226,6 +229,11 @@ class Experiment:
             trainable_name=self._bound.name,
             request_of=self._bound.request,
             created=len(restored.trials),
+            namer=Namer(
+                self._tune.trial_name_creator,
+                self._tune.trial_dirname_creator,
+                (trial.dirname for trial in restored.trials),
+            ),
         )
         controller = Controller(
             self._plan,
