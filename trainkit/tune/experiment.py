@@ -221,7 +221,7 @@ class Experiment:
             restored.trials,
             restored.with_metric,
         )
-        callbacks = parts.make_callbacks(self._run)
+        callbacks = [*parts.make_callbacks(self._run), *parts.make_watch(self.metric)]
         hub = CallbackHub(callbacks, controller.trials, reader.history)
         by_id = {trial.trial_id: trial for trial in restored.trials}
         hub.setup(
