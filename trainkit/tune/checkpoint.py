@@ -93,6 +93,10 @@ class Checkpoint:
         """Store `metadata` beside what is there; equal keys are replaced."""
         self.set_metadata({**self.get_metadata(), **metadata})
 
+    def __fspath__(self) -> str:
+        """A checkpoint stands wherever its path may: `os.path.join(checkpoint, "model.pt")`."""
+        return self.path
+
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Checkpoint) and other.path == self.path
 

@@ -81,6 +81,30 @@ class Failure:
     retry: bool = True
 
 
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One run of a trial: the first, a retry after a failure, or one that a restore went on with.
+
+    Attributes:
+        number: from 0.
+        config: the hyperparameters it ran with: the trial's, but for what a retry changed.
+        started: seconds since 1970.
+        iteration: that it went on from; 0: the beginning.
+        reports: how many it made.
+        outcome: how it ended, such as "retry 1 of 2 after OutOfMemoryError"; '' while it runs.
+        pid, hostname: of its process.
+    """
+
+    number: int
+    config: dict[str, Any]
+    started: float
+    iteration: int
+    reports: int
+    outcome: str
+    pid: int
+    hostname: str
+
+
 @dataclass(slots=True)
 class Trial:
     """A trial as controller and callbacks see it; callbacks may read it, not change it.
