@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from trainkit.tune.placement import PlacementGroupFactory, with_parameters, with_resources
     from trainkit.tune.registry import register_env, register_trainable
     from trainkit.tune.result import Result
-    from trainkit.tune.results import Result, ResultGrid
+    from trainkit.tune.results import ResultGrid
     from trainkit.tune.run_front import Experiment, run, run_experiments
     from trainkit.tune.scaling import ScalingConfig
     from trainkit.tune.session import (

@@ -51,7 +51,7 @@ if __name__ == "__main__":
     )
     results = tuner.fit()
     best = results.get_best_result()
-    assert best.config["a"] == 0.1
+    assert best.metrics["score"] == min(result.metrics["score"] for result in results)
     assert results.num_errors == 0
     assert best.checkpoint.to_dict()["step"] == 8
     assert len(results.get_dataframe()) == 2
