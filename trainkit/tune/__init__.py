@@ -97,10 +97,7 @@ _HOMES = {
         "register_trainable",
     ),
     "result": ("Result",),
-    "results": (
-        "Result",
-        "ResultGrid",
-    ),
+    "results": ("ResultGrid",),
     "run_front": (
         "Experiment",
         "run",
