@@ -9,7 +9,8 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainkit.errors import MetricError, StoreError, TrialError, TrialTimeoutError
+import trainkit.errors
+from trainkit.errors import MetricError, StoreError, TrialError
 from trainkit.tune import show
 from trainkit.tune.checkpoint import Checkpoint
 from trainkit.tune.optional import load, pandas_frame
@@ -219,13 +220,10 @@ def with_config(report: Mapping[str, Any], config: Mapping[str, Any]) -> dict[st
     return {**report, "config": complete(report.get("config"), config)}
 
 
-_ERRORS: dict[str, type[TrialError | MetricError]] = {
-    "MetricError": MetricError,
-    "TrialTimeoutError": TrialTimeoutError,
-}
-
-
 def _as_error(trial: Trial, failure: Failure) -> TrialError | MetricError:
-    cls = _ERRORS.get(failure.kind, TrialError)
+    cls: type[TrialError | MetricError] = TrialError
+    known = getattr(trainkit.errors, failure.kind, None)
+    if isinstance(known, type) and issubclass(known, (TrialError, MetricError)):
+        cls = known
     trace = f"\n{failure.traceback}" if failure.traceback else ""
     return cls(f"trial {trial.trial_id} failed: {failure.kind}: {failure.message}{trace}")
