@@ -213,6 +213,32 @@ class Crash(Exception):
 
 
 @pytest.mark.usefixtures("inline")
+def test_a_restore_knows_who_runs_alone(fit, tmp_path, monkeypatch):
+    from trainkit.tune.executor import Executor
+
+    def trainable(config):
+        return fits_at_16({"batch": config["x"]})
+
+    carry_out = Executor.carry_out
+
+    def crash_before_it_runs_alone(self, actions):
+        if any(isinstance(action, ev.Start) and action.trial.alone for action in actions):
+            raise Crash
+        carry_out(self, actions)
+
+    monkeypatch.setattr(Executor, "carry_out", crash_before_it_runs_alone)
+    policy = {"failure_config": FailureConfig(out_of_memory="retry_alone")}
+    with pytest.raises(Crash):
+        fit(trainable, {"x": tune.grid_search([64, 1])}, run=policy)
+    monkeypatch.undo()
+    with ExperimentReader(tmp_path / "e") as reader:
+        assert [trial.alone for trial in reader.trials()] == [True, False]
+    grid = tune.Tuner.restore(tmp_path / "e", trainable).fit()
+    assert [result.status for result in grid] == ["ERROR", "TERMINATED"]
+    assert len(grid[0].attempts) == 2, "once more, and not again"
+
+
+@pytest.mark.usefixtures("inline")
 def test_a_restore_knows_the_changed_configuration(fit, tmp_path, monkeypatch):
     from trainkit.tune.executor import Executor
 
