@@ -116,17 +116,21 @@ def test_an_experiment_is_stopped_as_by_ctrl_c(driver, tmp_path, capsys):
 
 
 def test_the_owner_finds_what_was_left_and_only_that(tmp_path):
-    ask_to_stop(tmp_path, "old", "somebody")  # left for an owner that has ended
-    inbox = Inbox(tmp_path, now=0.0)
-    assert inbox.look(0.0) == []
+    start = time.time()
+    old = ask_to_stop(tmp_path, "old", "somebody")  # left for an owner that has ended
+    os.utime(old, (start - 60, start - 60))
     ask_to_stop(tmp_path, "a", "ann")
-    assert inbox.look(0.1) == [], "it looked just now"
+    inbox = Inbox(tmp_path, now=start)
+    assert inbox.look(start) == [ev.StopAsked(start, "ann", "a")]
     ask_to_stop(tmp_path, None, "bob")
-    assert inbox.look(1.0) == [ev.StopAsked(1.0, "ann", "a"), ev.StopAsked(1.0, "bob", None)]
-    assert inbox.look(2.0) == []
+    assert inbox.look(start + 0.1) == [], "it looked just now"
+    ask_to_stop(tmp_path, "b", "cid")
+    asked = inbox.look(start + 1)
+    assert [(each.by, each.trial_id) for each in asked] == [("bob", None), ("cid", "b")]
+    assert inbox.look(start + 2) == []
     assert list((tmp_path / "commands").iterdir()) == []
     (tmp_path / "commands" / ".half.partial").write_text("{")
-    assert inbox.look(3.0) == []
+    assert inbox.look(start + 3) == []
     assert asker().endswith(f"(pid {os.getpid()})")
 
 

@@ -32,8 +32,7 @@ def stop_experiment(word: str, trial: str | None, clock: Clock = SYSTEM) -> int:
         chosen = None if trial is None else chosen_trial(reader.trials(), trial)
     if chosen is not None and chosen.status.is_finished:
         raise ConfigError(f"trial {chosen.trial_id} has ended already: {chosen.status}, {chosen.reason}")
-    by = asker()
-    ask_to_stop(folder, None if chosen is None else chosen.trial_id, by)
+    wish = ask_to_stop(folder, None if chosen is None else chosen.trial_id, asker())
     patience_ends = clock.monotonic() + _PATIENCE_S
     while clock.monotonic() < patience_ends:
         running = owner_of(folder) is not None
@@ -42,6 +41,7 @@ def stop_experiment(word: str, trial: str | None, clock: Clock = SYSTEM) -> int:
             sys.stdout.write(f"{done}\n")
             return 0
         if not running:
+            wish.unlink(missing_ok=True)  # else whoever goes on with the experiment would be stopped
             raise TuneError(f"the process {owner} that ran {folder} has ended before it took this up")
         clock.sleep(_EVERY_S)
     raise TuneError(f"the process {owner} that runs {folder} has not done it within {_PATIENCE_S:g} s")

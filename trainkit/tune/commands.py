@@ -24,6 +24,8 @@ logger = logging.getLogger("trainkit.tune")
 FOLDER = "commands"
 EVERY_S = 0.5
 _SUFFIX = ".json"
+_FRESH_S = 5.0
+"""Younger wishes may be for the owner that is just starting."""
 
 
 def asker() -> str:
@@ -35,8 +37,8 @@ def asker() -> str:
     return f"{user}@{socket.gethostname()} (pid {os.getpid()})"
 
 
-def ask_to_stop(folder: Path, trial_id: str | None, by: str) -> None:
-    """Leave the wish that a trial, or with None the experiment, be stopped.
+def ask_to_stop(folder: Path, trial_id: str | None, by: str) -> Path:
+    """Leave the wish that a trial, or with None the experiment, be stopped; return the file, to take it back.
 
     Raises:
         StoreError: the experiment's folder can't be written.
@@ -47,7 +49,7 @@ def ask_to_stop(folder: Path, trial_id: str | None, by: str) -> None:
         inbox.mkdir(exist_ok=True)
         aside = inbox / f".{name}.partial"
         aside.write_text(json.dumps({"stop": trial_id, "by": by}))
-        aside.rename(inbox / f"{name}{_SUFFIX}")
+        return aside.rename(inbox / f"{name}{_SUFFIX}")
     except OSError as error:
         raise StoreError(f"{inbox} cannot be written: {error}") from error
 
@@ -56,16 +58,17 @@ class Inbox:
     """The owner's side.
 
     Args:
-        folder: of the experiment; what lies there from before is for nobody any more.
-        now: the time, when this is made.
+        folder: of the experiment.
+        now: the time, in seconds since 1970; wishes that are older were for an owner of before.
     """
 
     def __init__(self, folder: Path, now: float) -> None:
         self._folder = folder / FOLDER
         self._next_look = now
         self._changed = 0
-        for _ in self._take():
-            pass
+        for path in self._folder.glob(f"*{_SUFFIX}"):
+            if path.stat().st_mtime < now - _FRESH_S:
+                path.unlink()
 
     def look(self, now: float) -> list[ev.StopAsked]:
         """Return what was left since the last look, oldest first; nothing if that was just now."""

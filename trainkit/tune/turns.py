@@ -62,12 +62,10 @@ class Turns:
         return None
 
     def _sharing(self) -> Trial | None:
-        waiting = {trial.trial_id: trial for trial in self.waiting.sharing}
-        chosen = self._scheduler.choose_trial_to_run(list(waiting)) if waiting else None
-        if chosen is None:
+        if not self.waiting.sharing:
             return None
-        self.waiting.remove(waiting[chosen])
-        return waiting[chosen]
+        chosen = self._scheduler.choose_trial_to_run(self.waiting.sharing)
+        return None if chosen is None else self.waiting.take(chosen)
 
     def _suggested(self, *, idle: bool) -> Trial | None:
         trial = self._source.next_trial()
