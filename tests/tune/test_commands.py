@@ -83,6 +83,8 @@ def test_one_of_four_trials_is_stopped_from_another_shell(driver, tmp_path, caps
     folder = tmp_path / "e"
     assert eventually(lambda: reports(folder) >= 1, 30)
     assert owner_of(folder) == process.pid
+    assert main(["show", str(folder)]) == 0
+    assert f"{folder}: runs in process {process.pid}" in capsys.readouterr().out
     start = time.monotonic()
     assert main(["stop", str(folder), "1"]) == 0
     assert time.monotonic() - start < 30

@@ -176,7 +176,7 @@ class Controller:
                 self.ledger.require_feasible(trial.request, what=f"trial {trial.name}")
                 raise RuntimeError(f"trial {trial.name} does not fit, though nothing else runs")
             return False
-        live = Live(trial, began=time)
+        live = Live(trial)
         if self._plan.trial_timeout_s is not None:
             live.times_out = time + self._plan.trial_timeout_s
         self._live[trial.trial_id] = live

@@ -18,7 +18,6 @@ class Live:
 
     Attributes:
         trial: whose attempt it is.
-        began: when it was started.
         times_out: when it has taken longer than it may.
         origin: where its results come from, once it has been set up.
         outcome: what the trial will be when the process ends; None: that is open.
@@ -28,7 +27,6 @@ class Live:
     """
 
     trial: Trial
-    began: float
     times_out: float = math.inf
     origin: Origin | None = None
     outcome: Outcome | None = None
