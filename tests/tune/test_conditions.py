@@ -12,21 +12,12 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from tests.tune.test_space import suggestions
 from trainkit import tune
 from trainkit.errors import SpaceError
-from trainkit.tune.search import BasicVariantGenerator
 from trainkit.tune.seeds import suggestion_generator
 from trainkit.tune.values import decode_config, encode_config, holds_opaque
 from trainkit.tune.variants import Space
-
-
-def suggestions(param_space, *, seed=0, num_samples=1, **arguments):
-    searcher = BasicVariantGenerator(**arguments)
-    searcher.set_search_properties(None, None, Space.of(param_space), num_samples=num_samples, seed=seed)
-    found = []
-    while (config := searcher.suggest(f"t{len(found)}")) != searcher.FINISHED:
-        found.append(config)
-    return found
 
 
 def optimizers():
@@ -157,6 +148,32 @@ def test_a_grid_without_its_forbidden_combinations():
         assert [(config["a"], config["b"]) for config in found] == [
             (1, 1), (1, 2), (2, 1), (2, 2), (3, 1), (3, 2), (3, 3),
         ]  # fmt: skip
+
+
+def test_a_point_leaves_the_rest_of_a_grid_open():
+    space = {
+        "a": tune.grid_search([1, 2]),
+        "b": tune.when({"a": 1}, tune.grid_search([3, 4, 5])),
+        "c": tune.grid_search([6, 7]),
+        "rules": tune.forbid({"b": 5, "c": 7}),
+    }
+    found = suggestions(space, num_samples=2, points_to_evaluate=[{"a": 1}, {"c": 6, "a": 2}])
+    assert [(config.get("b"), config["c"]) for config in found] == [
+        (3, 6),
+        (3, 7),
+        (4, 6),
+        (4, 7),
+        (5, 6),
+        (None, 6),
+    ]
+
+
+def test_a_grid_that_would_take_too_long_to_list_is_refused(monkeypatch):
+    monkeypatch.setattr("trainkit.tune.spaces.grid.MAX_LISTED", 100)
+    axes = {name: tune.grid_search(range(10)) for name in "abc"}
+    assert Space.of(axes).grid_size() == 1000
+    with pytest.raises(SpaceError, match=r"more than 100 combinations.*use choice"):
+        Space.of({**axes, "rules": tune.forbid({"a": 1, "b": 2})})
 
 
 def test_rules_between_axes_and_draws():

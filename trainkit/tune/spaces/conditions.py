@@ -140,7 +140,7 @@ def _values(found: Sequence[Site], name: str, value: Any, where: str) -> tuple[A
 
 
 def _is_switch(site: Site) -> bool:
-    """True for what may have any value: what is computed, and a constant outside all branches, set by hand."""
+    """True for what may have any value: it is computed, or a constant outside all branches."""
     chosen = isinstance(site.leaf, Domain) or options_of(site.leaf)
     return isinstance(site.leaf, SampleFrom) or (not chosen and site.path == in_config(site.path))
 
