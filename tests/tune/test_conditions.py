@@ -158,6 +158,7 @@ def test_a_point_leaves_the_rest_of_a_grid_open():
         "rules": tune.forbid({"b": 5, "c": 7}),
     }
     found = suggestions(space, num_samples=2, points_to_evaluate=[{"a": 1}, {"c": 6, "a": 2}])
+    # An axis under a condition comes last, so it varies fastest.
     values = [(config.get("b"), config["c"]) for config in found]
     assert values == [
         (3, 6),
@@ -166,7 +167,7 @@ def test_a_point_leaves_the_rest_of_a_grid_open():
         (3, 7),
         (4, 7),
         (None, 6),
-    ]  # an axis under a condition is the fastest
+    ]
 
 
 def test_a_grid_that_would_take_too_long_to_list_is_refused(monkeypatch):
@@ -302,13 +303,15 @@ class Plain:
 
 def test_a_stored_configuration_gets_its_objects_back():
     # row 2.7: what text can't hold is known again by its name
-    space = Space.of({"kind": tune.choice([Plain, dict]), "fixed": len, "x": tune.uniform(0, 1)})
-    config = space.configuration(0, suggestion_generator(0, 0))
-    stored = decode_config(encode_config(config))
-    assert holds_opaque(stored)
-    assert space.allows(stored)
-    found = space.choices(stored)
-    assert space.walk(lambda name, _: found[name], suggestion_generator(0, 0)) == config
+    x = tune.when({"kind": Plain}, tune.uniform(0, 1))
+    space = Space.of({"kind": tune.choice([Plain, dict]), "fixed": len, "x": x})
+    for n in range(6):
+        config = space.configuration(0, suggestion_generator(0, n))
+        stored = decode_config(encode_config(config))
+        assert holds_opaque(stored)
+        assert space.allows(stored)
+        found = space.choices(stored)
+        assert space.walk(lambda name, _, found=found: found[name], suggestion_generator(0, 0)) == config
 
 
 def test_how_many_configurations_there_are():
@@ -420,6 +423,8 @@ def test_points_in_branches_and_under_conditions():
         ({"optimizer": "adam", "momentum": 0.9}, ["momentum=0.9", "optimizer='sgd'"]),
         ({"net/pool": "max"}, ["net/pool='max'", "category 1"]),
         ({"optimizer": "adam", "lr": 1.0}, ["'lr': 1.0", "forbidden", "optimizer='adam', lr=1.0"]),
+        ({"net": {"kind": "mlp", "widht": 3}}, ["'widht': 3", "fits no category", "mlp"]),
+        ({"net": {"kind": "mlp", "width": 99}}, ["'width': 99", "fits no category"]),
         ({"widht": 3}, ["widht=3", "net/width"]),
     ],
 )

@@ -167,6 +167,11 @@ def is_opaque(value: Any) -> bool:
     return isinstance(value, dict) and set(value) == {OPAQUE}
 
 
+def is_mark_of(stored: Any, value: Any) -> bool:
+    """True if `stored` is the mark that a stored configuration has in place of `value`."""
+    return is_opaque(stored) and encode_config(stored) == encode_config(value)
+
+
 def holds_opaque(value: Any) -> bool:
     """True if any part of a decoded configuration or space is opaque."""
     if is_opaque(value):

@@ -11,6 +11,7 @@ from trainkit.errors import SpaceError
 from trainkit.tune.domains import Domain, Forbid, SampleFrom, place_of, same
 from trainkit.tune.domains.leaves import name_of
 from trainkit.tune.spaces.tree import Branch, Path, Site, in_config, options_of, spell, whens
+from trainkit.tune.values import is_mark_of
 
 _ABSENT = object()
 
@@ -153,7 +154,9 @@ def _possible(leaf: Any, value: Any) -> bool:
 
 
 def _agrees(value: Any, found: Any) -> bool:
-    return value.contains(found) if isinstance(value, Domain) else same(value, found)
+    if isinstance(value, Domain):
+        return value.contains(found)
+    return same(value, found) or is_mark_of(found, value)
 
 
 def when_conditions(tree: Mapping[str, Any], names: Names) -> dict[Path, tuple[Condition, ...]]:
