@@ -11,6 +11,7 @@ from trainkit.tune.callbacks.base import Callback
 from trainkit.tune.callbacks.console import ConsoleCallback
 from trainkit.tune.callbacks.csv_logger import CSVLoggerCallback
 from trainkit.tune.callbacks.json_logger import JsonLoggerCallback
+from trainkit.tune.callbacks.metric_watch import MetricWatch
 from trainkit.tune.config import RunConfig, TuneConfig
 from trainkit.tune.plan import Plan
 from trainkit.tune.schedulers import FIFOScheduler, TrialScheduler
@@ -39,7 +40,7 @@ def make_scheduler(tune: TuneConfig, seed: int) -> TrialScheduler:
 def make_plan(tune: TuneConfig, run: RunConfig, metric: str | None) -> Plan:
     """Return the rules that the controller goes by."""
     return Plan(
-        metric=metric,
+        metric=metric if settings.metric_is_required() else None,
         stop=run.stop,
         time_budget_s=cast("float | None", tune.time_budget_s),
         failure=run.failure_config,
@@ -51,7 +52,12 @@ def make_plan(tune: TuneConfig, run: RunConfig, metric: str | None) -> Plan:
 def make_callbacks(run: RunConfig) -> Sequence[Callback]:
     """Return the user's callbacks, the loggers that come by themselves, and the console."""
     callbacks = list(run.callbacks)
-    for default in (JsonLoggerCallback, CSVLoggerCallback):
+    for default in (JsonLoggerCallback, CSVLoggerCallback) if settings.loggers_come_by_themselves() else ():
         if not any(isinstance(callback, default) for callback in callbacks):
             callbacks.append(default())
     return [*callbacks, ConsoleCallback()] if run.verbose else callbacks
+
+
+def make_watch(metric: str | None) -> Sequence[Callback]:
+    """Return what looks out for a misspelt metric; nothing where there is none or it need not come."""
+    return [MetricWatch(metric)] if metric is not None and settings.metric_is_required() else []

@@ -68,6 +68,13 @@ def _plain_metric(value: Any, key: str) -> Any:
     raise MetricError(f"metric {key!r} is of type {type(value).__name__} and {advice}")
 
 
+def is_scalar(value: Any) -> bool:
+    """Whether `value` is one number: Python's, NumPy's or torch's."""
+    return isinstance(value, (int, float)) or (
+        hasattr(value, "item") and tuple(getattr(value, "shape", (1,))) == ()
+    )
+
+
 def _scalar(value: Any) -> Any:
     """NumPy's and torch's scalars as Python's, without importing either; anything else as it is."""
     if isinstance(value, (bool, int, float, str)):  # subclasses, such as numpy.float64
@@ -80,7 +87,7 @@ def _scalar(value: Any) -> Any:
 
 def storable_text(text: str) -> str:
     """Return `text` as UTF-8 can hold it: what stands for an undecodable byte is spelled out."""
-    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def encode(value: Any) -> str:
