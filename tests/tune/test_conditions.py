@@ -561,3 +561,15 @@ def test_inactive_parameters_are_in_no_table_and_no_file(fit, tmp_path):
         assert "kind=" in tag
     restored = tune.Tuner.restore(str(folder), objective).fit()
     assert [result.config for result in restored] == [result.config for result in results]
+    # row 2.7: the space grows while the study stands
+    grown = {
+        **space,
+        "momentum": tune.when({"optimizer": "sgd"}, tune.uniform(0.5, 1)),
+        "decay": tune.when({"optimizer": "adam"}, tune.choice([0.1])),
+    }
+    more = tune.TuneConfig(metric="loss", mode="min", num_samples=8)
+    longer = tune.Tuner.restore(str(folder), objective, param_space=grown, tune_config=more).fit()
+    assert [result.config for result in longer][:12] == [result.config for result in results]
+    assert len(longer) > 12
+    for result in list(longer)[12:]:
+        assert ("decay" in result.config) == (result.config["optimizer"] == "adam")
