@@ -229,6 +229,14 @@ def test_it_goes_on_as_asked(half_done, resume, mended):
     assert (trials[1].error is None) == mended
 
 
+def test_it_goes_on_in_detail(half_done):
+    again = tune.ResumeConfig.ResumeType
+    trials = half_done(True, resume_config=tune.ResumeConfig(errored=again.RESTART)).trials
+    assert trials[1].error is None
+    with pytest.raises(ConfigError, match="contradict"):
+        half_done("AUTO+ERRORED", resume_config=tune.ResumeConfig())
+
+
 def test_a_name_that_is_taken_is_not_overwritten(half_done):
     with pytest.raises(ConfigError, match=r"Tuner\.restore"):
         half_done(None)
