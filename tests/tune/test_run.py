@@ -245,6 +245,7 @@ def test_a_name_that_is_taken_is_not_overwritten(half_done):
 def test_auto_begins_where_there_is_nothing_and_true_does_not(run):
     assert len(run(objective, resume="AUTO", name="new").trials) == 1
     assert len(run(objective, resume="AUTO", name="new").trials) == 1
+    assert len(run(objective, resume="AUTO", name=None).trials) == 1
     with pytest.raises(tune.error.StoreError):
         run(objective, resume=True, name="never begun")
     with pytest.raises(ConfigError, match="needs name="):
