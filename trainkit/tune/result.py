@@ -221,7 +221,7 @@ def with_config(report: Mapping[str, Any], config: Mapping[str, Any]) -> dict[st
 
 
 def _as_error(trial: Trial, failure: Failure) -> TrialError | MetricError:
-    known = getattr(trainkit.errors, failure.kind, None)
+    known: Any = getattr(trainkit.errors, failure.kind, None)
     ours = isinstance(known, type) and issubclass(known, (TrialError, MetricError))
     cls: type[TrialError | MetricError] = known if ours else TrialError
     trace = f"\n{failure.traceback}" if failure.traceback else ""
