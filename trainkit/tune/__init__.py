@@ -32,7 +32,14 @@ if TYPE_CHECKING:
     from trainkit.tune.callbacks import Callback, LoggerCallback
     from trainkit.tune.checkpoint import Checkpoint
     from trainkit.tune.classes import import_class
-    from trainkit.tune.config import CheckpointConfig, FailureConfig, RunConfig, TuneConfig
+    from trainkit.tune.config import (
+        CheckpointConfig,
+        FailureConfig,
+        ResumeConfig,
+        RunConfig,
+        SyncConfig,
+        TuneConfig,
+    )
     from trainkit.tune.placement import PlacementGroupFactory, with_parameters, with_resources
     from trainkit.tune.registry import register_env, register_trainable
     from trainkit.tune.result import Result
@@ -84,7 +91,9 @@ _HOMES = {
     "config": (
         "CheckpointConfig",
         "FailureConfig",
+        "ResumeConfig",
         "RunConfig",
+        "SyncConfig",
         "TuneConfig",
     ),
     "placement": (
@@ -164,8 +173,10 @@ __all__ = [
     "PlacementGroupFactory",
     "Result",
     "ResultGrid",
+    "ResumeConfig",
     "RunConfig",
     "ScalingConfig",
+    "SyncConfig",
     "Trainable",
     "TuneConfig",
     "Tuner",
