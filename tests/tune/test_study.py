@@ -217,6 +217,29 @@ def test_branches_lists_and_objects(fit):
     assert study.trials[0].distributions["odd"] == CategoricalDistribution(["1", "True", "1.0"])
 
 
+def test_every_kind_of_domain(fit):
+    space = {
+        "kind": tune.choice(["a", "b"]),
+        "only_a": tune.when({"kind": "a"}, tune.quniform(0, 1, 0.25)),
+        "steps": tune.qrandint(4, 64, 4),
+        "log": tune.lograndint(1, 1000),
+        "normal": tune.randn(0, 1),
+        "coarse": tune.qloguniform(1e-3, 1, 1e-3),
+        "computed": tune.sample_from(lambda spec: spec.config.steps * 2),
+    }
+    grid = fit(lambda config: {"loss": 1.0}, space, metric="loss", num_samples=20, seed=1)
+    study = grid.to_optuna()
+    for trial, result in zip(study.trials, grid, strict=True):
+        assert trial.params == result.config  # without only_a where the kind is b
+    first = next(trial for trial in study.trials if "only_a" in trial.params)
+    assert first.distributions["only_a"] == FloatDistribution(0, 1)
+    assert (first.distributions["log"].low, first.distributions["log"].log) == (1, True)
+    assert first.distributions["coarse"] == FloatDistribution(1e-3, 1, log=True)
+    normal = [trial.params["normal"] for trial in study.trials]
+    assert first.distributions["normal"] == FloatDistribution(min(normal), max(normal))
+    assert isinstance(first.distributions["computed"], IntDistribution)
+
+
 def test_what_no_space_says_is_told_by_the_values():
     """Of functions that define spaces, of computed values, and of domains that are not known."""
     configs = [
@@ -249,7 +272,7 @@ VALUES = st.one_of(
     st.none(),
     st.booleans(),
     st.integers(-1000, 1000),
-    st.floats(allow_nan=True, allow_infinity=False, width=32),
+    st.floats(width=32),
     st.text(max_size=3),
     st.lists(st.integers(0, 3), max_size=2),
 )
