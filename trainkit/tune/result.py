@@ -9,6 +9,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import trainkit.errors
 from trainkit.errors import MetricError, StoreError, TrialError
 from trainkit.tune import show
 from trainkit.tune.checkpoint import Checkpoint
@@ -219,6 +220,9 @@ def with_config(report: Mapping[str, Any], config: Mapping[str, Any]) -> dict[st
 
 
 def _as_error(trial: Trial, failure: Failure) -> TrialError | MetricError:
-    cls = MetricError if failure.kind == "MetricError" else TrialError
+    cls: type[TrialError | MetricError] = TrialError
+    known = getattr(trainkit.errors, failure.kind, None)
+    if isinstance(known, type) and issubclass(known, (TrialError, MetricError)):
+        cls = known
     trace = f"\n{failure.traceback}" if failure.traceback else ""
     return cls(f"trial {trial.trial_id} failed: {failure.kind}: {failure.message}{trace}")
