@@ -15,6 +15,7 @@ from trainkit.tune.space import Domain, GridSearch
 _TEXT_OF = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
 _FLOAT_OF = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 _PLAIN = frozenset((str, int, float, bool, type(None)))
+_of_text = json.JSONDecoder().decode
 _to_text = json.JSONEncoder(
     allow_nan=False, separators=(",", ":")
 ).encode  # one for all: to make one takes long
@@ -93,7 +94,7 @@ def encode(value: Any) -> str:
 
 def decode(text: str) -> Any:
     """The reverse of `encode`; the texts NaN, Infinity and -Infinity are read as numbers."""
-    value = json.loads(text)
+    value = _of_text(text)
     return _with_nan(value) if '"NaN"' in text or 'Infinity"' in text else value
 
 
@@ -159,7 +160,7 @@ def decode_config(text: str) -> Any:
     Raises:
         SpaceError: the text names a domain that this version doesn't know.
     """
-    return _from_data(json.loads(text))
+    return _from_data(_of_text(text))
 
 
 def is_opaque(value: Any) -> bool:
