@@ -12,16 +12,21 @@ import os
 import sys
 import traceback
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 from greenlet import greenlet  # type: ignore[import-untyped]
 
 from trainkit.errors import ConfigError, MetricError
 from trainkit.tune.checkpoint import checkpoint_dirname
+from trainkit.tune.house import House
+from trainkit.tune.older_forms import older_arguments
 from trainkit.tune.protocol import Progress, TrialSpec
+from trainkit.tune.registry import take_environments
 from trainkit.tune.session import Session, TrialStopped
 from trainkit.tune.trainable import Trainable
+from trainkit.tune.values import is_scalar
 
 
 class Runner(ABC):
@@ -76,7 +81,8 @@ class FunctionRunner(Runner):
     def _run(self) -> Progress:
         self._session.activate()
         try:
-            output = self._function(self._spec.config, **self._parameters)
+            older = older_arguments(self._function, self._parameters, self._spec.checkpoint)
+            output = self._function(self._spec.config, **self._parameters, **older)
             if inspect.isgenerator(output):
                 try:
                     for item in output:
@@ -85,10 +91,10 @@ class FunctionRunner(Runner):
                     output.close()
                 output = None
             if self._session.stopping or output is None or (isinstance(output, Mapping) and not output):
-                return Progress(self._session.meter.iteration, done=True)
+                return self._session.end()
             return self._session.progress(as_metrics(output), None, done=True)
         except TrialStopped:
-            return Progress(self._session.meter.iteration, done=True)
+            return self._session.end()
         finally:
             self._session.deactivate()
 
@@ -199,12 +205,48 @@ def as_metrics(output: Any) -> dict[str, Any]:
     """
     if isinstance(output, Mapping):
         return dict(output)
-    if isinstance(output, (int, float)) or (hasattr(output, "item") and getattr(output, "shape", None) == ()):
+    if is_scalar(output):
         return {"_metric": output}
     raise MetricError(
         f"the trainable returned or yielded a {type(output).__name__}; "
         "give a dictionary of metrics, a number or None"
     )
+
+
+class HousedRunner(Runner):
+    """Runs another one at home: in the trial's folder, with its files for what is printed.
+
+    Args:
+        spec: the trial.
+        make: makes the runner, which runs code of the user's too.
+    """
+
+    def __init__(self, spec: TrialSpec, make: Callable[[], Runner]) -> None:
+        self._spec = spec
+        with _at_home(spec):
+            self._inner = make()
+
+    def advance(self) -> Progress:
+        with _at_home(self._spec):
+            return self._inner.advance()
+
+    def stop(self, save: bool) -> Progress:
+        with _at_home(self._spec):
+            return self._inner.stop(save)
+
+    def take_over(self, spec: TrialSpec) -> bool:
+        with _at_home(spec):
+            taken = self._inner.take_over(spec)
+        self._spec = spec if taken else self._spec
+        return taken
+
+    def close(self) -> str:
+        with _at_home(self._spec):
+            return self._inner.close()
+
+
+def _at_home(spec: TrialSpec) -> AbstractContextManager[None]:
+    return spec.house.entered(spec.trial_dir, own_process=os.getpid() != spec.driver_pid)
 
 
 def make_runner(
@@ -218,6 +260,11 @@ def make_runner(
         parameters: what `with_parameters` bound.
         keep: an object that knows how to take over another trial is not cleaned up at the end of this one.
     """
-    if isinstance(trainable, type) and issubclass(trainable, Trainable):
-        return ClassRunner(spec, trainable, parameters, keep=keep)
-    return FunctionRunner(spec, trainable, parameters)
+    take_environments(spec.environments)
+
+    def make() -> Runner:
+        if isinstance(trainable, type) and issubclass(trainable, Trainable):
+            return ClassRunner(spec, trainable, parameters, keep=keep)
+        return FunctionRunner(spec, trainable, parameters)
+
+    return make() if spec.house == House() else HousedRunner(spec, make)
