@@ -74,6 +74,21 @@ def test_a_function_finds_its_own_session_and_folder(fit):
         assert Path(result.path, "mine").read_text() == result.trial_id
 
 
+def test_folder_and_output_are_the_trials_own(fit):
+    def trainable(config):
+        print("this is", config["x"])
+        Path("mine").write_text(str(config["x"]))
+        return {"pid": os.getpid()}
+
+    run = {"log_to_file": True, "chdir_to_trial_dir": True}
+    space = {"x": tune.grid_search([0, 1, 2])}
+    grid = fit(trainable, space, max_concurrent_trials=1, reuse_actors=True, run=run)
+    assert len(set(pids(grid))) == 1
+    for x, result in enumerate(grid):
+        assert Path(result.path, "mine").read_text() == str(x)
+        assert Path(result.path, "stdout").read_text() == f"this is {x}\n"
+
+
 def test_a_stopped_function_ends_before_the_next_trial_begins(fit, tmp_path):
     log = tmp_path / "log"
 
