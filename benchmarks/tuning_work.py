@@ -33,13 +33,13 @@ class Bench:
     Args:
         side: "trainkit" or "ray".
         num_cpus: that it declares.
+        init: further arguments of `init`.
     """
 
-    def __init__(self, side: str, num_cpus: int) -> None:
-        self.side = side
+    def __init__(self, side: str, num_cpus: int, **init: Any) -> None:
         self._root = importlib.import_module(side)
         self.tune = importlib.import_module(f"{side}.tune")
-        self._root.init(num_cpus=num_cpus, **ARGUMENTS[side])
+        self._root.init(num_cpus=num_cpus, **ARGUMENTS[side], **init)
         # Removed at the end: on some file systems new files are slow where others were just deleted.
         self._folder = tempfile.mkdtemp(prefix="tuning-benchmark-")
         self._runs = 0
@@ -133,6 +133,15 @@ def reuse(side: str, scale: float) -> dict[str, float]:
     return {"reuse_ms": took / count * 1e3}
 
 
+def inline(side: str, scale: float) -> dict[str, float]:
+    """Trivial trials in the program itself."""
+    count = max(2, round(100 * scale))
+    with Bench(side, 2, engine="inline") as bench:
+        bench.fit(trivial, 2)
+        took, _ = bench.fit(trivial, count)
+    return {"inline_ms": took / count * 1e3}
+
+
 def results(side: str, scale: float) -> dict[str, float]:
     """Results a second from two trials, with all default loggers."""
     count = max(3, round((10_000 if side == "trainkit" else 1_000) * scale))
@@ -180,6 +189,7 @@ def _sections() -> dict[str, Callable[[str, float], dict[str, float]]]:
     return {
         "fresh": fresh,
         "reuse": reuse,
+        "inline": inline,
         "results": results,
         "parabola": parabola,
         "large": tuning_large.large,

@@ -13,6 +13,8 @@ import time
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import trainkit
 from tests.conftest import SESSION_CPUS, eventually
@@ -407,3 +409,35 @@ def test_the_pool_lets_go_what_nobody_wants():
     assert pool.overdue(IDLE_S) == ["a"]
     assert pool.deadline == 1.0 + IDLE_S
     assert pool.take_all() == ["b"]
+
+
+@given(st.lists(st.tuples(st.sampled_from(["start", "end", "lose", "wait"]), st.integers(1, 3)), max_size=60))
+def test_the_pool_never_holds_more_than_there_is(moves):
+    requests = {cpus: PlacementGroupFactory([{"CPU": cpus}]) for cpus in (1, 2, 3)}
+    pool, now, names = ProcessPool[str]({"CPU": 4}), 0.0, iter(range(1_000))
+    running: list[tuple[str, int]] = []
+    idle: set[str] = set()
+    for move, cpus in moves:
+        now += 0.1
+        if move == "start" and sum(taken for _, taken in running) + cpus <= 4:  # as the controller sees to
+            found = pool.take(requests[cpus])
+            if found is None:
+                name = str(next(names))
+                idle -= set(pool.admit(name, requests[cpus]))
+            else:
+                name = found[0]
+                idle.remove(name)
+            running.append((name, cpus))
+        elif move == "end" and running:
+            name, cpus = running.pop()
+            pool.keep(name, name, requests[cpus], now)
+            idle.add(name)
+        elif move == "lose" and running:
+            pool.forget(running.pop()[0])
+        elif move == "wait":
+            now += IDLE_S
+            idle -= set(pool.overdue(now))
+            assert not idle
+        assert len(pool) == len(idle)
+    assert set(pool.take_all()) == idle
+    assert pool.admit("all", PlacementGroupFactory([{"CPU": 4}])) == [] or running
