@@ -57,7 +57,7 @@ ROWS = [
     Row("sleep_fresh_over_percent", "10,000 x 0.1 s on 16 CPUs, fresh: over 62.5 s, %", most=30),
     Row("optuna_own_ms", "Ray issue 11004: a trial in Optuna's own loop, ms"),
     Row("optuna_ms", "  a trial here, ms"),
-    Row("optuna_over_forks_times", "  over what its fork takes, times Optuna's own", most=2),
+    Row("optuna_search_times", "  CPU time more than random search's, times that loop's", most=2),
     Row("disk_kb", "on the disk, a trial, KB", times=1),
     Row("disk_files", "on the disk, a trial, files", times=1),
     Row("asha_decision_us", "a decision of ASHA at a rung of 10,000, us", most=100),
