@@ -172,7 +172,7 @@ def decode_config(text: str) -> Any:
 
 def is_opaque(value: Any) -> bool:
     """True for the mark of a value that text could not hold."""
-    return isinstance(value, dict) and set(value) == {OPAQUE}
+    return isinstance(value, dict) and len(value) == 1 and OPAQUE in value
 
 
 def holds_opaque(value: Any) -> bool:
@@ -233,21 +233,30 @@ def _to_data(value: Any) -> Any:
 def _from_data(data: Any) -> Any:
     if isinstance(data, list):
         return [_from_data(child) for child in data]
-    if not isinstance(data, dict) or is_opaque(data):
+    if not isinstance(data, dict):
         return data
-    if set(data) == {_TUPLE}:
-        return tuple(_from_data(child) for child in data[_TUPLE])
-    if set(data) == {_FLOAT}:
-        return _FLOAT_OF[data[_FLOAT]]
-    if data.keys() <= _SETS.keys() and len(data) == 1:
-        ((name, children),) = data.items()
-        return _SETS[name](map(_from_data, children))
-    if set(data) == {_DOMAIN}:
-        name, *arguments = data[_DOMAIN]
-        if name not in space.SPELLINGS:
-            raise SpaceError(f"the stored space uses {name!r}, which this version of trainkit does not know")
-        return space.SPELLINGS[name](*map(_from_data, arguments))
-    return {key: _from_data(child) for key, child in data.items()}
+    if len(data) == 1:  # as all that is marked is
+        ((mark, held),) = data.items()
+        if mark == OPAQUE:
+            return data
+        if mark == _TUPLE:
+            return tuple(_from_data(child) for child in held)
+        if mark == _FLOAT:
+            return _FLOAT_OF[held]
+        if mark in _SETS:
+            return _SETS[mark](map(_from_data, held))
+        if mark == _DOMAIN:
+            return _domain_of(*held)
+    return {
+        key: child if type(child) in _PLAIN else _from_data(child)  # the usual ones by the short way
+        for key, child in data.items()
+    }
+
+
+def _domain_of(name: str, *arguments: Any) -> Any:
+    if name not in space.SPELLINGS:
+        raise SpaceError(f"the stored space uses {name!r}, which this version of trainkit does not know")
+    return space.SPELLINGS[name](*map(_from_data, arguments))
 
 
 def _name_of(value: Any) -> str:
