@@ -96,6 +96,17 @@ def test_a_trial_goes_on_from_a_checkpoint_that_was_copied_back(fit, tmp_path, r
     assert again[0].checkpoint is not None
 
 
+def test_results_are_read_by_address(fit, results):
+    grid = fit(saving, num_samples=2, metric="step", mode="max", run={"storage_path": "memory://bucket"})
+    shutil.rmtree(results)
+    again = tune.ResultGrid.from_path("memory://bucket/e")
+    assert [result.history for result in again] == [result.history for result in grid]
+    shutil.rmtree(results)
+    analysis = tune.ExperimentAnalysis("/bucket/e", storage_filesystem=MemoryFileSystem())
+    assert analysis.best_result["step"] == 4
+    assert Path(analysis.best_checkpoint.path).is_dir()
+
+
 def test_a_file_address_is_a_local_folder(fit, tmp_path, results):
     grid = fit(saving, run={"storage_path": f"file://{tmp_path}/plain"})
     assert grid.experiment_path == str(tmp_path / "plain" / "e")

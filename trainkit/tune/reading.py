@@ -11,6 +11,7 @@ from trainkit.errors import StoreError
 from trainkit.tune.history import ExperimentReader
 from trainkit.tune.ray_folder import RayFolder, is_ray_folder
 from trainkit.tune.schema import FILENAME
+from trainkit.tune.storage import working_folder
 from trainkit.tune.trial import Attempt, Trial
 
 
@@ -59,13 +60,14 @@ def open_experiment(folder: Path) -> Reader:
     return ExperimentReader(folder)
 
 
-def experiment_folder(path: str | os.PathLike[str]) -> Path:
-    """The folder that `path` means: itself, or where the file that it names lies.
+def experiment_folder(path: str | os.PathLike[str], filesystem: Any = None) -> Path:
+    """The folder that `path` means: itself, or where the file that it names lies; an address is copied here.
 
     Raises:
         StoreError: there is nothing.
+        StorageError: the address can't be read.
     """
-    folder = Path(path).expanduser().absolute()
+    folder, _ = working_folder(path, filesystem)
     if folder.is_file():
         folder = folder.parent
     if not folder.is_dir():
