@@ -94,6 +94,13 @@ class Checkpoint:
         """Store `metadata` beside what is there; equal keys are replaced."""
         self.set_metadata({**self.get_metadata(), **metadata})
 
+    @property
+    def value(self) -> str:
+        """The path, by the name that a trial's checkpoint had in Ray 1.x."""
+        return self.path
+
+    dir_or_data = value
+
     def __fspath__(self) -> str:
         """A checkpoint stands wherever its path may: `os.path.join(checkpoint, "model.pt")`."""
         return self.path

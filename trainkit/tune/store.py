@@ -153,9 +153,7 @@ class ExperimentStore:
         return self._seq
 
     def _run(self, sql: str, *values: Any) -> None:
-        self._connection.execute(
-            sql, [storable_text(value) if isinstance(value, str) else value for value in values]
-        )
+        self._connection.execute(sql, tuple(map(_storable, values)))
 
     def _trial_added(self, record: ev.TrialAdded) -> None:
         trial = record.trial
@@ -255,6 +253,10 @@ class ExperimentStore:
             record.trial_id,
             record.detail,
         )
+
+
+def _storable(value: Any) -> Any:
+    return storable_text(value) if isinstance(value, str) and not value.isascii() else value
 
 
 def _refuse_existing(folder: Path) -> None:
