@@ -33,7 +33,23 @@ if TYPE_CHECKING:
     from trainkit.tune.placement import PlacementGroupFactory, with_parameters, with_resources
     from trainkit.tune.results import Result, ResultGrid
     from trainkit.tune.session import get_checkpoint, get_context, report
-    from trainkit.tune.space import choice, grid_search, loguniform, randint, sample_from, uniform
+    from trainkit.tune.space import (
+        choice,
+        forbid,
+        grid_search,
+        lograndint,
+        loguniform,
+        qlograndint,
+        qloguniform,
+        qrandint,
+        qrandn,
+        quniform,
+        randint,
+        randn,
+        sample_from,
+        uniform,
+        when,
+    )
     from trainkit.tune.trainable import Trainable
     from trainkit.tune.tuner import Tuner
 
@@ -44,7 +60,23 @@ _HOMES = {
     "placement": ("PlacementGroupFactory", "with_parameters", "with_resources"),
     "results": ("Result", "ResultGrid"),
     "session": ("get_checkpoint", "get_context", "report"),
-    "space": ("choice", "grid_search", "loguniform", "randint", "sample_from", "uniform"),
+    "space": (
+        "choice",
+        "forbid",
+        "grid_search",
+        "lograndint",
+        "loguniform",
+        "qlograndint",
+        "qloguniform",
+        "qrandint",
+        "qrandn",
+        "quniform",
+        "randint",
+        "randn",
+        "sample_from",
+        "uniform",
+        "when",
+    ),
     "trainable": ("Trainable",),
     "tuner": ("Tuner",),
 }
@@ -66,16 +98,25 @@ __all__ = [
     "Tuner",
     "callbacks",
     "choice",
+    "forbid",
     "get_checkpoint",
     "get_context",
     "grid_search",
+    "lograndint",
     "loguniform",
+    "qlograndint",
+    "qloguniform",
+    "qrandint",
+    "qrandn",
+    "quniform",
     "randint",
+    "randn",
     "report",
     "sample_from",
     "schedulers",
     "search",
     "uniform",
+    "when",
     "with_parameters",
     "with_resources",
 ]

@@ -9,7 +9,7 @@ from trainkit.errors import ConfigError
 from trainkit.tune.placement import PlacementGroupFactory
 from trainkit.tune.search.base import Searcher
 from trainkit.tune.trial import Trial, experiment_tag, trial_dirname, trial_id_of
-from trainkit.tune.variants import Space, spell
+from trainkit.tune.variants import Space
 
 
 class TrialSource:
@@ -97,4 +97,4 @@ def make_trial(
 
 def varied_names(space: Space) -> set[str]:
     """Flattened names of the hyperparameters that are not constant."""
-    return {spell(path) for path in (*space.axes, *space.domains, *space.computed)}
+    return space.varied

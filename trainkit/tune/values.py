@@ -10,7 +10,7 @@ from typing import Any
 
 from trainkit.errors import MetricError, SpaceError
 from trainkit.tune import space
-from trainkit.tune.space import Domain, GridSearch
+from trainkit.tune.domains import Spelled
 
 _TEXT_OF = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
 _FLOAT_OF = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
@@ -165,7 +165,7 @@ def holds_opaque(value: Any) -> bool:
     """True if any part of a decoded configuration or space is opaque."""
     if is_opaque(value):
         return True
-    if isinstance(value, (Domain, GridSearch)):
+    if isinstance(value, Spelled):
         value = value.spelling[1]
     children = (
         value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
@@ -197,7 +197,7 @@ def _to_data(value: Any) -> Any:
         return {_FLOAT: _TEXT_OF[str(value)]}  # marked, since a configuration may hold the text "NaN" too
     if type(value) in _PLAIN:
         return value
-    if isinstance(value, (Domain, GridSearch)):
+    if isinstance(value, Spelled):
         name, arguments = value.spelling
         return {_DOMAIN: [name, *map(_to_data, arguments)]}
     if type(value) is tuple:
@@ -229,9 +229,9 @@ def _from_data(data: Any) -> Any:
         return _SETS[name](map(_from_data, children))
     if set(data) == {_DOMAIN}:
         name, *arguments = data[_DOMAIN]
-        if name not in space.__all__:
+        if name not in space.SPELLINGS:
             raise SpaceError(f"the stored space uses {name!r}, which this version of trainkit does not know")
-        return getattr(space, name)(*map(_from_data, arguments))
+        return space.SPELLINGS[name](*map(_from_data, arguments))
     return {key: _from_data(child) for key, child in data.items()}
 
 
