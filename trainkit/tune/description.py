@@ -8,15 +8,15 @@ from typing import Any
 from trainkit.errors import ConfigError
 from trainkit.tune.config import CheckpointConfig, FailureConfig, RunConfig, TuneConfig
 from trainkit.tune.schedulers.base import TrialScheduler
-from trainkit.tune.schedulers.create import scheduler_class
+from trainkit.tune.schedulers.create import described_scheduler
 from trainkit.tune.search.base import Searcher
-from trainkit.tune.search.create import searcher_class
-from trainkit.tune.values import holds_opaque, is_opaque
+from trainkit.tune.search.create import describe_searcher, described_searcher
+from trainkit.tune.values import is_opaque
 
 # What a file may name; anything else is given again by the user, never looked up and called.
-_MADE_AGAIN: dict[str, Callable[[str], type[TrialScheduler] | type[Searcher] | None]] = {
-    "scheduler": scheduler_class,
-    "search_alg": searcher_class,
+_MADE_AGAIN: dict[str, Callable[[Mapping[str, Any]], TrialScheduler | Searcher | None]] = {
+    "scheduler": described_scheduler,
+    "search_alg": described_searcher,
 }
 
 
@@ -29,6 +29,7 @@ def describe_settings(tune: TuneConfig, run: RunConfig) -> dict[str, Any]:
             "num_samples": tune.num_samples,
             "max_concurrent_trials": tune.max_concurrent_trials,
             "time_budget_s": tune.time_budget_s,
+            "allow_duplicates": tune.allow_duplicates,
             "search_alg": _describe(tune.search_alg),
             "scheduler": _describe(tune.scheduler),
         },
@@ -53,11 +54,11 @@ def restored_tune_config(stored: Mapping[str, Any], given: TuneConfig | None) ->
     for name, value in stored.items():
         if name in settings:
             continue
-        class_of = _MADE_AGAIN.get(name)
-        if class_of is None or value is None:
+        make = _MADE_AGAIN.get(name)
+        if make is None or value is None:
             settings[name] = value
-        elif (cls := class_of(value["class"])) is not None and not holds_opaque(value["arguments"]):
-            settings[name] = cls(**value["arguments"])
+        elif (made := make(value)) is not None:
+            settings[name] = made
         else:
             lacking[name] = value["class"]
     _require_all(lacking, "tune_config=tune.TuneConfig")
@@ -100,6 +101,8 @@ def _given(config: Any, default: Any) -> dict[str, Any]:
 def _describe(made: TrialScheduler | Searcher | str | None) -> dict[str, Any] | None:
     if made is None or isinstance(made, str):  # the configuration has made objects of names
         return None
+    if isinstance(made, Searcher):
+        return describe_searcher(made)
     return {"class": type(made).__qualname__, "arguments": made.arguments}
 
 

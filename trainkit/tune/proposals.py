@@ -15,12 +15,19 @@ from collections.abc import Mapping
 from typing import Any
 
 from trainkit.errors import ConfigError
+from trainkit.tune.domains import Spelled
 from trainkit.tune.fingerprint import fingerprint
 from trainkit.tune.search.base import Searcher
-from trainkit.tune.variants import Space, spell
+from trainkit.tune.seeds import suggestion_generator
+from trainkit.tune.spaces.computed import compute
+from trainkit.tune.spaces.tree import everything, in_config
+from trainkit.tune.variants import Space
 
 TRIES = 20
-"""Suggestions rejected in a row before alternatives are looked for: most of the space has been tried by then."""
+"""Suggestions rejected in a row before a searcher is asked for alternatives: it insists on what was tried."""
+
+PATIENCE = 200
+"""The same for searchers that draw from a space of their own, and so know of no alternatives."""
 
 
 class Proposals:
@@ -29,12 +36,18 @@ class Proposals:
     Args:
         searcher: that has begun.
         space: the experiment's.
+        seed: of the experiment.
         allow_duplicates: what was drawn before may be tried again.
     """
 
-    def __init__(self, searcher: Searcher, space: Space, *, allow_duplicates: bool = False) -> None:
+    def __init__(
+        self, searcher: Searcher, space: Space, *, seed: int = 0, allow_duplicates: bool = False
+    ) -> None:
         self._searcher = searcher
         self._space = space
+        self._seed = seed
+        self._constants = constants(space.tree)
+        self._proposed = 0
         self._allow_duplicates = allow_duplicates
         self._first: dict[bytes, str] = {}
         """By the fingerprint of a configuration, the trial that had it first."""
@@ -70,30 +83,48 @@ class Proposals:
                     self.reason = self._why()
                 return Searcher.FINISHED
             config = self._whole(suggestion)
-            known = self._objection(config, trial_id)
-            if known is None:
+            drawn = self._searcher.is_drawn(trial_id)
+            rule = self._forbidden_by(config)
+            if rule is not None and not drawn:
+                raise ConfigError(f"{self.name} was given {config!r} to try, which is forbidden: {rule}")
+            known = self._first.get(fingerprint(config)) if drawn and not self._allow_duplicates else None
+            if rule is None and known is None:
                 return self._accept(trial_id, config)
-            self._searcher.on_rejected(trial_id, self._results.get(known))
+            self._searcher.on_rejected(trial_id, self._results.get(known or ""))
             rejected += 1
-            if rejected >= TRIES or not self._searcher.is_drawn(trial_id):
-                config = self._alternative(trial_id)
-                if config is not None:
-                    return self._accept(trial_id, config)
-                self._gave_up = True
-                if not self._searcher.give_up(trial_id):
-                    self.reason = self._why()
-                    return Searcher.FINISHED
-                rejected = 0
+            if rejected < (TRIES if self._searcher.whole else PATIENCE):
+                continue
+            if (other := self._alternative(trial_id)) is not None:
+                return self._accept(trial_id, other)
+            if rule is not None and not self._searcher.whole:
+                raise ConfigError(
+                    f"{self.name}.suggest() returned {rejected} configurations in a row that are forbidden "
+                    f"or were tried before; {rule} forbids the last, {config!r}"
+                )
+            self._gave_up = True
+            if not self._searcher.give_up(trial_id):
+                self.reason = self._why()
+                return Searcher.FINISHED
+            rejected = 0
 
-    def replay(self, trial_id: str, stored: dict[str, Any]) -> dict[str, Any] | None:
+    def replay(
+        self, trial_id: str, stored: dict[str, Any], *, same_space: bool = True
+    ) -> dict[str, Any] | None:
         """Rebuild the searcher as it was after it had suggested `stored`.
+
+        Args:
+            trial_id: of the trial.
+            stored: its configuration.
+            same_space: False: it was drawn from another space than the one that is searched now.
 
         Returns:
             The suggestion, for the values of which the store knows only the names; None: there is none.
         """
-        config = self._searcher.remember(trial_id, stored)
+        config = self._searcher.remember(trial_id, stored, same_space=same_space)
         if config is None:
             proposed = self.propose(trial_id)
+            if not self._allow_duplicates:  # whatever a searcher of no fixed mind says now, this was tried
+                self._first.setdefault(fingerprint(stored), trial_id)
             return proposed if isinstance(proposed, dict) else None
         return self._accept(trial_id, config)
 
@@ -115,40 +146,39 @@ class Proposals:
             suggestion = self._searcher.suggest(trial_id)
         except Exception as error:
             raise ConfigError(
-                f"no configuration could be made for trial {trial_id}: "
+                f"no configuration could be made for trial {self._proposed}: "
                 f"{self.name}.suggest() raised {type(error).__name__}: {error}"
             ) from error
-        if suggestion is None or suggestion == Searcher.FINISHED or isinstance(suggestion, dict):
+        if suggestion is None or isinstance(suggestion, dict):
+            return suggestion
+        if isinstance(suggestion, str) and suggestion == Searcher.FINISHED:
             return suggestion
         raise ConfigError(
             f"{self.name}.suggest() returned {suggestion!r}; return a dictionary, None or Searcher.FINISHED"
         )
 
     def _whole(self, suggestion: dict[str, Any]) -> dict[str, Any]:
-        """The configuration that a suggestion means: keys a/b nested, constants of the space added."""
+        """The configuration that a suggestion means: keys a/b nested, the constants of the space added."""
         if self._searcher.whole:
             return suggestion
-        config = merged(self._space.constants(), nested(suggestion))
-        for path in (*self._space.axes, *self._space.domains):
-            if not _reaches(config, path):
+        config = merged(self._constants, nested(suggestion))
+        for parameter in self._space.parameters:
+            if not parameter.is_conditional and not _reaches(config, in_config(parameter.path)):
                 raise ConfigError(
-                    f"{self.name}.suggest() gave no value for {spell(path)}, which param_space draws: let "
+                    f"{self.name}.suggest() gave no value for {parameter.name}, which param_space draws: let "
                     "set_search_properties take the space, or leave only constants in param_space"
                 )
+        if self._space.computed:
+            compute(config, suggestion_generator(self._seed, self._proposed))
         return config
 
-    def _objection(self, config: dict[str, Any], trial_id: str) -> str | None:
-        """The id of the trial that had the drawn `config` before, "" if it is forbidden, None if it will do."""
-        if not self._space.allows(config):
-            return ""
-        if self._allow_duplicates or not self._searcher.is_drawn(trial_id):
-            return None
-        return self._first.get(fingerprint(config))
+    def _forbidden_by(self, config: dict[str, Any]) -> str | None:
+        return self._space.forbidden_by(config) if self._space.rules else None
 
     def _alternative(self, trial_id: str) -> dict[str, Any] | None:
         for config in self._searcher.alternatives(trial_id):
             if (
-                self._space.allows(config)
+                self._forbidden_by(config) is None
                 and (self._allow_duplicates or fingerprint(config) not in self._first)
                 and self._searcher.take(trial_id, config)
             ):
@@ -156,15 +186,30 @@ class Proposals:
         return None
 
     def _accept(self, trial_id: str, config: dict[str, Any]) -> dict[str, Any]:
+        self._proposed += 1
         if not self._allow_duplicates:
             self._first.setdefault(fingerprint(config), trial_id)
         return config
 
     def _why(self) -> str:
-        number = self._space.cardinality
+        number = self._space.cardinality()
         if number is not None and len(self._first) >= number:
             return f"all {number} configurations of the space were tried"
         return f"{self.name} found no configuration that is allowed and was not tried before"
+
+
+def constants(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a space gives to every configuration, with its `sample_from` as they are."""
+    return {key: value for key, child in tree.items() if (value := _constant(child)) is not _ABSENT}
+
+
+_ABSENT = object()
+
+
+def _constant(node: Any) -> Any:
+    if isinstance(node, dict):
+        return constants(node) if constants(node) or not node else _ABSENT
+    return _ABSENT if any(isinstance(leaf, Spelled) for leaf in everything(node)) else node
 
 
 def nested(suggestion: Mapping[str, Any]) -> dict[str, Any]:

@@ -14,8 +14,8 @@ from trainkit.errors import ConfigError
 from trainkit.tune import events as ev
 from trainkit.tune.checks import is_number
 from trainkit.tune.history import Ended, ExperimentReader, LogEntry, Report, Suggested
+from trainkit.tune.proposals import Proposals
 from trainkit.tune.schedulers.base import TrialScheduler, stop_words
-from trainkit.tune.search.base import Searcher
 from trainkit.tune.trial import Trial, TrialStatus
 from trainkit.tune.values import complete, encode_config, holds_opaque, lookup
 from trainkit.tune.variants import Space
@@ -77,19 +77,19 @@ def restored_space(facts: Mapping[str, Any], given: Mapping[str, Any] | None) ->
 
 def restore_trials(
     reader: ExperimentReader,
-    searcher: Searcher,
+    proposals: Proposals,
     scheduler: TrialScheduler,
     rule: ResumeRule,
     metric: str | None,
     time: float,
 ) -> Restored:
-    """Replay the file's log into `searcher` and `scheduler`, and settle what each trial now is.
+    """Replay the file's log into `proposals` and `scheduler`, and settle what each trial now is.
 
     Raises:
         ConfigError: the searcher suggests other configurations than it did.
     """
     trials = reader.trials()
-    restored = Restored(trials, replay(reader.log(), trials, searcher, scheduler, metric))
+    restored = Restored(trials, replay(reader.log(), trials, proposals, scheduler, metric))
     started, stops = reader.started(), reader.stops()
     for trial in trials:
         trial.last_result["config"] = trial.config
@@ -97,7 +97,7 @@ def restore_trials(
         _settle(restored, trial, rule, stops.get(trial.trial_id), scheduler, time)
         if unsettled and trial.status.is_finished:
             scheduler.on_trial_complete(trial.trial_id)
-            searcher.on_trial_complete(trial.trial_id, trial.last_result)
+            proposals.on_trial_complete(trial.trial_id, trial.last_result)
         if trial.status is TrialStatus.PENDING and (trial.trial_id, trial.attempt) in started:
             trial.attempt += 1
         _tidy(restored, trial, reader.folder / trial.dirname, time)
@@ -107,11 +107,11 @@ def restore_trials(
 def replay(
     log: Iterable[LogEntry],
     trials: Sequence[Trial],
-    searcher: Searcher,
+    proposals: Proposals,
     scheduler: TrialScheduler,
     metric: str | None = None,
 ) -> set[str]:
-    """Tell `searcher` and `scheduler` what they were told, and complete the configurations of `trials`.
+    """Tell `proposals` and `scheduler` what they were told, and complete the configurations of `trials`.
 
     Returns:
         The ids of trials that have reported `metric`.
@@ -125,27 +125,25 @@ def replay(
         trial = by_id[entry.trial_id]
         match entry:
             case Suggested():
-                _ask_again(searcher, trial)
+                _ask_again(proposals, trial)
                 scheduler.on_trial_add(trial.trial_id)
             case Report(result=result):
                 if metric is not None and is_number(lookup(result, metric)):
                     with_metric.add(trial.trial_id)
-                searcher.on_trial_result(trial.trial_id, result)
+                proposals.on_trial_result(trial.trial_id, result)
                 scheduler.on_result(trial.trial_id, result)
             case Ended(error=error):
-                searcher.on_trial_complete(trial.trial_id, trial.last_result or None, error=error)
+                proposals.on_trial_complete(trial.trial_id, trial.last_result or None, error=error)
                 tell = scheduler.on_trial_error if error else scheduler.on_trial_complete
                 tell(trial.trial_id)
     return with_metric
 
 
-def _ask_again(searcher: Searcher, trial: Trial) -> None:
+def _ask_again(proposals: Proposals, trial: Trial) -> None:
     """The same suggestion again: it rebuilds the searcher, and values that text can't hold."""
-    config = searcher.suggest(trial.trial_id)
-    if not isinstance(config, dict):
-        raise ConfigError(
-            f"{type(searcher).__name__} gives no suggestion for trial {trial.trial_id} any more"
-        )
+    config = proposals.replay(trial.trial_id, trial.config)
+    if config is None:
+        raise ConfigError(f"{proposals.name} gives no suggestion for trial {trial.trial_id} any more")
     trial.config = complete(trial.config, config)
     if holds_opaque(trial.config):
         raise ConfigError(

@@ -7,6 +7,7 @@ asked changes what a model proposes, never what chance gives.
 
 from __future__ import annotations
 
+import copy
 import pickle
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
@@ -65,7 +66,7 @@ class Searcher(ABC):
 
     @property
     def mode(self) -> str | None:
-        """ "min" or "max"."""
+        """Whether less is better, "min", or more, "max"."""
         return self._mode
 
     @property
@@ -101,7 +102,8 @@ class Searcher(ABC):
         """Take the search space: called once, before the first suggestion; override it at will.
 
         Args:
-            metric, mode: what to optimise: the searcher's own, or else the TuneConfig's.
+            metric: what to optimise: the searcher's own, or else the TuneConfig's.
+            mode: the same.
             config: `param_space`, with domains such as `tune.uniform(0, 1)` in it; don't change it.
             spec: `num_samples` and `seed`; more may come.
 
@@ -180,14 +182,27 @@ class Searcher(ABC):
         del trial_id
         return False
 
-    def remember(self, trial_id: str, config: dict[str, Any]) -> dict[str, Any] | None:
+    def remember(
+        self, trial_id: str, config: dict[str, Any], *, same_space: bool = True
+    ) -> dict[str, Any] | None:
         """In a restore: be as after `suggest(trial_id)` had returned `config`, without the work.
 
+        Args:
+            trial_id: of the trial.
+            config: that it has.
+            same_space: False: it was drawn from another space than `self.space`.
+
         Returns:
-            The suggestion, with values of which `config` holds only the names; None: ask for it again.
+            `config`, with the objects of which the store holds only the names; None: ask for it again.
         """
-        del trial_id, config
-        return None
+        if same_space:
+            return None
+        self.suggest(trial_id)  # takes the place of the one that there was
+        return config
+
+    def rehearsal(self) -> Searcher:
+        """A copy to be asked beforehand, which leaves no trace outside itself."""
+        return copy.deepcopy(self)
 
     # --- what is known from elsewhere -------------------------------------------------------------
 

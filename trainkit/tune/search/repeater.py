@@ -54,7 +54,7 @@ class Repeater(SearcherWrapper):
     over is not run. Around a `BasicVariantGenerator` that is `num_samples // repeat` draws, or grids.
 
     The searcher is told the metric's mean over the trials of a unit, with `repeat_std`, the sample standard
-    deviation, and `repeat_count`. A trial that failed is left out of them; a unit in which all did has failed.
+    deviation, and `repeat_count`. A trial that failed is left out; a unit in which all did has failed.
 
     Args:
         searcher: of configurations.
@@ -75,7 +75,8 @@ class Repeater(SearcherWrapper):
         super().__init__(searcher)
         require(is_whole(repeat) and repeat >= 1, f"repeat={repeat!r}: give 1 or more")
         require(
-            skip in (None, "forgiving", "aggressive"), f"skip={skip!r} is none of None, 'forgiving', 'aggressive'"
+            skip in (None, "forgiving", "aggressive"),
+            f"skip={skip!r} is none of None, 'forgiving', 'aggressive'",
         )
         self.repeat = int(repeat)
         self.set_index = bool(set_index)
@@ -124,11 +125,13 @@ class Repeater(SearcherWrapper):
         suggestion = self.searcher.suggest(trial_id)
         return self._begin_unit(trial_id, suggestion) if isinstance(suggestion, dict) else suggestion
 
-    def remember(self, trial_id: str, config: dict[str, Any]) -> dict[str, Any] | None:
+    def remember(
+        self, trial_id: str, config: dict[str, Any], *, same_space: bool = True
+    ) -> dict[str, Any] | None:
         unit = self._unit_with_room()
         if unit is not None:
             return self._hand_out(unit, trial_id)
-        remembered = self.searcher.remember(trial_id, _without_index(config))
+        remembered = self.searcher.remember(trial_id, _without_index(config), same_space=same_space)
         return None if remembered is None else self._begin_unit(trial_id, remembered)
 
     def is_drawn(self, trial_id: str) -> bool:
@@ -202,9 +205,9 @@ class Repeater(SearcherWrapper):
         summary = self._summary(unit)
         self.searcher.on_trial_complete(unit.primary, summary, error=summary is None)
         values = self._values(unit)
-        if len(values) == self.repeat and all(map(math.isfinite, values)):
-            if not self._best or self._worse(statistics.fmean(self._best), statistics.fmean(values)):
-                self._best = values
+        whole = len(values) == self.repeat and all(map(math.isfinite, values))
+        if whole and (not self._best or self._worse(statistics.fmean(self._best), statistics.fmean(values))):
+            self._best = values
 
     def _summary(self, unit: _Unit) -> dict[str, Any] | None:
         """What the searcher is told; None: all trials failed."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from typing import Any
 
@@ -70,8 +71,15 @@ class SearcherWrapper(Searcher):
     def give_up(self, trial_id: str) -> bool:
         return self.searcher.give_up(trial_id)
 
-    def remember(self, trial_id: str, config: dict[str, Any]) -> dict[str, Any] | None:
-        return self.searcher.remember(trial_id, config)
+    def remember(
+        self, trial_id: str, config: dict[str, Any], *, same_space: bool = True
+    ) -> dict[str, Any] | None:
+        return self.searcher.remember(trial_id, config, same_space=same_space)
+
+    def rehearsal(self) -> Searcher:
+        twin = copy.copy(self)
+        twin.searcher = self.searcher.rehearsal()
+        return copy.deepcopy(twin)
 
     def add_evaluated_point(
         self,

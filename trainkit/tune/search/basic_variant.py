@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from trainkit.errors import ConfigError
 from trainkit.tune.checks import is_whole, require
+from trainkit.tune.search.alternatives import alternatives, leaves_open
 from trainkit.tune.search.base import Searcher
 from trainkit.tune.seeds import suggestion_generator
+from trainkit.tune.values import holds_opaque
 from trainkit.tune.variants import Path, Space
 
 
@@ -52,9 +54,12 @@ class BasicVariantGenerator(Searcher):
         self.random_state = random_state
         self._presets: list[dict[Path, Any]] = []
         self._next = 0
+        self._draw = -1
         self._redraws = 0
-        """Of suggestion `_next`: how often what was drawn for it was rejected."""
+        """How often what was drawn for draw `_draw` was rejected."""
         self._drawn = False
+        self._spent: set[int] = set()
+        """Combinations of the grid with which every draw was tried."""
         self._live: set[str] = set()
 
     @property
@@ -76,6 +81,7 @@ class BasicVariantGenerator(Searcher):
         seed = seed if self.random_state is None else self.random_state
         super().begin(space, metric=metric, mode=mode, num_samples=num_samples, seed=seed)
         self._presets = [space.preset(point) for point in self.points_to_evaluate]
+        self._leaves_open = [leaves_open(space, preset) for preset in self._presets]
         # Where the configurations of each point begin, and after the last, where the free ones do.
         self._starts = list(itertools.accumulate(map(space.grid_size, self._presets), initial=0))
 
@@ -87,24 +93,23 @@ class BasicVariantGenerator(Searcher):
         return self._starts[-1] + free * self.space.grid_size()
 
     def suggest(self, trial_id: str) -> dict[str, Any] | str | None:
+        self._pass_spent()
         total = self.total_samples
-        if total is not None and self._next >= total:
+        if len(self._spent) == self.space.grid_size() or (total is not None and self._next >= total):
             return self.FINISHED
         if self.max_concurrent and len(self._live) >= self.max_concurrent:
             return None
         self._live.add(trial_id)
         index, self._next = self._next, self._next + 1
-        sample, combination, preset = self._place(index)
-        self._draw_anew(sample if self.constant_grid_search else index)
-        # Later combinations of a constant draw must take it as it is.
-        self._drawn = not (self.constant_grid_search and combination) and not set(preset).issuperset(
-            self.space.domains
-        )
-        return self.configuration(index, self._redraws)
-
-    def _draw_anew(self, draw: int) -> None:
+        sample, combination, _ = self._place(index)
+        draw = sample if self.constant_grid_search else index
         if draw != self._draw:
             self._draw, self._redraws = draw, 0
+        # Of a constant draw, later combinations take it as it is.
+        self._drawn = not (self.constant_grid_search and combination) and (
+            self._leaves_open[sample] if sample < len(self._presets) else bool(self.space.domains)
+        )
+        return self.configuration(index, self._redraws)
 
     def is_drawn(self, trial_id: str) -> bool:
         return self._drawn
@@ -113,6 +118,33 @@ class BasicVariantGenerator(Searcher):
         self._live.discard(trial_id)
         self._next -= 1
         self._redraws += 1
+
+    def alternatives(self, trial_id: str) -> Iterator[dict[str, Any]]:
+        _, combination, preset = self._place(self._next)
+        rng = suggestion_generator(self.seed, self._next, self._redraws)
+        return alternatives(self.space, rng, combination, preset)
+
+    def take(self, trial_id: str, config: dict[str, Any]) -> bool:
+        self._live.add(trial_id)
+        self._next += 1
+        return True
+
+    def remember(
+        self, trial_id: str, config: dict[str, Any], *, same_space: bool = True
+    ) -> dict[str, Any] | None:
+        # Beside a grid or points, combinations that are used up may have been left out: that is found again.
+        plain = not self._presets and (self.space.grid_size() == 1 or not self.space.domains)
+        if same_space and (not plain or holds_opaque(config)):
+            return None
+        self.take(trial_id, config)
+        return config
+
+    def give_up(self, trial_id: str) -> bool:
+        sample, combination, _ = self._place(self._next)
+        if sample >= len(self._presets):
+            self._spent |= set(range(self.space.grid_size())) if self.constant_grid_search else {combination}
+        self._next += 1
+        return True
 
     def on_trial_complete(
         self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False
@@ -132,3 +164,10 @@ class BasicVariantGenerator(Searcher):
                 return sample, index - self._starts[sample], preset
         sample, combination = divmod(index - self._starts[-1], self.space.grid_size())
         return sample + len(self._presets), combination, {}
+
+    def _pass_spent(self) -> None:
+        while self._spent and len(self._spent) < self.space.grid_size():
+            sample, combination, _ = self._place(self._next)
+            if sample < len(self._presets) or combination not in self._spent:
+                return
+            self._next += 1
