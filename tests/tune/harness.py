@@ -38,18 +38,19 @@ class Play:
         request_of: Callable[[dict[str, Any]], PlacementGroupFactory] | None = None,
         max_concurrent: int | None = None,
         mode: str = "min",
+        space: dict[str, Any] | None = None,
         **plan: Any,
     ) -> None:
         self.plan = Plan(**plan)
         self.searcher = searcher or BasicVariantGenerator()
-        space = Space.of({"x": tune.uniform(0, 1)})
-        self.searcher.begin(space, metric=self.plan.metric, mode=mode, num_samples=num_samples, seed=0)
-        proposals = Proposals(self.searcher, space)
+        searched = Space.of(space or {"x": tune.uniform(0, 1)})
+        self.searcher.begin(searched, metric=self.plan.metric, mode=mode, num_samples=num_samples, seed=0)
+        proposals = Proposals(self.searcher, searched)
         scheduler = scheduler or FIFOScheduler()
         scheduler.set_search_properties(self.plan.metric, mode, scheduler_generator(0))
         source = TrialSource(
             proposals,
-            varied=space.varied,
+            varied=searched.varied,
             prefix="test",
             trainable_name="f",
             request_of=request_of or (lambda config: PlacementGroupFactory([{"CPU": 1}])),

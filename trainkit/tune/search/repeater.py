@@ -220,7 +220,7 @@ class Repeater(SearcherWrapper):
         return {
             **last,
             self.metric: statistics.fmean(values),
-            "repeat_std": statistics.stdev(values) if len(values) > 1 else 0.0,
+            "repeat_std": _std(values),
             "repeat_count": len(values),
         }
 
@@ -294,10 +294,16 @@ def by_unit(results: Iterable[Any], metric: str) -> list[RepeatedResult]:
                 results=group,
                 values=values,
                 mean=statistics.fmean(values) if values else math.nan,
-                std=statistics.stdev(values) if len(values) > 1 else 0.0,
+                std=_std(values),
             )
         )
     return units
+
+
+def _std(values: Sequence[float]) -> float:
+    if not all(map(math.isfinite, values)):
+        return math.nan
+    return statistics.stdev(values) if len(values) > 1 else 0.0
 
 
 def _without_index(config: Mapping[str, Any]) -> dict[str, Any]:
