@@ -192,9 +192,10 @@ class Proposals:
         return config
 
     def _why(self) -> str:
-        number = self._space.cardinality()
+        number = self._space.cardinality() if self._space.parameters else None
         if number is not None and len(self._first) >= number:
-            return f"all {number} configurations of the space were tried"
+            of_all = f"all {number} configurations" if number > 1 else "the only configuration"
+            return f"{of_all} of the space {'were' if number > 1 else 'was'} tried"
         return f"{self.name} found no configuration that is allowed and was not tried before"
 
 

@@ -143,9 +143,10 @@ class OptunaSearch(Searcher):
             self.metric is not None and self.mode is not None,
             "OptunaSearch needs to know what to optimise: give metric and mode, in the TuneConfig or here",
         )
-        if self._form is None:
+        if self._space is None:
             self._form = Declared(space)
-        self._sampler = self._sampler or self._default_sampler(self._form)
+        form = self._the_form()
+        self._sampler = self._sampler or self._default_sampler(form)
         self._base = seed if self._seed is None else self._seed
         if self._seed is None and (own := seed_in(self._sampler)) is not None:
             self._base = own
@@ -154,18 +155,18 @@ class OptunaSearch(Searcher):
         )
         evaluated = list(self._evaluated)
         if self._rewards is None:
-            self._to_run = [self._form.fixed(point) for point in self._points]
+            self._to_run = [form.fixed(point) for point in self._points]
         else:
             evaluated += [
                 _Evaluated(point, value) for point, value in zip(self._points, self._rewards, strict=True)
             ]
         for each in evaluated:
-            self._add_evaluated(self._form, each)
+            self._add_evaluated(form, each)
 
     def set_search_properties(
         self, metric: str | None, mode: str | None, config: dict[str, Any], **spec: Any
     ) -> bool:
-        return self._form is None
+        return self._space is None
 
     @property
     def whole(self) -> bool:
@@ -186,6 +187,8 @@ class OptunaSearch(Searcher):
 
     def suggest(self, trial_id: str) -> dict[str, Any] | str | None:
         form, n = self._the_form(), self._number
+        if self._study.exhausted:
+            return self.FINISHED
         redraw = self._rejected[1] if self._rejected[0] == n else 0
         if self._sampler is not None:
             reseed(self._sampler, lambda number: suggestion_words(self._base, n, redraw, number))

@@ -168,7 +168,9 @@ class DefineByRun:
             return None
         trial = FixedTrial(_by_name(config))
         try:
-            constants = self._call(trial)
+            with warnings.catch_warnings():
+                warnings.simplefilter("error", UserWarning)  # of a value that is outside its distribution
+                constants = self._call(trial)
         except Exception:  # it is asked again for its suggestion, and what is wrong will be raised there
             return None
         if constants.keys() & trial.params.keys():

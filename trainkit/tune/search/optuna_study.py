@@ -59,6 +59,8 @@ class LazyStudy:
         self._backlog: list[_Known] = []
         self._known: dict[str, _Known] = {}
         self._study: Study | None = None
+        self.exhausted = False
+        """True once the sampler has tried everything."""
         self._numbers: dict[str, int] = {}
         """Of each of our trials that the open study has, its number there."""
 
@@ -149,6 +151,8 @@ class LazyStudy:
                 f"the study {self._name!r} in the storage is there to {study.direction.name.lower()}, and "
                 f"this experiment to {self._direction}: give another study_name"
             )
+        # Samplers that have tried everything say so by stopping the loop that they think they are in.
+        setattr(study, "stop", self._on_exhausted)  # noqa: B010
         self._study_id = self._storage.get_study_id_from_name(self._name)
         self._study = study
         present = {} if self._given is None else self._marked()
@@ -163,6 +167,9 @@ class LazyStudy:
         self._backlog.clear()
         self._known.clear()
         return study
+
+    def _on_exhausted(self) -> None:
+        self.exhausted = True
 
     def _marked(self) -> dict[str, FrozenTrial]:
         """Trials in the user's storage that are ours, the last of each id."""

@@ -82,6 +82,7 @@ class Repeater(SearcherWrapper):
         self.set_index = bool(set_index)
         self.skip = skip
         self._unit_of: dict[str, _Unit] = {}
+        self._units = 0
         self._open: _Unit | None = None
         """Of which trials are still to be started."""
         self._best: list[float] = []
@@ -122,6 +123,9 @@ class Repeater(SearcherWrapper):
         unit = self._unit_with_room()
         if unit is not None:
             return self._hand_out(unit, trial_id)
+        units = self.searcher.total_samples
+        if units is not None and self._units >= units:  # trials that were skipped make no room for others
+            return self.FINISHED
         suggestion = self.searcher.suggest(trial_id)
         return self._begin_unit(trial_id, suggestion) if isinstance(suggestion, dict) else suggestion
 
@@ -140,6 +144,7 @@ class Repeater(SearcherWrapper):
 
     def on_rejected(self, trial_id: str, result: dict[str, Any] | None) -> None:
         unit = self._unit_of.pop(trial_id)
+        self._units -= 1
         self._open = None
         first = self._unit_of.get(result.get("trial_id", "")) if result else None
         if first is not None and self._ended(first):  # the whole unit's result is known, not only this one
@@ -166,6 +171,7 @@ class Repeater(SearcherWrapper):
         return unit
 
     def _begin_unit(self, trial_id: str, config: dict[str, Any]) -> dict[str, Any]:
+        self._units += 1
         self._open = _Unit(trial_id, config)
         return self._hand_out(self._open, trial_id)
 
