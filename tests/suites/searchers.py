@@ -12,7 +12,9 @@ import pytest
 from trainkit import tune
 from trainkit.errors import ConfigError
 from trainkit.tune.proposals import Proposals
+from trainkit.tune.respace import with_objects
 from trainkit.tune.search import Searcher
+from trainkit.tune.values import decode_config, encode_config
 from trainkit.tune.variants import Space
 
 
@@ -135,7 +137,9 @@ class Search:
         )
         for what, trial_id, value in self.log:
             if what == "suggest":
-                assert other.proposals.replay(trial_id, value) == value
+                stored = decode_config(encode_config(value))
+                objects = with_objects(Space.of(self.space))
+                assert other.proposals.replay(trial_id, objects(stored)) == value
                 other.configs[trial_id] = value
             else:
                 other.tell(what, trial_id, value)

@@ -6,12 +6,15 @@ import json
 import os
 import shutil
 import tempfile
+import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from trainkit.errors import CheckpointError
+from trainkit.tune.dictionaries import read_dictionary, write_dictionary
+from trainkit.tune.usage import advice
 
 METADATA = ".metadata.json"
 
@@ -35,6 +38,31 @@ class Checkpoint:
     def from_directory(cls, path: str | os.PathLike[str]) -> Checkpoint:
         """Return the checkpoint in the directory `path`; nothing is copied until it is reported."""
         return cls(path)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Checkpoint:
+        """Return a checkpoint that holds a dictionary, for `to_dict`; gone with this object if not reported.
+
+        Raises:
+            CheckpointError: a part of it can't be pickled.
+        """
+        folder = tempfile.mkdtemp(prefix="trainkit_dictionary_")
+        try:
+            write_dictionary(folder, data)
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+        checkpoint = cls(folder)
+        weakref.finalize(checkpoint, shutil.rmtree, folder, ignore_errors=True)
+        return checkpoint
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the dictionary that the checkpoint was made of; trust it, as it is a pickle.
+
+        Raises:
+            CheckpointError: it was made of files.
+        """
+        return read_dictionary(self.path)
 
     def to_directory(self, path: str | os.PathLike[str] | None = None) -> str:
         """Copy the files to `path`, or to a new temporary directory; return where they are."""
@@ -65,6 +93,17 @@ class Checkpoint:
     def update_metadata(self, metadata: Mapping[str, Any]) -> None:
         """Store `metadata` beside what is there; equal keys are replaced."""
         self.set_metadata({**self.get_metadata(), **metadata})
+
+    @property
+    def value(self) -> str:
+        """The path, by the name that a trial's checkpoint had in Ray 1.x."""
+        return self.path
+
+    dir_or_data = value
+
+    def __fspath__(self) -> str:
+        """A checkpoint stands wherever its path may: `os.path.join(checkpoint, "model.pt")`."""
+        return self.path
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Checkpoint) and other.path == self.path
@@ -97,6 +136,18 @@ def commit_directory(partial: str, target: str) -> None:
     _flush(os.path.dirname(target))
 
 
+def remove_checkpoint(trial_dir: str, dirname: str) -> None:
+    """Remove a checkpoint's folder, in a way that a kill leaves no half of it under its name."""
+    path, aside = os.path.join(trial_dir, dirname), os.path.join(trial_dir, f".{dirname}.partial")
+    try:
+        os.rename(path, aside)
+    except FileNotFoundError:  # somebody else removed it
+        return
+    except OSError:  # what can't be removed at all, a restore tries to again
+        aside = path
+    shutil.rmtree(aside, ignore_errors=True)
+
+
 def persist(checkpoint: Checkpoint, trial_dir: str, number: int) -> str:
     """Copy `checkpoint` into the trial's folder; return the new folder's name.
 
@@ -109,8 +160,9 @@ def persist(checkpoint: Checkpoint, trial_dir: str, number: int) -> str:
         shutil.copytree(checkpoint.path, partial)
         commit_directory(partial, os.path.join(trial_dir, dirname))
     except OSError as error:
+        more = advice(Path(trial_dir).parent, error)  # before what there is of it goes
         shutil.rmtree(partial, ignore_errors=True)
-        raise CheckpointError(f"{checkpoint} cannot be copied to {trial_dir}: {error}") from error
+        raise CheckpointError(f"{checkpoint} cannot be copied to {trial_dir}: {error}.{more}") from error
     return dirname
 
 

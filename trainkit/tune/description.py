@@ -6,12 +6,18 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from trainkit.errors import ConfigError
-from trainkit.tune.config import CheckpointConfig, FailureConfig, RunConfig, TuneConfig
+from trainkit.tune.config import CheckpointConfig, FailureConfig, RunConfig, SyncConfig, TuneConfig
 from trainkit.tune.schedulers.base import TrialScheduler
 from trainkit.tune.schedulers.create import described_scheduler
 from trainkit.tune.search.base import Searcher
 from trainkit.tune.search.create import describe_searcher, described_searcher
-from trainkit.tune.values import is_opaque
+from trainkit.tune.values import holds_opaque
+
+_POLICIES: dict[str, Callable[..., Any]] = {
+    "failure_config": FailureConfig,
+    "checkpoint_config": CheckpointConfig,
+    "sync_config": SyncConfig,
+}
 
 # What a file may name; anything else is given again by the user, never looked up and called.
 _MADE_AGAIN: dict[str, Callable[[Mapping[str, Any]], TrialScheduler | Searcher | None]] = {
@@ -29,16 +35,23 @@ def describe_settings(tune: TuneConfig, run: RunConfig) -> dict[str, Any]:
             "num_samples": tune.num_samples,
             "max_concurrent_trials": tune.max_concurrent_trials,
             "time_budget_s": tune.time_budget_s,
-            "allow_duplicates": tune.allow_duplicates,
+            "reuse_actors": tune.reuse_actors,
             "search_alg": _describe(tune.search_alg),
             "scheduler": _describe(tune.scheduler),
+            "trial_name_creator": tune.trial_name_creator,
+            "trial_dirname_creator": tune.trial_dirname_creator,
+            "trial_timeout_s": tune.trial_timeout_s,
+            "allow_duplicates": tune.allow_duplicates,
         },
         "run_config": {
             "stop": dict(run.stop) if isinstance(run.stop, Mapping) else run.stop,
             "callbacks": [type(callback).__qualname__ for callback in run.callbacks],
             "failure_config": vars(run.failure_config),
             "checkpoint_config": vars(run.checkpoint_config),
+            "sync_config": None if run.sync_config is None else vars(run.sync_config),
             "verbose": run.verbose,
+            "log_to_file": run.log_to_file,
+            "chdir_to_trial_dir": run.chdir_to_trial_dir,
         },
     }
 
@@ -55,7 +68,9 @@ def restored_tune_config(stored: Mapping[str, Any], given: TuneConfig | None) ->
         if name in settings:
             continue
         make = _MADE_AGAIN.get(name)
-        if make is None or value is None:
+        if holds_opaque(value) and make is None:
+            lacking[name] = "a function"
+        elif make is None or value is None:
             settings[name] = value
         elif (made := make(value)) is not None:
             settings[name] = made
@@ -74,23 +89,20 @@ def restored_run_config(stored: Mapping[str, Any], given: RunConfig | None) -> R
         ConfigError: the file can't say, since a stop function was used, or callbacks and nothing is given.
     """
     settings = _given(given or RunConfig(), RunConfig())
-    settings |= {"name": None, "storage_path": None}
+    settings |= {"name": None, "storage_path": None, "storage_filesystem": None}
     lacking = {}
-    if "stop" not in settings:
-        settings["stop"] = stored["stop"]
-        if is_opaque(stored["stop"]):
-            lacking["stop"] = "a function"
+    for name, value in stored.items():
+        if name in settings or name == "callbacks":
+            continue
+        if holds_opaque(value):
+            lacking[name] = "a function"
+        else:
+            cls = _POLICIES.get(name)
+            settings[name] = value if cls is None or value is None else cls(**value)
     if stored["callbacks"] and "callbacks" not in settings and (given is None or lacking):
         lacking["callbacks"] = ", ".join(stored["callbacks"])
     _require_all(lacking, "run_config=tune.RunConfig")
-    return RunConfig(
-        **{
-            "failure_config": FailureConfig(**stored["failure_config"]),
-            "checkpoint_config": CheckpointConfig(**stored["checkpoint_config"]),
-            "verbose": stored["verbose"],
-            **settings,
-        }
-    )
+    return RunConfig(**settings)
 
 
 def _given(config: Any, default: Any) -> dict[str, Any]:

@@ -48,7 +48,7 @@ def make_scheduler(tune: TuneConfig, seed: int) -> TrialScheduler:
 def make_plan(tune: TuneConfig, run: RunConfig, metric: str | None) -> Plan:
     """Return the rules that the controller goes by."""
     return Plan(
-        metric=metric,
+        metric=metric if settings.metric_is_required() else None,
         stop=run.stop,
         time_budget_s=cast("float | None", tune.time_budget_s),
         failure=run.failure_config,
@@ -60,7 +60,7 @@ def make_plan(tune: TuneConfig, run: RunConfig, metric: str | None) -> Plan:
 def make_callbacks(run: RunConfig) -> Sequence[Callback]:
     """Return the user's callbacks, the loggers that come by themselves, and the console."""
     callbacks = list(run.callbacks)
-    for default in (JsonLoggerCallback, CSVLoggerCallback):
+    for default in (JsonLoggerCallback, CSVLoggerCallback) if settings.loggers_come_by_themselves() else ():
         if not any(isinstance(callback, default) for callback in callbacks):
             callbacks.append(default())
     return [*callbacks, ConsoleCallback()] if run.verbose else callbacks

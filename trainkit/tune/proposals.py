@@ -38,13 +38,16 @@ class Proposals:
         space: the experiment's.
         seed: of the experiment.
         allow_duplicates: what was drawn before may be tried again.
+
+    Attributes:
+        space: the experiment's.
     """
 
     def __init__(
         self, searcher: Searcher, space: Space, *, seed: int = 0, allow_duplicates: bool = False
     ) -> None:
         self._searcher = searcher
-        self._space = space
+        self.space = space
         self._seed = seed
         self._constants = constants(space.tree)
         self._proposed = 0
@@ -136,8 +139,10 @@ class Proposals:
         self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False
     ) -> None:
         """A trial has ended with this last report, or has failed for good."""
+        again = trial_id in self._results
         self._results[trial_id] = None if error else result
-        self._searcher.on_trial_complete(trial_id, result, error)
+        if not again or self._searcher.hears_again:
+            self._searcher.on_trial_complete(trial_id, result, error)
 
     # --- a suggestion -----------------------------------------------------------------------------
 
@@ -162,18 +167,18 @@ class Proposals:
         if self._searcher.whole:
             return suggestion
         config = merged(self._constants, nested(suggestion))
-        for parameter in self._space.parameters:
+        for parameter in self.space.parameters:
             if not parameter.is_conditional and not _reaches(config, in_config(parameter.path)):
                 raise ConfigError(
                     f"{self.name}.suggest() gave no value for {parameter.name}, which param_space draws: let "
                     "set_search_properties take the space, or leave only constants in param_space"
                 )
-        if self._space.computed:
+        if self.space.computed:
             compute(config, suggestion_generator(self._seed, self._proposed))
         return config
 
     def _forbidden_by(self, config: dict[str, Any]) -> str | None:
-        return self._space.forbidden_by(config) if self._space.rules else None
+        return self.space.forbidden_by(config) if self.space.rules else None
 
     def _alternative(self, trial_id: str) -> dict[str, Any] | None:
         for config in self._searcher.alternatives(trial_id):
@@ -192,7 +197,7 @@ class Proposals:
         return config
 
     def _why(self) -> str:
-        number = self._space.cardinality() if self._space.parameters else None
+        number = self.space.cardinality() if self.space.parameters else None
         if number is not None and len(self._first) >= number:
             of_all = f"all {number} configurations" if number > 1 else "the only configuration"
             return f"{of_all} of the space {'were' if number > 1 else 'was'} tried"

@@ -223,7 +223,7 @@ def when(conditions: Mapping[str, Any], content: Any) -> When:
     if not isinstance(conditions, Mapping) or not conditions:
         raise SpaceError(f"when({conditions!r}, ...): give a dictionary such as {{'optimizer': 'sgd'}}")
     if not all(type(name) is str and name for name in conditions):
-        raise SpaceError(f"when({conditions!r}, ...): the keys must be names of parameters")
+        raise SpaceError(f"when({conditions!r}, ...): give names of parameters as keys")
     return When(tuple(conditions.items()), content)
 
 

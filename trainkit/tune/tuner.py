@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import inspect
 import os
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from trainkit.errors import ConfigError, StoreError
-from trainkit.tune.config import RunConfig, TuneConfig
+from trainkit.errors import ConfigError
+from trainkit.tune.config import ResumeConfig, RunConfig, TuneConfig
 from trainkit.tune.experiment import Experiment
-from trainkit.tune.history import ExperimentReader
-from trainkit.tune.placement import Bound
+from trainkit.tune.forms import checked_trainable
 from trainkit.tune.restore import ResumeRule
+from trainkit.tune.result import Result
 from trainkit.tune.results import ResultGrid
-from trainkit.tune.trainable import Trainable
+from trainkit.tune.storage import can_read, working_folder
 from trainkit.tune.variants import Space
 
 
@@ -25,7 +23,7 @@ class Tuner:
     Args:
         trainable: a function of the configuration, which reports by `tune.report`, by yielding or by
             returning metrics; or a `Trainable` class; either may be bound by `with_resources` and
-            `with_parameters`.
+            `with_parameters`, or be a name that `register_trainable` was given.
         param_space: hyperparameters by name: domains such as `tune.uniform(0, 1)`, `tune.grid_search`,
             constants, nested dictionaries and lists.
         tune_config: what is searched for, and how.
@@ -61,6 +59,8 @@ class Tuner:
             SerializationError: the trainable or a value can't be sent to a worker; the part is named.
             ConfigError: the folder holds an experiment already.
             StoreError: the folder can't be written.
+            StorageError: the copy at storage_path can't be written, or is not complete in the end; the
+                results are there all the same, by `get_results`.
             KeyboardInterrupt: Ctrl-C was pressed twice; the experiment can be restored all the same.
         """
         self._results = self._experiment.fit()
@@ -83,7 +83,10 @@ class Tuner:
         resume_errored: bool = False,
         restart_errored: bool = False,
         param_space: Mapping[str, Any] | None = None,
+        storage_filesystem: Any = None,
         *,
+        resume_finished: bool | Sequence[str | Result] = False,
+        resume_config: ResumeConfig | None = None,
         tune_config: TuneConfig | None = None,
         run_config: RunConfig | None = None,
     ) -> Tuner:
@@ -93,75 +96,53 @@ class Tuner:
         start again without one. Scheduler and searcher are rebuilt by replaying what they were told.
 
         Args:
-            path: of the experiment's folder.
+            path: of the experiment's folder, or an address that it was copied to.
             trainable: as at the start.
             resume_unfinished: False ends them instead.
             resume_errored: go on with trials that failed, from their last checkpoint.
             restart_errored: start trials that failed from the beginning.
-            param_space: as at the start; needed only if it holds functions or objects.
-            tune_config: settings to change, and a scheduler or searcher of your own to give again; what is
-                left at its default stays as stored.
-            run_config: the same, for a stop function and callbacks; callbacks are those given here.
+            param_space: needed if it holds functions or objects; or another one: trials of before stay as
+                they are, and further ones are drawn from it.
+            storage_filesystem: an fsspec file system that `path` is a path of.
+            resume_finished: True, or trial ids, or results: finished trials that go on from their last
+                checkpoints, under the rules that hold now, such as RunConfig(stop=...).
+            resume_config: what is done with each kind of trial, in place of the arguments `resume_...` and
+                `restart_errored`.
+            tune_config: settings to change, such as `num_samples`, and a scheduler or searcher of your own
+                to give again; what is left at its default stays as stored.
+            run_config: the same, for a stop rule and callbacks; callbacks are those given here.
 
         Raises:
             StoreError: `path` holds no experiment, or its file is damaged or foreign.
+            StorageError: the address can't be read.
             ConfigError: a part that the file can't hold was not given.
         """
-        rule = ResumeRule(resume_unfinished, resume_errored, restart_errored)
+        rule = ResumeRule.of(
+            resume_unfinished, resume_errored, restart_errored, resume_finished, resume_config
+        )
+        folder, address = working_folder(path, storage_filesystem)
         experiment = Experiment.restored(
-            Path(path).expanduser().absolute(),
+            folder,
             checked_trainable(trainable, run_config or RunConfig()),
             rule,
             param_space,
             tune_config,
             run_config,
+            address,
         )
         tuner = cls.__new__(cls)
         tuner._hold(experiment)
         return tuner
 
     @classmethod
-    def can_restore(cls, path: str | os.PathLike[str]) -> bool:
-        """True if `path` holds an experiment that can be read."""
-        try:
-            ExperimentReader(Path(path).expanduser().absolute()).close()
-        except StoreError:
-            return False
-        return True
+    def can_restore(cls, path: str | os.PathLike[str], storage_filesystem: Any = None) -> bool:
+        """True if `path`, a folder or an address, holds an experiment that can be read.
 
+        Args:
+            path: of the experiment.
+            storage_filesystem: an fsspec file system that `path` is a path of.
 
-def checked_trainable(trainable: Any, run: RunConfig) -> Bound:
-    """Return the trainable in one form.
-
-    Raises:
-        ConfigError: it is neither a function of the configuration nor a `Trainable` class.
-    """
-    if not isinstance(trainable, type) and hasattr(trainable, "__trainable__"):
-        trainable = trainable.__trainable__()  # A trainer that was made already says what its trials are.
-    bound = Bound.of(trainable)
-    inner = bound.trainable
-    if isinstance(inner, type):
-        if not issubclass(inner, Trainable):
-            raise ConfigError(f"trainable={inner!r} is a class, but does not extend tune.Trainable")
-        return bound
-    if not callable(inner):
-        raise ConfigError(
-            f"trainable={inner!r}: give a function of the configuration, or a tune.Trainable class"
-        )
-    try:
-        inspect.signature(inner).bind({}, **bound.parameters)
-    except TypeError as error:
-        given = ", ".join(["config", *(f"{name}=" for name in bound.parameters)])
-        raise ConfigError(
-            f"the trainable {bound.name} cannot be called as {bound.name}({given}): {error}"
-        ) from None
-    except ValueError:  # a builtin that doesn't tell its signature
-        pass
-    checkpoints = run.checkpoint_config
-    if checkpoints.checkpoint_frequency or checkpoints.checkpoint_at_end:
-        raise ConfigError(
-            "checkpoint_frequency and checkpoint_at_end are for Trainable classes; "
-            f"the function {bound.name} saves by tune.report(metrics, "
-            "checkpoint=tune.Checkpoint.from_directory(path))"
-        )
-    return bound
+        Raises:
+            StorageError: the address can't be reached.
+        """
+        return can_read(path, storage_filesystem)

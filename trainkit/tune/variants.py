@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 from trainkit.errors import SpaceError
 from trainkit.tune.domains import Domain, GridSearch, SampleFrom, Spelled
-from trainkit.tune.spaces.combinations import Grid, combinations, count
 from trainkit.tune.spaces.computed import compute
 from trainkit.tune.spaces.conditions import Condition, Names, Rule, rules, when_conditions
+from trainkit.tune.spaces.counting import count
+from trainkit.tune.spaces.grid import Grid, listing, require_settled_axes
 from trainkit.tune.spaces.growing import grow
 from trainkit.tune.spaces.matching import choices_of
 from trainkit.tune.spaces.parameters import Parameter, parameters
@@ -75,7 +76,7 @@ class Space:
             rules=rules(leaves, names),
             by_path=parameters(leaves, conditions),
         )
-        space._require_settled_axes(names)
+        require_settled_axes(space.by_path, names)
         if space.rules:
             space.grid_size()  # raises if every combination is forbidden
         return space
@@ -155,7 +156,7 @@ class Space:
 
     def grid_values(self, combination: int, preset: Mapping[Path, Any] | None = None) -> dict[Path, Any]:
         """The values of the axes that `preset` leaves open, in one of their combinations."""
-        return self._grid(preset or {}).combination(combination) if self.axes else {}
+        return dict(self._grid(preset or {}).combination(combination)) if self.axes else {}
 
     def configuration(
         self, combination: int, rng: Generator, preset: Mapping[Path, Any] | None = None
@@ -279,36 +280,15 @@ class Space:
     def _grid(self, given: Mapping[Path, Any]) -> Grid:
         key = repr(sorted(given.items(), key=lambda item: repr(item[0]))) if given else ""
         if key not in self._grids:
-            self._grids[key] = Grid(
-                self.axes,
-                given,
-                lambda: combinations(
-                    self.tree,
-                    self.conditions,
-                    lambda path, leaf: leaf.values if isinstance(leaf, GridSearch) else None,
-                    given,
-                ),
-                self.rules,
-                plain=not self.rules and not any(self.by_path[path].is_conditional for path in self.axes),
-            )
+            plain = not self.rules and not any(self.by_path[path].is_conditional for path in self.axes)
+            listed = None if plain else listing(self.tree, self.conditions, self.rules, given)
+            grid = Grid(self.axes, given, listed)
+            if not grid.size:
+                named = {spell(path): value for path, value in given.items()}
+                what = f"every configuration with {named}" if named else "every configuration"
+                raise SpaceError(f"{what} is forbidden: {'; '.join(map(str, self.rules))}")
+            self._grids[key] = grid
         return self._grids[key]
-
-    def _require_settled_axes(self, names: Names) -> None:
-        """Which combinations a grid has must not hang on what is drawn."""
-        for path in self.axes:
-            for condition in self.by_path[path].conditions:
-                for site in names.sites(condition.name):
-                    drawn = isinstance(site.leaf, Domain) or any(
-                        isinstance(part, Branch)
-                        and isinstance(self.by_path[site.path[:n]].domain, Domain)
-                        and not self.by_path[site.path[:n]].is_axis
-                        for n, part in enumerate(site.path)
-                    )
-                    if drawn:
-                        raise SpaceError(
-                            f"{spell(path)}: whether this axis of the grid is there hangs on "
-                            f"{condition.name}, which is drawn; make that a grid_search, or this a choice"
-                        )
 
 
 def _depends(site: Site) -> bool:

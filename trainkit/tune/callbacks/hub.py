@@ -12,6 +12,8 @@ from trainkit.tune.trial import Trial, TrialStatus
 
 logger = logging.getLogger("trainkit.tune")
 
+_HOOKS = [name for name in vars(Callback) if name.startswith("on_") or name == "setup"]
+
 
 class CallbackHub:
     """See the module.
@@ -28,7 +30,7 @@ class CallbackHub:
         trials: Sequence[Trial],
         history: Callable[[str], list[dict[str, Any]]],
     ) -> None:
-        self._callbacks = callbacks
+        self._listeners = {hook: _listening(callbacks, hook) for hook in _HOOKS}
         self._trials = trials
         self._history = history
         self._step = 0
@@ -75,9 +77,9 @@ class CallbackHub:
         self._tell(hook, self._step, self._trials, trial, **info)
 
     def _tell(self, hook: str, *args: Any, **kwargs: Any) -> None:
-        for callback in self._callbacks:
+        for callback, method in self._listeners[hook]:
             try:
-                getattr(callback, hook)(*args, **kwargs)
+                method(*args, **kwargs)
             except Exception:
                 key = (id(callback), hook)
                 if key not in self._complained:
@@ -88,3 +90,10 @@ class CallbackHub:
                         hook,
                         exc_info=True,
                     )
+
+
+def _listening(callbacks: Sequence[Callback], hook: str) -> list[tuple[Callback, Callable[..., None]]]:
+    """Those that do something at `hook`, as most do nothing at most, with the method to call."""
+    methods = [(callback, getattr(callback, hook)) for callback in callbacks]
+    nothing = getattr(Callback, hook)
+    return [(callback, call) for callback, call in methods if getattr(call, "__func__", call) is not nothing]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from trainkit.errors import SpaceError
@@ -20,13 +20,16 @@ class SampleFrom:
     def __post_init__(self) -> None:
         if not callable(self.function):
             raise SpaceError(f"sample_from({self.function!r}): give a function of the spec")
+        object.__setattr__(self, "_takes_one", _takes_one(self.function))
+
+    _takes_one: bool = field(init=False, repr=False, compare=False)
 
     def __str__(self) -> str:
         return f"sample_from({name_of(self.function)})"
 
     def compute(self, spec: Any) -> Any:
         """Call the function, with `spec` if it takes an argument."""
-        return self.function(spec) if _takes_one(self.function) else self.function()
+        return self.function(spec) if self._takes_one else self.function()
 
 
 @dataclass(frozen=True)

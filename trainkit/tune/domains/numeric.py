@@ -66,15 +66,10 @@ class Float(Domain):
             raise SpaceError(f"{self}: the lower bound {self.lower!r} has no logarithm; give one above 0")
         if self.q is not None:
             object.__setattr__(self, "q", _step(self, self.q))
-            _require_room(self, self.q, self.upper - self.lower)
+            _require_room(self, self.q)
             steps = _Steps(self.q, self.lower, self.upper)
-            if not 0 <= steps.last - steps.first < _MAX_STEPS:
-                few = steps.last < steps.first
-                raise SpaceError(
-                    f"{self}: there is no multiple of q={self.q!r} between the bounds"
-                    if few
-                    else f"{self}: steps of q={self.q!r} are too small to be counted; leave q out"
-                )
+            if steps.last - steps.first >= _MAX_STEPS:
+                raise SpaceError(f"{self}: steps of q={self.q!r} are too small to be counted; leave q out")
             object.__setattr__(self, "_steps", steps)
         object.__setattr__(self, "_logs", self._log_bounds())
 
@@ -178,11 +173,9 @@ class Integer(Domain):
             raise SpaceError(f"{self}: the lower bound {self.lower!r} has no logarithm; give one above 0")
         _step(self, self.q)
         if self.q > 1:
-            _require_room(self, self.q, self.upper - self.lower)
+            _require_room(self, self.q)
         first = -(-self.lower // self.q)
         last = self.upper - 1 if self.q == 1 else self.upper // self.q
-        if last < first:
-            raise SpaceError(f"{self}: there is no multiple of q={self.q} between the bounds")
         object.__setattr__(self, "_first", first)
         object.__setattr__(self, "_last", last)
 
@@ -294,6 +287,10 @@ def _step(domain: Domain, q: Any) -> float:
     return step
 
 
-def _require_room(domain: Domain, q: float, width: float) -> None:
-    if q > width * (1 + 1e-9):
-        raise SpaceError(f"{domain}: steps of q={q!r} are larger than the range of {width!r}")
+def _require_room(domain: Float | Integer, q: float) -> None:
+    # As the numbers are written: between 0.1 and 0.3 there is room for a step of 0.2. Where there is room,
+    # there is a multiple.
+    if Fraction(repr(domain.upper)) - Fraction(repr(domain.lower)) < Fraction(repr(q)):
+        raise SpaceError(
+            f"{domain}: steps of q={q!r} are larger than the range of {domain.upper - domain.lower!r}"
+        )

@@ -134,11 +134,13 @@ class Searcher(ABC):
     def on_trial_complete(
         self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False
     ) -> None:
-        """A trial has ended with this last report, or has failed for good.
-
-        It may come again for a trial that is gone on with after all.
-        """
+        """A trial has ended with this last report, or has failed for good."""
         del trial_id, result, error
+
+    @property
+    def hears_again(self) -> bool:
+        """True if a trial may end once more, as one that a restore goes on with does; False: not told."""
+        return False
 
     # --- repetitions and replays ------------------------------------------------------------------
 

@@ -72,6 +72,10 @@ class BasicVariantGenerator(Searcher):
         }
 
     @property
+    def hears_again(self) -> bool:
+        return True
+
+    @property
     def whole(self) -> bool:
         return True
 

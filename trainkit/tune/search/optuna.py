@@ -169,6 +169,10 @@ class OptunaSearch(Searcher):
         return self._space is None
 
     @property
+    def hears_again(self) -> bool:
+        return True
+
+    @property
     def whole(self) -> bool:
         return self._space is None
 
@@ -231,16 +235,13 @@ class OptunaSearch(Searcher):
     def remember(
         self, trial_id: str, config: dict[str, Any], *, same_space: bool = True
     ) -> dict[str, Any] | None:
-        form = self._the_form()
-        whole = form.whole(config) if isinstance(form, Declared) else config
-        if self._remembers_by_trials or not same_space:
-            if self.take(trial_id, whole):
-                return whole
-            if not same_space:  # it says nothing of this space
-                self._left_out.add(trial_id)
-                self._number += 1
-                return whole
-        return None
+        if (self._remembers_by_trials or not same_space) and self.take(trial_id, config):
+            return config
+        if same_space:
+            return None
+        self._left_out.add(trial_id)  # it says nothing of the new space
+        self._number += 1
+        return config
 
     @property
     def _remembers_by_trials(self) -> bool:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from trainkit.errors import ConfigError, SpaceError
 from trainkit.tune.search.alternatives import leaves_open
 from trainkit.tune.search.optuna_domains import Coder, coder_of
-from trainkit.tune.values import encode_config, flatten, holds_opaque, is_opaque
+from trainkit.tune.values import flatten, holds_opaque
 from trainkit.tune.variants import Space
 
 if TYPE_CHECKING:
@@ -60,7 +60,6 @@ class Declared:
         self._coders: dict[str, Coder] = {
             parameter.name: coder_of(parameter.name, parameter.domain) for parameter in space.parameters
         }
-        self._objects = _by_mark(value for _, value in space.values())
         self.conditional = any(parameter.is_conditional for parameter in space.parameters)
 
     def suggest(self, trial: Trial, rng: Generator) -> dict[str, Any]:
@@ -73,7 +72,7 @@ class Declared:
 
     def params(self, config: Mapping[str, Any]) -> Params | None:
         try:
-            values = self._space.choices(_with_objects(config, self._objects))
+            values = self._space.choices(config)
         except SpaceError:  # a point outside of the domains, or an object that the store has not kept
             return None
         coders = {name: self._coders[name] for name in values}
@@ -83,11 +82,6 @@ class Declared:
             {name: coder.param(values[name]) for name, coder in coders.items()},
             {name: coder.distribution for name, coder in coders.items()},
         )
-
-    def whole(self, config: dict[str, Any]) -> dict[str, Any]:
-        """`config` with the objects that the store knows by name only."""
-        filled: dict[str, Any] = _with_objects(config, self._objects)
-        return filled
 
 
 class Distributions:
@@ -239,23 +233,3 @@ def _by_name(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         if isinstance(value, Mapping):
             named |= _by_name(value, f"{prefix}{key}/")
     return named
-
-
-def _by_mark(values: Any) -> dict[str, Any]:
-    """Objects by how the store marks them; those with a mark in common are left out."""
-    found: dict[str, list[Any]] = {}
-    for value in values:
-        mark = encode_config(value)
-        if '"$opaque"' in mark:
-            found.setdefault(mark, []).append(value)
-    return {mark: each[0] for mark, each in found.items() if all(one is each[0] for one in each)}
-
-
-def _with_objects(node: Any, objects: Mapping[str, Any]) -> Any:
-    if not objects:
-        return node
-    if is_opaque(node):
-        return objects.get(encode_config(node), node)
-    if isinstance(node, dict):
-        return {key: _with_objects(value, objects) for key, value in node.items()}
-    return [_with_objects(value, objects) for value in node] if isinstance(node, list) else node

@@ -38,6 +38,7 @@ class _Unit:
         folds: ids of its trials, by index.
         results: of those that ended; None for one that failed.
         lost: its other folds are skipped.
+        told: the searcher knows what came of it.
     """
 
     primary: str
@@ -45,6 +46,7 @@ class _Unit:
     folds: list[str] = field(default_factory=list)
     results: dict[str, dict[str, Any] | None] = field(default_factory=dict)
     lost: bool = False
+    told: bool = False
 
 
 class Repeater(SearcherWrapper):
@@ -186,6 +188,10 @@ class Repeater(SearcherWrapper):
 
     # --- results ----------------------------------------------------------------------------------
 
+    @property
+    def hears_again(self) -> bool:
+        return True
+
     def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
         """Nothing: the searcher knows units, of which single reports say little."""
 
@@ -209,7 +215,9 @@ class Repeater(SearcherWrapper):
 
     def _tell(self, unit: _Unit) -> None:
         summary = self._summary(unit)
-        self.searcher.on_trial_complete(unit.primary, summary, error=summary is None)
+        if not unit.told or self.searcher.hears_again:
+            self.searcher.on_trial_complete(unit.primary, summary, error=summary is None)
+        unit.told = True
         values = self._values(unit)
         whole = len(values) == self.repeat and all(map(math.isfinite, values))
         if whole and (not self._best or self._worse(statistics.fmean(self._best), statistics.fmean(values))):

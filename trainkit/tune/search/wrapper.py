@@ -56,6 +56,10 @@ class SearcherWrapper(Searcher):
     ) -> None:
         self.searcher.on_trial_complete(trial_id, result, error=error)
 
+    @property
+    def hears_again(self) -> bool:
+        return self.searcher.hears_again
+
     def is_drawn(self, trial_id: str) -> bool:
         return self.searcher.is_drawn(trial_id)
 

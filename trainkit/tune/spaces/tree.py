@@ -85,6 +85,10 @@ def canonical(node: Any, path: Path = (), *, inside: str | None = None) -> Any:
             f"{spell(path)}: a domain inside a {type(node).__name__} cannot be drawn; "
             "use a list or a dictionary"
         )
+    if type(node) in (str, float, bool, type(None)):
+        return node
+    if type(node) is int and node.bit_length() <= MAX_BITS:
+        return node
     if hint := meant_as_domain(node):
         raise SpaceError(f"{spell(path)}: {hint}")
     if any(type(leaf) is int and leaf.bit_length() > MAX_BITS for leaf in everything(node)):

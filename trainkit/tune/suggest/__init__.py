@@ -1,28 +1,7 @@
-"""Searchers under the names of older scripts: `tune.suggest` became `tune.search`."""
+"""Searchers by the name of `ray.tune.suggest`, of Ray 1.x."""
 
 from __future__ import annotations
 
-import importlib
-import sys
-from typing import Any
+from trainkit.tune.elsewhere import names_of
 
-from trainkit.tune import search
-
-_MODULES = {
-    "basic_variant": "basic_variant",
-    "concurrency_limiter": "concurrency_limiter",
-    "optuna": "optuna",
-    "repeater": "repeater",
-    "suggestion": "searcher",
-}
-
-for _old, _new in _MODULES.items():
-    sys.modules[f"{__name__}.{_old}"] = importlib.import_module(f"{search.__name__}.{_new}")
-
-
-def __getattr__(name: str) -> Any:
-    return getattr(search, name)
-
-
-def __dir__() -> list[str]:
-    return dir(search)
+__getattr__, __dir__ = names_of(__name__, "trainkit.tune.search")
