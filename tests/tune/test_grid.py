@@ -1,4 +1,4 @@
-"""What a user asks of a grid and of a result: best, checkpoints, attempts, tables, looks, reading back."""
+"""What a user asks of a grid and of one result: best, checkpoints, attempts, tables, looks, reading back."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_a_result_is_read_back_from_its_folder(fit):
     with pytest.raises(StoreError, match=r"no trial with the folder nobody"):
         tune.Result.from_path(Path(grid.experiment_path) / "nobody")
     with pytest.raises(StoreError, match="no such folder"):
-        tune.Result.from_path(Path(grid.experiment_path) / "not" / "there")
+        tune.Result.from_path("/nowhere/at/all")
 
 
 def test_ray_names_of_a_result(fit):
@@ -77,7 +77,6 @@ def test_ray_names_of_a_result(fit):
         ("max", "min", "avg", "last", "last-5-avg", "last-10-avg"), 0.5
     )
     assert Path(os.path.join(result.checkpoint, "step.txt")).exists()  # as a path, too
-    assert result.checkpoint.value == result.checkpoint.dir_or_data == result.checkpoint.path
 
 
 def test_the_filesystem_of_a_result_is_this_machines(fit):

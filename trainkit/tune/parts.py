@@ -11,6 +11,7 @@ from trainkit.tune.callbacks.base import Callback
 from trainkit.tune.callbacks.console import ConsoleCallback
 from trainkit.tune.callbacks.csv_logger import CSVLoggerCallback
 from trainkit.tune.callbacks.json_logger import JsonLoggerCallback
+from trainkit.tune.callbacks.metric_watch import MetricWatch
 from trainkit.tune.config import RunConfig, TuneConfig
 from trainkit.tune.plan import Plan
 from trainkit.tune.proposals import Proposals
@@ -64,3 +65,8 @@ def make_callbacks(run: RunConfig) -> Sequence[Callback]:
         if not any(isinstance(callback, default) for callback in callbacks):
             callbacks.append(default())
     return [*callbacks, ConsoleCallback()] if run.verbose else callbacks
+
+
+def make_watch(metric: str | None) -> Sequence[Callback]:
+    """Return what looks out for a misspelt metric; nothing where there is none or it need not come."""
+    return [MetricWatch(metric)] if metric is not None and settings.metric_is_required() else []
