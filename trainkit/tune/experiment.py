@@ -245,11 +245,11 @@ class Experiment:
             restored.trials,
             restored.with_metric,
         )
-<<<<<<< HEAD
-        callbacks = [*parts.make_callbacks(self._run), *([mirror] if mirror is not None else [])]
-=======
-        callbacks = [*parts.make_callbacks(self._run), *parts.make_watch(self.metric)]
->>>>>>> rt-5
+        callbacks = [
+            *parts.make_callbacks(self._run),
+            *parts.make_watch(self.metric),
+            *([mirror] if mirror is not None else []),
+        ]
         hub = CallbackHub(callbacks, controller.trials, reader.history)
         by_id = {trial.trial_id: trial for trial in restored.trials}
         hub.setup(
