@@ -11,6 +11,7 @@ from trainkit import tune
 from trainkit.errors import ConfigError
 from trainkit.tune.history import ExperimentReader
 from trainkit.tune.policies import Resume
+from trainkit.tune.proposals import Proposals
 from trainkit.tune.respace import differences
 from trainkit.tune.restore import ResumeRule
 from trainkit.tune.search import BasicVariantGenerator
@@ -276,16 +277,16 @@ def test_a_grid_that_shrinks_keeps_its_old_trials(fit, tmp_path):
 
 
 def test_a_replayed_searcher_goes_on_as_if_it_had_been_asked():
-    def searcher() -> BasicVariantGenerator:
+    def searcher() -> Proposals:
         made = BasicVariantGenerator(points_to_evaluate=[{"x": 1.0}])
         space = Space.of({"x": tune.uniform(0, 1), "n": tune.grid_search([1, 2])})
-        made.set_search_properties(None, None, space, num_samples=4, seed=3)
-        return made
+        made.begin(space, metric=None, mode=None, num_samples=4, seed=3)
+        return Proposals(made, space)
 
     asked, replayed = searcher(), searcher()
     for _ in range(5):
-        replayed.replay("t", asked.suggest("t"))
-    assert [asked.suggest("t") for _ in range(4)] == [replayed.suggest("t") for _ in range(4)]
+        replayed.replay("t", asked.propose("t"))
+    assert [asked.propose("t") for _ in range(4)] == [replayed.propose("t") for _ in range(4)]
 
 
 # --- settings -------------------------------------------------------------------------------------

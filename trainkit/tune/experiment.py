@@ -90,8 +90,8 @@ class Experiment:
         self._now: Callable[[], float] = lambda: start + (clock.monotonic() - zero)
         self._seed: int = self._facts["seed"]
         self._take_parts()
-        self.metric = tune.metric or self._scheduler.metric
-        self.mode = tune.mode or self._scheduler.mode
+        self.metric = tune.metric or self._scheduler.metric or self._searcher.metric
+        self.mode = tune.mode or self._scheduler.mode or self._searcher.mode
         self._plan = parts.make_plan(tune, run, self.metric)
 
     @classmethod
@@ -206,8 +206,8 @@ class Experiment:
             log = list(reader.log())
             trials = reader.trials()  # second: those of the log are all there
         if any(holds_opaque(trial.config) for trial in trials):  # a searcher asked again has the objects
-            self._take_parts()
-            replay(log, trials, self._searcher, self._scheduler, same_space=not self._changes)
+            self._take_parts(rehearsal=True)
+            replay(log, trials, self._proposals, self._scheduler, same_space=not self._changes)
         configs = {trial.trial_id: trial.config for trial in trials}
         return ResultGrid.load(self.folder, metric=self.metric, mode=self.mode, configs=configs)
 
@@ -224,7 +224,8 @@ class Experiment:
         if self._resume is not None:
             restored = self._restore(self._resume, reader, store, ledger)
         source = TrialSource(
-            self._searcher,
+            self._proposals,
+            varied=self._space.varied,
             prefix=self._facts["prefix"],
             trainable_name=self._bound.name,
             request_of=self._bound.request,
@@ -238,7 +239,7 @@ class Experiment:
         controller = Controller(
             self._plan,
             source,
-            self._searcher,
+            self._proposals,
             self._scheduler,
             ledger,
             restored.trials,
@@ -290,7 +291,7 @@ class Experiment:
         if self._changes:
             logger.warning("%s goes on in another search space: %s", self.folder, "; ".join(self._changes))
         restored = restore_trials(
-            reader, self._searcher, self._scheduler, rule, self.metric, now, same_space=not self._changes
+            reader, self._proposals, self._scheduler, rule, self.metric, now, same_space=not self._changes
         )
         if self._changes:
             restored.records.append(ev.Noted(now, "space changed", "; ".join(self._changes)))
@@ -319,8 +320,9 @@ class Experiment:
             **describe_address(self._address),
         }
 
-    def _take_parts(self) -> None:
-        self._searcher = parts.make_searcher(self._tune, self._space, self._seed)
+    def _take_parts(self, *, rehearsal: bool = False) -> None:
+        self._searcher = parts.make_searcher(self._tune, self._space, self._seed, rehearsal=rehearsal)
+        self._proposals = parts.make_proposals(self._tune, self._space, self._searcher, self._seed)
         self._scheduler = parts.make_scheduler(self._tune, self._seed)
 
     def _seed_of_trial(self, index: int) -> int | None:
@@ -331,6 +333,7 @@ class Experiment:
             if not isinstance(value, (str, int, float, bool, type(None))):
                 api.ensure_serializable(value, f"the value {value!r:.100} of param_space[{name!r}]")
         # Another searcher is asked for the first configuration: requests may be functions of it.
-        config = parts.make_searcher(self._tune, self._space, self._seed).suggest("probe")
+        searcher = parts.make_searcher(self._tune, self._space, self._seed, rehearsal=True)
+        config = parts.make_proposals(self._tune, self._space, searcher, self._seed).propose("probe")
         if isinstance(config, dict):
             ledger.require_feasible(self._bound.request(config), what=f"a trial of {self._bound.name}")

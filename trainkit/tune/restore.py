@@ -16,9 +16,9 @@ from trainkit.tune import events as ev
 from trainkit.tune.checks import is_number
 from trainkit.tune.history import Ended, ExperimentReader, LogEntry, Report, Suggested
 from trainkit.tune.policies import Resume, ResumeConfig
+from trainkit.tune.proposals import Proposals
 from trainkit.tune.respace import with_objects
 from trainkit.tune.schedulers.base import TrialScheduler, stop_words
-from trainkit.tune.search.base import Searcher
 from trainkit.tune.trial import Trial, TrialStatus
 from trainkit.tune.values import complete, encode_config, holds_opaque, lookup
 
@@ -109,7 +109,7 @@ class Restored:
 
 def restore_trials(
     reader: ExperimentReader,
-    searcher: Searcher,
+    proposals: Proposals,
     scheduler: TrialScheduler,
     rule: ResumeRule,
     metric: str | None,
@@ -117,16 +117,16 @@ def restore_trials(
     *,
     same_space: bool = True,
 ) -> Restored:
-    """Replay the file's log into `searcher` and `scheduler`, and settle what each trial now is.
+    """Replay the file's log into `proposals` and `scheduler`, and settle what each trial now is.
 
     Args:
         reader: of the file.
-        searcher: as it was at the start.
+        proposals: as they were at the start.
         scheduler: the same.
         rule: which trials go on.
         metric: that every trial must report; None: no such rule.
         time: now.
-        same_space: False: `searcher` has another space than the one that the trials were drawn from.
+        same_space: False: `proposals` have another space than the one that the trials were drawn from.
 
     Raises:
         ConfigError: a trial can't go on as asked, or the searcher suggests other configurations than it did.
@@ -144,13 +144,13 @@ def restore_trials(
     going_on = {trial.trial_id for trial in trials if not trial.status.is_finished}
     with contextlib.closing(reader.log()) as log:
         restored.with_metric = replay(
-            log, trials, searcher, scheduler, metric, going_on=going_on, same_space=same_space
+            log, trials, proposals, scheduler, metric, going_on=going_on, same_space=same_space
         )
     for trial in trials:
         trial.last_result["config"] = trial.config
         if trial.status.is_finished and not before[trial.trial_id].is_finished:
             scheduler.on_trial_complete(trial.trial_id)
-            searcher.on_trial_complete(trial.trial_id, trial.last_result)
+            proposals.on_trial_complete(trial.trial_id, trial.last_result)
         if trial.status is TrialStatus.PENDING and (trial.trial_id, trial.attempt) in started:
             trial.attempt += 1
         _tidy(trial, reader.folder / trial.dirname)
@@ -160,19 +160,19 @@ def restore_trials(
 def replay(
     log: Iterable[LogEntry],
     trials: Sequence[Trial],
-    searcher: Searcher,
+    proposals: Proposals,
     scheduler: TrialScheduler,
     metric: str | None = None,
     *,
     going_on: Collection[str] = (),
     same_space: bool = True,
 ) -> set[str]:
-    """Tell `searcher` and `scheduler` what they were told, and complete the configurations of `trials`.
+    """Tell `proposals` and `scheduler` what they were told, and complete the configurations of `trials`.
 
     Args:
         log: what happened.
         trials: as the file has them.
-        searcher: as it was at the start.
+        proposals: as they were at the start.
         scheduler: the same.
         metric: to look for.
         going_on: ids of trials that had ended and are to run again: for both they have not ended.
@@ -185,39 +185,37 @@ def replay(
         ConfigError: the searcher suggests other configurations than it did.
     """
     by_id = {trial.trial_id: trial for trial in trials}
-    objects = with_objects(searcher.space)
+    objects = with_objects(proposals.space)
     with_metric = set()
     for entry in log:
         trial = by_id[entry.trial_id]
         match entry:
             case Suggested():
                 trial.config = objects(trial.config)
-                if holds_opaque(trial.config) and same_space:
-                    _ask_again(searcher, trial)
-                else:
-                    searcher.replay(trial.trial_id, trial.config)
+                _remember(proposals, trial, same_space=same_space)
                 if trial.trial_id in going_on and holds_opaque(trial.config):
                     raise _unknown_object(trial)
                 scheduler.on_trial_add(trial.trial_id)
             case Report(result=result):
                 if metric is not None and is_number(lookup(result, metric)):
                     with_metric.add(trial.trial_id)
-                searcher.on_trial_result(trial.trial_id, result)
+                proposals.on_trial_result(trial.trial_id, result)
                 scheduler.on_result(trial.trial_id, result)
-            case Ended(error=error) if trial.trial_id not in going_on:
-                searcher.on_trial_complete(trial.trial_id, trial.last_result or None, error=error)
+            case Ended(error=error):
+                # A searcher hears of an end that was none after all: its next suggestions came after it.
+                proposals.on_trial_complete(trial.trial_id, trial.last_result or None, error=error)
+                if trial.trial_id in going_on:
+                    continue
                 tell = scheduler.on_trial_error if error else scheduler.on_trial_complete
                 tell(trial.trial_id)
     return with_metric
 
 
-def _ask_again(searcher: Searcher, trial: Trial) -> None:
-    """The same suggestion again: it gives what neither text nor space can, such as a computed object."""
-    config = searcher.suggest(trial.trial_id)
-    if not isinstance(config, dict):
-        raise ConfigError(
-            f"{type(searcher).__name__} gives no suggestion for trial {trial.trial_id} any more"
-        )
+def _remember(proposals: Proposals, trial: Trial, *, same_space: bool) -> None:
+    """The suggestion of before; it also gives what neither text nor space can, such as computed objects."""
+    config = proposals.replay(trial.trial_id, trial.config, same_space=same_space)
+    if config is None:
+        raise ConfigError(f"{proposals.name} gives no suggestion for trial {trial.trial_id} any more")
     trial.config = complete(trial.config, config)
 
 
