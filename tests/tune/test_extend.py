@@ -52,8 +52,12 @@ class Told(Searcher):
     def suggest(self, trial_id):
         return {"x": 0.5, "asked": len(self.known)}
 
-    def replay(self, trial_id, config):
+    def is_drawn(self, trial_id):
+        return False
+
+    def replay(self, trial_id, config, *, same_space=True):
         self.known.append(config["asked"])
+        return config
 
     def on_trial_complete(self, trial_id, result=None, error=False):
         self.ended.append((trial_id, result and result["loss"], error))

@@ -55,6 +55,8 @@ class Proposals:
         self._first: dict[bytes, str] = {}
         """By the fingerprint of a configuration, the trial that had it first."""
         self._results: dict[str, dict[str, Any] | None] = {}
+        self._unknown: set[str] = set()
+        """Trials that a restore could not get the searcher to suggest again."""
         self._gave_up = False
         self.reason = ""
         """Why there are fewer trials than asked for, once there are no more."""
@@ -68,6 +70,11 @@ class Proposals:
     def total_samples(self) -> int | None:
         """How many trials there will be at most; None: no end."""
         return self._searcher.total_samples
+
+    @property
+    def hears_again(self) -> bool:
+        """True if the searcher may be told twice how a trial has ended."""
+        return self._searcher.hears_again
 
     def propose(self, trial_id: str) -> dict[str, Any] | str | None:
         """Return the configuration of a new trial; None: none yet; FINISHED: none any more.
@@ -123,9 +130,14 @@ class Proposals:
         Returns:
             The suggestion, for the values of which the store knows only the names; None: there is none.
         """
-        config = self._searcher.remember(trial_id, stored, same_space=same_space)
+        config = self._searcher.replay(trial_id, stored, same_space=same_space)
         if config is None:
             proposed = self.propose(trial_id)
+            if (
+                proposed is None
+            ):  # it waits for a trial that goes on, and which it has not heard to have ended
+                self._unknown.add(trial_id)
+                return stored
             if not self._allow_duplicates:  # whatever a searcher of no fixed mind says now, this was tried
                 self._first.setdefault(fingerprint(stored), trial_id)
             return proposed if isinstance(proposed, dict) else None
@@ -133,7 +145,8 @@ class Proposals:
 
     def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
         """A trial has reported."""
-        self._searcher.on_trial_result(trial_id, result)
+        if trial_id not in self._unknown:
+            self._searcher.on_trial_result(trial_id, result)
 
     def on_trial_complete(
         self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False
@@ -141,7 +154,7 @@ class Proposals:
         """A trial has ended with this last report, or has failed for good."""
         again = trial_id in self._results
         self._results[trial_id] = None if error else result
-        if not again or self._searcher.hears_again:
+        if trial_id not in self._unknown and (not again or self.hears_again):
             self._searcher.on_trial_complete(trial_id, result, error)
 
     # --- a suggestion -----------------------------------------------------------------------------

@@ -202,9 +202,11 @@ def replay(
                 proposals.on_trial_result(trial.trial_id, result)
                 scheduler.on_result(trial.trial_id, result)
             case Ended(error=error):
-                # A searcher hears of an end that was none after all: its next suggestions came after it.
-                proposals.on_trial_complete(trial.trial_id, trial.last_result or None, error=error)
-                if trial.trial_id in going_on:
+                goes_on = trial.trial_id in going_on
+                # A searcher that can hears of an end that was none after all, as its next suggestions did.
+                if not goes_on or proposals.hears_again:
+                    proposals.on_trial_complete(trial.trial_id, trial.last_result or None, error=error)
+                if goes_on:
                     continue
                 tell = scheduler.on_trial_error if error else scheduler.on_trial_complete
                 tell(trial.trial_id)

@@ -184,7 +184,7 @@ class Searcher(ABC):
         del trial_id
         return False
 
-    def remember(
+    def replay(
         self, trial_id: str, config: dict[str, Any], *, same_space: bool = True
     ) -> dict[str, Any] | None:
         """In a restore: be as after `suggest(trial_id)` had returned `config`, without the work.

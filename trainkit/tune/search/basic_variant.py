@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from trainkit.errors import ConfigError
+from trainkit.errors import ConfigError, SpaceError
 from trainkit.tune.checks import is_whole, require
+from trainkit.tune.fingerprint import fingerprint
 from trainkit.tune.search.alternatives import alternatives, leaves_open
 from trainkit.tune.search.base import Searcher
 from trainkit.tune.seeds import suggestion_generator
@@ -60,6 +62,11 @@ class BasicVariantGenerator(Searcher):
         self._drawn = False
         self._spent: set[int] = set()
         """Combinations of the grid with which every draw was tried."""
+        self._covered: Counter[int] = Counter()
+        """How often a restore has found each combination of the grid among the trials of before."""
+        self._foreign = 0
+        """Trials of before that are none of the grid's, after a change of the space."""
+        self._ranks: dict[bytes, int] | None = None
         self._live: set[str] = set()
 
     @property
@@ -94,12 +101,14 @@ class BasicVariantGenerator(Searcher):
         if self.num_samples == -1:
             return None
         free = max(0, self.num_samples - len(self._presets))
-        return self._starts[-1] + free * self.space.grid_size()
+        return self._foreign + self._starts[-1] + free * self.space.grid_size()
 
     def suggest(self, trial_id: str) -> dict[str, Any] | str | None:
-        self._pass_spent()
+        self._pass_what_was_tried()
         total = self.total_samples
-        if len(self._spent) == self.space.grid_size() or (total is not None and self._next >= total):
+        if len(self._spent) == self.space.grid_size() or (
+            total is not None and self._next >= total - self._foreign
+        ):
             return self.FINISHED
         if self.max_concurrent and len(self._live) >= self.max_concurrent:
             return None
@@ -133,15 +142,33 @@ class BasicVariantGenerator(Searcher):
         self._next += 1
         return True
 
-    def remember(
+    def replay(
         self, trial_id: str, config: dict[str, Any], *, same_space: bool = True
     ) -> dict[str, Any] | None:
-        # Beside a grid or points, combinations that are used up may have been left out: that is found again.
-        plain = not self._presets and (self.space.grid_size() == 1 or not self.space.domains)
-        if same_space and (not plain or holds_opaque(config)):
+        if same_space and (self._presets or holds_opaque(config)):
             return None
-        self.take(trial_id, config)
+        if self.space.axes and not self._presets:
+            self._cover(config)
+        else:
+            self._next += 1
+        self._live.add(trial_id)
         return config
+
+    def _cover(self, config: dict[str, Any]) -> None:
+        """Count `config` for its combination of the grid, wherever that now stands in the order."""
+        if self._ranks is None:
+            sizes = range(self.space.grid_size())
+            self._ranks = {self._axes_of(self.space.grid_values(rank)): rank for rank in sizes}
+        try:
+            values = self.space.choices(config)
+        except SpaceError:  # of another space, before a restore
+            self._foreign += 1
+            return
+        chosen = {path: values[each.name] for path, each in self.space.by_path.items() if each.name in values}
+        self._covered[self._ranks[self._axes_of(chosen)]] += 1
+
+    def _axes_of(self, values: Mapping[Path, Any]) -> bytes:
+        return fingerprint({repr(path): value for path, value in values.items() if path in self.space.axes})
 
     def give_up(self, trial_id: str) -> bool:
         sample, combination, _ = self._place(self._next)
@@ -169,9 +196,13 @@ class BasicVariantGenerator(Searcher):
         sample, combination = divmod(index - self._starts[-1], self.space.grid_size())
         return sample + len(self._presets), combination, {}
 
-    def _pass_spent(self) -> None:
-        while self._spent and len(self._spent) < self.space.grid_size():
+    def _pass_what_was_tried(self) -> None:
+        while (self._spent or self._covered) and len(self._spent) < self.space.grid_size():
             sample, combination, _ = self._place(self._next)
-            if sample < len(self._presets) or combination not in self._spent:
+            if sample < len(self._presets):
                 return
+            if combination not in self._spent:
+                if combination not in self._covered:
+                    return
+                self._covered -= Counter([combination])  # drops what has come to nought
             self._next += 1

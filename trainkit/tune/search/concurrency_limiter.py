@@ -77,10 +77,10 @@ class ConcurrencyLimiter(SearcherWrapper):
             self._running.add(trial_id)
         return taken
 
-    def remember(
+    def replay(
         self, trial_id: str, config: dict[str, Any], *, same_space: bool = True
     ) -> dict[str, Any] | None:
-        remembered = self.searcher.remember(trial_id, config, same_space=same_space)
-        if remembered is not None:
+        replayed = self.searcher.replay(trial_id, config, same_space=same_space)
+        if replayed is not None:
             self._running.add(trial_id)
-        return remembered
+        return replayed

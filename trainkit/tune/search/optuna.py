@@ -232,7 +232,7 @@ class OptunaSearch(Searcher):
             self._number += 1
         return params is not None
 
-    def remember(
+    def replay(
         self, trial_id: str, config: dict[str, Any], *, same_space: bool = True
     ) -> dict[str, Any] | None:
         if (self._remembers_by_trials or not same_space) and self.take(trial_id, config):

@@ -131,14 +131,14 @@ class Repeater(SearcherWrapper):
         suggestion = self.searcher.suggest(trial_id)
         return self._begin_unit(trial_id, suggestion) if isinstance(suggestion, dict) else suggestion
 
-    def remember(
+    def replay(
         self, trial_id: str, config: dict[str, Any], *, same_space: bool = True
     ) -> dict[str, Any] | None:
         unit = self._unit_with_room()
         if unit is not None:
             return self._hand_out(unit, trial_id)
-        remembered = self.searcher.remember(trial_id, _without_index(config), same_space=same_space)
-        return None if remembered is None else self._begin_unit(trial_id, remembered)
+        replayed = self.searcher.replay(trial_id, _without_index(config), same_space=same_space)
+        return None if replayed is None else self._begin_unit(trial_id, replayed)
 
     def is_drawn(self, trial_id: str) -> bool:
         """Only a unit's first trial is drawn; the others repeat it, as they should."""

@@ -75,10 +75,10 @@ class SearcherWrapper(Searcher):
     def give_up(self, trial_id: str) -> bool:
         return self.searcher.give_up(trial_id)
 
-    def remember(
+    def replay(
         self, trial_id: str, config: dict[str, Any], *, same_space: bool = True
     ) -> dict[str, Any] | None:
-        return self.searcher.remember(trial_id, config, same_space=same_space)
+        return self.searcher.replay(trial_id, config, same_space=same_space)
 
     def rehearsal(self) -> Searcher:
         twin = copy.copy(self)
