@@ -13,7 +13,7 @@ from trainkit.tune.history import ExperimentReader
 from trainkit.tune.policies import Resume
 from trainkit.tune.proposals import Proposals
 from trainkit.tune.respace import differences
-from trainkit.tune.restore import ResumeRule
+from trainkit.tune.resuming import ResumeRule
 from trainkit.tune.search import BasicVariantGenerator
 from trainkit.tune.search.base import Searcher
 from trainkit.tune.variants import Space
@@ -40,6 +40,7 @@ class Told(Searcher):
     def __init__(self) -> None:
         super().__init__()
         self.known: list = []
+        self.elsewhere = 0
         self.ended: list = []
 
     def __deepcopy__(self, memo: dict) -> Told:
@@ -57,6 +58,7 @@ class Told(Searcher):
 
     def replay(self, trial_id, config, *, same_space=True):
         self.known.append(config["asked"])
+        self.elsewhere += not same_space
         return config
 
     def on_trial_complete(self, trial_id, result=None, error=False):
@@ -220,6 +222,18 @@ def test_a_category_added_after_ten_trials_is_proposed(fit, tmp_path, caplog):
     last = tune.Tuner.restore(tmp_path / "e", trainable, tune_config=tune.TuneConfig(num_samples=40)).fit()
     assert [result.config for result in last][:30] == [result.config for result in again]
     assert any(result.config["kind"] == "new" for result in last[30:])
+
+
+def test_a_searcher_is_told_which_trials_are_of_another_space(fit, tmp_path):
+    def trainable(config):
+        return {"loss": config["x"]}
+
+    fit(trainable, {"z": 1}, num_samples=2, metric="loss", search_alg=Told())
+    for total, elsewhere in ((3, 2), (5, 2)):  # also where the space is the same as in the last restore
+        config = tune.TuneConfig(num_samples=total, search_alg=(searcher := Told()))
+        space = {"z": 2}
+        tune.Tuner.restore(tmp_path / "e", trainable, param_space=space, tune_config=config).fit()
+        assert searcher.elsewhere == elsewhere
 
 
 def test_objects_of_old_trials_are_found_in_the_new_space(fit, tmp_path):

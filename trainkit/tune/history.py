@@ -36,10 +36,11 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """Entry of the log: a trial ended for good, in ERROR or not."""
+    """Entry of the log: a trial ended, in ERROR or not; not `final` where it was gone on with."""
 
     trial_id: str
     error: bool
+    final: bool = True
 
 
 LogEntry = Suggested | Report | Ended
@@ -214,17 +215,16 @@ class ExperimentReader:
             "SELECT kind, trial_id, attempt, iteration, text FROM ("
             "SELECT seq, 'trial' AS kind, trial_id, 0 AS attempt, 0 AS iteration, '' AS text FROM trials "
             "UNION ALL SELECT seq, 'result', trial_id, attempt, iteration, metrics FROM results "
-            # An end that was none, as the trial was gone on with, is not told again.
-            "UNION ALL SELECT max(e.seq), 'end', trial_id, 0, 0, t.status FROM events e JOIN trials t "
-            "USING (trial_id) WHERE e.kind = t.status AND t.status IN ('TERMINATED', 'ERROR') "
-            "GROUP BY trial_id) ORDER BY seq"
+            "UNION ALL SELECT e.seq, 'end', e.trial_id, t.status IN ('TERMINATED', 'ERROR') AND e.seq = "
+            "max(e.seq) OVER (PARTITION BY e.trial_id), 0, e.kind FROM events e JOIN trials t "
+            "USING (trial_id) WHERE e.kind IN ('TERMINATED', 'ERROR')) ORDER BY seq"
         ):
             if kind == "trial":
                 yield Suggested(trial_id)
             elif kind == "result":
                 yield Report(trial_id, attempt, iteration, self._result(trial_id, attempt, text))
             else:
-                yield Ended(trial_id, text == "ERROR")
+                yield Ended(trial_id, text == "ERROR", bool(attempt))
 
     def _last_results(self) -> dict[str, Report]:
         self._origins = self._read_origins()  # in one go, as every trial's are needed
