@@ -121,6 +121,24 @@ def test_one_chosen_trial_is_extended(fit, tmp_path):
     assert steps(again)[1] == [1, 2, 3, 4, 5, 6, 7]
 
 
+def test_an_extended_trial_that_was_killed_at_once_is_still_extended(fit, tmp_path):
+    """The stop that ended it before doesn't end it again."""
+
+    class Dies(tune.Callback):
+        def on_trial_start(self, iteration, trials, trial, **info):
+            raise KeyboardInterrupt
+
+    fit(counting, run={"stop": {"training_iteration": 2}})
+    longer = {"stop": {"training_iteration": 4}}
+    run = tune.RunConfig(**longer, callbacks=[Dies()])
+    with pytest.raises(KeyboardInterrupt):
+        tune.Tuner.restore(tmp_path / "e", counting, resume_finished=True, run_config=run).fit()
+    with ExperimentReader(tmp_path / "e") as reader:
+        assert str(reader.trials()[0].status) == "RUNNING"
+    grid = tune.Tuner.restore(tmp_path / "e", counting, run_config=tune.RunConfig(**longer)).fit()
+    assert steps(grid) == [[1, 2, 3, 4]]
+
+
 def test_a_searcher_is_told_the_last_end_of_an_extended_trial(fit, tmp_path):
     fit(counting, metric="loss", search_alg=Told(), run={"stop": {"training_iteration": 2}})
     searcher = Told()
