@@ -128,7 +128,8 @@ class ExperimentReader:
                 "SELECT d.trial_id, d.verdict, d.reason, max(d.seq), "
                 "(SELECT max(r.seq) FROM results r WHERE r.trial_id = d.trial_id) "
                 # A stop of an earlier attempt was one, until the trial was gone on with.
-                "FROM decisions d JOIN trials t USING (trial_id) WHERE d.attempt = t.attempt GROUP BY d.trial_id"
+                "FROM decisions d JOIN trials t USING (trial_id) WHERE d.attempt = t.attempt "
+                "GROUP BY d.trial_id"
             )
             if verdict == "STOP" and decided > reported
         }
