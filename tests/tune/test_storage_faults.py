@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import fsspec
@@ -40,6 +41,19 @@ def test_what_fails_for_a_while_is_said_once_and_done_again(fit, tmp_path, resul
     assert names(tmp_path / "there" / "e") == names(results / "e") - LOCAL_ONLY
 
 
+def test_an_address_that_fails_from_the_start_is_not_stormed(fit, tmp_path):
+    def trainable(config):
+        for step in range(10):
+            tune.report({"step": step})
+            time.sleep(0.01)
+
+    fs = Fails()
+    fs.when = lambda path: len(fs.puts) <= 2
+    fit(trainable, run=at(fs, tmp_path))
+    stores = [path for path in fs.puts if path.endswith("sqlite.partial")]
+    assert len(stores) <= 2  # none while it failed; the period is longer than all of this
+
+
 def test_a_copy_that_cannot_be_completed_is_told_loudly(fit, tmp_path, results, monkeypatch):
     monkeypatch.setattr("trainkit.tune.mirror.TRIES", 2)
     fs = Fails()
@@ -56,6 +70,16 @@ def test_a_copy_that_cannot_be_completed_is_told_loudly(fit, tmp_path, results, 
     run = tune.RunConfig(**at(fs, tmp_path))
     tune.Tuner.restore(results / "e", saving, run_config=run).fit()
     assert names(tmp_path / "there" / "e") == names(results / "e") - LOCAL_ONLY
+
+
+def test_a_local_folder_that_goes_meanwhile_is_told(fit, tmp_path, results):
+    def trainable(config):
+        tune.report({"step": 1})
+        shutil.rmtree(results / "e")
+        tune.report({"step": 2})
+
+    with pytest.raises(StorageError, match="is not complete: FileNotFoundError"):
+        fit(trainable, run=at(Fails(), tmp_path))
 
 
 def test_an_upload_that_hangs_is_given_up(fit, tmp_path):
