@@ -262,7 +262,7 @@ class Experiment:
             mode=self.mode,
             time=self._now(),
             resources=ledger.existing,
-            past=lambda: ((by_id[trial_id], results) for trial_id, results in reader.histories() if by_id),
+            past=lambda: [(by_id[trial_id], each) for trial_id, each in reader.past().items() if by_id],
         )
         loop = ExperimentLoop(
             controller,
