@@ -25,8 +25,8 @@ from trainkit.tune.failing import TIMEOUT, Retry, timeout_words, what_follows
 from trainkit.tune.judging import Judge
 from trainkit.tune.live import FINISHED, Live, Outcome
 from trainkit.tune.plan import BROKEN, FAIL_FAST, FAILED_TRIALS, INTERRUPTED, Ending, Plan
+from trainkit.tune.proposals import Proposals
 from trainkit.tune.schedulers.base import TrialScheduler, Verdict, stop_words
-from trainkit.tune.search.base import Searcher
 from trainkit.tune.stopping import StopRules
 from trainkit.tune.suggesting import TrialSource
 from trainkit.tune.trial import Failure, Trial, TrialStatus
@@ -40,7 +40,7 @@ class Controller:
     Args:
         plan: the experiment's rules.
         source: where trials come from.
-        searcher, scheduler: told of results; both rebuilt already when an experiment is resumed.
+        proposals, scheduler: told of results; both rebuilt already when an experiment is resumed.
         ledger: what trials may reserve.
         trials: of the resumed experiment, in order; those PENDING will run.
         with_metric: ids of `trials` that have reported the metric.
@@ -52,7 +52,7 @@ class Controller:
         self,
         plan: Plan,
         source: TrialSource,
-        searcher: Searcher,
+        proposals: Proposals,
         scheduler: TrialScheduler,
         ledger: Ledger,
         trials: Sequence[Trial] = (),
@@ -68,7 +68,7 @@ class Controller:
         self.pace = Pace(plan.max_iteration)
         self._plan = plan
         self._source = source
-        self._searcher = searcher
+        self._proposals = proposals
         self._scheduler = scheduler
         rules = StopRules.of(plan.stop) if stop is None else stop
         self._judge = Judge(plan, scheduler, rules, with_metric)
@@ -149,7 +149,8 @@ class Controller:
             for trial in list(self._turns.waiting):
                 self._turns.waiting.remove(trial)
                 set_status(self._step, trial, time, TrialStatus.TERMINATED, f"{self.ending}: not run")
-        self._step.records.append(ev.Noted(time, "ended", self.ending or "all trials have ended"))
+        ended = self.ending or self._source.reason or "all trials have ended"
+        self._step.records.append(ev.Noted(time, "ended", ended))
         return self._take()
 
     # --- starting ---------------------------------------------------------------------------------
@@ -229,7 +230,7 @@ class Controller:
         if event.checkpoint is not None:
             keep_checkpoint(self._step, self._plan.checkpoints, trial, event.checkpoint, trial.iteration)
         self._note_problem(trial, event.problem, event.time)
-        self._searcher.on_trial_result(trial.trial_id, result)
+        self._proposals.on_trial_result(trial.trial_id, result)
         # What is decided on this very report goes before an end that was asked of all trials.
         live.outcome = self._judged(live, result) or (FINISHED if event.done else live.outcome)
         self._ask_for_an_end(event.time)
@@ -300,7 +301,7 @@ class Controller:
         set_status(self._step, trial, time, TrialStatus.TERMINATED, reason)
         drop_checkpoints(self._step, self._plan.checkpoints, trial, running=False)
         self._scheduler.on_trial_complete(trial.trial_id)
-        self._searcher.on_trial_complete(trial.trial_id, trial.last_result or None)
+        self._proposals.on_trial_complete(trial.trial_id, trial.last_result or None)
 
     def _fail(self, trial: Trial, failure: Failure, time: float) -> None:
         self._let_go(trial, time)
@@ -315,7 +316,7 @@ class Controller:
         set_status(self._step, trial, time, TrialStatus.ERROR, reason, follows)
         drop_checkpoints(self._step, self._plan.checkpoints, trial, running=False)
         self._scheduler.on_trial_error(trial.trial_id)
-        self._searcher.on_trial_complete(trial.trial_id, trial.last_result or None, error=True)
+        self._proposals.on_trial_complete(trial.trial_id, trial.last_result or None, error=True)
         if self._plan.failure.fail_fast:
             self._end(FAIL_FAST, time)
         limit = self._plan.failure.max_failed_trials
