@@ -27,7 +27,13 @@ if TYPE_CHECKING:
     from trainkit.tune import callbacks as callbacks
     from trainkit.tune import schedulers as schedulers
     from trainkit.tune import search as search
-    from trainkit.tune.callbacks import Callback, LoggerCallback
+    from trainkit.tune.callbacks import (
+        Callback,
+        CLIReporter,
+        JupyterNotebookReporter,
+        LoggerCallback,
+        ProgressReporter,
+    )
     from trainkit.tune.checkpoint import Checkpoint
     from trainkit.tune.config import CheckpointConfig, FailureConfig, RunConfig, TuneConfig
     from trainkit.tune.placement import PlacementGroupFactory, with_parameters, with_resources
@@ -38,7 +44,13 @@ if TYPE_CHECKING:
     from trainkit.tune.tuner import Tuner
 
 _HOMES = {
-    "callbacks": ("Callback", "LoggerCallback"),
+    "callbacks": (
+        "CLIReporter",
+        "Callback",
+        "JupyterNotebookReporter",
+        "LoggerCallback",
+        "ProgressReporter",
+    ),
     "checkpoint": ("Checkpoint",),
     "config": ("CheckpointConfig", "FailureConfig", "RunConfig", "TuneConfig"),
     "placement": ("PlacementGroupFactory", "with_parameters", "with_resources"),
@@ -52,12 +64,15 @@ _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 _FOLDERS = ("callbacks", "schedulers", "search")
 
 __all__ = [
+    "CLIReporter",
     "Callback",
     "Checkpoint",
     "CheckpointConfig",
     "FailureConfig",
+    "JupyterNotebookReporter",
     "LoggerCallback",
     "PlacementGroupFactory",
+    "ProgressReporter",
     "Result",
     "ResultGrid",
     "RunConfig",

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from trainkit.errors import ConfigError
-from trainkit.tune.config import CheckpointConfig, FailureConfig, RunConfig, TuneConfig
+from trainkit.tune.config import DEFAULT_LOGGERS, CheckpointConfig, FailureConfig, RunConfig, TuneConfig
 from trainkit.tune.schedulers.base import TrialScheduler
 from trainkit.tune.schedulers.create import scheduler_class
 from trainkit.tune.search.base import Searcher
@@ -38,6 +38,7 @@ def describe_settings(tune: TuneConfig, run: RunConfig) -> dict[str, Any]:
             "failure_config": vars(run.failure_config),
             "checkpoint_config": vars(run.checkpoint_config),
             "verbose": run.verbose,
+            "default_loggers": list(run.default_loggers),
         },
     }
 
@@ -87,6 +88,7 @@ def restored_run_config(stored: Mapping[str, Any], given: RunConfig | None) -> R
             "failure_config": FailureConfig(**stored["failure_config"]),
             "checkpoint_config": CheckpointConfig(**stored["checkpoint_config"]),
             "verbose": stored["verbose"],
+            "default_loggers": stored.get("default_loggers", DEFAULT_LOGGERS),
             **settings,
         }
     )
