@@ -81,7 +81,7 @@ class Failure:
     retry: bool = True
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)  # each is itself, and may be a key
 class Trial:
     """A trial as controller and callbacks see it; callbacks may read it, not change it.
 
@@ -119,6 +119,9 @@ class Trial:
     checkpoints: list[SavedCheckpoint] = field(default_factory=list)
     failure: Failure | None = None
     next_checkpoint: int = 0
+
+    def __str__(self) -> str:
+        return self.name
 
     @property
     def checkpoint(self) -> SavedCheckpoint | None:

@@ -29,9 +29,10 @@ class Callback:
     ) -> None:
         """The experiment begins, or goes on.
 
-        `num_samples` is TuneConfig's, `total_num_samples` the number of trials with the grid's, None: endless.
-        `info` holds `experiment_path`, `metric`, `mode`, `time`, `resources`, `trials`, and `past`: a function
-        that gives each trial that has reported with its results, of an experiment that goes on.
+        `num_samples` is TuneConfig's; `total_num_samples` is how many trials there will be, grids counted,
+        and None if there is no end. `info` holds `experiment_path`, `metric`, `mode`, `time`, `resources`,
+        `trials`, and `past`: a function that gives each trial that has reported with its results, of an
+        experiment that goes on.
         """
 
     def on_step_begin(self, iteration: int, trials: Sequence[Trial], **info: Any) -> None:

@@ -182,7 +182,7 @@ def _make_table() -> npt.NDArray[np.uint32]:
     """The checksum's next state for each byte: CRC-32C, whose reflected polynomial is 0x82F63B78."""
     table = np.arange(256, dtype=np.uint32)
     for _ in range(8):
-        table = (table >> 1) ^ (np.uint32(0x82F63B78) * (table & 1))
+        table = np.where(table & 1, (table >> 1) ^ np.uint32(0x82F63B78), table >> 1)
     return table
 
 

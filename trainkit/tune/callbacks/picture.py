@@ -108,10 +108,11 @@ def as_html(picture: Picture) -> str:
         for place, line in enumerate(picture.lines)
     ]
     head = "".join(f"<th style='text-align:left'>{html.escape(column)}</th>" for column in picture.columns)
-    body = "".join(
-        f"<tr>{''.join(f'<td style="text-align:left">{html.escape(cell)}</td>' for cell in row)}</tr>"
+    cells = [
+        "".join(f"<td style='text-align:left'>{html.escape(cell)}</td>" for cell in row)
         for row in picture.rows
-    )
+    ]
+    body = "".join(f"<tr>{row}</tr>" for row in cells)
     below = f"<div>{html.escape(picture.below)}</div>" if picture.below else ""
     table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>" if picture.rows else ""
     return f"<div>{'<br>'.join(lines)}</div>{table}{below}"

@@ -29,7 +29,8 @@ class ProgressReporter:
         Args:
             start_time: when, in seconds since 1970.
             total_samples: trials there will be; None: endless.
-            metric, mode: of TuneConfig.
+            metric: of TuneConfig.
+            mode: of TuneConfig.
             info: `experiment_path`, and `verbose` of RunConfig.
         """
 
@@ -79,7 +80,9 @@ class ReporterCallback(Callback):
     def on_experiment_end(self, trials: Sequence[Trial], **info: Any) -> None:
         if self._reporter.should_report(trials, done=True):
             ending = info.get("ending")
-            self._reporter.report(trials, True, _in_use(info), *([f"Ended early: {ending}"] if ending else []))
+            self._reporter.report(
+                trials, True, _in_use(info), *([f"Ended early: {ending}"] if ending else [])
+            )
 
 
 def _in_use(info: dict[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""The reporters with Ray Tune's names: a table of trials whose columns the user chooses, every few seconds."""
+"""The reporters with Ray Tune's names: every few seconds a table, whose columns the user chooses."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ class TableReporter(ProgressReporter):
         return done
 
     def add_metric_column(self, metric: str, representation: str | None = None) -> None:
-        """Show one more metric, under the heading `representation`; no others are found by themselves then."""
+        """Show one more metric, under the heading `representation`; none is found by itself any more."""
         self._infer = False
         _add(self._metric_columns, metric, representation)
 

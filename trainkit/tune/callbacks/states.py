@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 from trainkit.tune.callbacks.base import Callback
 
@@ -43,33 +44,32 @@ class States:
         """Hand each callback the state that was kept of it."""
         self._kept = dict(kept)
         for name, text in kept.items():
-            if name in self._named:
-                self._try(self._named[name], "set_state", lambda each, text=text: each.set_state(json.loads(text)))
+            callback = self._named.get(name)
+            if callback is not None:
+                with self._told_of(callback, "set_state"):
+                    callback.set_state(json.loads(text))
 
     def keep_when_due(self, now: float) -> None:
         """Keep the states if it is time."""
-        if not self._asked or (self._last is not None and now - self._last < KEEP_S):
-            return
-        self._last = now
-        self.keep_now()
+        if self._asked and (self._last is None or now - self._last >= KEEP_S):
+            self._last = now
+            self.keep_now()
 
     def keep_now(self) -> None:
         """Ask for the states, and keep them if one has changed."""
         found = dict(self._kept)
         for name, callback in self._asked.items():
-            self._try(callback, "get_state", lambda each, name=name: _ask(each, name, found))
+            with self._told_of(callback, "get_state"):
+                state = callback.get_state()
+                if state is not None:
+                    found[name] = json.dumps(state)
         if found != self._kept:
             self._keep(found)
             self._kept = found
 
-    def _try(self, callback: Callback, method: str, action: Callable[[Callback], None]) -> None:
+    @contextmanager
+    def _told_of(self, callback: Callback, method: str) -> Iterator[None]:
         try:
-            action(callback)
+            yield
         except Exception:
             self._complain(callback, method)
-
-
-def _ask(callback: Callback, name: str, found: dict[str, str]) -> None:
-    state = callback.get_state()
-    if state is not None:
-        found[name] = json.dumps(state)

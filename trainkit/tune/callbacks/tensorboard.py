@@ -1,4 +1,4 @@
-"""For each trial a file of events for TensorBoard: a scalar per metric and report, hyperparameters at its end."""
+"""For each trial a file for TensorBoard: a scalar per metric and report, hyperparameters at its end."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class TBXLoggerCallback(LoggerCallback):
         return len(summaries) - ends if whole else -1
 
     def rewrite(self, trial: Trial, results: Sequence[Mapping[str, Any]]) -> None:
-        """Write a new file in place of the old: a TensorBoard that runs is told to forget what it has read."""
+        """Write a new file in place of the old, which tells a TensorBoard that runs to forget the old."""
         old = self._own_files(trial)
         self._paths.pop(trial.trial_id, None)
         if results:
