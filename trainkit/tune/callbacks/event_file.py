@@ -59,14 +59,25 @@ def hyperparameters(
         failed: whether the run failed.
     """
     typed = {name: _typed(value) for name, value in config.items() if value is not None}
-    infos = [_message(4, _text(1, name) + _whole(4, kind)) for name, (kind, _) in typed.items()]
-    infos += [_message(5, _message(1, _text(2, tag))) for tag in metrics]
+    kinds = tuple((name, kind) for name, (kind, _) in typed.items())
     given = [_message(1, _text(1, name) + _message(2, value)) for name, (_, value) in typed.items()]
     return (
-        _of_plugin(wall_time, "experiment", 2, b"".join(infos)),
+        _there_is(wall_time, kinds, tuple(metrics)),
         _of_plugin(wall_time, "session_start_info", 3, b"".join(given)),
-        _of_plugin(wall_time, "session_end_info", 4, _whole(1, _FAILURE if failed else _SUCCESS)),
+        _ended(wall_time, _FAILURE if failed else _SUCCESS),
     )
+
+
+@lru_cache(maxsize=256)  # the same for one trial after another
+def _there_is(wall_time: float, kinds: tuple[tuple[str, int], ...], metrics: tuple[str, ...]) -> bytes:
+    infos = [_message(4, _text(1, name) + _whole(4, kind)) for name, kind in kinds]
+    infos += [_message(5, _message(1, _text(2, tag))) for tag in metrics]
+    return _of_plugin(wall_time, "experiment", 2, b"".join(infos))
+
+
+@lru_cache(maxsize=256)
+def _ended(wall_time: float, status: int) -> bytes:
+    return _of_plugin(wall_time, "session_end_info", 4, _whole(1, status))
 
 
 def _of_plugin(wall_time: float, name: str, number: int, content: bytes) -> bytes:

@@ -54,15 +54,17 @@ class TBXLoggerCallback(LoggerCallback):
             path = self._paths[trial.trial_id] = self._new_path(trial)
             parts = [event_file.same_record(event_file.file_version(self._begun))]
         parts += self._records(trial, results)
+        if trial.status.is_finished:  # these are its last
+            parts += self._end(trial)
         with open(path, "ab") as file:
             file.write(b"".join(parts))
 
     def log_trial_end(self, trial: Trial, failed: bool = False) -> None:
-        path = self._paths.pop(trial.trial_id, None)
+        path = self._paths.get(trial.trial_id)
         if path is not None and trial.status.is_finished:
             with open(path, "ab") as file:
-                file.write(b"".join(self._hyperparameters(trial)))
-        self._shown.pop(trial.trial_id, None)
+                file.write(b"".join(self._end(trial)))
+        self._forget(trial)
 
     def length(self, trial: Trial) -> int:
         paths = self._own_files(trial)
@@ -84,8 +86,7 @@ class TBXLoggerCallback(LoggerCallback):
             head = [event_file.file_version(self._begun), event_file.restart(self._begun, 0)]
             parts = [*map(event_file.same_record, head), *self._records(trial, results)]
             if trial.status.is_finished:
-                parts += self._hyperparameters(trial)
-                self._shown.pop(trial.trial_id)
+                parts += self._end(trial)
             else:
                 self._paths[trial.trial_id] = path
             aside = path.with_name(".tensorboard.partial")
@@ -119,15 +120,21 @@ class TBXLoggerCallback(LoggerCallback):
         self._shown[trial.trial_id] = [tag for tag in tags if tag not in _TIMES]
         return event_file.records(events)
 
-    def _hyperparameters(self, trial: Trial) -> list[bytes]:
+    def _end(self, trial: Trial) -> list[bytes]:
+        """The records that a trial's file ends with, which is forgotten with that."""
         there_is, given, ended = event_file.hyperparameters(
             self._begun,
             flatten(trial.config),
             self._shown.get(trial.trial_id, []),
             failed=trial.status is TrialStatus.ERROR,
         )
+        self._forget(trial)
         same = event_file.same_record
         return [same(there_is), *event_file.records([given]), same(ended)]
+
+    def _forget(self, trial: Trial) -> None:
+        self._paths.pop(trial.trial_id, None)
+        self._shown.pop(trial.trial_id, None)
 
 
 def _step_of(result: Mapping[str, Any]) -> int:
