@@ -21,6 +21,12 @@ from trainkit.tune.callbacks.tensorboard import OWN_SUFFIX
 pytestmark = pytest.mark.usefixtures("inline")
 
 
+@pytest.fixture(autouse=True)
+def nothing_is_complained_of(caplog):
+    yield
+    assert "the experiment goes on" not in caplog.text
+
+
 def masked(crc: int) -> int:
     return ((crc >> 15 | crc << 17 & 0xFFFFFFFF) + 0xA282EAD8) & 0xFFFFFFFF
 

@@ -55,7 +55,7 @@ class TBXLoggerCallback(LoggerCallback):
             parts = [event_file.same_record(event_file.file_version(self._begun))]
         parts += self._records(trial, results)
         if trial.status.is_finished:  # these are its last
-            parts += self._end(trial)
+            parts += self._last_records(trial)
         with open(path, "ab") as file:
             file.write(b"".join(parts))
 
@@ -63,7 +63,7 @@ class TBXLoggerCallback(LoggerCallback):
         path = self._paths.get(trial.trial_id)
         if path is not None and trial.status.is_finished:
             with open(path, "ab") as file:
-                file.write(b"".join(self._end(trial)))
+                file.write(b"".join(self._last_records(trial)))
         self._forget(trial)
 
     def length(self, trial: Trial) -> int:
@@ -86,7 +86,7 @@ class TBXLoggerCallback(LoggerCallback):
             head = [event_file.file_version(self._begun), event_file.restart(self._begun, 0)]
             parts = [*map(event_file.same_record, head), *self._records(trial, results)]
             if trial.status.is_finished:
-                parts += self._end(trial)
+                parts += self._last_records(trial)
             else:
                 self._paths[trial.trial_id] = path
             aside = path.with_name(".tensorboard.partial")
@@ -120,7 +120,7 @@ class TBXLoggerCallback(LoggerCallback):
         self._shown[trial.trial_id] = [tag for tag in tags if tag not in _TIMES]
         return event_file.records(events)
 
-    def _end(self, trial: Trial) -> list[bytes]:
+    def _last_records(self, trial: Trial) -> list[bytes]:
         """The records that a trial's file ends with, which is forgotten with that."""
         there_is, given, ended = event_file.hyperparameters(
             self._begun,
