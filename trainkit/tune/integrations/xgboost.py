@@ -15,7 +15,7 @@ except ModuleNotFoundError as error:
 FILENAME = "model.ubj"
 
 
-class TuneReportCheckpointCallback(xgboost.callback.TrainingCallback):  # type: ignore[misc]
+class TuneReportCheckpointCallback(xgboost.callback.TrainingCallback):
     """Reports the evaluation of each round, such as 'eval-logloss', and checkpoints of the model.
 
     To go on from one: `xgboost.train(..., xgb_model=TuneReportCheckpointCallback.get_model(checkpoint))`.
