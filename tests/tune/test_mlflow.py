@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import os
+import signal
 import sys
 import threading
 import time
@@ -120,6 +122,29 @@ def test_a_trial_that_goes_on_keeps_its_run(fit, logged, client, runs, tmp_path)
     assert [run.info.status for run in after] == ["FINISHED", "FINISHED"]
     for run in after:
         assert values(client, run, "loss") == [(step, float(step)) for step in range(1, 5)]
+
+
+def test_an_interrupted_experiment_keeps_its_runs(fit, logged, client, runs, tmp_path):  # row 1.30
+    """Ctrl-C while the second trial runs, then a restore."""
+
+    def interrupts(config):
+        for step in range(1, 4):
+            tune.report({"loss": float(step)})
+            if config["n"] == 1 and step == 2 and not Path(tmp_path, "once").exists():
+                Path(tmp_path, "once").touch()
+                os.kill(os.getpid(), signal.SIGINT)
+
+    space = {"n": tune.grid_search([0, 1, 2])}
+    fit(interrupts, space, run={"callbacks": [logged()]}, max_concurrent_trials=1)
+    before = runs()
+    assert [run.info.status for run in before] == ["FINISHED", "KILLED"]
+    run = tune.RunConfig(callbacks=[logged()], verbose=0)
+    assert tune.Tuner.restore(str(tmp_path / "e"), interrupts, run_config=run).fit().num_terminated == 3
+    after = runs()
+    assert [run.info.run_id for run in after][:2] == [run.info.run_id for run in before]
+    assert [run.info.status for run in after] == ["FINISHED"] * 3
+    for run in after:
+        assert {step for step, _ in values(client, run, "loss")} == {1, 2, 3}
 
 
 def test_what_a_kill_kept_from_the_service_is_sent_later(fit, logged, client, runs, tmp_path):  # row 1.30

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import struct
 import sys
 from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,7 +14,6 @@ import psutil
 import pytest
 import wandb
 from wandb.proto import wandb_internal_pb2 as messages
-from wandb.sdk.internal.datastore import DataStore
 
 from tests.conftest import eventually
 from trainkit import tune
@@ -37,6 +38,23 @@ def offline(monkeypatch, tmp_path):
     assert eventually(lambda: not services()), services()
 
 
+def records_in(path: Path) -> Iterator[messages.Record]:
+    """The records of a file of W&B's, laid out as LevelDB's logs: in parts, in blocks of 32 KiB."""
+    data, at, parts = path.read_bytes(), 7, b""
+    assert data[:4] == b":W&B"
+    while at + 7 <= len(data):
+        left = 32768 - at % 32768
+        if left < 7:  # too little for the head of a part
+            at += left
+            continue
+        _, length, kind = struct.unpack_from("<IHB", data, at)
+        parts += data[at + 7 : at + 7 + length]
+        at += 7 + length
+        if kind in (1, 4):  # whole, or the last part
+            yield messages.Record.FromString(parts)
+            parts = b""
+
+
 class Run:
     """What W&B would upload of one run."""
 
@@ -53,11 +71,8 @@ def runs_in(folder: Path) -> dict[str, Run]:
     """By id, the runs in all files below a folder, as `wandb sync` would put them together."""
     runs: dict[str, Run] = defaultdict(Run)
     for path in sorted(folder.rglob("*.wandb")):
-        store, run = DataStore(), None
-        store.open_for_scan(str(path))
-        while (data := store.scan_data()) is not None:
-            record = messages.Record()
-            record.ParseFromString(data)
+        run = None
+        for record in records_in(path):
             kind = record.WhichOneof("record_type")
             if kind == "run":
                 run = runs[record.run.run_id]

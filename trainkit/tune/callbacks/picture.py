@@ -45,7 +45,7 @@ def picture_of(standing: Standing, info: Mapping[str, Any], path: str, ending: s
         ending: why it has ended; "" while it runs.
     """
     now, total = info["time"], info["total_samples"]
-    left = info["remaining_s"] if "remaining_s" in info else standing.remaining_s(total, now)
+    left = info.get("remaining_s")
     clock = f"{duration(now - standing.started)} gone"
     if ending:
         clock = f"ended after {duration(now - standing.started)}: {ending}"

@@ -64,11 +64,6 @@ class Standing:
         """Trials that there are."""
         return self._known
 
-    @property
-    def ended(self) -> int:
-        """Trials that have ended, one way or another."""
-        return self._ended.total()
-
     def counts(self) -> str:
         """Such as '3 RUNNING, 12 TERMINATED'."""
         numbers = Counter(trial.status for trial in self._open) + self._ended
@@ -105,12 +100,6 @@ class Standing:
         """Such as '12 of 20 trials: 2 RUNNING, 10 TERMINATED'."""
         of = "" if total is None else f" of {total}"
         return f"{self.created}{of} trials: {self.counts()}"
-
-    def remaining_s(self, total: int | None, now: float) -> float | None:
-        """Seconds left if trials go on ending at the rate so far; None before that says much."""
-        if total is None or self.ended < max(2, total // 4):
-            return None
-        return (now - self.started) / self.ended * (total - self.ended)
 
 
 def config_words(config: Mapping[str, Any]) -> str:
