@@ -15,6 +15,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from trainkit import actor as actor
+    from trainkit import air as air
     from trainkit import errors as errors
     from trainkit import exceptions as exceptions
     from trainkit import runtime_context as runtime_context
@@ -77,7 +78,7 @@ _VERBS = (
     "wait",
 )
 _TYPES = {"ObjectRef": "trainkit.runtime.specs", "ObjectRefGenerator": "trainkit.runtime.streams"}
-_ROOMS = ("actor", "errors", "exceptions", "runtime_context", "train", "tune", "util")
+_ROOMS = ("actor", "air", "errors", "exceptions", "runtime_context", "train", "tune", "util")
 
 __all__ = ["__version__", *_ROOMS, *_TYPES, *_VERBS]
 

@@ -11,13 +11,28 @@ Read at the time of the call, so a test or a notebook can change them.
 | TRAINKIT_STOP_GRACE_S | seconds a trial has to its next report after Ctrl-C or the time budget | 5 |
 
 One more, SESSION_MARK, is set by trainkit for the processes that it starts, to find them by.
+
+Of Ray Tune's variables these are heeded, where the one of ours is not set:
+
+| variable | as |
+| --- | --- |
+| TUNE_RESULT_DIR | TRAINKIT_RESULTS_DIR |
+| TUNE_FORCE_TRIAL_CLEANUP_S | TRAINKIT_STOP_GRACE_S |
+| RAY_CHDIR_TO_TRIAL_DIR | 1: RunConfig(chdir_to_trial_dir=True); 0: tune.run(chdir_to_trial_dir=False) |
+| TUNE_DISABLE_AUTO_CALLBACK_LOGGERS | 1: no logger comes by itself |
+| TUNE_DISABLE_STRICT_METRIC_CHECKING | 1: a trial may end without having reported the metric |
+
+OLD_WORKING_DIR is set for trials that run in their own folders; the others warn, once.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import tempfile
 from pathlib import Path
+
+logger = logging.getLogger("trainkit")
 
 LOG_DIR = "TRAINKIT_LOG_DIR"
 
@@ -60,9 +75,52 @@ def default_namespace() -> str:
 
 def results_dir() -> Path:
     """Folder that experiments are written to when RunConfig names none."""
-    return Path(os.environ.get("TRAINKIT_RESULTS_DIR") or "~/trainkit_results").expanduser()
+    own = os.environ.get("TRAINKIT_RESULTS_DIR") or os.environ.get("TUNE_RESULT_DIR")
+    return Path(own or "~/trainkit_results").expanduser()
 
 
 def stop_grace_s() -> float:
     """Seconds that a trial has to reach its next report once the experiment must end; then it is killed."""
-    return float(os.environ.get("TRAINKIT_STOP_GRACE_S") or 5)
+    return float(os.environ.get("TRAINKIT_STOP_GRACE_S") or os.environ.get("TUNE_FORCE_TRIAL_CLEANUP_S") or 5)
+
+
+# --- Ray Tune's -----------------------------------------------------------------------------------
+
+OLD_WORKING_DIR = "TUNE_ORIG_WORKING_DIR"
+"""Where the program stands, for a trial that was moved to its own folder."""
+
+_WITHOUT_EFFECT = {
+    "TUNE_DISABLE_SIGINT_HANDLER": "Ctrl-C once ends an experiment in order, twice at once",
+    "TUNE_GLOBAL_CHECKPOINT_S": "every report is kept before report() returns",
+    "TUNE_MAX_PENDING_TRIALS_PG": "a trial is started when it fits",
+    "TUNE_MAX_LEN_IDENTIFIER": "names of folders have 40 characters at most",
+    "TUNE_PRINT_ALL_TRIAL_ERRORS": "errors are in the results and in error.txt",
+    "TUNE_WARN_THRESHOLD_S": "there is nothing slow to warn of",
+    "TUNE_RESULT_BUFFER_LENGTH": "every report is judged when it is made",
+    "RAY_AIR_NEW_OUTPUT": "the console is chosen by RunConfig(verbose=...) and progress_reporter",
+}
+_warned: set[str] = set()
+
+
+def chdir_asked() -> bool | None:
+    """What $RAY_CHDIR_TO_TRIAL_DIR says of trials' working directories; None: nothing."""
+    said = os.environ.get("RAY_CHDIR_TO_TRIAL_DIR")
+    return None if said is None else said == "1"
+
+
+def loggers_come_by_themselves() -> bool:
+    """Whether every experiment has the default loggers."""
+    return os.environ.get("TUNE_DISABLE_AUTO_CALLBACK_LOGGERS", "0") != "1"
+
+
+def metric_is_required() -> bool:
+    """Whether a trial that ends must have reported the metric."""
+    return os.environ.get("TUNE_DISABLE_STRICT_METRIC_CHECKING", "0") != "1"
+
+
+def warn_of_old_variables() -> None:
+    """Tell, once for each, which of Ray Tune's variables are set and without effect."""
+    for name, instead in _WITHOUT_EFFECT.items():
+        if name in os.environ and name not in _warned:
+            _warned.add(name)
+            logger.warning("$%s has no effect: %s", name, instead)

@@ -1,4 +1,8 @@
-"""Training PyTorch models: operators, trainers, and the ways to spread them."""
+"""Training PyTorch models: operators, trainers, and the ways to spread them.
+
+`train.report` and the other names of a trial and its settings are those of `trainkit.tune`, where scripts of
+Ray 2.x look for them.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +13,42 @@ if TYPE_CHECKING:
     from trainkit.train.keys import BATCH_SIZE, NUM_SAMPLES
     from trainkit.train.operator import TrainingOperator
     from trainkit.train.trainer import TorchTrainer
+    from trainkit.tune.checkpoint import Checkpoint
+    from trainkit.tune.config import CheckpointConfig, FailureConfig, RunConfig
+    from trainkit.tune.results import Result
+    from trainkit.tune.scaling import ScalingConfig
+    from trainkit.tune.session import get_checkpoint, get_context, report
 
-__all__ = ["BATCH_SIZE", "NUM_SAMPLES", "TorchTrainer", "TrainingOperator"]
+__all__ = [
+    "BATCH_SIZE",
+    "NUM_SAMPLES",
+    "Checkpoint",
+    "CheckpointConfig",
+    "FailureConfig",
+    "Result",
+    "RunConfig",
+    "ScalingConfig",
+    "TorchTrainer",
+    "TrainingOperator",
+    "get_checkpoint",
+    "get_context",
+    "report",
+]
 
 _HOMES = {
     "BATCH_SIZE": "trainkit.train.keys",
+    "Checkpoint": "trainkit.tune.checkpoint",
+    "CheckpointConfig": "trainkit.tune.config",
+    "FailureConfig": "trainkit.tune.config",
     "NUM_SAMPLES": "trainkit.train.keys",
+    "Result": "trainkit.tune.results",
+    "RunConfig": "trainkit.tune.config",
+    "ScalingConfig": "trainkit.tune.scaling",
     "TorchTrainer": "trainkit.train.trainer",
     "TrainingOperator": "trainkit.train.operator",
+    "get_checkpoint": "trainkit.tune.session",
+    "get_context": "trainkit.tune.session",
+    "report": "trainkit.tune.session",
 }
 
 

@@ -25,8 +25,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from trainkit.tune import callbacks as callbacks
+    from trainkit.tune import integrations as integrations
     from trainkit.tune import schedulers as schedulers
     from trainkit.tune import search as search
+    from trainkit.tune.analysis import Analysis, ExperimentAnalysis
     from trainkit.tune.callbacks import (
         Callback,
         CLIReporter,
@@ -35,15 +37,50 @@ if TYPE_CHECKING:
         ProgressReporter,
     )
     from trainkit.tune.checkpoint import Checkpoint
+    from trainkit.tune.classes import import_class
     from trainkit.tune.config import CheckpointConfig, FailureConfig, RunConfig, TuneConfig
     from trainkit.tune.placement import PlacementGroupFactory, with_parameters, with_resources
+    from trainkit.tune.registry import register_env, register_trainable
+    from trainkit.tune.result import Result
     from trainkit.tune.results import Result, ResultGrid
-    from trainkit.tune.session import get_checkpoint, get_context, report
-    from trainkit.tune.space import choice, grid_search, loguniform, randint, sample_from, uniform
+    from trainkit.tune.run_front import Experiment, run, run_experiments
+    from trainkit.tune.scaling import ScalingConfig
+    from trainkit.tune.session import (
+        checkpoint_dir,
+        get_checkpoint,
+        get_context,
+        get_trial_dir,
+        get_trial_id,
+        get_trial_name,
+        get_trial_resources,
+        is_session_enabled,
+        report,
+    )
+    from trainkit.tune.space import (
+        choice,
+        forbid,
+        grid_search,
+        lograndint,
+        loguniform,
+        qlograndint,
+        qloguniform,
+        qrandint,
+        qrandn,
+        quniform,
+        randint,
+        randn,
+        sample_from,
+        uniform,
+        when,
+    )
     from trainkit.tune.trainable import Trainable
     from trainkit.tune.tuner import Tuner
 
 _HOMES = {
+    "analysis": (
+        "Analysis",
+        "ExperimentAnalysis",
+    ),
     "callbacks": (
         "CLIReporter",
         "Callback",
@@ -52,22 +89,89 @@ _HOMES = {
         "ProgressReporter",
     ),
     "checkpoint": ("Checkpoint",),
-    "config": ("CheckpointConfig", "FailureConfig", "RunConfig", "TuneConfig"),
-    "placement": ("PlacementGroupFactory", "with_parameters", "with_resources"),
-    "results": ("Result", "ResultGrid"),
-    "session": ("get_checkpoint", "get_context", "report"),
-    "space": ("choice", "grid_search", "loguniform", "randint", "sample_from", "uniform"),
+    "classes": ("import_class",),
+    "config": (
+        "CheckpointConfig",
+        "FailureConfig",
+        "RunConfig",
+        "TuneConfig",
+    ),
+    "placement": (
+        "PlacementGroupFactory",
+        "with_parameters",
+        "with_resources",
+    ),
+    "registry": (
+        "register_env",
+        "register_trainable",
+    ),
+    "result": ("Result",),
+    "results": (
+        "Result",
+        "ResultGrid",
+    ),
+    "run_front": (
+        "Experiment",
+        "run",
+        "run_experiments",
+    ),
+    "scaling": ("ScalingConfig",),
+    "session": (
+        "checkpoint_dir",
+        "get_checkpoint",
+        "get_context",
+        "get_trial_dir",
+        "get_trial_id",
+        "get_trial_name",
+        "get_trial_resources",
+        "is_session_enabled",
+        "report",
+    ),
+    "space": (
+        "choice",
+        "forbid",
+        "grid_search",
+        "lograndint",
+        "loguniform",
+        "qlograndint",
+        "qloguniform",
+        "qrandint",
+        "qrandn",
+        "quniform",
+        "randint",
+        "randn",
+        "sample_from",
+        "uniform",
+        "when",
+    ),
     "trainable": ("Trainable",),
     "tuner": ("Tuner",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
-_FOLDERS = ("callbacks", "schedulers", "search")
+_GONE = {"function": "write tune.sample_from(function) to call it for each trial"}
+_FOLDERS = ("callbacks", "integrations", "schedulers", "search")
+# Where Ray's scripts look for some of them: `tune.stopper.MaximumIterationStopper`.
+_ALIASES = (
+    "callback",
+    "error",
+    "logger",
+    "progress_reporter",
+    "registry",
+    "result_grid",
+    "stopper",
+    "suggest",
+    "trainable",
+    "tune_config",
+)
 
 __all__ = [
+    "Analysis",
     "CLIReporter",
     "Callback",
     "Checkpoint",
     "CheckpointConfig",
+    "Experiment",
+    "ExperimentAnalysis",
     "FailureConfig",
     "JupyterNotebookReporter",
     "LoggerCallback",
@@ -76,29 +180,53 @@ __all__ = [
     "Result",
     "ResultGrid",
     "RunConfig",
+    "ScalingConfig",
     "Trainable",
     "TuneConfig",
     "Tuner",
     "callbacks",
+    "checkpoint_dir",
     "choice",
+    "forbid",
     "get_checkpoint",
     "get_context",
+    "get_trial_dir",
+    "get_trial_id",
+    "get_trial_name",
+    "get_trial_resources",
     "grid_search",
+    "import_class",
+    "integrations",
+    "is_session_enabled",
+    "lograndint",
     "loguniform",
+    "qlograndint",
+    "qloguniform",
+    "qrandint",
+    "qrandn",
+    "quniform",
     "randint",
+    "randn",
+    "register_env",
+    "register_trainable",
     "report",
+    "run",
+    "run_experiments",
     "sample_from",
     "schedulers",
     "search",
     "uniform",
+    "when",
     "with_parameters",
     "with_resources",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    if name in _FOLDERS:
+    if name in _FOLDERS or name in _ALIASES:
         return importlib.import_module(f"{__name__}.{name}")
+    if name in _GONE:
+        raise AttributeError(f"tune.{name} is no more: {_GONE[name]}")
     if name not in _HOME_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(importlib.import_module(f"{__name__}.{_HOME_OF[name]}"), name)

@@ -6,12 +6,14 @@ import json
 import os
 import shutil
 import tempfile
+import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from trainkit.errors import CheckpointError
+from trainkit.tune.dictionaries import read_dictionary, write_dictionary
 
 METADATA = ".metadata.json"
 
@@ -35,6 +37,31 @@ class Checkpoint:
     def from_directory(cls, path: str | os.PathLike[str]) -> Checkpoint:
         """Return the checkpoint in the directory `path`; nothing is copied until it is reported."""
         return cls(path)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Checkpoint:
+        """Return a checkpoint that holds a dictionary, for `to_dict`; gone with this object if not reported.
+
+        Raises:
+            CheckpointError: a part of it can't be pickled.
+        """
+        folder = tempfile.mkdtemp(prefix="trainkit_dictionary_")
+        try:
+            write_dictionary(folder, data)
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+        checkpoint = cls(folder)
+        weakref.finalize(checkpoint, shutil.rmtree, folder, ignore_errors=True)
+        return checkpoint
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the dictionary that the checkpoint was made of; trust it, as it is a pickle.
+
+        Raises:
+            CheckpointError: it was made of files.
+        """
+        return read_dictionary(self.path)
 
     def to_directory(self, path: str | os.PathLike[str] | None = None) -> str:
         """Copy the files to `path`, or to a new temporary directory; return where they are."""
@@ -65,6 +92,10 @@ class Checkpoint:
     def update_metadata(self, metadata: Mapping[str, Any]) -> None:
         """Store `metadata` beside what is there; equal keys are replaced."""
         self.set_metadata({**self.get_metadata(), **metadata})
+
+    def __fspath__(self) -> str:
+        """A checkpoint stands wherever its path may: `os.path.join(checkpoint, "model.pt")`."""
+        return self.path
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Checkpoint) and other.path == self.path

@@ -11,6 +11,7 @@ from typing import Any, Literal, cast
 from trainkit.tune.callbacks.base import Callback
 from trainkit.tune.callbacks.progress import ProgressReporter
 from trainkit.tune.checks import is_finite, is_name, is_whole, require, require_kind, require_mode
+from trainkit.tune.house import log_files
 from trainkit.tune.policies import CheckpointConfig as CheckpointConfig
 from trainkit.tune.policies import FailureConfig as FailureConfig
 from trainkit.tune.schedulers.base import TrialScheduler
@@ -172,6 +173,7 @@ class RunConfig:
                 _is_local(self.storage_path),
                 f"storage_path={self.storage_path!r}: give a local folder",
             )
+        log_files(self.log_to_file)
         self._check_stop()
         object.__setattr__(self, "callbacks", tuple(self.callbacks or ()))
         object.__setattr__(self, "default_loggers", tuple(self.default_loggers or ()))

@@ -29,6 +29,7 @@ def describe_settings(tune: TuneConfig, run: RunConfig) -> dict[str, Any]:
             "num_samples": tune.num_samples,
             "max_concurrent_trials": tune.max_concurrent_trials,
             "time_budget_s": tune.time_budget_s,
+            "reuse_actors": tune.reuse_actors,
             "search_alg": _describe(tune.search_alg),
             "scheduler": _describe(tune.scheduler),
         },
@@ -38,6 +39,8 @@ def describe_settings(tune: TuneConfig, run: RunConfig) -> dict[str, Any]:
             "failure_config": vars(run.failure_config),
             "checkpoint_config": vars(run.checkpoint_config),
             "verbose": run.verbose,
+            "log_to_file": run.log_to_file,
+            "chdir_to_trial_dir": run.chdir_to_trial_dir,
             "default_loggers": list(run.default_loggers),
         },
     }
@@ -88,6 +91,8 @@ def restored_run_config(stored: Mapping[str, Any], given: RunConfig | None) -> R
             "failure_config": FailureConfig(**stored["failure_config"]),
             "checkpoint_config": CheckpointConfig(**stored["checkpoint_config"]),
             "verbose": stored["verbose"],
+            "log_to_file": stored.get("log_to_file", False),
+            "chdir_to_trial_dir": stored.get("chdir_to_trial_dir", False),
             "default_loggers": stored.get("default_loggers", DEFAULT_LOGGERS),
             **settings,
         }

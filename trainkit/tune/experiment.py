@@ -23,6 +23,7 @@ from trainkit.tune.executor import Executor
 from trainkit.tune.history import ExperimentReader
 from trainkit.tune.interrupts import Interrupts
 from trainkit.tune.loop import ExperimentLoop
+from trainkit.tune.naming import Namer
 from trainkit.tune.placement import Bound
 from trainkit.tune.plan import FAIL_FAST, RESUMABLE
 from trainkit.tune.restore import Restored, ResumeRule, replay, restore_trials, restored_space
@@ -134,14 +135,16 @@ class Experiment:
             StoreError: the folder can't be written, or another process is at it.
             TrialError: with fail_fast="raise", as the trial raised it.
         """
+        settings.warn_of_old_variables()
         self._take_parts()  # anew, as those of an earlier call have seen its trials
         ledger = Ledger(api.cluster_resources(), self._tune.max_concurrent_trials or None)
         self._check_before_anything_runs(ledger)
         executor = Executor(
             self._bound,
-            SpecMaker(self.folder, self._run, self._seed_of_trial),
+            SpecMaker(self.folder, self._run, self._seed_of_trial, self._bound.start_from),
             now=self._now,
             leave_s=self._plan.cleanup_s,
+            reuse=self._tune.reuse_actors,
         )
         if self._resume is None:
             store = ExperimentStore.create(self.folder, self._facts)
@@ -203,6 +206,11 @@ class Experiment:
             trainable_name=self._bound.name,
             request_of=self._bound.request,
             created=len(restored.trials),
+            namer=Namer(
+                self._tune.trial_name_creator,
+                self._tune.trial_dirname_creator,
+                (trial.dirname for trial in restored.trials),
+            ),
         )
         controller = Controller(
             self._plan,

@@ -13,7 +13,7 @@ from typing import Any, Self
 from trainkit.errors import StoreError
 from trainkit.tune.autofill import Origin, full_result
 from trainkit.tune.schema import FILENAME, open_database
-from trainkit.tune.trial import Failure, SavedCheckpoint, Trial, TrialStatus
+from trainkit.tune.trial import Attempt, Failure, SavedCheckpoint, Trial, TrialStatus
 from trainkit.tune.values import decode, decode_config
 
 
@@ -142,6 +142,7 @@ class ExperimentReader:
 
     def histories(self) -> Iterator[tuple[str, list[dict[str, Any]]]]:
         """The same for each trial that has reported, in one pass."""
+        self._origins = self._read_origins()
         current: str | None = None
         results: list[dict[str, Any]] = []
         for trial_id, attempt, metrics in self._rows(
@@ -167,18 +168,48 @@ class ExperimentReader:
             )
         }
 
-    def decisions(self, trial_id: str) -> list[dict[str, Any]]:
-        """What was decided on a trial's reports, in order: iteration, verdict and the reason's facts."""
+    def decisions(self, trial_id: str | None = None) -> list[dict[str, Any]]:
+        """What was decided on the reports of a trial, or of all, in order: verdict and the reason's facts."""
         return [
-            {"attempt": attempt, "iteration": iteration, "verdict": verdict, **decode(reason)}
-            for attempt, iteration, verdict, reason in self._rows(
-                "SELECT attempt, iteration, verdict, reason FROM decisions WHERE trial_id = ? ORDER BY seq",
+            {"trial_id": trial, "attempt": attempt, "iteration": at, "verdict": verdict, **decode(reason)}
+            for trial, attempt, at, verdict, reason in self._rows(
+                "SELECT trial_id, attempt, iteration, verdict, reason FROM decisions "
+                "WHERE ?1 IS NULL OR trial_id = ?1 ORDER BY seq",
                 trial_id,
             )
         ]
 
+    def attempts(self, trial_id: str) -> list[Attempt]:
+        """The runs of a trial, in order; each ends where the next begins."""
+        return [
+            Attempt(number, decode_config(config), started, iteration, reports, outcome or "", pid, hostname)
+            for number, config, started, iteration, reports, outcome, pid, hostname in self._rows(
+                "SELECT a.attempt, coalesce(a.config, t.config), a.started, a.iteration, "
+                "(SELECT count(*) FROM results r WHERE r.trial_id = a.trial_id AND r.attempt = a.attempt), "
+                "(SELECT e.detail FROM events e WHERE e.trial_id = a.trial_id AND e.time >= a.started "
+                "AND e.time < coalesce(a.next, 9e99) "
+                "AND e.kind IN ('PENDING', 'PAUSED', 'TERMINATED', 'ERROR') "
+                "ORDER BY e.seq LIMIT 1), a.pid, a.hostname "
+                "FROM (SELECT *, lead(started) OVER (ORDER BY attempt) AS next FROM attempts "
+                "WHERE trial_id = ?) a JOIN trials t USING (trial_id) ORDER BY a.attempt",
+                trial_id,
+            )
+        ]
+
+    def times(self) -> dict[str, tuple[float | None, float | None]]:
+        """By trial, when its first attempt began and when it ended for good, in seconds since 1970."""
+        return {
+            trial_id: (started, ended)
+            for trial_id, started, ended in self._rows(
+                "SELECT t.trial_id, (SELECT min(a.started) FROM attempts a WHERE a.trial_id = t.trial_id), "
+                "e.ended FROM trials t LEFT JOIN (SELECT trial_id, max(time) AS ended FROM events "
+                "WHERE kind IN ('TERMINATED', 'ERROR') GROUP BY trial_id) e USING (trial_id)"
+            )
+        }
+
     def log(self) -> Iterator[LogEntry]:
         """All that searcher and scheduler were told, in the order they were told it."""
+        self._origins = self._read_origins()
         for kind, trial_id, attempt, iteration, text in self._rows(
             "SELECT kind, trial_id, attempt, iteration, text FROM ("
             "SELECT seq, 'trial' AS kind, trial_id, 0 AS attempt, 0 AS iteration, '' AS text FROM trials "
@@ -195,6 +226,7 @@ class ExperimentReader:
                 yield Ended(trial_id, text == "ERROR")
 
     def _last_results(self) -> dict[str, Report]:
+        self._origins = self._read_origins()  # in one go, as every trial's are needed
         # Beside max() SQLite takes the other columns from the row that holds the maximum.
         return {
             trial_id: Report(trial_id, attempt, iteration, self._result(trial_id, attempt, metrics))
@@ -207,16 +239,18 @@ class ExperimentReader:
         return full_result(decode(metrics), self._origin(trial_id, attempt), done=False)
 
     def _origin(self, trial_id: str, attempt: int) -> Origin:
-        if (trial_id, attempt) not in self._origins:  # attempts may have started since the last look
-            self._origins = self._read_origins()
+        if (trial_id, attempt) not in self._origins:
+            self._origins |= self._read_origins(trial_id)
         return self._origins[trial_id, attempt]
 
-    def _read_origins(self) -> dict[tuple[str, int], Origin]:
+    def _read_origins(self, of: str | None = None) -> dict[tuple[str, int], Origin]:
+        """Of one trial, or of all."""
         return {
             (trial_id, attempt): Origin(trial_id, tag, decode_config(config), pid, hostname, node_ip)
             for trial_id, attempt, tag, config, pid, hostname, node_ip in self._rows(
                 "SELECT a.trial_id, a.attempt, t.tag, t.config, a.pid, a.hostname, a.node_ip "
-                "FROM attempts a JOIN trials t USING (trial_id)"
+                "FROM attempts a JOIN trials t USING (trial_id)" + (" WHERE a.trial_id = ?" if of else ""),
+                *([of] if of else []),
             )
         }
 

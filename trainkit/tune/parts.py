@@ -42,7 +42,7 @@ def make_scheduler(tune: TuneConfig, seed: int) -> TrialScheduler:
 def make_plan(tune: TuneConfig, run: RunConfig, metric: str | None) -> Plan:
     """Return the rules that the controller goes by."""
     return Plan(
-        metric=metric,
+        metric=metric if settings.metric_is_required() else None,
         stop=run.stop,
         time_budget_s=cast("float | None", tune.time_budget_s),
         failure=run.failure_config,
@@ -61,7 +61,7 @@ _DEFAULT_LOGGERS: dict[str, type[LoggerCallback]] = {
 def make_callbacks(run: RunConfig) -> Sequence[Callback]:
     """Return the user's callbacks, the loggers that come by themselves, and the console."""
     callbacks = list(run.callbacks)
-    for name in run.default_loggers:
+    for name in run.default_loggers if settings.loggers_come_by_themselves() else ():
         default = _DEFAULT_LOGGERS[name]
         if not any(isinstance(callback, default) for callback in callbacks):
             callbacks.append(default())

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from trainkit.errors import ConfigError
 from trainkit.resources import normalize, total
+from trainkit.runtime import api
+from trainkit.runtime.placement_group import PlacementGroup
+from trainkit.tune.registry import get_trainable_cls
 
 
 @dataclass(frozen=True)
@@ -58,8 +61,47 @@ class PlacementGroupFactory:
         """Sum of all bundles, by resource name."""
         return total(self.bundles)
 
+    @property
+    def head_bundle_is_empty(self) -> bool:
+        """True if the trial's own process takes nothing."""
+        return not self.head
+
+    @property
+    def head_cpus(self) -> float:
+        """CPUs of the trial's own process."""
+        return self.head.get("CPU", 0.0)
+
+    def to_placement_group(self) -> PlacementGroup:
+        """Reserve the bundles here and now, outside any trial; give them back by `remove_placement_group`."""
+        return api.placement_group(self.group, self.strategy)
+
+    def __hash__(self) -> int:
+        return hash((tuple(tuple(sorted(bundle.items())) for bundle in self.bundles), self.strategy))
+
 
 DEFAULT_REQUEST = PlacementGroupFactory([{"CPU": 1}])
+
+
+class TrialResources(dict[str, float]):
+    """What a trial reserves, by resource name; with the attributes of Ray's, which is no dictionary.
+
+    Args:
+        request: of the trial.
+    """
+
+    def __init__(self, request: PlacementGroupFactory) -> None:
+        super().__init__(request.required_resources)
+        self.bundles = [dict(bundle) for bundle in request.bundles]
+        self.strategy = request.strategy
+        self.head_cpus = request.head_cpus
+
+    @property
+    def required_resources(self) -> dict[str, float]:
+        """The same, as a plain dictionary."""
+        return dict(self)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return TrialResources, (PlacementGroupFactory(self.bundles, self.strategy),)
 
 
 def as_request(resources: Any) -> PlacementGroupFactory:
@@ -70,11 +112,21 @@ def as_request(resources: Any) -> PlacementGroupFactory:
     """
     if isinstance(resources, PlacementGroupFactory):
         return resources
+    if hasattr(resources, "as_placement_group_factory"):
+        request: PlacementGroupFactory = resources.as_placement_group_factory()
+        return request
     if isinstance(resources, Mapping):
-        return PlacementGroupFactory([resources])
+        if extra := sorted(set(resources) & {"extra_cpu", "extra_gpu", "extra_memory"}):
+            raise ConfigError(
+                f"resources={dict(resources)!r}: {extra[0]} was for processes that a trial starts; give "
+                "tune.PlacementGroupFactory([{'CPU': 1}, {'CPU': 1}]), a bundle for the trial, one for each"
+            )
+        plain = dict(resources)
+        custom = plain.pop("custom_resources", None) or {}
+        return PlacementGroupFactory([{**plain, **custom}])
     raise ConfigError(
         f"resources={resources!r}: give a dictionary such as {{'cpu': 2}}, a PlacementGroupFactory, "
-        "or a function of the configuration that returns one of them"
+        "a ScalingConfig, or a function of the configuration that returns one of them"
     )
 
 
@@ -86,20 +138,32 @@ class Bound:
         trainable: the user's function or class.
         resources: as `with_resources` was given; None: what the trainable says itself, or 1 CPU.
         parameters: as `with_parameters` was given, by name.
+        label: the name that it was registered under; '' if it wasn't.
+        start_from: path of a checkpoint that every trial begins with; None: none.
     """
 
     trainable: Any
     resources: Any = None
     parameters: Mapping[str, Any] = field(default_factory=dict)
+    label: str = ""
+    start_from: str | None = None
 
     @classmethod
     def of(cls, trainable: Any) -> Bound:
-        """Return `trainable` itself if it is bound already."""
+        """Return `trainable` itself if it is bound already; one that is named is looked up.
+
+        Raises:
+            ConfigError: nothing is registered under that name.
+        """
+        if isinstance(trainable, str):
+            return replace(cls.of(get_trainable_cls(trainable)), label=trainable)
         return trainable if isinstance(trainable, Bound) else cls(trainable)
 
     @property
     def name(self) -> str:
-        """For folders and tables: the name of the function or class underneath."""
+        """For folders and tables: the registered name, or that of the function or class underneath."""
+        if self.label:
+            return self.label
         inner = self.trainable
         while hasattr(inner, "func"):  # functools.partial
             inner = inner.func
@@ -130,17 +194,16 @@ def with_resources(trainable: Any, resources: Any) -> Bound:
     """Return `trainable` with what each of its trials reserves.
 
     Args:
-        trainable: a function or a `Trainable` class.
-        resources: a dictionary such as {"cpu": 2, "gpu": 0.5}, a `PlacementGroupFactory`, or a
-            function of the configuration that returns one of them.
+        trainable: a function or a `Trainable` class, or the name that one was registered under.
+        resources: a dictionary such as {"cpu": 2, "gpu": 0.5}, a `PlacementGroupFactory`, a
+            `ScalingConfig`, or a function of the configuration that returns one of them.
 
     Raises:
         ConfigError: `resources` has none of these forms.
     """
     if not callable(resources):
         as_request(resources)
-    bound = Bound.of(trainable)
-    return Bound(bound.trainable, resources, bound.parameters)
+    return replace(Bound.of(trainable), resources=resources)
 
 
 def with_parameters(trainable: Any, **parameters: Any) -> Bound:
@@ -150,4 +213,4 @@ def with_parameters(trainable: Any, **parameters: Any) -> Bound:
     A function receives them as `fn(config, **parameters)`, a class as `setup(config, **parameters)`.
     """
     bound = Bound.of(trainable)
-    return Bound(bound.trainable, bound.resources, {**bound.parameters, **parameters})
+    return replace(bound, parameters={**bound.parameters, **parameters})

@@ -6,9 +6,12 @@ trial -> driver    Origin's facts     Progress    Progress
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+from trainkit.tune.house import House
+from trainkit.tune.placement import DEFAULT_REQUEST, TrialResources
 
 
 @dataclass(frozen=True)
@@ -23,6 +26,8 @@ class TrialSpec:
         checkpoint_frequency, checkpoint_at_end: for a class, as in CheckpointConfig.
         seed: for the process's generators; None leaves them as they are.
         driver_pid: whose generators are not to be seeded when trials run in the driver itself.
+        house: where the user's code stands, and where what it prints goes.
+        environments: what `register_env` was given.
     """
 
     trial_id: str
@@ -30,7 +35,7 @@ class TrialSpec:
     trial_dir: str
     experiment_name: str
     config: dict[str, Any]
-    resources: Mapping[str, float] = field(default_factory=dict)
+    resources: TrialResources = field(default_factory=lambda: TrialResources(DEFAULT_REQUEST))
     iteration: int = 0
     checkpoint: str | None = None
     next_checkpoint: int = 0
@@ -40,6 +45,8 @@ class TrialSpec:
     checkpoint_at_end: bool = False
     seed: int | None = None
     driver_pid: int = 0
+    house: House = field(default_factory=House)
+    environments: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

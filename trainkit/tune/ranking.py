@@ -55,3 +55,31 @@ def trial_score(
     scores = [-value if mode == "min" else value for value in values]
     score = max(scores) if scope == "all" else sum(scores) / len(scores)
     return -math.inf if math.isnan(score) else score
+
+
+def spread_of(reports: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
+    """Return, for each number that was reported: max, min, avg, last, last-5-avg and last-10-avg.
+
+    Args:
+        reports: flat ones, oldest first.
+    """
+    values: dict[str, list[float]] = {}
+    for report in reports:
+        for name, value in report.items():
+            if is_number(value) and not name.startswith("config/"):
+                values.setdefault(name, []).append(value)
+    return {
+        name: {
+            "max": max(series),
+            "min": min(series),
+            "avg": _mean(series),
+            "last": series[-1],
+            "last-5-avg": _mean(series[-5:]),
+            "last-10-avg": _mean(series[-10:]),
+        }
+        for name, series in values.items()
+    }
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)

@@ -1,110 +1,29 @@
-"""What came out: one `Result` per trial, all of them in a `ResultGrid`. Read from the experiment's file."""
+"""What came out of an experiment: a `ResultGrid`, with a `Result` per trial, read from its file."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, overload
 
-from trainkit.errors import ConfigError, MetricError, MissingDependencyError, TrialError
-from trainkit.tune.checkpoint import Checkpoint
-from trainkit.tune.history import ExperimentReader
+from trainkit.errors import ConfigError, MetricError
+from trainkit.tune import plots, show, study
+from trainkit.tune.hyperparameters import Hyperparameter, hyperparameters_of
+from trainkit.tune.optional import load, pandas_frame
 from trainkit.tune.ranking import best_row, trial_score
+from trainkit.tune.reading import Reader, experiment_folder, metric_and_mode, open_experiment
+from trainkit.tune.result import Result, result_of, with_config
 from trainkit.tune.stopping import missing_metric
-from trainkit.tune.trial import Failure, Trial, TrialStatus
+from trainkit.tune.trial import TrialStatus
 from trainkit.tune.values import flatten, lookup
 
 if TYPE_CHECKING:
+    import optuna
     import pandas
-
-
-@dataclass(frozen=True)
-class Result:
-    """One trial's outcome.
-
-    `metrics` is the last report, whatever it says; `best_metrics` the best one by `metric`, and
-    `best_checkpoint` the checkpoint that came with the best report among those that had one.
-
-    Attributes:
-        trial_id: unique in the experiment.
-        config: the hyperparameters.
-        metrics: the last report; {} if there was none.
-        status: where the trial stands.
-        reason: why, such as at which rung it was stopped.
-        error: what it raised, if it failed; None otherwise.
-        path: of the trial's folder.
-        metric, mode: what "best" means here; None where the experiment named no metric.
-        ranked_by: how `get_best_result` compared trials: "last", "all", ...; '' otherwise.
-    """
-
-    trial_id: str
-    config: dict[str, Any]
-    metrics: dict[str, Any]
-    status: TrialStatus
-    reason: str
-    error: BaseException | None
-    path: str
-    metric: str | None = None
-    mode: str | None = None
-    ranked_by: str = ""
-    _checkpoints: Mapping[int, str] = field(default_factory=dict, repr=False)
-
-    @cached_property
-    def history(self) -> list[dict[str, Any]]:
-        """All reports by iteration; of one that a retry has repeated, the retry's."""
-        with self._reader() as reader:
-            return [{**report, "config": self.config} for report in reader.history(self.trial_id)]
-
-    @property
-    def best_metrics(self) -> dict[str, Any] | None:
-        """The best report by `metric`; None without a metric, or where none was a finite number."""
-        if self.metric is None:
-            return None
-        return best_row(self.history, self.metric, self.mode or "max")
-
-    @cached_property
-    def best_checkpoints(self) -> list[tuple[Checkpoint, dict[str, Any]]]:
-        """The checkpoints that are kept, oldest first, each with the report that it came with."""
-        with self._reader() as reader:
-            reports = reader.checkpoint_results(self.trial_id)
-        return [
-            (Checkpoint(Path(self.path, dirname)), reports[number])
-            for number, dirname in self._checkpoints.items()
-        ]
-
-    @property
-    def checkpoint(self) -> Checkpoint | None:
-        """The latest checkpoint; None if there is none."""
-        dirname = next(reversed(list(self._checkpoints.values())), None)
-        return Checkpoint(Path(self.path, dirname)) if dirname is not None else None
-
-    @property
-    def best_checkpoint(self) -> Checkpoint | None:
-        """The checkpoint of the best report by `metric`; the latest where there is no metric."""
-        if self.metric is None:
-            return self.checkpoint
-        return self.get_best_checkpoint(self.metric, self.mode or "max")
-
-    def get_best_checkpoint(self, metric: str, mode: str) -> Checkpoint | None:
-        """Return the checkpoint whose report is best by `metric`; None if no checkpoint came with it."""
-        best = best_row([report for _, report in self.best_checkpoints], metric, mode)
-        return next((checkpoint for checkpoint, report in self.best_checkpoints if report is best), None)
-
-    @property
-    def decisions(self) -> list[dict[str, Any]]:
-        """What the scheduler decided on this trial's reports, and why: rung, rank, cutoff."""
-        with self._reader() as reader:
-            return reader.decisions(self.trial_id)
-
-    @property
-    def metrics_dataframe(self) -> pandas.DataFrame:
-        """All reports as a table: a row each, nested keys joined by '/'. Needs pandas."""
-        return _pandas().DataFrame([flatten(report) for report in self.history])
-
-    def _reader(self) -> ExperimentReader:
-        return ExperimentReader(Path(self.path).parent)
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 
 class ResultGrid(Sequence[Result]):
@@ -113,14 +32,34 @@ class ResultGrid(Sequence[Result]):
     Args:
         folder: of the experiment.
         results: one per trial.
-        metric, mode: that `get_best_result` uses where it is given none.
+        metric, mode: what "best" means where a method is given none.
     """
 
-    def __init__(self, folder: Path, results: Sequence[Result], metric: str | None, mode: str | None) -> None:
+    def __init__(
+        self, folder: Path, results: Sequence[Result], metric: str | None = None, mode: str | None = None
+    ) -> None:
         self._folder = folder
         self._results = list(results)
-        self._metric = metric
-        self._mode = mode
+        self.metric = metric
+        self.mode = mode
+
+    @classmethod
+    def from_path(
+        cls, path: str | os.PathLike[str], *, metric: str | None = None, mode: str | None = None
+    ) -> ResultGrid:
+        """Read an experiment back, finished or running; also one that Ray Tune wrote.
+
+        What it holds is as of now: of a running experiment, read it again to see more.
+
+        Args:
+            path: of the experiment's folder, wherever it lies now.
+            metric: what "best" means; None: as the experiment was started with.
+            mode: "min" or "max"; None: as the experiment was started with.
+
+        Raises:
+            StoreError: there is none, or its file is damaged or foreign.
+        """
+        return cls.load(experiment_folder(path), metric=metric, mode=mode)
 
     @classmethod
     def load(
@@ -132,26 +71,25 @@ class ResultGrid(Sequence[Result]):
         errors: Mapping[tuple[str, int], BaseException] | None = None,
         configs: Mapping[str, dict[str, Any]] | None = None,
     ) -> ResultGrid:
-        """Read an experiment, finished or running.
+        """The same, for the process that ran the experiment and knows more than its file.
 
         Args:
             folder: of the experiment.
-            metric: what "best" means; None: as the experiment was started with.
-            mode: "min" or "max"; None: as the experiment was started with.
-            errors: exceptions themselves, by trial and attempt, where this process still has them.
+            metric: as above.
+            mode: as above.
+            errors: exceptions themselves, by trial and attempt.
             configs: configurations by trial, which may hold objects that text can't.
 
         Raises:
             StoreError: there is none, or its file is damaged or foreign.
         """
-        with ExperimentReader(folder) as reader:
-            facts = reader.facts()["tune_config"]
-            metric, mode = metric or facts["metric"], mode or facts["mode"]
+        with open_experiment(folder) as reader:
+            known = metric_and_mode(reader.facts())
+            metric, mode = metric or known[0], mode or known[1]
             trials = reader.trials()
         for trial in trials:
             trial.config = (configs or {}).get(trial.trial_id, trial.config)
-        results = [_result(trial, folder, metric, mode, errors or {}) for trial in trials]
-        return cls(folder, results, metric, mode)
+        return cls(folder, [result_of(trial, folder, metric, mode, errors) for trial in trials], metric, mode)
 
     def __len__(self) -> int:
         return len(self._results)
@@ -167,15 +105,20 @@ class ResultGrid(Sequence[Result]):
         return iter(self._results)
 
     def __repr__(self) -> str:
-        return (
-            f"ResultGrid({len(self)} trials, {self.num_terminated} terminated, "
-            f"{self.num_errors} with errors, in {self.experiment_path})"
-        )
+        return show.grid_text(self)
+
+    def _repr_html_(self) -> str:
+        return show.grid_html(self)
 
     @property
     def experiment_path(self) -> str:
         """Path of the experiment's folder, for `Tuner.restore`."""
         return str(self._folder)
+
+    @property
+    def filesystem(self) -> Any:
+        """The fsspec filesystem in which `experiment_path` lies: this machine's. Needs fsspec."""
+        return load("fsspec", "file systems", "storage").filesystem("file")
 
     @property
     def num_unfinished(self) -> int:
@@ -219,8 +162,11 @@ class ResultGrid(Sequence[Result]):
 
         Raises:
             MetricError: no trial reported the metric; those that were reported are named.
-            ConfigError: no metric or mode is known, or `scope` is none of these.
+            ConfigError: no metric or mode is known, and there are several trials to choose from; or `scope`
+                is none of these.
         """
+        if len(self) == 1 and metric is None and self.metric is None:
+            return self._results[0]
         metric, mode = self._metric_and_mode(metric, mode)
         scores: dict[str, float] = {}
         for trial_id, history in self._histories(scope):
@@ -248,18 +194,77 @@ class ResultGrid(Sequence[Result]):
         Raises:
             MissingDependencyError: pandas is not installed.
         """
-        rows = []
-        for result in self._results:
-            report: Mapping[str, Any] | None = result.metrics
-            if filter_metric is not None:
-                metric, mode = self._metric_and_mode(filter_metric, filter_mode)
-                report = best_row(result.history, metric, mode)
-            if report:
-                rows.append(flatten(report))
-        return _pandas().DataFrame(rows)
+        if filter_metric is None:
+            return pandas_frame([flatten(result.metrics) for result in self._results if result.metrics])
+        metric, mode = self._metric_and_mode(filter_metric, filter_mode)
+        best = {}
+        for result, history in self.histories():
+            if (report := best_row(history, metric, mode)) is not None:
+                best[result.trial_id] = flatten(report)
+        return pandas_frame([best[each.trial_id] for each in self._results if each.trial_id in best])
+
+    def histories(self) -> Iterator[tuple[Result, list[dict[str, Any]]]]:
+        """Give each trial that has reported with all its reports; one at a time is in memory."""
+        by_id = {result.trial_id: result for result in self._results}
+        with self._reader() as reader:
+            for trial_id, history in reader.histories():
+                if (result := by_id.get(trial_id)) is not None:  # a running experiment may have more by now
+                    yield result, [with_config(report, result.config) for report in history]
+
+    def decisions(self) -> list[dict[str, Any]]:
+        """Return what the scheduler decided on all trials' reports, in order, and why: rung, rank, cutoff."""
+        with self._reader() as reader:
+            return reader.decisions()
+
+    def hyperparameters(self, results: Sequence[Result] | None = None) -> list[Hyperparameter]:
+        """Return the hyperparameters that vary, under flat names, over `results`; None: over all trials."""
+        with self._reader() as reader:
+            space = reader.facts().get("space")
+        chosen = self._results if results is None else results
+        return hyperparameters_of([result.config for result in chosen], space)
+
+    def to_optuna(
+        self, metric: str | None = None, mode: str | None = None, scope: str = "last"
+    ) -> optuna.Study:
+        """Return an Optuna study, in memory, with every trial: for Optuna's plots and importance measures.
+
+        Args:
+            metric: reported value that becomes a trial's value; None: the experiment's.
+            mode: "min" or "max"; None: the experiment's.
+            scope: which of a trial's reports stands for it, as in `get_best_result`.
+
+        Returns:
+            The study. Trials that a scheduler stopped are PRUNED, those without a value FAIL; reports are
+            intermediate values by iteration; `user_attrs["trial_id"]` is the trial's id here.
+
+        Raises:
+            ConfigError: no metric or mode is known.
+            MissingDependencyError: Optuna is not installed.
+        """
+        metric, mode = self._metric_and_mode(metric, mode)
+        with self._reader() as reader:
+            return study.optuna_study(self._results, reader, metric, mode, scope, self._folder.name)
+
+    def plot(self, kind: str = "curves", *, ax: Axes | None = None, **options: Any) -> Figure:
+        """Draw the experiment with matplotlib.
+
+        Args:
+            kind: "curves" (learning curves), "parallel" (parallel coordinates) or "rungs" (of a scheduler).
+            ax: axes to draw into; None: a new figure, which no window shows until you ask for it.
+            **options: of the kind; see `trainkit.tune.plots`.
+
+        Returns:
+            The figure: a notebook shows it, `figure.savefig("curves.png")` writes it.
+
+        Raises:
+            ConfigError: there is no such kind; those that there are are named.
+            MetricError: no trial reported the metric.
+            MissingDependencyError: matplotlib is not installed.
+        """
+        return plots.plot(self, kind, ax=ax, **options)
 
     def _metric_and_mode(self, metric: str | None, mode: str | None) -> tuple[str, str]:
-        metric, mode = metric or self._metric, mode or self._mode
+        metric, mode = metric or self.metric, mode or self.mode
         if metric is None or mode is None:
             raise ConfigError(
                 "which trial is best? Give metric and mode here, or in TuneConfig(metric='loss', mode='min')"
@@ -272,11 +277,14 @@ class ResultGrid(Sequence[Result]):
         if scope == "last":
             yield from ((result.trial_id, [result.metrics]) for result in self._results if result.metrics)
             return
-        with ExperimentReader(self._folder) as reader:
+        with self._reader() as reader:
             yield from reader.histories()
 
+    def _reader(self) -> Reader:
+        return open_experiment(self._folder)
+
     def _explain_missing(self, metric: str, scope: str) -> NoReturn:
-        with ExperimentReader(self._folder) as reader:
+        with self._reader() as reader:
             reports = [report for _, history in reader.histories() for report in history]
         if any(lookup(report, metric) is not None for report in reports):
             raise MetricError(
@@ -284,43 +292,3 @@ class ResultGrid(Sequence[Result]):
                 "look at more of them with scope='all', or keep NaN with filter_nan_and_inf=False"
             )
         raise MetricError(f"no best trial by {missing_metric(metric, reports)}")
-
-
-def _result(
-    trial: Trial,
-    folder: Path,
-    metric: str | None,
-    mode: str | None,
-    errors: Mapping[tuple[str, int], BaseException],
-) -> Result:
-    error: BaseException | None = None
-    if trial.failure is not None:
-        error = errors.get((trial.trial_id, trial.attempt)) or _as_error(trial, trial.failure)
-    if trial.last_result:
-        trial.last_result |= {"done": trial.status.is_finished, "config": trial.config}
-    return Result(
-        trial_id=trial.trial_id,
-        config=trial.config,
-        metrics=trial.last_result,
-        status=trial.status,
-        reason=trial.reason,
-        error=error,
-        path=str(folder / trial.dirname),
-        metric=metric,
-        mode=mode,
-        _checkpoints={checkpoint.number: checkpoint.dirname for checkpoint in trial.checkpoints},
-    )
-
-
-def _as_error(trial: Trial, failure: Failure) -> TrialError | MetricError:
-    cls = MetricError if failure.kind == "MetricError" else TrialError
-    trace = f"\n{failure.traceback}" if failure.traceback else ""
-    return cls(f"trial {trial.trial_id} failed: {failure.kind}: {failure.message}{trace}")
-
-
-def _pandas() -> Any:
-    try:
-        import pandas
-    except ImportError as error:
-        raise MissingDependencyError("tables need pandas: pip install 'trainkit[tune]'") from error
-    return pandas

@@ -9,18 +9,24 @@ from __future__ import annotations
 
 import inspect
 import os
+import sys
 import traceback
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 from greenlet import greenlet  # type: ignore[import-untyped]
 
 from trainkit.errors import ConfigError, MetricError
 from trainkit.tune.checkpoint import checkpoint_dirname
+from trainkit.tune.house import House
+from trainkit.tune.older_forms import older_arguments
 from trainkit.tune.protocol import Progress, TrialSpec
+from trainkit.tune.registry import take_environments
 from trainkit.tune.session import Session, TrialStopped
 from trainkit.tune.trainable import Trainable
+from trainkit.tune.values import is_scalar
 
 
 class Runner(ABC):
@@ -33,6 +39,15 @@ class Runner(ABC):
     @abstractmethod
     def stop(self, save: bool) -> Progress:
         """End where the trial waits; the user's clean-up runs. A class saves first if asked and able."""
+
+    def take_over(self, spec: TrialSpec) -> bool:
+        """Go on as the runner of another trial, after the end of this one; False: that needs a new one."""
+        del spec
+        return False
+
+    def close(self) -> str:
+        """Clean up what was kept for another trial; return the traceback of what that raises."""
+        return ""
 
 
 class FunctionRunner(Runner):
@@ -66,7 +81,8 @@ class FunctionRunner(Runner):
     def _run(self) -> Progress:
         self._session.activate()
         try:
-            output = self._function(self._spec.config, **self._parameters)
+            older = older_arguments(self._function, self._parameters, self._spec.checkpoint)
+            output = self._function(self._spec.config, **self._parameters, **older)
             if inspect.isgenerator(output):
                 try:
                     for item in output:
@@ -75,10 +91,10 @@ class FunctionRunner(Runner):
                     output.close()
                 output = None
             if self._session.stopping or output is None or (isinstance(output, Mapping) and not output):
-                return Progress(self._session.meter.iteration, done=True)
+                return self._session.end()
             return self._session.progress(as_metrics(output), None, done=True)
         except TrialStopped:
-            return Progress(self._session.meter.iteration, done=True)
+            return self._session.end()
         finally:
             self._session.deactivate()
 
@@ -86,15 +102,23 @@ class FunctionRunner(Runner):
 class ClassRunner(Runner):
     """Steps a `Trainable`."""
 
-    def __init__(self, spec: TrialSpec, cls: type[Trainable], parameters: Mapping[str, Any]) -> None:
+    def __init__(
+        self, spec: TrialSpec, cls: type[Trainable], parameters: Mapping[str, Any], *, keep: bool = False
+    ) -> None:
         if (spec.checkpoint_frequency or spec.checkpoint_at_end) and not cls.can_save():
             raise ConfigError(
                 f"CheckpointConfig asks {cls.__name__} for checkpoints, but it has no save_checkpoint(); "
                 "define it, or leave checkpoint_frequency and checkpoint_at_end out"
             )
+        # Where another trial may take the object over, it is cleaned up once none does.
+        self._keeps = keep and cls.reset_config is not Trainable.reset_config
+        self._kept = False
+        self._trainable = cls(spec.config, trial=spec, parameters=parameters)
+        self._begin(spec)
+
+    def _begin(self, spec: TrialSpec) -> None:
         self._spec = spec
         self._next_checkpoint = spec.next_checkpoint
-        self._trainable = cls(spec.config, trial=spec, parameters=parameters)
         # Iteration of the checkpoint that holds the present state; -1: none does.
         self._saved_at = spec.iteration if spec.checkpoint is not None else -1
         if spec.checkpoint is not None:
@@ -103,6 +127,26 @@ class ClassRunner(Runner):
             except BaseException as error:
                 self._give_up(error)
                 raise
+
+    def take_over(self, spec: TrialSpec) -> bool:
+        if not self._kept:
+            return False
+        self._kept = False
+        try:
+            accepted = self._trainable.take_over(spec)
+        except BaseException as error:
+            self._give_up(error)
+            raise
+        if not accepted:
+            # The trial that it belonged to has long ended: nothing else could tell what this raises.
+            sys.stderr.write(self._clean_up())
+            return False
+        self._begin(spec)
+        return True
+
+    def close(self) -> str:
+        kept, self._kept = self._kept, False
+        return self._clean_up() if kept else ""
 
     def advance(self) -> Progress:
         try:
@@ -116,7 +160,7 @@ class ClassRunner(Runner):
         except BaseException as error:
             self._give_up(error)
             raise
-        return Progress(iteration, metrics, dirname, done, self._clean_up() if done else "")
+        return Progress(iteration, metrics, dirname, done, self._end() if done else "")
 
     def stop(self, save: bool) -> Progress:
         dirname, problem = None, ""
@@ -125,7 +169,13 @@ class ClassRunner(Runner):
                 dirname = self._save()
         except Exception:  # the trial's outcome is settled: told, and no more
             problem = traceback.format_exc()
-        return Progress(self._trainable.iteration, None, dirname, True, problem + self._clean_up())
+        return Progress(self._trainable.iteration, None, dirname, True, problem + self._end())
+
+    def _end(self) -> str:
+        if self._keeps:
+            self._kept = True
+            return ""
+        return self._clean_up()
 
     def _give_up(self, error: BaseException) -> None:
         if problem := self._clean_up():
@@ -155,7 +205,7 @@ def as_metrics(output: Any) -> dict[str, Any]:
     """
     if isinstance(output, Mapping):
         return dict(output)
-    if isinstance(output, (int, float)) or (hasattr(output, "item") and getattr(output, "shape", None) == ()):
+    if is_scalar(output):
         return {"_metric": output}
     raise MetricError(
         f"the trainable returned or yielded a {type(output).__name__}; "
@@ -163,8 +213,58 @@ def as_metrics(output: Any) -> dict[str, Any]:
     )
 
 
-def make_runner(spec: TrialSpec, trainable: Any, parameters: Mapping[str, Any]) -> Runner:
-    """Return the runner for this form of trainable."""
-    if isinstance(trainable, type) and issubclass(trainable, Trainable):
-        return ClassRunner(spec, trainable, parameters)
-    return FunctionRunner(spec, trainable, parameters)
+class HousedRunner(Runner):
+    """Runs another one at home: in the trial's folder, with its files for what is printed.
+
+    Args:
+        spec: the trial.
+        make: makes the runner, which runs code of the user's too.
+    """
+
+    def __init__(self, spec: TrialSpec, make: Callable[[], Runner]) -> None:
+        self._spec = spec
+        with _at_home(spec):
+            self._inner = make()
+
+    def advance(self) -> Progress:
+        with _at_home(self._spec):
+            return self._inner.advance()
+
+    def stop(self, save: bool) -> Progress:
+        with _at_home(self._spec):
+            return self._inner.stop(save)
+
+    def take_over(self, spec: TrialSpec) -> bool:
+        with _at_home(spec):
+            taken = self._inner.take_over(spec)
+        self._spec = spec if taken else self._spec
+        return taken
+
+    def close(self) -> str:
+        with _at_home(self._spec):
+            return self._inner.close()
+
+
+def _at_home(spec: TrialSpec) -> AbstractContextManager[None]:
+    return spec.house.entered(spec.trial_dir, own_process=os.getpid() != spec.driver_pid)
+
+
+def make_runner(
+    spec: TrialSpec, trainable: Any, parameters: Mapping[str, Any], *, keep: bool = False
+) -> Runner:
+    """Return the runner for this form of trainable.
+
+    Args:
+        spec: the trial.
+        trainable: the user's function or class.
+        parameters: what `with_parameters` bound.
+        keep: an object that knows how to take over another trial is not cleaned up at the end of this one.
+    """
+    take_environments(spec.environments)
+
+    def make() -> Runner:
+        if isinstance(trainable, type) and issubclass(trainable, Trainable):
+            return ClassRunner(spec, trainable, parameters, keep=keep)
+        return FunctionRunner(spec, trainable, parameters)
+
+    return make() if spec.house == House() else HousedRunner(spec, make)

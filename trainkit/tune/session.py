@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import os
+import shutil
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
 from trainkit.errors import ConfigError, TuneError
-from trainkit.tune.checkpoint import Checkpoint, persist
+from trainkit.tune.checkpoint import Checkpoint, checkpoint_dirname, commit_directory, persist
 from trainkit.tune.meter import Meter
+from trainkit.tune.placement import TrialResources
 from trainkit.tune.protocol import Progress, TrialSpec
-from trainkit.tune.values import plain_metrics
+from trainkit.tune.values import is_scalar, plain_metrics
 
 
 class TrialStopped(BaseException):
@@ -40,9 +43,9 @@ class TrialContext:
         """Path of the trial's own folder, which exists."""
         return self._spec.trial_dir
 
-    def get_trial_resources(self) -> dict[str, float]:
+    def get_trial_resources(self) -> TrialResources:
         """What the trial reserves, by resource name."""
-        return dict(self._spec.resources)
+        return self._spec.resources
 
     def get_experiment_name(self) -> str:
         """Name of the experiment's folder."""
@@ -59,6 +62,18 @@ class TrialContext:
     def get_local_rank(self) -> int:
         """Rank of this process among those of its machine: 0."""
         return 0
+
+    def get_local_world_size(self) -> int:
+        """Processes of this trial that report, on this machine: 1."""
+        return 1
+
+    def get_node_rank(self) -> int:
+        """Rank of this machine among those of the trial: 0."""
+        return 0
+
+    def get_metadata(self) -> dict[str, Any]:
+        """What a trainer was given for its checkpoints; a trial has none."""
+        return {}
 
 
 class Session:
@@ -78,6 +93,7 @@ class Session:
         self._next_checkpoint = spec.next_checkpoint
         self._hand_over = hand_over
         self._thread = threading.get_ident()
+        self._written: str | None = None  # by `checkpoint_dir`, for the next report
 
     def report(self, metrics: Mapping[str, Any], checkpoint: Checkpoint | None) -> None:
         """Hand a report over; return once it is committed and the trial may go on."""
@@ -102,16 +118,40 @@ class Session:
             CheckpointError: the checkpoint can't be copied.
         """
         plain = plain_metrics(metrics)
-        dirname = None
-        if checkpoint is not None:
-            if not isinstance(checkpoint, Checkpoint):
-                raise ConfigError(f"checkpoint={checkpoint!r}: give a tune.Checkpoint.from_directory(path)")
-            dirname = persist(checkpoint, self._trial_dir, self._next_checkpoint)
-            self._next_checkpoint += 1
-            self.checkpoint = Checkpoint(os.path.join(self._trial_dir, dirname))
+        dirname = self._save(checkpoint)
+        if dirname is not None:
             plain["checkpoint_dir_name"] = dirname
         filled = self.meter.fill(plain)
         return Progress(self.meter.iteration, filled, dirname, done)
+
+    def end(self) -> Progress:
+        """The function has ended without a further report; what it saved since the last one is kept."""
+        return Progress(self.meter.iteration, None, self._save(None), done=True)
+
+    @contextmanager
+    def saving(self) -> Iterator[str]:
+        """Give a folder whose files go with the next report."""
+        folder = os.path.join(self._trial_dir, ".checkpoint_dir")
+        shutil.rmtree(folder, ignore_errors=True)
+        os.makedirs(folder)
+        self._written = None
+        yield folder
+        self._written = folder
+
+    def _save(self, checkpoint: Checkpoint | None) -> str | None:
+        if checkpoint is None and self._written is None:
+            return None
+        dirname = checkpoint_dirname(self._next_checkpoint)
+        if checkpoint is None:
+            commit_directory(str(self._written), os.path.join(self._trial_dir, dirname))
+            self._written = None
+        elif isinstance(checkpoint, Checkpoint):
+            dirname = persist(checkpoint, self._trial_dir, self._next_checkpoint)
+        else:
+            raise ConfigError(f"checkpoint={checkpoint!r}: give a tune.Checkpoint.from_directory(path)")
+        self._next_checkpoint += 1
+        self.checkpoint = Checkpoint(os.path.join(self._trial_dir, dirname))
+        return dirname
 
     def activate(self) -> None:
         """Make this the session of the code that runs from here on in this greenlet."""
@@ -146,15 +186,14 @@ def current_session(verb: str) -> Session:
     return session
 
 
-def report(
-    metrics: Mapping[str, Any] | None = None, *, checkpoint: Checkpoint | None = None, **more: Any
-) -> None:
+def report(metrics: Any = None, *, checkpoint: Checkpoint | None = None, **more: Any) -> None:
     """Report metrics of a running trial; return once they are committed and the trial may go on.
 
     A trial that the scheduler or a stop rule ends does not return: `finally` blocks run, then it is over.
 
     Args:
-        metrics: names and values: numbers, texts, lists and dictionaries of them.
+        metrics: names and values: numbers, texts, lists and dictionaries of them; or one number alone, which
+            is the metric `_metric`.
         checkpoint: a directory to keep with this report; it is copied before this returns.
         more: further metrics: `report(loss=0.1)`.
 
@@ -164,6 +203,8 @@ def report(
         TuneError: called outside a trial, or from another thread than the trainable's.
     """
     session = current_session("report")
+    if metrics is not None and not isinstance(metrics, Mapping) and is_scalar(metrics):
+        metrics = {"_metric": metrics}
     session.report({**({} if metrics is None else plain_metrics(metrics)), **more}, checkpoint)
 
 
@@ -175,3 +216,45 @@ def get_checkpoint() -> Checkpoint | None:
 def get_context() -> TrialContext:
     """Return who this trial is: its id, name, folder and resources."""
     return current_session("get_context").context
+
+
+# --- as Ray 1.x has it ----------------------------------------------------------------------------
+
+
+@contextmanager
+def checkpoint_dir(step: int) -> Iterator[str]:
+    """Give a folder to write a checkpoint to, which goes with the next report; for a function of Ray 1.x.
+
+    A function that goes on from one is told where it lies by its argument `checkpoint_dir`, None at first.
+
+    Args:
+        step: Ray's; checkpoints are numbered by themselves.
+    """
+    del step
+    with current_session("checkpoint_dir").saving() as folder:
+        yield folder
+
+
+def get_trial_id() -> str:
+    """The same as `get_context().get_trial_id()`."""
+    return current_session("get_trial_id").context.get_trial_id()
+
+
+def get_trial_name() -> str:
+    """The same as `get_context().get_trial_name()`."""
+    return current_session("get_trial_name").context.get_trial_name()
+
+
+def get_trial_dir() -> str:
+    """The same as `get_context().get_trial_dir()`."""
+    return current_session("get_trial_dir").context.get_trial_dir()
+
+
+def get_trial_resources() -> TrialResources:
+    """The same as `get_context().get_trial_resources()`."""
+    return current_session("get_trial_resources").context.get_trial_resources()
+
+
+def is_session_enabled() -> bool:
+    """Whether this code runs in a trial."""
+    return (_active.get() or _of_process) is not None

@@ -1,172 +1,55 @@
-"""Domains: what one hyperparameter may be. Declarative values, checked when written, drawn when asked."""
+"""The words of a search space: functions that make its leaves. Checked when written, drawn when asked."""
 
 from __future__ import annotations
 
-import math
-import numbers
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 from trainkit.errors import SpaceError
-
-if TYPE_CHECKING:
-    from numpy.random import Generator
+from trainkit.tune.domains import (
+    Categorical,
+    Domain,
+    Float,
+    Forbid,
+    GridSearch,
+    Integer,
+    Normal,
+    SampleFrom,
+    Spelled,
+    When,
+)
+from trainkit.tune.domains.listed import listed
 
 __all__ = [
+    "SPELLINGS",
     "Categorical",
     "Domain",
     "Float",
+    "Forbid",
     "GridSearch",
     "Integer",
+    "Normal",
     "SampleFrom",
+    "When",
     "choice",
+    "forbid",
     "grid_search",
+    "lograndint",
     "loguniform",
+    "qlograndint",
+    "qloguniform",
+    "qrandint",
+    "qrandn",
+    "quniform",
     "randint",
+    "randn",
     "sample_from",
     "uniform",
+    "when",
 ]
 
 
-class Domain(ABC):
-    """A set of values with a distribution over it; immutable, so one may stand at several keys."""
-
-    @abstractmethod
-    def sample(self, rng: Generator) -> Any:
-        """Draw one value; all randomness comes from `rng`."""
-
-    @abstractmethod
-    def contains(self, value: Any) -> bool:
-        """True if a draw could give `value`."""
-
-    @property
-    @abstractmethod
-    def spelling(self) -> tuple[str, list[Any]]:
-        """The public function and the arguments that make this domain again."""
-
-    def __str__(self) -> str:
-        name, arguments = self.spelling
-        return f"{name}({', '.join(map(repr, arguments))})"
-
-
-@dataclass(frozen=True)
-class Float(Domain):
-    """Real numbers in [lower, upper), uniform in the value or, with `log`, in its logarithm."""
-
-    lower: float
-    upper: float
-    log: bool = False
-
-    def __post_init__(self) -> None:
-        for name in ("lower", "upper"):
-            bound = getattr(self, name)
-            if isinstance(bound, bool) or not isinstance(bound, numbers.Real) or not math.isfinite(bound):
-                raise SpaceError(f"{self}: {name} bound {bound!r} is not a finite number")
-            object.__setattr__(self, name, float(bound))
-        if not self.lower < self.upper:
-            raise SpaceError(f"{self}: the lower bound {self.lower!r} is not below the upper {self.upper!r}")
-        if self.log and self.lower <= 0:
-            raise SpaceError(f"{self}: the lower bound {self.lower!r} has no logarithm; give one above 0")
-
-    @property
-    def spelling(self) -> tuple[str, list[Any]]:
-        return ("loguniform" if self.log else "uniform"), [self.lower, self.upper]
-
-    def sample(self, rng: Generator) -> float:
-        share = float(rng.random())
-        if not self.log:
-            # Written as a weighted mean, since upper - lower may overflow.
-            return min(self.lower * (1 - share) + self.upper * share, math.nextafter(self.upper, self.lower))
-        low, high = math.log(self.lower), math.log(self.upper)
-        return min(max(math.exp(low + share * (high - low)), self.lower), self.upper)
-
-    def contains(self, value: Any) -> bool:
-        return isinstance(value, numbers.Real) and self.lower <= float(value) <= self.upper
-
-
-@dataclass(frozen=True)
-class Integer(Domain):
-    """Whole numbers in [lower, upper), each as likely."""
-
-    lower: int
-    upper: int
-
-    def __post_init__(self) -> None:
-        for name in ("lower", "upper"):
-            bound = getattr(self, name)
-            if isinstance(bound, bool) or not isinstance(bound, numbers.Integral):
-                raise SpaceError(f"{self}: {name} bound {bound!r} is not a whole number")
-            if not -(2**63) <= int(bound) <= 2**63:
-                raise SpaceError(f"{self}: {name} bound {bound!r} is beyond 64 bits")
-            object.__setattr__(self, name, int(bound))
-        if not self.lower < self.upper:
-            raise SpaceError(
-                f"{self}: the lower bound {self.lower!r} is not below the upper {self.upper!r}, "
-                "which is excluded"
-            )
-
-    @property
-    def spelling(self) -> tuple[str, list[Any]]:
-        return "randint", [self.lower, self.upper]
-
-    def sample(self, rng: Generator) -> int:
-        return int(rng.integers(self.lower, self.upper))
-
-    def contains(self, value: Any) -> bool:
-        return isinstance(value, numbers.Integral) and self.lower <= int(value) < self.upper
-
-
-@dataclass(frozen=True)
-class Categorical(Domain):
-    """One of a list of values, each as likely; a value may hold further domains, drawn if it is chosen."""
-
-    categories: tuple[Any, ...]
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "categories", _listed("choice", self.categories))
-
-    @property
-    def spelling(self) -> tuple[str, list[Any]]:
-        return "choice", [list(self.categories)]
-
-    def sample(self, rng: Generator) -> Any:
-        return self.categories[int(rng.integers(len(self.categories)))]
-
-    def contains(self, value: Any) -> bool:
-        return any(value is category or value == category for category in self.categories)
-
-
-@dataclass(frozen=True)
-class GridSearch:
-    """Values that are all tried: an axis of the grid, not a distribution."""
-
-    values: tuple[Any, ...]
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "values", _listed("grid_search", self.values))
-
-    @property
-    def spelling(self) -> tuple[str, list[Any]]:
-        return "grid_search", [list(self.values)]
-
-    def __str__(self) -> str:
-        return f"grid_search({list(self.values)!r})"
-
-
-@dataclass(frozen=True)
-class SampleFrom:
-    """A value computed from the rest of the configuration."""
-
-    function: Callable[[Any], Any]
-
-    def __post_init__(self) -> None:
-        if not callable(self.function):
-            raise SpaceError(f"sample_from({self.function!r}): give a function of the spec")
-
-    def __str__(self) -> str:
-        return f"sample_from({getattr(self.function, '__qualname__', type(self.function).__name__)})"
+# --- real numbers ---------------------------------------------------------------------------------
 
 
 def uniform(lower: float, upper: float) -> Float:
@@ -176,6 +59,18 @@ def uniform(lower: float, upper: float) -> Float:
         SpaceError: a bound is not a finite number, or `lower` is not below `upper`.
     """
     return Float(lower, upper)
+
+
+def quniform(lower: float, upper: float, q: float) -> Float:
+    """Return the domain of the multiples of `q` in [lower, upper], each as likely.
+
+    Both bounds are included where they are multiples, and nothing beyond them is. A multiple is exact for
+    `q` as it is written: steps of 0.1 give 0.3, not 0.30000000000000004.
+
+    Raises:
+        SpaceError: as for `uniform`; `q` is not above 0, or larger than the range, or no multiple is inside.
+    """
+    return Float(lower, upper, q=q)
 
 
 def loguniform(lower: float, upper: float, base: float = 10) -> Float:
@@ -193,6 +88,37 @@ def loguniform(lower: float, upper: float, base: float = 10) -> Float:
     return Float(lower, upper, log=True)
 
 
+def qloguniform(lower: float, upper: float, q: float, base: float = 10) -> Float:
+    """Return the domain of the multiples of `q` in [lower, upper] to which a log-uniform number rounds.
+
+    Raises:
+        SpaceError: as for `loguniform` and `quniform`.
+    """
+    del base
+    return Float(lower, upper, log=True, q=q)
+
+
+def randn(mean: float = 0.0, sd: float = 1.0) -> Normal:
+    """Return the normal distribution with this mean and standard deviation.
+
+    Raises:
+        SpaceError: `mean` or `sd` is not a finite number, or `sd` is not above 0.
+    """
+    return Normal(mean, sd)
+
+
+def qrandn(mean: float, sd: float, q: float) -> Normal:
+    """Return the normal distribution, rounded to multiples of `q`.
+
+    Raises:
+        SpaceError: as for `randn`; `q` is not above 0.
+    """
+    return Normal(mean, sd, q)
+
+
+# --- whole numbers --------------------------------------------------------------------------------
+
+
 def randint(lower: int, upper: int) -> Integer:
     """Return the domain of whole numbers from `lower` to `upper` - 1, each as likely.
 
@@ -202,13 +128,56 @@ def randint(lower: int, upper: int) -> Integer:
     return Integer(lower, upper)
 
 
+def qrandint(lower: int, upper: int, q: int = 1) -> Integer:
+    """Return the domain of the multiples of `q` in [lower, upper], each as likely.
+
+    As Ray has it, `upper` is included unless `q` is 1, with which this is `randint`.
+
+    Raises:
+        SpaceError: as for `randint`; `q` is not above 0, or larger than the range, or no multiple is inside.
+    """
+    return Integer(lower, upper, q=q)
+
+
+def lograndint(lower: int, upper: int, base: float = 10) -> Integer:
+    """Return the domain of whole numbers from `lower` to `upper` - 1, log-uniform numbers rounded down.
+
+    Args:
+        lower: 1 or more.
+        upper: above `lower`; excluded.
+        base: accepted for Ray's sake; every base gives the same distribution.
+
+    Raises:
+        SpaceError: a bound is not a whole number above 0, or `lower` is not below `upper`.
+    """
+    del base
+    return Integer(lower, upper, log=True)
+
+
+def qlograndint(lower: int, upper: int, q: int, base: float = 10) -> Integer:
+    """Return the domain of the multiples of `q` in [lower, upper], k * q as likely as log(k + 1) - log(k).
+
+    As Ray has it, `upper` is included unless `q` is 1, with which this is `lograndint`.
+
+    Raises:
+        SpaceError: as for `lograndint` and `qrandint`.
+    """
+    del base
+    return Integer(lower, upper, log=True, q=q)
+
+
+# --- lists ----------------------------------------------------------------------------------------
+
+
 def choice(categories: Iterable[Any]) -> Categorical:
     """Return the domain of the values listed, each as likely.
+
+    A category that is a dictionary with domains is a branch: they exist where it is chosen.
 
     Raises:
         SpaceError: `categories` is empty or not a list.
     """
-    return Categorical(_listed("choice", categories))
+    return Categorical(listed("choice", categories))
 
 
 def grid_search(values: Iterable[Any]) -> GridSearch:
@@ -217,21 +186,81 @@ def grid_search(values: Iterable[Any]) -> GridSearch:
     Raises:
         SpaceError: `values` is empty or not a list.
     """
-    return GridSearch(_listed("grid_search", values))
+    return GridSearch(listed("grid_search", values))
 
 
-def sample_from(function: Callable[[Any], Any]) -> SampleFrom:
-    """Return a value computed by `function(spec)`, in which `spec.config.x` is the value drawn for x.
+# --- dependencies ---------------------------------------------------------------------------------
 
-    The global generators of `random` and NumPy are seeded while it runs, so a seeded experiment repeats.
+
+def sample_from(func: Callable[..., Any]) -> SampleFrom:
+    """Return a value computed by `func(spec)`, in which `spec.config.x` is the value drawn for x.
+
+    `spec["x"]` is that value too, as Ray's newer functions of the configuration ask for it; a function
+    without arguments is called without. The global generators of `random` and NumPy are seeded while it
+    runs, so a seeded experiment repeats.
+
+    Raises:
+        SpaceError: `func` can't be called.
     """
-    return SampleFrom(function)
+    return SampleFrom(func)
 
 
-def _listed(spelling: str, values: Iterable[Any]) -> tuple[Any, ...]:
-    if isinstance(values, (str, bytes, dict)) or not isinstance(values, Iterable):
-        raise SpaceError(f"{spelling}({values!r}): give a list of values")
-    listed = tuple(values)
-    if not listed:
-        raise SpaceError(f"{spelling}([]): give at least one value")
-    return listed
+def when(conditions: Mapping[str, Any], content: Any) -> When:
+    """Return a part of the space that exists only where all of `conditions` hold.
+
+    Elsewhere its key is absent from the configuration, the tag, the searcher's table and the logs.
+
+        {"optimizer": choice(["sgd", "adam"]), "momentum": when({"optimizer": "sgd"}, uniform(0.5, 0.99))}
+
+    Args:
+        conditions: names with a value, a list of values of which any will do, or a domain that must
+            contain it. A name is that of a sibling, or a path from there or from the root: "net/kind".
+        content: a domain, a grid's axis, a constant, or a dictionary of these.
+
+    Raises:
+        SpaceError: `conditions` is not a dictionary of names, or empty.
+    """
+    if not isinstance(conditions, Mapping) or not conditions:
+        raise SpaceError(f"when({conditions!r}, ...): give a dictionary such as {{'optimizer': 'sgd'}}")
+    if not all(type(name) is str and name for name in conditions):
+        raise SpaceError(f"when({conditions!r}, ...): give names of parameters as keys")
+    return When(tuple(conditions.items()), content)
+
+
+def forbid(*clauses: Mapping[str, Any] | Callable[[dict[str, Any]], bool]) -> Forbid:
+    """Return a rule that no proposed configuration breaks; it stands under a key of its own, which vanishes.
+
+        {"optimizer": choice(["sgd", "adam"]), "lr": choice([0.001, 1.0]),
+         "rules": forbid({"optimizer": "adam", "lr": 1.0})}
+
+    Args:
+        clauses: each a dictionary, all of whose names (as in `when`) must not have these values, or any of a
+            list's, or any of a domain's, at once; or a function that returns True for a configuration that
+            must not be.
+
+    Raises:
+        SpaceError: a clause is neither.
+    """
+    return Forbid(clauses)
+
+
+SPELLINGS: dict[str, Callable[..., Spelled]] = {
+    function.__name__: function
+    for function in (
+        uniform,
+        quniform,
+        loguniform,
+        qloguniform,
+        randn,
+        qrandn,
+        randint,
+        qrandint,
+        lograndint,
+        qlograndint,
+        choice,
+        grid_search,
+        when,
+        forbid,
+    )
+}
+"""The functions that an experiment's file may name."""

@@ -6,10 +6,12 @@ from collections.abc import Callable
 from typing import Any
 
 from trainkit.errors import ConfigError
+from trainkit.tune.naming import Namer
 from trainkit.tune.placement import PlacementGroupFactory
 from trainkit.tune.search.base import Searcher
 from trainkit.tune.trial import Trial, experiment_tag, trial_dirname, trial_id_of
-from trainkit.tune.variants import Space, spell
+from trainkit.tune.values import flatten
+from trainkit.tune.variants import Space
 
 
 class TrialSource:
@@ -21,6 +23,7 @@ class TrialSource:
         trainable_name: for names and folders.
         request_of: what a trial with this configuration reserves; may be the user's function.
         created: how many trials there are already.
+        namer: gives trials names of the user's own.
     """
 
     def __init__(
@@ -31,6 +34,7 @@ class TrialSource:
         trainable_name: str,
         request_of: Callable[[dict[str, Any]], PlacementGroupFactory],
         created: int = 0,
+        namer: Namer | None = None,
     ) -> None:
         self._searcher = searcher
         self._prefix = prefix
@@ -38,6 +42,7 @@ class TrialSource:
         self._request_of = request_of
         self._varied = varied_names(searcher.space)
         self._finished = False
+        self._namer = namer or Namer()
         self.created = created
 
     @property
@@ -73,6 +78,7 @@ class TrialSource:
                 "return a dictionary, None or Searcher.FINISHED"
             )
         trial = make_trial(trial_id, self.created, config, self._trainable_name, self._varied)
+        self._namer.name(trial)
         self.created += 1
         return trial
 
@@ -92,9 +98,11 @@ def make_trial(
         name=f"{trainable_name}_{trial_id}",
         dirname=trial_dirname(trainable_name, trial_id),
         tag=experiment_tag(index, config, varied),
+        trainable_name=trainable_name,
+        evaluated_params={name: value for name, value in flatten(config).items() if name in varied},
     )
 
 
 def varied_names(space: Space) -> set[str]:
     """Flattened names of the hyperparameters that are not constant."""
-    return {spell(path) for path in (*space.axes, *space.domains, *space.computed)}
+    return space.varied

@@ -9,7 +9,9 @@ from typing import Any
 
 from trainkit.errors import CheckpointError, ConfigError
 from trainkit.tune.checkpoint import commit_directory
+from trainkit.tune.dictionaries import given_back, keep_returned
 from trainkit.tune.meter import Meter
+from trainkit.tune.placement import TrialResources
 from trainkit.tune.protocol import TrialSpec
 from trainkit.tune.values import plain_metrics
 
@@ -57,16 +59,25 @@ class Trainable:
         """Train for one iteration and return its metrics; {"done": True} among them ends the trial."""
         raise NotImplementedError(f"{type(self).__name__} must define step(), which returns its metrics")
 
-    def save_checkpoint(self, checkpoint_dir: str) -> None:
-        """Write the state as files into the folder `checkpoint_dir`, which exists."""
+    def save_checkpoint(self, checkpoint_dir: str) -> Any:
+        """Write the state as files into the folder `checkpoint_dir`, which exists.
+
+        Returns:
+            None; or a dictionary, which is kept in place of files; or the path of a file in the folder.
+        """
         raise NotImplementedError(f"{type(self).__name__} must define save_checkpoint() to be checkpointed")
 
-    def load_checkpoint(self, checkpoint_dir: str) -> None:
-        """Read back what `save_checkpoint` wrote."""
+    def load_checkpoint(self, checkpoint: Any) -> None:
+        """Read back what `save_checkpoint` wrote: given are the folder, or what that returned."""
         raise NotImplementedError(f"{type(self).__name__} must define load_checkpoint() to be resumed")
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
-        """Take another configuration without a new process; return True if that worked."""
+        """Become the object of another trial, as if just set up with `new_config`; True if that worked.
+
+        Called with TuneConfig(reuse_actors=True), where this is defined; `self.config` is the new one
+        by then, `iteration` counts anew and `logdir` is the other trial's. After False, `cleanup` is
+        called and a new object is made.
+        """
         del new_config
         return False
 
@@ -104,9 +115,13 @@ class Trainable:
         return self._trial.trial_name
 
     @property
-    def trial_resources(self) -> dict[str, float]:
+    def trial_resources(self) -> TrialResources:
         """What the trial reserves, by resource name."""
-        return dict(self._trial.resources)
+        return self._trial.resources
+
+    def get_config(self) -> dict[str, Any]:
+        """The hyperparameters."""
+        return self.config
 
     def train(self) -> dict[str, Any]:
         """Run one step; return its metrics with the automatic keys.
@@ -127,7 +142,7 @@ class Trainable:
         try:
             shutil.rmtree(partial, ignore_errors=True)
             os.makedirs(partial)
-            self.save_checkpoint(partial)
+            keep_returned(partial, self.save_checkpoint(partial))
             commit_directory(partial, target)
         except OSError as error:
             raise CheckpointError(f"no checkpoint could be written to {target}: {error}") from error
@@ -137,7 +152,13 @@ class Trainable:
 
     def restore(self, checkpoint_dir: str) -> None:
         """Go on from the checkpoint in this folder."""
-        self.load_checkpoint(checkpoint_dir)
+        self.load_checkpoint(given_back(checkpoint_dir))
+
+    def take_over(self, trial: TrialSpec) -> bool:
+        """Go on as another trial; False if `reset_config` says that a new object is needed."""
+        self._trial, self._meter = trial, Meter(trial)
+        self.config = dict(trial.config)
+        return bool(self.reset_config(self.config))
 
     def stop(self) -> None:
         """End: `cleanup` is called."""

@@ -81,6 +81,30 @@ class Failure:
     retry: bool = True
 
 
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One run of a trial: the first, a retry after a failure, or one that a restore went on with.
+
+    Attributes:
+        number: from 0.
+        config: the hyperparameters it ran with: the trial's, but for what a retry changed.
+        started: seconds since 1970.
+        iteration: that it went on from; 0: the beginning.
+        reports: how many it made.
+        outcome: how it ended, such as "retry 1 of 2 after OutOfMemoryError"; '' while it runs.
+        pid, hostname: of its process.
+    """
+
+    number: int
+    config: dict[str, Any]
+    started: float
+    iteration: int
+    reports: int
+    outcome: str
+    pid: int
+    hostname: str
+
+
 @dataclass(slots=True, eq=False)  # each is itself, and may be a key
 class Trial:
     """A trial as controller and callbacks see it; callbacks may read it, not change it.
@@ -101,6 +125,9 @@ class Trial:
         last_result: that report, with what was filled in.
         checkpoints: committed and not deleted, oldest first.
         failure: of the last attempt, once the trial is in ERROR.
+        trainable_name: of the function or class, for those who make names of it.
+        evaluated_params: the hyperparameters that differ between trials, by flattened name; {} for trials
+            that were read from a file.
     """
 
     trial_id: str
@@ -119,9 +146,16 @@ class Trial:
     checkpoints: list[SavedCheckpoint] = field(default_factory=list)
     failure: Failure | None = None
     next_checkpoint: int = 0
+    trainable_name: str = ""
+    evaluated_params: dict[str, Any] = field(default_factory=dict)
 
     def __str__(self) -> str:
         return self.name
+
+    @property
+    def experiment_tag(self) -> str:
+        """The same as `tag`, by Ray's name."""
+        return self.tag
 
     @property
     def checkpoint(self) -> SavedCheckpoint | None:

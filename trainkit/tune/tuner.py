@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,11 +10,10 @@ from typing import Any
 from trainkit.errors import ConfigError, StoreError
 from trainkit.tune.config import RunConfig, TuneConfig
 from trainkit.tune.experiment import Experiment
+from trainkit.tune.forms import checked_trainable
 from trainkit.tune.history import ExperimentReader
-from trainkit.tune.placement import Bound
 from trainkit.tune.restore import ResumeRule
 from trainkit.tune.results import ResultGrid
-from trainkit.tune.trainable import Trainable
 from trainkit.tune.variants import Space
 
 
@@ -25,7 +23,7 @@ class Tuner:
     Args:
         trainable: a function of the configuration, which reports by `tune.report`, by yielding or by
             returning metrics; or a `Trainable` class; either may be bound by `with_resources` and
-            `with_parameters`.
+            `with_parameters`, or be a name that `register_trainable` was given.
         param_space: hyperparameters by name: domains such as `tune.uniform(0, 1)`, `tune.grid_search`,
             constants, nested dictionaries and lists.
         tune_config: what is searched for, and how.
@@ -128,40 +126,3 @@ class Tuner:
         except StoreError:
             return False
         return True
-
-
-def checked_trainable(trainable: Any, run: RunConfig) -> Bound:
-    """Return the trainable in one form.
-
-    Raises:
-        ConfigError: it is neither a function of the configuration nor a `Trainable` class.
-    """
-    if not isinstance(trainable, type) and hasattr(trainable, "__trainable__"):
-        trainable = trainable.__trainable__()  # A trainer that was made already says what its trials are.
-    bound = Bound.of(trainable)
-    inner = bound.trainable
-    if isinstance(inner, type):
-        if not issubclass(inner, Trainable):
-            raise ConfigError(f"trainable={inner!r} is a class, but does not extend tune.Trainable")
-        return bound
-    if not callable(inner):
-        raise ConfigError(
-            f"trainable={inner!r}: give a function of the configuration, or a tune.Trainable class"
-        )
-    try:
-        inspect.signature(inner).bind({}, **bound.parameters)
-    except TypeError as error:
-        given = ", ".join(["config", *(f"{name}=" for name in bound.parameters)])
-        raise ConfigError(
-            f"the trainable {bound.name} cannot be called as {bound.name}({given}): {error}"
-        ) from None
-    except ValueError:  # a builtin that doesn't tell its signature
-        pass
-    checkpoints = run.checkpoint_config
-    if checkpoints.checkpoint_frequency or checkpoints.checkpoint_at_end:
-        raise ConfigError(
-            "checkpoint_frequency and checkpoint_at_end are for Trainable classes; "
-            f"the function {bound.name} saves by tune.report(metrics, "
-            "checkpoint=tune.Checkpoint.from_directory(path))"
-        )
-    return bound

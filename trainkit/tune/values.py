@@ -10,11 +10,14 @@ from typing import Any
 
 from trainkit.errors import MetricError, SpaceError
 from trainkit.tune import space
-from trainkit.tune.space import Domain, GridSearch
+from trainkit.tune.domains import Spelled
 
 _TEXT_OF = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
 _FLOAT_OF = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
-_PLAIN = (str, int, float, bool, type(None))
+_PLAIN = frozenset((str, int, float, bool, type(None)))
+_to_text = json.JSONEncoder(
+    allow_nan=False, separators=(",", ":")
+).encode  # one for all: to make one takes long
 
 MAX_BITS = 1023
 """Of a whole number; larger ones have no float, which every comparison would need."""
@@ -65,6 +68,13 @@ def _plain_metric(value: Any, key: str) -> Any:
     raise MetricError(f"metric {key!r} is of type {type(value).__name__} and {advice}")
 
 
+def is_scalar(value: Any) -> bool:
+    """Whether `value` is one number: Python's, NumPy's or torch's."""
+    return isinstance(value, (int, float)) or (
+        hasattr(value, "item") and tuple(getattr(value, "shape", (1,))) == ()
+    )
+
+
 def _scalar(value: Any) -> Any:
     """NumPy's and torch's scalars as Python's, without importing either; anything else as it is."""
     if isinstance(value, (bool, int, float, str)):  # subclasses, such as numpy.float64
@@ -77,15 +87,15 @@ def _scalar(value: Any) -> Any:
 
 def storable_text(text: str) -> str:
     """Return `text` as UTF-8 can hold it: what stands for an undecodable byte is spelled out."""
-    return text.encode("utf-8", "backslashreplace").decode()
+    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
 
 
 def encode(value: Any) -> str:
     """Return `value` as JSON that every reader accepts: NaN and infinities become texts."""
     try:
-        return json.dumps(value, allow_nan=False, separators=(",", ":"))
+        return _to_text(value)
     except ValueError:
-        return json.dumps(_without_nan(value), allow_nan=False, separators=(",", ":"))
+        return _to_text(_without_nan(value))
 
 
 def decode(text: str) -> Any:
@@ -147,7 +157,7 @@ def lookup(metrics: Mapping[str, Any], name: str) -> Any:
 
 def encode_config(config: Any) -> str:
     """Return a configuration, or a search space, as text; what text can't hold is marked opaque."""
-    return json.dumps(_to_data(config), allow_nan=False, separators=(",", ":"))
+    return _to_text(_to_data(config))
 
 
 def decode_config(text: str) -> Any:
@@ -168,7 +178,7 @@ def holds_opaque(value: Any) -> bool:
     """True if any part of a decoded configuration or space is opaque."""
     if is_opaque(value):
         return True
-    if isinstance(value, (Domain, GridSearch)):
+    if isinstance(value, Spelled):
         value = value.spelling[1]
     children = (
         value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
@@ -195,12 +205,13 @@ def complete(stored: Any, replayed: Any) -> Any:
 
 
 def _to_data(value: Any) -> Any:
-    value = _scalar(value)
-    if isinstance(value, float) and not math.isfinite(value):
-        return {_FLOAT: _TEXT_OF[str(value)]}  # marked, since a configuration may hold the text "NaN" too
+    if type(value) not in _PLAIN:
+        value = _scalar(value)
     if type(value) in _PLAIN:
+        if type(value) is float and not math.isfinite(value):
+            return {_FLOAT: _TEXT_OF[str(value)]}  # marked, as a configuration may hold the text "NaN" too
         return value
-    if isinstance(value, (Domain, GridSearch)):
+    if isinstance(value, Spelled):
         name, arguments = value.spelling
         return {_DOMAIN: [name, *map(_to_data, arguments)]}
     if type(value) is tuple:
@@ -232,9 +243,9 @@ def _from_data(data: Any) -> Any:
         return _SETS[name](map(_from_data, children))
     if set(data) == {_DOMAIN}:
         name, *arguments = data[_DOMAIN]
-        if name not in space.__all__:
+        if name not in space.SPELLINGS:
             raise SpaceError(f"the stored space uses {name!r}, which this version of trainkit does not know")
-        return getattr(space, name)(*map(_from_data, arguments))
+        return space.SPELLINGS[name](*map(_from_data, arguments))
     return {key: _from_data(child) for key, child in data.items()}
 
 

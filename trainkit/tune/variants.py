@@ -1,82 +1,163 @@
-"""The search space as a tree, and the one configuration that suggestion n of it is.
+"""The search space, and the one configuration that suggestion n of it is.
 
     {"lr": uniform(0, 1), "net": {"width": grid_search([8, 16])}}
         axes       net/width   every value, in combination
-        domains    lr          drawn, in the order written
+        the rest   lr          drawn, in the order written
 
 Nothing here holds a generator: who asks brings one.
 """
 
 from __future__ import annotations
 
-import math
-import random
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from trainkit.errors import SpaceError
-from trainkit.tune.space import Categorical, Domain, GridSearch, SampleFrom
-from trainkit.tune.values import MAX_BITS
+from trainkit.tune.domains import Domain, GridSearch, SampleFrom, Spelled
+from trainkit.tune.spaces.computed import compute
+from trainkit.tune.spaces.conditions import Condition, Names, Rule, rules, when_conditions
+from trainkit.tune.spaces.counting import count
+from trainkit.tune.spaces.grid import Grid, listing, require_settled_axes
+from trainkit.tune.spaces.growing import grow
+from trainkit.tune.spaces.matching import choices_of
+from trainkit.tune.spaces.parameters import Parameter, parameters
+from trainkit.tune.spaces.points import preset_of
+from trainkit.tune.spaces.tree import Branch, Path, Site, canonical, options_of, sites, spell
 
 if TYPE_CHECKING:
     from numpy.random import Generator
 
-Path = tuple[Any, ...]
-"""Keys and list positions from the root: ("net", "layers", 0)."""
+__all__ = ["Parameter", "Path", "Space", "spell"]
+
+MAX_DRAWS = 10_000
+"""Draws in a row that rules may forbid; then the space counts as contradictory."""
 
 
-def spell(path: Path) -> str:
-    """The path as users and searchers write it: 'net/layers/0'."""
-    return "/".join(map(str, path)) or "param_space"
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Space:
     """A checked search space.
 
     Attributes:
-        tree: nested dictionaries and lists with domains, axes and constants as leaves.
-        axes: the grid, by path, in the order written; the last axis varies fastest.
-        domains: what is drawn, by path; what a chosen category holds inside is not listed.
-        computed: paths of `sample_from`.
+        tree: nested dictionaries and lists with domains, axes, conditions, rules and constants as leaves.
+        leaves: all of them with their paths, in the order written.
+        conditions: of each `when`, by its path.
+        rules: combinations that are never proposed.
+        by_path: the parameters.
     """
 
     tree: dict[str, Any]
-    axes: dict[Path, GridSearch]
-    domains: dict[Path, Domain]
-    computed: tuple[Path, ...]
+    leaves: tuple[Site, ...] = field(repr=False)
+    conditions: Mapping[Path, tuple[Condition, ...]] = field(repr=False)
+    rules: tuple[Rule, ...] = field(repr=False)
+    by_path: Mapping[Path, Parameter] = field(repr=False)
 
     @classmethod
     def of(cls, param_space: Mapping[str, Any] | None) -> Space:
         """Check `param_space` and sort its leaves.
 
         Raises:
-            SpaceError: it is not a dictionary, or a domain stands where none can be drawn.
+            SpaceError: it is not a dictionary, a leaf stands where it can't be drawn, a condition or a rule
+                names what is not there, or everything is forbidden.
         """
         if param_space is None:
             param_space = {}
         if not isinstance(param_space, Mapping):
             raise SpaceError(f"param_space={param_space!r} is not a dictionary of hyperparameters")
-        tree = {key: _canonical(value, (key,)) for key, value in param_space.items()}
-        leaves = dict(_leaves(tree, ()))
-        return cls(
+        tree = canonical(param_space)
+        leaves = tuple(sites(tree))
+        names = Names(leaves)
+        conditions = when_conditions(tree, names)
+        space = cls(
             tree=tree,
-            axes={path: leaf for path, leaf in leaves.items() if isinstance(leaf, GridSearch)},
-            domains={path: leaf for path, leaf in leaves.items() if isinstance(leaf, Domain)},
-            computed=tuple(path for path, leaf in leaves.items() if isinstance(leaf, SampleFrom)),
+            leaves=leaves,
+            conditions=conditions,
+            rules=rules(leaves, names),
+            by_path=parameters(leaves, conditions),
         )
+        require_settled_axes(space.by_path, names)
+        if space.rules:
+            space.grid_size()  # raises if every combination is forbidden
+        return space
+
+    # --- what it is made of -----------------------------------------------------------------------
+
+    @property
+    def parameters(self) -> tuple[Parameter, ...]:
+        """All that is chosen, in the order in which `walk` asks."""
+        return tuple(self.by_path.values())
+
+    @cached_property
+    def axes(self) -> dict[Path, GridSearch]:
+        """The grid, by path, in the order written; the last axis varies fastest."""
+        return {site.path: site.leaf for site in self.leaves if isinstance(site.leaf, GridSearch)}
+
+    @cached_property
+    def domains(self) -> dict[Path, Domain]:
+        """What is drawn, by path."""
+        return {site.path: site.leaf for site in self.leaves if isinstance(site.leaf, Domain)}
+
+    @cached_property
+    def computed(self) -> tuple[Path, ...]:
+        """Paths of `sample_from`."""
+        return tuple(site.path for site in self.leaves if isinstance(site.leaf, SampleFrom))
+
+    @cached_property
+    def varied(self) -> set[str]:
+        """Names of the values that differ between configurations; of a list, its own."""
+        found = set()
+        for site in self.leaves:
+            if isinstance(site.leaf, (Domain, GridSearch, SampleFrom)) or _depends(site):
+                place = next((n for n, part in enumerate(site.path) if isinstance(part, int)), None)
+                found.add(spell(site.path[:place]))
+        return found
+
+    def values(self) -> Iterator[tuple[str, Any]]:
+        """All constants, categories and grid values with the names of their keys: what trials are sent."""
+        for site in self.leaves:
+            options = options_of(site.leaf)
+            for option in options:
+                if not isinstance(option, (dict, list, Spelled, SampleFrom)):
+                    yield spell(site.path), option
+            if not options and not isinstance(site.leaf, (Spelled, SampleFrom)):
+                yield spell(site.path), site.leaf
+
+    # --- from choices to a configuration ----------------------------------------------------------
+
+    def walk(self, ask: Callable[[str, Domain], Any], rng: Generator) -> dict[str, Any]:
+        """Return the configuration in which every active parameter has the value that `ask` gives.
+
+        The rules are not looked at; see `forbidden_by`.
+
+        Args:
+            ask: called with the name and the domain of each parameter that is there, what conditions look
+                at first; returns a value of the domain: of a choice, one of its categories.
+            rng: for what `sample_from` functions draw.
+
+        Raises:
+            SpaceError: a `sample_from` fails.
+        """
+
+        def choose(path: Path, leaf: Any) -> Any:
+            del leaf
+            parameter = self.by_path[path]
+            return ask(parameter.name, parameter.domain)
+
+        return self._grown(choose, rng)
 
     def grid_size(self, preset: Mapping[Path, Any] | None = None) -> int:
-        """Number of combinations of the axes that `preset` leaves open; 1 without a grid."""
-        fixed = preset or {}
-        return math.prod(len(axis.values) for path, axis in self.axes.items() if path not in fixed)
+        """Number of combinations of the axes that `preset` leaves open; 1 without a grid.
+
+        Raises:
+            SpaceError: all are forbidden, or there are too many to look at each.
+        """
+        return self._grid(preset or {}).size
 
     def configuration(
         self, combination: int, rng: Generator, preset: Mapping[Path, Any] | None = None
     ) -> dict[str, Any]:
-        """Return a configuration.
+        """Return a configuration that no rule forbids.
 
         Args:
             combination: which of the `grid_size(preset)` combinations.
@@ -84,249 +165,129 @@ class Space:
             preset: values to take as they are, by path.
 
         Raises:
-            SpaceError: a `sample_from` needs itself, or names a key that is not there.
+            SpaceError: a `sample_from` needs itself, or names a key that is not there; or the rules leave
+                nothing.
         """
-        given = dict(preset or {})
-        for path, axis in reversed(self.axes.items()):
-            if path not in given:
-                combination, place = divmod(combination, len(axis.values))
-                given[path] = axis.values[place]
-        config: dict[str, Any] = _draw(self.tree, (), given, rng)
+        given: Mapping[Path, Any] = preset or {}
+        if self.axes:
+            given = {**given, **self._grid(given).combination(combination)}
+
+        def choose(path: Path, leaf: Any) -> Any:
+            return given[path] if path in given else leaf.draw(rng)
+
+        for _ in range(MAX_DRAWS):
+            config = self._grown(choose, rng)
+            if not self.rules or self.forbidden_by(config) is None:
+                return config
+        raise SpaceError(
+            f"{MAX_DRAWS} draws in a row were forbidden by {'; '.join(map(str, self.rules))}: "
+            "what do the rules leave?"
+        )
+
+    def _grown(self, choose: Callable[[Path, Any], Any], rng: Generator) -> dict[str, Any]:
+        config = grow(self.tree, self.conditions, choose)
         if self.computed:
-            with _global_generators_seeded(rng):
-                _Computation(config).finish()
+            compute(config, rng)
         return config
 
-    def values(self) -> Iterator[tuple[str, Any]]:
-        """All constants, categories and grid values with the names of their keys: what trials are sent."""
-        for path, leaf in _leaves(self.tree, (), with_constants=True):
-            if isinstance(leaf, (Categorical, GridSearch)):
-                for value in leaf.spelling[1][0]:
-                    yield spell(path), value
-            elif not isinstance(leaf, (Domain, SampleFrom)):
-                yield spell(path), leaf
+    # --- from a configuration to choices ----------------------------------------------------------
+
+    def choices(self, config: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the value of every active parameter, by name; of a choice, its category.
+
+        The reverse of `walk`.
+
+        Raises:
+            SpaceError: `config` is none of the space: a value outside its domain, one that is missing, or
+                one that is there although its conditions don't hold.
+        """
+        found = choices_of(self.tree, config, self.conditions)
+        return {self.by_path[path].name: value for path, value in found.items()}
 
     def preset(self, point: Mapping[str, Any]) -> dict[Path, Any]:
         """Turn a point such as {"lr": 0.1, "net/width": 8} or {"net": {"width": 8}} into values by path.
 
         Raises:
-            SpaceError: the point names a parameter that the space doesn't have.
+            SpaceError: the point names a parameter that the space doesn't have, or one whose conditions it
+                doesn't fulfil.
         """
-        known = {*self.axes, *self.domains, *self.computed}
-        constants = {path for path, _ in _leaves(self.tree, (), with_constants=True)} - known
-        by_name = {spell(path): path for path in known}
-        values: dict[Path, Any] = {}
+        return preset_of(self, point)
 
-        def collect(node: Any, path: Path) -> None:
-            if path in known:
-                values[path] = node
-            elif spell(path) in by_name:
-                values[by_name[spell(path)]] = node
-            elif isinstance(node, Mapping) and node:
-                for key, child in node.items():
-                    collect(child, (*path, key))
-            elif path not in constants:
+    def point(self, point: Mapping[str, Any]) -> dict[str, Any]:
+        """The same by name, for a searcher: of a choice, its category.
+
+        Raises:
+            SpaceError: as `preset`; or a value is outside its domain.
+        """
+        named = {}
+        for path, value in self.preset(point).items():
+            if path in self.by_path:
+                parameter = self.by_path[path]
+                if not parameter.domain.contains(value):
+                    raise SpaceError(f"a point gives {parameter.name}={value!r}, outside {parameter.domain}")
+                named[parameter.name] = value
+        return named
+
+    def forbidden_by(self, config: Mapping[str, Any]) -> str | None:
+        """The rule that forbids `config`, in words; None: none does.
+
+        Raises:
+            SpaceError: a rule's function raises.
+        """
+        for rule in self.rules:
+            try:
+                broken = rule.is_broken_by(config)
+            except Exception as error:
                 raise SpaceError(
-                    f"points_to_evaluate gives {spell(path)}={node!r}, which the space does not have; "
-                    f"it has {', '.join(sorted(by_name)) or 'only constants'}"
-                )
+                    f"the function {rule} of forbid raised {type(error).__name__}: {error}; "
+                    f"the configuration was {config!r}"
+                ) from error
+            if broken:
+                return str(rule)
+        return None
 
-        for key, child in point.items():
-            collect(child, (key,))
-        return values
-
-
-def _canonical(node: Any, path: Path) -> Any:
-    """Copy the containers, accept Ray's {"grid_search": [...]}, refuse domains where none is drawn."""
-    if isinstance(node, Mapping):
-        if set(node) == {"grid_search"} and isinstance(node["grid_search"], (list, tuple)):
-            node = GridSearch(tuple(node["grid_search"]))
-        else:
-            return {key: _canonical(value, (*path, key)) for key, value in node.items()}
-    if isinstance(node, list):
-        return [_canonical(value, (*path, place)) for place, value in enumerate(node)]
-    if isinstance(node, (tuple, set, frozenset)) and any(_holds_domain(value) for value in node):
-        raise SpaceError(
-            f"{spell(path)}: a domain inside a {type(node).__name__} cannot be drawn; "
-            "use a list or a dictionary"
-        )
-    if any(isinstance(leaf, int) and leaf.bit_length() > MAX_BITS for leaf in _everything(node)):
-        raise SpaceError(f"{spell(path)} holds a whole number of more than {MAX_BITS} bits; give a text")
-    if isinstance(node, Categorical):
-        for value in node.categories:
-            _refuse_inside(value, path, (GridSearch, SampleFrom), "choice")
-    if isinstance(node, GridSearch):
-        for value in node.values:
-            _refuse_inside(value, path, (GridSearch, SampleFrom, Domain), "grid_search")
-    return node
-
-
-def _refuse_inside(node: Any, path: Path, kinds: tuple[type, ...], where: str) -> None:
-    for leaf in _everything(node):
-        if isinstance(leaf, kinds):
-            raise SpaceError(f"{spell(path)}: {leaf} cannot stand inside {where}; give it a key of its own")
-
-
-def _everything(node: Any) -> Iterator[Any]:
-    yield node
-    children: Any = ()
-    if isinstance(node, Mapping):
-        children = node.values()
-    elif isinstance(node, (list, tuple, set, frozenset)):
-        children = node
-    elif isinstance(node, Categorical):
-        children = node.categories
-    elif isinstance(node, GridSearch):
-        children = node.values
-    for child in children:
-        yield from _everything(child)
-
-
-def _holds_domain(node: Any) -> bool:
-    return any(isinstance(leaf, (Domain, GridSearch, SampleFrom)) for leaf in _everything(node))
-
-
-def _leaves(node: Any, path: Path, *, with_constants: bool = False) -> Iterator[tuple[Path, Any]]:
-    if isinstance(node, dict):
-        for key, value in node.items():
-            yield from _leaves(value, (*path, key), with_constants=with_constants)
-    elif isinstance(node, list):
-        for place, value in enumerate(node):
-            yield from _leaves(value, (*path, place), with_constants=with_constants)
-    elif with_constants or isinstance(node, (Domain, GridSearch, SampleFrom)):
-        yield path, node
-
-
-def _draw(node: Any, path: Path, given: Mapping[Path, Any], rng: Generator) -> Any:
-    if path in given:
-        return given[path]
-    if isinstance(node, dict):
-        return {key: _draw(value, (*path, key), given, rng) for key, value in node.items()}
-    if isinstance(node, list):
-        return [_draw(value, (*path, place), given, rng) for place, value in enumerate(node)]
-    if isinstance(node, Domain):
-        return _draw(node.sample(rng), (*path, None), {}, rng)  # a category may hold domains itself
-    return node
-
-
-class _Computation:
-    """Fills in the `sample_from` leaves, each after those that it looks at."""
-
-    def __init__(self, config: dict[str, Any]) -> None:
-        self._config = config
-        self._busy: dict[tuple[int, Any], str] = {}
-
-    def finish(self) -> None:
-        self._finish(self._config)
-
-    def _finish(self, node: Any) -> None:
-        for key in list(node) if isinstance(node, dict) else range(len(node)):
-            if isinstance(self.value(node, key), (dict, list)):
-                self._finish(node[key])
-
-    def value(self, node: Any, key: Any) -> Any:
-        """The value at `key` of `node`, computed first if need be."""
-        leaf = node[key]
-        if not isinstance(leaf, SampleFrom):
-            return leaf
-        place = (id(node), key)  # keys alone repeat: {"a": {"lr": ...}, "b": {"lr": ...}}
-        if place in self._busy:
-            names = [*self._busy.values(), str(key)]
-            raise SpaceError(f"{' -> '.join(names)}: these sample_from need each other")
-        self._busy[place] = str(key)
+    def contains(self, config: Mapping[str, Any]) -> bool:
+        """True if `config` is one of the space's, be it forbidden or not."""
         try:
-            node[key] = _plain(leaf.function(_Spec(self, self._config)))
+            self.choices(config)
         except SpaceError:
-            raise
-        except Exception as error:
-            name = getattr(leaf.function, "__qualname__", repr(leaf.function))
-            raise SpaceError(
-                f"{key}: the function {name} of sample_from raised {type(error).__name__}: {error}"
-            ) from error
-        del self._busy[place]
-        return node[key]
+            return False
+        return True
 
-    def seen(self, node: Any, key: Any) -> Any:
-        """The same as `sample_from` sees it: what may hold leaves yet to be computed, as a view."""
-        value = self.value(node, key)
-        if isinstance(value, dict):
-            return _View(self, value)
-        if isinstance(value, list) and any(
-            isinstance(child, dict) or _holds_domain(child) for child in value
-        ):
-            return _ListView(self, value)
-        return value
+    def allows(self, config: Mapping[str, Any]) -> bool:
+        """True if `config` is one of the space's and no rule forbids it."""
+        return self.contains(config) and self.forbidden_by(config) is None
 
+    @cached_property
+    def _cardinality(self) -> int | None:
+        return None if self.computed else count(self.tree, self.conditions, self.rules)
 
-class _View(Mapping[str, Any]):
-    """A dictionary of the configuration as `sample_from` sees it: d.key and d["key"]."""
+    def cardinality(self) -> int | None:
+        """How many distinct allowed configurations there are; None: no end of them, or not to be counted.
 
-    def __init__(self, computation: _Computation, node: dict[str, Any]) -> None:
-        self._computation = computation
-        self._node = node
+        The latter with `sample_from`, and where conditions and rules look at more than 100,000 combinations.
+        """
+        return self._cardinality
 
-    def __getitem__(self, key: str) -> Any:
-        if key not in self._node:
-            raise SpaceError(f"sample_from asks for {key!r}; there is {', '.join(map(str, self._node))}")
-        return self._computation.seen(self._node, key)
+    # --- parts ------------------------------------------------------------------------------------
 
-    def __getattr__(self, key: str) -> Any:
-        if key.startswith("__"):
-            raise AttributeError(key)
-        return self[key]
+    @cached_property
+    def _grids(self) -> dict[str, Grid]:
+        return {}
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._node)
-
-    def __len__(self) -> int:
-        return len(self._node)
-
-    def get(self, key: str, default: Any = None) -> Any:
-        return self[key] if key in self._node else default
+    def _grid(self, given: Mapping[Path, Any]) -> Grid:
+        key = repr(sorted(given.items(), key=lambda item: repr(item[0]))) if given else ""
+        if key not in self._grids:
+            plain = not self.rules and not any(self.by_path[path].is_conditional for path in self.axes)
+            listed = None if plain else listing(self.tree, self.conditions, self.rules, given)
+            grid = Grid(self.axes, given, listed)
+            if not grid.size:
+                named = {spell(path): value for path, value in given.items()}
+                what = f"every configuration with {named}" if named else "every configuration"
+                raise SpaceError(f"{what} is forbidden: {'; '.join(map(str, self.rules))}")
+            self._grids[key] = grid
+        return self._grids[key]
 
 
-class _ListView(Sequence[Any]):
-    """A list of the configuration as `sample_from` sees it, where it holds dictionaries or is incomplete."""
-
-    def __init__(self, computation: _Computation, node: list[Any]) -> None:
-        self._computation = computation
-        self._node = node
-
-    def __getitem__(self, place: Any) -> Any:
-        if isinstance(place, slice):
-            return [self[each] for each in range(*place.indices(len(self)))]
-        return self._computation.seen(self._node, range(len(self._node))[place])
-
-    def __len__(self) -> int:
-        return len(self._node)
-
-
-class _Spec(_View):
-    """What `sample_from` is given: spec.config.x, and spec.x for short."""
-
-    def __getitem__(self, key: str) -> Any:
-        if key == "config" and key not in self._node:
-            return _View(self._computation, self._node)
-        return super().__getitem__(key)
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, _View):
-        return {key: _plain(child) for key, child in value.items()}
-    return [_plain(child) for child in value] if isinstance(value, _ListView) else value
-
-
-@contextmanager
-def _global_generators_seeded(rng: Generator) -> Iterator[None]:
-    """Let functions that draw from the global generators repeat too, and leave those as they were."""
-    import numpy as np
-
-    seed = int(rng.integers(2**32))
-    before, numpy_before = random.getstate(), np.random.get_state()
-    random.seed(seed)
-    np.random.seed(seed)
-    try:
-        yield
-    finally:
-        random.setstate(before)
-        np.random.set_state(numpy_before)
+def _depends(site: Site) -> bool:
+    return bool(site.whens) or any(isinstance(part, Branch) for part in site.path)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from trainkit.tune.callbacks.logger import LoggerCallback
 from trainkit.tune.trial import Trial
@@ -26,16 +26,16 @@ class CSVLoggerCallback(LoggerCallback):
     def log_trial_results(self, trial: Trial, results: Sequence[Mapping[str, Any]]) -> None:
         path = self.trial_dir(trial) / FILENAME
         rows = list(map(flatten, results))
-        columns = self._columns.pop(trial.trial_id, None) or _header(path)
-        more = _further_keys(columns, rows)
-        if more and columns:
-            _widen(path, more)
-        with open(path, "a", **_AS_TEXT) as file:
-            writer = csv.writer(file)
-            if not columns:
-                writer.writerow(more)
+        with open(path, "a+", **_AS_TEXT) as file:
+            columns = self._columns.pop(trial.trial_id, None) or _header(file)
+            more = _further_keys(columns, rows)
+            late = bool(columns and more)
             columns = columns + more
-            writer.writerows(_cells(rows, columns))
+            if not late:
+                lines = _cells(rows, columns)
+                csv.writer(file).writerows([columns, *lines] if more else lines)
+        if late:
+            _widen(path, columns, rows)
         self._columns[trial.trial_id] = columns  # only now: what could not be written is looked at again
 
     def log_trial_end(self, trial: Trial, failed: bool = False) -> None:
@@ -63,19 +63,18 @@ def _cells(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> list[li
     return [[row.get(column, "") for column in columns] for row in rows]
 
 
-def _header(path: Path) -> list[str]:
-    """The columns of the table that is there; [] if none is."""
-    try:
-        with open(path, **_AS_TEXT) as file:
-            return next(csv.reader(file), [])
-    except FileNotFoundError:
-        return []
+def _header(file: TextIO) -> list[str]:
+    """The columns of the table that is there; [] if there is none yet."""
+    file.seek(0)
+    return next(csv.reader(file), [])
 
 
-def _widen(path: Path, more: Sequence[str]) -> None:
+def _widen(path: Path, columns: Sequence[str], more: Sequence[Mapping[str, Any]]) -> None:
+    """Give the table these columns, of which it has the first, and further rows."""
     with open(path, **_AS_TEXT) as file:
-        header, *rows = csv.reader(file)
-    _write(path, [*header, *more], [row + [""] * len(more) for row in rows])
+        _, *rows = csv.reader(file)
+    wide = [row + [""] * (len(columns) - len(row)) for row in rows]
+    _write(path, columns, wide + _cells(more, columns))
 
 
 def _write(path: Path, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:

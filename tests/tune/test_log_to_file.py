@@ -1,0 +1,199 @@
+"""Where a trial stands and where its output goes: files in its folder, and all of it undone at its end."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from trainkit import tune
+from trainkit.errors import ActorDiedError, ConfigError
+from trainkit.tune.house import House, log_files
+
+pytestmark = pytest.mark.usefixtures("runtime")
+
+
+def prints(config):
+    for step in range(2):
+        print("python", step)
+        print("python's errors", step, file=sys.stderr)
+        os.write(1, b"descriptor\n")
+        ctypes.CDLL(None).puts(b"printed by C")
+        subprocess.run(["sh", "-c", "echo a subprocess; echo its errors >&2"], check=True)
+        logging.getLogger("mine").warning("logged %d", step)
+        tune.report({"step": step})
+
+
+class Prints(tune.Trainable):
+    def setup(self, config):
+        print("in setup")
+
+    def step(self):
+        print("in step", self.iteration)
+        return {"step": self.iteration, "done": self.iteration == 1}
+
+    def cleanup(self):
+        print("in cleanup")
+
+
+def text(result, name):
+    return Path(result.path, name).read_text()
+
+
+def test_everything_that_a_function_prints_is_in_its_folder(fit, capfd):
+    (result,) = fit(prints, run={"log_to_file": True})
+    out, err = text(result, "stdout"), text(result, "stderr")
+    for line in ("python 0", "python 1", "descriptor", "printed by C", "a subprocess"):
+        assert line in out.splitlines()
+    for line in ("python's errors 0", "python's errors 1", "its errors", "logged 0", "logged 1"):
+        assert line in err.splitlines()
+    assert "a subprocess" not in capfd.readouterr().out
+
+
+def test_everything_that_a_class_prints_is_in_its_folder(fit):
+    (result,) = fit(Prints, run={"log_to_file": True})
+    assert text(result, "stdout").split("\n") == ["in setup", "in step 0", "in step 1", "in cleanup", ""]
+
+
+@pytest.mark.parametrize(
+    ("log_to_file", "names"),
+    [("all.log", ["all.log"]), (("out.txt", "logs/err.txt"), ["out.txt", "logs/err.txt"])],
+)
+def test_the_files_have_the_names_asked_for(fit, log_to_file, names):
+    (result,) = fit(prints, run={"log_to_file": log_to_file})
+    assert "python 1" in text(result, names[0])
+    assert "python's errors 1" in text(result, names[-1])
+    assert not Path(result.path, "stdout").exists()
+
+
+def test_what_a_crash_said_is_in_the_error_all_the_same(fit):
+    def crashes(config):
+        print("last words", file=sys.stderr)
+        ctypes.string_at(0)
+
+    (result,) = fit(crashes, run={"log_to_file": True})
+    assert isinstance(result.error, ActorDiedError)
+    assert "crashes" in result.error.stderr_tail
+    assert "last words" in text(result, "stderr")
+
+
+def test_trials_that_take_turns_in_one_process_each_have_their_own(tmp_path):
+    program = """
+import sys
+import trainkit
+from trainkit import tune
+
+def prints(config):
+    for step in range(2):
+        print("trial", config["n"], "step", step)
+        tune.report({"step": step})
+
+trainkit.init(engine="inline", num_cpus=3)
+config = tune.RunConfig(name="e", storage_path=sys.argv[1], verbose=0, log_to_file=True)
+space = {"n": tune.grid_search([0, 1, 2])}
+for result in tune.Tuner(prints, param_space=space, run_config=config).fit():
+    print(open(result.path + "/stdout").read().split("\\n"))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program, tmp_path], capture_output=True, text=True, timeout=60, check=False
+    )
+    expected = [str([f"trial {n} step 0", f"trial {n} step 1", ""]) for n in range(3)]
+    assert done.stdout.splitlines() == expected, done.stderr
+
+
+def test_a_house_is_left_as_it_was_found(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "path", ["", *sys.path])
+    before = (os.getcwd(), list(sys.path), sys.stdout, sys.stderr, dict(os.environ), os.fstat(1), os.fstat(2))
+    house = House(("out", "err"), chdir=True)
+    with pytest.raises(KeyError), house.entered(str(tmp_path), own_process=True):
+        assert os.getcwd() == str(tmp_path)
+        assert sys.path[0] == before[0]  # where modules beside the script are found
+        assert os.environ["TUNE_ORIG_WORKING_DIR"] == before[0]
+        print("seen")
+        raise KeyError
+    after = (os.getcwd(), list(sys.path), sys.stdout, sys.stderr, dict(os.environ), os.fstat(1), os.fstat(2))
+    assert [part.st_ino if isinstance(part, os.stat_result) else part for part in after] == [
+        part.st_ino if isinstance(part, os.stat_result) else part for part in before
+    ]
+    assert (tmp_path / "out").read_text() == "seen\n"
+
+
+@pytest.mark.parametrize("value", [3, "../out", "/tmp/out", ("a",), ("a", "b", "c"), ("a", 3), "", "."])
+def test_names_that_lie_elsewhere_are_refused(value):
+    with pytest.raises(ConfigError, match="log_to_file="):
+        tune.RunConfig(log_to_file=value)
+
+
+def test_nothing_is_kept_unless_asked(fit):
+    assert log_files(False) is None
+    assert log_files(None) is None
+    (result,) = fit(lambda config: 1.0)
+    assert not Path(result.path, "stdout").exists()
+
+
+# --- the working directory ------------------------------------------------------------------------
+
+
+def where(config):
+    Path("./written").write_text("here")
+    return {"cwd": os.getcwd(), "before": os.environ.get("TUNE_ORIG_WORKING_DIR")}
+
+
+def test_a_relative_path_opens_inside_a_trial(fit, tmp_path, monkeypatch):  # row 1.23
+    (tmp_path / "data.txt").write_text("mine")
+    monkeypatch.chdir(tmp_path)
+    grid = fit(lambda config: {"data": Path("data.txt").read_text(), "cwd": os.getcwd()}, num_samples=2)
+    assert {(result.metrics["data"], result.metrics["cwd"]) for result in grid} == {("mine", str(tmp_path))}
+
+
+def test_a_trial_may_run_in_its_own_folder(fit, tmp_path, monkeypatch):  # row 1.23
+    monkeypatch.chdir(tmp_path)
+    for result in fit(where, num_samples=2, run={"chdir_to_trial_dir": True}):
+        assert result.metrics["cwd"] == result.path
+        assert result.metrics["before"] == str(tmp_path)
+        assert Path(result.path, "written").read_text() == "here"
+    assert os.getcwd() == str(tmp_path)
+    monkeypatch.setenv("RAY_CHDIR_TO_TRIAL_DIR", "1")
+    (result,) = fit(where, run={"name": "by the variable"})
+    assert result.metrics["cwd"] == result.path
+
+
+def test_a_restored_experiment_keeps_both(fit, tmp_path):
+    def trainable(config):
+        print("attempt")
+        marker = Path("marker")
+        if not marker.exists():
+            marker.touch()
+            raise RuntimeError("once")
+        return {"cwd": os.getcwd()}
+
+    fit(trainable, run={"log_to_file": ("out", "err"), "chdir_to_trial_dir": True})
+    (result,) = tune.Tuner.restore(tmp_path / "e", trainable, resume_errored=True).fit()
+    assert result.metrics["cwd"] == result.path
+    assert text(result, "out") == "attempt\nattempt\n"
+
+
+class Renewed(Prints):
+    def reset_config(self, new_config):
+        print("taken over")
+        return True
+
+
+@pytest.mark.parametrize("trainable", [prints, Prints, Renewed])
+def test_a_process_that_serves_many_trials_keeps_them_apart(fit, trainable):
+    run = {"log_to_file": True, "chdir_to_trial_dir": True}
+    grid = fit(
+        trainable, {"n": tune.grid_search([0, 1, 2])}, max_concurrent_trials=1, reuse_actors=True, run=run
+    )
+    texts = [text(result, "stdout").split("\n") for result in grid]
+    if trainable is Renewed:
+        assert texts[0][0] == "in setup"
+        assert [each[0] for each in texts[1:]] == ["taken over"] * 2
+    else:
+        assert texts == [texts[0]] * 3
+    assert len({result.metrics["pid"] for result in grid}) == 1

@@ -1,0 +1,162 @@
+"""The tuner on a Ray cluster of two nodes, both on this machine: the same code, the same results."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import trainkit
+from tests.conftest import eventually
+from trainkit import tune
+from trainkit.errors import InfeasibleError
+from trainkit.runtime.local import process
+from trainkit.train import BATCH_SIZE, TorchTrainer
+from trainkit.tune.schedulers import ASHAScheduler
+from trainkit.tune.schedulers.base import Verdict
+from trainkit.tune.seeds import scheduler_generator
+
+ray = pytest.importorskip("ray", reason="the Ray engine needs Ray: pip install 'trainkit[ray]'")
+
+from ray.cluster_utils import Cluster  # noqa: E402
+
+from tests.runtime.ray_session import clean_ray  # noqa: E402
+from tests.train.operators import Digits  # noqa: E402
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cluster() -> Iterator[Cluster]:
+    nodes = Cluster()
+
+    def start() -> Any:
+        for _ in range(2):
+            nodes.add_node(num_cpus=1, include_dashboard=False)
+        trainkit.init(address=nodes.address, log_to_driver=False)
+        return nodes.shutdown
+
+    with clean_ray(start):
+        yield nodes
+
+
+Tuning = Callable[..., tune.Tuner]
+
+
+@pytest.fixture
+def tuner(tmp_path: Path) -> Tuning:
+    def make(trainable: Any, param_space: Any = None, *, run: Any = None, **settings: Any) -> tune.Tuner:
+        return tune.Tuner(
+            trainable,
+            param_space=param_space,
+            tune_config=tune.TuneConfig(**settings),
+            run_config=tune.RunConfig(storage_path=tmp_path, name="e", verbose=0, **(run or {})),
+        )
+
+    return make
+
+
+def falling(config: dict[str, Any]) -> None:
+    for step in range(1, 10):
+        tune.report({"loss": config["x"] + 1 / step, "node": trainkit.get_runtime_context().get_node_id()})
+
+
+def test_trials_on_both_nodes(tuner: Tuning) -> None:
+    grid = tuner(falling, {"x": tune.grid_search([1, 2, 3, 4])}).fit()
+    assert grid.num_terminated == 4
+    assert len({result.metrics["node"] for result in grid}) == 2
+    for result in grid:
+        iterations = [report["training_iteration"] for report in result.history]
+        assert iterations == list(range(1, 10))
+
+
+def test_asha_decides_as_its_rule_says(tuner: Tuning) -> None:
+    grid = tuner(
+        falling,
+        {"x": tune.uniform(0, 1)},
+        metric="loss",
+        mode="min",
+        num_samples=9,
+        max_concurrent_trials=1,
+        scheduler=ASHAScheduler(max_t=9, reduction_factor=3),
+        seed=3,
+    ).fit()
+    rule = ASHAScheduler(max_t=9, reduction_factor=3)
+    rule.set_search_properties("loss", "min", scheduler_generator(3))
+    lengths = []
+    for result in grid:
+        rule.on_trial_add(result.trial_id)
+        for step in range(1, 10):
+            report = {"training_iteration": step, "loss": result.config["x"] + 1 / step}
+            if rule.on_result(result.trial_id, report).verdict is Verdict.STOP:
+                break
+        lengths.append(step)
+    assert [len(result.history) for result in grid] == lengths
+    assert {1, 9} <= set(lengths)
+
+
+class Counter(tune.Trainable):
+    """Counts, and is killed once at the third step."""
+
+    def setup(self, config: dict[str, Any]) -> None:
+        self.count = 0
+        self.once = Path(config["once"])
+
+    def step(self) -> dict[str, Any]:
+        if self.count == 2 and not self.once.exists():
+            self.once.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        self.count += 1
+        return {"count": self.count, "worker": os.getpid(), "done": self.count == 4}
+
+    def save_checkpoint(self, checkpoint_dir: str) -> None:
+        Path(checkpoint_dir, "count").write_text(str(self.count))
+
+    def load_checkpoint(self, checkpoint_dir: str) -> None:
+        self.count = int(Path(checkpoint_dir, "count").read_text())
+
+
+def test_a_killed_trial_goes_on_from_its_checkpoint(tuner: Tuning, tmp_path: Path) -> None:
+    run = {
+        "failure_config": tune.FailureConfig(max_failures=1),
+        "checkpoint_config": tune.CheckpointConfig(checkpoint_frequency=1, num_to_keep=1),
+    }
+    grid = tuner(Counter, {"once": str(tmp_path / "once")}, run=run).fit()
+    assert [report["count"] for report in grid[0].history] == [1, 2, 3, 4]
+    pids = [report["worker"] for report in grid[0].history]
+    assert pids[0] == pids[1] != pids[2] == pids[3]
+    assert eventually(lambda: not any(map(process.exists, pids)), 60)
+
+
+def test_large_parameters_reach_every_node(tuner: Tuning) -> None:
+    def total(config: dict[str, Any], data: np.ndarray) -> dict[str, Any]:
+        return {"total": float(data.sum()) * config["x"]}
+
+    data = np.ones(300_000)
+    grid = tuner(tune.with_parameters(total, data=data), {"x": tune.grid_search([1, 2, 3])}).fit()
+    assert [result.metrics["total"] for result in grid] == [3e5, 6e5, 9e5]
+
+
+def test_what_never_fits_is_refused(tuner: Tuning) -> None:
+    with pytest.raises(InfeasibleError, match=r"gpu|GPU"):
+        tuner(tune.with_resources(falling, {"gpu": 1}), {"x": 1}).fit()
+
+
+def test_trials_of_two_workers_with_asha(tuner: Tuning) -> None:
+    """Each takes both nodes: one at a time, without a deadlock."""
+    trainable = TorchTrainer.as_trainable(
+        training_operator_cls=Digits, config={"samples": 40, BATCH_SIZE: 20}, num_workers=2, use_gpu=False
+    )
+    grid = tuner(
+        trainable,
+        {"lr": tune.grid_search([0.5, 1e-6])},
+        metric="val_loss",
+        mode="min",
+        scheduler=ASHAScheduler(max_t=3, grace_period=1, reduction_factor=2),
+    ).fit()
+    assert grid.num_errors == 0, grid.errors
+    assert [len(result.history) for result in grid] == [3, 1]
+    assert grid.get_best_result().config["lr"] == 0.5

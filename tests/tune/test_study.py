@@ -1,0 +1,242 @@
+"""`results.to_optuna()`: states, values, distributions, and Optuna's own plots and importances of it."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+
+from trainkit import tune
+from trainkit.errors import ConfigError
+from trainkit.tune import events as ev
+from trainkit.tune.hyperparameters import hyperparameters_of
+from trainkit.tune.results import ResultGrid
+from trainkit.tune.schedulers import ASHAScheduler
+from trainkit.tune.store import ExperimentStore
+from trainkit.tune.trial import Trial, TrialStatus
+
+optuna = pytest.importorskip("optuna")
+from optuna.distributions import (  # noqa: E402
+    CategoricalDistribution,
+    FloatDistribution,
+    IntDistribution,
+)
+from optuna.trial import TrialState  # noqa: E402
+
+pytestmark = pytest.mark.usefixtures("inline")
+
+
+def objective(config):
+    if config["x"] > 9:
+        raise ValueError("too far")
+    for step in range(1, 10):
+        loss = (config["x"] - 2) ** 2 * config["net"]["lr"] * 100 + config["net"]["layers"] + 1 / step
+        tune.report({"loss": loss + (config["kind"] == "b")})
+
+
+SPACE = {
+    "x": tune.uniform(-10, 10),
+    "net": {"lr": tune.loguniform(1e-4, 1e-1), "layers": tune.randint(1, 5), "act": "relu"},
+    "kind": tune.choice(["a", "b"]),
+}
+
+
+@pytest.fixture
+def grid(fit) -> ResultGrid:
+    return fit(
+        objective,
+        SPACE,
+        metric="loss",
+        num_samples=30,
+        seed=1,
+        scheduler=ASHAScheduler(max_t=9, reduction_factor=3),
+    )
+
+
+def test_trials_as_they_were(grid):
+    study = grid.to_optuna()
+    assert study.direction.name == "MINIMIZE"
+    assert [trial.user_attrs["trial_id"] for trial in study.trials] == [result.trial_id for result in grid]
+    for trial, result in zip(study.trials, grid, strict=True):
+        if result.status == "ERROR":
+            assert trial.state is TrialState.FAIL
+            assert trial.value is None
+            continue
+        full = "max_t" in result.reason
+        assert trial.state is (TrialState.COMPLETE if full else TrialState.PRUNED)
+        assert trial.value == result.metrics["loss"]
+        assert trial.intermediate_values == {
+            report["training_iteration"]: report["loss"] for report in result.history
+        }
+        assert trial.params == {
+            "x": result.config["x"],
+            "net/lr": result.config["net"]["lr"],
+            "net/layers": result.config["net"]["layers"],
+            "kind": result.config["kind"],
+        }
+        assert trial.datetime_start <= trial.datetime_complete
+    assert {trial.state.name for trial in study.trials} == {"COMPLETE", "PRUNED", "FAIL"}
+    assert study.trials[0].distributions == {
+        "x": FloatDistribution(-10, 10),
+        "net/lr": FloatDistribution(1e-4, 1e-1, log=True),
+        "net/layers": IntDistribution(1, 4),
+        "kind": CategoricalDistribution(["a", "b"]),
+    }
+    complete = [result for result in grid if "max_t" in result.reason]
+    assert study.best_value == min(result.metrics["loss"] for result in complete)
+
+
+PLOTS = (
+    "optimization_history",
+    "param_importances",
+    "parallel_coordinate",
+    "slice",
+    "contour",
+    "intermediate_values",
+    "edf",
+    "timeline",
+)
+
+
+@pytest.fixture(scope="module")
+def study(inline, tmp_path_factory):
+    run = tune.RunConfig(storage_path=tmp_path_factory.mktemp("plots"), name="e", verbose=0)
+    config = tune.TuneConfig(metric="loss", mode="min", num_samples=15, seed=2)
+    return tune.Tuner(objective, param_space=SPACE, tune_config=config, run_config=run).fit().to_optuna()
+
+
+@pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
+@pytest.mark.parametrize("kind", PLOTS)
+def test_every_plot_of_optuna_works(study, kind):
+    pytest.importorskip("matplotlib").use("Agg")
+    from matplotlib import pyplot
+    from optuna.visualization import matplotlib as plots
+
+    more = {}
+    if kind == "contour":
+        more["params"] = ["x", "net/lr"]
+    if kind == "param_importances":
+        more["evaluator"] = optuna.importance.PedAnovaImportanceEvaluator()
+    axes = getattr(plots, f"plot_{kind}")(study, **more)
+    assert axes is not None
+    pyplot.close("all")
+
+
+@pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
+def test_importances(study):
+    pytest.importorskip("sklearn")
+    importances = optuna.importance.get_param_importances(study)
+    assert set(importances) == {"x", "net/lr", "net/layers", "kind"}
+    assert sum(importances.values()) == pytest.approx(1)
+
+
+def test_the_scope_says_which_report_is_the_value(fit):
+    def up_and_down(config):
+        for score in (0.2, 0.9, 0.1):
+            tune.report({"score": score})
+
+    grid = fit(up_and_down, {"x": tune.uniform(0, 1)}, metric="score", mode="max")
+    assert grid.to_optuna().best_value == 0.1
+    assert grid.to_optuna(scope="all").best_value == 0.9
+    assert grid.to_optuna(scope="avg").best_value == pytest.approx(0.4)
+    assert grid.to_optuna(mode="min", scope="all").best_value == 0.1
+    assert grid.to_optuna(metric="training_iteration", mode="max").best_value == 3
+    with pytest.raises(ConfigError, match="scope='mean'"):
+        grid.to_optuna(scope="mean")
+
+
+def test_without_a_metric_there_is_no_study(fit):
+    grid = fit(lambda config: {"loss": 1}, {"x": tune.uniform(0, 1)})
+    with pytest.raises(ConfigError, match="Give metric and mode"):
+        grid.to_optuna()
+    assert grid.to_optuna("loss", "min").best_value == 1
+
+
+def test_a_rule_of_the_users_completes_a_trial_and_nan_fails_it(fit):
+    def count(config):
+        for step in range(1, 9):
+            tune.report({"loss": math.nan if config["x"] else step})
+
+    run = {"stop": {"training_iteration": 3}}
+    study = fit(count, {"x": tune.grid_search([0, 1])}, metric="loss", run=run).to_optuna()
+    assert [trial.state.name for trial in study.trials] == ["COMPLETE", "FAIL"]
+    assert study.trials[0].value == 3
+    assert math.isnan(study.trials[1].intermediate_values[2])
+
+
+def test_trials_that_have_not_ended(tmp_path):
+    facts = {
+        "seed": 1,
+        "space": {"x": tune.uniform(0, 1)},
+        "tune_config": {"metric": "loss", "mode": "min"},
+    }
+    store = ExperimentStore.create(tmp_path / "e", facts)
+    trials = [Trial(f"t_{n}", n, {"x": n / 4}, f"f_{n}", f"f_{n}") for n in range(4)]
+    metrics = {"training_iteration": 1, "loss": 0.5}
+    store.commit(
+        [
+            *(ev.TrialAdded(trial) for trial in trials),
+            *(ev.AttemptStarted(trial, 0, 10.0, 1, "host", "ip", 0) for trial in trials[:3]),
+            *(ev.ResultAdded(trial, 0, 1, 11.0, metrics, metrics) for trial in trials[:3]),
+            ev.StatusChanged(trials[0], 12.0, TrialStatus.TERMINATED, "time budget", 0, 0),
+            ev.StatusChanged(trials[1], 12.0, TrialStatus.PENDING, "interrupted", 1, 0),
+        ]
+    )
+    store.close()
+    study = ResultGrid.from_path(tmp_path / "e").to_optuna()
+    assert [trial.state.name for trial in study.trials] == ["PRUNED", "WAITING", "RUNNING", "WAITING"]
+    assert study.trials[2].intermediate_values == {1: 0.5}
+    assert (study.trials[0].datetime_complete - study.trials[0].datetime_start).total_seconds() == 2
+
+
+def test_branches_lists_and_objects(fit):
+    """What a trial doesn't have is absent from its params; what Optuna can't hold is there as text."""
+    space = {
+        "optimizer": tune.choice(
+            [{"name": "sgd", "momentum": tune.uniform(0, 1)}, {"name": "adam", "beta": 0.9}]
+        ),
+        "layers": [tune.randint(8, 64), tune.choice([[1, 2], (3,), None])],
+        "odd": tune.choice([1, True, 1.0]),
+    }
+    grid = fit(lambda config: {"loss": random.random()}, space, metric="loss", num_samples=30, seed=3)
+    study = grid.to_optuna()
+    for trial, result in zip(study.trials, grid, strict=True):
+        chosen = result.config["optimizer"]
+        assert trial.params["optimizer/name"] == chosen["name"]
+        assert trial.params.get("optimizer/momentum") == chosen.get("momentum")
+        assert trial.params["layers/0"] == result.config["layers"][0]
+        assert trial.params["layers/1"] in ("[1, 2]", "(3,)", None)
+        assert trial.params["odd"] == str(result.config["odd"])
+    names = {distribution for trial in study.trials for distribution in trial.distributions}
+    assert "optimizer/momentum" in names
+    assert study.trials[0].distributions["layers/0"] == IntDistribution(8, 63)
+    assert study.trials[0].distributions["odd"] == CategoricalDistribution(["1", "True", "1.0"])
+
+
+def test_what_no_space_says_is_told_by_the_values():
+    """Of functions that define spaces, of computed values, and of domains that are not known."""
+    configs = [
+        {"lr": 1e-5, "width": 16, "same": 3, "name": "x", "deep": {"flag": True}},
+        {"lr": 1e-1, "width": 64, "same": 3, "name": "y", "deep": {"flag": False}},
+        {"lr": 1e-3, "width": 32, "same": 3, "name": "x", "deep": {"flag": True}, "extra": 0.5},
+    ]
+    found = {each.name: each for each in hyperparameters_of(configs, {"$opaque": "a function"})}
+    assert set(found) == {"lr", "width", "name", "deep/flag", "extra"}
+    assert found["lr"].bounds == (1e-5, 1e-1)
+    assert found["lr"].is_log
+    assert found["width"].is_whole
+    assert not found["width"].is_log
+    assert found["name"].choices == ["x", "y"]
+    assert found["deep/flag"].choices == [True, False]
+    assert found["extra"].values == {2: 0.5}
+
+
+def test_a_domain_is_widened_to_what_was_tried_before_it():
+    (found,) = hyperparameters_of([{"x": 0.5}, {"x": 7.0}], {"x": tune.uniform(0, 1)})
+    assert found.bounds == (0, 7)
+    (found,) = hyperparameters_of([{"x": "a"}, {"x": "c"}], {"x": tune.choice(["a", "b"])})
+    assert found.choices == ["a", "b", "c"]
+    (found,) = hyperparameters_of([{"x": 3}], {"x": tune.grid_search([1, 3])})
+    assert found.choices == [1, 3]
+    assert not found.is_numeric

@@ -1,0 +1,7 @@
+"""`Result` by the name of `ray.air.result`."""
+
+from __future__ import annotations
+
+from trainkit.tune.results import Result
+
+__all__ = ["Result"]

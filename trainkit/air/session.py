@@ -1,0 +1,58 @@
+"""A trial's side of `trainkit.tune` by the names of `ray.air.session`."""
+
+from __future__ import annotations
+
+from trainkit.tune.session import (
+    get_checkpoint,
+    get_context,
+    get_trial_dir,
+    get_trial_id,
+    get_trial_name,
+    get_trial_resources,
+    report,
+)
+
+__all__ = [
+    "get_checkpoint",
+    "get_experiment_name",
+    "get_local_rank",
+    "get_local_world_size",
+    "get_node_rank",
+    "get_trial_dir",
+    "get_trial_id",
+    "get_trial_name",
+    "get_trial_resources",
+    "get_world_rank",
+    "get_world_size",
+    "report",
+]
+
+
+def get_experiment_name() -> str:
+    """Name of the experiment's folder."""
+    return get_context().get_experiment_name()
+
+
+def get_world_size() -> int:
+    """Processes that report in this trial: 1."""
+    return get_context().get_world_size()
+
+
+def get_world_rank() -> int:
+    """Rank of this process among them: 0."""
+    return get_context().get_world_rank()
+
+
+def get_local_rank() -> int:
+    """Rank of this process among those of its machine: 0."""
+    return get_context().get_local_rank()
+
+
+def get_local_world_size() -> int:
+    """Processes of this trial that report, on this machine: 1."""
+    return get_context().get_local_world_size()
+
+
+def get_node_rank() -> int:
+    """Rank of this machine among those of the trial: 0."""
+    return get_context().get_node_rank()

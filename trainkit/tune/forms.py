@@ -1,0 +1,73 @@
+"""What may be a trainable, and what is said of that which may not."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from trainkit.errors import ConfigError
+from trainkit.tune.config import RunConfig
+from trainkit.tune.older_forms import older_arguments
+from trainkit.tune.placement import Bound
+from trainkit.tune.trainable import Trainable
+
+
+def checked_trainable(trainable: Any, run: RunConfig) -> Bound:
+    """Return the trainable in one form.
+
+    Raises:
+        ConfigError: it is none of: a function of the configuration, a `Trainable` class, a registered name.
+    """
+    if not isinstance(trainable, type) and hasattr(trainable, "__trainable__"):
+        trainable = trainable.__trainable__()  # A trainer that was made already says what its trials are.
+    bound = Bound.of(trainable)
+    inner = bound.trainable
+    if isinstance(inner, type):
+        if not issubclass(inner, Trainable):
+            raise ConfigError(f"trainable={inner!r} is a class, but does not extend tune.Trainable")
+        return bound
+    if not callable(inner):
+        raise ConfigError(
+            f"trainable={inner!r}: give a function of the configuration, or a tune.Trainable class"
+        )
+    _require_callable_with(bound, inner)
+    checkpoints = run.checkpoint_config
+    if checkpoints.checkpoint_frequency or checkpoints.checkpoint_at_end:
+        raise ConfigError(
+            "checkpoint_frequency and checkpoint_at_end are for Trainable classes; "
+            f"the function {bound.name} saves by tune.report(metrics, "
+            "checkpoint=tune.Checkpoint.from_directory(path))"
+        )
+    return bound
+
+
+def _require_callable_with(bound: Bound, function: Callable[..., Any]) -> None:
+    called = function if inspect.isroutine(function) else getattr(function, "__call__", function)  # noqa: B004
+    if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(called):
+        raise ConfigError(
+            f"the trainable {bound.name} is async: give a plain function, which may call asyncio.run()"
+        )
+    try:
+        signature = inspect.signature(function)
+    except ValueError:  # a builtin that doesn't tell its signature
+        return
+    needed = [
+        name
+        for name, parameter in signature.parameters.items()
+        if parameter.default is parameter.empty
+        and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+        and name not in bound.parameters
+    ]
+    if len(needed) == 2 and needed[1] in ("reporter", "status_reporter"):
+        raise ConfigError(
+            f"the trainable {bound.name} takes a {needed[1]}, which went with Ray 1.0: leave the argument "
+            f"out, and report by tune.report(name=value) where it says {needed[1]}(name=value)"
+        )
+    try:
+        signature.bind({}, **bound.parameters, **older_arguments(function, bound.parameters, None))
+    except TypeError as error:
+        given = ", ".join(["config", *(f"{name}=" for name in bound.parameters)])
+        raise ConfigError(
+            f"the trainable {bound.name} cannot be called as {bound.name}({given}): {error}"
+        ) from None

@@ -1,0 +1,145 @@
+"""Learning curves: a line per trial, the best ones in colour and named."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from trainkit.errors import ConfigError
+from trainkit.tune.checks import is_number, is_whole
+from trainkit.tune.optional import load
+from trainkit.tune.plots import style
+from trainkit.tune.values import lookup
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from trainkit.tune.results import ResultGrid
+
+Points = list[tuple[float, float]]
+
+
+def draw(
+    grid: ResultGrid,
+    *,
+    ax: Axes | None = None,
+    metric: str | None = None,
+    mode: str | None = None,
+    x: str = "training_iteration",
+    log_x: bool = False,
+    log_y: bool = False,
+    best: int = 5,
+) -> Figure:
+    """Draw `metric` over `x` for every trial.
+
+    Args:
+        grid: the experiment.
+        ax: to draw into.
+        metric: None: the experiment's.
+        mode: None: the experiment's.
+        x: reported value that counts effort: "training_iteration", "time_total_s", "timesteps_total", yours.
+        log_x: a logarithmic axis; values that have no logarithm are left out.
+        log_y: the same for the metric.
+        best: how many trials, by their last report, are in colour and named.
+    """
+    metric, mode = style.metric_of(grid, metric, mode)
+    if not is_whole(best) or best < 0:
+        raise ConfigError(f"plot('curves', best={best!r}): give a whole number, 0 or more")
+    curves: dict[str, Points] = {}
+    for result, history in grid.histories():
+        if points := _points(history, x, metric, log_x=log_x, log_y=log_y):
+            curves[result.trial_id] = points
+    if not curves:
+        raise style.nothing_to_draw(grid, metric, x)
+    figure, axes = style.figure_of(ax, (8.5, 5))
+    named = [each for each in style.ranked(grid, metric, mode) if each.trial_id in curves][:best]
+    shown = {each.trial_id for each in named}
+    _draw_others(axes, [points for trial_id, points in curves.items() if trial_id not in shown])
+    for place, result in reversed(list(enumerate(named))):
+        points = curves[result.trial_id]
+        colour = style.BEST[place % len(style.BEST)]
+        width = 2.6 if place == 0 else 1.7
+        axes.plot(
+            *zip(*points, strict=True),
+            color=colour,
+            linewidth=width,
+            zorder=4,
+            solid_capstyle="round",
+            label=f"{result.trial_id}   {style.number(points[-1][1])}",
+        )
+        axes.plot(*points[-1], "o", color=colour, markersize=5, zorder=5)
+    many = f"{len(curves)} trial{'s' * (len(curves) != 1)}"
+    style.dress(axes, title=f"{metric} of {many}", x=x.replace("_", " "), y=metric)
+    axes.set_xscale("log" if log_x else "linear")
+    axes.set_yscale("log" if log_y else "linear")
+    axes.autoscale_view()
+    _cut(axes, curves, mode, log_y=log_y)
+    if named:
+        handles, labels = axes.get_legend_handles_labels()
+        title = f"best last {metric}" if len(named) > 1 else None
+        axes.legend(
+            handles[::-1],
+            labels[::-1],
+            title=title,
+            frameon=False,
+            fontsize=9,
+            title_fontsize=9,
+            labelcolor=style.TEXT,
+            loc="upper left",
+            bbox_to_anchor=(1.0, 1.0),
+        )
+    return figure
+
+
+def _points(history: Sequence[Mapping[str, Any]], x: str, metric: str, *, log_x: bool, log_y: bool) -> Points:
+    points = []
+    for report in history:
+        across, up = lookup(report, x), lookup(report, metric)
+        if not (is_number(across) and is_number(up) and math.isfinite(across) and math.isfinite(up)):
+            continue
+        if (across > 0 or not log_x) and (up > 0 or not log_y):
+            points.append((float(across), float(up)))
+    return points
+
+
+def _draw_others(axes: Axes, lines: Sequence[Points]) -> None:
+    if not lines:
+        return
+    # The more there are, the fainter: where many run together it grows dark.
+    alpha = min(0.75, max(0.08, 3 / math.sqrt(len(lines))))
+    lone = [points[0] for points in lines if len(points) == 1]
+    collection = load("matplotlib.collections", "plots", "tune").LineCollection
+    axes.add_collection(
+        collection(lines, colors=style.OTHERS, linewidths=0.9, alpha=alpha, zorder=2, capstyle="round"),
+        autolim=True,
+    )
+    ends = lone if len(lines) > 400 else [points[-1] for points in lines]
+    if ends:
+        axes.plot(
+            *zip(*ends, strict=True),
+            ".",
+            color=style.OTHERS,
+            alpha=min(1.0, alpha * 2),
+            markersize=4,
+            zorder=2,
+        )
+
+
+def _cut(axes: Axes, curves: Mapping[str, Points], mode: str, *, log_y: bool) -> None:
+    values = [up for points in curves.values() for _, up in points]
+    ends = None if log_y else style.limit(values, mode)
+    if ends is None:
+        return
+    axes.set_ylim(*ends)
+    beyond = sum(not ends[0] <= value <= ends[1] for value in values)
+    axes.annotate(
+        f"{beyond} of {len(values)} values lie beyond",
+        (0.995, 0.99 if mode == "min" else 0.01),
+        xycoords="axes fraction",
+        ha="right",
+        va="top" if mode == "min" else "bottom",
+        fontsize=8,
+        color=style.TEXT,
+    )

@@ -1,0 +1,200 @@
+"""Parallel coordinates: an axis per hyperparameter, the metric last, a line per trial, the best on top."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+from trainkit.errors import ConfigError
+from trainkit.tune.hyperparameters import Hyperparameter
+from trainkit.tune.optional import load
+from trainkit.tune.plots import style
+from trainkit.tune.values import lookup
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from trainkit.tune.results import ResultGrid
+
+INACTIVE = -0.12
+"""Where a trial crosses the axis of a hyperparameter that it doesn't have; axes reach from 0 to 1."""
+MAX_CHOICES = 12
+"""Ticks of an axis with listed values; of more, some are named."""
+
+
+@dataclass(frozen=True)
+class Scale:
+    """One axis: its name, where values lie on it from 0 to 1, and its ticks."""
+
+    name: str
+    places: dict[int, float]
+    ticks: list[tuple[float, str]]
+
+
+def draw(
+    grid: ResultGrid,
+    *,
+    ax: Axes | None = None,
+    metric: str | None = None,
+    mode: str | None = None,
+    params: Sequence[str] | None = None,
+    log_metric: bool = False,
+    best: int = 5,
+) -> Figure:
+    """Draw the configuration of every trial, coloured by its last `metric`.
+
+    Args:
+        grid: the experiment.
+        ax: to draw into.
+        metric: None: the experiment's.
+        mode: None: the experiment's.
+        params: names such as "optimizer/lr", in this order; None: all that vary.
+        log_metric: a logarithmic axis for the metric.
+        best: how many trials stand out.
+    """
+    metric, mode = style.metric_of(grid, metric, mode)
+    results = style.ranked(grid, metric, mode)
+    if log_metric:
+        results = [result for result in results if lookup(result.metrics, metric) > 0]
+    if not results:
+        raise style.nothing_to_draw(grid, metric)
+    parameters = _chosen(grid.hyperparameters(results), params)
+    values = [float(lookup(result.metrics, metric)) for result in results]
+    scales = [*map(_scale, parameters), _metric_scale(metric, values, mode, log=log_metric)]
+    figure, axes = style.figure_of(ax, (max(6.0, 2.0 + 1.45 * len(scales)), 5))
+    _draw_lines(axes, scales, len(results), best)
+    _draw_axes(axes, scales)
+    style.dress(axes, title=f"{len(results)} trials by their last {metric}, the best on top")
+    axes.grid(False)
+    axes.spines[["left", "bottom"]].set_visible(False)
+    axes.set_yticks([])
+    axes.tick_params(length=0)
+    axes.set_xticks(range(len(scales)), [scale.name for scale in scales])
+    axes.set_xlim(-0.3, len(scales) - 0.6)
+    complete = all(len(scale.places) == len(results) for scale in scales)
+    axes.set_ylim(-0.04 if complete else INACTIVE - 0.04, 1.04)
+    return figure
+
+
+def _chosen(parameters: Sequence[Hyperparameter], names: Sequence[str] | None) -> list[Hyperparameter]:
+    by_name = {parameter.name: parameter for parameter in parameters}
+    unknown = [name for name in names or () if name not in by_name]
+    if unknown or not by_name:
+        raise ConfigError(
+            f"params={list(names or ())!r}: the hyperparameters that vary are {', '.join(by_name) or 'none'}"
+        )
+    return [by_name[name] for name in names] if names is not None else list(parameters)
+
+
+def _scale(parameter: Hyperparameter) -> Scale:
+    if not parameter.is_numeric:
+        choices = parameter.choices
+        at = {repr(choice): (n + 0.5) / len(choices) for n, choice in enumerate(choices)}
+        step = math.ceil(len(choices) / MAX_CHOICES)
+        ticks = [(at[repr(choice)], _cut(str(choice))) for choice in choices[::step]]
+        places = {place: at[repr(value)] for place, value in parameter.values.items()}
+    else:
+        low, high = parameter.bounds
+        places = {
+            place: _share(value, low, high, log=parameter.is_log) for place, value in parameter.values.items()
+        }
+        ticks = _ticks(low, high, log=parameter.is_log, whole=parameter.is_whole)
+    return Scale(parameter.name, places, ticks)
+
+
+def _metric_scale(metric: str, values: Sequence[float], mode: str, *, log: bool) -> Scale:
+    """Wild values at the worse side go to the end of the axis, so that the others can be told apart."""
+    ends = None if log else style.limit(values, mode)
+    low, high = ends or (min(values), max(values))
+    inside = [min(max(value, low), high) for value in values]
+    low, high = min(inside), max(inside)
+    places = {place: _share(value, low, high, log=log) for place, value in enumerate(inside)}
+    ticks = _ticks(low, high, log=log, whole=False)
+    if ends is not None:
+        wild, sign = (
+            (1.0, "\N{GREATER-THAN OR EQUAL TO}") if mode == "min" else (0.0, "\N{LESS-THAN OR EQUAL TO}")
+        )
+        ticks = [tick for tick in ticks if abs(tick[0] - wild) > 0.05]
+        ticks.append((wild, f"{sign} {style.number(high if mode == 'min' else low)}"))
+    return Scale(metric, places, ticks)
+
+
+def _share(value: float, low: float, high: float, *, log: bool) -> float:
+    if low == high:
+        return 0.5
+    if log:
+        value, low, high = math.log(value), math.log(low), math.log(high)
+    return (value - low) / (high - low)
+
+
+def _ticks(low: float, high: float, *, log: bool, whole: bool) -> list[tuple[float, str]]:
+    ticker = load("matplotlib.ticker", "plots", "tune")
+    if low == high:
+        return [(0.5, style.number(low))]
+    locator = ticker.LogLocator(numticks=6) if log else ticker.MaxNLocator(5, integer=whole)
+    inside = [float(tick) for tick in locator.tick_values(low, high) if low <= tick <= high]
+    if len(inside) < 2:
+        inside = [low, high]
+    return [(_share(tick, low, high, log=log), style.number(tick)) for tick in inside]
+
+
+def _draw_lines(axes: Axes, scales: Sequence[Scale], count: int, best: int) -> None:
+    """Worst first; colour by rank, since values crowd where the search was good."""
+    lines = [
+        [(float(x), scale.places.get(place, INACTIVE)) for x, scale in enumerate(scales)]
+        for place in range(count)
+    ]
+    colours = load("matplotlib", "plots", "tune").colormaps["viridis_r"]
+    shades: list[Any] = []
+    widths: list[float] = []
+    crowd = min(0.75, max(0.05, 12 / count))
+    for place in range(count):
+        red, green, blue, _ = colours(0.08 + 0.8 * (1 - place / max(1, count - 1)))
+        shades.append((red, green, blue, 0.95 if place < best else crowd))
+        widths.append(3.0 if place == 0 else 1.8 if place < best else 1.0)
+    if best > 0:
+        shades[0] = style.BEST[0]
+    collection = load("matplotlib.collections", "plots", "tune").LineCollection
+    axes.add_collection(
+        collection(
+            [_smooth(line) for line in lines[::-1]], colors=shades[::-1], linewidths=widths[::-1], zorder=2
+        )
+    )
+
+
+def _smooth(line: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """The same through eased steps: lines that meet at one value of a list can still be followed."""
+    points = []
+    for (x, y), (_, after) in pairwise(line):
+        for step in range(12):
+            share = step / 12
+            points.append((x + share, y + (after - y) * share * share * (3 - 2 * share)))
+    return [*points, line[-1]]
+
+
+def _draw_axes(axes: Axes, scales: Sequence[Scale]) -> None:
+    for x, scale in enumerate(scales):
+        axes.plot([x, x], [0, 1], color=style.TEXT, linewidth=1.1, zorder=5)
+        everyone = scales[-1].places.keys()  # who has no metric is not drawn
+        lacking = [(INACTIVE, "inactive")] if everyone - scale.places.keys() else []
+        for y, text in [*scale.ticks, *lacking]:
+            axes.plot([x - 0.015, x + 0.015], [y, y], color=style.TEXT, linewidth=1.1, zorder=5)
+            axes.annotate(
+                text,
+                (x, y),
+                xytext=(5, 0),
+                textcoords="offset points",
+                fontsize=8,
+                color=style.TEXT,
+                va="center",
+                zorder=6,
+                bbox={"boxstyle": "round,pad=0.12", "facecolor": "white", "edgecolor": "none", "alpha": 0.75},
+            )
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= 18 else f"{text[:15]}..."

@@ -1,0 +1,190 @@
+"""The rungs of a scheduler: who came to each, in which order, who went on, and the cutoff as it moved."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, cast
+
+from trainkit.errors import ConfigError
+from trainkit.tune.checks import is_finite
+from trainkit.tune.optional import load
+from trainkit.tune.plots import style
+from trainkit.tune.values import lookup
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.collections import PathCollection
+    from matplotlib.figure import Figure
+
+    from trainkit.tune.results import ResultGrid
+
+WENT_ON = style.BEST[1]
+CUTOFF = style.BEST[0]
+WIDTH = 0.8
+"""Of one rung; the distance between two is 1."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A trial that was judged at a rung."""
+
+    trial_id: str
+    value: float
+    went_on: bool
+    cutoff: float
+
+
+def draw(
+    grid: ResultGrid,
+    *,
+    ax: Axes | None = None,
+    metric: str | None = None,
+    mode: str | None = None,
+    bracket: int | None = None,
+    log_y: bool = False,
+) -> Figure:
+    """Draw, for each rung, the value of every trial judged there, in the order they came.
+
+    Args:
+        grid: the experiment.
+        ax: to draw into.
+        metric: None: the experiment's.
+        mode: None: the experiment's.
+        bracket: of several, the one to draw, from 0; None: the one that judged most trials.
+        log_y: logarithmic values; those that have no logarithm are left out.
+    """
+    metric, mode = style.metric_of(grid, metric, mode)
+    rungs, bracket, brackets = _rungs(grid, metric, bracket, log_y=log_y)
+    figure, axes = style.figure_of(ax, (8.5, 5))
+    levels = sorted(rungs)
+    place: dict[tuple[float, str], float] = {}
+    for index, level in enumerate(levels):
+        entries = rungs[level]
+        across = [index + WIDTH * ((n + 0.5) / len(entries) - 0.5) for n in range(len(entries))]
+        place |= {(level, entry.trial_id): x for entry, x in zip(entries, across, strict=True)}
+        _draw_rung(axes, index, entries, across)
+    _draw_ways(axes, rungs, place)
+    style.dress(axes, title=f"rungs of {len({each[1] for each in place})} trials", x="rung", y=metric)
+    if brackets > 1:
+        axes.set_title(
+            f"rungs of bracket {bracket}, of {brackets}", loc="left", color=style.TEXT, fontsize=11
+        )
+    axes.grid(False, axis="x")
+    axes.set_xticks(range(len(levels)), [_label(level, rungs[level]) for level in levels])
+    axes.set_xlim(-0.55, len(levels) - 0.45)
+    axes.set_yscale("log" if log_y else "linear")
+    ends = None if log_y else style.limit([entry.value for each in rungs.values() for entry in each], mode)
+    if ends is not None:
+        axes.set_ylim(*ends)
+    legend = axes.legend(
+        frameon=False, fontsize=9, labelcolor=style.TEXT, loc="upper left", bbox_to_anchor=(1.0, 1.0)
+    )
+    for handle in legend.legend_handles[:2]:
+        cast("PathCollection", handle).set_sizes([36])  # readable, however small the points are
+    return figure
+
+
+def _rungs(
+    grid: ResultGrid, metric: str, bracket: int | None, *, log_y: bool
+) -> tuple[dict[float, list[Entry]], int, int]:
+    """By level, the entries in the order judged; which bracket's, and how many brackets there are."""
+    decisions = [each for each in grid.decisions() if each.get("rule") == "rung"]
+    if not decisions:
+        raise ConfigError(
+            "there are no rungs to draw: no scheduler has judged a trial at one. They come from "
+            "TuneConfig(scheduler=ASHAScheduler(...)), once a trial has reached its grace_period"
+        )
+    counts: dict[int, int] = {}
+    for each in decisions:
+        counts[each.get("bracket", 0)] = counts.get(each.get("bracket", 0), 0) + 1
+    if bracket is None:
+        bracket = max(counts, key=lambda number: (counts[number], -number))
+    elif bracket not in counts:
+        raise ConfigError(f"bracket={bracket!r}: trials were judged in {', '.join(map(str, sorted(counts)))}")
+    values: dict[tuple[str, int], Any] = {}  # by trial and iteration
+    for result, history in grid.histories():
+        values |= {
+            (result.trial_id, report["training_iteration"]): lookup(report, metric) for report in history
+        }
+    rungs: dict[float, list[Entry]] = {}
+    for each in decisions:
+        value: Any = values.get((each["trial_id"], each["iteration"]))
+        if each.get("bracket", 0) == bracket and is_finite(value) and (value > 0 or not log_y):
+            went_on = each["verdict"] == "CONTINUE"
+            entry = Entry(each["trial_id"], float(value), went_on, float(each["cutoff"]))
+            rungs.setdefault(each["rung"], []).append(entry)
+    if not rungs:
+        raise style.nothing_to_draw(grid, metric)
+    return rungs, bracket, len(counts)
+
+
+def _draw_rung(axes: Axes, index: int, entries: Sequence[Entry], across: Sequence[float]) -> None:
+    size = max(8.0, 46 - 0.25 * len(entries))
+    # Named once for the legend; a rung at which nobody fell or passed draws an empty set.
+    label = (lambda text: text) if index == 0 else (lambda text: f"_{text}")
+    for went_on in (False, True):
+        some = [
+            (x, entry.value) for entry, x in zip(entries, across, strict=True) if entry.went_on is went_on
+        ]
+        xs, ys = zip(*some, strict=True) if some else ((), ())
+        axes.scatter(
+            xs,
+            ys,
+            s=size,
+            color=WENT_ON if went_on else "none",
+            edgecolors=WENT_ON if went_on else style.OTHERS,
+            linewidths=0.0 if went_on else 1.1,
+            zorder=4 if went_on else 3,
+            label=label("went on" if went_on else "stopped"),
+        )
+    finite = [
+        (x, entry.cutoff) for entry, x in zip(entries, across, strict=True) if math.isfinite(entry.cutoff)
+    ]
+    if finite:
+        xs, ys = zip(*finite, strict=True)
+        edges = (index - WIDTH / 2, *xs, index + WIDTH / 2)
+        axes.step(
+            edges,
+            (ys[0], *ys, ys[-1]),
+            where="mid",
+            color=CUTOFF,
+            linewidth=1.6,
+            zorder=5,
+            label=label("cutoff, as it moved"),
+        )
+    axes.axvspan(
+        index - WIDTH / 2 - 0.04,
+        index + WIDTH / 2 + 0.04,
+        color=style.FAINT,
+        alpha=0.35,
+        zorder=0,
+        linewidth=0,
+    )
+
+
+def _draw_ways(
+    axes: Axes, rungs: Mapping[float, Sequence[Entry]], place: Mapping[tuple[float, str], float]
+) -> None:
+    """From each rung to the next, a line for each trial; the more there are, the fainter."""
+    levels = sorted(rungs)
+    lines = []
+    for below, level in pairwise(levels):
+        before = {entry.trial_id: entry for entry in rungs[below]}
+        lines += [
+            [
+                (place[below, entry.trial_id], before[entry.trial_id].value),
+                (place[level, entry.trial_id], entry.value),
+            ]
+            for entry in rungs[level]
+            if entry.trial_id in before
+        ]
+    alpha = min(0.35, max(0.04, 1 / math.sqrt(len(lines) or 1)))
+    collection = load("matplotlib.collections", "plots", "tune").LineCollection
+    axes.add_collection(collection(lines, colors=WENT_ON, linewidths=0.7, alpha=alpha, zorder=2))
+
+
+def _label(level: float, entries: Sequence[Entry]) -> str:
+    return f"{level:g}\n{len(entries)} came, {sum(entry.went_on for entry in entries)} went on"

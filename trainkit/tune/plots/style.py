@@ -1,0 +1,107 @@
+"""What all pictures share: figures, colours, and axes that a few wild values don't spoil."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, cast
+
+from trainkit.errors import ConfigError, MetricError
+from trainkit.tune.optional import load
+from trainkit.tune.ranking import trial_score
+from trainkit.tune.stopping import missing_metric
+from trainkit.tune.values import lookup
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from trainkit.tune.result import Result
+    from trainkit.tune.results import ResultGrid
+
+BEST = ("#c8404f", "#2f6db3", "#3a9a6b", "#e08a2e", "#7a5ba8", "#2a9aa8", "#b8558f", "#7d8a2e")
+"""Colours of the best trials, the best first."""
+OTHERS = "#8d97a3"
+STOPPED = "#a9b1ba"
+TEXT = "#3b424a"
+FAINT = "#e4e8ec"
+
+
+def figure_of(ax: Axes | None, size: tuple[float, float]) -> tuple[Figure, Axes]:
+    """Return figure and axes to draw into; new ones of `size` inches where there are none."""
+    if ax is not None:
+        return cast("Figure", ax.get_figure(root=True)), ax
+    figure = load("matplotlib.figure", "plots", "tune").Figure(figsize=size, layout="constrained")
+    return figure, figure.add_subplot()
+
+
+def dress(ax: Axes, *, title: str = "", x: str = "", y: str = "") -> None:
+    """Take away what distracts, and name the axes."""
+    ax.spines[["top", "right"]].set_visible(False)
+    ax.spines[["left", "bottom"]].set_color(OTHERS)
+    ax.tick_params(colors=TEXT, labelsize=9)
+    ax.grid(True, color=FAINT, linewidth=0.8)
+    ax.set_axisbelow(True)
+    if title:
+        ax.set_title(title, loc="left", color=TEXT, fontsize=11)
+    ax.set_xlabel(x, color=TEXT)
+    ax.set_ylabel(y, color=TEXT)
+
+
+def metric_of(grid: ResultGrid, metric: str | None, mode: str | None) -> tuple[str, str]:
+    """Return what is drawn and which end of it is better.
+
+    Raises:
+        ConfigError: the experiment names no metric, and none is given.
+    """
+    metric, mode = metric or grid.metric, mode or grid.mode or "max"
+    if metric is None:
+        raise ConfigError("which metric is drawn? Give it: results.plot(..., metric='loss', mode='min')")
+    if mode not in ("min", "max"):
+        raise ConfigError(f"mode={mode!r} is neither 'min' nor 'max'")
+    return metric, mode
+
+
+def nothing_to_draw(grid: ResultGrid, *names: str) -> MetricError:
+    """Return the error that says why there is not one number to draw of the values `names`."""
+    reports = [report for _, history in grid.histories() for report in history]
+    for name in names:
+        if all(lookup(report, name) is None for report in reports):
+            return MetricError(f"there is nothing to draw of {missing_metric(name, reports)}")
+    called = " and ".join(map(repr, names))
+    return MetricError(
+        f"there is nothing to draw of {called}: no report has finite numbers there, or, on a logarithmic "
+        "axis, none above 0"
+    )
+
+
+def ranked(results: Iterable[Result], metric: str, mode: str) -> list[Result]:
+    """The trials whose last report has the metric, best first."""
+    scores = [
+        (score, result)
+        for result in results
+        if (score := trial_score([result.metrics], metric, mode, "last", keep_all=False)) is not None
+    ]
+    return [result for _, result in sorted(scores, key=lambda pair: -pair[0])]
+
+
+def limit(values: Sequence[float], mode: str) -> tuple[float, float] | None:
+    """Ends for an axis where a few values at the worse side would squeeze the rest; None if none do.
+
+    The better side always stays whole. Values count as wild beyond five times the middle half's width.
+    """
+    finite = sorted(value for value in values if math.isfinite(value))
+    if len(finite) < 8:
+        return None
+    low, high = finite[len(finite) // 4], finite[3 * len(finite) // 4]
+    reach = 5 * (high - low)
+    if reach == 0 or (finite[-1] <= high + reach if mode == "min" else finite[0] >= low - reach):
+        return None
+    inside = [value for value in finite if (value <= high + reach if mode == "min" else value >= low - reach)]
+    margin = 0.04 * (inside[-1] - inside[0])
+    return inside[0] - margin, inside[-1] + margin
+
+
+def number(value: float) -> str:
+    """A number in few characters."""
+    return f"{value:.4g}"

@@ -1,0 +1,211 @@
+"""Reads an experiment that Ray Tune wrote, from its texts alone: no pickle is ever loaded.
+
+What is read: each trial's `params.json`, `result.json` (a report a line) and `error.txt`, its checkpoint
+folders, and status and experiment tag from the newest `experiment_state-*.json`, in which Ray keeps each
+trial as a JSON text (2.x: under "trial_data", with a second text; 1.x: under "checkpoints").
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Self
+
+from trainkit.errors import StoreError
+from trainkit.tune.trial import Attempt, Failure, SavedCheckpoint, Trial, TrialStatus
+
+PARAMS, RESULTS, ERROR = "params.json", "result.json", "error.txt"
+STATE = "experiment_state-*.json"
+_CHECKPOINT = re.compile(r"checkpoint_(?:epoch_)?(\d+)")
+
+
+def is_ray_folder(folder: Path) -> bool:
+    """True if Ray Tune, of any version, seems to have written `folder`."""
+    return any(folder.glob(STATE)) or any(folder.glob(f"*/{PARAMS}")) or any(folder.glob(f"*/{RESULTS}"))
+
+
+class RayFolder:
+    """The experiment in `folder`, read-only; it answers what `ExperimentReader` answers.
+
+    Raises:
+        StoreError: a file is not what Ray writes.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        """Nothing stays open."""
+
+    def facts(self) -> dict[str, Any]:
+        """Ray keeps metric and mode in a pickle: they are not known here."""
+        return {"tune_config": {"metric": None, "mode": None}, "space": {}}
+
+    def trials(self) -> list[Trial]:
+        """All trials, in the order of the state file, then of their folders' names."""
+        order = {trial_id: place for place, trial_id in enumerate(self._states)}
+        found = sorted(self._folders.items(), key=lambda item: (order.get(item[0], len(order)), item[1].name))
+        return [self._trial(index, trial_id, folder) for index, (trial_id, folder) in enumerate(found)]
+
+    def history(self, trial_id: str) -> list[dict[str, Any]]:
+        """The reports of a trial by iteration; of one reported twice, the later line."""
+        reports = _lines(self._folders[trial_id] / RESULTS)
+        by_iteration = {report.get("training_iteration", n): report for n, report in enumerate(reports, 1)}
+        return [by_iteration[iteration] for iteration in sorted(by_iteration)]
+
+    def histories(self) -> Iterator[tuple[str, list[dict[str, Any]]]]:
+        """The same for each trial that has reported."""
+        for trial_id in self._folders:
+            if history := self.history(trial_id):
+                yield trial_id, history
+
+    def checkpoint_results(self, trial_id: str) -> dict[int, dict[str, Any]]:
+        """By checkpoint number, the report that names its folder, or else that of this iteration."""
+        history = self.history(trial_id)
+        named = {
+            report["checkpoint_dir_name"]: report for report in history if report.get("checkpoint_dir_name")
+        }
+        counted = {} if named else {report.get("training_iteration"): report for report in history}
+        return {
+            number: named.get(folder.name) or counted.get(number) or {}
+            for number, folder in self._checkpoints(trial_id).items()
+        }
+
+    def decisions(self, trial_id: str | None = None) -> list[dict[str, Any]]:
+        """Ray keeps none."""
+        del trial_id
+        return []
+
+    def stops(self) -> dict[str, dict[str, Any]]:
+        """Ray keeps none."""
+        return {}
+
+    def attempts(self, trial_id: str) -> list[Attempt]:
+        """Ray keeps none."""
+        del trial_id
+        return []
+
+    def times(self) -> dict[str, tuple[float | None, float | None]]:
+        """By trial, when it began and when it last reported, as its reports say."""
+        times: dict[str, tuple[float | None, float | None]] = {}
+        for trial_id, history in self.histories():
+            first, last = history[0], history[-1]
+            started = first["timestamp"] - first.get("time_total_s", 0.0) if "timestamp" in first else None
+            times[trial_id] = (started, last.get("timestamp"))
+        return times
+
+    # --- files ------------------------------------------------------------------------------------
+
+    @cached_property
+    def _folders(self) -> dict[str, Path]:
+        """By trial id, the folders that hold a trial."""
+        folders = {}
+        for folder in sorted(self.folder.iterdir()):
+            if folder.is_dir() and ((folder / PARAMS).exists() or (folder / RESULTS).exists()):
+                folders[self._trial_id(folder)] = folder
+        return folders
+
+    def _trial_id(self, folder: Path) -> str:
+        with_results = folder / RESULTS
+        if with_results.exists():
+            with open(with_results, encoding="utf-8") as file:
+                first = file.readline()
+            if first.strip():
+                named = _parsed(first, with_results).get("trial_id")
+                if named:
+                    return str(named)
+        # Ray's folder names are <trainable>_<id>_<number>_<what varies>_<date>.
+        return next((known for known in self._states if f"_{known}_" in f"_{folder.name}_"), folder.name)
+
+    @cached_property
+    def _states(self) -> dict[str, dict[str, Any]]:
+        """By trial id, what the newest state file says of it; {} without one."""
+        files = sorted(self.folder.glob(STATE))
+        if not files:
+            return {}
+        state = _parsed(files[-1].read_text(encoding="utf-8"), files[-1])
+        states = {}
+        for entry in state.get("trial_data") or state.get("checkpoints") or []:
+            text = entry[0] if isinstance(entry, list) else entry
+            trial = _parsed(text, files[-1]) if isinstance(text, str) else text
+            if "trial_id" in trial:
+                states[str(trial["trial_id"])] = trial
+        return states
+
+    def _checkpoints(self, trial_id: str) -> dict[int, Path]:
+        found = {}
+        for folder in self._folders[trial_id].iterdir():
+            match = _CHECKPOINT.fullmatch(folder.name)
+            if match and folder.is_dir():
+                found[int(match[1])] = folder
+        return dict(sorted(found.items()))
+
+    def _trial(self, index: int, trial_id: str, folder: Path) -> Trial:
+        history, state = self.history(trial_id), self._states.get(trial_id, {})
+        last = history[-1] if history else {}
+        params = folder / PARAMS
+        config = (
+            _parsed(params.read_text(encoding="utf-8"), params) if params.exists() else last.get("config", {})
+        )
+        failure = None
+        if (folder / ERROR).exists():
+            text = (folder / ERROR).read_text(encoding="utf-8", errors="replace").strip()
+            kind, _, message = (text.splitlines() or [""])[-1].partition(": ")
+            failure = Failure(kind or "error", message, text)
+        checkpoints = [
+            SavedCheckpoint.after(
+                number, path.name, int(report.get("training_iteration") or number), None, report
+            )
+            for (number, path), report in zip(
+                self._checkpoints(trial_id).items(), self.checkpoint_results(trial_id).values(), strict=True
+            )
+        ]
+        status = _status(state.get("status"), last, failure)
+        return Trial(
+            trial_id=trial_id,
+            index=index,
+            config=config,
+            name=folder.name,
+            dirname=folder.name,
+            tag=str(last.get("experiment_tag") or state.get("experiment_tag") or ""),
+            status=status,
+            iteration=int(last.get("training_iteration") or 0),
+            last_result=dict(last),
+            checkpoints=checkpoints,
+            failure=failure if status is TrialStatus.ERROR else None,
+        )
+
+
+def _status(stated: Any, last: dict[str, Any], failure: Failure | None) -> TrialStatus:
+    """As the state file says; without one, as the trial's files let us know."""
+    if stated in list(TrialStatus):
+        return TrialStatus(stated)
+    if failure is not None:
+        return TrialStatus.ERROR
+    return TrialStatus.TERMINATED if last.get("done") else TrialStatus.PENDING
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    if not path.exists():
+        return []
+    with open(path, encoding="utf-8") as file:
+        # A last line without an end is one that Ray was just writing, or never finished.
+        return [_parsed(line, path) for line in file if line.strip() and line.endswith("\n")]
+
+
+def _parsed(text: str, path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise StoreError(f"{path} is not JSON as Ray Tune writes it: {error}") from error
+    if not isinstance(value, dict):
+        raise StoreError(
+            f"{path} is not what Ray Tune writes: it holds {type(value).__name__}, not an object"
+        )
+    return value

@@ -1,0 +1,49 @@
+"""Values that are no domains but were surely meant as one, and what to write instead."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+_INSTEAD = {
+    "uniform": "tune.uniform(lower, upper)",
+    "randint": "tune.randint(lower, upper)",
+    "randrange": "tune.randint(lower, upper)",
+    "integers": "tune.randint(lower, upper)",
+    "choice": "tune.choice([...])",
+    "normal": "tune.randn(mean, sd)",
+    "gauss": "tune.randn(mean, sd)",
+    "randn": "tune.randn(mean, sd)",
+    "normalvariate": "tune.randn(mean, sd)",
+    "loguniform": "tune.loguniform(lower, upper)",
+    "reciprocal": "tune.loguniform(lower, upper)",
+    "norm": "tune.randn(mean, sd)",
+}
+_OWN = "trainkit.tune.space"
+
+
+def meant_as_domain(value: Any) -> str | None:
+    """Return what is wrong with `value` and what to write instead; None if nothing is."""
+    module = getattr(value, "__module__", None) or ""
+    if module == _OWN and callable(value):
+        name = value.__name__
+        return f"the function tune.{name} was not called; write tune.{name}(...)"
+    owner = getattr(value, "__self__", None)
+    if isinstance(owner, random.Random) or type(owner).__module__.startswith("numpy.random"):
+        name = value.__name__
+        instead = _INSTEAD.get(name, "a domain such as tune.uniform(lower, upper)")
+        return (
+            f"the function {name} of a random generator would be handed to the trials as it is; "
+            f"write {instead}, or tune.sample_from(lambda spec: ...) to call it for each trial"
+        )
+    kind = type(value)
+    if kind.__module__.startswith("scipy.stats") and hasattr(value, "rvs"):
+        name = getattr(getattr(value, "dist", value), "name", "")
+        instead = _INSTEAD.get(name, "tune.sample_from(lambda spec: distribution.rvs())")
+        return f"a distribution of scipy.stats would be handed to the trials as it is; write {instead}"
+    if kind.__module__.startswith(("ray.tune", "optuna.distributions")):
+        return (
+            f"{kind.__module__}.{kind.__qualname__} is a domain of another library; "
+            "write that of trainkit.tune, which has the same names as Ray's"
+        )
+    return None
