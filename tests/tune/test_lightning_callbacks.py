@@ -231,3 +231,8 @@ def test_with_both_packages_imported_it_is_a_callback_of_each(monkeypatch):  # r
     assert set(bases) == {pl.Callback, Callback}
     monkeypatch.delitem(sys.modules, other)
     assert integration._lightning_callbacks() == (pl.Callback,)
+
+
+def test_they_are_where_rays_scripts_look_for_them():
+    there = importlib.import_module("trainkit.tune.integration.pytorch_lightning")
+    assert there.TuneReportCallback is TuneReportCallback

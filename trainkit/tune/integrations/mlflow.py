@@ -228,7 +228,13 @@ def _experiment_id(
         raise ConfigError(
             f"MLflow has no experiment {name!r}: make it, or give create_experiment_if_not_exists=True"
         )
-    return str(client.create_experiment(name, artifact_location=artifact_location))
+    try:
+        return str(client.create_experiment(name, artifact_location=artifact_location))
+    except Exception:
+        found = client.get_experiment_by_name(name)
+        if found is None:
+            raise
+        return str(found.experiment_id)  # another trial has made it meanwhile
 
 
 def _find_run(client: Any, experiment_id: str, key: str) -> str | None:
