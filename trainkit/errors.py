@@ -23,6 +23,7 @@ TrainkitError
 └── TuneError                              an experiment cannot go on
     ├── MetricError                        the metric is missing or not a number: correct its name
     ├── StoreError                         the experiment file is damaged, foreign or in use
+    ├── StorageError                       the address that an experiment is copied to can't be used
     └── TrialError                         one trial failed; the others went on
 """
 
@@ -45,6 +46,7 @@ __all__ = [
     "OwnerDiedError",
     "SerializationError",
     "SpaceError",
+    "StorageError",
     "StoreError",
     "TaskCancelledError",
     "TaskError",
@@ -167,6 +169,10 @@ class MetricError(TuneError):
 
 class StoreError(TuneError):
     """The experiment file is damaged, was not written by trainkit, or another process has it open."""
+
+
+class StorageError(TuneError):
+    """The address that an experiment is copied to, or restored from, cannot be written or read."""
 
 
 class TrialError(TuneError):

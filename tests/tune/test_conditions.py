@@ -176,6 +176,23 @@ def test_rules_between_axes_and_draws():
     assert all(config["c"] >= 0.5 for config in found if config["a"] == 3)
 
 
+def test_a_rule_is_not_judged_by_what_is_not_drawn_yet():
+    space = {
+        "a": tune.grid_search([1, 2]),
+        "b": tune.choice([1, 2]),
+        "net": {"c": tune.when({"b": 2}, 5)},
+        "double": tune.sample_from(lambda spec: spec.config.b * 2),
+        "rules": tune.forbid(
+            lambda config: config["net"].get("c") is None and config["a"] == 1,
+            lambda config: config["double"] != 4 and config["a"] == 2,
+            {"double": 2, "a": 1},
+        ),
+    }
+    found = suggestions(space, num_samples=5)
+    assert [config["a"] for config in found] == [1, 2] * 5
+    assert all(config["b"] == 2 and config["net"] == {"c": 5} for config in found)
+
+
 # --- one interface for every searcher -------------------------------------------------------------
 
 
@@ -259,6 +276,21 @@ def test_a_grown_space_takes_the_old_configurations():
     config = old.configuration(0, suggestion_generator(0, 0))
     assert new.allows(config)
     assert not old.allows({"a": 3, "b": 0.5})
+
+
+class Plain:
+    pass
+
+
+def test_a_stored_configuration_gets_its_objects_back():
+    # row 2.7: what text can't hold is known again by its name
+    space = Space.of({"kind": tune.choice([Plain, dict]), "fixed": len, "x": tune.uniform(0, 1)})
+    config = space.configuration(0, suggestion_generator(0, 0))
+    stored = decode_config(encode_config(config))
+    assert holds_opaque(stored)
+    assert space.allows(stored)
+    found = space.choices(stored)
+    assert space.walk(lambda name, _: found[name], suggestion_generator(0, 0)) == config
 
 
 def test_how_many_configurations_there_are():

@@ -1,4 +1,4 @@
-"""What a user asks of a grid and of a single result: best, checkpoints, attempts, tables, looks, reading back."""
+"""What a user asks of a grid and of one result: best, checkpoints, attempts, tables, looks, reading back."""
 
 from __future__ import annotations
 

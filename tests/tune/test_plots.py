@@ -115,7 +115,7 @@ def test_rungs(grid):
     for level, label in zip((1, 3), axes.get_xticklabels(), strict=True):
         here = [each for each in judged if each["rung"] == level]
         went_on = sum(each["verdict"] == "CONTINUE" for each in here)
-        assert label.get_text() == f"{level}\n{len(here)} came, {went_on} went on"
+        assert label.get_text() == f"{level}\n{len(here)} came\n{went_on} went on"
     points = [each for each in axes.collections if isinstance(each, PathCollection)]
     assert sum(len(each.get_offsets()) for each in points) == len(judged)
     cutoffs = [line.get_ydata()[-1] for line in axes.get_lines()]

@@ -65,7 +65,8 @@ def test_everything_comes_back(store):
         assert back.last_result["nested"] == {"a": [1, math.inf]}
         assert (back.last_result["pid"], back.last_result["hostname"]) == (42, "here")
         assert reader.decisions("t_00000") == [
-            {"attempt": 0, "iteration": 1, "verdict": "STOP", "rule": "rung", "cutoff": -math.inf}
+            {"trial_id": "t_00000", "attempt": 0, "iteration": 1, "verdict": "STOP", "rule": "rung"}
+            | {"cutoff": -math.inf}
         ]
         assert [type(entry) for entry in reader.log()] == [Suggested, Report, Ended]
         assert list(reader.log())[2] == Ended("t_00000", error=True)

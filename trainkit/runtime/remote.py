@@ -144,10 +144,12 @@ class ActorHandle:
 class ActorClass(Generic[T]):
     """A class whose `.remote(...)` makes an instance in a process of its own."""
 
-    def __init__(self, cls: type[T], options: Options) -> None:
+    def __init__(self, cls: type[T], options: Options, known: Interface | None = None) -> None:
         self._cls = cls
         self._options = options
-        self._interface = interface_of(cls, options.label or options.name or cls.__name__)
+        label = options.label or options.name or cls.__name__
+        # To look a class through takes long; no option changes what there is to see but the name.
+        self._interface = interface_of(cls, label) if known is None else replace(known, name=label)
         self.__name__ = cls.__name__
         self.__doc__ = cls.__doc__
 
@@ -157,7 +159,9 @@ class ActorClass(Generic[T]):
 
     def options(self, **changes: Any) -> ActorClass[T]:
         """The same class with other options, see `Options`."""
-        return ActorClass(self._cls, self._options.updated(changes, foreign=TASKS_ONLY))
+        return ActorClass(
+            self._cls, self._options.updated(changes, foreign=TASKS_ONLY), known=self._interface
+        )
 
     def remote(self, *args: Any, **kwargs: Any) -> ActorHandle:
         """Ask for an actor; returns its handle at once, before its process has started."""

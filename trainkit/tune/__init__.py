@@ -38,11 +38,18 @@ if TYPE_CHECKING:
     )
     from trainkit.tune.checkpoint import Checkpoint
     from trainkit.tune.classes import import_class
-    from trainkit.tune.config import CheckpointConfig, FailureConfig, RunConfig, TuneConfig
+    from trainkit.tune.config import (
+        CheckpointConfig,
+        FailureConfig,
+        ResumeConfig,
+        RunConfig,
+        SyncConfig,
+        TuneConfig,
+    )
     from trainkit.tune.placement import PlacementGroupFactory, with_parameters, with_resources
     from trainkit.tune.registry import register_env, register_trainable
     from trainkit.tune.result import Result
-    from trainkit.tune.results import Result, ResultGrid
+    from trainkit.tune.results import ResultGrid
     from trainkit.tune.run_front import Experiment, run, run_experiments
     from trainkit.tune.scaling import ScalingConfig
     from trainkit.tune.session import (
@@ -93,7 +100,9 @@ _HOMES = {
     "config": (
         "CheckpointConfig",
         "FailureConfig",
+        "ResumeConfig",
         "RunConfig",
+        "SyncConfig",
         "TuneConfig",
     ),
     "placement": (
@@ -106,10 +115,7 @@ _HOMES = {
         "register_trainable",
     ),
     "result": ("Result",),
-    "results": (
-        "Result",
-        "ResultGrid",
-    ),
+    "results": ("ResultGrid",),
     "run_front": (
         "Experiment",
         "run",
@@ -179,8 +185,10 @@ __all__ = [
     "ProgressReporter",
     "Result",
     "ResultGrid",
+    "ResumeConfig",
     "RunConfig",
     "ScalingConfig",
+    "SyncConfig",
     "Trainable",
     "TuneConfig",
     "Tuner",

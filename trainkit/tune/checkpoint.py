@@ -14,6 +14,7 @@ from typing import Any
 
 from trainkit.errors import CheckpointError
 from trainkit.tune.dictionaries import read_dictionary, write_dictionary
+from trainkit.tune.usage import advice
 
 METADATA = ".metadata.json"
 
@@ -93,6 +94,13 @@ class Checkpoint:
         """Store `metadata` beside what is there; equal keys are replaced."""
         self.set_metadata({**self.get_metadata(), **metadata})
 
+    @property
+    def value(self) -> str:
+        """The path, by the name that a trial's checkpoint had in Ray 1.x."""
+        return self.path
+
+    dir_or_data = value
+
     def __fspath__(self) -> str:
         """A checkpoint stands wherever its path may: `os.path.join(checkpoint, "model.pt")`."""
         return self.path
@@ -128,6 +136,18 @@ def commit_directory(partial: str, target: str) -> None:
     _flush(os.path.dirname(target))
 
 
+def remove_checkpoint(trial_dir: str, dirname: str) -> None:
+    """Remove a checkpoint's folder, in a way that a kill leaves no half of it under its name."""
+    path, aside = os.path.join(trial_dir, dirname), os.path.join(trial_dir, f".{dirname}.partial")
+    try:
+        os.rename(path, aside)
+    except FileNotFoundError:  # somebody else removed it
+        return
+    except OSError:  # what can't be removed at all, a restore tries to again
+        aside = path
+    shutil.rmtree(aside, ignore_errors=True)
+
+
 def persist(checkpoint: Checkpoint, trial_dir: str, number: int) -> str:
     """Copy `checkpoint` into the trial's folder; return the new folder's name.
 
@@ -140,8 +160,9 @@ def persist(checkpoint: Checkpoint, trial_dir: str, number: int) -> str:
         shutil.copytree(checkpoint.path, partial)
         commit_directory(partial, os.path.join(trial_dir, dirname))
     except OSError as error:
+        more = advice(Path(trial_dir).parent, error)  # before what there is of it goes
         shutil.rmtree(partial, ignore_errors=True)
-        raise CheckpointError(f"{checkpoint} cannot be copied to {trial_dir}: {error}") from error
+        raise CheckpointError(f"{checkpoint} cannot be copied to {trial_dir}: {error}.{more}") from error
     return dirname
 
 

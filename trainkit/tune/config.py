@@ -14,6 +14,8 @@ from trainkit.tune.checks import is_finite, is_name, is_whole, require, require_
 from trainkit.tune.house import log_files
 from trainkit.tune.policies import CheckpointConfig as CheckpointConfig
 from trainkit.tune.policies import FailureConfig as FailureConfig
+from trainkit.tune.policies import ResumeConfig as ResumeConfig
+from trainkit.tune.policies import SyncConfig as SyncConfig
 from trainkit.tune.schedulers.base import TrialScheduler
 from trainkit.tune.schedulers.create import create_scheduler
 from trainkit.tune.search.base import Searcher
@@ -124,12 +126,14 @@ class RunConfig:
 
     Args:
         name: of the experiment's folder; None: the trainable's name, the date and a few letters.
-        storage_path: folder that holds experiments; None: $TRAINKIT_RESULTS_DIR or ~/trainkit_results.
+        storage_path: folder that holds experiments; None: $TRAINKIT_RESULTS_DIR or ~/trainkit_results. An
+            address such as "s3://bucket/experiments": the experiment is then kept in that local folder, and
+            copied to the address while it runs.
         storage_filesystem: an fsspec file system that `storage_path` is a path of; None: the local one, or
             the one that the address names.
         failure_config: what happens when a trial fails.
         checkpoint_config: which checkpoints are made and kept.
-        sync_config: what is copied to a storage_path elsewhere, and how often.
+        sync_config: how the copy at an address is kept.
         verbose: 0: silent; 1: the console table, or short lines where there is no terminal; 2 and 3: more.
         stop: {"training_iteration": 10}: any value reached ends the trial; or (trial_id, result) -> bool; or
             a `Stopper`, or a list of them.
@@ -149,7 +153,7 @@ class RunConfig:
     storage_filesystem: Any = None
     failure_config: FailureConfig = field(default_factory=FailureConfig)
     checkpoint_config: CheckpointConfig = field(default_factory=CheckpointConfig)
-    sync_config: Any = None
+    sync_config: SyncConfig | None = None
     verbose: int = 1
     stop: StopRule | None = None
     callbacks: Sequence[Callback] = ()
@@ -170,8 +174,8 @@ class RunConfig:
             )
         if self.storage_path is not None:
             require(
-                _is_local(self.storage_path),
-                f"storage_path={self.storage_path!r}: give a local folder",
+                isinstance(self.storage_path, (str, os.PathLike)) and str(self.storage_path) != "",
+                f"storage_path={self.storage_path!r}: give a folder, or an address such as 's3://bucket/path'",
             )
         log_files(self.log_to_file)
         self._check_stop()
@@ -198,6 +202,7 @@ class RunConfig:
             CheckpointConfig,
             "tune.CheckpointConfig(num_to_keep=2)",
         )
+        require_kind("sync_config", self.sync_config, SyncConfig, "tune.SyncConfig(sync_period=5)")
         require(
             is_whole(self.verbose) and 0 <= self.verbose <= 3, f"verbose={self.verbose!r}: give 0, 1, 2 or 3"
         )
@@ -214,7 +219,3 @@ class RunConfig:
                 self.stop is None or callable(self.stop),
                 f"stop={self.stop!r}: give a dictionary, or a function (trial_id, result) -> bool",
             )
-
-
-def _is_local(path: object) -> bool:
-    return isinstance(path, (str, os.PathLike)) and str(path) != "" and "://" not in str(path)

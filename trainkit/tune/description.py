@@ -6,12 +6,18 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from trainkit.errors import ConfigError
-from trainkit.tune.config import DEFAULT_LOGGERS, CheckpointConfig, FailureConfig, RunConfig, TuneConfig
+from trainkit.tune.config import CheckpointConfig, FailureConfig, RunConfig, SyncConfig, TuneConfig
 from trainkit.tune.schedulers.base import TrialScheduler
 from trainkit.tune.schedulers.create import scheduler_class
 from trainkit.tune.search.base import Searcher
 from trainkit.tune.search.create import searcher_class
-from trainkit.tune.values import holds_opaque, is_opaque
+from trainkit.tune.values import holds_opaque
+
+_POLICIES: dict[str, Callable[..., Any]] = {
+    "failure_config": FailureConfig,
+    "checkpoint_config": CheckpointConfig,
+    "sync_config": SyncConfig,
+}
 
 # What a file may name; anything else is given again by the user, never looked up and called.
 _MADE_AGAIN: dict[str, Callable[[str], type[TrialScheduler] | type[Searcher] | None]] = {
@@ -32,12 +38,17 @@ def describe_settings(tune: TuneConfig, run: RunConfig) -> dict[str, Any]:
             "reuse_actors": tune.reuse_actors,
             "search_alg": _describe(tune.search_alg),
             "scheduler": _describe(tune.scheduler),
+            "trial_name_creator": tune.trial_name_creator,
+            "trial_dirname_creator": tune.trial_dirname_creator,
+            "trial_timeout_s": tune.trial_timeout_s,
+            "allow_duplicates": tune.allow_duplicates,
         },
         "run_config": {
             "stop": dict(run.stop) if isinstance(run.stop, Mapping) else run.stop,
             "callbacks": [type(callback).__qualname__ for callback in run.callbacks],
             "failure_config": vars(run.failure_config),
             "checkpoint_config": vars(run.checkpoint_config),
+            "sync_config": None if run.sync_config is None else vars(run.sync_config),
             "verbose": run.verbose,
             "log_to_file": run.log_to_file,
             "chdir_to_trial_dir": run.chdir_to_trial_dir,
@@ -58,7 +69,9 @@ def restored_tune_config(stored: Mapping[str, Any], given: TuneConfig | None) ->
         if name in settings:
             continue
         class_of = _MADE_AGAIN.get(name)
-        if class_of is None or value is None:
+        if holds_opaque(value) and class_of is None:
+            lacking[name] = "a function"
+        elif class_of is None or value is None:
             settings[name] = value
         elif (cls := class_of(value["class"])) is not None and not holds_opaque(value["arguments"]):
             settings[name] = cls(**value["arguments"])
@@ -77,26 +90,20 @@ def restored_run_config(stored: Mapping[str, Any], given: RunConfig | None) -> R
         ConfigError: the file can't say, since a stop function was used, or callbacks and nothing is given.
     """
     settings = _given(given or RunConfig(), RunConfig())
-    settings |= {"name": None, "storage_path": None}
+    settings |= {"name": None, "storage_path": None, "storage_filesystem": None}
     lacking = {}
-    if "stop" not in settings:
-        settings["stop"] = stored["stop"]
-        if is_opaque(stored["stop"]):
-            lacking["stop"] = "a function"
+    for name, value in stored.items():
+        if name in settings or name == "callbacks":
+            continue
+        if holds_opaque(value):
+            lacking[name] = "a function"
+        else:
+            cls = _POLICIES.get(name)
+            settings[name] = value if cls is None or value is None else cls(**value)
     if stored["callbacks"] and "callbacks" not in settings and (given is None or lacking):
         lacking["callbacks"] = ", ".join(stored["callbacks"])
     _require_all(lacking, "run_config=tune.RunConfig")
-    return RunConfig(
-        **{
-            "failure_config": FailureConfig(**stored["failure_config"]),
-            "checkpoint_config": CheckpointConfig(**stored["checkpoint_config"]),
-            "verbose": stored["verbose"],
-            "log_to_file": stored.get("log_to_file", False),
-            "chdir_to_trial_dir": stored.get("chdir_to_trial_dir", False),
-            "default_loggers": stored.get("default_loggers", DEFAULT_LOGGERS),
-            **settings,
-        }
-    )
+    return RunConfig(**settings)
 
 
 def _given(config: Any, default: Any) -> dict[str, Any]:

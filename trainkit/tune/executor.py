@@ -13,7 +13,6 @@ import itertools
 import logging
 import math
 import os
-import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +23,7 @@ from trainkit.runtime.placement_group import PlacementGroup
 from trainkit.runtime.remote import ActorHandle
 from trainkit.runtime.specs import ObjectRef
 from trainkit.tune import events as ev
+from trainkit.tune.checkpoint import remove_checkpoint
 from trainkit.tune.departures import Departures, end_all_now, end_now
 from trainkit.tune.placement import Bound, PlacementGroupFactory
 from trainkit.tune.pool import ProcessPool
@@ -117,7 +117,7 @@ class Executor:
                 case ev.Kill(trial_id):
                     self._kill(trial_id)
                 case ev.DeleteCheckpoint(trial, checkpoint):
-                    shutil.rmtree(f"{self._folder}/{trial.dirname}/{checkpoint.dirname}", ignore_errors=True)
+                    remove_checkpoint(f"{self._folder}/{trial.dirname}", checkpoint.dirname)
 
     def wait(self, timeout_s: float | None) -> None:
         """Return when some trial has news, or bundles are to be given back, or after `timeout_s`.

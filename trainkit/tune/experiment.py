@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import logging
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,23 +14,27 @@ from trainkit import settings
 from trainkit.clock import SYSTEM, Clock
 from trainkit.errors import ConfigError
 from trainkit.runtime import api
+from trainkit.tune import events as ev
 from trainkit.tune import parts
 from trainkit.tune.callbacks.hub import CallbackHub
 from trainkit.tune.capacity import Ledger
-from trainkit.tune.config import RunConfig, TuneConfig
+from trainkit.tune.config import RunConfig, SyncConfig, TuneConfig
 from trainkit.tune.controller import Controller
 from trainkit.tune.description import describe_settings, restored_run_config, restored_tune_config
 from trainkit.tune.executor import Executor
 from trainkit.tune.history import ExperimentReader
 from trainkit.tune.interrupts import Interrupts
 from trainkit.tune.loop import ExperimentLoop
+from trainkit.tune.mirror import Mirror
 from trainkit.tune.naming import Namer
 from trainkit.tune.placement import Bound
 from trainkit.tune.plan import FAIL_FAST, RESUMABLE
-from trainkit.tune.restore import Restored, ResumeRule, replay, restore_trials, restored_space
+from trainkit.tune.respace import restored_space
+from trainkit.tune.restore import Restored, ResumeRule, replay, restore_trials
 from trainkit.tune.results import ResultGrid
 from trainkit.tune.seeds import trial_seed
 from trainkit.tune.specification import SpecMaker
+from trainkit.tune.storage import Address, describe_address, new_place, stored_address
 from trainkit.tune.store import ExperimentStore
 from trainkit.tune.suggesting import TrialSource
 from trainkit.tune.trial import TrialStatus, experiment_prefix, safe_name
@@ -49,6 +54,8 @@ class Experiment:
         folder: of the experiment.
         resume: how to go on with what `folder` holds; None: it must not hold an experiment yet.
         facts: of the experiment that goes on.
+        changes: how `space` differs from the one of before, in words.
+        address: where the folder is copied to.
         clock: to read.
 
     Raises:
@@ -65,6 +72,8 @@ class Experiment:
         *,
         resume: ResumeRule | None = None,
         facts: Mapping[str, Any] | None = None,
+        changes: Sequence[str] = (),
+        address: Address | None = None,
         clock: Clock = SYSTEM,
     ) -> None:
         self._bound = bound
@@ -73,6 +82,8 @@ class Experiment:
         self._run = run
         self.folder = folder
         self._resume = resume
+        self._changes = tuple(changes)
+        self._address = address
         self._facts = dict(facts) if facts is not None else self._new_facts(clock)
         start, zero = clock.now(), clock.monotonic()
         # Dates as the wall clock gives them, yet never falling: what controller and deadlines need.
@@ -86,12 +97,12 @@ class Experiment:
     @classmethod
     def new(cls, bound: Bound, space: Space, tune: TuneConfig, run: RunConfig) -> Experiment:
         """An experiment in the folder that `run` names."""
-        root = Path(run.storage_path).expanduser() if run.storage_path is not None else settings.results_dir()
         trainable_name = safe_name(bound.name)[:100]
         name = (
             run.name or f"{trainable_name}_{datetime.datetime.now():%Y-%m-%d_%H-%M-%S}_{secrets.token_hex(2)}"
         )
-        return cls(bound, space, tune, run, (root / name).absolute())
+        folder, address = new_place(run.storage_path, run.storage_filesystem, name)
+        return cls(bound, space, tune, run, folder, address=address)
 
     @classmethod
     def restored(
@@ -102,8 +113,9 @@ class Experiment:
         param_space: Mapping[str, Any] | None,
         tune: TuneConfig | None,
         run: RunConfig | None,
+        address: Address | None = None,
     ) -> Experiment:
-        """The experiment in `folder`, to go on with.
+        """The experiment in `folder`, to go on with; `address` is where that was copied from.
 
         Raises:
             StoreError: there is none, or its file is damaged or foreign.
@@ -116,14 +128,17 @@ class Experiment:
                 f"TuneConfig(seed={tune.seed}) differs from the experiment's seed {facts['seed']}: "
                 "leave it out"
             )
+        space, changes = restored_space(facts["space"], param_space)
         return cls(
             bound,
-            restored_space(facts, param_space),
+            space,
             restored_tune_config(facts["tune_config"], tune),
             restored_run_config(facts["run_config"], run),
             folder,
             resume=rule,
             facts=facts,
+            changes=changes,
+            address=address or stored_address(facts, folder.name, run),
         )
 
     def fit(self) -> ResultGrid:
@@ -133,6 +148,7 @@ class Experiment:
             InfeasibleError: a trial could never start, for want of resources.
             SerializationError: the trainable or a value can't be sent to a worker.
             StoreError: the folder can't be written, or another process is at it.
+            StorageError: the copy elsewhere can't be written, or is not complete in the end.
             TrialError: with fail_fast="raise", as the trial raised it.
         """
         settings.warn_of_old_variables()
@@ -146,15 +162,21 @@ class Experiment:
             leave_s=self._plan.cleanup_s,
             reuse=self._tune.reuse_actors,
         )
+        mirror = None
+        if self._address is not None:
+            mirror = Mirror(self.folder, self._address, self._run.sync_config or SyncConfig())
+            mirror.check(new=self._resume is None)
         if self._resume is None:
             store = ExperimentStore.create(self.folder, self._facts)
         else:
             store = ExperimentStore.open(self.folder)
-        try:
-            with ExperimentReader(self.folder) as reader, Interrupts() as interrupts:
-                controller = self._run_loop(ledger, executor, store, reader, interrupts)
-        finally:
-            store.close()
+        with (
+            contextlib.closing(store),
+            mirror.running() if mirror is not None else contextlib.nullcontext(),
+            ExperimentReader(self.folder) as reader,
+            Interrupts() as interrupts,
+        ):
+            controller = self._run_loop(ledger, executor, store, reader, interrupts, mirror)
         if controller.ending in RESUMABLE:
             logger.warning(
                 "Ended early: %s. All that was reported is kept; go on by Tuner.restore(%r, trainable).fit()",
@@ -185,7 +207,7 @@ class Experiment:
             trials = reader.trials()  # second: those of the log are all there
         if any(holds_opaque(trial.config) for trial in trials):  # a searcher asked again has the objects
             self._take_parts()
-            replay(log, trials, self._searcher, self._scheduler)
+            replay(log, trials, self._searcher, self._scheduler, same_space=not self._changes)
         configs = {trial.trial_id: trial.config for trial in trials}
         return ResultGrid.load(self.folder, metric=self.metric, mode=self.mode, configs=configs)
 
@@ -196,6 +218,7 @@ class Experiment:
         store: ExperimentStore,
         reader: ExperimentReader,
         interrupts: Interrupts,
+        mirror: Mirror | None,
     ) -> Controller:
         restored = Restored([])
         if self._resume is not None:
@@ -221,7 +244,11 @@ class Experiment:
             restored.trials,
             restored.with_metric,
         )
-        callbacks = parts.make_callbacks(self._run)
+        callbacks = [
+            *parts.make_callbacks(self._run),
+            *parts.make_watch(self.metric),
+            *([mirror] if mirror is not None else []),
+        ]
         hub = CallbackHub(
             callbacks,
             controller.trials,
@@ -267,13 +294,21 @@ class Experiment:
                 self._facts["trainable"],
                 self._bound.name,
             )
-        restored = restore_trials(reader, self._searcher, self._scheduler, rule, self.metric, self._now())
+        now = self._now()
+        if self._changes:
+            logger.warning("%s goes on in another search space: %s", self.folder, "; ".join(self._changes))
+        restored = restore_trials(
+            reader, self._searcher, self._scheduler, rule, self.metric, now, same_space=not self._changes
+        )
+        if self._changes:
+            restored.records.append(ev.Noted(now, "space changed", "; ".join(self._changes)))
         for trial in restored.trials:
             if trial.status is TrialStatus.PENDING:
                 trial.request = self._bound.request(trial.config)
                 ledger.require_feasible(trial.request, what=f"trial {trial.name}")
         store.commit(restored.records)
-        for key, value in describe_settings(self._tune, self._run).items():
+        facts = {"space": self._space.tree, **describe_address(self._address)}
+        for key, value in (facts | describe_settings(self._tune, self._run)).items():
             store.set_fact(key, value)  # the next restore goes on with what was given to this one
         return restored
 
@@ -289,6 +324,7 @@ class Experiment:
             "prefix": experiment_prefix(seed, self._bound.name),
             "space": self._space.tree,
             **describe_settings(self._tune, self._run),
+            **describe_address(self._address),
         }
 
     def _take_parts(self) -> None:

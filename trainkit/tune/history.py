@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import sqlite3
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -207,16 +207,17 @@ class ExperimentReader:
             )
         }
 
-    def log(self) -> Iterator[LogEntry]:
+    def log(self) -> Generator[LogEntry]:
         """All that searcher and scheduler were told, in the order they were told it."""
         self._origins = self._read_origins()
         for kind, trial_id, attempt, iteration, text in self._rows(
             "SELECT kind, trial_id, attempt, iteration, text FROM ("
             "SELECT seq, 'trial' AS kind, trial_id, 0 AS attempt, 0 AS iteration, '' AS text FROM trials "
             "UNION ALL SELECT seq, 'result', trial_id, attempt, iteration, metrics FROM results "
-            "UNION ALL SELECT seq, 'end', trial_id, 0, 0, kind FROM events "
-            "WHERE kind IN ('TERMINATED', 'ERROR')"
-            ") ORDER BY seq"
+            # An end that was none, as the trial was gone on with, is not told again.
+            "UNION ALL SELECT max(e.seq), 'end', trial_id, 0, 0, t.status FROM events e JOIN trials t "
+            "USING (trial_id) WHERE e.kind = t.status AND t.status IN ('TERMINATED', 'ERROR') "
+            "GROUP BY trial_id) ORDER BY seq"
         ):
             if kind == "trial":
                 yield Suggested(trial_id)

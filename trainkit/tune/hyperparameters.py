@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from trainkit.tune.space import Categorical, Domain, GridSearch
+from trainkit.tune.domains import Categorical, Domain, GridSearch, When
 from trainkit.tune.values import OPAQUE, is_opaque
 
 _PRIMITIVE = (str, int, float, bool, type(None))
@@ -104,7 +104,8 @@ def hyperparameters_of(configs: Sequence[Mapping[str, Any]], space: Any) -> list
 
 def _leaves(value: Any, node: Any, path: str) -> Iterator[tuple[str, Any, Any]]:
     """Give name, value and domain of each leaf; `node` is what the space has at this place."""
-    node = getattr(node, "content", node)  # of what is there only under conditions
+    while isinstance(node, When):
+        node = node.content
     if isinstance(node, (Categorical, GridSearch)):
         chosen = _branch(value, node.categories if isinstance(node, Categorical) else node.values)
         if chosen is None:
@@ -139,7 +140,8 @@ def _same_list(value: Sequence[Any], node: Any) -> bool:
 
 
 def _holds_domain(node: Any) -> bool:
-    node = getattr(node, "content", node)
+    if isinstance(node, When):
+        return _holds_domain(node.content)
     if isinstance(node, (Domain, GridSearch)):
         return True
     children = node.values() if isinstance(node, Mapping) else node if isinstance(node, (list, tuple)) else ()

@@ -12,6 +12,7 @@ from trainkit.tune.callbacks.console import ConsoleCallback
 from trainkit.tune.callbacks.csv_logger import CSVLoggerCallback
 from trainkit.tune.callbacks.json_logger import JsonLoggerCallback
 from trainkit.tune.callbacks.logger import LoggerCallback
+from trainkit.tune.callbacks.metric_watch import MetricWatch
 from trainkit.tune.callbacks.progress import ReporterCallback
 from trainkit.tune.callbacks.tensorboard import TBXLoggerCallback
 from trainkit.tune.config import RunConfig, TuneConfig
@@ -70,3 +71,8 @@ def make_callbacks(run: RunConfig) -> Sequence[Callback]:
     elif run.verbose:
         callbacks.append(ConsoleCallback(verbose=run.verbose))
     return callbacks
+
+
+def make_watch(metric: str | None) -> Sequence[Callback]:
+    """Return what looks out for a misspelt metric; nothing where there is none or it need not come."""
+    return [MetricWatch(metric)] if metric is not None and settings.metric_is_required() else []

@@ -1,12 +1,13 @@
-"""What happens to a trial that fails, and which of its checkpoints stay: frozen, and checked."""
+"""What happens to failed trials, to checkpoints, to a copy elsewhere, on a restore: frozen, and checked."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from enum import StrEnum
+from typing import Any, ClassVar, Literal
 
-from trainkit.tune.checks import is_whole, require, require_mode
+from trainkit.tune.checks import is_finite, is_whole, require, require_mode
 
 OutOfMemory = Literal["retry_alone"] | Callable[[dict[str, Any]], dict[str, Any] | None]
 """'retry_alone', or a function from the configuration to the one to try instead; None gives up."""
@@ -91,3 +92,69 @@ class CheckpointConfig:
             is_whole(self.checkpoint_frequency) and self.checkpoint_frequency >= 0,
             f"checkpoint_frequency={self.checkpoint_frequency!r}: give a number of iterations, or 0",
         )
+
+
+@dataclass(frozen=True)
+class SyncConfig:
+    """How an experiment is copied to a `storage_path` that is no local folder.
+
+    Args:
+        sync_period: seconds that the copy may lag behind while the experiment runs, as far as the uploads
+            themselves are faster.
+        sync_timeout: seconds that `fit` waits at its end for the copy to be complete.
+        sync_artifacts: files that trials write into their folders are copied too; False: only the store,
+            the checkpoints and what loggers and the console keep.
+        sync_artifacts_on_checkpoint: accepted, as they are copied with everything else.
+
+    Raises:
+        ConfigError: a value is out of range.
+    """
+
+    sync_period: float = 5
+    sync_timeout: float = 1800
+    sync_artifacts: bool = True
+    sync_artifacts_on_checkpoint: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("sync_period", "sync_timeout"):
+            value = getattr(self, name)
+            require(is_finite(value) and value > 0, f"{name}={value!r}: give seconds above 0")
+
+
+class Resume(StrEnum):
+    """What a restore does with a trial."""
+
+    RESUME = "resume"
+    RESTART = "restart"
+    SKIP = "skip"
+
+
+@dataclass(frozen=True)
+class ResumeConfig:
+    """What a restore does with the trials that it finds.
+
+    RESUME goes on from the last checkpoint, RESTART starts at the beginning, SKIP leaves a trial as it is;
+    one that had not ended is then ended.
+
+    Args:
+        finished: trials that have ended without failing.
+        unfinished: trials that were running, or waited.
+        errored: trials that failed.
+
+    Raises:
+        ConfigError: a value is no ResumeConfig.ResumeType.
+    """
+
+    ResumeType: ClassVar[type[Resume]] = Resume
+
+    finished: Resume = Resume.SKIP
+    unfinished: Resume = Resume.RESUME
+    errored: Resume = Resume.SKIP
+
+    def __post_init__(self) -> None:
+        for name in ("finished", "unfinished", "errored"):
+            value = getattr(self, name)
+            require(
+                isinstance(value, Resume),
+                f"{name}={value!r}: give ResumeConfig.ResumeType.RESUME, RESTART or SKIP",
+            )

@@ -1,7 +1,7 @@
 """What travels between driver and trial: frozen values.
 
-driver -> trial    setup(TrialSpec)   advance()   stop(save)
-trial -> driver    Origin's facts     Progress    Progress
+driver -> trial    setup(TrialSpec)   advance()        stop(save)
+trial -> driver    Place              Progress.plain   Progress.plain
 """
 
 from __future__ import annotations
@@ -75,3 +75,11 @@ class Progress:
     checkpoint: str | None = None
     done: bool = False
     problem: str = ""
+
+    @property
+    def plain(self) -> PlainProgress:
+        """The same as a tuple, which travels several times as fast as an object of a class."""
+        return self.iteration, self.metrics, self.checkpoint, self.done, self.problem
+
+
+PlainProgress = tuple[int, dict[str, Any] | None, str | None, bool, str]

@@ -6,26 +6,17 @@ from typing import Any
 
 from trainkit.errors import ActorDiedError, ConfigError, MetricError, SerializationError, TaskError
 from trainkit.tune import events as ev
-from trainkit.tune.protocol import Place, Progress
+from trainkit.tune.protocol import Place
 from trainkit.tune.trial import Failure
 
 
 def event_of(trial_id: str, attempt: int, time: float, answer: Any) -> ev.Event:
     """Return the event that `answer`, to whichever call, is."""
-    if type(answer) is Progress:
-        metrics = answer.metrics
+    if type(answer) is tuple:
+        iteration, metrics, checkpoint, done, problem = answer
         if metrics is None:
-            return ev.Finished(trial_id, attempt, time, answer.iteration, answer.checkpoint, answer.problem)
-        return ev.Reported(
-            trial_id,
-            attempt,
-            time,
-            answer.iteration,
-            metrics,
-            answer.checkpoint,
-            answer.done,
-            answer.problem,
-        )
+            return ev.Finished(trial_id, attempt, time, iteration, checkpoint, problem)
+        return ev.Reported(trial_id, attempt, time, iteration, metrics, checkpoint, done, problem)
     if type(answer) is Place:
         return ev.Started(trial_id, attempt, time, answer.pid, answer.hostname, answer.node_ip)
     raise TypeError(f"a trial cannot answer {answer!r}")

@@ -9,6 +9,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import trainkit.errors
 from trainkit.errors import MetricError, StoreError, TrialError
 from trainkit.tune import show
 from trainkit.tune.checkpoint import Checkpoint
@@ -220,6 +221,8 @@ def with_config(report: Mapping[str, Any], config: Mapping[str, Any]) -> dict[st
 
 
 def _as_error(trial: Trial, failure: Failure) -> TrialError | MetricError:
-    cls = MetricError if failure.kind == "MetricError" else TrialError
+    known = getattr(trainkit.errors, failure.kind, None)
+    ours = isinstance(known, type) and issubclass(known, (TrialError, MetricError))
+    cls: type[TrialError | MetricError] = known if ours else TrialError
     trace = f"\n{failure.traceback}" if failure.traceback else ""
     return cls(f"trial {trial.trial_id} failed: {failure.kind}: {failure.message}{trace}")

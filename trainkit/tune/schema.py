@@ -119,10 +119,15 @@ def create_database(path: Path) -> sqlite3.Connection:
 def open_database(path: Path, *, read_only: bool) -> sqlite3.Connection:
     """Open a file that exists, after a look at whether it is ours and whole.
 
+    Only SQLite itself opens a file that is in order: POSIX locks are a process's, so whoever closes another
+    descriptor of a file that this process writes drops SQLite's locks on it. The next program that looks
+    into it, such as the `sqlite3` shell, would then take itself for the only one and remove the log.
+
     Raises:
         StoreError: there is none, it is damaged, foreign, or of another version.
     """
-    _check_header(path)
+    if not path.exists():
+        raise StoreError(f"{path.parent} holds no experiment: there is no {path.name}")
     connection = None
     try:
         mode = "ro" if read_only else "rw"
@@ -139,7 +144,7 @@ def open_database(path: Path, *, read_only: bool) -> sqlite3.Connection:
     except sqlite3.Error as error:
         if connection is not None:
             connection.close()
-        raise StoreError(f"{path} is damaged or cannot be read: {error}. {_ADVICE}") from error
+        raise StoreError(_what_is_wrong(path, error)) from error
     except StoreError:
         if connection is not None:
             connection.close()
@@ -157,31 +162,31 @@ def _tune(connection: sqlite3.Connection) -> None:
     connection.execute("PRAGMA synchronous=NORMAL")
 
 
-def _check_header(path: Path) -> None:
+def _what_is_wrong(path: Path, error: sqlite3.Error) -> str:
+    """Text on a file that SQLite can't read."""
     try:
         with open(path, "rb") as file:
             header = file.read(100)
             size = os.fstat(file.fileno()).st_size
-    except FileNotFoundError:
-        raise StoreError(f"{path.parent} holds no experiment: there is no {path.name}") from None
-    except OSError as error:
-        raise StoreError(f"{path} cannot be read: {error}") from error
+    except OSError as problem:
+        return f"{path} cannot be read: {problem}"
     if len(header) < 100 or not header.startswith(b"SQLite format 3\0"):
-        raise StoreError(
-            f"{path} is not an experiment file: it is damaged, or another program wrote it. {_ADVICE}"
-        )
+        return f"{path} is not an experiment file: it is damaged, or another program wrote it. {_ADVICE}"
     page_size = int.from_bytes(header[16:18], "big")
     page_size = 65536 if page_size == 1 else page_size
     pages = int.from_bytes(header[28:32], "big")
     # Pages that are still in the log are missing from the file itself; the log then exists.
     if pages * page_size > size and not path.with_name(path.name + "-wal").exists():
-        raise StoreError(f"{path} is cut short: {size} bytes of {pages * page_size}. {_ADVICE}")
+        return f"{path} is cut short: {size} bytes of {pages * page_size}. {_ADVICE}"
+    return f"{path} is damaged or cannot be read: {error}. {_ADVICE}"
 
 
 def _check_identity(connection: sqlite3.Connection, path: Path) -> None:
     application = connection.execute("PRAGMA application_id").fetchone()[0]
     version = connection.execute("PRAGMA user_version").fetchone()[0]
     if application != APPLICATION_ID:
+        if path.stat().st_size == 0:
+            raise StoreError(f"{path} is not an experiment file: it is empty. {_ADVICE}")
         raise StoreError(f"{path} was written by another program (application_id {application:#x})")
     if version != VERSION:
         raise StoreError(

@@ -15,6 +15,7 @@ from trainkit.errors import ConfigError, StoreError
 from trainkit.tune import events as ev
 from trainkit.tune.ownership import Ownership
 from trainkit.tune.schema import FILENAME, create_database, open_database
+from trainkit.tune.usage import advice
 from trainkit.tune.values import encode, encode_config, storable_text
 
 
@@ -117,14 +118,16 @@ class ExperimentStore:
             try:
                 for record in records:
                     self._writers[type(record)](record)
+                self._connection.execute("COMMIT")
             except BaseException:
-                self._connection.execute("ROLLBACK")
+                if self._connection.in_transaction:  # SQLite may have rolled it back itself
+                    self._connection.execute("ROLLBACK")
                 raise
-            self._connection.execute("COMMIT")
         except sqlite3.Error as error:
             raise StoreError(
-                f"{self.folder / FILENAME} cannot be written: {error}. All that was acknowledged is kept: "
-                f"mend the cause, then go on by Tuner.restore({str(self.folder)!r}, trainable)"
+                f"{self.folder / FILENAME} cannot be written: {error}.{advice(self.folder, error)} All that "
+                "was acknowledged is kept: mend the cause, then go on by "
+                f"Tuner.restore({str(self.folder)!r}, trainable)"
             ) from error
 
     def set_fact(self, key: str, value: Any) -> None:
@@ -150,9 +153,7 @@ class ExperimentStore:
         return self._seq
 
     def _run(self, sql: str, *values: Any) -> None:
-        self._connection.execute(
-            sql, [storable_text(value) if isinstance(value, str) else value for value in values]
-        )
+        self._connection.execute(sql, tuple(map(_storable, values)))
 
     def _trial_added(self, record: ev.TrialAdded) -> None:
         trial = record.trial
@@ -252,6 +253,10 @@ class ExperimentStore:
             record.trial_id,
             record.detail,
         )
+
+
+def _storable(value: Any) -> Any:
+    return storable_text(value) if isinstance(value, str) and not value.isascii() else value
 
 
 def _refuse_existing(folder: Path) -> None:

@@ -156,9 +156,15 @@ class Trainable:
 
     def take_over(self, trial: TrialSpec) -> bool:
         """Go on as another trial; False if `reset_config` says that a new object is needed."""
-        self._trial, self._meter = trial, Meter(trial)
-        self.config = dict(trial.config)
-        return bool(self.reset_config(self.config))
+        before = self._trial, self._meter, self.config
+        accepted = False
+        try:
+            self._trial, self._meter, self.config = trial, Meter(trial), dict(trial.config)
+            accepted = bool(self.reset_config(self.config))
+        finally:
+            if not accepted:  # the clean-up that follows is the former trial's
+                self._trial, self._meter, self.config = before
+        return accepted
 
     def stop(self) -> None:
         """End: `cleanup` is called."""

@@ -91,7 +91,8 @@ class Attempt:
         started: seconds since 1970.
         iteration: that it went on from; 0: the beginning.
         reports: how many it made.
-        outcome: how it ended, such as "retry 1 of 2 after OutOfMemoryError"; '' while it runs.
+        outcome: how it ended, such as "retry 1 of 2 after OutOfMemoryError", or what became of it then, such
+            as "resumed" after the whole experiment was killed; '' while it runs.
         pid, hostname: of its process.
     """
 

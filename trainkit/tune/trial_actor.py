@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from trainkit.runtime.api import get
-from trainkit.tune.protocol import Place, Progress, TrialSpec
+from trainkit.tune.protocol import Place, PlainProgress, TrialSpec
 from trainkit.tune.runners import Runner, make_runner
 
 
@@ -60,13 +60,13 @@ class TrialActor:
         # No name is looked up: a resolver that hangs would hang every trial.
         return Place(os.getpid(), socket.gethostname(), "127.0.0.1")
 
-    def advance(self) -> Progress:
+    def advance(self) -> PlainProgress:
         """Run to the next report."""
-        return self._present().advance()
+        return self._present().advance().plain
 
-    def stop(self, save: bool) -> Progress:
+    def stop(self, save: bool) -> PlainProgress:
         """End the trial where it waits."""
-        return self._present().stop(save)
+        return self._present().stop(save).plain
 
     def leave(self, driver_pid: int) -> None:
         """End the process as a program ends, exit handlers included; nothing where trials have none."""

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from trainkit.errors import ConfigError, StoreError
-from trainkit.tune.config import RunConfig, TuneConfig
+from trainkit.errors import ConfigError
+from trainkit.tune.config import ResumeConfig, RunConfig, TuneConfig
 from trainkit.tune.experiment import Experiment
 from trainkit.tune.forms import checked_trainable
-from trainkit.tune.history import ExperimentReader
 from trainkit.tune.restore import ResumeRule
+from trainkit.tune.result import Result
 from trainkit.tune.results import ResultGrid
+from trainkit.tune.storage import can_read, working_folder
 from trainkit.tune.variants import Space
 
 
@@ -59,6 +59,8 @@ class Tuner:
             SerializationError: the trainable or a value can't be sent to a worker; the part is named.
             ConfigError: the folder holds an experiment already.
             StoreError: the folder can't be written.
+            StorageError: the copy at storage_path can't be written, or is not complete in the end; the
+                results are there all the same, by `get_results`.
             KeyboardInterrupt: Ctrl-C was pressed twice; the experiment can be restored all the same.
         """
         self._results = self._experiment.fit()
@@ -81,7 +83,10 @@ class Tuner:
         resume_errored: bool = False,
         restart_errored: bool = False,
         param_space: Mapping[str, Any] | None = None,
+        storage_filesystem: Any = None,
         *,
+        resume_finished: bool | Sequence[str | Result] = False,
+        resume_config: ResumeConfig | None = None,
         tune_config: TuneConfig | None = None,
         run_config: RunConfig | None = None,
     ) -> Tuner:
@@ -91,38 +96,53 @@ class Tuner:
         start again without one. Scheduler and searcher are rebuilt by replaying what they were told.
 
         Args:
-            path: of the experiment's folder.
+            path: of the experiment's folder, or an address that it was copied to.
             trainable: as at the start.
             resume_unfinished: False ends them instead.
             resume_errored: go on with trials that failed, from their last checkpoint.
             restart_errored: start trials that failed from the beginning.
-            param_space: as at the start; needed only if it holds functions or objects.
-            tune_config: settings to change, and a scheduler or searcher of your own to give again; what is
-                left at its default stays as stored.
-            run_config: the same, for a stop function and callbacks; callbacks are those given here.
+            param_space: needed if it holds functions or objects; or another one: trials of before stay as
+                they are, and further ones are drawn from it.
+            storage_filesystem: an fsspec file system that `path` is a path of.
+            resume_finished: True, or trial ids, or results: finished trials that go on from their last
+                checkpoints, under the rules that hold now, such as RunConfig(stop=...).
+            resume_config: what is done with each kind of trial, in place of the arguments `resume_...` and
+                `restart_errored`.
+            tune_config: settings to change, such as `num_samples`, and a scheduler or searcher of your own
+                to give again; what is left at its default stays as stored.
+            run_config: the same, for a stop rule and callbacks; callbacks are those given here.
 
         Raises:
             StoreError: `path` holds no experiment, or its file is damaged or foreign.
+            StorageError: the address can't be read.
             ConfigError: a part that the file can't hold was not given.
         """
-        rule = ResumeRule(resume_unfinished, resume_errored, restart_errored)
+        rule = ResumeRule.of(
+            resume_unfinished, resume_errored, restart_errored, resume_finished, resume_config
+        )
+        folder, address = working_folder(path, storage_filesystem)
         experiment = Experiment.restored(
-            Path(path).expanduser().absolute(),
+            folder,
             checked_trainable(trainable, run_config or RunConfig()),
             rule,
             param_space,
             tune_config,
             run_config,
+            address,
         )
         tuner = cls.__new__(cls)
         tuner._hold(experiment)
         return tuner
 
     @classmethod
-    def can_restore(cls, path: str | os.PathLike[str]) -> bool:
-        """True if `path` holds an experiment that can be read."""
-        try:
-            ExperimentReader(Path(path).expanduser().absolute()).close()
-        except StoreError:
-            return False
-        return True
+    def can_restore(cls, path: str | os.PathLike[str], storage_filesystem: Any = None) -> bool:
+        """True if `path`, a folder or an address, holds an experiment that can be read.
+
+        Args:
+            path: of the experiment.
+            storage_filesystem: an fsspec file system that `path` is a path of.
+
+        Raises:
+            StorageError: the address can't be reached.
+        """
+        return can_read(path, storage_filesystem)

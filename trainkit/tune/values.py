@@ -87,7 +87,7 @@ def _scalar(value: Any) -> Any:
 
 def storable_text(text: str) -> str:
     """Return `text` as UTF-8 can hold it: what stands for an undecodable byte is spelled out."""
-    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def encode(value: Any) -> str:

@@ -13,6 +13,8 @@ from trainkit.tune.trial import Trial, TrialStatus
 
 logger = logging.getLogger("trainkit.tune")
 
+_HOOKS = [name for name in vars(Callback) if name.startswith("on_") or name == "setup"]
+
 
 class CallbackHub:
     """See the module.
@@ -31,7 +33,7 @@ class CallbackHub:
         history: Callable[[str], list[dict[str, Any]]],
         keep: Callable[[dict[str, str]], None] = lambda states: None,
     ) -> None:
-        self._callbacks = callbacks
+        self._listeners = {hook: _listening(callbacks, hook) for hook in _HOOKS}
         self._trials = trials
         self._history = history
         self._step = 0
@@ -82,9 +84,9 @@ class CallbackHub:
         self._tell(hook, self._step, self._trials, trial, **info)
 
     def _tell(self, hook: str, *args: Any, **kwargs: Any) -> None:
-        for callback in self._callbacks:
+        for callback, method in self._listeners[hook]:
             try:
-                getattr(callback, hook)(*args, **kwargs)
+                method(*args, **kwargs)
             except Exception:
                 self._complain(callback, hook)
 
@@ -99,3 +101,10 @@ class CallbackHub:
                 hook,
                 exc_info=True,
             )
+
+
+def _listening(callbacks: Sequence[Callback], hook: str) -> list[tuple[Callback, Callable[..., None]]]:
+    """Those that do something at `hook`, as most do nothing at most, with the method to call."""
+    methods = [(callback, getattr(callback, hook)) for callback in callbacks]
+    nothing = getattr(Callback, hook)
+    return [(callback, call) for callback, call in methods if getattr(call, "__func__", call) is not nothing]

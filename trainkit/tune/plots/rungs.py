@@ -187,4 +187,4 @@ def _draw_ways(
 
 
 def _label(level: float, entries: Sequence[Entry]) -> str:
-    return f"{level:g}\n{len(entries)} came, {sum(entry.went_on for entry in entries)} went on"
+    return f"{level:g}\n{len(entries)} came\n{sum(entry.went_on for entry in entries)} went on"

@@ -59,6 +59,15 @@ class Searcher(ABC):
     def suggest(self, trial_id: str) -> dict[str, Any] | str | None:
         """Return the next configuration; None: none before more results come; FINISHED: none any more."""
 
+    def replay(self, trial_id: str, config: dict[str, Any]) -> None:
+        """Take a suggestion of before as made: it is `config`, whatever would be suggested today.
+
+        Called on a restore instead of `suggest`, in the order of the suggestions, between what was
+        reported; the space may be another than the one that `config` was drawn from.
+        """
+        del config
+        self.suggest(trial_id)
+
     def on_trial_result(self, trial_id: str, result: Mapping[str, Any]) -> None:
         """A trial has reported."""
         del trial_id, result

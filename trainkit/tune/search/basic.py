@@ -71,6 +71,10 @@ class BasicVariantGenerator(Searcher):
         index, self._next = self._next, self._next + 1
         return self.configuration(index)
 
+    def replay(self, trial_id: str, config: dict[str, Any]) -> None:
+        del trial_id, config
+        self._next += 1
+
     def configuration(self, index: int) -> dict[str, Any]:
         """Return suggestion `index`; it depends on the space, the points, the seed and `index` alone."""
         rng = suggestion_generator(self.seed, index)

@@ -79,21 +79,38 @@ class Names:
         """The leaves that may stand under a name: one, or one in each branch."""
         return self._by_name[name]
 
-    def conditions(self, given: Mapping[str, Any], scope: Path, where: str) -> tuple[Condition, ...]:
+    def conditions(
+        self, given: Mapping[str, Any], scope: Path, where: str, *, computed: bool = False
+    ) -> tuple[Condition, ...]:
         """Find the names as seen from the dictionary at `scope`: siblings first, then outwards.
+
+        Args:
+            given: names with values.
+            scope: path of the dictionary that they stand in.
+            where: what is said in messages.
+            computed: True if names may be those of `sample_from`.
 
         Raises:
             SpaceError: a name is unknown, or can't have the value.
         """
-        return tuple(self._condition(name, value, scope, where) for name, value in given.items())
+        found = []
+        for name, value in given.items():
+            full, leaves = self._find(name, scope, where)
+            if not computed and any(isinstance(site.leaf, SampleFrom) for site in leaves):
+                raise SpaceError(
+                    f"{where} looks at {full!r}, which is computed from the others only when all are chosen; "
+                    "look at what it is computed from"
+                )
+            found.append(Condition(full, in_config(leaves[0].path), _values(leaves, full, value, where)))
+        return tuple(found)
 
-    def _condition(self, name: str, value: Any, scope: Path, where: str) -> Condition:
+    def _find(self, name: str, scope: Path, where: str) -> tuple[str, Sequence[Site]]:
         outwards = in_config(scope)
         for depth in range(len(outwards), -1, -1):
             full = "/".join(map(str, (*outwards[:depth], name)))
             found = [site for site in self._by_name.get(full, ()) if _together(site.path, scope)]
             if found:
-                return Condition(full, in_config(found[0].path), _values(found, full, value, where))
+                return full, found
         near = difflib.get_close_matches(name, self._by_name, n=3) or sorted(self._by_name)
         raise SpaceError(
             f"{where} looks at {name!r}, which the space does not have; there is {', '.join(near)}"
@@ -108,11 +125,6 @@ def _together(path: Path, scope: Path) -> bool:
 
 def _values(found: Sequence[Site], name: str, value: Any, where: str) -> tuple[Any, ...]:
     leaves = [site.leaf for site in found]
-    if any(isinstance(leaf, SampleFrom) for leaf in leaves):
-        raise SpaceError(
-            f"{where} looks at {name!r}, which is computed from the others only when all are chosen; "
-            "look at what it is computed from"
-        )
     if isinstance(value, Domain) or any(_possible(leaf, value) for leaf in leaves):
         return (value,)
     values = tuple(value) if isinstance(value, (list, tuple, set, frozenset)) else (value,)
@@ -128,9 +140,9 @@ def _values(found: Sequence[Site], name: str, value: Any, where: str) -> tuple[A
 
 
 def _is_switch(site: Site) -> bool:
-    """True for a constant outside all branches: turned by hand, so it may be asked for anything."""
+    """True for what may have any value: what is computed, and a constant outside all branches, set by hand."""
     chosen = isinstance(site.leaf, Domain) or options_of(site.leaf)
-    return not chosen and site.path == in_config(site.path)
+    return isinstance(site.leaf, SampleFrom) or (not chosen and site.path == in_config(site.path))
 
 
 def _possible(leaf: Any, value: Any) -> bool:
@@ -197,7 +209,7 @@ def rules(leaves: Iterable[Site], names: Names) -> tuple[Rule, ...]:
             where = f"{spell(site.path)}: forbid"
             for clause in site.leaf.clauses:
                 if isinstance(clause, Mapping):
-                    found.append(Rule(names.conditions(clause, site.path[:-1], where)))
+                    found.append(Rule(names.conditions(clause, site.path[:-1], where, computed=True)))
                 else:
                     found.append(Rule(function=clause))
     return tuple(found)

@@ -12,6 +12,7 @@ from trainkit.tune.spaces.combinations import MAX_LISTED, combinations
 from trainkit.tune.spaces.conditions import Names, Rule
 from trainkit.tune.spaces.counting import Conditions, leaves_nothing
 from trainkit.tune.spaces.parameters import Parameter
+from trainkit.tune.spaces.probing import is_undrawn, surely_broken
 from trainkit.tune.spaces.tree import Branch, Path
 
 
@@ -64,14 +65,22 @@ def listing(
         del path
         return leaf.values if isinstance(leaf, GridSearch) else None
 
-    for seen, (chosen, _) in enumerate(combinations(tree, conditions, options, given)):
+    for seen, (chosen, config) in enumerate(combinations(tree, conditions, options, given)):
         if seen == MAX_LISTED:
             raise SpaceError(
                 f"the grid has more than {MAX_LISTED} combinations, too many to look at each, as conditions "
                 "or rules demand; use choice() for an axis, or fewer values"
             )
-        if not rules or not leaves_nothing(tree, conditions, rules, {**given, **chosen}, limit=1000):
-            yield chosen
+        if any(surely_broken(rule, config) for rule in rules):
+            continue
+        # Nothing broken yet; but of what is drawn, every value may be forbidden with these.
+        if (
+            rules
+            and is_undrawn(config)
+            and leaves_nothing(tree, conditions, rules, {**given, **chosen}, limit=1000)
+        ):
+            continue
+        yield chosen
 
 
 def require_settled_axes(parameters: Mapping[Path, Parameter], names: Names) -> None:

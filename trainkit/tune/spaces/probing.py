@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from trainkit.tune.domains import SampleFrom
 from trainkit.tune.spaces.conditions import Rule
 from trainkit.tune.spaces.growing import Undrawn
 
@@ -14,9 +15,18 @@ def surely_broken(rule: Rule, config: Mapping[str, Any]) -> bool:
     if rule.function is None:
         return rule.is_broken_by(config)  # a condition on what is undrawn does not hold
     try:
-        return rule.is_broken_by(_Guarded.of(config))
+        return rule.is_broken_by(_Guarded(config) if is_undrawn(config) else config)
     except Exception:  # it asked for a value that is not drawn; asked again when all are, it may raise
         return False
+
+
+def is_undrawn(value: Any) -> bool:
+    """True if any part of `value` has not been drawn or computed."""
+    if isinstance(value, dict):
+        return any(map(is_undrawn, value.values()))
+    return (
+        any(map(is_undrawn, value)) if isinstance(value, list) else isinstance(value, (Undrawn, SampleFrom))
+    )
 
 
 class _NotDrawnError(Exception):
@@ -24,25 +34,25 @@ class _NotDrawnError(Exception):
 
 
 class _Guarded(Mapping[str, Any]):
-    """A configuration of which some values are undrawn, and must not be looked at."""
+    """A configuration of which some values are undrawn: neither these can be seen, nor that a key is missing.
+
+    A missing one may be there once what its condition looks at is drawn.
+    """
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         self._config = config
 
-    @staticmethod
-    def of(value: Any) -> Any:
-        if isinstance(value, Undrawn):
+    def __getitem__(self, key: str) -> Any:
+        if key not in self:
             raise _NotDrawnError
-        if not _undrawn(value):
-            return value
+        value = self._config[key]
         if isinstance(value, dict):
             return _Guarded(value)
-        raise _NotDrawnError
-
-    def __getitem__(self, key: str) -> Any:
-        if key not in self._config:
-            raise _NotDrawnError  # it may be there once what its condition looks at is drawn
-        return _Guarded.of(self._config[key])
+        if is_undrawn(value) or (
+            isinstance(value, list) and any(isinstance(each, (dict, list)) for each in value)
+        ):
+            raise _NotDrawnError
+        return value
 
     def __contains__(self, key: object) -> bool:
         if key not in self._config:
@@ -57,9 +67,3 @@ class _Guarded(Mapping[str, Any]):
 
     def __len__(self) -> int:
         raise _NotDrawnError
-
-
-def _undrawn(value: Any) -> bool:
-    if isinstance(value, dict):
-        return any(map(_undrawn, value.values()))
-    return any(map(_undrawn, value)) if isinstance(value, list) else isinstance(value, Undrawn)

@@ -87,6 +87,8 @@ def canonical(node: Any, path: Path = (), *, inside: str | None = None) -> Any:
         )
     if type(node) in (str, float, bool, type(None)):
         return node
+    if type(node) is int and node.bit_length() <= MAX_BITS:
+        return node
     if hint := meant_as_domain(node):
         raise SpaceError(f"{spell(path)}: {hint}")
     if any(type(leaf) is int and leaf.bit_length() > MAX_BITS for leaf in everything(node)):

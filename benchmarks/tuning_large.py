@@ -1,0 +1,105 @@
+"""Thousands of trials: what the last cost beside the first, what the driver keeps, and going on later."""
+
+from __future__ import annotations
+
+import random
+import resource
+import statistics
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from trainkit import tune
+from trainkit.tune.schedulers import ASHAScheduler
+from trainkit.tune.seeds import scheduler_generator
+from trainkit.tune.store import ExperimentStore
+
+TRIALS = 10_000
+EARLY, LATE = 500, 5_000
+"""Trials after which a write of the state is timed; memory is counted from the first of them on."""
+
+
+class Watch(tune.Callback):
+    """Notes the driver's CPU time and memory as trials end, and what each commit took.
+
+    CPU time, as on a busy machine the wall's tells of others' work.
+    """
+
+    def __init__(self) -> None:
+        self.cpu_s: list[float] = []
+        self.memory_mb: list[float] = []
+        self.commits: list[tuple[int, float]] = []
+
+    def __deepcopy__(self, memo: object) -> Watch:
+        return self
+
+    def on_trial_complete(self, iteration: int, trials: Sequence[Any], trial: Any, **info: Any) -> None:
+        self.cpu_s.append(time.process_time())
+        self.memory_mb.append(_memory_mb())
+
+    def commit_ms(self, after: int, width: int) -> float:
+        """Median milliseconds of a commit while about `after` trials had ended."""
+        near = [took for ended, took in self.commits if abs(ended - after) <= width]
+        return statistics.median(near) * 1e3
+
+
+def large(side: str, scale: float) -> dict[str, float]:
+    """Trials of one report each; then a restore of them all."""
+    from benchmarks.tuning_work import Bench, trivial
+
+    count = max(40, round(TRIALS * scale))
+    part = count // 10
+    watch, commit = Watch(), ExperimentStore.commit
+
+    def timed(store: ExperimentStore, records: Sequence[Any]) -> None:
+        start = time.thread_time()
+        commit(store, records)
+        if records:
+            watch.commits.append((len(watch.cpu_s), time.thread_time() - start))
+
+    with Bench(side, 2) as bench:
+        bench.fit(trivial, 4, reuse=True)
+        ExperimentStore.commit = timed  # type: ignore[method-assign]
+        begun = time.process_time()
+        took, results = bench.fit(trivial, count, reuse=True, callbacks=[watch])
+        ExperimentStore.commit = commit  # type: ignore[method-assign]
+        start = time.perf_counter()
+        again = tune.Tuner.restore(results.experiment_path, trivial, run_config=tune.RunConfig(verbose=0))
+        restored = len(again.fit())
+        restore_s = time.perf_counter() - start
+    if restored != count:
+        raise RuntimeError(f"{count} trials were run, and {restored} restored")
+    first = watch.cpu_s[part - 1] - begun
+    last = watch.cpu_s[-1] - watch.cpu_s[-1 - part]
+    early, late = (round(number * count / TRIALS) for number in (EARLY, LATE))
+    return {
+        "large_s": took,
+        "last_to_first_times": last / first,
+        "driver_grows_mb": watch.memory_mb[-1] - watch.memory_mb[early],
+        "restore_s": restore_s,
+        "state_write_ms": watch.commit_ms(late, part // 4),
+        "state_write_grows_percent": (
+            watch.commit_ms(late, part // 4) / watch.commit_ms(early, part // 4) - 1
+        )
+        * 100,
+    }
+
+
+def decisions(side: str, scale: float) -> dict[str, float]:
+    """One decision of ASHA at a rung that holds ten thousand entries."""
+    del side
+    scheduler = ASHAScheduler(metric="loss", mode="min")
+    scheduler.set_search_properties("loss", "min", scheduler_generator(0))
+    losses, before, after = random.Random(0), round(10_000 * scale), max(10, round(1_000 * scale))
+    for number in range(before + after):
+        if number == before:
+            start = time.process_time()
+        scheduler.on_trial_add(str(number))
+        scheduler.on_result(str(number), {"training_iteration": 1, "loss": losses.random()})
+    return {"asha_decision_us": (time.process_time() - start) / after * 1e6}
+
+
+def _memory_mb() -> float:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * resource.getpagesize() / 1e6

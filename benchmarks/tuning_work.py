@@ -1,0 +1,207 @@
+"""The work that the tuner's benchmark times, the same on both sides: the names are the same.
+
+`python -m benchmarks.tuning_work SIDE SECTION SCALE` runs one section in a process of its own and prints
+its figures as a line of JSON; `benchmarks.tuning` calls it, so that no side disturbs the other. A side that
+lacks a package says so in {"skipped": ...}.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+ARGUMENTS: dict[str, dict[str, Any]] = {
+    "trainkit": {},
+    "ray": {"include_dashboard": False, "log_to_driver": False, "logging_level": "ERROR"},
+}
+NEEDED = {"trainkit": "trainkit[tune]", "ray": "ray[tune]"}
+SLEEP_S = 0.1
+SLEEPERS = 16
+
+
+class Bench:
+    """One side, with a session of its own.
+
+    Args:
+        side: "trainkit" or "ray".
+        num_cpus: that it declares.
+    """
+
+    def __init__(self, side: str, num_cpus: int) -> None:
+        self.side = side
+        self._root = importlib.import_module(side)
+        self.tune = importlib.import_module(f"{side}.tune")
+        self._root.init(num_cpus=num_cpus, **ARGUMENTS[side])
+        # Removed at the end: on some file systems new files are slow where others were just deleted.
+        self._folder = tempfile.mkdtemp(prefix="tuning-benchmark-")
+        self._runs = 0
+
+    def __enter__(self) -> Bench:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._root.shutdown()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def fit(
+        self,
+        trainable: Any,
+        num_samples: int,
+        *,
+        reuse: bool = False,
+        space: dict[str, Any] | None = None,
+        search_alg: Any = None,
+        callbacks: list[Any] | None = None,
+    ) -> tuple[float, Any]:
+        """Wall seconds of one `fit` with all default loggers and nothing on the console; and its results."""
+        tune, self._runs = self.tune, self._runs + 1
+        tuner = tune.Tuner(
+            trainable,
+            param_space={"x": tune.uniform(-10, 10), **(space or {})},
+            tune_config=tune.TuneConfig(
+                metric="loss",
+                mode="min",
+                num_samples=num_samples,
+                reuse_actors=reuse,
+                search_alg=search_alg,
+            ),
+            run_config=tune.RunConfig(
+                storage_path=self._folder, name=f"run_{self._runs}", verbose=0, callbacks=callbacks or []
+            ),
+        )
+        start = time.perf_counter()
+        results = tuner.fit()
+        took = time.perf_counter() - start
+        if len(results) != num_samples or results.num_errors:
+            raise RuntimeError(f"{num_samples} trials were asked for, and these came: {results}")
+        return took, results
+
+
+def trivial(config: dict[str, Any]) -> dict[str, float]:
+    """Report once, by returning."""
+    return {"loss": (config["x"] - 2) ** 2}
+
+
+def sleeper(config: dict[str, Any]) -> dict[str, float]:
+    """Take a tenth of a second of nobody's CPU."""
+    time.sleep(SLEEP_S)
+    return {"loss": config["x"]}
+
+
+def chatty(report: Callable[[dict[str, float]], None]) -> Callable[[dict[str, Any]], None]:
+    """Report as fast as possible."""
+
+    def trainable(config: dict[str, Any]) -> None:
+        for step in range(config["reports"]):
+            report({"loss": config["x"] / (step + 1)})
+
+    return trainable
+
+
+# --- sections: from a side and a scale to figures -------------------------------------------------
+
+
+def fresh(side: str, scale: float) -> dict[str, float]:
+    """Trivial trials, a process each; and what they leave on the disk."""
+    count = max(2, round(100 * scale))
+    with Bench(side, 2) as bench:
+        bench.fit(trivial, 2)  # what is imported, and the first fork, are the session's, not a trial's
+        took, results = bench.fit(trivial, count)
+        files = [path for path in Path(results.experiment_path).rglob("*") if path.is_file()]
+        size = sum(path.stat().st_size for path in files)
+    return {
+        "fresh_ms": took / count * 1e3,
+        "disk_kb": size / count / 1e3,
+        "disk_files": len(files) / count,
+    }
+
+
+def reuse(side: str, scale: float) -> dict[str, float]:
+    """Trivial trials that take over processes."""
+    count = max(4, round((1_000 if side == "trainkit" else 100) * scale))
+    with Bench(side, 2) as bench:
+        bench.fit(trivial, 4, reuse=True)
+        took, _ = bench.fit(trivial, count, reuse=True)
+    return {"reuse_ms": took / count * 1e3}
+
+
+def results(side: str, scale: float) -> dict[str, float]:
+    """Results a second from two trials, with all default loggers."""
+    count = max(3, round((10_000 if side == "trainkit" else 1_000) * scale))
+    with Bench(side, 2) as bench:
+        trainable = chatty(bench.tune.report)
+        bench.fit(trainable, 2, space={"reports": 3})
+        took, _ = bench.fit(trainable, 2, space={"reports": count})
+    return {"results_per_s": 2 * count / took}
+
+
+def sleep(side: str, scale: float, *, reuse: bool) -> dict[str, float]:
+    """Trials of a tenth of a second on sixteen declared CPUs: how much over the time that they need."""
+    count = max(SLEEPERS, round((10_000 if side == "trainkit" else 160) * scale))
+    with Bench(side, SLEEPERS) as bench:
+        bench.fit(sleeper, SLEEPERS, reuse=reuse)
+        took, _ = bench.fit(sleeper, count, reuse=reuse)
+    over = took / (count * SLEEP_S / SLEEPERS) - 1
+    return {f"sleep_{'reuse' if reuse else 'fresh'}_over_percent": over * 100}
+
+
+def parabola(side: str, scale: float) -> dict[str, float]:
+    """Ray issue 11004: Optuna's samples of a parabola, by Optuna's own loop and as trials."""
+    optuna = importlib.import_module("optuna")
+    search = importlib.import_module(f"{side}.tune.search.optuna")
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    count = max(3, round(100 * scale))
+    with Bench(side, 2) as bench:
+        bench.fit(trivial, 2, search_alg=search.OptunaSearch())
+        start = time.perf_counter()
+        study = optuna.create_study(sampler=optuna.samplers.TPESampler())
+        study.optimize(lambda trial: (trial.suggest_float("x", -10, 10) - 2) ** 2, n_trials=count)
+        own = time.perf_counter() - start
+        plain, _ = bench.fit(trivial, count)
+        took, _ = bench.fit(trivial, count, search_alg=search.OptunaSearch())
+    return {
+        "optuna_own_ms": own / count * 1e3,
+        "optuna_ms": took / count * 1e3,
+        "optuna_over_forks_times": max(0.0, took - plain) / own,
+    }
+
+
+def _sections() -> dict[str, Callable[[str, float], dict[str, float]]]:
+    from benchmarks import tuning_large
+
+    return {
+        "fresh": fresh,
+        "reuse": reuse,
+        "results": results,
+        "parabola": parabola,
+        "large": tuning_large.large,
+        "decisions": tuning_large.decisions,
+        "sleep_reuse": lambda side, scale: sleep(side, scale, reuse=True),
+        "sleep_fresh": lambda side, scale: sleep(side, scale, reuse=False),
+    }
+
+
+def main() -> None:
+    """Run one section and print its figures."""
+    side, name, scale = sys.argv[1], sys.argv[2], float(sys.argv[3])
+    figures: dict[str, Any]
+    try:
+        importlib.import_module(f"{side}.tune")
+        figures = _sections()[name](side, scale)
+    except ImportError as error:
+        figures = {"skipped": f"pip install '{NEEDED[side]}'", "why": str(error)}
+    sys.stdout.write(json.dumps(figures) + "\n")
+    sys.stdout.flush()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,203 @@
+"""A disk that is full, or can't be written: a clean error, nothing lost, and a restore goes on."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import trainkit
+from trainkit import tune
+from trainkit.errors import CheckpointError, StoreError
+from trainkit.tune import events as ev
+from trainkit.tune.history import ExperimentReader
+from trainkit.tune.store import ExperimentStore
+from trainkit.tune.usage import advice, is_full, largest_folders, megabytes
+
+pytestmark = pytest.mark.usefixtures("inline")
+
+
+@pytest.fixture
+def small_disk(tmp_path) -> Iterator[Path]:
+    """A file system of 1.5 MB."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    made = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=1536k", "tmpfs", folder], capture_output=True, check=False
+    )
+    if made.returncode != 0:
+        pytest.skip("mounting a small disk takes root")
+    yield folder
+    subprocess.run(["umount", "-l", folder], check=True)
+
+
+def long_story(config):
+    for step in range(400):
+        tune.report({"step": step, "text": "x" * 4000})
+
+
+def test_a_full_disk_ends_the_run_cleanly_and_is_gone_on_with(fit, small_disk):
+    """Row 1.10: it stops cleanly, stays restorable, and the message names the largest folders."""
+    Path(small_disk, "e", "ballast").mkdir(parents=True)
+    Path(small_disk, "e", "ballast", "file").write_bytes(b"x" * 400_000)
+    with pytest.raises(StoreError, match="The disk is full") as caught:
+        fit(long_story, run={"storage_path": small_disk})
+    text = str(caught.value)
+    assert f"{small_disk}/e/ballast (0.4 MB)" in text
+    assert "Tuner.restore(" in text
+    with ExperimentReader(small_disk / "e") as reader:  # it can be read as it is
+        kept = len(reader.history(reader.trials()[0].trial_id))
+    assert kept > 10
+    shutil.rmtree(small_disk / "e" / "ballast")
+    for path in small_disk.glob("e/long_story_*/*"):
+        path.unlink()
+    subprocess.run(["mount", "-o", "remount,size=16m", small_disk], check=True)
+    grid = tune.Tuner.restore(small_disk / "e", long_story).fit()
+    assert [row["step"] for row in grid[0].history] == list(range(400))
+
+
+def test_a_checkpoint_that_finds_no_room_says_so(fit, small_disk):
+    def trainable(config):
+        scratch = Path(tune.get_context().get_trial_dir(), "scratch")
+        scratch.mkdir(exist_ok=True)
+        (scratch / "model").write_bytes(b"x" * 600_000)
+        for step in range(5):
+            tune.report({"step": step}, checkpoint=tune.Checkpoint(scratch))
+
+    grid = fit(trainable, run={"storage_path": small_disk})
+    assert isinstance(grid.errors[0], CheckpointError)
+    assert "The disk is full" in str(grid.errors[0])
+    assert "num_to_keep" in str(grid.errors[0])
+    assert not list(small_disk.glob("e/*/*.partial"))  # nothing half made is left
+    keep = tune.RunConfig(checkpoint_config=tune.CheckpointConfig(num_to_keep=1))
+    shutil.rmtree(Path(grid[0].path, "scratch"))
+    subprocess.run(["mount", "-o", "remount,size=16m", small_disk], check=True)
+    again = tune.Tuner.restore(small_disk / "e", trainable, resume_errored=True, run_config=keep).fit()
+    assert again.num_errors == 0
+
+
+LIMITED = """
+import resource, signal, sys
+import trainkit
+from trainkit import tune
+from trainkit.errors import StoreError
+
+def trainable(config):
+    for step in range(200):
+        tune.report({"step": step, "text": "x" * 2000})
+        with open(sys.argv[2], "a") as file:
+            file.write(f"{step}\\n")
+
+trainkit.init(engine="inline", num_cpus=1)
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, resource.RLIM_INFINITY))
+run = tune.RunConfig(storage_path=sys.argv[1], name="e", verbose=0)
+try:
+    tune.Tuner(trainable, run_config=run).fit()
+except StoreError as error:
+    print("STORE", error)
+resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+grid = tune.Tuner.restore(sys.argv[1] + "/e", trainable).fit()
+print("STEPS", [row["step"] for row in grid[0].history] == list(range(200)))
+"""
+
+
+def test_a_file_that_may_not_grow_loses_nothing_acknowledged(tmp_path):
+    script = tmp_path / "limited.py"
+    script.write_text(LIMITED)
+    done = subprocess.run(
+        [sys.executable, script, tmp_path, tmp_path / "acknowledged"],
+        env={**os.environ, "PYTHONPATH": str(Path(trainkit.__file__).parents[1])},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert "STORE" in done.stdout, done.stderr
+    assert "STEPS True" in done.stdout
+
+
+def test_a_commit_that_fails_is_not_half_there(tmp_path):
+    """SQLITE_FULL, from SQLite itself, in the middle of a transaction: the store stays usable."""
+    store = ExperimentStore.create(tmp_path / "e", {})
+    pages = store._connection.execute("PRAGMA page_count").fetchone()[0]
+    store._connection.execute(f"PRAGMA max_page_count = {pages}")
+    with pytest.raises(StoreError, match="disk is full"):
+        store.commit([ev.Noted(float(n), "note", "x" * 1000) for n in range(50)])
+    store._connection.execute("PRAGMA max_page_count = 100000")
+    store.commit([ev.Noted(0.0, "note", "small")])
+    store.close()
+    connection = sqlite3.connect(tmp_path / "e" / "experiment.sqlite")
+    assert connection.execute("SELECT detail FROM events").fetchall() == [("small",)]
+    connection.close()
+
+
+# --- a folder that can't be written ---------------------------------------------------------------
+
+
+def test_a_read_only_folder_is_told_before_the_first_trial(fit, tmp_path):
+    folder = tmp_path / "fixed"
+    folder.mkdir()
+    made = subprocess.run(["mount", "-t", "tmpfs", "-o", "ro", "tmpfs", folder], check=False)
+    if made.returncode != 0:
+        pytest.skip("mounting takes root")
+    try:
+        with pytest.raises(StoreError, match=r"cannot be made.*Read-only file system"):
+            fit(lambda config: (tmp_path / "ran").touch(), run={"storage_path": folder})
+    finally:
+        subprocess.run(["umount", "-l", folder], check=True)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_restore_in_a_read_only_folder_is_told_and_reading_goes_on(fit, tmp_path):
+    grid = fit(lambda config: {"loss": 1.0})
+    folder = tmp_path / "fixed"
+    folder.mkdir()
+    made = subprocess.run(["mount", "-o", "bind,ro", tmp_path / "e", folder], check=False)
+    if made.returncode != 0:
+        pytest.skip("mounting takes root")
+    try:
+        tuner = tune.Tuner.restore(folder, lambda config: {"loss": 1.0})
+        assert [result.metrics["loss"] for result in tuner.get_results()] == [1.0]
+        with pytest.raises(StoreError, match="Read-only file system"):
+            tuner.fit()
+    finally:
+        subprocess.run(["umount", "-l", folder], check=True)
+    assert len(grid) == 1
+
+
+def test_a_storage_path_that_is_a_file_is_told(fit, tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(StoreError, match="cannot be made"):
+        fit(lambda config: 1.0, run={"storage_path": tmp_path / "file"})
+
+
+# --- the words ------------------------------------------------------------------------------------
+
+
+def test_the_largest_folders_are_found(tmp_path):
+    for name, size in (("a", 10_000), ("b/deep/er", 90_000), ("c", 0), ("d", 40_000)):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "file").write_bytes(b"x" * size)
+    assert [Path(path).name for path, _ in largest_folders(tmp_path)] == ["b", "d", "a"]
+    text = advice(tmp_path, OSError(errno.ENOSPC, "full"))
+    assert f"{tmp_path}/b (0.1 MB)" in text
+    assert "MB are free" in text
+    assert advice(tmp_path, OSError(errno.EACCES, "no")) == ""
+    assert advice(tmp_path / "gone", OSError(errno.ENOSPC, "full")) == ""
+    assert megabytes(12_345_678) == "12.3 MB"
+
+
+def test_a_full_disk_is_known_in_all_its_forms():
+    assert is_full(OSError(errno.EDQUOT, "quota"))
+    assert is_full(shutil.Error([("a", "b", f"[Errno 28] {os.strerror(errno.ENOSPC)}: 'b'")]))
+    assert not is_full(shutil.Error([("a", "b", "no")]))
+    assert not is_full(sqlite3.OperationalError("locked"))
+    assert not is_full(ValueError())

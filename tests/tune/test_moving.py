@@ -1,0 +1,233 @@
+"""A folder that is moved, damaged or used by two: what a restore makes of it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import trainkit
+from tests.conftest import eventually
+from trainkit import tune
+from trainkit.errors import ConfigError, StoreError
+from trainkit.tune.history import ExperimentReader
+
+pytestmark = pytest.mark.usefixtures("inline")
+
+
+def saving(config):
+    checkpoint = tune.get_checkpoint()
+    start = int(Path(checkpoint.path, "step").read_text()) if checkpoint else 0
+    scratch = Path(tune.get_context().get_trial_dir(), "scratch")
+    scratch.mkdir(exist_ok=True)
+    for step in range(start + 1, 5):
+        (scratch / "step").write_text(str(step))
+        tune.report({"step": step, "loss": config["x"] / step}, checkpoint=tune.Checkpoint(scratch))
+        if step == 3 and not Path(config["lucky"]).exists():
+            raise RuntimeError("not yet")
+
+
+@pytest.fixture
+def space(tmp_path) -> dict:
+    return {"x": tune.uniform(0, 1), "lucky": str(tmp_path / "lucky")}
+
+
+def steps(grid) -> list[list[int]]:
+    return [[row["step"] for row in result.history] for result in grid]
+
+
+# --- row 1.36 -------------------------------------------------------------------------------------
+
+
+def test_a_moved_experiment_is_the_same_one(fit, tmp_path, space):
+    """Row 1.36: mv the folder, restore, compare."""
+    (tmp_path / "lucky").touch()
+    whole = fit(saving, space, num_samples=2, seed=1, run={"name": "whole"})
+    (tmp_path / "lucky").unlink()
+    fit(saving, space, num_samples=2, seed=1)
+    (tmp_path / "lucky").touch()
+    (tmp_path / "elsewhere").mkdir()
+    shutil.move(tmp_path / "e", tmp_path / "elsewhere" / "moved")
+    folder = tmp_path / "elsewhere" / "moved"
+    assert tune.Tuner.can_restore(folder)
+    again = tune.Tuner.restore(folder, saving, resume_errored=True).fit()
+    assert [result.config for result in again] == [result.config for result in whole]
+    assert steps(again) == steps(whole) == [[1, 2, 3, 4]] * 2
+    assert [row["iterations_since_restore"] for row in again[0].history] == [
+        1,
+        2,
+        3,
+        1,
+    ]  # its checkpoint was read
+    for result in again:
+        assert Path(result.path).parent == folder
+        assert all(Path(kept.path).parent.parent == folder for kept, _ in result.best_checkpoints)
+    assert not (tmp_path / "e").exists()
+    for path in folder.rglob("*"):  # nothing in it says where it was
+        if path.is_file() and path.suffix not in (".sqlite",):
+            assert str(tmp_path / "e").encode() not in path.read_bytes()
+
+
+def test_a_copied_experiment_is_one_of_its_own(fit, tmp_path, space):
+    (tmp_path / "lucky").touch()
+    grid = fit(saving, space)
+    shutil.copytree(tmp_path / "e", tmp_path / "copy")
+    more = tune.Tuner.restore(tmp_path / "copy", saving, tune_config=tune.TuneConfig(num_samples=3)).fit()
+    assert len(more) == 3
+    assert len(tune.Tuner.restore(tmp_path / "e", saving).get_results()) == len(grid) == 1
+
+
+WAITS = """
+import sys, time
+import trainkit
+from trainkit import tune
+
+def trainable(config):
+    while True:
+        tune.report({"step": 1})
+        time.sleep(0.05)
+
+trainkit.init(engine="inline", num_cpus=1)
+tune.Tuner(trainable, run_config=tune.RunConfig(storage_path=sys.argv[1], name="e", verbose=0)).fit()
+"""
+
+
+def test_a_second_live_run_of_one_name_is_refused(fit, tmp_path):
+    """Row 1.36: with an error that says what to do; a restore names the pid that has it."""
+    script = tmp_path / "waits.py"
+    script.write_text(WAITS)
+    process = subprocess.Popen(
+        [sys.executable, script, tmp_path],
+        env={**os.environ, "PYTHONPATH": str(Path(trainkit.__file__).parents[1])},
+    )
+    try:
+        assert eventually(lambda: (tmp_path / "e" / "experiment.sqlite").exists())
+        with pytest.raises(ConfigError, match="already holds an experiment"):
+            fit(lambda config: 1.0)
+        with pytest.raises(StoreError, match=f"in use by the process with pid {process.pid}"):
+            tune.Tuner.restore(tmp_path / "e", lambda config: 1.0).fit()
+        assert eventually(lambda: len(tune.Tuner.restore(tmp_path / "e", saving).get_results()) == 1)
+    finally:
+        process.kill()
+        process.wait()
+    done = tune.RunConfig(stop={"training_iteration": 1})
+    tune.Tuner.restore(tmp_path / "e", lambda config: 1.0, run_config=done).fit()  # its lock died with it
+
+
+# --- row 1.11 -------------------------------------------------------------------------------------
+
+AT_HOME = """
+import sys
+import trainkit
+from trainkit import tune
+
+def trainable(config):
+    tune.report({"loss": config["x"]})
+
+tune.Tuner(
+    trainable,
+    param_space={"x": tune.uniform(0, 1)},
+    tune_config=tune.TuneConfig(num_samples=2),
+    run_config=tune.RunConfig(storage_path=sys.argv[1], name="e", verbose=0),
+).fit()
+trainkit.shutdown()
+"""
+
+
+def test_every_new_file_is_in_the_experiments_folder(tmp_path):
+    """Row 1.11: with HOME and TMPDIR empty, after fit() every new file is under storage_path/name."""
+    for name in ("home", "tmp", "run", "store"):
+        (tmp_path / name).mkdir()
+    script = tmp_path / "at_home.py"
+    script.write_text(AT_HOME)
+    mine = {name: value for name, value in os.environ.items() if not name.startswith(("TRAINKIT_", "XDG_"))}
+    mine |= {
+        "HOME": str(tmp_path / "home"),
+        "TMPDIR": str(tmp_path / "tmp"),
+        "PYTHONPATH": str(Path(trainkit.__file__).parents[1]),
+        "TRAINKIT_TEST_RUN": os.environ.get("TRAINKIT_TEST_RUN", ""),
+    }
+    subprocess.run(
+        [sys.executable, script, tmp_path / "store"], env=mine, cwd=tmp_path / "run", timeout=60, check=True
+    )
+    assert [path.name for path in (tmp_path / "store").iterdir()] == ["e"]
+    for name in ("home", "tmp", "run"):
+        assert not [path for path in (tmp_path / name).rglob("*") if path.is_file()]
+
+
+# --- what is missing or damaged -------------------------------------------------------------------
+
+
+def test_a_trial_folder_that_was_deleted_costs_its_checkpoints_only(fit, tmp_path, space):
+    grid = fit(saving, space, num_samples=2)
+    assert grid.num_errors == 2
+    shutil.rmtree(grid[0].path)
+    (tmp_path / "lucky").touch()
+    again = tune.Tuner.restore(tmp_path / "e", saving, resume_errored=True).fit()
+    assert steps(again) == [[1, 2, 3, 4]] * 2
+    assert [row["iterations_since_restore"] for row in again[0].history] == [1, 2, 3, 4]  # from the beginning
+    assert [row["iterations_since_restore"] for row in again[1].history] == [1, 2, 3, 1]  # from step 3
+    with ExperimentReader(tmp_path / "e") as reader:
+        assert [kept.number for kept in reader.trials()[0].checkpoints] == [3, 4, 5, 6]
+
+
+def test_a_checkpoint_that_was_deleted_is_not_gone_on_from(fit, tmp_path, space):
+    grid = fit(saving, space)
+    shutil.rmtree(Path(grid[0].path, "checkpoint_000002"))
+    (tmp_path / "lucky").touch()
+    again = tune.Tuner.restore(tmp_path / "e", saving, resume_errored=True).fit()
+    assert steps(again) == [[1, 2, 3, 4]]
+    assert [row["iterations_since_restore"] for row in again[0].history] == [1, 2, 1, 2]
+    with ExperimentReader(tmp_path / "e") as reader:
+        noted = list(reader._rows("SELECT kind, detail FROM events WHERE kind = 'checkpoint lost'"))
+    assert noted == [("checkpoint lost", f"checkpoint_000002 is not in {grid[0].path}")]
+
+
+def test_a_damaged_checkpoint_fails_its_trial_alone(fit, tmp_path, space):
+    """What a file means only the trainable knows: its error is told, and the one before it will do."""
+    grid = fit(saving, space, num_samples=2)
+    Path(grid[0].path, "checkpoint_000002", "step").write_text("garbage")
+    (tmp_path / "lucky").touch()
+    again = tune.Tuner.restore(tmp_path / "e", saving, resume_errored=True).fit()
+    assert [result.status for result in again] == ["ERROR", "TERMINATED"]
+    assert "garbage" in str(again[0].error)
+    shutil.rmtree(Path(grid[0].path, "checkpoint_000002"))
+    last = tune.Tuner.restore(tmp_path / "e", saving, resume_errored=True).fit()
+    assert steps(last) == [[1, 2, 3, 4]] * 2
+
+
+def test_results_of_a_checkpoint_that_is_gone_can_be_read(fit, tmp_path, space):
+    (tmp_path / "lucky").touch()
+    grid = fit(saving, space)
+    shutil.rmtree(Path(grid[0].path, "checkpoint_000001"))
+    again = tune.Tuner.restore(tmp_path / "e", saving).fit()
+    assert [Path(kept.path).name for kept, _ in again[0].best_checkpoints] == [
+        "checkpoint_000000",
+        "checkpoint_000002",
+        "checkpoint_000003",
+    ]
+
+
+def test_a_clock_that_is_set_back_changes_nothing(fit, tmp_path, space, monkeypatch):
+    real, shift = time.time, [0.0]
+    monkeypatch.setattr(time, "time", lambda: real() + shift[0])
+
+    class SetBack(tune.Callback):
+        def on_trial_result(self, iteration, trials, trial, **info):
+            shift[0] -= 3600.0
+
+    run = {"callbacks": [SetBack()]}
+    grid = fit(saving, space, num_samples=2, time_budget_s=60, run=run)
+    assert steps(grid) == [[1, 2, 3]] * 2
+    (tmp_path / "lucky").touch()
+    again = tune.Tuner.restore(
+        tmp_path / "e", saving, resume_errored=True, run_config=tune.RunConfig(callbacks=[SetBack()])
+    ).fit()
+    assert steps(again) == [[1, 2, 3, 4]] * 2
+    assert again.num_terminated == 2
+    assert all(row["time_this_iter_s"] >= 0 for result in again for row in result.history)

@@ -1,0 +1,394 @@
+"""reuse_actors=True: trials take over processes, and nothing that a trial must not find there is left."""
+
+from __future__ import annotations
+
+import math
+import os
+import random
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+import trainkit
+from tests.conftest import SESSION_CPUS, eventually
+from trainkit import tune
+from trainkit.tune.placement import PlacementGroupFactory
+from trainkit.tune.pool import IDLE_S, ProcessPool
+
+pytestmark = pytest.mark.usefixtures("runtime")
+
+
+def all_is_free() -> bool:
+    return trainkit.available_resources() == trainkit.cluster_resources()
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left():
+    yield
+    assert eventually(all_is_free)
+
+
+def tells_its_process(config):
+    return {"pid": os.getpid(), "draw": random.random(), "x": config.get("x", 0)}
+
+
+def pids(grid) -> list[int]:
+    return [result.metrics["pid"] for result in grid]
+
+
+def test_functions_share_processes_and_leave_none(fit):
+    grid = fit(tells_its_process, num_samples=4 * SESSION_CPUS, reuse_actors=True)
+    assert grid.num_terminated == 4 * SESSION_CPUS
+    assert len(set(pids(grid))) <= SESSION_CPUS
+    assert {result.metrics["training_iteration"] for result in grid} == {1}
+    assert eventually(lambda: not any(map(is_alive, pids(grid))))
+
+
+def test_without_it_each_trial_has_a_process_of_its_own(fit):
+    assert len(set(pids(fit(tells_its_process, num_samples=3)))) == 3
+
+
+def test_seeds_are_the_trials_own(fit):
+    def draws(name, reuse):
+        settings = {"num_samples": 5, "seed": 3, "reuse_actors": reuse, "run": {"name": name}}
+        return [result.metrics["draw"] for result in fit(tells_its_process, **settings)]
+
+    assert draws("shared", True) == draws("apart", False)
+
+
+def test_a_function_finds_its_own_session_and_folder(fit):
+    def trainable(config):
+        context = tune.get_context()
+        Path(context.get_trial_dir(), "mine").write_text(context.get_trial_id())
+        tune.report({"id": context.get_trial_id(), "step": 1})
+        return {"id": context.get_trial_id(), "step": 2}
+
+    for result in fit(trainable, num_samples=5, max_concurrent_trials=1, reuse_actors=True):
+        assert [report["id"] for report in result.history] == [result.trial_id] * 2
+        assert [report["training_iteration"] for report in result.history] == [1, 2]
+        assert Path(result.path, "mine").read_text() == result.trial_id
+
+
+def test_a_stopped_function_ends_before_the_next_trial_begins(fit, tmp_path):
+    log = tmp_path / "log"
+
+    def trainable(config):
+        try:
+            for step in range(100):
+                tune.report({"step": step})
+        finally:
+            with open(log, "a") as file:
+                file.write(f"{tune.get_context().get_trial_id()}\n")
+
+    grid = fit(
+        trainable, num_samples=3, max_concurrent_trials=1, reuse_actors=True, run={"stop": {"step": 2}}
+    )
+    assert [result.metrics["step"] for result in grid] == [2, 2, 2]
+    assert log.read_text().split() == [result.trial_id for result in grid]
+
+
+def test_what_fails_or_is_killed_is_not_used_again(fit):
+    def trainable(config):
+        if config["x"] == 1:
+            raise ValueError("no luck")
+        if config["x"] == 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+        tune.report({"pid": os.getpid()})
+
+    grid = fit(trainable, {"x": tune.grid_search(list(range(6)))}, max_concurrent_trials=1, reuse_actors=True)
+    assert [result.status for result in grid] == [
+        "TERMINATED",
+        "ERROR",
+        "TERMINATED",
+        "ERROR",
+        "TERMINATED",
+        "TERMINATED",
+    ]
+    first, third, fifth, sixth = (result.metrics["pid"] for result in grid if result.metrics)
+    assert fifth == sixth
+    assert len({first, third, fifth}) == 3
+
+
+class KillsFirst(tune.Callback):
+    """Kills the process of the first trial once it has nothing to do."""
+
+    def on_trial_complete(self, iteration, trials, trial, **info):
+        if trial.index == 0:
+            pid = trial.last_result["pid"]
+            os.kill(pid, signal.SIGKILL)
+            assert eventually(lambda: not is_alive(pid))
+
+
+class ThirdAfterSecond(tune.search.BasicVariantGenerator):
+    """Gives the third configuration once the second trial has failed."""
+
+    failed = False
+
+    def suggest(self, trial_id):
+        return None if trial_id.endswith("2") and not self.failed else super().suggest(trial_id)
+
+    def on_trial_complete(self, trial_id, result=None, error=False):
+        self.failed |= error
+
+
+def test_one_that_died_while_it_waited_costs_no_trial(fit):
+    def trainable(config):
+        if config["x"] == 1:
+            time.sleep(0.3)  # while the first ends, and is killed
+            raise ValueError("its process serves no other")
+        return {"pid": os.getpid()}
+
+    grid = fit(
+        trainable,
+        {"x": tune.grid_search([0, 1, 2])},
+        reuse_actors=True,
+        search_alg=ThirdAfterSecond(),
+        run={"callbacks": [KillsFirst()]},
+    )
+    assert [result.status for result in grid] == ["TERMINATED", "ERROR", "TERMINATED"]
+    assert grid[0].metrics["pid"] != grid[2].metrics["pid"]
+
+
+class Counting(tune.Trainable):
+    """Says what object it is, and notes each call."""
+
+    def setup(self, config):
+        self.calls = [("setup", config["x"])]
+        self.log = Path(config["log"])
+
+    def step(self):
+        return {
+            "pid": os.getpid(),
+            "object": id(self),
+            "calls": [list(call) for call in self.calls],
+            "config_x": self.config["x"],
+            "folder": self.logdir,
+            "own_iteration": self.iteration,
+        }
+
+    def cleanup(self):
+        with open(self.log, "a") as file:
+            file.write(f"{self.config['x']}\n")
+
+
+class Resettable(Counting):
+    def reset_config(self, new_config):
+        if new_config["x"] == 2:
+            return False
+        self.calls.append(("reset", new_config["x"]))
+        return True
+
+
+def run_class(fit, trainable, tmp_path, **settings):
+    space = {"x": tune.grid_search([0, 1, 2, 3]), "log": str(tmp_path / "cleaned")}
+    run = {"stop": {"training_iteration": 2}, **settings.pop("run", {})}
+    return fit(trainable, space, max_concurrent_trials=1, reuse_actors=True, run=run, **settings)
+
+
+def test_a_class_without_reset_config_is_made_anew_in_the_same_process(fit, tmp_path):
+    grid = run_class(fit, Counting, tmp_path)
+    assert len(set(pids(grid))) == 1
+    assert [result.metrics["calls"] for result in grid] == [[["setup", x]] for x in range(4)]
+    assert (tmp_path / "cleaned").read_text().split() == ["0", "1", "2", "3"]
+
+
+def test_a_class_with_reset_config_goes_on_as_the_same_object(fit, tmp_path):
+    grid = run_class(fit, Resettable, tmp_path)
+    assert len(set(pids(grid))) == 1
+    assert [result.metrics["calls"] for result in grid] == [
+        [["setup", 0]],
+        [["setup", 0], ["reset", 1]],
+        [["setup", 2]],  # it declined: a new object, after the clean-up of the old one
+        [["setup", 2], ["reset", 3]],
+    ]
+    for x, result in enumerate(grid):
+        assert [report["training_iteration"] for report in result.history] == [1, 2]
+        assert result.metrics["config_x"] == x
+        assert result.metrics["folder"] == result.path
+    # One object each time, cleaned up once, as the last trial that it was.
+    assert (tmp_path / "cleaned").read_text().split() == ["1", "3"]
+
+
+def test_a_reset_that_raises_fails_its_trial_alone(fit, tmp_path):
+    class Raising(Resettable):
+        def reset_config(self, new_config):
+            if new_config["x"] == 1:
+                raise ValueError("not that one")
+            return super().reset_config(new_config)
+
+    grid = run_class(fit, Raising, tmp_path)
+    assert [result.status for result in grid] == ["TERMINATED", "ERROR", "TERMINATED", "TERMINATED"]
+    assert "not that one" in str(grid[1].error)
+    assert (tmp_path / "cleaned").read_text().split() == ["0", "3"]
+
+
+def test_a_clean_up_that_raises_ends_the_process(fit, tmp_path):
+    class Messy(Counting):
+        def cleanup(self):
+            raise OSError("can't")
+
+    grid = run_class(fit, Messy, tmp_path)
+    assert grid.num_terminated == 4
+    assert len(set(pids(grid))) == 4
+
+
+def test_checkpoints_are_the_trials_own_and_a_restore_goes_on_with_reuse(fit, tmp_path):
+    class Saving(Resettable):
+        def save_checkpoint(self, checkpoint_dir):
+            Path(checkpoint_dir, "x").write_text(str(self.config["x"]))
+
+        def load_checkpoint(self, checkpoint_dir):
+            self.calls.append(("load", int(Path(checkpoint_dir, "x").read_text())))
+
+        def step(self):
+            if self.iteration == 2 and not (self.log.parent / "mended").exists():
+                raise RuntimeError("broken")
+            return super().step()
+
+    run = {
+        "checkpoint_config": tune.CheckpointConfig(checkpoint_frequency=1),
+        "stop": {"training_iteration": 4},
+    }
+    grid = run_class(fit, Saving, tmp_path, run=run)
+    assert grid.num_errors == 4
+    assert [Path(result.checkpoint.path, "x").read_text() for result in grid] == ["0", "1", "2", "3"]
+    (tmp_path / "mended").touch()
+    tuner = tune.Tuner.restore(grid.experiment_path, Saving, resume_errored=True)
+    again = tuner.fit()
+    assert again.num_errors == 0
+    assert len(set(pids(again))) == 1
+    assert [report["training_iteration"] for report in again[3].history] == [1, 2, 3, 4]
+    assert [result.metrics["calls"][-1] for result in again] == [["load", x] for x in range(4)]
+
+
+def test_trials_that_need_something_else_do_not_wait_for_what_is_kept(fit):
+    def cpus(config):
+        return {"cpu": config["cpus"]}
+
+    def trainable(config):
+        return {"pid": os.getpid()}
+
+    order = [1, SESSION_CPUS, 1, SESSION_CPUS]
+    grid = fit(tune.with_resources(trainable, cpus), {"cpus": tune.grid_search(order)}, reuse_actors=True)
+    assert grid.num_terminated == 4
+
+
+def test_what_a_trial_starts_may_have_the_cpus_that_are_kept(fit):
+    """The first trial's process waits for another; the second wants all CPUs for tasks of its own."""
+
+    def trainable(config):
+        if config["x"] == 0:
+            return 0.0
+        time.sleep(0.2)  # the first has ended, and its process waits
+        task = trainkit.remote(num_cpus=SESSION_CPUS - 1)(os.getpid)
+        return float(trainkit.get(task.remote(), timeout=60) > 0)
+
+    grid = fit(trainable, {"x": tune.grid_search([0, 1])}, reuse_actors=True)
+    assert grid.num_terminated == 2
+
+
+def test_placement_groups_are_taken_over_with_the_process(fit):
+    def trainable(config):
+        group = trainkit.get_current_placement_group()
+        inner = trainkit.remote(num_cpus=1)(os.getpid).options(placement_group=group)
+        return {"pid": os.getpid(), "group": str(group.id), "inner": trainkit.get(inner.remote(), timeout=60)}
+
+    request = PlacementGroupFactory([{}, {"CPU": 1}])
+    settings = {"num_samples": 3, "max_concurrent_trials": 1, "reuse_actors": True}
+    grid = fit(tune.with_resources(trainable, request), **settings)
+    assert grid.num_terminated == 3
+    assert len(set(pids(grid))) == 1
+    assert len({result.metrics["group"] for result in grid}) == 1
+
+
+def test_ctrl_c_leaves_no_process_of_the_pool(tmp_path):
+    script = textwrap.dedent(
+        """
+        import os, signal, sys, threading, time
+        import trainkit
+        from trainkit import tune
+
+        def trainable(config):
+            open(os.path.join(config["folder"], str(os.getpid())), "w").close()
+            if config["x"] == 3:
+                os.kill(config["driver"], signal.SIGINT)
+                time.sleep(0.3)
+            return 1.0
+
+        if __name__ == "__main__":
+            trainkit.init(num_cpus=2)
+            told = {"driver": os.getpid(), "folder": sys.argv[1]}
+            grid = tune.Tuner(
+                trainable,
+                param_space={"x": tune.grid_search([*range(50)]), **told},
+                tune_config=tune.TuneConfig(reuse_actors=True),
+                run_config=tune.RunConfig(storage_path=sys.argv[2], name="e", verbose=0),
+            ).fit()
+            print(grid.num_terminated, grid.num_unfinished)
+            trainkit.shutdown()
+        """
+    )
+    (tmp_path / "script.py").write_text(script)
+    (tmp_path / "pids").mkdir()
+    done = subprocess.run(
+        [sys.executable, str(tmp_path / "script.py"), str(tmp_path / "pids"), str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    terminated = int(done.stdout.split()[0])
+    assert 3 <= terminated < 50
+    assert eventually(lambda: not any(is_alive(int(path.name)) for path in (tmp_path / "pids").iterdir()))
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+# --- the pool by itself ---------------------------------------------------------------------------
+
+ONE = PlacementGroupFactory([{"CPU": 1}])
+TWO = PlacementGroupFactory([{"CPU": 2}])
+
+
+def test_the_pool_gives_back_what_holds_just_the_same():
+    pool = ProcessPool[str]({"CPU": 4})
+    assert pool.admit("a", ONE) == pool.admit("b", TWO) == []
+    pool.keep("a", "process a", ONE, now=0.0)
+    assert pool.take(TWO) is None
+    assert pool.take(PlacementGroupFactory([{"CPU": 1.0}])) == ("a", "process a")
+    assert pool.take(ONE) is None
+
+
+def test_the_pool_makes_room_the_longest_waiting_first():
+    pool = ProcessPool[str]({"CPU": 3})
+    for name in "abc":
+        assert pool.admit(name, ONE) == []
+        pool.keep(name, name, ONE, now=0.0)
+    assert pool.admit("d", TWO) == ["a", "b"]
+    assert pool.admit("e", TWO) == ["c"]  # d runs, and nothing else can go
+    pool.forget("d")
+    assert len(pool) == 0
+
+
+def test_the_pool_lets_go_what_nobody_wants():
+    pool = ProcessPool[str]({"CPU": 3})
+    assert pool.deadline == math.inf
+    for moment, name in enumerate("ab"):
+        pool.admit(name, ONE)
+        pool.keep(name, name, ONE, now=float(moment))
+    assert pool.deadline == IDLE_S
+    assert pool.overdue(IDLE_S) == ["a"]
+    assert pool.deadline == 1.0 + IDLE_S
+    assert pool.take_all() == ["b"]

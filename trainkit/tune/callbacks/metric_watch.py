@@ -1,0 +1,52 @@
+"""Tells at the first report of an experiment that the metric to optimise seems to be misspelt."""
+
+from __future__ import annotations
+
+import difflib
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from trainkit.tune.callbacks.base import Callback
+from trainkit.tune.trial import Trial
+from trainkit.tune.values import flatten, lookup
+
+logger = logging.getLogger("trainkit.tune")
+
+ALIKE = 0.8
+"""How alike two names are that are taken for one (difflib); 'val_loss' and 'train_loss' are less so."""
+
+
+class MetricWatch(Callback):
+    """Warns once; trials fail only at their end, since the metric may come with a later report.
+
+    Args:
+        metric: to be reported.
+    """
+
+    def __init__(self, metric: str) -> None:
+        self._metric = metric
+        self._seen = False
+
+    def on_trial_result(
+        self, iteration: int, trials: Sequence[Trial], trial: Trial, result: Mapping[str, Any], **info: Any
+    ) -> None:
+        if self._seen:
+            return
+        self._seen = True
+        if words := misspelt(self._metric, result):
+            logger.warning("%s", words)
+
+
+def misspelt(metric: str, result: Mapping[str, Any]) -> str:
+    """Say that `result` has not the metric but a name much like it; '' if not so."""
+    if lookup(result, metric) is not None:
+        return ""
+    reported = flatten({name: value for name, value in result.items() if name != "config"})
+    near = difflib.get_close_matches(metric, reported, n=1, cutoff=ALIKE)
+    if not near:
+        return ""
+    return (
+        f"the first report has no {metric!r}, which TuneConfig(metric=...) names. Did you mean {near[0]!r}? "
+        "A trial that ends without having reported the metric fails"
+    )
