@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import os
+import subprocess
 import sys
 from types import SimpleNamespace
 
@@ -107,6 +109,51 @@ def test_markup_in_a_configuration_is_shown_as_it_is(fit, capsys, monkeypatch):
     shown_in_a_terminal(monkeypatch)
     fit(lambda config: 1.0, {"s": tune.choice(["[bold]x[/bold] [/]"])}, metric="_metric", run={"verbose": 1})
     assert "[/bold]" in capsys.readouterr().out
+
+
+SCRIPT = """
+import os, signal, sys, trainkit
+from trainkit import tune
+trainkit.init(engine="inline", num_cpus=1)
+def trainable(config):
+    print("a line of a trial's")
+    for step in range(3):
+        tune.report({"loss": config["n"]})
+    if config["n"] == 2:
+        os.kill(os.getpid(), signal.SIGINT)
+        tune.report({"loss": config["n"]})
+space, best = {"n": tune.grid_search([1, 2, 3])}, tune.TuneConfig(metric="loss", mode="min")
+run = tune.RunConfig(storage_path=sys.argv[1], name="e")
+tune.Tuner(trainable, param_space=space, tune_config=best, run_config=run).fit()
+"""
+
+
+def test_in_a_real_terminal(tmp_path):  # row 1.22
+    """Interrupted too: the cursor is there again, the block says why it ended, a warning how to go on."""
+    ours, theirs = os.openpty()
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "200", "LINES": "50", "NO_COLOR": "1"}
+    command = [sys.executable, "-c", SCRIPT, str(tmp_path)]
+    with subprocess.Popen(command, stdout=theirs, stderr=theirs, stdin=theirs, env=environment) as process:
+        os.close(theirs)
+        printed = b""
+        while True:
+            try:
+                part = os.read(ours, 65536)
+            except OSError:  # the other end is closed
+                break
+            printed += part
+            if not part:
+                break
+        os.close(ours)
+        assert process.wait(30) == 0
+    out = printed.decode()
+    assert out.count("a line of a trial's") == 2
+    last = out[out.rindex("ended after ") :]
+    assert ": interrupted" in last.splitlines()[0]
+    assert "best loss=1 at iteration 1" in last
+    assert "\x1b[?25h" in last
+    assert "go on by Tuner.restore(" in last
+    assert last.count("TERMINATED") >= 1
 
 
 class Displayed:

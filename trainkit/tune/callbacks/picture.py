@@ -86,19 +86,19 @@ def _cells(trial: Trial, metric: str | None) -> list[str]:
 def in_terminal(picture: Picture) -> RenderableType:
     """For rich: what is too wide is cut, the names and reasons first."""
     from rich.console import Group
-    from rich.markup import escape
     from rich.table import Table
+    from rich.text import Text
 
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column, width in picture.columns.items():
-        table.add_column(escape(column), overflow="ellipsis", no_wrap=True, min_width=width)
+        table.add_column(Text(column), overflow="ellipsis", no_wrap=True, min_width=width)
     for row in picture.rows:
-        table.add_row(*map(escape, row))
+        table.add_row(*map(Text, row))
     lines = [
-        f"[bold]{escape(line)}[/bold]" if place == picture.strong else escape(line)
+        Text(line, style="bold" if place == picture.strong else "")
         for place, line in enumerate(picture.lines)
     ]
-    return Group(*lines, table, *([escape(picture.below)] if picture.below else []))
+    return Group(*lines, table, *([Text(picture.below)] if picture.below else []))
 
 
 def as_html(picture: Picture) -> str:
