@@ -71,6 +71,19 @@ def test_in_a_pipe_many_trials_are_summed_up(fit, capsys, monkeypatch):
     assert any("of 12 trials: " in line and "best loss=" in line for line in lines[-5:-1])
 
 
+def test_in_a_pipe_long_trials_are_told_of_now_and_then(capsys):  # row 1.22
+    seen = console.ConsoleCallback(live=False)
+    info = {"resources": {"CPU": 2.0}, "resources_used": {}, "total_samples": 3}
+    trials = [trial(index, TrialStatus.RUNNING) for index in range(3)]
+    fixed = {"metric": None, "mode": None, "experiment_path": "/somewhere", "past": tuple, "trials": trials}
+    seen.setup(time=0.0, **fixed, **info)
+    for second in range(1, 36_000):
+        seen.on_step_end(second, trials, time=float(second), **info)
+    lines = capsys.readouterr().out.splitlines()[1:]
+    assert [line.split(";")[0] for line in lines] == ["30 s gone", "1 min 30 s gone", "3 min 30 s gone"]
+    assert "3 of 3 trials: 3 RUNNING" in lines[0]
+
+
 @pytest.mark.parametrize(("verbose", "per_trial"), [(2, "report 2: loss=0.5"), (3, "nested/acc=0.5")])
 def test_more_verbose_tells_of_each_report(fit, capsys, verbose, per_trial):
     fit(three, metric="loss", num_samples=2, run={"verbose": verbose})

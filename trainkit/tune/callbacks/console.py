@@ -17,7 +17,7 @@ from trainkit.tune.values import flatten, lookup
 REFRESH_S = 0.5
 """Between two drawings of the block."""
 SUMMARY_S = 30.0
-"""Between two lines on all trials, where there is no block."""
+"""Between two lines on all trials, where there is no block; twice as long while none ends."""
 MAX_LINES = 100
 """Trials, and failed trials, with a line each; the lines on all trials tell of further ones."""
 MAX_WIDTH = 200
@@ -39,6 +39,9 @@ class ConsoleCallback(Callback):
         self._drawn = 0.0
         self._path = ""
         self._lines = {TrialStatus.TERMINATED: 0, TrialStatus.ERROR: 0}
+        self._summaries = 0
+        self._summary_s = SUMMARY_S
+        self._ended = 0
 
     def setup(
         self,
@@ -58,7 +61,7 @@ class ConsoleCallback(Callback):
         self._outlet = self._open()
         if self._outlet is None:
             say(f"Tuning in {self._path}, with {describe(info['resources'])}")
-            self.refresh_s = SUMMARY_S
+            self.refresh_s = self._summary_s = SUMMARY_S
         else:
             self.refresh_s = REFRESH_S
 
@@ -86,11 +89,8 @@ class ConsoleCallback(Callback):
     def on_step_end(self, iteration: int, trials: Sequence[Trial], **info: Any) -> None:
         if self._outlet is not None and info["time"] - self._drawn >= REFRESH_S:
             self._draw(trials, info)
-        elif self._outlet is None and info["time"] - self._drawn >= SUMMARY_S:
-            self._drawn = info["time"]
-            self._standing.look(trials)
-            lines = picture_of(self._standing, info, self._path).lines
-            say("; ".join([*lines[:2], *filter(None, [self._standing.best_words()])]))
+        elif self._outlet is None and info["time"] - self._drawn >= self._summary_s:
+            self._summary(trials, info)
 
     def on_experiment_end(self, trials: Sequence[Trial], **info: Any) -> None:
         ending = info.get("ending", "")
@@ -105,6 +105,17 @@ class ConsoleCallback(Callback):
         elapsed = duration(info["time"] - self._standing.started)
         words = [f"{self._standing.counts()} in {elapsed}", self._standing.best_words()]
         say(". ".join(filter(None, [f"Ended early: {ending}" if ending else "", *words])))
+
+    def _summary(self, trials: Sequence[Trial], info: Mapping[str, Any]) -> None:
+        """A line on all trials: with those on single ones, at most two a trial, however long they take."""
+        self._drawn = info["time"]
+        self._standing.look(trials)
+        since, self._ended = self._standing.ended - self._ended, self._standing.ended
+        self._summary_s = SUMMARY_S if since else 2 * self._summary_s
+        if self._summaries < self._standing.created:
+            self._summaries += 1
+            lines = picture_of(self._standing, info, self._path).lines
+            say("; ".join([*lines[:2], *filter(None, [self._standing.best_words()])]))
 
     def _line(self, trial: Trial) -> None:
         """A line on a trial that has ended, where there is no block that shows it."""

@@ -64,6 +64,11 @@ class Standing:
         """Trials that there are."""
         return self._known
 
+    @property
+    def ended(self) -> int:
+        """Trials that have ended, one way or another."""
+        return self._ended.total()
+
     def counts(self) -> str:
         """Such as '3 RUNNING, 12 TERMINATED'."""
         numbers = Counter(trial.status for trial in self._open) + self._ended
