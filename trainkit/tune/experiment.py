@@ -281,7 +281,8 @@ class Experiment:
             loop.run(interrupts)
         finally:
             ending = controller.ending or ("" if controller.done else "cut short")
-            hub.experiment_end(time=self._now(), ending=ending, **loop.info())
+            in_order = controller.done
+            hub.experiment_end(time=self._now(), ending=ending, in_order=in_order, **loop.info())
         return controller
 
     def _restore(

@@ -75,7 +75,11 @@ class Callback:
         """A checkpoint was committed."""
 
     def on_experiment_end(self, trials: Sequence[Trial], **info: Any) -> None:
-        """The experiment has ended, or was interrupted."""
+        """The experiment has ended, or was interrupted.
+
+        `info` holds what `on_step_end` hears; `ending`: why it ended early, '' where all trials have ended;
+        and `in_order`: False where trials were cut off, such as by a second Ctrl-C, so that somebody waits.
+        """
 
     def get_state(self) -> dict[str, Any] | None:
         """What the callback wants back when the experiment goes on, as JSON can hold it; None: nothing.

@@ -17,6 +17,8 @@ from trainkit.tune.integrations.outbox import Outbox
 from trainkit.tune.session import get_context
 from trainkit.tune.trial import Trial, TrialStatus
 
+HASTE_S = 5.0
+"""How long a service is waited for where the user has pressed Ctrl-C twice."""
 _STATUS = {TrialStatus.TERMINATED: "FINISHED", TrialStatus.ERROR: "FAILED"}
 Past = Callable[[], Iterable[tuple[Trial, Sequence[Mapping[str, Any]]]]]
 
@@ -150,7 +152,8 @@ class TrackerCallback(LoggerCallback, ABC):
             super().on_experiment_end(trials, **info)
         finally:
             self._outbox.put("ending", self._do_disconnect)
-            self._outbox.close(self._timeout_s)
+            in_order = info.get("in_order", True)
+            self._outbox.close(self._timeout_s if in_order else min(self._timeout_s, HASTE_S))
 
     def _put(self, what: str, trial: Trial, action: Callable[[Told], None]) -> None:
         told = Told(
