@@ -267,6 +267,9 @@ class Experiment:
             time=self._now(),
             resources=ledger.existing,
             past=lambda: ((by_id[trial_id], results) for trial_id, results in reader.histories() if by_id),
+            lengths=lambda: [
+                (by_id[trial_id], count) for trial_id, count in reader.lengths().items() if by_id
+            ],
         )
         loop = ExperimentLoop(
             controller,

@@ -115,9 +115,13 @@ class ExperimentReader:
             )
         return trials
 
+    def lengths(self) -> dict[str, int]:
+        """By trial, how many reports its history holds; one that has none is not there."""
+        return dict(self._rows("SELECT trial_id, count(DISTINCT iteration) FROM results GROUP BY trial_id"))
+
     def started(self) -> set[tuple[str, int]]:
         """The attempts that ran: (trial, attempt)."""
-        return set(self._read_origins())
+        return set(self._rows("SELECT trial_id, attempt FROM attempts"))
 
     def stops(self) -> dict[str, dict[str, Any]]:
         """By trial, the reason of the stop that was decided on its last report, if one was."""

@@ -154,6 +154,10 @@ class Space:
         """
         return self._grid(preset or {}).size
 
+    def grid_values(self, combination: int, preset: Mapping[Path, Any] | None = None) -> dict[Path, Any]:
+        """The values of the axes that `preset` leaves open, in one of their combinations."""
+        return self._grid(preset or {}).combination(combination) if self.axes else {}
+
     def configuration(
         self, combination: int, rng: Generator, preset: Mapping[Path, Any] | None = None
     ) -> dict[str, Any]:
@@ -168,9 +172,7 @@ class Space:
             SpaceError: a `sample_from` needs itself, or names a key that is not there; or the rules leave
                 nothing.
         """
-        given: Mapping[Path, Any] = preset or {}
-        if self.axes:
-            given = {**given, **self._grid(given).combination(combination)}
+        given = {**(preset or {}), **self.grid_values(combination, preset)}
 
         def choose(path: Path, leaf: Any) -> Any:
             return given[path] if path in given else leaf.draw(rng)

@@ -32,7 +32,7 @@ class Callback:
         `num_samples` is TuneConfig's; `total_num_samples` is how many trials there will be, grids counted,
         and None if there is no end. `info` holds `experiment_path`, `metric`, `mode`, `time`, `resources`,
         `trials`, and `past`: a function that gives each trial that has reported with its results, of an
-        experiment that goes on.
+        experiment that goes on; and `lengths`, one that gives how many these are, which takes far less time.
         """
 
     def on_step_begin(self, iteration: int, trials: Sequence[Trial], **info: Any) -> None:

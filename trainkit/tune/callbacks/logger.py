@@ -77,6 +77,14 @@ class LoggerCallback(Callback):
         """The trial's own folder."""
         return self.folder / trial.dirname
 
+    def lines(self, trial: Trial, filename: str) -> int:
+        """How many lines a file in the trial's folder has; 0 if there is none."""
+        try:
+            with open(f"{self.folder}/{trial.dirname}/{filename}", "rb") as file:
+                return sum(part.count(b"\n") for part in iter(lambda: file.read(1 << 20), b""))
+        except FileNotFoundError:
+            return 0
+
     def flush(self, trial: Trial | None = None) -> None:
         """Write what is kept, of one trial or of all; where one can't be written, the others are."""
         every = self._of_instance()
@@ -115,8 +123,9 @@ class LoggerCallback(Callback):
     ) -> None:
         self.folder = Path(info["experiment_path"])
         # A kill may have come between a commit and the log of it.
-        for trial, results in info["past"]():
-            if self.length(trial) != len(results):
+        stale = {trial.trial_id for trial, count in info["lengths"]() if self.length(trial) != count}
+        for trial, results in info["past"]() if stale else ():
+            if trial.trial_id in stale:
                 self.rewrite(trial, results)
 
     def on_trial_start(self, iteration: int, trials: Sequence[Trial], trial: Trial, **info: Any) -> None:
