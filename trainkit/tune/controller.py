@@ -25,9 +25,9 @@ from trainkit.tune.autofill import Origin, full_result
 from trainkit.tune.capacity import Ledger
 from trainkit.tune.judging import Judge
 from trainkit.tune.plan import BROKEN, FAIL_FAST, INTERRUPTED, RESUMABLE, TIME_BUDGET, Plan
+from trainkit.tune.proposals import Proposals
 from trainkit.tune.retention import checkpoint_score, to_drop
 from trainkit.tune.schedulers.base import TrialScheduler, Verdict, stop_words
-from trainkit.tune.search.base import Searcher
 from trainkit.tune.suggesting import TrialSource
 from trainkit.tune.trial import Failure, SavedCheckpoint, Trial, TrialStatus
 
@@ -51,7 +51,7 @@ class Controller:
     Args:
         plan: the experiment's rules.
         source: where trials come from.
-        searcher, scheduler: told of results; both rebuilt already when an experiment is resumed.
+        proposals, scheduler: told of results; both rebuilt already when an experiment is resumed.
         ledger: what trials may reserve.
         trials: of the resumed experiment, in order; those PENDING will run.
         with_metric: ids of `trials` that have reported the metric.
@@ -61,7 +61,7 @@ class Controller:
         self,
         plan: Plan,
         source: TrialSource,
-        searcher: Searcher,
+        proposals: Proposals,
         scheduler: TrialScheduler,
         ledger: Ledger,
         trials: Sequence[Trial] = (),
@@ -74,7 +74,7 @@ class Controller:
         """Why no trial can be started any more, for `fit` to raise once those that ran have ended."""
         self._plan = plan
         self._source = source
-        self._searcher = searcher
+        self._proposals = proposals
         self._scheduler = scheduler
         self._judge = Judge(plan, scheduler, with_metric)
         self._by_id = {trial.trial_id: trial for trial in self.trials}
@@ -134,7 +134,9 @@ class Controller:
             for index in self._pending:
                 self._set(self.trials[index], time, TrialStatus.TERMINATED, f"{self.ending}: not run")
             self._pending = []
-        self._step.records.append(ev.Noted(time, "ended", self.ending or "all trials have ended"))
+        self._step.records.append(
+            ev.Noted(time, "ended", self.ending or self._source.reason or "all trials have ended")
+        )
         return self._take()
 
     # --- starting ---------------------------------------------------------------------------------
@@ -183,7 +185,7 @@ class Controller:
         if trial is None:
             if not self._live and not self._pending and not self._source.exhausted:
                 raise ConfigError(
-                    f"{type(self._searcher).__name__} suggests nothing though no trial runs: "
+                    f"{self._proposals.name} suggests nothing though no trial runs: "
                     "it must return a configuration, or Searcher.FINISHED"
                 )
             return None
@@ -233,7 +235,7 @@ class Controller:
         if event.checkpoint is not None:
             self._keep(trial, event.checkpoint)
         self._note_problem(trial, event.problem, event.time)
-        self._searcher.on_trial_result(trial.trial_id, result)
+        self._proposals.on_trial_result(trial.trial_id, result)
         # What is decided on this very report goes before an end that was asked of all trials.
         live.outcome = self._judged(live, result) or (FINISHED if event.done else live.outcome)
         result["done"] = live.outcome is not None
@@ -298,7 +300,7 @@ class Controller:
         if status is TrialStatus.TERMINATED:
             self._drop_checkpoints(trial, running=False)
             self._scheduler.on_trial_complete(trial.trial_id)
-            self._searcher.on_trial_complete(trial.trial_id, trial.last_result)
+            self._proposals.on_trial_complete(trial.trial_id, trial.last_result)
 
     def _fail(self, trial: Trial, failure: Failure, time: float) -> None:
         self._let_go(trial)
@@ -315,7 +317,7 @@ class Controller:
         self._set(trial, time, TrialStatus.ERROR, f"{failure.kind}: {failure.message}"[:200], failure)
         self._drop_checkpoints(trial, running=False)
         self._scheduler.on_trial_error(trial.trial_id)
-        self._searcher.on_trial_complete(trial.trial_id, trial.last_result or None, error=True)
+        self._proposals.on_trial_complete(trial.trial_id, trial.last_result or None, error=True)
         if self._plan.failure.fail_fast:
             self._end(FAIL_FAST, time)
 

@@ -14,20 +14,29 @@ from trainkit.tune.callbacks.json_logger import JsonLoggerCallback
 from trainkit.tune.callbacks.metric_watch import MetricWatch
 from trainkit.tune.config import RunConfig, TuneConfig
 from trainkit.tune.plan import Plan
+from trainkit.tune.proposals import Proposals
 from trainkit.tune.schedulers import FIFOScheduler, TrialScheduler
 from trainkit.tune.search import BasicVariantGenerator, Searcher
 from trainkit.tune.seeds import scheduler_generator
 from trainkit.tune.variants import Space
 
 
-def make_searcher(tune: TuneConfig, space: Space, seed: int) -> Searcher:
+def make_searcher(tune: TuneConfig, space: Space, seed: int, *, rehearsal: bool = False) -> Searcher:
     """Return the searcher, ready for its first suggestion.
 
     A copy: the user's object stays as it was given, and may be given to another Tuner.
+
+    With `rehearsal` it leaves no trace outside itself, such as in a database that the user's searcher is at.
     """
-    searcher = copy.deepcopy(cast("Searcher | None", tune.search_alg)) or BasicVariantGenerator()
-    searcher.set_search_properties(tune.metric, tune.mode, space, num_samples=tune.num_samples, seed=seed)
+    given = cast("Searcher | None", tune.search_alg) or BasicVariantGenerator()
+    searcher = given.rehearsal() if rehearsal else copy.deepcopy(given)
+    searcher.begin(space, metric=tune.metric, mode=tune.mode, num_samples=tune.num_samples, seed=seed)
     return searcher
+
+
+def make_proposals(tune: TuneConfig, space: Space, searcher: Searcher, seed: int) -> Proposals:
+    """Return what stands between the searcher and new trials."""
+    return Proposals(searcher, space, seed=seed, allow_duplicates=tune.allow_duplicates)
 
 
 def make_scheduler(tune: TuneConfig, seed: int) -> TrialScheduler:
