@@ -147,6 +147,22 @@ def test_flat_names_become_nested_and_constants_are_added(fit):
     }
 
 
+def test_constants_are_each_trials_own(fit):
+    space = {"net": {"lr": tune.sample_from(lambda spec: spec.config.x), "layers": [1]}}
+
+    class Counting(Flat):
+        def suggest(self, trial_id):
+            return {"x": int(trial_id[-1])}
+
+    def trainable(config):
+        config["net"]["layers"].append(2)
+        return 1.0
+
+    grid = fit(trainable, space, num_samples=3, search_alg=Counting())
+    assert [result.config["net"]["lr"] for result in grid] == [0, 1, 2]
+    assert [result.config["net"]["layers"][:1] for result in grid] == [[1]] * 3
+
+
 def test_a_parameter_that_it_leaves_out_is_named(fit):
     with pytest.raises(ConfigError, match=r"Flat.suggest\(\) gave no value for net/width"):
         fit(square, {"net": {"width": tune.uniform(0, 1)}}, search_alg=Flat(lr=1))

@@ -9,7 +9,7 @@ from trainkit import tune
 from trainkit.errors import ConfigError
 from trainkit.tune.fingerprint import fingerprint
 from trainkit.tune.history import ExperimentReader
-from trainkit.tune.proposals import merged, nested
+from trainkit.tune.merging import merged, nested
 from trainkit.tune.search import BasicVariantGenerator, OptunaSearch, Searcher
 
 pytestmark = pytest.mark.usefixtures("inline")

@@ -46,6 +46,8 @@ if TYPE_CHECKING:
     from trainkit.tune.results import ResultGrid
     from trainkit.tune.run_front import Experiment, run, run_experiments
     from trainkit.tune.scaling import ScalingConfig
+    from trainkit.tune.schedulers.create import create_scheduler
+    from trainkit.tune.search.create import create_searcher
     from trainkit.tune.session import (
         checkpoint_dir,
         get_checkpoint,
@@ -113,6 +115,8 @@ _HOMES = {
         "run_experiments",
     ),
     "scaling": ("ScalingConfig",),
+    "schedulers.create": ("create_scheduler",),
+    "search.create": ("create_searcher",),
     "session": (
         "checkpoint_dir",
         "get_checkpoint",
@@ -183,6 +187,8 @@ __all__ = [
     "callbacks",
     "checkpoint_dir",
     "choice",
+    "create_scheduler",
+    "create_searcher",
     "forbid",
     "get_checkpoint",
     "get_context",

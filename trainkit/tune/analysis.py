@@ -46,15 +46,15 @@ class ExperimentAnalysis:
     """An experiment to look at, finished or running, ours or one that Ray Tune wrote.
 
     Args:
-        experiment_checkpoint_path: of the experiment's folder, or of a file in it; or an address that it was
-            copied to: then it is copied back, as by `Tuner.restore`.
-        storage_filesystem: an fsspec file system that the path is one of.
+        experiment_checkpoint_path: of the experiment's folder, or of a file in it; or its address.
+        storage_filesystem: of fsspec, that the path is one of; None: the one that it names.
         trials: the results, where they have been read already; None reads them.
         default_metric: reported value that "best" means; None: the experiment's.
         default_mode: "min" or "max"; None: the experiment's.
 
     Raises:
         StoreError: there is no experiment, or its file is damaged or foreign.
+        StorageError: the address can't be read.
         ConfigError: `default_mode` is neither "min" nor "max".
     """
 

@@ -39,7 +39,7 @@ from trainkit.tune.specification import SpecMaker
 from trainkit.tune.storage import Address, describe_address, new_place, stored_address
 from trainkit.tune.store import ExperimentStore
 from trainkit.tune.suggesting import TrialSource
-from trainkit.tune.trial import TrialStatus, experiment_prefix, safe_name
+from trainkit.tune.trial import TrialStatus, experiment_prefix, safe_name, trial_id_of
 from trainkit.tune.values import holds_opaque
 from trainkit.tune.variants import Space
 
@@ -343,6 +343,8 @@ class Experiment:
                 api.ensure_serializable(value, f"the value {value!r:.100} of param_space[{name!r}]")
         # Another searcher is asked for the first configuration: requests may be functions of it.
         searcher = parts.make_searcher(self._tune, self._space, self._seed, rehearsal=True)
-        config = parts.make_proposals(self._tune, self._space, searcher, self._seed).propose("probe")
+        config = parts.make_proposals(self._tune, self._space, searcher, self._seed).propose(
+            trial_id_of(self._facts["prefix"], 0)
+        )
         if isinstance(config, dict):
             ledger.require_feasible(self._bound.request(config), what=f"a trial of {self._bound.name}")

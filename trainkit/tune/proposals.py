@@ -11,16 +11,15 @@ same choices.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from trainkit.errors import ConfigError
-from trainkit.tune.domains import Spelled
 from trainkit.tune.fingerprint import fingerprint
+from trainkit.tune.merging import constants, copied, merged, nested
 from trainkit.tune.search.base import Searcher
 from trainkit.tune.seeds import suggestion_generator
 from trainkit.tune.spaces.computed import compute
-from trainkit.tune.spaces.tree import everything, in_config
+from trainkit.tune.spaces.tree import in_config
 from trainkit.tune.variants import Space
 
 TRIES = 20
@@ -131,17 +130,18 @@ class Proposals:
             The suggestion, for the values of which the store knows only the names; None: there is none.
         """
         config = self._searcher.replay(trial_id, stored, same_space=same_space)
-        if config is None:
-            proposed = self.propose(trial_id)
-            if (
-                proposed is None
-            ):  # it waits for a trial that goes on, and which it has not heard to have ended
-                self._unknown.add(trial_id)
-                return stored
-            if not self._allow_duplicates:  # whatever a searcher of no fixed mind says now, this was tried
-                self._first.setdefault(fingerprint(stored), trial_id)
-            return proposed if isinstance(proposed, dict) else None
-        return self._accept(trial_id, config)
+        if config is not None:
+            return self._accept(trial_id, config)
+        proposed = self.propose(trial_id)
+        if proposed is None:
+            # It waits for the end of a trial that it was not told of, as that one goes on.
+            self._unknown.add(trial_id)
+            return self._accept(trial_id, stored)
+        if isinstance(proposed, str):
+            return None
+        if not self._allow_duplicates:  # whatever a searcher of no fixed mind says now, this was tried
+            self._first.setdefault(fingerprint(stored), trial_id)
+        return proposed
 
     def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
         """A trial has reported."""
@@ -179,7 +179,7 @@ class Proposals:
         """The configuration that a suggestion means: keys a/b nested, the constants of the space added."""
         if self._searcher.whole:
             return suggestion
-        config = merged(self._constants, nested(suggestion))
+        config = merged(copied(self._constants), nested(suggestion))
         for parameter in self.space.parameters:
             if not parameter.is_conditional and not _reaches(config, in_config(parameter.path)):
                 raise ConfigError(
@@ -215,50 +215,6 @@ class Proposals:
             of_all = f"all {number} configurations" if number > 1 else "the only configuration"
             return f"{of_all} of the space {'were' if number > 1 else 'was'} tried"
         return f"{self.name} found no configuration that is allowed and was not tried before"
-
-
-def constants(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a space gives to every configuration, with its `sample_from` as they are."""
-    return {key: value for key, child in tree.items() if (value := _constant(child)) is not _ABSENT}
-
-
-_ABSENT = object()
-
-
-def _constant(node: Any) -> Any:
-    if isinstance(node, dict):
-        return constants(node) if constants(node) or not node else _ABSENT
-    return _ABSENT if any(isinstance(leaf, Spelled) for leaf in everything(node)) else node
-
-
-def nested(suggestion: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a suggestion with keys such as 'net/width' as {"net": {"width": ...}}.
-
-    Raises:
-        ConfigError: a key gives a value inside of what another key gives.
-    """
-    config: dict[str, Any] = {}
-    for key, value in suggestion.items():
-        *parents, last = key.split("/") if isinstance(key, str) else [key]
-        node = config
-        for parent in parents:
-            node = node.setdefault(parent, {})
-            if not isinstance(node, dict):
-                raise ConfigError(f"a suggestion gives {key!r}, and a value for {parent!r} too: keep one")
-        if isinstance(value, Mapping):
-            value = merged(node.get(last, {}), nested(value))
-        node[last] = value
-    return config
-
-
-def merged(below: Any, above: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `below` with what `above` says besides, or instead."""
-    if not isinstance(below, Mapping):
-        return dict(above)
-    config = dict(below)
-    for key, value in above.items():
-        config[key] = merged(config[key], value) if key in config and isinstance(value, Mapping) else value
-    return config
 
 
 def _reaches(config: Any, path: tuple[Any, ...]) -> bool:

@@ -16,6 +16,9 @@ from trainkit.tune.seeds import suggestion_generator
 from trainkit.tune.values import holds_opaque
 from trainkit.tune.variants import Path, Space
 
+CONSTANT_DRAWS = 1000
+"""Draws for a whole grid before it counts as used up."""
+
 
 class BasicVariantGenerator(Searcher):
     """Suggest grid and random configurations.
@@ -133,9 +136,14 @@ class BasicVariantGenerator(Searcher):
         self._redraws += 1
 
     def alternatives(self, trial_id: str) -> Iterator[dict[str, Any]]:
+        if self.constant_grid_search:  # what is taken must be drawn again for the other combinations
+            for _ in range(CONSTANT_DRAWS):
+                self._redraws += 1
+                yield self.configuration(self._next, self._redraws)
+            return
         _, combination, preset = self._place(self._next)
         rng = suggestion_generator(self.seed, self._next, self._redraws)
-        return alternatives(self.space, rng, combination, preset)
+        yield from alternatives(self.space, rng, combination, preset)
 
     def take(self, trial_id: str, config: dict[str, Any]) -> bool:
         self._live.add(trial_id)
@@ -165,7 +173,11 @@ class BasicVariantGenerator(Searcher):
             self._foreign += 1
             return
         chosen = {path: values[each.name] for path, each in self.space.by_path.items() if each.name in values}
-        self._covered[self._ranks[self._axes_of(chosen)]] += 1
+        rank = self._ranks.get(self._axes_of(chosen))
+        if rank is None:  # forbidden by now
+            self._foreign += 1
+        else:
+            self._covered[rank] += 1
 
     def _axes_of(self, values: Mapping[Path, Any]) -> bytes:
         return fingerprint({repr(path): value for path, value in values.items() if path in self.space.axes})

@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 from trainkit.tune.checks import is_number, is_whole, require
 from trainkit.tune.fingerprint import fingerprint
+from trainkit.tune.merging import copied
 from trainkit.tune.search.base import Searcher
 from trainkit.tune.search.wrapper import SearcherWrapper
 from trainkit.tune.values import lookup
@@ -181,7 +182,7 @@ class Repeater(SearcherWrapper):
         index = len(unit.folds)
         unit.folds.append(trial_id)
         self._unit_of[trial_id] = unit
-        config: dict[str, Any] = _copied(unit.config)
+        config: dict[str, Any] = copied(unit.config)
         if self.set_index:
             config[TRIAL_INDEX] = index
         return config
@@ -322,10 +323,3 @@ def _std(values: Sequence[float]) -> float:
 
 def _without_index(config: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in config.items() if key != TRIAL_INDEX}
-
-
-def _copied(node: Any) -> Any:
-    """Containers copied, what they hold not: one trial may change its configuration, not the next one's."""
-    if isinstance(node, dict):
-        return {key: _copied(value) for key, value in node.items()}
-    return [_copied(value) for value in node] if isinstance(node, list) else node
