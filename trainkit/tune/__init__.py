@@ -82,6 +82,15 @@ if TYPE_CHECKING:
         uniform,
         when,
     )
+    from trainkit.tune.stoppers import (
+        CombinedStopper,
+        ExperimentPlateauStopper,
+        FunctionStopper,
+        MaximumIterationStopper,
+        Stopper,
+        TimeoutStopper,
+        TrialPlateauStopper,
+    )
     from trainkit.tune.trainable import Trainable
     from trainkit.tune.tuner import Tuner
 
@@ -154,6 +163,15 @@ _HOMES = {
         "uniform",
         "when",
     ),
+    "stoppers": (
+        "CombinedStopper",
+        "ExperimentPlateauStopper",
+        "FunctionStopper",
+        "MaximumIterationStopper",
+        "Stopper",
+        "TimeoutStopper",
+        "TrialPlateauStopper",
+    ),
     "trainable": ("Trainable",),
     "tuner": ("Tuner",),
 }
@@ -180,11 +198,15 @@ __all__ = [
     "Callback",
     "Checkpoint",
     "CheckpointConfig",
+    "CombinedStopper",
     "Experiment",
     "ExperimentAnalysis",
+    "ExperimentPlateauStopper",
     "FailureConfig",
+    "FunctionStopper",
     "JupyterNotebookReporter",
     "LoggerCallback",
+    "MaximumIterationStopper",
     "PlacementGroupFactory",
     "ProgressReporter",
     "Result",
@@ -192,8 +214,11 @@ __all__ = [
     "ResumeConfig",
     "RunConfig",
     "ScalingConfig",
+    "Stopper",
     "SyncConfig",
+    "TimeoutStopper",
     "Trainable",
+    "TrialPlateauStopper",
     "TuneConfig",
     "Tuner",
     "callbacks",

@@ -11,6 +11,7 @@ from trainkit.tune.schedulers.base import TrialScheduler
 from trainkit.tune.schedulers.create import described_scheduler
 from trainkit.tune.search.base import Searcher
 from trainkit.tune.search.create import describe_searcher, described_searcher
+from trainkit.tune.stored_stop import describe_stop, stop_of
 from trainkit.tune.values import holds_opaque
 
 _POLICIES: dict[str, Callable[..., Any]] = {
@@ -44,7 +45,7 @@ def describe_settings(tune: TuneConfig, run: RunConfig) -> dict[str, Any]:
             "allow_duplicates": tune.allow_duplicates,
         },
         "run_config": {
-            "stop": dict(run.stop) if isinstance(run.stop, Mapping) else run.stop,
+            "stop": describe_stop(run.stop),
             "callbacks": [type(callback).__qualname__ for callback in run.callbacks],
             "failure_config": vars(run.failure_config),
             "checkpoint_config": vars(run.checkpoint_config),
@@ -96,7 +97,9 @@ def restored_run_config(stored: Mapping[str, Any], given: RunConfig | None) -> R
         if name in settings or name == "callbacks":
             continue
         if holds_opaque(value):
-            lacking[name] = "a function"
+            lacking[name] = "a function, or a stopper of your own" if name == "stop" else "a function"
+        elif name == "stop":
+            settings[name] = stop_of(value)
         else:
             cls = _POLICIES.get(name)
             settings[name] = value if cls is None or value is None else cls(**value)

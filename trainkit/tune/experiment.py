@@ -13,29 +13,32 @@ from typing import Any
 
 from trainkit import settings
 from trainkit.clock import SYSTEM, Clock
-from trainkit.errors import ConfigError
+from trainkit.errors import ConfigError, TuneError
 from trainkit.runtime import api
 from trainkit.tune import events as ev
 from trainkit.tune import parts
 from trainkit.tune.callbacks.hub import CallbackHub
 from trainkit.tune.capacity import Ledger
+from trainkit.tune.commands import Inbox
 from trainkit.tune.config import RunConfig, SyncConfig, TuneConfig
 from trainkit.tune.controller import Controller
 from trainkit.tune.description import describe_settings, restored_run_config, restored_tune_config
 from trainkit.tune.executor import Executor
+from trainkit.tune.failing import too_many_failed
 from trainkit.tune.history import ExperimentReader
 from trainkit.tune.interrupts import Interrupts
 from trainkit.tune.loop import ExperimentLoop
 from trainkit.tune.mirror import Mirror
 from trainkit.tune.naming import Namer
 from trainkit.tune.placement import Bound
-from trainkit.tune.plan import FAIL_FAST, RESUMABLE
+from trainkit.tune.plan import FAIL_FAST, FAILED_TRIALS
 from trainkit.tune.respace import restored_space
 from trainkit.tune.restore import Restored, replay, restore_trials
 from trainkit.tune.results import ResultGrid
 from trainkit.tune.resuming import ResumeRule
 from trainkit.tune.seeds import trial_seed
 from trainkit.tune.specification import SpecMaker
+from trainkit.tune.stopping import StopRules
 from trainkit.tune.storage import Address, describe_address, new_place, stored_address
 from trainkit.tune.store import ExperimentStore
 from trainkit.tune.suggesting import TrialSource
@@ -152,6 +155,7 @@ class Experiment:
             StoreError: the folder can't be written, or another process is at it.
             StorageError: the copy elsewhere can't be written, or is not complete in the end.
             TrialError: with fail_fast="raise", as the trial raised it.
+            TuneError: as many trials have failed as max_failed_trials says.
         """
         settings.warn_of_old_variables()
         self._take_parts()  # anew, as those of an earlier call have seen its trials
@@ -179,7 +183,9 @@ class Experiment:
             Interrupts() as interrupts,
         ):
             controller = self._run_loop(ledger, executor, store, reader, interrupts, mirror)
-        if controller.ending in RESUMABLE:
+        if controller.ended_by is FAILED_TRIALS:
+            raise TuneError(too_many_failed(controller.trials, str(self.folder)))
+        if controller.ended_by is not None and controller.ended_by.resumable:
             logger.warning(
                 "Ended early: %s. All that was reported is kept; go on by Tuner.restore(%r, trainable).fit()",
                 controller.ending,
@@ -194,7 +200,7 @@ class Experiment:
             errors=executor.errors,
             configs={trial.trial_id: trial.config for trial in controller.trials},
         )
-        if controller.ending == FAIL_FAST and self._run.failure_config.fail_fast == "raise":
+        if controller.ended_by is FAIL_FAST and self._run.failure_config.fail_fast == "raise":
             raise grid.errors[0]
         return grid
 
@@ -246,6 +252,8 @@ class Experiment:
             ledger,
             restored.trials,
             restored.with_metric,
+            stop=self._stop,
+            spent_s=reader.spent_s() if self._resume is not None and self._run.stop is not None else 0.0,
         )
         callbacks = [
             *parts.make_callbacks(self._run),
@@ -271,11 +279,13 @@ class Experiment:
             resources=ledger.existing,
             past=lambda: [(by_id[trial_id], each) for trial_id, each in reader.past().items() if by_id],
         )
+        store.set_fact("total_samples", self._searcher.total_samples)  # for who looks at it from outside
         loop = ExperimentLoop(
             controller,
             executor,
             store,
             hub,
+            Inbox(self.folder, self._now()),
             total_samples=self._searcher.total_samples,
             now=self._now,
             refresh_s=lambda: min(filter(None, (each.refresh_s for each in callbacks)), default=None),
@@ -302,7 +312,14 @@ class Experiment:
         if self._changes:
             logger.warning("%s goes on in another search space: %s", self.folder, "; ".join(self._changes))
         restored = restore_trials(
-            reader, self._proposals, self._scheduler, rule, self.metric, now, space_since=self._space_since
+            reader,
+            self._proposals,
+            self._scheduler,
+            rule,
+            self.metric,
+            now,
+            self._stop,
+            space_since=self._space_since,
         )
         if self._changes:
             self._facts["space_since"] = len(restored.trials)
@@ -337,6 +354,7 @@ class Experiment:
         self._searcher = parts.make_searcher(self._tune, self._space, self._seed, rehearsal=rehearsal)
         self._proposals = parts.make_proposals(self._tune, self._space, self._searcher, self._seed)
         self._scheduler = parts.make_scheduler(self._tune, self._seed)
+        self._stop = StopRules.of(self._run.stop)
 
     @property
     def _space_since(self) -> int:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import sqlite3
+import sys
 from collections import defaultdict
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
 from trainkit.errors import StoreError
+from trainkit.tune import events as ev
 from trainkit.tune.autofill import Origin, full_result
+from trainkit.tune.checks import is_number
 from trainkit.tune.past import PastResults
 from trainkit.tune.schema import FILENAME, open_database
 from trainkit.tune.trial import Attempt, Failure, SavedCheckpoint, Trial, TrialStatus
@@ -117,7 +120,42 @@ class ExperimentReader:
                     next_checkpoint=numbers.get(trial_id, 0),
                 )
             )
+        self._rearrange({trial.trial_id: trial for trial in trials})
         return trials
+
+    def _rearrange(self, trials: Mapping[str, Trial]) -> None:
+        """Give trials for which memory was not enough what they go on with."""
+        for trial_id, detail in self._rows(
+            "SELECT trial_id, detail FROM events WHERE kind = ? ORDER BY seq", ev.REARRANGED
+        ):
+            arrangement = decode_config(detail)
+            if trial_id in trials:  # else it was suggested since the trials were read
+                trial = trials[trial_id]
+                trial.alone = arrangement["alone"]
+                if arrangement["config"] is not None:
+                    trial.tried.append(trial.config)
+                    trial.config = arrangement["config"]
+
+    def spent_s(self) -> float:
+        """For how many seconds the experiment has run, over all its restores, until its last sign of life."""
+        runs: list[tuple[int, float, float]] = []  # from which entry on, from when, until when
+        for seq, kind, time in self._rows("SELECT seq, kind, time FROM events ORDER BY seq"):
+            if kind == ev.BEGAN:
+                runs.append((seq, time, time))
+            elif runs:
+                runs[-1] = (*runs[-1][:2], max(runs[-1][2], time))
+        ends = [*(seq for seq, _, _ in runs[1:]), sys.maxsize]
+        return sum(
+            max(until, self._last_report(seq, end)) - since
+            for (seq, since, until), end in zip(runs, ends, strict=True)
+        )
+
+    def _last_report(self, after: int, before: int) -> float:
+        rows = self._rows(
+            "SELECT metrics FROM results WHERE seq > ? AND seq < ? ORDER BY seq DESC LIMIT 1", after, before
+        )
+        stamp = next((decode(metrics).get("timestamp") for (metrics,) in rows), None)
+        return float(stamp) if is_number(stamp) and stamp is not None else 0.0
 
     def started(self) -> set[tuple[str, int]]:
         """The attempts that ran: (trial, attempt)."""
@@ -269,8 +307,9 @@ class ExperimentReader:
         return {
             (trial_id, attempt): Origin(trial_id, tag, decode_config(config), pid, hostname, node_ip)
             for trial_id, attempt, tag, config, pid, hostname, node_ip in self._rows(
-                "SELECT a.trial_id, a.attempt, t.tag, t.config, a.pid, a.hostname, a.node_ip "
-                "FROM attempts a JOIN trials t USING (trial_id)" + (" WHERE a.trial_id = ?" if of else ""),
+                "SELECT a.trial_id, a.attempt, t.tag, coalesce(a.config, t.config), a.pid, a.hostname, "
+                "a.node_ip FROM attempts a JOIN trials t USING (trial_id)"
+                + (" WHERE a.trial_id = ?" if of else ""),
                 *([of] if of else []),
             )
         }

@@ -21,6 +21,7 @@ from trainkit.tune.proposals import Proposals
 from trainkit.tune.schedulers import FIFOScheduler, TrialScheduler
 from trainkit.tune.search import BasicVariantGenerator, Searcher
 from trainkit.tune.seeds import scheduler_generator
+from trainkit.tune.stopping import StopRules
 from trainkit.tune.variants import Space
 
 
@@ -55,6 +56,8 @@ def make_plan(tune: TuneConfig, run: RunConfig, metric: str | None) -> Plan:
         metric=metric if settings.metric_is_required() else None,
         stop=run.stop,
         time_budget_s=cast("float | None", tune.time_budget_s),
+        trial_timeout_s=cast("float | None", tune.trial_timeout_s),
+        max_iteration=longest_way(tune, run),
         failure=run.failure_config,
         checkpoints=run.checkpoint_config,
         grace_s=settings.stop_grace_s(),
@@ -66,6 +69,15 @@ _DEFAULT_LOGGERS: dict[str, type[LoggerCallback]] = {
     "csv": CSVLoggerCallback,
     "tensorboard": TBXLoggerCallback,
 }
+
+
+def longest_way(tune: TuneConfig, run: RunConfig) -> float | None:
+    """How many reports a trial makes at most, where stop rules or the scheduler say so; None: not known."""
+    scheduler = tune.scheduler
+    limits = [StopRules.of(run.stop).max_iteration]
+    if isinstance(scheduler, TrialScheduler) and scheduler.time_attr == "training_iteration":
+        limits.append(getattr(scheduler, "max_t", None))
+    return min(filter(None, limits), default=None)
 
 
 def make_callbacks(run: RunConfig) -> Sequence[Callback]:

@@ -20,6 +20,7 @@ from trainkit.tune.proposals import Proposals
 from trainkit.tune.respace import with_objects
 from trainkit.tune.resuming import ResumeRule, require_checkpoints, require_known
 from trainkit.tune.schedulers.base import TrialScheduler, stop_words
+from trainkit.tune.stopping import StopRules
 from trainkit.tune.trial import Trial, TrialStatus
 from trainkit.tune.values import complete, encode_config, holds_opaque, lookup
 
@@ -49,10 +50,11 @@ def restore_trials(
     rule: ResumeRule,
     metric: str | None,
     time: float,
+    stop: StopRules,
     *,
     space_since: int = 0,
 ) -> Restored:
-    """Replay the file's log into `proposals` and `scheduler`, and settle what each trial now is.
+    """Replay the file's log into `proposals`, `scheduler` and `stop`, and settle what each trial now is.
 
     Args:
         reader: of the file.
@@ -61,6 +63,7 @@ def restore_trials(
         rule: which trials go on.
         metric: that every trial must report; None: no such rule.
         time: now.
+        stop: the rules of RunConfig(stop=...), told of nothing yet.
         space_since: index of the first trial that was drawn from the space that `proposals` have.
 
     Raises:
@@ -79,7 +82,14 @@ def restore_trials(
     going_on = {trial.trial_id for trial in trials if not trial.status.is_finished}
     with contextlib.closing(reader.log()) as log:
         restored.with_metric = replay(
-            log, trials, proposals, scheduler, metric, going_on=going_on, space_since=space_since
+            log,
+            trials,
+            proposals,
+            scheduler,
+            metric,
+            stop=stop,
+            going_on=going_on,
+            space_since=space_since,
         )
     for trial in trials:
         trial.last_result["config"] = trial.config
@@ -99,10 +109,11 @@ def replay(
     scheduler: TrialScheduler,
     metric: str | None = None,
     *,
+    stop: StopRules | None = None,
     going_on: Collection[str] = (),
     space_since: int = 0,
 ) -> set[str]:
-    """Tell `proposals` and `scheduler` what they were told, and complete the configurations of `trials`.
+    """Tell `proposals`, `scheduler` and `stop` what they were told, and complete the configurations.
 
     Args:
         log: what happened.
@@ -110,6 +121,7 @@ def replay(
         proposals: as they were at the start.
         scheduler: the same.
         metric: to look for.
+        stop: rules to tell; None: none.
         going_on: ids of trials that had ended and are to run again: for both they have not ended.
         space_since: as in `restore_trials`.
 
@@ -138,6 +150,8 @@ def replay(
                     with_metric.add(trial.trial_id)
                 proposals.on_trial_result(trial.trial_id, result)
                 scheduler.on_result(trial.trial_id, result)
+                if stop is not None:
+                    stop.told_again(trial.trial_id, result)
             case Ended(error=error, final=final):
                 ended = final and trial.trial_id not in going_on
                 # A searcher that can hears of an end that was none after all, as its next suggestions did.

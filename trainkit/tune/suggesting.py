@@ -52,6 +52,19 @@ class TrialSource:
         return self._finished or (total is not None and self.created >= total)
 
     @property
+    def to_come(self) -> int | None:
+        """How many trials there will be yet at most; None: without end."""
+        total = self._proposals.total_samples
+        if self._finished:
+            return 0
+        return None if total is None else max(0, total - self.created)
+
+    @property
+    def searcher_name(self) -> str:
+        """The class that suggests, for messages."""
+        return self._proposals.name
+
+    @property
     def reason(self) -> str:
         """Why there were fewer trials than asked for; empty: there were not."""
         return self._proposals.reason

@@ -40,7 +40,9 @@ class Callback:
         """The loop is about to handle what has arrived."""
 
     def on_step_end(self, iteration: int, trials: Sequence[Trial], **info: Any) -> None:
-        """The loop has handled it; `info` holds `time`, `resources`, `resources_used`, `total_samples`."""
+        """The loop has handled it; `info` holds `time`, `resources`, `resources_used`, `total_samples`, and
+        `remaining_s`: about how many seconds it will take yet, None while that can't be said.
+        """
 
     def on_trial_start(self, iteration: int, trials: Sequence[Trial], trial: Trial, **info: Any) -> None:
         """A trial's process has set it up."""
