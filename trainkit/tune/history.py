@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import sqlite3
 from collections import defaultdict
 from collections.abc import Iterator
@@ -176,6 +177,59 @@ class ExperimentReader:
                 trial_id,
             )
         ]
+
+    def metric_numbers(self, metric: str, *, best: str) -> dict[str, tuple[float | None, float | None]]:
+        """By trial, the last and the best value of `metric`; None where it is missing or no finite number.
+
+        Args:
+            metric: its name, or a path such as "eval/loss".
+            best: "min" or "max".
+        """
+        plain = "$." + json.dumps(metric)
+        nested = "$." + ".".join(map(json.dumps, metric.split("/")))
+        value = "coalesce(json_extract(metrics, ?), json_extract(metrics, ?))"
+        numbers = f"SELECT trial_id, iteration, attempt, {value} AS value FROM history"
+        finite = "CASE WHEN typeof(value) IN ('integer', 'real') THEN value END"
+        order = {"min": "min", "max": "max"}[best]
+        last = {
+            trial_id: number
+            for trial_id, _, number in self._rows(
+                f"SELECT trial_id, max(iteration), {finite} FROM ({numbers}) GROUP BY trial_id", plain, nested
+            )
+        }
+        return {
+            trial_id: (last[trial_id], number)
+            for trial_id, number in self._rows(
+                f"SELECT trial_id, {order}({finite}) FROM ({numbers}) GROUP BY trial_id", plain, nested
+            )
+        }
+
+    def curve(self, trial_id: str, metric: str) -> list[tuple[int, float]]:
+        """(iteration, value) of each report with a finite number as `metric`."""
+        plain = "$." + json.dumps(metric)
+        nested = "$." + ".".join(map(json.dumps, metric.split("/")))
+        return [
+            (iteration, value)
+            for iteration, value in self._rows(
+                "SELECT iteration, coalesce(json_extract(metrics, ?), json_extract(metrics, ?)) AS value "
+                "FROM history WHERE trial_id = ? ORDER BY iteration",
+                plain,
+                nested,
+                trial_id,
+            )
+            if isinstance(value, (int, float))
+        ]
+
+    def ending(self) -> str:
+        """Why the experiment has ended or is about to; '' while it goes on, or if it was killed."""
+        newest = True
+        for kind, detail in self._rows("SELECT kind, detail FROM events ORDER BY seq DESC"):
+            if kind == "ending" or (kind == "ended" and newest):
+                return str(detail)
+            if kind == "ended":  # of an earlier run, which this one has gone on from
+                break
+            newest = False
+        return ""
 
     def log(self) -> Iterator[LogEntry]:
         """All that searcher and scheduler were told, in the order they were told it."""

@@ -41,3 +41,18 @@ class Ownership:
         # Explicitly, as a forked child may still hold a copy of the descriptor.
         fcntl.flock(self._descriptor, fcntl.LOCK_UN)
         os.close(self._descriptor)
+
+
+def owner_of(folder: Path) -> int | None:
+    """Return the pid of the process that runs the experiment in `folder`; None if none does.
+
+    It asks the kernel who holds the lock: taking it for a look would refuse an owner that comes just then.
+    """
+    path = folder / FILENAME
+    try:
+        inode, pid = path.stat().st_ino, path.read_text().strip()
+    except FileNotFoundError:
+        return None
+    locks = Path("/proc/locks").read_text().splitlines()
+    held = any(line.split()[1] == "FLOCK" and line.split()[5].endswith(f":{inode}") for line in locks)
+    return int(pid) if held and pid.isdigit() else None
