@@ -164,7 +164,7 @@ def test_the_files_that_other_tools_read(fit):
 
 def test_a_logger_given_by_the_user_replaces_the_default(fit):
     class Quiet(JsonLoggerCallback):
-        def log_trial_result(self, trial, result):
+        def log_trial_result(self, iteration, trial, result):
             pass
 
     (result,) = fit(lambda config: 1.0, callbacks=[Quiet(), CSVLoggerCallback()])

@@ -29,6 +29,7 @@ def describe_settings(tune: TuneConfig, run: RunConfig) -> dict[str, Any]:
             "num_samples": tune.num_samples,
             "max_concurrent_trials": tune.max_concurrent_trials,
             "time_budget_s": tune.time_budget_s,
+            "reuse_actors": tune.reuse_actors,
             "search_alg": _describe(tune.search_alg),
             "scheduler": _describe(tune.scheduler),
         },

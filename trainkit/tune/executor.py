@@ -3,11 +3,13 @@
 Start -> setup    Advance -> advance    Stop -> stop          one call is out per trial, never two
    Started           Reported              Finished           Failed, from any of them
 
-Release -> leave: the process ends in order, and is killed if that takes longer than it may.
+Release -> leave: the process ends in order, and is killed if that takes longer than it may. Where
+processes are reused it waits for the next trial instead, which it takes in by `begin`.
 """
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
 import os
@@ -16,23 +18,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from trainkit.errors import (
-    ActorDiedError,
-    ConfigError,
-    MetricError,
-    SerializationError,
-    TaskError,
-    TrainkitError,
-)
+from trainkit.errors import ActorDiedError, TrainkitError
 from trainkit.runtime import api, preload
 from trainkit.runtime.placement_group import PlacementGroup
 from trainkit.runtime.remote import ActorHandle
 from trainkit.runtime.specs import ObjectRef
 from trainkit.tune import events as ev
-from trainkit.tune.placement import Bound
-from trainkit.tune.protocol import Place, Progress
+from trainkit.tune.departures import Departures, end_all_now, end_now
+from trainkit.tune.placement import Bound, PlacementGroupFactory
+from trainkit.tune.pool import ProcessPool
+from trainkit.tune.replies import event_of, failure_of
 from trainkit.tune.specification import SpecMaker
-from trainkit.tune.trial import Failure
+from trainkit.tune.trial import TrialStatus
 from trainkit.tune.trial_actor import TrialActor
 
 logger = logging.getLogger("trainkit.tune")
@@ -40,28 +37,33 @@ logger = logging.getLogger("trainkit.tune")
 # Each trial is a process: what it needs of ours is there when it is forked.
 preload.register("trainkit.tune.trial_actor")
 
+_IN_ORDER = (TrialStatus.TERMINATED, TrialStatus.PAUSED)
+
+
+@dataclass(slots=True)
+class _Process:
+    """A process that runs trials, one after the other."""
+
+    name: str
+    actor: ActorHandle
+    group: PlacementGroup | None
+
 
 @dataclass(slots=True)
 class _Running:
-    """A trial's process and the call that is out to it."""
+    """A trial in its process, and the call that is out to it.
 
-    trial_id: str
-    attempt: int
-    iteration: int
-    actor: ActorHandle
-    group: PlacementGroup | None
+    Attributes:
+        phase: the call: setup, begin, advance or stop.
+        sound: nothing has gone wrong in it, so that the process may serve another trial.
+    """
+
+    start: ev.Start
+    process: _Process
     ref: ObjectRef[Any]
     phase: str
-
-
-@dataclass(slots=True)
-class _Leaving:
-    """A process that has been told to end: `ref` is done once it has, which it must by `deadline`."""
-
-    actor: ActorHandle
-    group: PlacementGroup | None
-    ref: ObjectRef[Any]
-    deadline: float
+    iteration: int
+    sound: bool = True
 
 
 class Executor:
@@ -72,6 +74,7 @@ class Executor:
         specs: makes what each trial's process is told.
         now: the time that goes into events.
         leave_s: how long a trial's process may take to end once nothing more is wanted of it.
+        reuse: processes of trials that ended in order serve further ones.
     """
 
     def __init__(
@@ -81,17 +84,20 @@ class Executor:
         *,
         now: Callable[[], float],
         leave_s: float = math.inf,
+        reuse: bool = False,
     ) -> None:
         api.ensure_serializable(bound.trainable, f"the trainable {bound.name}")
+        self._name = bound.name
         self._trainable = bound.trainable
         self._parameters = {name: _put(name, value) for name, value in bound.parameters.items()}
         self._specs = specs
-        self._folder = specs.folder
+        self._folder = os.fspath(specs.folder)
         self._now = now
-        self._leave_s = leave_s
         self._actor_class: Any = api.remote(TrialActor)
         self._running: dict[str, _Running] = {}
-        self._leaving: list[_Leaving] = []
+        self._departures = Departures(now=now, leave_s=leave_s)
+        self._pool: ProcessPool[_Process] | None = ProcessPool(api.cluster_resources()) if reuse else None
+        self._names = map(str, itertools.count())
         self._at_once: list[ev.Event] = []
         self.errors: dict[tuple[str, int], BaseException] = {}
         """By trial and attempt, what it raised."""
@@ -111,7 +117,7 @@ class Executor:
                 case ev.Kill(trial_id):
                     self._kill(trial_id)
                 case ev.DeleteCheckpoint(trial, checkpoint):
-                    shutil.rmtree(self._folder / trial.dirname / checkpoint.dirname, ignore_errors=True)
+                    shutil.rmtree(f"{self._folder}/{trial.dirname}/{checkpoint.dirname}", ignore_errors=True)
 
     def wait(self, timeout_s: float | None) -> None:
         """Return when some trial has news, or bundles are to be given back, or after `timeout_s`.
@@ -120,27 +126,33 @@ class Executor:
         """
         if self._at_once or not self._running:
             return
-        overdue_s = self._first_deadline() - self._now()
+        overdue_s = min(self._departures.deadline, math.inf if self._pool is None else self._pool.deadline)
+        overdue_s -= self._now()
         if timeout_s is None or overdue_s < timeout_s:
             timeout_s = max(0.0, overdue_s) if math.isfinite(overdue_s) else None
         refs = [running.ref for running in self._running.values()]
-        # A process gives what it held back by itself, but its bundles, which others may wait for, we do.
-        refs += [leaving.ref for leaving in self._leaving if leaving.group is not None]
+        refs += self._departures.with_bundles()
         api.wait(refs, num_returns=1, timeout=timeout_s)
 
     def collect(self) -> list[ev.Event]:
         """Return all news that has arrived; doesn't wait."""
         news, self._at_once = self._at_once, []
-        self._see_off()
+        if self._pool is not None:
+            for process in self._pool.overdue(self._now()):
+                self._departures.let_leave(process.actor, process.group)
+        self._departures.see_off()
         if not self._running:
             return news
         by_ref = {running.ref: running for running in self._running.values()}
         ready, _ = api.wait(list(by_ref), num_returns=len(by_ref), timeout=0)
         for ref in ready:
             running = by_ref[ref]
+            trial_id = running.start.trial.trial_id
             # To the end of the line, so that where trials take turns each gets its turn.
-            self._running[running.trial_id] = self._running.pop(running.trial_id)
-            news.append(self._event(running))
+            self._running[trial_id] = self._running.pop(trial_id)
+            event = self._event(running)
+            if event is not None:
+                news.append(event)
         return news
 
     @property
@@ -148,104 +160,97 @@ class Executor:
         """True if no trial runs, and there is no news."""
         return not self._running and not self._at_once
 
+    def dismiss(self) -> None:
+        """No further trial comes: let the processes leave that wait for one."""
+        for process in [] if self._pool is None else self._pool.take_all():
+            self._departures.let_leave(process.actor, process.group)
+
     @property
     def gone(self) -> bool:
-        """True once every process that was released has ended; else wait for that by `wait_gone`."""
-        self._see_off()
-        return not self._leaving
+        """True once every process that was let go has ended; else wait for that by `wait_gone`."""
+        self._departures.see_off()
+        return not self._departures
 
     def wait_gone(self) -> None:
-        """Return when a released process has ended, or is overdue."""
-        overdue_s = self._first_deadline() - self._now()
-        refs = [leaving.ref for leaving in self._leaving]
-        api.wait(refs, num_returns=1, timeout=max(0.0, overdue_s) if math.isfinite(overdue_s) else None)
+        """Return when a process that was let go has ended, or is overdue."""
+        self._departures.wait()
 
     def close(self) -> None:
         """End every process at once."""
-        # By its handle, each for itself: one that can't be ended must not save the others.
-        doomed = [running.actor for running in self._running.values()]
-        groups = [running.group for running in self._running.values()]
-        doomed += [leaving.actor for leaving in self._leaving]
-        groups += [leaving.group for leaving in self._leaving]
+        processes = [running.process for running in self._running.values()]
+        processes += [] if self._pool is None else self._pool.take_all()
         self._running.clear()
-        self._leaving.clear()
-        for actor, group in zip(doomed, groups, strict=True):
-            try:
-                _end(actor, group)
-            except TrainkitError:
-                logger.warning("%r could not be ended", actor, exc_info=True)
+        doomed = [(process.actor, process.group) for process in processes]
+        end_all_now(doomed + self._departures.take_all())
 
     # --- calls out --------------------------------------------------------------------------------
 
-    def _start(self, action: ev.Start) -> None:
+    def _start(self, action: ev.Start, *, fresh: bool = False) -> None:
         trial, attempt = action.trial, action.attempt
-        group = actor = None
+        waiting = None if self._pool is None or fresh else self._pool.take(trial.request)
+        process = None if waiting is None else waiting[1]
         try:
-            os.makedirs(self._folder / trial.dirname, exist_ok=True)
             spec = self._specs.of(action)
-            head = dict(trial.request.head)
-            options: dict[str, Any] = {"label": trial.name}
-            if len(trial.request.bundles) > 1 and trial.request.group:
-                group = api.placement_group(trial.request.group)
-                options |= {"placement_group": group, "placement_group_bundle_index": 0 if head else -1}
-            options |= {"num_cpus": head.pop("CPU", 0), "num_gpus": head.pop("GPU", 0), "resources": head}
-            actor = self._actor_class.options(**options).remote()
-            ref = actor.setup.remote(spec, self._trainable, self._parameters)
-        except (TrainkitError, OSError) as error:
-            self._let_leave(actor, group)
+            if process is not None:
+                phase, ref = "begin", process.actor.begin.remote(spec)
+            else:
+                process = self._fork(trial.request, trial.name if self._pool is None else self._name)
+                phase, ref = "setup", process.actor.setup.remote(spec, self._trainable, self._parameters)
+        except TrainkitError as error:
+            if process is not None:
+                self._let_leave(process)
             self._remember(trial.trial_id, attempt, error)
             self._at_once.append(ev.Failed(trial.trial_id, attempt, self._now(), failure_of(error)))
             return
-        self._running[trial.trial_id] = _Running(
-            trial.trial_id, attempt, action.iteration, actor, group, ref, "setup"
-        )
+        self._running[trial.trial_id] = _Running(action, process, ref, phase, action.iteration)
+
+    def _fork(self, request: PlacementGroupFactory, label: str) -> _Process:
+        name = next(self._names)
+        for process in [] if self._pool is None else self._pool.admit(name, request):
+            self._departures.let_leave(process.actor, process.group)
+        head = dict(request.head)
+        options: dict[str, Any] = {"label": label}
+        group = None
+        try:
+            if len(request.bundles) > 1 and request.group:
+                group = api.placement_group(request.group)
+                options |= {"placement_group": group, "placement_group_bundle_index": 0 if head else -1}
+            options |= {"num_cpus": head.pop("CPU", 0), "num_gpus": head.pop("GPU", 0), "resources": head}
+            actor = self._actor_class.options(**options).remote(self._pool is not None)
+        except BaseException:
+            if group is not None:
+                api.remove_placement_group(group)
+            if self._pool is not None:
+                self._pool.forget(name)
+            raise
+        return _Process(name, actor, group)
 
     def _call(self, trial_id: str, method: str, *args: Any) -> None:
         running = self._running[trial_id]
-        running.ref = getattr(running.actor, method).remote(*args)
+        running.ref = getattr(running.process.actor, method).remote(*args)
         running.phase = method
 
     def _release(self, trial_id: str) -> None:
         running = self._running.pop(trial_id, None)
-        if running is not None:
-            self._let_leave(running.actor, running.group)
+        if running is None:
+            return
+        trial = running.start.trial
+        if self._pool is not None and running.sound and trial.status in _IN_ORDER:
+            self._pool.keep(running.process.name, running.process, trial.request, self._now())
+        else:
+            self._let_leave(running.process)
 
     def _kill(self, trial_id: str) -> None:
         running = self._running.pop(trial_id, None)
         if running is not None:
-            _end(running.actor, running.group)
+            if self._pool is not None:
+                self._pool.forget(running.process.name)
+            end_now(running.process.actor, running.process.group)
 
-    def _let_leave(self, actor: ActorHandle | None, group: PlacementGroup | None) -> None:
-        """Have the process end in order, which frees what it holds.
-
-        Told in so many words: it would also end with the last handle to it, but whoever keeps an
-        exception may keep one.
-        """
-        if actor is not None:
-            ref = actor.leave.remote(os.getpid())
-            self._leaving.append(_Leaving(actor, group, ref, self._now() + self._leave_s))
-        elif group is not None:
-            api.remove_placement_group(group)
-
-    def _see_off(self) -> None:
-        """Forget the processes that have ended, and kill those that are overdue."""
-        if not self._leaving:
-            return
-        refs = [leaving.ref for leaving in self._leaving]
-        gone = set(api.wait(refs, num_returns=len(refs), timeout=0)[0])
-        now, staying = self._now(), []
-        for leaving in self._leaving:
-            if leaving.ref not in gone and now < leaving.deadline:
-                staying.append(leaving)
-            elif leaving.ref not in gone:
-                logger.warning("%r did not end within %g s and is killed", leaving.actor, self._leave_s)
-                _end(leaving.actor, leaving.group)
-            elif leaving.group is not None:
-                api.remove_placement_group(leaving.group)
-        self._leaving = staying
-
-    def _first_deadline(self) -> float:
-        return min((leaving.deadline for leaving in self._leaving), default=math.inf)
+    def _let_leave(self, process: _Process) -> None:
+        if self._pool is not None:
+            self._pool.forget(process.name)
+        self._departures.let_leave(process.actor, process.group)
 
     def _remember(self, trial_id: str, attempt: int, error: BaseException) -> None:
         # Without the frames of this program, which it has nothing to do with and would keep alive.
@@ -253,57 +258,27 @@ class Executor:
 
     # --- answers in -------------------------------------------------------------------------------
 
-    def _event(self, running: _Running) -> ev.Event:
-        trial_id, attempt, time = running.trial_id, running.attempt, self._now()
+    def _event(self, running: _Running) -> ev.Event | None:
+        start, time = running.start, self._now()
+        trial_id, attempt = start.trial.trial_id, start.attempt
         try:
             answer = api.get(running.ref)
         except Exception as error:
+            running.sound = False
+            if running.phase == "begin" and isinstance(error, ActorDiedError):
+                # It died while it waited, which says nothing about this trial.
+                self._let_leave(self._running.pop(trial_id).process)
+                self._start(start, fresh=True)
+                return None
             if running.phase == "stop":  # what it was is settled; how it ended is told
                 return ev.Finished(trial_id, attempt, time, running.iteration, problem=str(error))
             self._remember(trial_id, attempt, error)
             return ev.Failed(trial_id, attempt, time, failure_of(error))
-        match answer:
-            case Place(pid, hostname, node_ip):
-                return ev.Started(trial_id, attempt, time, pid, hostname, node_ip)
-            case Progress(metrics=None):
-                return ev.Finished(
-                    trial_id, attempt, time, answer.iteration, answer.checkpoint, answer.problem
-                )
-            case Progress(iteration=iteration, metrics=dict(metrics)):
-                running.iteration = iteration
-                return ev.Reported(
-                    trial_id,
-                    attempt,
-                    time,
-                    iteration,
-                    metrics,
-                    answer.checkpoint,
-                    answer.done,
-                    answer.problem,
-                )
-        raise TypeError(f"a trial cannot answer {answer!r}")
-
-
-def failure_of(error: BaseException) -> Failure:
-    """What is kept of an exception; a mistake in the arguments would only be made again."""
-    cause = error.cause if isinstance(error, TaskError) and error.cause is not None else error
-    wrong = (MetricError, ConfigError, SerializationError)
-    return Failure(
-        kind=type(cause).__name__,
-        message=str(cause),
-        traceback=error.remote_traceback if isinstance(error, TaskError) else _last_words(error),
-        retry=not isinstance(cause, wrong) and not isinstance(error, wrong),
-    )
-
-
-def _last_words(error: BaseException) -> str:
-    return error.stderr_tail if isinstance(error, ActorDiedError) else ""
-
-
-def _end(actor: ActorHandle, group: PlacementGroup | None) -> None:
-    api.kill(actor)
-    if group is not None:
-        api.remove_placement_group(group)
+        event = event_of(trial_id, attempt, time, answer)
+        if isinstance(event, (ev.Reported, ev.Finished)):
+            running.iteration = event.iteration
+            running.sound = running.sound and not event.problem
+        return event
 
 
 def _put(name: str, value: Any) -> ObjectRef[Any]:

@@ -142,6 +142,7 @@ class Experiment:
             SpecMaker(self.folder, self._run, self._seed_of_trial),
             now=self._now,
             leave_s=self._plan.cleanup_s,
+            reuse=self._tune.reuse_actors,
         )
         if self._resume is None:
             store = ExperimentStore.create(self.folder, self._facts)

@@ -64,6 +64,7 @@ class ExperimentLoop:
                     raise RuntimeError("no trial runs and none may start, yet the experiment has not ended")
                 self._apply(self._controller.handle(batch or [ev.Tick(self._now())]))
             self._apply(self._controller.close(self._now()))
+            self._executor.dismiss()
             while not self._executor.gone and not interrupts.news():
                 interrupts.end_wait(self._executor.wait_gone)
         finally:

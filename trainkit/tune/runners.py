@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import sys
 import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -33,6 +34,15 @@ class Runner(ABC):
     @abstractmethod
     def stop(self, save: bool) -> Progress:
         """End where the trial waits; the user's clean-up runs. A class saves first if asked and able."""
+
+    def take_over(self, spec: TrialSpec) -> bool:
+        """Go on as the runner of another trial, after the end of this one; False: that needs a new one."""
+        del spec
+        return False
+
+    def close(self) -> str:
+        """Clean up what was kept for another trial; return the traceback of what that raises."""
+        return ""
 
 
 class FunctionRunner(Runner):
@@ -86,15 +96,23 @@ class FunctionRunner(Runner):
 class ClassRunner(Runner):
     """Steps a `Trainable`."""
 
-    def __init__(self, spec: TrialSpec, cls: type[Trainable], parameters: Mapping[str, Any]) -> None:
+    def __init__(
+        self, spec: TrialSpec, cls: type[Trainable], parameters: Mapping[str, Any], *, keep: bool = False
+    ) -> None:
         if (spec.checkpoint_frequency or spec.checkpoint_at_end) and not cls.can_save():
             raise ConfigError(
                 f"CheckpointConfig asks {cls.__name__} for checkpoints, but it has no save_checkpoint(); "
                 "define it, or leave checkpoint_frequency and checkpoint_at_end out"
             )
+        # Where another trial may take the object over, it is cleaned up once none does.
+        self._keeps = keep and cls.reset_config is not Trainable.reset_config
+        self._kept = False
+        self._trainable = cls(spec.config, trial=spec, parameters=parameters)
+        self._begin(spec)
+
+    def _begin(self, spec: TrialSpec) -> None:
         self._spec = spec
         self._next_checkpoint = spec.next_checkpoint
-        self._trainable = cls(spec.config, trial=spec, parameters=parameters)
         # Iteration of the checkpoint that holds the present state; -1: none does.
         self._saved_at = spec.iteration if spec.checkpoint is not None else -1
         if spec.checkpoint is not None:
@@ -103,6 +121,26 @@ class ClassRunner(Runner):
             except BaseException as error:
                 self._give_up(error)
                 raise
+
+    def take_over(self, spec: TrialSpec) -> bool:
+        if not self._kept:
+            return False
+        self._kept = False
+        try:
+            accepted = self._trainable.take_over(spec)
+        except BaseException as error:
+            self._give_up(error)
+            raise
+        if not accepted:
+            # The trial that it belonged to has long ended: nothing else could tell what this raises.
+            sys.stderr.write(self._clean_up())
+            return False
+        self._begin(spec)
+        return True
+
+    def close(self) -> str:
+        kept, self._kept = self._kept, False
+        return self._clean_up() if kept else ""
 
     def advance(self) -> Progress:
         try:
@@ -116,7 +154,7 @@ class ClassRunner(Runner):
         except BaseException as error:
             self._give_up(error)
             raise
-        return Progress(iteration, metrics, dirname, done, self._clean_up() if done else "")
+        return Progress(iteration, metrics, dirname, done, self._end() if done else "")
 
     def stop(self, save: bool) -> Progress:
         dirname, problem = None, ""
@@ -125,7 +163,13 @@ class ClassRunner(Runner):
                 dirname = self._save()
         except Exception:  # the trial's outcome is settled: told, and no more
             problem = traceback.format_exc()
-        return Progress(self._trainable.iteration, None, dirname, True, problem + self._clean_up())
+        return Progress(self._trainable.iteration, None, dirname, True, problem + self._end())
+
+    def _end(self) -> str:
+        if self._keeps:
+            self._kept = True
+            return ""
+        return self._clean_up()
 
     def _give_up(self, error: BaseException) -> None:
         if problem := self._clean_up():
@@ -163,8 +207,17 @@ def as_metrics(output: Any) -> dict[str, Any]:
     )
 
 
-def make_runner(spec: TrialSpec, trainable: Any, parameters: Mapping[str, Any]) -> Runner:
-    """Return the runner for this form of trainable."""
+def make_runner(
+    spec: TrialSpec, trainable: Any, parameters: Mapping[str, Any], *, keep: bool = False
+) -> Runner:
+    """Return the runner for this form of trainable.
+
+    Args:
+        spec: the trial.
+        trainable: the user's function or class.
+        parameters: what `with_parameters` bound.
+        keep: an object that knows how to take over another trial is not cleaned up at the end of this one.
+    """
     if isinstance(trainable, type) and issubclass(trainable, Trainable):
-        return ClassRunner(spec, trainable, parameters)
+        return ClassRunner(spec, trainable, parameters, keep=keep)
     return FunctionRunner(spec, trainable, parameters)

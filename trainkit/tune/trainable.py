@@ -66,7 +66,12 @@ class Trainable:
         raise NotImplementedError(f"{type(self).__name__} must define load_checkpoint() to be resumed")
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
-        """Take another configuration without a new process; return True if that worked."""
+        """Become the object of another trial, as if just set up with `new_config`; True if that worked.
+
+        Called with TuneConfig(reuse_actors=True), where this is defined; `self.config` is the new one
+        by then, `iteration` counts anew and `logdir` is the other trial's. After False, `cleanup` is
+        called and a new object is made.
+        """
         del new_config
         return False
 
@@ -138,6 +143,12 @@ class Trainable:
     def restore(self, checkpoint_dir: str) -> None:
         """Go on from the checkpoint in this folder."""
         self.load_checkpoint(checkpoint_dir)
+
+    def take_over(self, trial: TrialSpec) -> bool:
+        """Go on as another trial; False if `reset_config` says that a new object is needed."""
+        self._trial, self._meter = trial, Meter(trial)
+        self.config = dict(trial.config)
+        return bool(self.reset_config(self.config))
 
     def stop(self) -> None:
         """End: `cleanup` is called."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from trainkit.errors import MetricError, SpaceError
@@ -14,7 +14,10 @@ from trainkit.tune.space import Domain, GridSearch
 
 _TEXT_OF = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
 _FLOAT_OF = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
-_PLAIN = (str, int, float, bool, type(None))
+_PLAIN = frozenset((str, int, float, bool, type(None)))
+_to_text = json.JSONEncoder(
+    allow_nan=False, separators=(",", ":")
+).encode  # one for all: to make one takes long
 
 MAX_BITS = 1023
 """Of a whole number; larger ones have no float, which every comparison would need."""
@@ -77,15 +80,15 @@ def _scalar(value: Any) -> Any:
 
 def storable_text(text: str) -> str:
     """Return `text` as UTF-8 can hold it: what stands for an undecodable byte is spelled out."""
-    return text.encode("utf-8", "backslashreplace").decode()
+    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
 
 
 def encode(value: Any) -> str:
     """Return `value` as JSON that every reader accepts: NaN and infinities become texts."""
     try:
-        return json.dumps(value, allow_nan=False, separators=(",", ":"))
+        return _to_text(value)
     except ValueError:
-        return json.dumps(_without_nan(value), allow_nan=False, separators=(",", ":"))
+        return _to_text(_without_nan(value))
 
 
 def decode(text: str) -> Any:
@@ -114,15 +117,18 @@ def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
 
 def flatten(nested: Mapping[str, Any]) -> dict[str, Any]:
     """Return nested dictionaries as one, with keys such as 'eval/accuracy'."""
-    return dict(_flat(nested, ""))
+    flat: dict[str, Any] = {}
+    _flatten(nested, "", flat)
+    return flat
 
 
-def _flat(nested: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+def _flatten(nested: Mapping[str, Any], prefix: str, flat: dict[str, Any]) -> None:
     for key, value in nested.items():
-        if isinstance(value, Mapping) and value:
-            yield from _flat(value, f"{prefix}{key}/")
+        # The usual types first: to ask for a Mapping takes longer than all the rest.
+        if type(value) not in _PLAIN and isinstance(value, Mapping) and value:
+            _flatten(value, f"{prefix}{key}/", flat)
         else:
-            yield f"{prefix}{key}", value
+            flat[f"{prefix}{key}"] = value
 
 
 _ABSENT = object()
@@ -144,7 +150,7 @@ def lookup(metrics: Mapping[str, Any], name: str) -> Any:
 
 def encode_config(config: Any) -> str:
     """Return a configuration, or a search space, as text; what text can't hold is marked opaque."""
-    return json.dumps(_to_data(config), allow_nan=False, separators=(",", ":"))
+    return _to_text(_to_data(config))
 
 
 def decode_config(text: str) -> Any:
@@ -192,10 +198,11 @@ def complete(stored: Any, replayed: Any) -> Any:
 
 
 def _to_data(value: Any) -> Any:
-    value = _scalar(value)
-    if isinstance(value, float) and not math.isfinite(value):
-        return {_FLOAT: _TEXT_OF[str(value)]}  # marked, since a configuration may hold the text "NaN" too
+    if type(value) not in _PLAIN:
+        value = _scalar(value)
     if type(value) in _PLAIN:
+        if type(value) is float and not math.isfinite(value):
+            return {_FLOAT: _TEXT_OF[str(value)]}  # marked, as a configuration may hold the text "NaN" too
         return value
     if isinstance(value, (Domain, GridSearch)):
         name, arguments = value.spelling

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -16,72 +15,69 @@ FILENAME = "progress.csv"
 _AS_TEXT: dict[str, Any] = {"newline": "", "encoding": "utf-8", "errors": "backslashreplace"}
 
 
-@dataclass
-class _Table:
-    """An open file and its columns."""
-
-    file: TextIO
-    columns: list[str]
-    known: set[str]
-
-
 class CSVLoggerCallback(LoggerCallback):
     """See the module."""
 
     def __init__(self) -> None:
-        self._tables: dict[str, _Table] = {}
+        super().__init__()
+        self._columns: dict[str, list[str]] = {}
+        """By trial, the header of the table that is there."""
 
-    def log_trial_result(self, trial: Trial, result: Mapping[str, Any]) -> None:
+    def log_trial_results(self, trial: Trial, results: Sequence[Mapping[str, Any]]) -> None:
         path = self.trial_dir(trial) / FILENAME
-        row = flatten(result)
-        table = self._tables.get(trial.trial_id)
-        if table is None:
-            table = self._tables[trial.trial_id] = _open(path, list(row))
-        if not row.keys() <= table.known:
-            table.file.close()
-            table = self._tables[trial.trial_id] = _widen(
-                path, [key for key in row if key not in table.known]
-            )
-        csv.writer(table.file).writerow([row.get(column, "") for column in table.columns])
-        table.file.flush()
+        rows = list(map(flatten, results))
+        with open(path, "a+", **_AS_TEXT) as file:
+            columns = self._columns.pop(trial.trial_id, None) or _header(file)
+            more = _further_keys(columns, rows)
+            late = bool(columns and more)
+            columns = columns + more
+            if not late:
+                lines = _cells(rows, columns)
+                csv.writer(file).writerows([columns, *lines] if more else lines)
+        if late:
+            _widen(path, columns, rows)
+        self._columns[trial.trial_id] = columns  # only now: what could not be written is looked at again
 
     def log_trial_end(self, trial: Trial, failed: bool = False) -> None:
-        table = self._tables.pop(trial.trial_id, None)
-        if table is not None:
-            table.file.close()
+        self._columns.pop(trial.trial_id, None)
 
     def length(self, trial: Trial) -> int:
         path = self.trial_dir(trial) / FILENAME
         return max(0, path.read_bytes().count(b"\n") - 1) if path.exists() else 0
 
     def rewrite(self, trial: Trial, results: Sequence[Mapping[str, Any]]) -> None:
-        rows = [flatten(result) for result in results]
-        columns = list(dict.fromkeys(key for row in rows for key in row))
-        _write(
-            self.trial_dir(trial) / FILENAME, columns, [[row.get(key, "") for key in columns] for row in rows]
-        )
+        rows = list(map(flatten, results))
+        columns = _further_keys([], rows)
+        _write(self.trial_dir(trial) / FILENAME, columns, _cells(rows, columns))
 
 
-def _open(path: Path, columns: list[str]) -> _Table:
-    """Go on with the file that is there, or begin one with these columns."""
-    file = open(path, "a+", **_AS_TEXT)  # noqa: SIM115 - until the trial ends
+def _further_keys(columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The keys of `rows` that are none of `columns`, in order of appearance."""
+    known = set(columns)
+    return list(
+        dict.fromkeys(key for row in rows if not row.keys() <= known for key in row if key not in known)
+    )
+
+
+def _cells(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> list[list[Any]]:
+    return [[row.get(column, "") for column in columns] for row in rows]
+
+
+def _header(file: TextIO) -> list[str]:
+    """The columns of the table that is there; [] if there is none yet."""
     file.seek(0)
-    header = next(csv.reader(file), None)
-    if not header:
-        header = columns
-        csv.writer(file).writerow(header)
-    file.seek(0, 2)
-    return _Table(file, header, set(header))
+    return next(csv.reader(file), [])
 
 
-def _widen(path: Path, more: list[str]) -> _Table:
+def _widen(path: Path, columns: Sequence[str], more: Sequence[Mapping[str, Any]]) -> None:
+    """Give the table these columns, of which it has the first, and further rows."""
     with open(path, **_AS_TEXT) as file:
-        header, *rows = csv.reader(file)
-    _write(path, [*header, *more], [row + [""] * len(more) for row in rows])
-    return _open(path, [])
+        _, *rows = csv.reader(file)
+    wide = [row + [""] * (len(columns) - len(row)) for row in rows]
+    _write(path, columns, wide + _cells(more, columns))
 
 
-def _write(path: Path, columns: list[str], rows: list[list[Any]]) -> None:
+def _write(path: Path, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
     path.parent.mkdir(exist_ok=True)
     aside = path.with_name(f"{path.name}.partial")
     with open(aside, "w", **_AS_TEXT) as file:
