@@ -169,5 +169,9 @@ class StoreError(TuneError):
     """The experiment file is damaged, was not written by trainkit, or another process has it open."""
 
 
+class DashboardError(TrainkitError):
+    """The dashboard can't be served: there is no such folder, or the port is taken."""
+
+
 class TrialError(TuneError):
     """One trial failed; `result.error` holds it with the remote traceback."""

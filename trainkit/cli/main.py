@@ -6,6 +6,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
+from trainkit.cli.dashboard import dashboard
 from trainkit.cli.inquiry import why
 from trainkit.cli.status import status
 from trainkit.cli.stop import stop
@@ -24,6 +25,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return status(as_json=chosen.json)
         if chosen.command == "why":
             return why(chosen.id)
+        if chosen.command == "dashboard":
+            return dashboard(chosen.folder, chosen.port)
         return stop(chosen.session, force=chosen.force)
     except TrainkitError as error:
         sys.stderr.write(f"trainkit: {error}\n")
@@ -44,6 +47,9 @@ def _parser() -> argparse.ArgumentParser:
     why_.add_argument(
         "id", metavar="ID", help="the beginning of the id, or the name, of an actor, request or group"
     )
+    dashboard_ = commands.add_parser("dashboard", help="look at experiments in a browser, and stop trials")
+    dashboard_.add_argument("folder", nargs="?", help="of experiments; without it, where they are by default")
+    dashboard_.add_argument("--port", type=int, default=0, help="to listen at; without it, one that is free")
     stop_ = commands.add_parser("stop", help="end sessions, with all that runs in them")
     stop_.add_argument("--session", metavar="ID", help="the beginning of its id; without it, all of yours")
     stop_.add_argument("--force", action="store_true", help="kill them without asking their nodes first")

@@ -1,6 +1,6 @@
 """An experiment as it looks from outside, finished or running: plain values for tables and pages.
 
-What costs grows with the number of trials is done by SQLite, so that thousands of trials are read in a moment,
+What grows with the number of reports is left to SQLite, so that thousands of trials are read in a moment,
 beside a program that writes.
 """
 
