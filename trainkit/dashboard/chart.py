@@ -38,11 +38,11 @@ def picture(curves: Sequence[Curve], x_name: str, y_name: str) -> str:
         y = up.place(value)
         parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
         parts.append(f'<text x="{LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{value:g}</text>')
-    for value in across.ticks:
-        x = across.place(value)
-        parts.append(f'<text x="{x:.1f}" y="{HEIGHT - 14}" text-anchor="middle">{value:g}</text>')
-    for curve in sorted(drawn, key=lambda each: each.stands_out):
-        parts.append(_line(curve, across, up))
+    parts += [
+        f'<text x="{across.place(value):.1f}" y="{HEIGHT - 14}" text-anchor="middle">{value:g}</text>'
+        for value in across.ticks
+    ]
+    parts += [_line(curve, across, up) for curve in sorted(drawn, key=lambda each: each.stands_out)]
     parts.append(f'<text class="name" x="{WIDTH - RIGHT}" y="{HEIGHT - 1}" text-anchor="end">')
     parts.append(f'{escape(x_name)}</text><text class="name" x="{LEFT}" y="10">{escape(y_name)}</text></svg>')
     return "".join(parts)

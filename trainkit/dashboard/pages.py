@@ -207,7 +207,8 @@ def _trials(seen: Overview, wish: Wish) -> str:
     count = f"{len(rows)} of {len(seen.rows)}" if wish.search else str(len(rows))
     search = f'<form><input name="search" value="{escape(wish.search)}" placeholder="search"></form>'
     return (
-        f'<p>{search} <span class="quiet">{count} trials</span> {" ".join(pages)}</p><div class="wide"><table>'
+        f'<p>{search} <span class="quiet">{count} trials</span> {" ".join(pages)}</p>'
+        '<div class="wide"><table>'
         f"<thead><tr>{''.join(heads)}<th>why</th></tr></thead><tbody>{''.join(lines)}</tbody></table></div>"
     )
 

@@ -7,8 +7,8 @@
     POST /api/experiments/NAME[/trials/ID]/stop
 
 It listens on this machine only. Whoever asks shows the token of the address that was printed: in a cookie,
-which the first visit with `?token=` sets, or as `Authorization: Bearer TOKEN`. What changes something needs it
-in the form or the header, so that no other site's page can do it.
+which the first visit with `?token=` sets, or as `Authorization: Bearer TOKEN`. What changes something needs
+it in the form or the header, so that no other site's page can do it.
 """
 
 from __future__ import annotations
