@@ -363,7 +363,7 @@ def test_a_sequence_of_suggestions_is_the_seeds():
 
     def first(seed):
         searcher = BasicVariantGenerator()
-        searcher.set_search_properties(None, None, space, num_samples=20, seed=seed)
+        searcher.begin(space, metric=None, mode=None, num_samples=20, seed=seed)
         return [searcher.suggest(str(n)) for n in range(20)]
 
     assert first(3) == first(3) != first(4)
