@@ -22,6 +22,7 @@ ROUNDS = 3
 SECTIONS = {
     "fresh": ("trainkit", "ray"),
     "reuse": ("trainkit", "ray"),
+    "inline": ("trainkit",),
     "results": ("trainkit", "ray"),
     "parabola": ("trainkit", "ray"),
     "sleep_reuse": ("trainkit", "ray"),
@@ -45,6 +46,7 @@ class Row(NamedTuple):
 ROWS = [
     Row("fresh_ms", "a trivial trial in a fresh process, of 100, ms", most=12, times=80),
     Row("reuse_ms", "a trivial trial with reuse_actors=True, of 1,000, ms", most=1.5),
+    Row("inline_ms", "a trivial trial on the inline engine, of 100, ms", most=5),
     Row("results_per_s", "results a second from two trials, all default loggers", most=5_000, times=12),
     Row("last_to_first_times", "10,000 trials: the last thousand, times the first", most=1.1),
     Row("driver_grows_mb", "  the driver's memory grows from trial 500 on, MB", most=100),
@@ -55,7 +57,7 @@ ROWS = [
     Row("sleep_fresh_over_percent", "10,000 x 0.1 s on 16 CPUs, fresh: over 62.5 s, %", most=30),
     Row("optuna_own_ms", "Ray issue 11004: a trial in Optuna's own loop, ms"),
     Row("optuna_ms", "  a trial here, ms"),
-    Row("optuna_over_forks_times", "  over what its fork takes, times Optuna's own", most=2),
+    Row("optuna_search_times", "  CPU time more than random search's, times that loop's", most=2),
     Row("disk_kb", "on the disk, a trial, KB", times=1),
     Row("disk_files", "on the disk, a trial, files", times=1),
     Row("asha_decision_us", "a decision of ASHA at a rung of 10,000, us", most=100),
@@ -70,7 +72,7 @@ def section(side: str, name: str, scale: float) -> dict[str, Any]:
         text=True,
         check=True,
         cwd=Path(__file__).parents[1],
-        env={**os.environ, "RAY_USAGE_STATS_ENABLED": "0", "RAY_AIR_NEW_OUTPUT": "0"},
+        env={**os.environ, "RAY_USAGE_STATS_ENABLED": "0"},
     )
     figures: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return figures

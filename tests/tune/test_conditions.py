@@ -12,21 +12,12 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from tests.tune.test_space import suggestions
 from trainkit import tune
 from trainkit.errors import SpaceError
-from trainkit.tune.search import BasicVariantGenerator
 from trainkit.tune.seeds import suggestion_generator
 from trainkit.tune.values import decode_config, encode_config, holds_opaque
 from trainkit.tune.variants import Space
-
-
-def suggestions(param_space, *, seed=0, num_samples=1, **arguments):
-    searcher = BasicVariantGenerator(**arguments)
-    searcher.begin(Space.of(param_space), metric=None, mode=None, num_samples=num_samples, seed=seed)
-    found = []
-    while (config := searcher.suggest(f"t{len(found)}")) != searcher.FINISHED:
-        found.append(config)
-    return found
 
 
 def optimizers():
@@ -159,6 +150,34 @@ def test_a_grid_without_its_forbidden_combinations():
         ]  # fmt: skip
 
 
+def test_a_point_leaves_the_rest_of_a_grid_open():
+    space = {
+        "a": tune.grid_search([1, 2]),
+        "b": tune.when({"a": 1}, tune.grid_search([3, 4, 5])),
+        "c": tune.grid_search([6, 7]),
+        "rules": tune.forbid({"b": 5, "c": 7}),
+    }
+    found = suggestions(space, num_samples=2, points_to_evaluate=[{"a": 1}, {"c": 6, "a": 2}])
+    # An axis under a condition comes last, so it varies fastest.
+    values = [(config.get("b"), config["c"]) for config in found]
+    assert values == [
+        (3, 6),
+        (4, 6),
+        (5, 6),
+        (3, 7),
+        (4, 7),
+        (None, 6),
+    ]
+
+
+def test_a_grid_that_would_take_too_long_to_list_is_refused(monkeypatch):
+    monkeypatch.setattr("trainkit.tune.spaces.grid.MAX_LISTED", 100)
+    axes = {name: tune.grid_search(range(10)) for name in "abc"}
+    assert Space.of(axes).grid_size() == 1000
+    with pytest.raises(SpaceError, match=r"more than 100 combinations.*use choice"):
+        Space.of({**axes, "rules": tune.forbid({"a": 1, "b": 2})})
+
+
 def test_rules_between_axes_and_draws():
     space = {
         "a": tune.grid_search([1, 2, 3]),
@@ -284,13 +303,15 @@ class Plain:
 
 def test_a_stored_configuration_gets_its_objects_back():
     # row 2.7: what text can't hold is known again by its name
-    space = Space.of({"kind": tune.choice([Plain, dict]), "fixed": len, "x": tune.uniform(0, 1)})
-    config = space.configuration(0, suggestion_generator(0, 0))
-    stored = decode_config(encode_config(config))
-    assert holds_opaque(stored)
-    assert space.allows(stored)
-    found = space.choices(stored)
-    assert space.walk(lambda name, _: found[name], suggestion_generator(0, 0)) == config
+    x = tune.when({"kind": Plain}, tune.uniform(0, 1))
+    space = Space.of({"kind": tune.choice([Plain, dict]), "fixed": len, "x": x})
+    for n in range(6):
+        config = space.configuration(0, suggestion_generator(0, n))
+        stored = decode_config(encode_config(config))
+        assert holds_opaque(stored)
+        assert space.allows(stored)
+        found = space.choices(stored)
+        assert space.walk(lambda name, _, found=found: found[name], suggestion_generator(0, 0)) == config
 
 
 def test_how_many_configurations_there_are():
@@ -402,6 +423,8 @@ def test_points_in_branches_and_under_conditions():
         ({"optimizer": "adam", "momentum": 0.9}, ["momentum=0.9", "optimizer='sgd'"]),
         ({"net/pool": "max"}, ["net/pool='max'", "category 1"]),
         ({"optimizer": "adam", "lr": 1.0}, ["'lr': 1.0", "forbidden", "optimizer='adam', lr=1.0"]),
+        ({"net": {"kind": "mlp", "widht": 3}}, ["'widht': 3", "fits no category", "mlp"]),
+        ({"net": {"kind": "mlp", "width": 99}}, ["'width': 99", "fits no category"]),
         ({"widht": 3}, ["widht=3", "net/width"]),
     ],
 )
@@ -538,3 +561,15 @@ def test_inactive_parameters_are_in_no_table_and_no_file(fit, tmp_path):
         assert "kind=" in tag
     restored = tune.Tuner.restore(str(folder), objective).fit()
     assert [result.config for result in restored] == [result.config for result in results]
+    # row 2.7: the space grows while the study stands
+    grown = {
+        **space,
+        "momentum": tune.when({"optimizer": "sgd"}, tune.uniform(0.5, 1)),
+        "decay": tune.when({"optimizer": "adam"}, tune.choice([0.1])),
+    }
+    more = tune.TuneConfig(metric="loss", mode="min", num_samples=8)
+    longer = tune.Tuner.restore(str(folder), objective, param_space=grown, tune_config=more).fit()
+    assert [result.config for result in longer][:12] == [result.config for result in results]
+    assert len(longer) > 12
+    for result in list(longer)[12:]:
+        assert ("decay" in result.config) == (result.config["optimizer"] == "adam")

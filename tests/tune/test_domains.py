@@ -12,10 +12,10 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from tests.tune.test_space import suggestions
 from trainkit import tune
 from trainkit.errors import SpaceError
 from trainkit.tune import space as words
-from trainkit.tune.search import BasicVariantGenerator
 from trainkit.tune.seeds import suggestion_generator
 from trainkit.tune.values import decode_config, encode_config, holds_opaque
 from trainkit.tune.variants import Space
@@ -359,11 +359,6 @@ def test_a_choice_between_domains_is_drawn_through():
 
 
 def test_a_sequence_of_suggestions_is_the_seeds():
-    space = Space.of({"a": tune.qlograndint(8, 800, 8), "b": tune.qrandn(0, 1, 0.1), "c": tune.randn()})
-
-    def first(seed):
-        searcher = BasicVariantGenerator()
-        searcher.begin(space, metric=None, mode=None, num_samples=20, seed=seed)
-        return [searcher.suggest(str(n)) for n in range(20)]
-
-    assert first(3) == first(3) != first(4)
+    space = {"a": tune.qlograndint(8, 800, 8), "b": tune.qrandn(0, 1, 0.1), "c": tune.randn()}
+    first = suggestions(space, seed=3, num_samples=20)
+    assert first == suggestions(space, seed=3, num_samples=20) != suggestions(space, seed=4, num_samples=20)

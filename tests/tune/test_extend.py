@@ -13,7 +13,7 @@ from trainkit.tune.history import ExperimentReader
 from trainkit.tune.policies import Resume
 from trainkit.tune.proposals import Proposals
 from trainkit.tune.respace import differences
-from trainkit.tune.restore import ResumeRule
+from trainkit.tune.resuming import ResumeRule
 from trainkit.tune.search import BasicVariantGenerator
 from trainkit.tune.search.base import Searcher
 from trainkit.tune.variants import Space
@@ -40,6 +40,7 @@ class Told(Searcher):
     def __init__(self) -> None:
         super().__init__()
         self.known: list = []
+        self.elsewhere = 0
         self.ended: list = []
 
     def __deepcopy__(self, memo: dict) -> Told:
@@ -57,6 +58,7 @@ class Told(Searcher):
 
     def replay(self, trial_id, config, *, same_space=True):
         self.known.append(config["asked"])
+        self.elsewhere += not same_space
         return config
 
     def on_trial_complete(self, trial_id, result=None, error=False):
@@ -117,6 +119,24 @@ def test_one_chosen_trial_is_extended(fit, tmp_path):
         again = tune.Tuner.restore(tmp_path / "e", counting, resume_finished=chosen, run_config=longer).fit()
         assert [len(each) for each in steps(again)] == [4, 7, 4]
     assert steps(again)[1] == [1, 2, 3, 4, 5, 6, 7]
+
+
+def test_an_extended_trial_that_was_killed_at_once_is_still_extended(fit, tmp_path):
+    """The stop that ended it before doesn't end it again."""
+
+    class Dies(tune.Callback):
+        def on_trial_start(self, iteration, trials, trial, **info):
+            raise KeyboardInterrupt
+
+    fit(counting, run={"stop": {"training_iteration": 2}})
+    longer = {"stop": {"training_iteration": 4}}
+    run = tune.RunConfig(**longer, callbacks=[Dies()])
+    with pytest.raises(KeyboardInterrupt):
+        tune.Tuner.restore(tmp_path / "e", counting, resume_finished=True, run_config=run).fit()
+    with ExperimentReader(tmp_path / "e") as reader:
+        assert str(reader.trials()[0].status) == "RUNNING"
+    grid = tune.Tuner.restore(tmp_path / "e", counting, run_config=tune.RunConfig(**longer)).fit()
+    assert steps(grid) == [[1, 2, 3, 4]]
 
 
 def test_a_searcher_is_told_the_last_end_of_an_extended_trial(fit, tmp_path):
@@ -220,6 +240,18 @@ def test_a_category_added_after_ten_trials_is_proposed(fit, tmp_path, caplog):
     last = tune.Tuner.restore(tmp_path / "e", trainable, tune_config=tune.TuneConfig(num_samples=40)).fit()
     assert [result.config for result in last][:30] == [result.config for result in again]
     assert any(result.config["kind"] == "new" for result in last[30:])
+
+
+def test_a_searcher_is_told_which_trials_are_of_another_space(fit, tmp_path):
+    def trainable(config):
+        return {"loss": config["x"]}
+
+    fit(trainable, {"z": 1}, num_samples=2, metric="loss", search_alg=Told())
+    for total, elsewhere in ((3, 2), (5, 2)):  # also where the space is the same as in the last restore
+        config = tune.TuneConfig(num_samples=total, search_alg=(searcher := Told()))
+        space = {"z": 2}
+        tune.Tuner.restore(tmp_path / "e", trainable, param_space=space, tune_config=config).fit()
+        assert searcher.elsewhere == elsewhere
 
 
 def test_objects_of_old_trials_are_found_in_the_new_space(fit, tmp_path):

@@ -157,13 +157,15 @@ def test_a_class_may_not_return_anything_else(inline, fit, returned):
     assert "return None, a dictionary, or the path" in str(error)
 
 
-def test_a_class_works_without_a_tuner(tmp_path):
+def test_a_class_works_without_a_tuner(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     trainable = AsDictionary()
     trainable.train()
-    path = trainable.save(str(tmp_path / "saved"))
-    other = AsDictionary()
-    other.restore(path)
-    assert (other.count, other.given) == (1, "dict")
+    for path in (trainable.save(str(tmp_path / "saved")), trainable.save()):
+        for given in (path, Path(path), tune.Checkpoint(path)):
+            other = AsDictionary()
+            other.restore(given)
+            assert (other.count, other.given) == (1, "dict")
 
 
 # --- where they are defined: row 1.19 -------------------------------------------------------------

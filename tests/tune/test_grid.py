@@ -186,6 +186,24 @@ def test_everything_opens_after_a_move(fit, tmp_path):
     ]
 
 
+def test_an_address_opens_on_another_machine(fit, tmp_path, monkeypatch):
+    fsspec = pytest.importorskip("fsspec")
+    monkeypatch.setenv("TRAINKIT_RESULTS_DIR", str(tmp_path / "here"))
+    address = f"memory://{tmp_path.name}"
+    fit(saving, {"scores": [0.9, 0.1]}, metric="score", mode="max", run={"storage_path": address})
+    monkeypatch.setenv("TRAINKIT_RESULTS_DIR", str(tmp_path / "there"))
+    grid = ResultGrid.from_path(f"{address}/e")
+    assert grid.experiment_path == str(tmp_path / "there" / "e")
+    assert step_of(grid[0].best_checkpoint) == "1"
+    memory = fsspec.filesystem("memory")
+    analysis = tune.ExperimentAnalysis(f"/{tmp_path.name}/e", storage_filesystem=memory)
+    assert analysis.best_result["score"] == 0.1
+    trial = Path(grid[0].path).name
+    assert tune.Result.from_path(f"{address}/e/{trial}/").metrics["score"] == 0.1
+    with pytest.raises(StoreError, match="holds no experiment"):
+        ResultGrid.from_path(f"{address}/other")
+
+
 def test_objects_in_a_configuration_are_in_its_reports(fit):
     thing = object()
     result = fit(lambda config: {"x": 1}, {"thing": tune.choice([thing])})[0]

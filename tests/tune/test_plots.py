@@ -171,9 +171,11 @@ def test_without_metric_or_decisions(fit):
         with pytest.raises(ConfigError, match="which metric is drawn"):
             grid.plot(kind)
     with pytest.raises(ConfigError, match=r"no rungs to draw: .*ASHAScheduler"):
-        grid.plot("rungs", metric="loss")
-    drawn(grid.plot("curves", metric="loss"))
-    drawn(grid.plot("parallel", metric="loss"))
+        grid.plot("rungs", metric="loss", mode="min")
+    with pytest.raises(ConfigError, match="which end of it is better"):
+        grid.plot("curves", metric="loss")
+    drawn(grid.plot("curves", metric="loss", mode="min"))
+    drawn(grid.plot("parallel", metric="loss", mode="min"))
 
 
 def test_hundreds_of_trials(fit):

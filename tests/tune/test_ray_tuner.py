@@ -140,6 +140,17 @@ def test_large_parameters_reach_every_node(tuner: Tuning) -> None:
     assert [result.metrics["total"] for result in grid] == [3e5, 6e5, 9e5]
 
 
+def test_processes_are_taken_over(tuner: Tuning) -> None:
+    def pid(config: dict[str, Any]) -> dict[str, Any]:
+        return {"worker": os.getpid()}
+
+    grid = tuner(pid, {"x": tune.grid_search(list(range(6)))}, reuse_actors=True).fit()
+    pids = {result.metrics["worker"] for result in grid}
+    assert grid.num_terminated == 6
+    assert len(pids) <= 2
+    assert eventually(lambda: not any(map(process.exists, pids)), 60)
+
+
 def test_what_never_fits_is_refused(tuner: Tuning) -> None:
     with pytest.raises(InfeasibleError, match=r"gpu|GPU"):
         tuner(tune.with_resources(falling, {"gpu": 1}), {"x": 1}).fit()

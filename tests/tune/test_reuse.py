@@ -13,6 +13,8 @@ import time
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import trainkit
 from tests.conftest import SESSION_CPUS, eventually
@@ -72,6 +74,21 @@ def test_a_function_finds_its_own_session_and_folder(fit):
         assert [report["id"] for report in result.history] == [result.trial_id] * 2
         assert [report["training_iteration"] for report in result.history] == [1, 2]
         assert Path(result.path, "mine").read_text() == result.trial_id
+
+
+def test_folder_and_output_are_the_trials_own(fit):
+    def trainable(config):
+        print("this is", config["x"])
+        Path("mine").write_text(str(config["x"]))
+        return {"pid": os.getpid()}
+
+    run = {"log_to_file": True, "chdir_to_trial_dir": True}
+    space = {"x": tune.grid_search([0, 1, 2])}
+    grid = fit(trainable, space, max_concurrent_trials=1, reuse_actors=True, run=run)
+    assert len(set(pids(grid))) == 1
+    for x, result in enumerate(grid):
+        assert Path(result.path, "mine").read_text() == str(x)
+        assert Path(result.path, "stdout").read_text() == f"this is {x}\n"
 
 
 def test_a_stopped_function_ends_before_the_next_trial_begins(fit, tmp_path):
@@ -392,3 +409,35 @@ def test_the_pool_lets_go_what_nobody_wants():
     assert pool.overdue(IDLE_S) == ["a"]
     assert pool.deadline == 1.0 + IDLE_S
     assert pool.take_all() == ["b"]
+
+
+@given(st.lists(st.tuples(st.sampled_from(["start", "end", "lose", "wait"]), st.integers(1, 3)), max_size=60))
+def test_the_pool_never_holds_more_than_there_is(moves):
+    requests = {cpus: PlacementGroupFactory([{"CPU": cpus}]) for cpus in (1, 2, 3)}
+    pool, now, names = ProcessPool[str]({"CPU": 4}), 0.0, iter(range(1_000))
+    running: list[tuple[str, int]] = []
+    idle: set[str] = set()
+    for move, cpus in moves:
+        now += 0.1
+        if move == "start" and sum(taken for _, taken in running) + cpus <= 4:  # as the controller sees to
+            found = pool.take(requests[cpus])
+            if found is None:
+                name = str(next(names))
+                idle -= set(pool.admit(name, requests[cpus]))
+            else:
+                name = found[0]
+                idle.remove(name)
+            running.append((name, cpus))
+        elif move == "end" and running:
+            name, cpus = running.pop()
+            pool.keep(name, name, requests[cpus], now)
+            idle.add(name)
+        elif move == "lose" and running:
+            pool.forget(running.pop()[0])
+        elif move == "wait":
+            now += IDLE_S
+            idle -= set(pool.overdue(now))
+            assert not idle
+        assert len(pool) == len(idle)
+    assert set(pool.take_all()) == idle
+    assert pool.admit("all", PlacementGroupFactory([{"CPU": 4}])) == [] or running

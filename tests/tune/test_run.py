@@ -229,6 +229,14 @@ def test_it_goes_on_as_asked(half_done, resume, mended):
     assert (trials[1].error is None) == mended
 
 
+def test_it_goes_on_in_detail(half_done):
+    again = tune.ResumeConfig.ResumeType
+    trials = half_done(True, resume_config=tune.ResumeConfig(errored=again.RESTART)).trials
+    assert trials[1].error is None
+    with pytest.raises(ConfigError, match="contradict"):
+        half_done("AUTO+ERRORED", resume_config=tune.ResumeConfig())
+
+
 def test_a_name_that_is_taken_is_not_overwritten(half_done):
     with pytest.raises(ConfigError, match=r"Tuner\.restore"):
         half_done(None)
@@ -237,6 +245,7 @@ def test_a_name_that_is_taken_is_not_overwritten(half_done):
 def test_auto_begins_where_there_is_nothing_and_true_does_not(run):
     assert len(run(objective, resume="AUTO", name="new").trials) == 1
     assert len(run(objective, resume="AUTO", name="new").trials) == 1
+    assert len(run(objective, resume="AUTO", name=None).trials) == 1
     with pytest.raises(tune.error.StoreError):
         run(objective, resume=True, name="never begun")
     with pytest.raises(ConfigError, match="needs name="):

@@ -6,6 +6,8 @@ import math
 import random
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from trainkit import tune
 from trainkit.errors import ConfigError
@@ -14,6 +16,7 @@ from trainkit.tune.hyperparameters import hyperparameters_of
 from trainkit.tune.results import ResultGrid
 from trainkit.tune.schedulers import ASHAScheduler
 from trainkit.tune.store import ExperimentStore
+from trainkit.tune.study import distribution_of, param_of
 from trainkit.tune.trial import Trial, TrialStatus
 
 optuna = pytest.importorskip("optuna")
@@ -214,6 +217,29 @@ def test_branches_lists_and_objects(fit):
     assert study.trials[0].distributions["odd"] == CategoricalDistribution(["1", "True", "1.0"])
 
 
+def test_every_kind_of_domain(fit):
+    space = {
+        "kind": tune.choice(["a", "b"]),
+        "only_a": tune.when({"kind": "a"}, tune.quniform(0, 1, 0.25)),
+        "steps": tune.qrandint(4, 64, 4),
+        "log": tune.lograndint(1, 1000),
+        "normal": tune.randn(0, 1),
+        "coarse": tune.qloguniform(1e-3, 1, 1e-3),
+        "computed": tune.sample_from(lambda spec: spec.config.steps * 2),
+    }
+    grid = fit(lambda config: {"loss": 1.0}, space, metric="loss", num_samples=20, seed=1)
+    study = grid.to_optuna()
+    for trial, result in zip(study.trials, grid, strict=True):
+        assert trial.params == result.config  # without only_a where the kind is b
+    first = next(trial for trial in study.trials if "only_a" in trial.params)
+    assert first.distributions["only_a"] == FloatDistribution(0, 1)
+    assert (first.distributions["log"].low, first.distributions["log"].log) == (1, True)
+    assert first.distributions["coarse"] == FloatDistribution(1e-3, 1, log=True)
+    normal = [trial.params["normal"] for trial in study.trials]
+    assert first.distributions["normal"] == FloatDistribution(min(normal), max(normal))
+    assert isinstance(first.distributions["computed"], IntDistribution)
+
+
 def test_what_no_space_says_is_told_by_the_values():
     """Of functions that define spaces, of computed values, and of domains that are not known."""
     configs = [
@@ -240,3 +266,32 @@ def test_a_domain_is_widened_to_what_was_tried_before_it():
     (found,) = hyperparameters_of([{"x": 3}], {"x": tune.grid_search([1, 3])})
     assert found.choices == [1, 3]
     assert not found.is_numeric
+
+
+VALUES = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-1000, 1000),
+    st.floats(width=32),
+    st.text(max_size=3),
+    st.lists(st.integers(0, 3), max_size=2),
+)
+CONFIGS = st.recursive(
+    VALUES, lambda inner: st.dictionaries(st.sampled_from("abc"), inner, max_size=3), max_leaves=6
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.dictionaries(st.sampled_from("xyz"), CONFIGS, max_size=3), min_size=1, max_size=5))
+def test_optuna_takes_whatever_was_tried(configs):
+    """Whatever values trials had, each lies in the distribution that is told of it."""
+    parameters = hyperparameters_of(configs, None)
+    distributions = {each.name: distribution_of(each, optuna.distributions) for each in parameters}
+    for place in range(len(configs)):
+        active = [each for each in parameters if place in each.values]
+        trial = optuna.trial.create_trial(  # which checks that they do
+            params={each.name: param_of(each, place) for each in active},
+            distributions={each.name: distributions[each.name] for each in active},
+            value=0.0,
+        )
+        assert len(trial.params) == len(active)

@@ -46,14 +46,15 @@ class ExperimentAnalysis:
     """An experiment to look at, finished or running, ours or one that Ray Tune wrote.
 
     Args:
-        experiment_checkpoint_path: of the experiment's folder, or of a file in it.
-        storage_filesystem: accepted for Ray's sake; the folder is one of this machine.
+        experiment_checkpoint_path: of the experiment's folder, or of a file in it; or its address.
+        storage_filesystem: of fsspec, that the path is one of; None: the one that it names.
         trials: the results, where they have been read already; None reads them.
         default_metric: reported value that "best" means; None: the experiment's.
         default_mode: "min" or "max"; None: the experiment's.
 
     Raises:
         StoreError: there is no experiment, or its file is damaged or foreign.
+        StorageError: the address can't be read.
         ConfigError: `default_mode` is neither "min" nor "max".
     """
 
@@ -66,9 +67,8 @@ class ExperimentAnalysis:
         default_metric: str | None = None,
         default_mode: str | None = None,
     ) -> None:
-        del storage_filesystem
         require_mode(default_mode, "default_mode")
-        folder = experiment_folder(experiment_checkpoint_path)
+        folder = experiment_folder(experiment_checkpoint_path, storage_filesystem)
         if isinstance(trials, ResultGrid):
             grid = ResultGrid(
                 folder, list(trials), default_metric or trials.metric, default_mode or trials.mode

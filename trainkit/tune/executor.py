@@ -86,10 +86,12 @@ class Executor:
         leave_s: float = math.inf,
         reuse: bool = False,
     ) -> None:
-        api.ensure_serializable(bound.trainable, f"the trainable {bound.name}")
+        # Pickled once, and not for each process anew.
+        self._trainable = _put(f"the trainable {bound.name}", bound.trainable)
         self._name = bound.name
-        self._trainable = bound.trainable
-        self._parameters = {name: _put(name, value) for name, value in bound.parameters.items()}
+        self._parameters = {
+            name: _put(f"with_parameters({name}=...)", value) for name, value in bound.parameters.items()
+        }
         self._specs = specs
         self._folder = os.fspath(specs.folder)
         self._now = now
@@ -281,9 +283,7 @@ class Executor:
         return event
 
 
-def _put(name: str, value: Any) -> ObjectRef[Any]:
-    if isinstance(value, ObjectRef):  # it is in the store already
-        return value
-    api.ensure_serializable(value, f"with_parameters({name}=...)")
+def _put(what: str, value: Any) -> ObjectRef[Any]:
+    api.ensure_serializable(value, what)
     ref: ObjectRef[Any] = api.put(value)
     return ref

@@ -6,6 +6,7 @@ import contextlib
 import datetime
 import logging
 import secrets
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -30,8 +31,9 @@ from trainkit.tune.naming import Namer
 from trainkit.tune.placement import Bound
 from trainkit.tune.plan import FAIL_FAST, RESUMABLE
 from trainkit.tune.respace import restored_space
-from trainkit.tune.restore import Restored, ResumeRule, replay, restore_trials
+from trainkit.tune.restore import Restored, replay, restore_trials
 from trainkit.tune.results import ResultGrid
+from trainkit.tune.resuming import ResumeRule
 from trainkit.tune.seeds import trial_seed
 from trainkit.tune.specification import SpecMaker
 from trainkit.tune.storage import Address, describe_address, new_place, stored_address
@@ -207,7 +209,7 @@ class Experiment:
             trials = reader.trials()  # second: those of the log are all there
         if any(holds_opaque(trial.config) for trial in trials):  # a searcher asked again has the objects
             self._take_parts(rehearsal=True)
-            replay(log, trials, self._proposals, self._scheduler, same_space=not self._changes)
+            replay(log, trials, self._proposals, self._scheduler, space_since=self._space_since)
         configs = {trial.trial_id: trial.config for trial in trials}
         return ResultGrid.load(self.folder, metric=self.metric, mode=self.mode, configs=configs)
 
@@ -260,7 +262,7 @@ class Experiment:
             mode=self.mode,
             time=self._now(),
             resources=ledger.existing,
-            past=lambda: ((by_id[trial_id], results) for trial_id, results in reader.histories() if by_id),
+            past=lambda: [(by_id[trial_id], each) for trial_id, each in reader.past().items() if by_id],
         )
         loop = ExperimentLoop(
             controller,
@@ -291,16 +293,18 @@ class Experiment:
         if self._changes:
             logger.warning("%s goes on in another search space: %s", self.folder, "; ".join(self._changes))
         restored = restore_trials(
-            reader, self._proposals, self._scheduler, rule, self.metric, now, same_space=not self._changes
+            reader, self._proposals, self._scheduler, rule, self.metric, now, space_since=self._space_since
         )
         if self._changes:
+            self._facts["space_since"] = len(restored.trials)
             restored.records.append(ev.Noted(now, "space changed", "; ".join(self._changes)))
         for trial in restored.trials:
             if trial.status is TrialStatus.PENDING:
                 trial.request = self._bound.request(trial.config)
                 ledger.require_feasible(trial.request, what=f"trial {trial.name}")
         store.commit(restored.records)
-        facts = {"space": self._space.tree, **describe_address(self._address)}
+        facts = {"space": self._space.tree, "space_since": self._facts.get("space_since", 0)}
+        facts |= describe_address(self._address)
         for key, value in (facts | describe_settings(self._tune, self._run)).items():
             store.set_fact(key, value)  # the next restore goes on with what was given to this one
         return restored
@@ -324,6 +328,11 @@ class Experiment:
         self._searcher = parts.make_searcher(self._tune, self._space, self._seed, rehearsal=rehearsal)
         self._proposals = parts.make_proposals(self._tune, self._space, self._searcher, self._seed)
         self._scheduler = parts.make_scheduler(self._tune, self._seed)
+
+    @property
+    def _space_since(self) -> int:
+        """Index of the first trial that was drawn from the present space; before this `fit`, if it is new."""
+        return sys.maxsize if self._changes else self._facts.get("space_since", 0)
 
     def _seed_of_trial(self, index: int) -> int | None:
         return trial_seed(self._seed, index) if self._facts["seed_given"] else None

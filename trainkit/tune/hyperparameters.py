@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -149,6 +150,6 @@ def _holds_domain(node: Any) -> bool:
 
 
 def _leaf(value: Any) -> Any:
-    if type(value) in _PRIMITIVE and value == value:  # NaN is none of a list, whatever the list
+    if type(value) in _PRIMITIVE and not (isinstance(value, float) and not math.isfinite(value)):
         return value
     return str(value[OPAQUE]) if is_opaque(value) else repr(value)

@@ -100,9 +100,6 @@ class TrialResources(dict[str, float]):
         """The same, as a plain dictionary."""
         return dict(self)
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return TrialResources, (PlacementGroupFactory(self.bundles, self.strategy),)
-
 
 def as_request(resources: Any) -> PlacementGroupFactory:
     """Return one form for all the ways to ask.

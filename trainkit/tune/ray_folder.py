@@ -36,6 +36,7 @@ class RayFolder:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self._histories: dict[str, list[dict[str, Any]]] = {}  # read once for all that asks
 
     def __enter__(self) -> Self:
         return self
@@ -55,9 +56,13 @@ class RayFolder:
 
     def history(self, trial_id: str) -> list[dict[str, Any]]:
         """The reports of a trial by iteration; of one reported twice, the later line."""
-        reports = _lines(self._folders[trial_id] / RESULTS)
-        by_iteration = {report.get("training_iteration", n): report for n, report in enumerate(reports, 1)}
-        return [by_iteration[iteration] for iteration in sorted(by_iteration)]
+        if trial_id not in self._histories:
+            reports = _lines(self._folders[trial_id] / RESULTS)
+            by_iteration = {
+                report.get("training_iteration", n): report for n, report in enumerate(reports, 1)
+            }
+            self._histories[trial_id] = [by_iteration[iteration] for iteration in sorted(by_iteration)]
+        return list(self._histories[trial_id])
 
     def histories(self) -> Iterator[tuple[str, list[dict[str, Any]]]]:
         """The same for each trial that has reported."""

@@ -11,6 +11,7 @@ from trainkit.errors import StoreError
 from trainkit.tune.history import ExperimentReader
 from trainkit.tune.ray_folder import RayFolder, is_ray_folder
 from trainkit.tune.schema import FILENAME
+from trainkit.tune.storage import locate, working_folder
 from trainkit.tune.trial import Attempt, Trial
 
 
@@ -59,18 +60,36 @@ def open_experiment(folder: Path) -> Reader:
     return ExperimentReader(folder)
 
 
-def experiment_folder(path: str | os.PathLike[str]) -> Path:
-    """The folder that `path` means: itself, or where the file that it names lies.
+def experiment_folder(path: str | os.PathLike[str], filesystem: Any = None) -> Path:
+    """The folder that `path` means: itself, where the file that it names lies, or the copy of an address.
+
+    Args:
+        path: a folder, a file in it, or an address such as "s3://bucket/experiment".
+        filesystem: of fsspec, that `path` is a path of; None: the one that it names.
 
     Raises:
         StoreError: there is nothing.
+        StorageError: the address can't be read.
     """
-    folder = Path(path).expanduser().absolute()
+    folder, _ = working_folder(path, filesystem)
     if folder.is_file():
         folder = folder.parent
     if not folder.is_dir():
         raise StoreError(f"{folder} holds no experiment: there is no such folder")
     return folder
+
+
+def trial_folder(path: str | os.PathLike[str], filesystem: Any = None) -> Path:
+    """The folder of a trial that `path` means, in the folder of its experiment, which exists.
+
+    Raises:
+        StoreError, StorageError: see `experiment_folder`.
+    """
+    place = locate(path, filesystem)
+    if isinstance(place, Path):
+        return experiment_folder(place.parent) / place.name
+    above, _, name = os.fspath(path).rstrip("/").rpartition("/")
+    return experiment_folder(above, filesystem) / name
 
 
 def metric_and_mode(facts: Mapping[str, Any]) -> tuple[str | None, str | None]:

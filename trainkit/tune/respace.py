@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from trainkit.errors import ConfigError
-from trainkit.tune.space import Domain, GridSearch
+from trainkit.tune.domains import Spelled
 from trainkit.tune.values import OPAQUE, encode_config, holds_opaque, is_opaque
 from trainkit.tune.variants import Space, spell
 
@@ -66,7 +66,7 @@ def _leaves(node: Any, path: tuple[Any, ...]) -> Iterator[tuple[str, Any]]:
 def _shown(leaf: Any) -> str:
     if is_opaque(leaf):
         leaf = leaf[OPAQUE]
-    text = str(leaf) if isinstance(leaf, (Domain, GridSearch, str)) else repr(leaf)
+    text = str(leaf) if isinstance(leaf, (Spelled, str)) else repr(leaf)
     return text if len(text) <= 100 else f"{text[:100]}..."
 
 
@@ -106,7 +106,7 @@ def _everything(node: Any) -> Iterator[Any]:
     elif isinstance(node, (list, tuple)):
         for child in node:
             yield from _everything(child)
-    elif isinstance(node, (Domain, GridSearch)):
+    elif isinstance(node, Spelled):
         yield from _everything(list(node.spelling[1]))
     else:
         yield node

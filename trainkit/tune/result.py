@@ -15,7 +15,7 @@ from trainkit.tune import show
 from trainkit.tune.checkpoint import Checkpoint
 from trainkit.tune.optional import load, pandas_frame
 from trainkit.tune.ranking import best_row, spread_of
-from trainkit.tune.reading import Reader, experiment_folder, metric_and_mode, open_experiment
+from trainkit.tune.reading import Reader, metric_and_mode, open_experiment, trial_folder
 from trainkit.tune.trial import Attempt, Failure, Trial, TrialStatus
 from trainkit.tune.values import complete, flatten
 
@@ -60,15 +60,14 @@ class Result:
         """Read one trial back, of a finished or running experiment, or of one that Ray Tune wrote.
 
         Args:
-            path: of the trial's folder, in the experiment's.
-            storage_filesystem: accepted for Ray's sake; the folder is one of this machine.
+            path: of the trial's folder, in the experiment's; or its address, which is copied here.
+            storage_filesystem: of fsspec, that `path` is a path of; None: the one that it names.
 
         Raises:
             StoreError: there is no such trial.
         """
-        del storage_filesystem
-        folder = Path(path).expanduser().absolute()
-        with open_experiment(experiment_folder(folder.parent)) as reader:
+        folder = trial_folder(path, storage_filesystem)
+        with open_experiment(folder.parent) as reader:
             trial = next((trial for trial in reader.trials() if trial.dirname == folder.name), None)
             if trial is None:
                 raise StoreError(
@@ -221,8 +220,9 @@ def with_config(report: Mapping[str, Any], config: Mapping[str, Any]) -> dict[st
 
 
 def _as_error(trial: Trial, failure: Failure) -> TrialError | MetricError:
+    cls: type[TrialError | MetricError] = TrialError
     known = getattr(trainkit.errors, failure.kind, None)
-    ours = isinstance(known, type) and issubclass(known, (TrialError, MetricError))
-    cls: type[TrialError | MetricError] = known if ours else TrialError
+    if isinstance(known, type) and issubclass(known, (TrialError, MetricError)):
+        cls = known
     trace = f"\n{failure.traceback}" if failure.traceback else ""
     return cls(f"trial {trial.trial_id} failed: {failure.kind}: {failure.message}{trace}")

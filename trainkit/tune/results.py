@@ -45,21 +45,28 @@ class ResultGrid(Sequence[Result]):
 
     @classmethod
     def from_path(
-        cls, path: str | os.PathLike[str], *, metric: str | None = None, mode: str | None = None
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        metric: str | None = None,
+        mode: str | None = None,
+        storage_filesystem: Any = None,
     ) -> ResultGrid:
         """Read an experiment back, finished or running; also one that Ray Tune wrote.
 
         What it holds is as of now: of a running experiment, read it again to see more.
 
         Args:
-            path: of the experiment's folder, wherever it lies now.
+            path: of the experiment's folder, wherever it lies now; or its address, which is copied here.
             metric: what "best" means; None: as the experiment was started with.
             mode: "min" or "max"; None: as the experiment was started with.
+            storage_filesystem: of fsspec, that `path` is a path of; None: the one that it names.
 
         Raises:
             StoreError: there is none, or its file is damaged or foreign.
+            StorageError: the address can't be read.
         """
-        return cls.load(experiment_folder(path), metric=metric, mode=mode)
+        return cls.load(experiment_folder(path, storage_filesystem), metric=metric, mode=mode)
 
     @classmethod
     def load(

@@ -266,6 +266,8 @@ def _resumed(
     if not wish.wanted:
         return None
     if run_config.name is None:
+        if not wish.required:  # a new name each time: there can be nothing to go on with
+            return None
         raise ConfigError(f"resume={resume!r} needs name=..., to find the experiment by")
     root = run_config.storage_path
     path = f"{root if root is not None else settings.results_dir()}/{run_config.name}"

@@ -101,8 +101,8 @@ def _rows(grid: ResultGrid) -> tuple[list[str], list[list[str]]]:
 
 
 def _best_first(grid: ResultGrid) -> Sequence[Result]:
-    metric, mode = grid.metric, grid.mode or "max"
-    if metric is None:
+    metric, mode = grid.metric, grid.mode
+    if metric is None or mode is None:
         return list(grid)
 
     def score(result: Result) -> float:
@@ -113,7 +113,7 @@ def _best_first(grid: ResultGrid) -> Sequence[Result]:
 
 
 def _rest(grid: ResultGrid) -> list[str]:
-    by = f", best last {grid.metric} ({grid.mode or 'max'}) first" if grid.metric else ""
+    by = f", best last {grid.metric} ({grid.mode}) first" if grid.metric and grid.mode else ""
     return [f"{min(MAX_ROWS, len(grid))} of {len(grid)} trials{by}"] if len(grid) else []
 
 

@@ -42,7 +42,7 @@ def optuna_study(
     module = load("optuna", "studies", "tune")
     space = reader.facts().get("space")
     parameters = hyperparameters_of([result.config for result in results], space)
-    distributions = {each.name: _distribution(each, module.distributions) for each in parameters}
+    distributions = {each.name: distribution_of(each, module.distributions) for each in parameters}
     histories, stops, times = dict(reader.histories()), reader.stops(), reader.times()
     trials = []
     for place, result in enumerate(results):
@@ -59,7 +59,7 @@ def optuna_study(
                 value=_signed(score, mode) if state in ("COMPLETE", "PRUNED") else None,
                 datetime_start=_date(started) if state != "WAITING" else None,
                 datetime_complete=_date(ended) if state in _DATED else None,
-                params={each.name: _value(each, place) for each in active},
+                params={each.name: param_of(each, place) for each in active},
                 distributions={each.name: distributions[each.name] for each in active},
                 user_attrs={"trial_id": result.trial_id, "reason": result.reason},
                 system_attrs={},
@@ -99,8 +99,8 @@ def trial_state(result: Result, stop: Mapping[str, Any] | None, *, has_value: bo
     return "COMPLETE" if has_value else "FAIL"
 
 
-def _distribution(parameter: Hyperparameter, kinds: Any) -> BaseDistribution:
-    """The domain's distribution, wide enough for what was tried; of what is unknown, the values' own."""
+def distribution_of(parameter: Hyperparameter, kinds: Any) -> BaseDistribution:
+    """Return the domain's distribution, wide enough for what was tried; without a domain, the values' own."""
     if parameter.is_numeric:
         low, high = parameter.bounds
         if parameter.is_whole:
@@ -116,7 +116,8 @@ def _distribution(parameter: Hyperparameter, kinds: Any) -> BaseDistribution:
     return distribution
 
 
-def _value(parameter: Hyperparameter, place: int) -> Any:
+def param_of(parameter: Hyperparameter, place: int) -> Any:
+    """Return the value that a trial had, as its distribution knows it."""
     value = parameter.values[place]
     return str(value) if not parameter.is_numeric and parameter.is_mixed else value
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import shutil
+import tempfile
 from collections.abc import Mapping
 from typing import Any
 
 from trainkit.errors import CheckpointError, ConfigError
-from trainkit.tune.checkpoint import commit_directory
+from trainkit.tune.checkpoint import Checkpoint, commit_directory
 from trainkit.tune.dictionaries import given_back, keep_returned
 from trainkit.tune.meter import Meter
 from trainkit.tune.placement import TrialResources
@@ -131,13 +132,16 @@ class Trainable:
         """
         return self._meter.fill(plain_metrics(self.step()))
 
-    def save(self, checkpoint_dir: str) -> str:
+    def save(self, checkpoint_dir: str | None = None) -> str:
         """Write a checkpoint aside and give it its name when it is complete; return the path.
 
+        Args:
+            checkpoint_dir: the folder that it becomes; None: a new temporary one, which is yours to delete.
+
         Raises:
-            CheckpointError: the disk refuses.
+            CheckpointError: the disk refuses, or `save_checkpoint` returned what can't be kept.
         """
-        target = os.path.abspath(checkpoint_dir)
+        target = os.path.abspath(checkpoint_dir or tempfile.mkdtemp(prefix="trainkit_checkpoint_"))
         partial = os.path.join(os.path.dirname(target), f".{os.path.basename(target)}.partial")
         try:
             shutil.rmtree(partial, ignore_errors=True)
@@ -150,9 +154,10 @@ class Trainable:
             shutil.rmtree(partial, ignore_errors=True)
         return target
 
-    def restore(self, checkpoint_dir: str) -> None:
-        """Go on from the checkpoint in this folder."""
-        self.load_checkpoint(given_back(checkpoint_dir))
+    def restore(self, checkpoint: str | os.PathLike[str] | Checkpoint) -> None:
+        """Go on from this checkpoint, or the one in this folder."""
+        folder = checkpoint.path if isinstance(checkpoint, Checkpoint) else os.fspath(checkpoint)
+        self.load_checkpoint(given_back(folder))
 
     def take_over(self, trial: TrialSpec) -> bool:
         """Go on as another trial; False if `reset_config` says that a new object is needed."""

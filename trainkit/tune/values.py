@@ -15,6 +15,7 @@ from trainkit.tune.domains import Spelled
 _TEXT_OF = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
 _FLOAT_OF = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 _PLAIN = frozenset((str, int, float, bool, type(None)))
+_of_text = json.JSONDecoder().decode
 _to_text = json.JSONEncoder(
     allow_nan=False, separators=(",", ":")
 ).encode  # one for all: to make one takes long
@@ -100,7 +101,7 @@ def encode(value: Any) -> str:
 
 def decode(text: str) -> Any:
     """The reverse of `encode`; the texts NaN, Infinity and -Infinity are read as numbers."""
-    value = json.loads(text)
+    value = _of_text(text)
     return _with_nan(value) if '"NaN"' in text or 'Infinity"' in text else value
 
 
@@ -166,12 +167,17 @@ def decode_config(text: str) -> Any:
     Raises:
         SpaceError: the text names a domain that this version doesn't know.
     """
-    return _from_data(json.loads(text))
+    return _from_data(_of_text(text))
 
 
 def is_opaque(value: Any) -> bool:
     """True for the mark of a value that text could not hold."""
-    return isinstance(value, dict) and set(value) == {OPAQUE}
+    return isinstance(value, dict) and len(value) == 1 and OPAQUE in value
+
+
+def is_mark_of(stored: Any, value: Any) -> bool:
+    """True if `stored` is the mark that a stored configuration has in place of `value`."""
+    return is_opaque(stored) and encode_config(stored) == encode_config(value)
 
 
 def holds_opaque(value: Any) -> bool:
@@ -232,21 +238,30 @@ def _to_data(value: Any) -> Any:
 def _from_data(data: Any) -> Any:
     if isinstance(data, list):
         return [_from_data(child) for child in data]
-    if not isinstance(data, dict) or is_opaque(data):
+    if not isinstance(data, dict):
         return data
-    if set(data) == {_TUPLE}:
-        return tuple(_from_data(child) for child in data[_TUPLE])
-    if set(data) == {_FLOAT}:
-        return _FLOAT_OF[data[_FLOAT]]
-    if data.keys() <= _SETS.keys() and len(data) == 1:
-        ((name, children),) = data.items()
-        return _SETS[name](map(_from_data, children))
-    if set(data) == {_DOMAIN}:
-        name, *arguments = data[_DOMAIN]
-        if name not in space.SPELLINGS:
-            raise SpaceError(f"the stored space uses {name!r}, which this version of trainkit does not know")
-        return space.SPELLINGS[name](*map(_from_data, arguments))
-    return {key: _from_data(child) for key, child in data.items()}
+    if len(data) == 1:  # as all that is marked is
+        ((mark, held),) = data.items()
+        if mark == OPAQUE:
+            return data
+        if mark == _TUPLE:
+            return tuple(_from_data(child) for child in held)
+        if mark == _FLOAT:
+            return _FLOAT_OF[held]
+        if mark in _SETS:
+            return _SETS[mark](map(_from_data, held))
+        if mark == _DOMAIN:
+            return _domain_of(*held)
+    return {
+        key: child if type(child) in _PLAIN else _from_data(child)  # the usual ones by the short way
+        for key, child in data.items()
+    }
+
+
+def _domain_of(name: str, *arguments: Any) -> Any:
+    if name not in space.SPELLINGS:
+        raise SpaceError(f"the stored space uses {name!r}, which this version of trainkit does not know")
+    return space.SPELLINGS[name](*map(_from_data, arguments))
 
 
 def _name_of(value: Any) -> str:

@@ -24,7 +24,8 @@ class Callback:
         """The experiment begins, or goes on.
 
         `info` holds `experiment_path`, `metric`, `mode`, `time`, `resources`, and `past`: a function that
-        gives each trial that has reported with its results, of an experiment that goes on.
+        gives each trial that has reported with its results, of an experiment that goes on; they are read when
+        they are looked at, and how many there are is known without reading.
         """
 
     def on_step_begin(self, iteration: int, trials: Sequence[Trial], **info: Any) -> None:

@@ -42,8 +42,7 @@ class CSVLoggerCallback(LoggerCallback):
         self._columns.pop(trial.trial_id, None)
 
     def length(self, trial: Trial) -> int:
-        path = self.trial_dir(trial) / FILENAME
-        return max(0, path.read_bytes().count(b"\n") - 1) if path.exists() else 0
+        return max(0, self.lines(trial, FILENAME) - 1)
 
     def rewrite(self, trial: Trial, results: Sequence[Mapping[str, Any]]) -> None:
         rows = list(map(flatten, results))

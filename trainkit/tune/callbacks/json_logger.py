@@ -39,8 +39,7 @@ class JsonLoggerCallback(LoggerCallback):
             (folder / "error.txt").write_text(storable_text(text), encoding="utf-8")
 
     def length(self, trial: Trial) -> int:
-        path = self.trial_dir(trial) / "result.json"
-        return path.read_bytes().count(b"\n") if path.exists() else 0
+        return self.lines(trial, "result.json")
 
     def rewrite(self, trial: Trial, results: Sequence[Mapping[str, Any]]) -> None:
         folder = self.trial_dir(trial)

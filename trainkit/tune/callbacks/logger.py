@@ -77,6 +77,14 @@ class LoggerCallback(Callback):
         """The trial's own folder."""
         return self.folder / trial.dirname
 
+    def lines(self, trial: Trial, filename: str) -> int:
+        """How many lines a file in the trial's folder has; 0 if there is none."""
+        try:
+            with open(f"{self.folder}/{trial.dirname}/{filename}", "rb") as file:
+                return sum(part.count(b"\n") for part in iter(lambda: file.read(1 << 20), b""))
+        except FileNotFoundError:
+            return 0
+
     def flush(self, trial: Trial | None = None) -> None:
         """Write what is kept, of one trial or of all; where one can't be written, the others are."""
         every = self._of_instance()

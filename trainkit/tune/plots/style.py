@@ -52,11 +52,14 @@ def metric_of(grid: ResultGrid, metric: str | None, mode: str | None) -> tuple[s
     """Return what is drawn and which end of it is better.
 
     Raises:
-        ConfigError: the experiment names no metric, and none is given.
+        ConfigError: the experiment names no metric or mode, and none is given.
     """
-    metric, mode = metric or grid.metric, mode or grid.mode or "max"
-    if metric is None:
-        raise ConfigError("which metric is drawn? Give it: results.plot(..., metric='loss', mode='min')")
+    metric, mode = metric or grid.metric, mode or grid.mode
+    if metric is None or mode is None:
+        raise ConfigError(
+            "which metric is drawn, and which end of it is better? Give both: "
+            "results.plot(..., metric='loss', mode='min')"
+        )
     if mode not in ("min", "max"):
         raise ConfigError(f"mode={mode!r} is neither 'min' nor 'max'")
     return metric, mode

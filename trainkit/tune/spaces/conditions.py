@@ -11,6 +11,7 @@ from trainkit.errors import SpaceError
 from trainkit.tune.domains import Domain, Forbid, SampleFrom, place_of, same
 from trainkit.tune.domains.leaves import name_of
 from trainkit.tune.spaces.tree import Branch, Path, Site, in_config, options_of, spell, whens
+from trainkit.tune.values import is_mark_of
 
 _ABSENT = object()
 
@@ -140,7 +141,7 @@ def _values(found: Sequence[Site], name: str, value: Any, where: str) -> tuple[A
 
 
 def _is_switch(site: Site) -> bool:
-    """True for what may have any value: what is computed, and a constant outside all branches, set by hand."""
+    """True for what may have any value: it is computed, or a constant outside all branches."""
     chosen = isinstance(site.leaf, Domain) or options_of(site.leaf)
     return isinstance(site.leaf, SampleFrom) or (not chosen and site.path == in_config(site.path))
 
@@ -153,7 +154,9 @@ def _possible(leaf: Any, value: Any) -> bool:
 
 
 def _agrees(value: Any, found: Any) -> bool:
-    return value.contains(found) if isinstance(value, Domain) else same(value, found)
+    if isinstance(value, Domain):
+        return value.contains(found)
+    return same(value, found) or is_mark_of(found, value)
 
 
 def when_conditions(tree: Mapping[str, Any], names: Names) -> dict[Path, tuple[Condition, ...]]:

@@ -29,7 +29,7 @@ class Grid:
         self,
         axes: Mapping[Path, GridSearch],
         given: Mapping[Path, Any],
-        listed: Iterable[Mapping[Path, Any]] | None,
+        listed: Iterable[dict[Path, Any]] | None,
     ) -> None:
         self._open = {path: axis for path, axis in axes.items() if path not in given}
         self._listed = None if listed is None else list(listed)
@@ -41,7 +41,7 @@ class Grid:
             return len(self._listed)
         return math.prod(len(axis.values) for axis in self._open.values())
 
-    def combination(self, rank: int) -> Mapping[Path, Any]:
+    def combination(self, rank: int) -> dict[Path, Any]:
         """The values of the axes in combination `rank`."""
         if self._listed is not None:
             return self._listed[rank]

@@ -9,7 +9,7 @@ from trainkit.errors import SpaceError
 from trainkit.tune.domains import Domain, Forbid, GridSearch, SampleFrom, Spelled, When, place_of, same
 from trainkit.tune.spaces.conditions import Condition
 from trainkit.tune.spaces.tree import Branch, Path, options_of, spell
-from trainkit.tune.values import encode_config, is_opaque
+from trainkit.tune.values import is_mark_of
 
 Conditions = Mapping[Path, tuple[Condition, ...]]
 
@@ -50,7 +50,7 @@ class _Matching:
             return found
         if isinstance(node, (Domain, GridSearch)):
             return self._leaf(node, value, path)
-        if not isinstance(node, (dict, list)) and (same(node, value) or _is_mark_of(value, node)):
+        if not isinstance(node, (dict, list)) and (same(node, value) or is_mark_of(value, node)):
             return {}
         raise SpaceError(f"{spell(path)}={value!r} does not fit the space, which has {node!r}")
 
@@ -89,7 +89,7 @@ class _Matching:
         plain = [option for option in options if not isinstance(option, (dict, list, Spelled, SampleFrom))]
         place = place_of(value, plain)
         if place is None:
-            place = next((n for n, option in enumerate(plain) if _is_mark_of(value, option)), None)
+            place = next((n for n, option in enumerate(plain) if is_mark_of(value, option)), None)
         if place is not None:
             return {path: plain[place]}
         for place, option in enumerate(options):
@@ -100,8 +100,3 @@ class _Matching:
                     continue
                 return {path: option, **inner}
         raise SpaceError(f"{spell(path)}={value!r} is not in {leaf}")
-
-
-def _is_mark_of(value: Any, option: Any) -> bool:
-    """True if `value` is what a stored configuration has in place of the object `option`."""
-    return is_opaque(value) and encode_config(value) == encode_config(option)

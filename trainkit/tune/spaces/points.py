@@ -9,7 +9,7 @@ from trainkit.errors import SpaceError
 from trainkit.tune.domains import SampleFrom, Spelled
 from trainkit.tune.spaces.growing import UNDRAWN, grow
 from trainkit.tune.spaces.matching import choices_of
-from trainkit.tune.spaces.tree import Branch, Path, options_of, spell
+from trainkit.tune.spaces.tree import Branch, Path, holds_leaf, options_of, spell
 
 if TYPE_CHECKING:
     from trainkit.tune.variants import Space
@@ -86,5 +86,9 @@ class _Collector:
             return
         try:
             self._values |= choices_of(leaf, value, self._space.conditions, path, partly=True)
-        except SpaceError:  # none of the categories: the user's own value
-            self._values[path] = value
+        except SpaceError as error:
+            if isinstance(value, (Mapping, list)) and any(map(holds_leaf, options_of(leaf))):
+                raise SpaceError(
+                    f"points_to_evaluate gives {spell(path)}={value!r}, which fits no category of {leaf}"
+                ) from error
+            self._values[path] = value  # none of the categories, but the user's own
