@@ -29,7 +29,13 @@ if TYPE_CHECKING:
     from trainkit.tune import schedulers as schedulers
     from trainkit.tune import search as search
     from trainkit.tune.analysis import Analysis, ExperimentAnalysis
-    from trainkit.tune.callbacks import Callback, LoggerCallback
+    from trainkit.tune.callbacks import (
+        Callback,
+        CLIReporter,
+        JupyterNotebookReporter,
+        LoggerCallback,
+        ProgressReporter,
+    )
     from trainkit.tune.checkpoint import Checkpoint
     from trainkit.tune.classes import import_class
     from trainkit.tune.config import (
@@ -85,8 +91,11 @@ _HOMES = {
         "ExperimentAnalysis",
     ),
     "callbacks": (
+        "CLIReporter",
         "Callback",
+        "JupyterNotebookReporter",
         "LoggerCallback",
+        "ProgressReporter",
     ),
     "checkpoint": ("Checkpoint",),
     "classes": ("import_class",),
@@ -167,14 +176,17 @@ _ALIASES = (
 
 __all__ = [
     "Analysis",
+    "CLIReporter",
     "Callback",
     "Checkpoint",
     "CheckpointConfig",
     "Experiment",
     "ExperimentAnalysis",
     "FailureConfig",
+    "JupyterNotebookReporter",
     "LoggerCallback",
     "PlacementGroupFactory",
+    "ProgressReporter",
     "Result",
     "ResultGrid",
     "ResumeConfig",
