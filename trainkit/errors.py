@@ -25,6 +25,7 @@ TrainkitError
     ├── StoreError                         the experiment file is damaged, foreign or in use
     ├── StorageError                       the address that an experiment is copied to can't be used
     └── TrialError                         one trial failed; the others went on
+        └── TrialTimeoutError              an attempt took longer than trial_timeout_s, and was killed
 """
 
 from __future__ import annotations
@@ -53,6 +54,7 @@ __all__ = [
     "TrainingError",
     "TrainkitError",
     "TrialError",
+    "TrialTimeoutError",
     "TuneError",
     "WorkerDiedError",
 ]
@@ -177,3 +179,7 @@ class StorageError(TuneError):
 
 class TrialError(TuneError):
     """One trial failed; `result.error` holds it with the remote traceback."""
+
+
+class TrialTimeoutError(TrialError):
+    """An attempt of a trial took longer than `TuneConfig(trial_timeout_s=...)` allows, and was killed."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +19,17 @@ def inline() -> Iterator[None]:
     trainkit.init(engine="inline", num_cpus=2)
     yield
     trainkit.shutdown()
+
+
+@pytest.fixture
+def results(tmp_path, monkeypatch) -> Iterator[Path]:
+    """The folder where experiments are written that are copied elsewhere; what is in memory goes."""
+    from fsspec.implementations.memory import MemoryFileSystem
+
+    monkeypatch.setenv("TRAINKIT_RESULTS_DIR", str(tmp_path / "here"))
+    yield tmp_path / "here"
+    MemoryFileSystem.store.clear()
+    MemoryFileSystem.pseudo_dirs[:] = [""]
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ from trainkit.tune.capacity import Ledger
 from trainkit.tune.controller import Controller
 from trainkit.tune.placement import PlacementGroupFactory
 from trainkit.tune.plan import Plan
+from trainkit.tune.proposals import Proposals
 from trainkit.tune.schedulers import FIFOScheduler, TrialScheduler
 from trainkit.tune.search import BasicVariantGenerator, Searcher
 from trainkit.tune.seeds import scheduler_generator
@@ -37,22 +38,25 @@ class Play:
         request_of: Callable[[dict[str, Any]], PlacementGroupFactory] | None = None,
         max_concurrent: int | None = None,
         mode: str = "min",
+        space: dict[str, Any] | None = None,
         **plan: Any,
     ) -> None:
         self.plan = Plan(**plan)
         self.searcher = searcher or BasicVariantGenerator()
-        space = Space.of({"x": tune.uniform(0, 1)})
-        self.searcher.set_search_properties(self.plan.metric, mode, space, num_samples=num_samples, seed=0)
+        searched = Space.of(space or {"x": tune.uniform(0, 1)})
+        self.searcher.begin(searched, metric=self.plan.metric, mode=mode, num_samples=num_samples, seed=0)
+        proposals = Proposals(self.searcher, searched)
         scheduler = scheduler or FIFOScheduler()
         scheduler.set_search_properties(self.plan.metric, mode, scheduler_generator(0))
         source = TrialSource(
-            self.searcher,
+            proposals,
+            varied=searched.varied,
             prefix="test",
             trainable_name="f",
             request_of=request_of or (lambda config: PlacementGroupFactory([{"CPU": 1}])),
         )
         self.controller = Controller(
-            self.plan, source, self.searcher, scheduler, Ledger({"CPU": cpus}, max_concurrent)
+            self.plan, source, proposals, scheduler, Ledger({"CPU": cpus}, max_concurrent)
         )
         self.records: list[ev.Record] = []
         self.calls: dict[str, str] = {}

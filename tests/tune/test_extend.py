@@ -11,8 +11,9 @@ from trainkit import tune
 from trainkit.errors import ConfigError
 from trainkit.tune.history import ExperimentReader
 from trainkit.tune.policies import Resume
+from trainkit.tune.proposals import Proposals
 from trainkit.tune.respace import differences
-from trainkit.tune.restore import ResumeRule
+from trainkit.tune.resuming import ResumeRule
 from trainkit.tune.search import BasicVariantGenerator
 from trainkit.tune.search.base import Searcher
 from trainkit.tune.variants import Space
@@ -39,6 +40,7 @@ class Told(Searcher):
     def __init__(self) -> None:
         super().__init__()
         self.known: list = []
+        self.elsewhere = 0
         self.ended: list = []
 
     def __deepcopy__(self, memo: dict) -> Told:
@@ -51,8 +53,13 @@ class Told(Searcher):
     def suggest(self, trial_id):
         return {"x": 0.5, "asked": len(self.known)}
 
-    def replay(self, trial_id, config):
+    def is_drawn(self, trial_id):
+        return False
+
+    def replay(self, trial_id, config, *, same_space=True):
         self.known.append(config["asked"])
+        self.elsewhere += not same_space
+        return config
 
     def on_trial_complete(self, trial_id, result=None, error=False):
         self.ended.append((trial_id, result and result["loss"], error))
@@ -112,6 +119,24 @@ def test_one_chosen_trial_is_extended(fit, tmp_path):
         again = tune.Tuner.restore(tmp_path / "e", counting, resume_finished=chosen, run_config=longer).fit()
         assert [len(each) for each in steps(again)] == [4, 7, 4]
     assert steps(again)[1] == [1, 2, 3, 4, 5, 6, 7]
+
+
+def test_an_extended_trial_that_was_killed_at_once_is_still_extended(fit, tmp_path):
+    """The stop that ended it before doesn't end it again."""
+
+    class Dies(tune.Callback):
+        def on_trial_start(self, iteration, trials, trial, **info):
+            raise KeyboardInterrupt
+
+    fit(counting, run={"stop": {"training_iteration": 2}})
+    longer = {"stop": {"training_iteration": 4}}
+    run = tune.RunConfig(**longer, callbacks=[Dies()])
+    with pytest.raises(KeyboardInterrupt):
+        tune.Tuner.restore(tmp_path / "e", counting, resume_finished=True, run_config=run).fit()
+    with ExperimentReader(tmp_path / "e") as reader:
+        assert str(reader.trials()[0].status) == "RUNNING"
+    grid = tune.Tuner.restore(tmp_path / "e", counting, run_config=tune.RunConfig(**longer)).fit()
+    assert steps(grid) == [[1, 2, 3, 4]]
 
 
 def test_a_searcher_is_told_the_last_end_of_an_extended_trial(fit, tmp_path):
@@ -217,6 +242,18 @@ def test_a_category_added_after_ten_trials_is_proposed(fit, tmp_path, caplog):
     assert any(result.config["kind"] == "new" for result in last[30:])
 
 
+def test_a_searcher_is_told_which_trials_are_of_another_space(fit, tmp_path):
+    def trainable(config):
+        return {"loss": config["x"]}
+
+    fit(trainable, {"z": 1}, num_samples=2, metric="loss", search_alg=Told())
+    for total, elsewhere in ((3, 2), (5, 2)):  # also where the space is the same as in the last restore
+        config = tune.TuneConfig(num_samples=total, search_alg=(searcher := Told()))
+        space = {"z": 2}
+        tune.Tuner.restore(tmp_path / "e", trainable, param_space=space, tune_config=config).fit()
+        assert searcher.elsewhere == elsewhere
+
+
 def test_objects_of_old_trials_are_found_in_the_new_space(fit, tmp_path):
     def trainable(config):
         if not Path(tmp_path, "lucky").exists() and config["n"] == 2:
@@ -276,16 +313,16 @@ def test_a_grid_that_shrinks_keeps_its_old_trials(fit, tmp_path):
 
 
 def test_a_replayed_searcher_goes_on_as_if_it_had_been_asked():
-    def searcher() -> BasicVariantGenerator:
+    def searcher() -> Proposals:
         made = BasicVariantGenerator(points_to_evaluate=[{"x": 1.0}])
         space = Space.of({"x": tune.uniform(0, 1), "n": tune.grid_search([1, 2])})
-        made.set_search_properties(None, None, space, num_samples=4, seed=3)
-        return made
+        made.begin(space, metric=None, mode=None, num_samples=4, seed=3)
+        return Proposals(made, space)
 
     asked, replayed = searcher(), searcher()
     for _ in range(5):
-        replayed.replay("t", asked.suggest("t"))
-    assert [asked.suggest("t") for _ in range(4)] == [replayed.suggest("t") for _ in range(4)]
+        replayed.replay("t", asked.propose("t"))
+    assert [asked.propose("t") for _ in range(4)] == [replayed.propose("t") for _ in range(4)]
 
 
 # --- settings -------------------------------------------------------------------------------------

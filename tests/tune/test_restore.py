@@ -10,6 +10,7 @@ import pytest
 from trainkit import tune
 from trainkit.errors import ConfigError, InfeasibleError
 from trainkit.tune.history import ExperimentReader
+from trainkit.tune.proposals import Proposals
 from trainkit.tune.restore import replay
 from trainkit.tune.schedulers import FIFOScheduler
 from trainkit.tune.schedulers.base import Decision, TrialScheduler, Verdict
@@ -118,9 +119,9 @@ def test_a_replay_tells_the_scheduler_what_the_live_run_did(fit, tmp_path):
     assert [result.status for result in grid] == ["TERMINATED", "ERROR", "ERROR"]
     replayed, searcher = Told(), BasicVariantGenerator()
     replayed.set_search_properties("loss", "min", scheduler_generator(0))
-    searcher.set_search_properties("loss", "min", Space.of(space), num_samples=1, seed=0)
+    searcher.begin(Space.of(space), metric="loss", mode="min", num_samples=1, seed=0)
     with ExperimentReader(tmp_path / "e") as reader:
-        replay(reader.log(), reader.trials(), searcher, replayed)
+        replay(reader.log(), reader.trials(), Proposals(searcher, Space.of(space)), replayed)
     assert replayed.log == live.log
 
 

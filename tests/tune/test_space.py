@@ -19,7 +19,7 @@ from trainkit.tune.variants import Space
 
 def suggestions(param_space: dict, *, seed: int = 0, num_samples: int = 1, **arguments) -> list[dict]:
     searcher = BasicVariantGenerator(**arguments)
-    searcher.set_search_properties(None, None, Space.of(param_space), num_samples=num_samples, seed=seed)
+    searcher.begin(Space.of(param_space), metric=None, mode=None, num_samples=num_samples, seed=seed)
     found = []
     while (config := searcher.suggest(f"t{len(found)}")) != searcher.FINISHED:
         found.append(config)

@@ -2,84 +2,29 @@
 
 from __future__ import annotations
 
-import logging
-import os
 import shutil
-import signal
 import sqlite3
-import subprocess
-import sys
 import threading
 import time
 from contextlib import closing
+from importlib.util import find_spec
 from pathlib import Path
 
 import fsspec
 import pytest
-from fsspec.implementations.local import LocalFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
 
-import trainkit
 from tests.conftest import eventually
+from tests.tune.failing_storage import LOCAL_ONLY, Fails, at, names, saving
 from trainkit import tune
-from trainkit.errors import ConfigError, MissingDependencyError, StorageError, StoreError
+from trainkit.errors import ConfigError, MissingDependencyError
 from trainkit.tune.history import ExperimentReader
 from trainkit.tune.mirror import Mirror
 from trainkit.tune.schema import FILENAME
 from trainkit.tune.storage import Address, locate
 
-pytestmark = pytest.mark.usefixtures("inline")
+pytestmark = pytest.mark.usefixtures("inline", "results")
 
-
-@pytest.fixture(autouse=True)
-def results(tmp_path, monkeypatch) -> Path:
-    """Where experiments that are copied elsewhere are written."""
-    monkeypatch.setenv("TRAINKIT_RESULTS_DIR", str(tmp_path / "here"))
-    yield tmp_path / "here"
-    MemoryFileSystem.store.clear()
-    MemoryFileSystem.pseudo_dirs[:] = [""]
-
-
-def saving(config):
-    """Four reports, each with a checkpoint and a file of its own."""
-    checkpoint = tune.get_checkpoint()
-    start = int(Path(checkpoint.path, "step").read_text()) if checkpoint else 0
-    trial_dir = Path(tune.get_context().get_trial_dir())
-    (trial_dir / "scratch").mkdir(exist_ok=True)
-    for step in range(start + 1, config.get("steps", 4) + 1):
-        (trial_dir / "scratch" / "step").write_text(str(step))
-        (trial_dir / "notes.txt").write_text(f"step {step}")
-        tune.report({"step": step}, checkpoint=tune.Checkpoint(trial_dir / "scratch"))
-        (trial_dir / "last.txt").write_text(str(step))
-
-
-class Fails(LocalFileSystem):
-    """A folder of this machine as a file system that raises when it is told to."""
-
-    protocol = "fails"
-    cachable = False
-
-    def __init__(self, **kwargs):
-        super().__init__(**kwargs)
-        self.when = lambda path: False
-        self.puts: list[str] = []
-
-    def put_file(self, lpath, rpath, **kwargs):
-        self.puts.append(rpath)
-        if self.when(rpath):
-            raise OSError("the line is dead")
-        super().put_file(lpath, rpath, **kwargs)
-
-
-def at(fs, tmp_path: Path, **more) -> dict:
-    return {"storage_path": str(tmp_path / "there"), "storage_filesystem": fs, **more}
-
-
-def names(folder: Path) -> set[str]:
-    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
-
-
-LOCAL_ONLY = {"experiment.lock", "experiment.sqlite-wal", "experiment.sqlite-shm"}
 
 # --- a copy ---------------------------------------------------------------------------------------
 
@@ -151,6 +96,17 @@ def test_a_trial_goes_on_from_a_checkpoint_that_was_copied_back(fit, tmp_path, r
     assert again[0].checkpoint is not None
 
 
+def test_results_are_read_by_address(fit, results):
+    grid = fit(saving, num_samples=2, metric="step", mode="max", run={"storage_path": "memory://bucket"})
+    shutil.rmtree(results)
+    again = tune.ResultGrid.from_path("memory://bucket/e")
+    assert [result.history for result in again] == [result.history for result in grid]
+    shutil.rmtree(results)
+    analysis = tune.ExperimentAnalysis("/bucket/e", storage_filesystem=MemoryFileSystem())
+    assert analysis.best_result["step"] == 4
+    assert Path(analysis.best_checkpoint.path).is_dir()
+
+
 def test_a_file_address_is_a_local_folder(fit, tmp_path, results):
     grid = fit(saving, run={"storage_path": f"file://{tmp_path}/plain"})
     assert grid.experiment_path == str(tmp_path / "plain" / "e")
@@ -165,6 +121,19 @@ def test_a_restore_from_the_local_folder_goes_on_copying(fit, results):
     tune.Tuner.restore(results / "e", saving, tune_config=more).fit()
     shutil.rmtree(results)
     assert len(tune.Tuner.restore("memory://bucket/e", saving).get_results()) == 2
+
+
+def test_a_mounted_folder_may_be_an_address(fit, tmp_path, results):
+    fs = fsspec.filesystem("file")
+    fit(saving, run=at(fs, tmp_path))
+    more = tune.TuneConfig(num_samples=2)
+    tune.Tuner.restore(results / "e", saving, tune_config=more).fit()  # goes on being copied
+    shutil.rmtree(results)
+    (results / ".e.partial").mkdir(parents=True)  # of a restore that was killed
+    (results / ".e.partial" / "experiment.sqlite").write_text("half")
+    there = str(tmp_path / "there" / "e")
+    assert len(tune.Tuner.restore(there, saving, storage_filesystem=fs).get_results()) == 2
+    assert [path.name for path in results.iterdir()] == ["e"]
 
 
 def test_a_file_system_that_no_file_can_hold_is_asked_for_again(fit, tmp_path, results):
@@ -246,173 +215,9 @@ def test_a_checkpoint_that_goes_while_it_is_copied_is_copied_all_the_same(fit, t
     assert copied.read_text() == "1"
 
 
-# --- when the address fails -----------------------------------------------------------------------
-
-
-def test_what_fails_for_a_while_is_said_once_and_done_again(fit, tmp_path, results, caplog):
-    fs = Fails()
-    left = iter([True] * 4)
-    fs.when = lambda path: next(left, False)
-    with caplog.at_level(logging.WARNING, "trainkit.tune"):
-        grid = fit(saving, num_samples=2, run=at(fs, tmp_path))
-    assert caplog.text.count("the line is dead") == 1
-    assert "tried again" in caplog.text
-    assert [result.status for result in grid] == ["TERMINATED"] * 2
-    assert names(tmp_path / "there" / "e") == names(results / "e") - LOCAL_ONLY
-
-
-def test_a_copy_that_cannot_be_completed_is_told_loudly(fit, tmp_path, results, monkeypatch):
-    monkeypatch.setattr("trainkit.tune.mirror.TRIES", 2)
-    fs = Fails()
-    fs.when = lambda path: "checkpoint_000002" in path
-    fs.puts.clear()
-    tuner = tune.Tuner(saving, run_config=tune.RunConfig(name="e", verbose=0, **at(fs, tmp_path)))
-    with pytest.raises(StorageError, match="not complete: OSError: the line is dead") as caught:
-        tuner.fit()
-    assert str(results / "e") in str(caught.value)
-    assert [result.status for result in tuner.get_results()] == ["TERMINATED"]  # no trial noticed
-    with ExperimentReader(tmp_path / "there" / "e") as reader:  # as it was before, or not there yet
-        assert [len(trial.checkpoints) for trial in reader.trials()] in ([], [0], [1], [2])
-    fs.when = lambda path: False
-    run = tune.RunConfig(**at(fs, tmp_path))
-    tune.Tuner.restore(results / "e", saving, run_config=run).fit()
-    assert names(tmp_path / "there" / "e") == names(results / "e") - LOCAL_ONLY
-
-
-def test_an_upload_that_hangs_is_given_up(fit, tmp_path):
-    let_go = threading.Event()
-    fs = Fails()
-    fs.when = lambda path: "result.json" in path and not let_go.wait(10)
-    with pytest.raises(StorageError, match=r"not after 0\.2 s"):
-        fit(saving, run=at(fs, tmp_path, sync_config=tune.SyncConfig(sync_timeout=0.2)))
-    let_go.set()
-    assert eventually(lambda: not any(each.name == "trainkit-mirror" for each in threading.enumerate()))
-
-
-def test_an_address_that_cannot_be_written_is_told_before_the_first_trial(fit, tmp_path):
-    class ReadOnly(Fails):
-        def pipe_file(self, path, value, **kwargs):
-            raise PermissionError("no")
-
-    with pytest.raises(StorageError, match="Nothing was started"):
-        fit(lambda config: (tmp_path / "ran").touch(), run=at(ReadOnly(), tmp_path))
-    assert not (tmp_path / "ran").exists()
-    assert not (tmp_path / "here").exists()
-
-
-def test_an_address_that_holds_an_experiment_is_refused(fit, results):
-    run = {"storage_path": "memory://bucket"}
-    fit(saving, run=run)
-    shutil.rmtree(results)
-    with pytest.raises(ConfigError, match="memory:///bucket/e already holds an experiment"):
-        fit(saving, run=run)
-
-
-def test_a_local_folder_goes_before_its_copy_unless_that_went_on(fit, results):
-    run = {"storage_path": "memory://bucket"}
-    fit(saving, run=run)
-    shutil.copytree(results / "e", results / "old")
-    tune.Tuner.restore("memory://bucket/e", saving, tune_config=tune.TuneConfig(num_samples=2)).fit()
-    assert len(tune.Tuner.restore("memory://bucket/e", saving).get_results()) == 2
-    shutil.rmtree(results / "e")
-    (results / "old").rename(results / "e")
-    with pytest.raises(ConfigError, match="older state"):
-        tune.Tuner.restore("memory://bucket/e", saving)
-    shutil.rmtree(results / "e")
-    fit(saving, run={"storage_path": results})
-    with pytest.raises(ConfigError, match="another experiment"):
-        tune.Tuner.restore("memory://bucket/e", saving)
-
-
-def test_a_damaged_copy_is_no_experiment(fit, results):
-    fit(saving, run={"storage_path": "memory://bucket"})
-    shutil.rmtree(results)
-    fsspec.filesystem("memory").pipe_file("/bucket/e/experiment.sqlite", b"hello" * 100)
-    assert not tune.Tuner.can_restore("memory://bucket/e")
-    with pytest.raises(StoreError, match="not an experiment file"):
-        tune.Tuner.restore("memory://bucket/e", saving)
-    with pytest.raises(StoreError, match="holds no experiment"):
-        tune.Tuner.restore("memory://bucket/other", saving)
-    assert not list(results.iterdir())
-
-
-def test_bad_places_are_named():
-    with pytest.raises(ConfigError, match="nonsense://x"):
-        locate("nonsense://x")
-    with pytest.raises(ConfigError, match="ArrowFSWrapper"):
-        locate("/x", object())
-    with pytest.raises(ConfigError, match="needs storage_path"):
-        tune.Tuner(saving, run_config=tune.RunConfig(storage_filesystem=MemoryFileSystem()))
-
-
-@pytest.mark.skipif(shutil.which("s3fs") is not None, reason="s3fs is installed")
-def test_what_an_address_needs_is_said():
-    pytest.importorskip("fsspec")
-    try:
-        import s3fs  # noqa: F401
-    except ImportError:
-        with pytest.raises(MissingDependencyError, match="s3fs"):
-            tune.Tuner(saving, run_config=tune.RunConfig(storage_path="s3://bucket/x"))
-
-
-# --- kills ----------------------------------------------------------------------------------------
-
-DRIVER = """
-import os, signal, sys
-import trainkit
-from trainkit import tune
-from tests.tune.test_storage import Fails, at, saving
-from pathlib import Path
-
-fs, puts = Fails(), 0
-
-def when(path):
-    global puts
-    puts += 1
-    if puts == int(sys.argv[2]):
-        with open(path, "w") as half:  # the half of a file is there
-            half.write("half")
-        os.kill(os.getpid(), signal.SIGKILL)
-    return False
-
-fs.when = when
-trainkit.init(engine="inline", num_cpus=2)
-run = at(fs, Path(sys.argv[1]), name="e", verbose=0, sync_config=tune.SyncConfig(sync_period=0.001))
-tune.Tuner(
-    saving, tune_config=tune.TuneConfig(num_samples=2), run_config=tune.RunConfig(**run)
-).fit()
-"""
-
-
-@pytest.mark.parametrize("put", [1, 4, 9, 14, 19, 25])
-def test_a_driver_killed_in_an_upload_leaves_a_copy_to_go_on_with(tmp_path, results, put):
-    script = tmp_path / "driver.py"
-    script.write_text(DRIVER)
-    done = subprocess.run(
-        [sys.executable, script, tmp_path, str(put)],
-        env={**os.environ, "PYTHONPATH": str(Path(trainkit.__file__).parents[1])},
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode in (0, -signal.SIGKILL)
-    there = tmp_path / "there" / "e"
-    if not (there / FILENAME).exists():
-        assert not tune.Tuner.can_restore(there)
-        return
-    # Another machine: nothing but the copy.
-    shutil.rmtree(results)
-    fs = Fails()
-    grid = tune.Tuner.restore(str(there), saving, storage_filesystem=fs).fit()
-    assert [[row["step"] for row in result.history] for result in grid] == [[1, 2, 3, 4]] * 2
-    assert names(there) - {name for name in names(there) if name.endswith(".partial")} == (
-        names(results / "e") - LOCAL_ONLY
-    )
-
-
 def test_a_mirror_copies_nothing_twice(tmp_path):
     """Files that haven't changed are not uploaded again, nor checkpoints that are there from before."""
     fs = Fails()
-    trainkit.init(engine="inline", num_cpus=1, ignore_reinit_error=True)
     run = tune.RunConfig(name="e", verbose=0, **at(fs, tmp_path))
     tune.Tuner(saving, run_config=run).fit()
     first = [path for path in fs.puts if not path.endswith("sqlite.partial")]
@@ -428,3 +233,18 @@ def test_a_mirror_copies_nothing_twice(tmp_path):
         time.sleep(0.05)
     assert not any("checkpoint_" in path for path in fs.puts)
     assert len(fs.puts) <= before + 1  # the store once more at the end, at most
+
+
+def test_bad_places_are_named():
+    with pytest.raises(ConfigError, match="nonsense://x"):
+        locate("nonsense://x")
+    with pytest.raises(ConfigError, match="ArrowFSWrapper"):
+        locate("/x", object())
+    with pytest.raises(ConfigError, match="needs storage_path"):
+        tune.Tuner(saving, run_config=tune.RunConfig(storage_filesystem=MemoryFileSystem()))
+
+
+@pytest.mark.skipif(find_spec("s3fs") is not None, reason="s3fs is installed")
+def test_what_an_address_needs_is_said():
+    with pytest.raises(MissingDependencyError, match="s3fs"):
+        tune.Tuner(saving, run_config=tune.RunConfig(storage_path="s3://bucket/x"))

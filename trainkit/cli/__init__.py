@@ -1,1 +1,1 @@
-"""The command line: `trainkit status`, `trainkit why` and `trainkit stop`."""
+"""The command line: experiments (`ls show tail why stop clean`) and sessions (`status why stop`)."""

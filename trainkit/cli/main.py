@@ -6,10 +6,16 @@ import argparse
 import sys
 from collections.abc import Sequence
 
+from trainkit.cli.clean import clean
+from trainkit.cli.experiments import is_experiment, list_experiments
+from trainkit.cli.follow import tail
 from trainkit.cli.inquiry import why
+from trainkit.cli.reasons import why_experiment
 from trainkit.cli.status import status
+from trainkit.cli.steer import stop_experiment
 from trainkit.cli.stop import stop
-from trainkit.errors import TrainkitError
+from trainkit.cli.trials import View, show
+from trainkit.errors import ConfigError, TrainkitError
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -20,11 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     chosen = _parser().parse_args(arguments)
     try:
-        if chosen.command == "status":
-            return status(as_json=chosen.json)
-        if chosen.command == "why":
-            return why(chosen.id)
-        return stop(chosen.session, force=chosen.force)
+        return _run(chosen)
     except TrainkitError as error:
         sys.stderr.write(f"trainkit: {error}\n")
         return 1
@@ -33,18 +35,102 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
 
 
+def _run(chosen: argparse.Namespace) -> int:
+    match chosen.command:
+        case "status":
+            return status(as_json=chosen.json)
+        case "why":
+            if chosen.trial is not None or is_experiment(chosen.id):
+                return why_experiment(chosen.id, chosen.trial)
+            return why(chosen.id)
+        case "stop":
+            return _stop(chosen)
+        case "ls" if chosen.folder is None or not is_experiment(chosen.folder):
+            return list_experiments(chosen.folder)
+        case "ls":
+            return show(chosen.folder, View())
+        case "tail":
+            return tail(
+                chosen.experiment,
+                chosen.trial,
+                lines=chosen.lines,
+                follow=not chosen.no_follow,
+                printed=chosen.printed,
+            )
+        case "clean":
+            return clean(chosen.experiment, keep_best=chosen.keep_best, yes=chosen.yes)
+    view = View(chosen.sort, chosen.filter, chosen.columns, chosen.limit, chosen.desc, chosen.output)
+    return show(chosen.experiment, view)
+
+
+def _stop(chosen: argparse.Namespace) -> int:
+    if chosen.experiment is None:
+        return stop(chosen.session, force=chosen.force)
+    if chosen.session is not None or chosen.force:
+        raise ConfigError(
+            "--session and --force end sessions: leave them out to stop an experiment or a trial"
+        )
+    return stop_experiment(chosen.experiment, chosen.trial)
+
+
+_EXPERIMENT = "path of its folder, or its name where experiments are written"
+_TRIAL = "its id, name or number, or how they begin"
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="trainkit", description="Look at your sessions on this machine, and end them."
+        prog="trainkit",
+        description="Look at your experiments and your sessions on this machine, and end them.",
     )
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    status_ = commands.add_parser("status", help="what runs, what it holds, and what waits")
-    status_.add_argument("--json", action="store_true", help="as one JSON document, for other programs")
-    why_ = commands.add_parser("why", help="why something waits, or how it ended")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    def add(name: str, help: str, *aliases: str) -> argparse.ArgumentParser:
+        command = commands.add_parser(name, help=help, aliases=aliases)
+        command.set_defaults(command=name)
+        return command
+
+    ls = add("ls", "the experiments in a folder", "list-experiments", "lsx")
+    ls.add_argument("folder", metavar="DIR", nargs="?", help="without it, where experiments are written")
+    _add_show(add("show", "an experiment's trials", "list-trials"))
+
+    tail_ = add("tail", "what trials report, as it comes")
+    tail_.add_argument("experiment", metavar="EXPERIMENT", help=_EXPERIMENT)
+    tail_.add_argument("trial", metavar="TRIAL", nargs="?", help=_TRIAL)
+    tail_.add_argument("--lines", "-n", type=int, default=10, help="how many of those before (default: 10)")
+    tail_.add_argument("--no-follow", action="store_true", help="do not wait for others")
+    tail_.add_argument("--printed", action="store_true", help="what TRIAL prints, where log_to_file keeps it")
+
+    why_ = add("why", "why a trial was stopped, or something waits, or how it ended")
     why_.add_argument(
-        "id", metavar="ID", help="the beginning of the id, or the name, of an actor, request or group"
+        "id",
+        metavar="EXPERIMENT|ID",
+        help="an experiment; or the beginning of the id, or the name, of an actor, request or group",
     )
-    stop_ = commands.add_parser("stop", help="end sessions, with all that runs in them")
+    why_.add_argument("trial", metavar="TRIAL", nargs="?", help=f"of the experiment: {_TRIAL}")
+
+    stop_ = add(
+        "stop", "stop a trial or an experiment; without either, end sessions with all that runs in them"
+    )
+    stop_.add_argument("experiment", metavar="EXPERIMENT", nargs="?", help=_EXPERIMENT)
+    stop_.add_argument("trial", metavar="TRIAL", nargs="?", help=f"only this trial: {_TRIAL}")
     stop_.add_argument("--session", metavar="ID", help="the beginning of its id; without it, all of yours")
-    stop_.add_argument("--force", action="store_true", help="kill them without asking their nodes first")
+    stop_.add_argument("--force", action="store_true", help="kill sessions without asking their nodes first")
+
+    clean_ = add("clean", "remove the checkpoints of trials that have ended")
+    clean_.add_argument("experiment", metavar="EXPERIMENT", help=_EXPERIMENT)
+    clean_.add_argument("--keep-best", action="store_true", help="but those of the best trial")
+    clean_.add_argument("--yes", "-y", action="store_true", help="do not ask")
+
+    status_ = add("status", "what runs in your sessions, what it holds, and what waits")
+    status_.add_argument("--json", action="store_true", help="as one JSON document, for other programs")
     return parser
+
+
+def _add_show(show_: argparse.ArgumentParser) -> None:
+    show_.add_argument("experiment", metavar="EXPERIMENT", help=_EXPERIMENT)
+    show_.add_argument("--sort", metavar="COLUMNS", help="separated by commas")
+    show_.add_argument("--desc", action="store_true", help="the largest first")
+    show_.add_argument("--filter", metavar="CONDITION", help="such as 'loss < 0.5' or 'status == ERROR'")
+    show_.add_argument("--columns", metavar="COLUMNS", help="separated by commas, such as trial_id,config/lr")
+    show_.add_argument("--limit", metavar="ROWS", type=int, help="at most so many")
+    show_.add_argument("--output", "-o", metavar="FORM", help="csv or json, or a file whose name ends so")

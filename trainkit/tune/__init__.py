@@ -52,6 +52,8 @@ if TYPE_CHECKING:
     from trainkit.tune.results import ResultGrid
     from trainkit.tune.run_front import Experiment, run, run_experiments
     from trainkit.tune.scaling import ScalingConfig
+    from trainkit.tune.schedulers.create import create_scheduler
+    from trainkit.tune.search.create import create_searcher
     from trainkit.tune.session import (
         checkpoint_dir,
         get_checkpoint,
@@ -79,6 +81,15 @@ if TYPE_CHECKING:
         sample_from,
         uniform,
         when,
+    )
+    from trainkit.tune.stoppers import (
+        CombinedStopper,
+        ExperimentPlateauStopper,
+        FunctionStopper,
+        MaximumIterationStopper,
+        Stopper,
+        TimeoutStopper,
+        TrialPlateauStopper,
     )
     from trainkit.tune.trainable import Trainable
     from trainkit.tune.tuner import Tuner
@@ -122,6 +133,8 @@ _HOMES = {
         "run_experiments",
     ),
     "scaling": ("ScalingConfig",),
+    "schedulers.create": ("create_scheduler",),
+    "search.create": ("create_searcher",),
     "session": (
         "checkpoint_dir",
         "get_checkpoint",
@@ -150,6 +163,15 @@ _HOMES = {
         "uniform",
         "when",
     ),
+    "stoppers": (
+        "CombinedStopper",
+        "ExperimentPlateauStopper",
+        "FunctionStopper",
+        "MaximumIterationStopper",
+        "Stopper",
+        "TimeoutStopper",
+        "TrialPlateauStopper",
+    ),
     "trainable": ("Trainable",),
     "tuner": ("Tuner",),
 }
@@ -176,11 +198,15 @@ __all__ = [
     "Callback",
     "Checkpoint",
     "CheckpointConfig",
+    "CombinedStopper",
     "Experiment",
     "ExperimentAnalysis",
+    "ExperimentPlateauStopper",
     "FailureConfig",
+    "FunctionStopper",
     "JupyterNotebookReporter",
     "LoggerCallback",
+    "MaximumIterationStopper",
     "PlacementGroupFactory",
     "ProgressReporter",
     "Result",
@@ -188,13 +214,18 @@ __all__ = [
     "ResumeConfig",
     "RunConfig",
     "ScalingConfig",
+    "Stopper",
     "SyncConfig",
+    "TimeoutStopper",
     "Trainable",
+    "TrialPlateauStopper",
     "TuneConfig",
     "Tuner",
     "callbacks",
     "checkpoint_dir",
     "choice",
+    "create_scheduler",
+    "create_searcher",
     "forbid",
     "get_checkpoint",
     "get_context",

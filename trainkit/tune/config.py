@@ -20,13 +20,16 @@ from trainkit.tune.schedulers.base import TrialScheduler
 from trainkit.tune.schedulers.create import create_scheduler
 from trainkit.tune.search.base import Searcher
 from trainkit.tune.search.create import create_searcher
+from trainkit.tune.stoppers import Stopper
 from trainkit.tune.trial import Trial
 
 Mode = Literal["min", "max"]
 DEFAULT_LOGGERS = ("json", "csv", "tensorboard")
-StopRule = Mapping[str, float] | Callable[[str, dict[str, Any]], bool]
+OneStopRule = Mapping[str, float] | Callable[[str, dict[str, Any]], bool]
 """{"accuracy": 0.99, "training_iteration": 50}: any reached ends a trial; or (trial_id, result) -> bool,
 which may be a `Stopper`."""
+StopRule = OneStopRule | Sequence[OneStopRule]
+"""One, or several: whichever comes first."""
 
 
 @dataclass(frozen=True)
@@ -208,14 +211,25 @@ class RunConfig:
         )
 
     def _check_stop(self) -> None:
-        if isinstance(self.stop, Mapping):
-            for key, bound in self.stop.items():
-                require(
-                    is_name(key) and is_finite(bound),
-                    f"stop={{{key!r}: {bound!r}}}: give the name of a reported value and a number to reach",
-                )
-        else:
+        if isinstance(self.stop, (list, tuple)):
+            object.__setattr__(self, "stop", tuple(self.stop))
+        for rule in self.stop if isinstance(self.stop, tuple) else [self.stop]:
+            _check_stop_rule(rule)
+
+
+def _check_stop_rule(rule: object) -> None:
+    if isinstance(rule, Mapping):
+        for key, bound in rule.items():
             require(
-                self.stop is None or callable(self.stop),
-                f"stop={self.stop!r}: give a dictionary, or a function (trial_id, result) -> bool",
+                is_name(key) and is_finite(bound),
+                f"stop={{{key!r}: {bound!r}}}: give the name of a reported value and a number to reach",
             )
+        return
+    require(
+        rule is None or (callable(rule) and not isinstance(rule, type)),
+        f"stop={rule!r}: give a dictionary, a function (trial_id, result) -> bool, a Stopper, or several",
+    )
+    require(
+        isinstance(rule, Stopper) or not hasattr(rule, "stop_all"),
+        f"stop={rule!r} has a stop_all(), which only a class that extends tune.Stopper is asked for",
+    )

@@ -12,37 +12,26 @@ A trial's way:    PENDING -- Start --> starting -- Started --> running -- Report
 
 from __future__ import annotations
 
-import math
 import traceback
-from bisect import insort
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from trainkit.errors import ConfigError
 from trainkit.tune import events as ev
 from trainkit.tune.autofill import Origin, full_result
 from trainkit.tune.capacity import Ledger
+from trainkit.tune.endings import Endings
+from trainkit.tune.estimate import Pace
+from trainkit.tune.failing import TIMEOUT, Retry, timeout_words, what_follows
 from trainkit.tune.judging import Judge
-from trainkit.tune.plan import BROKEN, FAIL_FAST, INTERRUPTED, RESUMABLE, TIME_BUDGET, Plan
-from trainkit.tune.retention import checkpoint_score, to_drop
+from trainkit.tune.live import FINISHED, Live, Outcome
+from trainkit.tune.plan import BROKEN, FAIL_FAST, FAILED_TRIALS, INTERRUPTED, Ending, Plan
+from trainkit.tune.proposals import Proposals
 from trainkit.tune.schedulers.base import TrialScheduler, Verdict, stop_words
-from trainkit.tune.search.base import Searcher
+from trainkit.tune.stopping import StopRules
 from trainkit.tune.suggesting import TrialSource
-from trainkit.tune.trial import Failure, SavedCheckpoint, Trial, TrialStatus
-
-FINISHED = (TrialStatus.TERMINATED, "finished")
-
-
-@dataclass(slots=True)
-class _Live:
-    """A trial that has a process: what it will be once that ends, and by when it must."""
-
-    trial: Trial
-    origin: Origin | None = None
-    outcome: tuple[TrialStatus, str] | None = None
-    failure: Failure | None = None
-    deadline: float = math.inf
+from trainkit.tune.trial import Failure, Trial, TrialStatus
+from trainkit.tune.turns import Turns
+from trainkit.tune.upkeep import drop_checkpoints, keep_checkpoint, set_status
 
 
 class Controller:
@@ -51,36 +40,42 @@ class Controller:
     Args:
         plan: the experiment's rules.
         source: where trials come from.
-        searcher, scheduler: told of results; both rebuilt already when an experiment is resumed.
+        proposals, scheduler: told of results; both rebuilt already when an experiment is resumed.
         ledger: what trials may reserve.
         trials: of the resumed experiment, in order; those PENDING will run.
         with_metric: ids of `trials` that have reported the metric.
+        stop: the rules in `plan.stop`, told already of the reports of before; None: as they are.
+        spent_s: how long the experiment has run before, in seconds.
     """
 
     def __init__(
         self,
         plan: Plan,
         source: TrialSource,
-        searcher: Searcher,
+        proposals: Proposals,
         scheduler: TrialScheduler,
         ledger: Ledger,
         trials: Sequence[Trial] = (),
         with_metric: Iterable[str] = (),
+        *,
+        stop: StopRules | None = None,
+        spent_s: float = 0.0,
     ) -> None:
         self.trials: list[Trial] = list(trials)
         self.ledger = ledger
-        self.ending = ""
         self.error: Exception | None = None
         """Why no trial can be started any more, for `fit` to raise once those that ran have ended."""
+        self.pace = Pace(plan.max_iteration)
         self._plan = plan
         self._source = source
-        self._searcher = searcher
+        self._proposals = proposals
         self._scheduler = scheduler
-        self._judge = Judge(plan, scheduler, with_metric)
+        rules = StopRules.of(plan.stop) if stop is None else stop
+        self._judge = Judge(plan, scheduler, rules, with_metric)
+        self._endings = Endings(plan, rules, spent_s)
+        self._turns = Turns(self.trials, source, scheduler)
         self._by_id = {trial.trial_id: trial for trial in self.trials}
-        self._live: dict[str, _Live] = {}
-        self._pending = [trial.index for trial in self.trials if trial.status is TrialStatus.PENDING]
-        self._budget_ends = math.inf
+        self._live: dict[str, Live] = {}
         self._step = ev.Step()
         self._handlers = {
             ev.Started: self._on_started,
@@ -93,48 +88,69 @@ class Controller:
 
     def begin(self, time: float) -> ev.Step:
         """Start the first trials; the time budget runs from here."""
-        if self._plan.time_budget_s is not None:
-            self._budget_ends = time + self._plan.time_budget_s
+        self._endings.begin(time)
+        self._step.records.append(ev.Noted(time, ev.BEGAN))
         for trial in self.trials:  # a kill may have come between the end of one and this
             if trial.status.is_finished:
-                self._drop_checkpoints(trial, running=False)
+                drop_checkpoints(self._step, self._plan.checkpoints, trial, running=False)
+        self._ask_for_an_end(time)
         self._fill(time)
         return self._take()
 
     def handle(self, batch: Sequence[ev.Event]) -> ev.Step:
         """Take in what has happened, in order of time; at least one event, be it a Tick."""
         for event in batch:
-            if isinstance(event, ev.Interrupted):
-                self._end(INTERRUPTED, event.time)
-            elif not isinstance(event, ev.Tick):
-                live = self._live.get(event.trial_id)
-                if live is not None and live.trial.attempt == event.attempt:
-                    self._handlers[type(event)](live, event)  # type: ignore[operator]
+            match event:
+                case ev.Tick():
+                    pass
+                case ev.Interrupted():
+                    self._end(INTERRUPTED, event.time)
+                case ev.StopAsked():
+                    self._on_stop_asked(event)
+                case _:
+                    live = self._live.get(event.trial_id)
+                    if live is not None and live.trial.attempt == event.attempt:
+                        self._handlers[type(event)](live, event)  # type: ignore[operator]
         now = batch[-1].time
-        if now >= self._budget_ends:
-            self._end(TIME_BUDGET, now)
+        if now >= self._endings.deadline:
+            self._ask_for_an_end(now)
         self._kill_overdue(now)
         self._fill(now)
         return self._take()
 
     @property
+    def ended_by(self) -> Ending | None:
+        """What ends the experiment, or has ended it, before all its trials had; None: nothing."""
+        return self._endings.reached
+
+    @property
+    def ending(self) -> str:
+        """The same in words; '' for nothing."""
+        return self.ended_by.why if self.ended_by is not None else ""
+
+    @property
     def done(self) -> bool:
         """True when nothing runs and nothing will."""
-        return not self._live and (self.ending != "" or (not self._pending and self._source.exhausted))
+        return not self._live and (self.ended_by is not None or self._turns.over)
 
     @property
     def deadline(self) -> float:
         """When to send a Tick at the latest; infinity: only events matter."""
-        waiting = self._budget_ends if not self.ending else math.inf
-        return min([waiting, *(live.deadline for live in self._live.values())])
+        return min([self._endings.deadline, *(live.limit for live in self._live.values())])
+
+    def remaining_s(self, time: float) -> float | None:
+        """How many seconds the experiment will take yet, so far as that can be said; None: it can't."""
+        to_come = 0 if self.ended_by is not None else self._turns.to_come
+        return self.pace.remaining_s([live.trial for live in self._live.values()], to_come, time)
 
     def close(self, time: float) -> ev.Step:
         """Say what becomes of trials that never got their turn; call once, when `done`."""
-        if self.ending in (TIME_BUDGET, FAIL_FAST):
-            for index in self._pending:
-                self._set(self.trials[index], time, TrialStatus.TERMINATED, f"{self.ending}: not run")
-            self._pending = []
-        self._step.records.append(ev.Noted(time, "ended", self.ending or "all trials have ended"))
+        if self.ended_by is not None and not self.ended_by.resumable:
+            for trial in list(self._turns.waiting):
+                self._turns.waiting.remove(trial)
+                set_status(self._step, trial, time, TrialStatus.TERMINATED, f"{self.ending}: not run")
+        ended = self.ending or self._source.reason or "all trials have ended"
+        self._step.records.append(ev.Noted(time, "ended", ended))
         return self._take()
 
     # --- starting ---------------------------------------------------------------------------------
@@ -142,85 +158,66 @@ class Controller:
     def _fill(self, time: float) -> None:
         """Start trials while there are some and they fit; the first that doesn't keeps its place."""
         try:
-            while not self.ending and self._start_next(time):
+            while self.ended_by is None and self._start_next(time):
                 pass
         except Exception as error:  # of the searcher or the scheduler: what has happened is still recorded
             self.error = error
             self._end(BROKEN, time)
 
     def _start_next(self, time: float) -> bool:
-        trial = self._next_pending() or self._suggested(time)
+        running = [live.trial for live in self._live.values()]
+        trial = self._turns.next(running, has_room=self.ledger.has_room())
         if trial is None:
             return False
-        if trial.status.is_finished:
+        if trial.trial_id not in self._by_id and not self._take_in(trial, time):
             return True
         if not self.ledger.reserve(trial.trial_id, trial.request):
-            insort(self._pending, trial.index)
+            self._turns.waiting.add(trial)
             if not self._live:  # nothing will ever be given back that it could wait for
                 self.ledger.require_feasible(trial.request, what=f"trial {trial.name}")
                 raise RuntimeError(f"trial {trial.name} does not fit, though nothing else runs")
             return False
-        self._live[trial.trial_id] = _Live(trial)
+        live = Live(trial)
+        if self._plan.trial_timeout_s is not None:
+            live.times_out = time + self._plan.trial_timeout_s
+        self._live[trial.trial_id] = live
+        self.pace.started(trial.trial_id, time)
         trial.iteration = trial.checkpoint.iteration if trial.checkpoint else 0
         self._step.actions.append(ev.Start(trial, trial.attempt, trial.iteration, trial.checkpoint))
         return True
 
-    def _next_pending(self) -> Trial | None:
-        if not self._pending:
-            return None
-        waiting = [self.trials[index].trial_id for index in self._pending]
-        chosen = self._scheduler.choose_trial_to_run(waiting)
-        if chosen is None:
-            return None
-        trial = self._by_id[chosen]
-        self._pending.remove(trial.index)
-        return trial
-
-    def _suggested(self, time: float) -> Trial | None:
-        if not self.ledger.has_room():
-            return None
-        trial = self._source.next_trial()
-        if trial is None:
-            if not self._live and not self._pending and not self._source.exhausted:
-                raise ConfigError(
-                    f"{type(self._searcher).__name__} suggests nothing though no trial runs: "
-                    "it must return a configuration, or Searcher.FINISHED"
-                )
-            return None
+    def _take_in(self, trial: Trial, time: float) -> bool:
+        """A new trial; False if it failed at once."""
         self.trials.append(trial)
         self._by_id[trial.trial_id] = trial
         self._scheduler.on_trial_add(trial.trial_id)
         self._step.records.append(ev.TrialAdded(trial))
+        return self._request_for(trial, time)
+
+    def _request_for(self, trial: Trial, time: float) -> bool:
+        """Ask what the trial needs; False, and the trial has failed, if it can't be said or never be met."""
         try:
             trial.request = self._source.request(trial)
             self.ledger.require_feasible(trial.request, what=f"trial {trial.name}")
         except Exception as error:
             failure = Failure(type(error).__name__, str(error), traceback.format_exc(), retry=False)
             self._fail(trial, failure, time)
-        return trial
+            return False
+        return True
 
     # --- a trial's events -------------------------------------------------------------------------
 
-    def _on_started(self, live: _Live, event: ev.Started) -> None:
+    def _on_started(self, live: Live, event: ev.Started) -> None:
         trial = live.trial
-        live.origin = Origin(
-            trial.trial_id, trial.tag, trial.config, event.pid, event.hostname, event.node_ip
-        )
+        place = (event.pid, event.hostname, event.node_ip)
+        live.origin = Origin(trial.trial_id, trial.tag, trial.config, *place)
         trial.status, trial.reason = TrialStatus.RUNNING, ""
         self._step.records.append(
-            ev.AttemptStarted(
-                trial,
-                trial.attempt,
-                event.time,
-                event.pid,
-                event.hostname,
-                event.node_ip,
-                trial.iteration,
-            )
+            ev.AttemptStarted(trial, trial.attempt, event.time, *place, iteration=trial.iteration)
         )
         self._go_on(live, event.time)
 
-    def _on_reported(self, live: _Live, event: ev.Reported) -> None:
+    def _on_reported(self, live: Live, event: ev.Reported) -> None:
         trial, origin = live.trial, live.origin
         if origin is None:
             raise RuntimeError(f"trial {trial.trial_id} reported before it was started")
@@ -231,18 +228,19 @@ class Controller:
             ev.ResultAdded(trial, trial.attempt, event.iteration, event.time, event.metrics, result)
         )
         if event.checkpoint is not None:
-            self._keep(trial, event.checkpoint)
+            keep_checkpoint(self._step, self._plan.checkpoints, trial, event.checkpoint, trial.iteration)
         self._note_problem(trial, event.problem, event.time)
-        self._searcher.on_trial_result(trial.trial_id, result)
+        self._proposals.on_trial_result(trial.trial_id, result)
         # What is decided on this very report goes before an end that was asked of all trials.
         live.outcome = self._judged(live, result) or (FINISHED if event.done else live.outcome)
+        self._ask_for_an_end(event.time)
         result["done"] = live.outcome is not None
         if event.done:
             self._finish(live, event.time)
         else:
             self._go_on(live, event.time)
 
-    def _judged(self, live: _Live, result: dict[str, Any]) -> tuple[TrialStatus, str] | None:
+    def _judged(self, live: Live, result: dict[str, Any]) -> Outcome | None:
         """What the trial will be by this report; None: it goes on."""
         trial = live.trial
         decision = self._judge.on_report(trial.trial_id, result)
@@ -255,23 +253,23 @@ class Controller:
             return None
         return TrialStatus.TERMINATED, stop_words(decision.reason, self._scheduler.label)
 
-    def _go_on(self, live: _Live, time: float) -> None:
+    def _go_on(self, live: Live, time: float) -> None:
         """Let the trial run to its next report, or end it where it waits."""
         if live.outcome is None:
             self._step.actions.append(ev.Advance(live.trial.trial_id))
             return
         live.deadline = time + self._plan.cleanup_s
-        save = bool(self._plan.checkpoints.checkpoint_at_end) or self.ending in RESUMABLE
+        save = bool(self._plan.checkpoints.checkpoint_at_end) or live.outcome[0] is TrialStatus.PENDING
         self._step.actions.append(ev.Stop(live.trial.trial_id, save))
 
-    def _on_finished(self, live: _Live, event: ev.Finished) -> None:
+    def _on_finished(self, live: Live, event: ev.Finished) -> None:
         if event.checkpoint is not None:
-            self._keep(live.trial, event.checkpoint, iteration=event.iteration)
+            keep_checkpoint(self._step, self._plan.checkpoints, live.trial, event.checkpoint, event.iteration)
         self._note_problem(live.trial, event.problem, event.time)
         live.outcome = live.outcome or FINISHED
         self._finish(live, event.time)
 
-    def _on_failed(self, live: _Live, event: ev.Failed) -> None:
+    def _on_failed(self, live: Live, event: ev.Failed) -> None:
         self._fail(live.trial, event.failure, event.time)
 
     def _note_problem(self, trial: Trial, problem: str, time: float) -> None:
@@ -279,106 +277,114 @@ class Controller:
         if problem:
             self._step.records.append(ev.Noted(time, "cleanup", problem, trial.trial_id))
 
-    # --- ends -------------------------------------------------------------------------------------
+    # --- ends of a trial --------------------------------------------------------------------------
 
-    def _finish(self, live: _Live, time: float) -> None:
+    def _finish(self, live: Live, time: float) -> None:
         """The trial's process has nothing more to do: settle what the trial now is."""
         trial, (status, reason) = live.trial, live.outcome or FINISHED
         if live.failure is not None:
             self._fail(trial, live.failure, time)
             return
-        must_report = status is TrialStatus.TERMINATED and not self.ending
+        must_report = status is TrialStatus.TERMINATED and not live.excused
         if must_report and (failure := self._judge.at_end(trial)):
             self._fail(trial, failure, time)
             return
-        self._let_go(trial)
+        self._let_go(trial, time)
         if status is TrialStatus.PENDING:
             trial.attempt += 1
-        self._set(trial, time, status, reason)
-        if status is TrialStatus.TERMINATED:
-            self._drop_checkpoints(trial, running=False)
-            self._scheduler.on_trial_complete(trial.trial_id)
-            self._searcher.on_trial_complete(trial.trial_id, trial.last_result)
+            set_status(self._step, trial, time, status, reason)
+        else:
+            self._terminate(trial, time, reason)
+
+    def _terminate(self, trial: Trial, time: float, reason: str) -> None:
+        self.pace.ended(trial.trial_id)
+        set_status(self._step, trial, time, TrialStatus.TERMINATED, reason)
+        drop_checkpoints(self._step, self._plan.checkpoints, trial, running=False)
+        self._scheduler.on_trial_complete(trial.trial_id)
+        self._proposals.on_trial_complete(trial.trial_id, trial.last_result or None)
 
     def _fail(self, trial: Trial, failure: Failure, time: float) -> None:
-        self._let_go(trial)
-        trial.failures += 1
-        allowed = self._plan.failure.max_failures
-        if failure.retry and (allowed == -1 or trial.failures <= allowed):
-            trial.attempt += 1
-            limit = "" if allowed == -1 else f" of {allowed}"
-            reason = f"retry {trial.failures}{limit} after {failure.kind}"
-            self._set(trial, time, TrialStatus.PENDING, reason, failure, retried=True)
-            insort(self._pending, trial.index)
+        self._let_go(trial, time)
+        follows = what_follows(trial, failure, self._plan.failure)
+        if isinstance(follows, Retry):
+            self._retry(trial, failure, follows, time)
             return
-        trial.failure = failure
-        self._set(trial, time, TrialStatus.ERROR, f"{failure.kind}: {failure.message}"[:200], failure)
-        self._drop_checkpoints(trial, running=False)
+        trial.failures += 1
+        trial.failure = follows
+        self.pace.ended(trial.trial_id)
+        reason = f"{follows.kind}: {follows.message}"[:200]
+        set_status(self._step, trial, time, TrialStatus.ERROR, reason, follows)
+        drop_checkpoints(self._step, self._plan.checkpoints, trial, running=False)
         self._scheduler.on_trial_error(trial.trial_id)
-        self._searcher.on_trial_complete(trial.trial_id, trial.last_result or None, error=True)
+        self._proposals.on_trial_complete(trial.trial_id, trial.last_result or None, error=True)
         if self._plan.failure.fail_fast:
             self._end(FAIL_FAST, time)
+        limit = self._plan.failure.max_failed_trials
+        if limit is not None and sum(each.status is TrialStatus.ERROR for each in self.trials) >= limit:
+            self._end(FAILED_TRIALS, time)
 
-    def _let_go(self, trial: Trial) -> None:
+    def _retry(self, trial: Trial, failure: Failure, retry: Retry, time: float) -> None:
+        trial.failures += retry.counts
+        trial.attempt += 1
+        trial.alone = trial.alone or retry.alone
+        if retry.config is not None:
+            trial.tried.append(trial.config)
+            trial.config = retry.config
+        if retry.alone or retry.config is not None:
+            self._step.records.append(ev.Rearranged(trial, time, changed=retry.config is not None))
+        set_status(self._step, trial, time, TrialStatus.PENDING, retry.reason, failure, retried=True)
+        if retry.config is None or self._request_for(trial, time):
+            self._turns.waiting.add(trial)
+
+    def _let_go(self, trial: Trial, time: float) -> None:
         if self._live.pop(trial.trial_id, None) is not None:
+            self.pace.stopped(trial.trial_id, time)
             self.ledger.release(trial.trial_id)
             self._step.actions.append(ev.Release(trial.trial_id))
 
-    def _end(self, why: str, time: float) -> None:
-        """Stop every trial at its next report, and start no other."""
-        if self.ending:
-            return
-        self.ending = why
-        self._step.records.append(ev.Noted(time, "ending", why))
-        status = TrialStatus.PENDING if why in RESUMABLE else TrialStatus.TERMINATED
-        for live in self._live.values():
-            if live.outcome is None:
-                live.outcome = (status, why)
-                live.deadline = time + self._plan.grace_s
-
     def _kill_overdue(self, now: float) -> None:
-        for live in [live for live in self._live.values() if now >= live.deadline]:
-            status, reason = live.outcome or FINISHED
-            live.outcome = status, f"{reason}; killed, as it did not end in time"
+        for live in [live for live in self._live.values() if now >= live.limit]:
             self._step.actions.append(ev.Kill(live.trial.trial_id))
+            if live.outcome is None:
+                limit_s = self._plan.trial_timeout_s or 0.0
+                self._fail(live.trial, Failure(TIMEOUT, timeout_words(limit_s)), now)
+                continue
+            status, reason = live.outcome
+            live.outcome = status, f"{reason}; killed, as it did not end in time"
             self._finish(live, now)
 
-    # --- checkpoints and states -------------------------------------------------------------------
+    # --- ends of the experiment -------------------------------------------------------------------
 
-    def _keep(self, trial: Trial, dirname: str, iteration: int | None = None) -> None:
-        number = int(dirname.rsplit("_", 1)[1])
-        saved = SavedCheckpoint.after(
-            number,
-            dirname,
-            trial.iteration if iteration is None else iteration,
-            checkpoint_score(self._plan.checkpoints, trial.last_result),
-            trial.last_result,
-        )
-        trial.checkpoints.append(saved)
-        trial.next_checkpoint = number + 1
-        self._step.records.append(ev.CheckpointAdded(trial, trial.attempt, saved))
-        self._drop_checkpoints(trial, running=True)
+    def _on_stop_asked(self, event: ev.StopAsked) -> None:
+        """Another process asks for an end: of the experiment as Ctrl-C does, of a trial for good."""
+        words, time, trial_id = f"stopped by {event.by}", event.time, event.trial_id
+        self._step.records.append(ev.Noted(time, "stop asked", event.by, trial_id))
+        if trial_id is None:
+            self._end(Ending(words, resumable=True), time)
+        elif (live := self._live.get(trial_id)) is not None:
+            live.must_end((TrialStatus.TERMINATED, words), time + self._plan.grace_s)
+        elif (trial := self._by_id.get(trial_id)) is not None and self._turns.waiting.remove(trial):
+            self._terminate(trial, time, f"{words}: not run")
 
-    def _drop_checkpoints(self, trial: Trial, *, running: bool) -> None:
-        for checkpoint in to_drop(self._plan.checkpoints, trial.checkpoints, running=running):
-            trial.checkpoints.remove(checkpoint)
-            self._step.records.append(ev.CheckpointDropped(trial, checkpoint))
-            self._step.actions.append(ev.DeleteCheckpoint(trial, checkpoint))
+    def _ask_for_an_end(self, time: float) -> None:
+        if self.ended_by is not None:
+            return
+        try:
+            ending = self._endings.due(time)
+        except Exception as error:  # of the user's stopper: what has happened is still recorded
+            self.error, ending = error, BROKEN
+        if ending is not None:
+            self._end(ending, time)
 
-    def _set(
-        self,
-        trial: Trial,
-        time: float,
-        status: TrialStatus,
-        reason: str,
-        failure: Failure | None = None,
-        *,
-        retried: bool = False,
-    ) -> None:
-        trial.status, trial.reason = status, reason
-        self._step.records.append(
-            ev.StatusChanged(trial, time, status, reason, trial.attempt, trial.failures, failure, retried)
-        )
+    def _end(self, ending: Ending, time: float) -> None:
+        """Stop every trial at its next report, and start no other."""
+        if self.ended_by is not None:
+            return
+        self._endings.reached = ending
+        self._step.records.append(ev.Noted(time, "ending", ending.why))
+        status = TrialStatus.PENDING if ending.resumable else TrialStatus.TERMINATED
+        for live in self._live.values():
+            live.must_end((status, ending.why), time + self._plan.grace_s)
 
     def _take(self) -> ev.Step:
         step, self._step = self._step, ev.Step()

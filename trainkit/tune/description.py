@@ -8,9 +8,10 @@ from typing import Any
 from trainkit.errors import ConfigError
 from trainkit.tune.config import CheckpointConfig, FailureConfig, RunConfig, SyncConfig, TuneConfig
 from trainkit.tune.schedulers.base import TrialScheduler
-from trainkit.tune.schedulers.create import scheduler_class
+from trainkit.tune.schedulers.create import described_scheduler
 from trainkit.tune.search.base import Searcher
-from trainkit.tune.search.create import searcher_class
+from trainkit.tune.search.create import describe_searcher, described_searcher
+from trainkit.tune.stored_stop import describe_stop, stop_of
 from trainkit.tune.values import holds_opaque
 
 _POLICIES: dict[str, Callable[..., Any]] = {
@@ -20,9 +21,9 @@ _POLICIES: dict[str, Callable[..., Any]] = {
 }
 
 # What a file may name; anything else is given again by the user, never looked up and called.
-_MADE_AGAIN: dict[str, Callable[[str], type[TrialScheduler] | type[Searcher] | None]] = {
-    "scheduler": scheduler_class,
-    "search_alg": searcher_class,
+_MADE_AGAIN: dict[str, Callable[[Mapping[str, Any]], TrialScheduler | Searcher | None]] = {
+    "scheduler": described_scheduler,
+    "search_alg": described_searcher,
 }
 
 
@@ -44,7 +45,7 @@ def describe_settings(tune: TuneConfig, run: RunConfig) -> dict[str, Any]:
             "allow_duplicates": tune.allow_duplicates,
         },
         "run_config": {
-            "stop": dict(run.stop) if isinstance(run.stop, Mapping) else run.stop,
+            "stop": describe_stop(run.stop),
             "callbacks": [type(callback).__qualname__ for callback in run.callbacks],
             "failure_config": vars(run.failure_config),
             "checkpoint_config": vars(run.checkpoint_config),
@@ -68,13 +69,13 @@ def restored_tune_config(stored: Mapping[str, Any], given: TuneConfig | None) ->
     for name, value in stored.items():
         if name in settings:
             continue
-        class_of = _MADE_AGAIN.get(name)
-        if holds_opaque(value) and class_of is None:
+        make = _MADE_AGAIN.get(name)
+        if holds_opaque(value) and make is None:
             lacking[name] = "a function"
-        elif class_of is None or value is None:
+        elif make is None or value is None:
             settings[name] = value
-        elif (cls := class_of(value["class"])) is not None and not holds_opaque(value["arguments"]):
-            settings[name] = cls(**value["arguments"])
+        elif (made := make(value)) is not None:
+            settings[name] = made
         else:
             lacking[name] = value["class"]
     _require_all(lacking, "tune_config=tune.TuneConfig")
@@ -96,7 +97,9 @@ def restored_run_config(stored: Mapping[str, Any], given: RunConfig | None) -> R
         if name in settings or name == "callbacks":
             continue
         if holds_opaque(value):
-            lacking[name] = "a function"
+            lacking[name] = "a function, or a stopper of your own" if name == "stop" else "a function"
+        elif name == "stop":
+            settings[name] = stop_of(value)
         else:
             cls = _POLICIES.get(name)
             settings[name] = value if cls is None or value is None else cls(**value)
@@ -114,6 +117,8 @@ def _given(config: Any, default: Any) -> dict[str, Any]:
 def _describe(made: TrialScheduler | Searcher | str | None) -> dict[str, Any] | None:
     if made is None or isinstance(made, str):  # the configuration has made objects of names
         return None
+    if isinstance(made, Searcher):
+        return describe_searcher(made)
     return {"class": type(made).__qualname__, "arguments": made.arguments}
 
 

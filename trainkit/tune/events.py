@@ -75,13 +75,22 @@ class Interrupted:
 
 
 @dataclass(frozen=True, slots=True)
+class StopAsked:
+    """Another process asks that a trial, or the experiment, be stopped; `by` says who."""
+
+    time: float
+    by: str
+    trial_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """Nothing but time has passed."""
 
     time: float
 
 
-Event = Started | Reported | Finished | Failed | Interrupted | Tick
+Event = Started | Reported | Finished | Failed | Interrupted | StopAsked | Tick
 
 
 # --- records: what the store keeps, in this order -------------------------------------------------
@@ -96,7 +105,7 @@ class TrialAdded:
 
 @dataclass(frozen=True, slots=True)
 class AttemptStarted:
-    """An attempt runs, in this process, from this iteration on."""
+    """An attempt runs, in this process, from this iteration on, with the trial's present configuration."""
 
     trial: Trial
     attempt: int
@@ -161,6 +170,15 @@ class StatusChanged:
 
 
 @dataclass(frozen=True, slots=True)
+class Rearranged:
+    """A trial's memory was not enough: its next attempt runs alone, or with what is now its configuration."""
+
+    trial: Trial
+    time: float
+    changed: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Noted:
     """Something about the experiment as a whole, or worth knowing of a trial."""
 
@@ -170,6 +188,10 @@ class Noted:
     trial_id: str | None = None
 
 
+BEGAN = "began"
+REARRANGED = "rearranged"
+"""Kinds of stored events that a restore reads, besides the statuses."""
+
 Record = (
     TrialAdded
     | AttemptStarted
@@ -178,6 +200,7 @@ Record = (
     | CheckpointAdded
     | CheckpointDropped
     | StatusChanged
+    | Rearranged
     | Noted
 )
 

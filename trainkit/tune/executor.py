@@ -217,7 +217,8 @@ class Executor:
             if len(request.bundles) > 1 and request.group:
                 group = api.placement_group(request.group, request.strategy)
                 options |= {"placement_group": group, "placement_group_bundle_index": 0 if head else -1}
-            options |= {"num_cpus": head.pop("CPU", 0), "num_gpus": head.pop("GPU", 0), "resources": head}
+            options |= {"num_cpus": head.pop("CPU", 0), "num_gpus": head.pop("GPU", 0)}
+            options |= {"memory": head.pop("memory", None), "resources": head}
             actor = self._actor_class.options(**options).remote(self._pool is not None)
         except BaseException:
             if group is not None:

@@ -6,38 +6,43 @@ import contextlib
 import datetime
 import logging
 import secrets
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from trainkit import settings
 from trainkit.clock import SYSTEM, Clock
-from trainkit.errors import ConfigError
+from trainkit.errors import ConfigError, TuneError
 from trainkit.runtime import api
 from trainkit.tune import events as ev
 from trainkit.tune import parts
 from trainkit.tune.callbacks.hub import CallbackHub
 from trainkit.tune.capacity import Ledger
+from trainkit.tune.commands import Inbox
 from trainkit.tune.config import RunConfig, SyncConfig, TuneConfig
 from trainkit.tune.controller import Controller
 from trainkit.tune.description import describe_settings, restored_run_config, restored_tune_config
 from trainkit.tune.executor import Executor
+from trainkit.tune.failing import too_many_failed
 from trainkit.tune.history import ExperimentReader
 from trainkit.tune.interrupts import Interrupts
 from trainkit.tune.loop import ExperimentLoop
 from trainkit.tune.mirror import Mirror
 from trainkit.tune.naming import Namer
 from trainkit.tune.placement import Bound
-from trainkit.tune.plan import FAIL_FAST, RESUMABLE
+from trainkit.tune.plan import FAIL_FAST, FAILED_TRIALS
 from trainkit.tune.respace import restored_space
-from trainkit.tune.restore import Restored, ResumeRule, replay, restore_trials
+from trainkit.tune.restore import Restored, replay, restore_trials
 from trainkit.tune.results import ResultGrid
+from trainkit.tune.resuming import ResumeRule
 from trainkit.tune.seeds import trial_seed
 from trainkit.tune.specification import SpecMaker
+from trainkit.tune.stopping import StopRules
 from trainkit.tune.storage import Address, describe_address, new_place, stored_address
 from trainkit.tune.store import ExperimentStore
 from trainkit.tune.suggesting import TrialSource
-from trainkit.tune.trial import TrialStatus, experiment_prefix, safe_name
+from trainkit.tune.trial import TrialStatus, experiment_prefix, safe_name, trial_id_of
 from trainkit.tune.values import holds_opaque
 from trainkit.tune.variants import Space
 
@@ -90,8 +95,8 @@ class Experiment:
         self._now: Callable[[], float] = lambda: start + (clock.monotonic() - zero)
         self._seed: int = self._facts["seed"]
         self._take_parts()
-        self.metric = tune.metric or self._scheduler.metric
-        self.mode = tune.mode or self._scheduler.mode
+        self.metric = tune.metric or self._scheduler.metric or self._searcher.metric
+        self.mode = tune.mode or self._scheduler.mode or self._searcher.mode
         self._plan = parts.make_plan(tune, run, self.metric)
 
     @classmethod
@@ -150,6 +155,7 @@ class Experiment:
             StoreError: the folder can't be written, or another process is at it.
             StorageError: the copy elsewhere can't be written, or is not complete in the end.
             TrialError: with fail_fast="raise", as the trial raised it.
+            TuneError: as many trials have failed as max_failed_trials says.
         """
         settings.warn_of_old_variables()
         self._take_parts()  # anew, as those of an earlier call have seen its trials
@@ -177,7 +183,9 @@ class Experiment:
             Interrupts() as interrupts,
         ):
             controller = self._run_loop(ledger, executor, store, reader, interrupts, mirror)
-        if controller.ending in RESUMABLE:
+        if controller.ended_by is FAILED_TRIALS:
+            raise TuneError(too_many_failed(controller.trials, str(self.folder)))
+        if controller.ended_by is not None and controller.ended_by.resumable:
             logger.warning(
                 "Ended early: %s. All that was reported is kept; go on by Tuner.restore(%r, trainable).fit()",
                 controller.ending,
@@ -192,7 +200,7 @@ class Experiment:
             errors=executor.errors,
             configs={trial.trial_id: trial.config for trial in controller.trials},
         )
-        if controller.ending == FAIL_FAST and self._run.failure_config.fail_fast == "raise":
+        if controller.ended_by is FAIL_FAST and self._run.failure_config.fail_fast == "raise":
             raise grid.errors[0]
         return grid
 
@@ -206,8 +214,8 @@ class Experiment:
             log = list(reader.log())
             trials = reader.trials()  # second: those of the log are all there
         if any(holds_opaque(trial.config) for trial in trials):  # a searcher asked again has the objects
-            self._take_parts()
-            replay(log, trials, self._searcher, self._scheduler, same_space=not self._changes)
+            self._take_parts(rehearsal=True)
+            replay(log, trials, self._proposals, self._scheduler, space_since=self._space_since)
         configs = {trial.trial_id: trial.config for trial in trials}
         return ResultGrid.load(self.folder, metric=self.metric, mode=self.mode, configs=configs)
 
@@ -224,7 +232,8 @@ class Experiment:
         if self._resume is not None:
             restored = self._restore(self._resume, reader, store, ledger)
         source = TrialSource(
-            self._searcher,
+            self._proposals,
+            varied=self._space.varied,
             prefix=self._facts["prefix"],
             trainable_name=self._bound.name,
             request_of=self._bound.request,
@@ -238,11 +247,13 @@ class Experiment:
         controller = Controller(
             self._plan,
             source,
-            self._searcher,
+            self._proposals,
             self._scheduler,
             ledger,
             restored.trials,
             restored.with_metric,
+            stop=self._stop,
+            spent_s=reader.spent_s() if self._resume is not None and self._run.stop is not None else 0.0,
         )
         callbacks = [
             *parts.make_callbacks(self._run),
@@ -266,16 +277,15 @@ class Experiment:
             mode=self.mode,
             time=self._now(),
             resources=ledger.existing,
-            past=lambda: ((by_id[trial_id], results) for trial_id, results in reader.histories() if by_id),
-            lengths=lambda: [
-                (by_id[trial_id], count) for trial_id, count in reader.lengths().items() if by_id
-            ],
+            past=lambda: [(by_id[trial_id], each) for trial_id, each in reader.past().items() if by_id],
         )
+        store.set_fact("total_samples", self._searcher.total_samples)  # for who looks at it from outside
         loop = ExperimentLoop(
             controller,
             executor,
             store,
             hub,
+            Inbox(self.folder, self._now()),
             total_samples=self._searcher.total_samples,
             now=self._now,
             refresh_s=lambda: min(filter(None, (each.refresh_s for each in callbacks)), default=None),
@@ -302,16 +312,25 @@ class Experiment:
         if self._changes:
             logger.warning("%s goes on in another search space: %s", self.folder, "; ".join(self._changes))
         restored = restore_trials(
-            reader, self._searcher, self._scheduler, rule, self.metric, now, same_space=not self._changes
+            reader,
+            self._proposals,
+            self._scheduler,
+            rule,
+            self.metric,
+            now,
+            self._stop,
+            space_since=self._space_since,
         )
         if self._changes:
+            self._facts["space_since"] = len(restored.trials)
             restored.records.append(ev.Noted(now, "space changed", "; ".join(self._changes)))
         for trial in restored.trials:
             if trial.status is TrialStatus.PENDING:
                 trial.request = self._bound.request(trial.config)
                 ledger.require_feasible(trial.request, what=f"trial {trial.name}")
         store.commit(restored.records)
-        facts = {"space": self._space.tree, **describe_address(self._address)}
+        facts = {"space": self._space.tree, "space_since": self._facts.get("space_since", 0)}
+        facts |= describe_address(self._address)
         for key, value in (facts | describe_settings(self._tune, self._run)).items():
             store.set_fact(key, value)  # the next restore goes on with what was given to this one
         return restored
@@ -331,9 +350,16 @@ class Experiment:
             **describe_address(self._address),
         }
 
-    def _take_parts(self) -> None:
-        self._searcher = parts.make_searcher(self._tune, self._space, self._seed)
+    def _take_parts(self, *, rehearsal: bool = False) -> None:
+        self._searcher = parts.make_searcher(self._tune, self._space, self._seed, rehearsal=rehearsal)
+        self._proposals = parts.make_proposals(self._tune, self._space, self._searcher, self._seed)
         self._scheduler = parts.make_scheduler(self._tune, self._seed)
+        self._stop = StopRules.of(self._run.stop)
+
+    @property
+    def _space_since(self) -> int:
+        """Index of the first trial that was drawn from the present space; before this `fit`, if it is new."""
+        return sys.maxsize if self._changes else self._facts.get("space_since", 0)
 
     def _seed_of_trial(self, index: int) -> int | None:
         return trial_seed(self._seed, index) if self._facts["seed_given"] else None
@@ -343,6 +369,9 @@ class Experiment:
             if not isinstance(value, (str, int, float, bool, type(None))):
                 api.ensure_serializable(value, f"the value {value!r:.100} of param_space[{name!r}]")
         # Another searcher is asked for the first configuration: requests may be functions of it.
-        config = parts.make_searcher(self._tune, self._space, self._seed).suggest("probe")
+        searcher = parts.make_searcher(self._tune, self._space, self._seed, rehearsal=True)
+        config = parts.make_proposals(self._tune, self._space, searcher, self._seed).propose(
+            trial_id_of(self._facts["prefix"], 0)
+        )
         if isinstance(config, dict):
             ledger.require_feasible(self._bound.request(config), what=f"a trial of {self._bound.name}")

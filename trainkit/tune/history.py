@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import sqlite3
+import sys
 from collections import defaultdict
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
 from trainkit.errors import StoreError
+from trainkit.tune import events as ev
 from trainkit.tune.autofill import Origin, full_result
+from trainkit.tune.checks import is_number
+from trainkit.tune.past import PastResults
 from trainkit.tune.schema import FILENAME, open_database
 from trainkit.tune.trial import Attempt, Failure, SavedCheckpoint, Trial, TrialStatus
 from trainkit.tune.values import decode, decode_config
@@ -36,10 +41,11 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """Entry of the log: a trial ended for good, in ERROR or not."""
+    """Entry of the log: a trial ended, in ERROR or not; not `final` where it was gone on with."""
 
     trial_id: str
     error: bool
+    final: bool = True
 
 
 LogEntry = Suggested | Report | Ended
@@ -56,6 +62,7 @@ class ExperimentReader:
         self.folder = folder
         self._connection = open_database(folder / FILENAME, read_only=True)
         self._origins: dict[tuple[str, int], Origin] = {}
+        self._origins_as_of: tuple[Any, ...] = ()
 
     def __enter__(self) -> Self:
         return self
@@ -113,15 +120,46 @@ class ExperimentReader:
                     next_checkpoint=numbers.get(trial_id, 0),
                 )
             )
+        self._rearrange({trial.trial_id: trial for trial in trials})
         return trials
 
-    def lengths(self) -> dict[str, int]:
-        """By trial, how many reports its history holds; one that has none is not there."""
-        return dict(self._rows("SELECT trial_id, count(DISTINCT iteration) FROM results GROUP BY trial_id"))
+    def _rearrange(self, trials: Mapping[str, Trial]) -> None:
+        """Give trials for which memory was not enough what they go on with."""
+        for trial_id, detail in self._rows(
+            "SELECT trial_id, detail FROM events WHERE kind = ? ORDER BY seq", ev.REARRANGED
+        ):
+            arrangement = decode_config(detail)
+            if trial_id in trials:  # else it was suggested since the trials were read
+                trial = trials[trial_id]
+                trial.alone = arrangement["alone"]
+                if arrangement["config"] is not None:
+                    trial.tried.append(trial.config)
+                    trial.config = arrangement["config"]
+
+    def spent_s(self) -> float:
+        """For how many seconds the experiment has run, over all its restores, until its last sign of life."""
+        runs: list[tuple[int, float, float]] = []  # from which entry on, from when, until when
+        for seq, kind, time in self._rows("SELECT seq, kind, time FROM events ORDER BY seq"):
+            if kind == ev.BEGAN:
+                runs.append((seq, time, time))
+            elif runs:
+                runs[-1] = (*runs[-1][:2], max(runs[-1][2], time))
+        ends = [*(seq for seq, _, _ in runs[1:]), sys.maxsize]
+        return sum(
+            max(until, self._last_report(seq, end)) - since
+            for (seq, since, until), end in zip(runs, ends, strict=True)
+        )
+
+    def _last_report(self, after: int, before: int) -> float:
+        rows = self._rows(
+            "SELECT metrics FROM results WHERE seq > ? AND seq < ? ORDER BY seq DESC LIMIT 1", after, before
+        )
+        stamp = next((decode(metrics).get("timestamp") for (metrics,) in rows), None)
+        return float(stamp) if is_number(stamp) and stamp is not None else 0.0
 
     def started(self) -> set[tuple[str, int]]:
         """The attempts that ran: (trial, attempt)."""
-        return set(self._rows("SELECT trial_id, attempt FROM attempts"))
+        return {(row[0], row[1]) for row in self._rows("SELECT trial_id, attempt FROM attempts")}
 
     def stops(self) -> dict[str, dict[str, Any]]:
         """By trial, the reason of the stop that was decided on its last report, if one was."""
@@ -130,7 +168,9 @@ class ExperimentReader:
             for trial_id, verdict, reason, decided, reported in self._rows(
                 "SELECT d.trial_id, d.verdict, d.reason, max(d.seq), "
                 "(SELECT max(r.seq) FROM results r WHERE r.trial_id = d.trial_id) "
-                "FROM decisions d GROUP BY d.trial_id"
+                # A stop of an earlier attempt was one, until the trial was gone on with.
+                "FROM decisions d JOIN trials t USING (trial_id) WHERE d.attempt = t.attempt "
+                "GROUP BY d.trial_id"
             )
             if verdict == "STOP" and decided > reported
         }
@@ -146,7 +186,7 @@ class ExperimentReader:
 
     def histories(self) -> Iterator[tuple[str, list[dict[str, Any]]]]:
         """The same for each trial that has reported, in one pass."""
-        self._origins = self._read_origins()
+        self._take_origins()
         current: str | None = None
         results: list[dict[str, Any]] = []
         for trial_id, attempt, metrics in self._rows(
@@ -159,6 +199,15 @@ class ExperimentReader:
             results.append(self._result(trial_id, attempt, metrics))
         if current is not None:
             yield current, results
+
+    def past(self) -> dict[str, PastResults]:
+        """By trial that has reported, its history, to be read when it is looked at."""
+        return {
+            trial_id: PastResults(length, partial(self.history, trial_id))
+            for trial_id, length in self._rows(
+                "SELECT trial_id, count(DISTINCT iteration) FROM results GROUP BY trial_id"
+            )
+        }
 
     def checkpoint_results(self, trial_id: str) -> dict[int, dict[str, Any]]:
         """By checkpoint number, the report that it came with; {} for one saved without a report."""
@@ -213,25 +262,24 @@ class ExperimentReader:
 
     def log(self) -> Generator[LogEntry]:
         """All that searcher and scheduler were told, in the order they were told it."""
-        self._origins = self._read_origins()
+        self._take_origins()
         for kind, trial_id, attempt, iteration, text in self._rows(
             "SELECT kind, trial_id, attempt, iteration, text FROM ("
             "SELECT seq, 'trial' AS kind, trial_id, 0 AS attempt, 0 AS iteration, '' AS text FROM trials "
             "UNION ALL SELECT seq, 'result', trial_id, attempt, iteration, metrics FROM results "
-            # An end that was none, as the trial was gone on with, is not told again.
-            "UNION ALL SELECT max(e.seq), 'end', trial_id, 0, 0, t.status FROM events e JOIN trials t "
-            "USING (trial_id) WHERE e.kind = t.status AND t.status IN ('TERMINATED', 'ERROR') "
-            "GROUP BY trial_id) ORDER BY seq"
+            "UNION ALL SELECT e.seq, 'end', e.trial_id, t.status IN ('TERMINATED', 'ERROR') AND e.seq = "
+            "max(e.seq) OVER (PARTITION BY e.trial_id), 0, e.kind FROM events e JOIN trials t "
+            "USING (trial_id) WHERE e.kind IN ('TERMINATED', 'ERROR')) ORDER BY seq"
         ):
             if kind == "trial":
                 yield Suggested(trial_id)
             elif kind == "result":
                 yield Report(trial_id, attempt, iteration, self._result(trial_id, attempt, text))
             else:
-                yield Ended(trial_id, text == "ERROR")
+                yield Ended(trial_id, text == "ERROR", bool(attempt))
 
     def _last_results(self) -> dict[str, Report]:
-        self._origins = self._read_origins()  # in one go, as every trial's are needed
+        self._take_origins()  # in one go, as every trial's are needed
         # Beside max() SQLite takes the other columns from the row that holds the maximum.
         return {
             trial_id: Report(trial_id, attempt, iteration, self._result(trial_id, attempt, metrics))
@@ -248,13 +296,20 @@ class ExperimentReader:
             self._origins |= self._read_origins(trial_id)
         return self._origins[trial_id, attempt]
 
+    def _take_origins(self) -> None:
+        """Read all of them, unless no attempt has begun since the last time."""
+        (as_of,) = self._rows("SELECT count(*), max(started) FROM attempts")
+        if as_of != self._origins_as_of:
+            self._origins, self._origins_as_of = self._read_origins(), as_of
+
     def _read_origins(self, of: str | None = None) -> dict[tuple[str, int], Origin]:
         """Of one trial, or of all."""
         return {
             (trial_id, attempt): Origin(trial_id, tag, decode_config(config), pid, hostname, node_ip)
             for trial_id, attempt, tag, config, pid, hostname, node_ip in self._rows(
-                "SELECT a.trial_id, a.attempt, t.tag, t.config, a.pid, a.hostname, a.node_ip "
-                "FROM attempts a JOIN trials t USING (trial_id)" + (" WHERE a.trial_id = ?" if of else ""),
+                "SELECT a.trial_id, a.attempt, t.tag, coalesce(a.config, t.config), a.pid, a.hostname, "
+                "a.node_ip FROM attempts a JOIN trials t USING (trial_id)"
+                + (" WHERE a.trial_id = ?" if of else ""),
                 *([of] if of else []),
             )
         }

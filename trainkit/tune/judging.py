@@ -8,9 +8,10 @@ from typing import Any
 
 from trainkit.errors import MetricError
 from trainkit.tune.checks import is_number
+from trainkit.tune.missing import missing_metric
 from trainkit.tune.plan import Plan
 from trainkit.tune.schedulers.base import Decision, TrialScheduler, Verdict
-from trainkit.tune.stopping import missing_metric, stop_reason
+from trainkit.tune.stopping import StopRules
 from trainkit.tune.trial import Failure, Trial
 from trainkit.tune.values import lookup
 
@@ -21,11 +22,15 @@ class Judge:
     Args:
         plan: the experiment's rules.
         scheduler: asked about every report.
+        stop: the rules of RunConfig(stop=...), which have been told the reports of before.
         with_metric: ids of trials that have reported the metric before.
     """
 
-    def __init__(self, plan: Plan, scheduler: TrialScheduler, with_metric: Iterable[str] = ()) -> None:
+    def __init__(
+        self, plan: Plan, scheduler: TrialScheduler, stop: StopRules, with_metric: Iterable[str] = ()
+    ) -> None:
         self._plan = plan
+        self._stop = stop
         self._scheduler = scheduler
         self._with_metric = set(with_metric)
 
@@ -35,14 +40,14 @@ class Judge:
         decision = self._scheduler.on_result(trial_id, result)
         try:
             self._check_metric(trial_id, result)
-            reached = stop_reason(self._plan.stop, trial_id, result)
+            reached = self._stop.on_report(trial_id, result)
         except MetricError as error:
             return Failure("MetricError", str(error), retry=False)
-        except Exception as error:  # of the user's stop function
-            message = f"{error} (raised by the function that RunConfig(stop=...) was given)"
+        except Exception as error:  # of the user's stop function, or stopper
+            message = f"{error} (raised by what RunConfig(stop=...) was given)"
             return Failure(type(error).__name__, message, traceback.format_exc(), retry=False)
-        if reached:
-            return Decision(Verdict.STOP, {**decision.reason, "stop": reached})
+        if reached is not None:
+            return Decision(Verdict.STOP, {**decision.reason, **reached})
         return decision
 
     def _check_metric(self, trial_id: str, result: Mapping[str, Any]) -> None:

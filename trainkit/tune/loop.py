@@ -9,19 +9,23 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+from trainkit.tune import commands
 from trainkit.tune import events as ev
 from trainkit.tune.callbacks.hub import CallbackHub
+from trainkit.tune.commands import Inbox
 from trainkit.tune.controller import Controller
 from trainkit.tune.executor import Executor
 from trainkit.tune.interrupts import Interrupts
 from trainkit.tune.store import ExperimentStore
+
+ESTIMATE_EVERY_S = 1.0
 
 
 class ExperimentLoop:
     """Runs an experiment to its end.
 
     Args:
-        controller, executor, store, hub: the parts that it joins.
+        controller, executor, store, hub, inbox: the parts that it joins.
         total_samples: for callbacks; None: endless.
         now: the time, in seconds, which never falls.
         refresh_s: how often callbacks want to hear of the time; None: only of events.
@@ -33,6 +37,7 @@ class ExperimentLoop:
         executor: Executor,
         store: ExperimentStore,
         hub: CallbackHub,
+        inbox: Inbox,
         *,
         total_samples: int | None,
         now: Callable[[], float],
@@ -42,6 +47,8 @@ class ExperimentLoop:
         self._executor = executor
         self._store = store
         self._hub = hub
+        self._inbox = inbox
+        self._estimate: tuple[float, float | None] = (-math.inf, None)
         self._total_samples = total_samples
         self._now = now
         self._refresh_s = refresh_s
@@ -58,6 +65,7 @@ class ExperimentLoop:
             while not self._controller.done:
                 interrupts.end_wait(self._wait)
                 batch = self._executor.collect()
+                batch += self._inbox.look(self._now())
                 if interrupts.news():
                     batch.append(ev.Interrupted(self._now()))
                 if not batch and self._executor.idle and math.isinf(self._controller.deadline):
@@ -72,9 +80,8 @@ class ExperimentLoop:
                 self._executor.close()
 
     def _wait(self) -> None:
-        limits = [self._controller.deadline - self._now(), self._refresh_s() or math.inf]
-        timeout_s = min(limits)
-        self._executor.wait(None if math.isinf(timeout_s) else max(0.0, timeout_s))
+        limits = [self._controller.deadline - self._now(), self._refresh_s() or math.inf, commands.EVERY_S]
+        self._executor.wait(max(0.0, min(limits)))
 
     def _apply(self, step: ev.Step) -> None:
         # Committed first: what a trial is told, it can rely on.
@@ -89,4 +96,13 @@ class ExperimentLoop:
             "total_samples": self._total_samples,
             "resources": self._controller.ledger.existing,
             "resources_used": self._controller.ledger.used(),
+            "remaining_s": self._remaining_s(self._now()),
         }
+
+    def _remaining_s(self, now: float) -> float | None:
+        """About when the experiment ends, worked out anew once a second."""
+        since, remaining_s = self._estimate
+        if now - since >= ESTIMATE_EVERY_S:
+            self._estimate = now, self._controller.remaining_s(now)
+            return self._estimate[1]
+        return None if remaining_s is None else max(0.0, remaining_s - (now - since))

@@ -163,10 +163,18 @@ class Mirror(Callback):
     # --- the thread -------------------------------------------------------------------------------
 
     def _work(self) -> None:
+        try:
+            self._copy()
+        except Exception as error:  # of the local folder, such as that it was removed: `fit` tells it
+            self._problem = error
+
+    def _copy(self) -> None:
         with closing(open_database(self._folder / FILENAME, read_only=True)) as source:
-            # Half the period: what is committed just after a round began waits for the next one.
-            while not self._closing.wait(self._sync.sync_period / 2 if self._seen_version != -1 else 0):
+            pause_s = 0.0
+            while not self._closing.wait(pause_s):
                 self._try(source)
+                # Half the period: what is committed just after a round began waits for the next one.
+                pause_s = self._sync.sync_period / 2
             for attempt in range(TRIES):
                 self._mark_all()  # also what was written after a trial's last report
                 if self._try(source) or self._abandoned.wait(0.1 * 2**attempt):

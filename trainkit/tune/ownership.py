@@ -41,3 +41,25 @@ class Ownership:
         # Explicitly, as a forked child may still hold a copy of the descriptor.
         fcntl.flock(self._descriptor, fcntl.LOCK_UN)
         os.close(self._descriptor)
+
+
+def owner_of(folder: Path) -> int | None:
+    """The pid of the process that runs the experiment in `folder`; None if nobody does.
+
+    Raises:
+        StoreError: it can't be found out.
+    """
+    try:
+        descriptor = os.open(folder / FILENAME, os.O_RDONLY)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise StoreError(f"{folder / FILENAME} cannot be read: {error}") from error
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)  # let go of at once
+        return None
+    except BlockingIOError:
+        text = os.read(descriptor, 20).decode(errors="replace").strip()
+        return int(text) if text.isdecimal() else 0
+    finally:
+        os.close(descriptor)

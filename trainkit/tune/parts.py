@@ -17,20 +17,30 @@ from trainkit.tune.callbacks.progress import ReporterCallback
 from trainkit.tune.callbacks.tensorboard import TBXLoggerCallback
 from trainkit.tune.config import RunConfig, TuneConfig
 from trainkit.tune.plan import Plan
+from trainkit.tune.proposals import Proposals
 from trainkit.tune.schedulers import FIFOScheduler, TrialScheduler
 from trainkit.tune.search import BasicVariantGenerator, Searcher
 from trainkit.tune.seeds import scheduler_generator
+from trainkit.tune.stopping import StopRules
 from trainkit.tune.variants import Space
 
 
-def make_searcher(tune: TuneConfig, space: Space, seed: int) -> Searcher:
+def make_searcher(tune: TuneConfig, space: Space, seed: int, *, rehearsal: bool = False) -> Searcher:
     """Return the searcher, ready for its first suggestion.
 
     A copy: the user's object stays as it was given, and may be given to another Tuner.
+
+    With `rehearsal` it leaves no trace outside itself, such as in a database that the user's searcher is at.
     """
-    searcher = copy.deepcopy(cast("Searcher | None", tune.search_alg)) or BasicVariantGenerator()
-    searcher.set_search_properties(tune.metric, tune.mode, space, num_samples=tune.num_samples, seed=seed)
+    given = cast("Searcher | None", tune.search_alg) or BasicVariantGenerator()
+    searcher = given.rehearsal() if rehearsal else copy.deepcopy(given)
+    searcher.begin(space, metric=tune.metric, mode=tune.mode, num_samples=tune.num_samples, seed=seed)
     return searcher
+
+
+def make_proposals(tune: TuneConfig, space: Space, searcher: Searcher, seed: int) -> Proposals:
+    """Return what stands between the searcher and new trials."""
+    return Proposals(searcher, space, seed=seed, allow_duplicates=tune.allow_duplicates)
 
 
 def make_scheduler(tune: TuneConfig, seed: int) -> TrialScheduler:
@@ -46,6 +56,8 @@ def make_plan(tune: TuneConfig, run: RunConfig, metric: str | None) -> Plan:
         metric=metric if settings.metric_is_required() else None,
         stop=run.stop,
         time_budget_s=cast("float | None", tune.time_budget_s),
+        trial_timeout_s=cast("float | None", tune.trial_timeout_s),
+        max_iteration=longest_way(tune, run),
         failure=run.failure_config,
         checkpoints=run.checkpoint_config,
         grace_s=settings.stop_grace_s(),
@@ -57,6 +69,15 @@ _DEFAULT_LOGGERS: dict[str, type[LoggerCallback]] = {
     "csv": CSVLoggerCallback,
     "tensorboard": TBXLoggerCallback,
 }
+
+
+def longest_way(tune: TuneConfig, run: RunConfig) -> float | None:
+    """How many reports a trial makes at most, where stop rules or the scheduler say so; None: not known."""
+    scheduler = tune.scheduler
+    limits = [StopRules.of(run.stop).max_iteration]
+    if isinstance(scheduler, TrialScheduler) and scheduler.time_attr == "training_iteration":
+        limits.append(getattr(scheduler, "max_t", None))
+    return min(filter(None, limits), default=None)
 
 
 def make_callbacks(run: RunConfig) -> Sequence[Callback]:

@@ -1,4 +1,4 @@
-"""The rules of an experiment, as its controller needs them."""
+"""The rules of an experiment, as its controller needs them, and the ways in which it may end early."""
 
 from __future__ import annotations
 
@@ -6,12 +6,25 @@ from dataclasses import dataclass, field
 
 from trainkit.tune.config import CheckpointConfig, FailureConfig, StopRule
 
-INTERRUPTED = "interrupted"
-TIME_BUDGET = "time budget"
-FAIL_FAST = "fail fast"
-BROKEN = "no trial can be started"
-RESUMABLE = (INTERRUPTED, BROKEN)
-"""Endings after which trials that ran are gone on with by a restore."""
+
+@dataclass(frozen=True)
+class Ending:
+    """Why an experiment ends before all its trials have.
+
+    Attributes:
+        why: for people, such as "time budget".
+        resumable: its trials are gone on with by a restore; else they are over.
+    """
+
+    why: str
+    resumable: bool = False
+
+
+INTERRUPTED = Ending("interrupted", resumable=True)
+TIME_BUDGET = Ending("time budget")
+FAIL_FAST = Ending("fail fast")
+FAILED_TRIALS = Ending("too many failed trials", resumable=True)
+BROKEN = Ending("no trial can be started", resumable=True)
 
 
 @dataclass(frozen=True)
@@ -20,16 +33,20 @@ class Plan:
 
     Attributes:
         metric: that every trial must have reported when it ends; None: no such rule.
-        stop: ends single trials.
+        stop: ends single trials, or the experiment.
         time_budget_s: from `begin`; then every trial ends at its next report.
+        trial_timeout_s: that each attempt may take, from its start; then it is killed, and has failed.
+        max_iteration: reports after which a trial ends at the latest, where that is known; for estimates.
         failure, checkpoints: as in RunConfig.
-        grace_s: how long a trial may take to its next report once all must end.
+        grace_s: how long a trial may take to its next report once it must end.
         cleanup_s: how long a trial may take to end after it was told to.
     """
 
     metric: str | None = None
     stop: StopRule | None = None
     time_budget_s: float | None = None
+    trial_timeout_s: float | None = None
+    max_iteration: float | None = None
     failure: FailureConfig = field(default_factory=FailureConfig)
     checkpoints: CheckpointConfig = field(default_factory=CheckpointConfig)
     grace_s: float = 5.0

@@ -6,6 +6,7 @@ from typing import Any
 
 from trainkit.errors import ActorDiedError, ConfigError, MetricError, SerializationError, TaskError
 from trainkit.tune import events as ev
+from trainkit.tune.failing import is_out_of_memory
 from trainkit.tune.protocol import Place
 from trainkit.tune.trial import Failure
 
@@ -31,6 +32,7 @@ def failure_of(error: BaseException) -> Failure:
         message=str(cause),
         traceback=error.remote_traceback if isinstance(error, TaskError) else _last_words(error),
         retry=not isinstance(cause, wrong) and not isinstance(error, wrong),
+        out_of_memory=is_out_of_memory(cause),
     )
 
 

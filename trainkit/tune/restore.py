@@ -15,81 +15,17 @@ from trainkit.errors import ConfigError
 from trainkit.tune import events as ev
 from trainkit.tune.checks import is_number
 from trainkit.tune.history import Ended, ExperimentReader, LogEntry, Report, Suggested
-from trainkit.tune.policies import Resume, ResumeConfig
+from trainkit.tune.policies import Resume
+from trainkit.tune.proposals import Proposals
 from trainkit.tune.respace import with_objects
+from trainkit.tune.resuming import ResumeRule, require_checkpoints, require_known
 from trainkit.tune.schedulers.base import TrialScheduler, stop_words
-from trainkit.tune.search.base import Searcher
+from trainkit.tune.stopping import StopRules
 from trainkit.tune.trial import Trial, TrialStatus
 from trainkit.tune.values import complete, encode_config, holds_opaque, lookup
 
 _OURS = re.compile(r"checkpoint_\d{6,}|\.checkpoint_\d{6,}\.partial")
 """Folders that `checkpoint_dirname` names; what else lies in a trial's folder is the user's."""
-
-
-@dataclass(frozen=True)
-class ResumeRule:
-    """Which trials go on.
-
-    Attributes:
-        config: what is done with each kind of trial.
-        only: ids of the finished trials that `config.finished` is for; None: all of them.
-    """
-
-    config: ResumeConfig = field(default_factory=ResumeConfig)
-    only: tuple[str, ...] | None = None
-
-    @classmethod
-    def of(
-        cls,
-        resume_unfinished: bool,
-        resume_errored: bool,
-        restart_errored: bool,
-        resume_finished: bool | Iterable[Any],
-        config: ResumeConfig | None,
-    ) -> ResumeRule:
-        """The arguments of `Tuner.restore` as one rule.
-
-        Raises:
-            ConfigError: they contradict each other, or `resume_finished` names no trials.
-        """
-        if config is not None:
-            if (resume_unfinished, resume_errored, restart_errored) != (True, False, False):
-                raise ConfigError(
-                    "resume_config says what resume_unfinished, resume_errored and "
-                    "restart_errored say: give one or the others"
-                )
-        else:
-            if resume_errored and restart_errored:
-                raise ConfigError("resume_errored and restart_errored contradict each other: choose one")
-            errored = Resume.RESUME if resume_errored else Resume.SKIP
-            config = ResumeConfig(
-                unfinished=Resume.RESUME if resume_unfinished else Resume.SKIP,
-                errored=Resume.RESTART if restart_errored else errored,
-            )
-        if resume_finished is False:
-            return cls(config)
-        only = None if resume_finished is True else _ids(resume_finished)
-        finished = config.finished if config.finished is Resume.RESTART else Resume.RESUME
-        return cls(ResumeConfig(finished, config.unfinished, config.errored), only)
-
-    def for_trial(self, trial: Trial) -> Resume:
-        """What is done with this trial."""
-        if trial.status is TrialStatus.ERROR:
-            return self.config.errored
-        if trial.status is TrialStatus.TERMINATED:
-            chosen = self.only is None or trial.trial_id in self.only
-            return self.config.finished if chosen else Resume.SKIP
-        return self.config.unfinished
-
-
-def _ids(chosen: Any) -> tuple[str, ...]:
-    """Trial ids of `chosen`: ids themselves, or results."""
-    if isinstance(chosen, str) or not isinstance(chosen, Iterable):
-        chosen = [chosen]
-    ids = [getattr(each, "trial_id", each) for each in chosen]
-    if not ids or not all(isinstance(each, str) for each in ids):
-        raise ConfigError(f"resume_finished={chosen!r}: give True, or a list of trial ids or results")
-    return tuple(ids)
 
 
 @dataclass
@@ -109,48 +45,57 @@ class Restored:
 
 def restore_trials(
     reader: ExperimentReader,
-    searcher: Searcher,
+    proposals: Proposals,
     scheduler: TrialScheduler,
     rule: ResumeRule,
     metric: str | None,
     time: float,
+    stop: StopRules,
     *,
-    same_space: bool = True,
+    space_since: int = 0,
 ) -> Restored:
-    """Replay the file's log into `searcher` and `scheduler`, and settle what each trial now is.
+    """Replay the file's log into `proposals`, `scheduler` and `stop`, and settle what each trial now is.
 
     Args:
         reader: of the file.
-        searcher: as it was at the start.
+        proposals: as they were at the start.
         scheduler: the same.
         rule: which trials go on.
         metric: that every trial must report; None: no such rule.
         time: now.
-        same_space: False: `searcher` has another space than the one that the trials were drawn from.
+        stop: the rules of RunConfig(stop=...), told of nothing yet.
+        space_since: index of the first trial that was drawn from the space that `proposals` have.
 
     Raises:
         ConfigError: a trial can't go on as asked, or the searcher suggests other configurations than it did.
     """
     restored = Restored(reader.trials())
     trials = restored.trials
-    _require_known(rule, trials, reader.folder)
+    require_known(rule, trials, reader.folder)
     started, stops = reader.started(), reader.stops()
     for trial in trials:
         _forget_lost(restored, trial, reader.folder / trial.dirname, time)
-    _require_checkpoints(rule, trials)
+    require_checkpoints(rule, trials)
     before = {trial.trial_id: trial.status for trial in trials}
     for trial in trials:
         _settle(restored, trial, rule, stops.get(trial.trial_id), scheduler, time)
     going_on = {trial.trial_id for trial in trials if not trial.status.is_finished}
     with contextlib.closing(reader.log()) as log:
         restored.with_metric = replay(
-            log, trials, searcher, scheduler, metric, going_on=going_on, same_space=same_space
+            log,
+            trials,
+            proposals,
+            scheduler,
+            metric,
+            stop=stop,
+            going_on=going_on,
+            space_since=space_since,
         )
     for trial in trials:
         trial.last_result["config"] = trial.config
         if trial.status.is_finished and not before[trial.trial_id].is_finished:
             scheduler.on_trial_complete(trial.trial_id)
-            searcher.on_trial_complete(trial.trial_id, trial.last_result)
+            proposals.on_trial_complete(trial.trial_id, trial.last_result)
         if trial.status is TrialStatus.PENDING and (trial.trial_id, trial.attempt) in started:
             trial.attempt += 1
         _tidy(trial, reader.folder / trial.dirname)
@@ -160,23 +105,25 @@ def restore_trials(
 def replay(
     log: Iterable[LogEntry],
     trials: Sequence[Trial],
-    searcher: Searcher,
+    proposals: Proposals,
     scheduler: TrialScheduler,
     metric: str | None = None,
     *,
+    stop: StopRules | None = None,
     going_on: Collection[str] = (),
-    same_space: bool = True,
+    space_since: int = 0,
 ) -> set[str]:
-    """Tell `searcher` and `scheduler` what they were told, and complete the configurations of `trials`.
+    """Tell `proposals`, `scheduler` and `stop` what they were told, and complete the configurations.
 
     Args:
         log: what happened.
         trials: as the file has them.
-        searcher: as it was at the start.
+        proposals: as they were at the start.
         scheduler: the same.
         metric: to look for.
+        stop: rules to tell; None: none.
         going_on: ids of trials that had ended and are to run again: for both they have not ended.
-        same_space: as in `restore_trials`.
+        space_since: as in `restore_trials`.
 
     Returns:
         The ids of trials that have reported `metric`.
@@ -185,39 +132,43 @@ def replay(
         ConfigError: the searcher suggests other configurations than it did.
     """
     by_id = {trial.trial_id: trial for trial in trials}
-    objects = with_objects(searcher.space)
+    objects = with_objects(proposals.space)
     with_metric = set()
+    last: dict[str, dict[str, Any]] = {}
     for entry in log:
         trial = by_id[entry.trial_id]
         match entry:
             case Suggested():
                 trial.config = objects(trial.config)
-                if holds_opaque(trial.config) and same_space:
-                    _ask_again(searcher, trial)
-                else:
-                    searcher.replay(trial.trial_id, trial.config)
+                _remember(proposals, trial, same_space=trial.index >= space_since)
                 if trial.trial_id in going_on and holds_opaque(trial.config):
                     raise _unknown_object(trial)
                 scheduler.on_trial_add(trial.trial_id)
             case Report(result=result):
+                last[trial.trial_id] = result
                 if metric is not None and is_number(lookup(result, metric)):
                     with_metric.add(trial.trial_id)
-                searcher.on_trial_result(trial.trial_id, result)
+                proposals.on_trial_result(trial.trial_id, result)
                 scheduler.on_result(trial.trial_id, result)
-            case Ended(error=error) if trial.trial_id not in going_on:
-                searcher.on_trial_complete(trial.trial_id, trial.last_result or None, error=error)
+                if stop is not None:
+                    stop.told_again(trial.trial_id, result)
+            case Ended(error=error, final=final):
+                ended = final and trial.trial_id not in going_on
+                # A searcher that can hears of an end that was none after all, as its next suggestions did.
+                if ended or proposals.hears_again:
+                    proposals.on_trial_complete(trial.trial_id, last.get(trial.trial_id), error=error)
+                if not ended:
+                    continue
                 tell = scheduler.on_trial_error if error else scheduler.on_trial_complete
                 tell(trial.trial_id)
     return with_metric
 
 
-def _ask_again(searcher: Searcher, trial: Trial) -> None:
-    """The same suggestion again: it gives what neither text nor space can, such as a computed object."""
-    config = searcher.suggest(trial.trial_id)
-    if not isinstance(config, dict):
-        raise ConfigError(
-            f"{type(searcher).__name__} gives no suggestion for trial {trial.trial_id} any more"
-        )
+def _remember(proposals: Proposals, trial: Trial, *, same_space: bool) -> None:
+    """The suggestion of before; it also gives what neither text nor space can, such as computed objects."""
+    config = proposals.replay(trial.trial_id, trial.config, same_space=same_space)
+    if config is None:
+        raise ConfigError(f"{proposals.name} gives no suggestion for trial {trial.trial_id} any more")
     trial.config = complete(trial.config, config)
 
 
@@ -228,36 +179,6 @@ def _unknown_object(trial: Trial) -> ConfigError:
         "object that cannot be rebuilt: restore with the param_space of the start, or keep that object in "
         "the new one"
     )
-
-
-def _require_known(rule: ResumeRule, trials: Sequence[Trial], folder: Path) -> None:
-    finished = {trial.trial_id for trial in trials if trial.status is TrialStatus.TERMINATED}
-    if unknown := [each for each in rule.only or () if each not in finished]:
-        states = {trial.trial_id: str(trial.status) for trial in trials}
-        said = ", ".join(f"{each} ({states.get(each, 'no such trial')})" for each in unknown)
-        raise ConfigError(
-            f"resume_finished names what is no finished trial of {folder}: {said}; errored trials go on by "
-            "resume_errored=True, unfinished ones by themselves"
-        )
-
-
-def _require_checkpoints(rule: ResumeRule, trials: Sequence[Trial]) -> None:
-    """A finished trial goes on from a checkpoint; to run it again instead must be asked for."""
-    lacking = [
-        trial.trial_id
-        for trial in trials
-        if trial.status is TrialStatus.TERMINATED
-        and rule.for_trial(trial) is Resume.RESUME
-        and trial.last_result
-        and not trial.checkpoints
-    ]
-    if lacking:
-        more = f" and {len(lacking) - 5} more" if len(lacking) > 5 else ""
-        raise ConfigError(
-            f"resume_finished: no checkpoint to go on from has {', '.join(lacking[:5])}{more}. Name the "
-            "trials that have one, as resume_finished=[...], or run them again from the beginning by "
-            "resume_config=tune.ResumeConfig(finished=tune.ResumeConfig.ResumeType.RESTART)"
-        )
 
 
 def _settle(

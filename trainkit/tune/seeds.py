@@ -12,11 +12,19 @@ if TYPE_CHECKING:
     from numpy.random import Generator
 
 
-def suggestion_generator(seed: int, index: int) -> Generator:
-    """For all that is drawn for suggestion `index`."""
+def suggestion_generator(seed: int, index: int, redraw: int = 0) -> Generator:
+    """For all that is drawn for suggestion `index`; once it was rejected, for what is drawn instead."""
     from numpy.random import SeedSequence, default_rng
 
-    return default_rng(SeedSequence([seed, index]))
+    return default_rng(SeedSequence([seed, index, redraw] if redraw else [seed, index]))
+
+
+def suggestion_words(seed: int, index: int, redraw: int, number: int) -> list[int]:
+    """The same as `number` seeds of 32 bits, for generators that are not NumPy's own."""
+    from numpy.random import SeedSequence
+
+    entropy = SeedSequence([seed, index, redraw] if redraw else [seed, index])
+    return [int(word) for word in entropy.generate_state(number)]
 
 
 def scheduler_generator(seed: int) -> Generator:

@@ -1,28 +1,100 @@
-"""When a trial has reached what RunConfig(stop=...) asks for; pure."""
+"""When RunConfig(stop=...) ends a trial, or the experiment: dictionary, function, stopper, or several."""
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable, Mapping
-from typing import Any
+import copy
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
 
 from trainkit.errors import MetricError
 from trainkit.tune.checks import is_number
-from trainkit.tune.config import StopRule
-from trainkit.tune.values import flatten, lookup
+from trainkit.tune.config import OneStopRule, StopRule
+from trainkit.tune.missing import AUTOMATIC as AUTOMATIC
+from trainkit.tune.missing import missing_metric as missing_metric
+from trainkit.tune.stoppers import CombinedStopper, MaximumIterationStopper, Stopper
+from trainkit.tune.values import lookup
 
 
-def stop_reason(rule: StopRule | None, trial_id: str, result: dict[str, Any]) -> str:
-    """Say why `result` ends the trial; '' if it doesn't.
+class StopRules:
+    """All rules of an experiment; each sees every report, and the first that ends a trial is named.
 
-    Raises:
-        MetricError: the rule names a value that the result lacks.
+    Args:
+        rules: in this order.
     """
-    if rule is None:
+
+    def __init__(self, rules: Sequence[OneStopRule]) -> None:
+        self._rules = rules
+        self._stoppers = [rule for rule in rules if isinstance(rule, Stopper)]
+
+    @classmethod
+    def of(cls, rule: StopRule | None) -> StopRules:
+        """Return the rules in `rule`; stoppers as copies, so that the user's stay as they were given."""
+        rules: list[OneStopRule] = []
+        if isinstance(rule, (list, tuple)):
+            rules += rule
+        elif rule is not None:
+            rules.append(cast("OneStopRule", rule))
+        return cls([copy.deepcopy(each) if isinstance(each, Stopper) else each for each in rules])
+
+    def on_report(self, trial_id: str, result: dict[str, Any]) -> dict[str, Any] | None:
+        """Say why `result` ends its trial: facts to record, the words under "stop"; None if it doesn't.
+
+        Raises:
+            MetricError: a rule names a value that the result lacks.
+        """
+        reasons = [_reason(rule, trial_id, result) for rule in self._rules]
+        return next((reason for reason in reasons if reason is not None), None)
+
+    def told_again(self, trial_id: str, result: dict[str, Any]) -> None:
+        """Take in a report of before a restore."""
+        try:
+            self.on_report(trial_id, result)
+        except Exception:  # as it did then, which has failed that trial and is recorded: no news
+            return
+
+    def end(self, elapsed_s: float) -> str:
+        """Say why the experiment ends, `elapsed_s` seconds into its running; '' if it doesn't."""
+        for stopper in self._stoppers:
+            stopper.on_time(elapsed_s)
+            if stopper.stop_all():
+                return words_of(stopper)
         return ""
-    if not isinstance(rule, Mapping):
-        return "stopped by RunConfig(stop=function)" if rule(trial_id, result) else ""
-    for name, bound in rule.items():
+
+    @property
+    def deadline_s(self) -> float:
+        """After how many seconds of running `end` is to be asked though nothing was reported."""
+        return min((stopper.deadline_s for stopper in self._stoppers), default=math.inf)
+
+    @property
+    def max_iteration(self) -> float | None:
+        """The report that ends every trial, where a rule says so."""
+        return min(filter(None, map(_max_iteration, self._rules)), default=None)
+
+
+def words_of(stopper: Stopper) -> str:
+    """Such as 'stopped by TimeoutStopper: timeout 60'."""
+    facts = dict(stopper.reason())
+    name = facts.pop("stopper", type(stopper).__name__)
+    words = ", ".join(
+        f"{fact} {value:.6g}" if is_number(value) else f"{fact} {value}" for fact, value in facts.items()
+    )
+    return f"stopped by {name}: {words}" if words else f"stopped by {name}"
+
+
+def _reason(rule: OneStopRule, trial_id: str, result: dict[str, Any]) -> dict[str, Any] | None:
+    if isinstance(rule, Mapping):
+        reached = _reached(rule, result)
+        return {"stop": reached} if reached else None
+    if not rule(trial_id, result):
+        return None
+    if not isinstance(rule, Stopper):
+        return {"stop": "stopped by RunConfig(stop=function)"}
+    return {"stop": words_of(rule), "stopper": type(rule).__name__, **rule.reason()}
+
+
+def _reached(bounds: Mapping[str, float], result: Mapping[str, Any]) -> str:
+    for name, bound in bounds.items():
         value = lookup(result, name)
         if value is None:
             raise MetricError(f"RunConfig(stop=...) waits for {missing_metric(name, [result])}")
@@ -31,22 +103,12 @@ def stop_reason(rule: StopRule | None, trial_id: str, result: dict[str, Any]) ->
     return ""
 
 
-AUTOMATIC = frozenset(
-    "training_iteration time_this_iter_s time_total_s timesteps_total trial_id experiment_tag date timestamp "
-    "pid hostname node_ip config done checkpoint_dir_name iterations_since_restore time_since_restore".split()
-)
-"""Keys that every result gets without being reported."""
-
-
-def missing_metric(name: str, results: Iterable[Mapping[str, Any]]) -> str:
-    """Text on a metric that isn't there: its name, what was reported instead, the nearest spelling."""
-    names: dict[str, None] = {}
-    for result in results:
-        names.update(dict.fromkeys(flatten({k: v for k, v in result.items() if k != "config"})))
-    reported = [key for key in names if key not in AUTOMATIC]
-    if not reported:
-        how = f"call tune.report({{{name!r}: value}}) or return a dictionary"
-        return f"{name!r}, but nothing was reported; {how}"
-    text = f"{name!r}, which was not reported; reported were {', '.join(sorted(reported))}"
-    near = difflib.get_close_matches(name, [*reported, *AUTOMATIC], n=1)
-    return f"{text}. Did you mean {near[0]!r}?" if near else text
+def _max_iteration(rule: OneStopRule) -> float | None:
+    match rule:
+        case MaximumIterationStopper(max_iter=limit):
+            return limit
+        case CombinedStopper(stoppers=stoppers):
+            return min(filter(None, map(_max_iteration, stoppers)), default=None)
+        case Mapping():
+            return rule.get("training_iteration")
+    return None

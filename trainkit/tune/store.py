@@ -45,6 +45,7 @@ class ExperimentStore:
             ev.CheckpointAdded: self._checkpoint_added,
             ev.CheckpointDropped: self._checkpoint_dropped,
             ev.StatusChanged: self._status_changed,
+            ev.Rearranged: self._rearranged,
             ev.Noted: self._noted,
         }
 
@@ -172,7 +173,7 @@ class ExperimentStore:
 
     def _attempt_started(self, record: ev.AttemptStarted) -> None:
         self._run(
-            "INSERT OR REPLACE INTO attempts VALUES (?,?,?,?,?,?,?,NULL)",
+            "INSERT OR REPLACE INTO attempts VALUES (?,?,?,?,?,?,?,?)",
             record.trial.trial_id,
             record.attempt,
             record.pid,
@@ -180,6 +181,7 @@ class ExperimentStore:
             record.node_ip,
             record.time,
             record.iteration,
+            encode_config(record.trial.config) if record.trial.tried else None,
         )
         self._run(
             "UPDATE trials SET status = 'RUNNING', reason = '', attempt = ? WHERE trial_id = ?",
@@ -243,6 +245,11 @@ class ExperimentStore:
             record.trial.trial_id,
         )
         self._noted(ev.Noted(record.time, str(record.status), record.reason, record.trial.trial_id))
+
+    def _rearranged(self, record: ev.Rearranged) -> None:
+        trial = record.trial
+        detail = encode_config({"alone": trial.alone, "config": trial.config if record.changed else None})
+        self._noted(ev.Noted(record.time, ev.REARRANGED, detail, trial.trial_id))
 
     def _noted(self, record: ev.Noted) -> None:
         self._run(

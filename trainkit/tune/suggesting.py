@@ -5,20 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from trainkit.errors import ConfigError
 from trainkit.tune.naming import Namer
 from trainkit.tune.placement import PlacementGroupFactory
-from trainkit.tune.search.base import Searcher
+from trainkit.tune.proposals import Proposals
 from trainkit.tune.trial import Trial, experiment_tag, trial_dirname, trial_id_of
 from trainkit.tune.values import flatten
-from trainkit.tune.variants import Space
 
 
 class TrialSource:
     """Makes trials in the order suggested.
 
     Args:
-        searcher: with its search properties set.
+        proposals: of configurations.
+        varied: names of the hyperparameters that are not constant.
         prefix: what all trial ids of the experiment begin with.
         trainable_name: for names and folders.
         request_of: what a trial with this configuration reserves; may be the user's function.
@@ -28,19 +27,20 @@ class TrialSource:
 
     def __init__(
         self,
-        searcher: Searcher,
+        proposals: Proposals,
         *,
+        varied: set[str],
         prefix: str,
         trainable_name: str,
         request_of: Callable[[dict[str, Any]], PlacementGroupFactory],
         created: int = 0,
         namer: Namer | None = None,
     ) -> None:
-        self._searcher = searcher
+        self._proposals = proposals
         self._prefix = prefix
         self._trainable_name = trainable_name
         self._request_of = request_of
-        self._varied = varied_names(searcher.space)
+        self._varied = varied
         self._finished = False
         self._namer = namer or Namer()
         self.created = created
@@ -48,8 +48,26 @@ class TrialSource:
     @property
     def exhausted(self) -> bool:
         """True once there will be no further trial."""
-        total = self._searcher.total_samples
+        total = self._proposals.total_samples
         return self._finished or (total is not None and self.created >= total)
+
+    @property
+    def to_come(self) -> int | None:
+        """How many trials there will be yet at most; None: without end."""
+        total = self._proposals.total_samples
+        if self._finished:
+            return 0
+        return None if total is None else max(0, total - self.created)
+
+    @property
+    def searcher_name(self) -> str:
+        """The class that suggests, for messages."""
+        return self._proposals.name
+
+    @property
+    def reason(self) -> str:
+        """Why there were fewer trials than asked for; empty: there were not."""
+        return self._proposals.reason
 
     def next_trial(self) -> Trial | None:
         """Return the next trial; None if there is none, or none yet.
@@ -60,23 +78,12 @@ class TrialSource:
         if self.exhausted:
             return None
         trial_id = trial_id_of(self._prefix, self.created)
-        try:
-            config = self._searcher.suggest(trial_id)
-        except Exception as error:
-            raise ConfigError(
-                f"no configuration could be made for trial {self.created}: "
-                f"{type(self._searcher).__name__}.suggest() raised {type(error).__name__}: {error}"
-            ) from error
+        config = self._proposals.propose(trial_id)
         if config is None:
             return None
-        if config == Searcher.FINISHED:
+        if isinstance(config, str):
             self._finished = True
             return None
-        if not isinstance(config, dict):
-            raise ConfigError(
-                f"{type(self._searcher).__name__}.suggest() returned {config!r}; "
-                "return a dictionary, None or Searcher.FINISHED"
-            )
         trial = make_trial(trial_id, self.created, config, self._trainable_name, self._varied)
         self._namer.name(trial)
         self.created += 1
@@ -101,8 +108,3 @@ def make_trial(
         trainable_name=trainable_name,
         evaluated_params={name: value for name, value in flatten(config).items() if name in varied},
     )
-
-
-def varied_names(space: Space) -> set[str]:
-    """Flattened names of the hyperparameters that are not constant."""
-    return space.varied

@@ -73,12 +73,14 @@ class Failure:
         message: its text.
         traceback: of the process that raised, as text.
         retry: False for what would fail again in the same way.
+        out_of_memory: memory was not enough, be it the process's, the machine's or a GPU's.
     """
 
     kind: str
     message: str
     traceback: str = ""
     retry: bool = True
+    out_of_memory: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,11 +123,13 @@ class Trial:
         status: where it stands.
         reason: why it stands there, such as "stopped by ASHA at rung 4".
         attempt: 0 at first; one more with each retry and each resume.
-        failures: attempts that failed.
+        failures: attempts that failed, but for those after which FailureConfig(out_of_memory=) had its way.
         iteration: of the last report.
         last_result: that report, with what was filled in.
         checkpoints: committed and not deleted, oldest first.
         failure: of the last attempt, once the trial is in ERROR.
+        tried: the configurations of before, for which memory was not enough; the first is as suggested.
+        alone: it runs when nothing else does.
         trainable_name: of the function or class, for those who make names of it.
         evaluated_params: the hyperparameters that differ between trials, by flattened name; {} for trials
             that were read from a file.
@@ -147,6 +151,8 @@ class Trial:
     checkpoints: list[SavedCheckpoint] = field(default_factory=list)
     failure: Failure | None = None
     next_checkpoint: int = 0
+    tried: list[dict[str, Any]] = field(default_factory=list)
+    alone: bool = False
     trainable_name: str = ""
     evaluated_params: dict[str, Any] = field(default_factory=dict)
 

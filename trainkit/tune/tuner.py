@@ -10,9 +10,9 @@ from trainkit.errors import ConfigError
 from trainkit.tune.config import ResumeConfig, RunConfig, TuneConfig
 from trainkit.tune.experiment import Experiment
 from trainkit.tune.forms import checked_trainable
-from trainkit.tune.restore import ResumeRule
 from trainkit.tune.result import Result
 from trainkit.tune.results import ResultGrid
+from trainkit.tune.resuming import ResumeRule
 from trainkit.tune.storage import can_read, working_folder
 from trainkit.tune.variants import Space
 

@@ -156,7 +156,7 @@ class Space:
 
     def grid_values(self, combination: int, preset: Mapping[Path, Any] | None = None) -> dict[Path, Any]:
         """The values of the axes that `preset` leaves open, in one of their combinations."""
-        return self._grid(preset or {}).combination(combination) if self.axes else {}
+        return dict(self._grid(preset or {}).combination(combination)) if self.axes else {}
 
     def configuration(
         self, combination: int, rng: Generator, preset: Mapping[Path, Any] | None = None

@@ -32,14 +32,17 @@ class Callback:
         `num_samples` is TuneConfig's; `total_num_samples` is how many trials there will be, grids counted,
         and None if there is no end. `info` holds `experiment_path`, `metric`, `mode`, `time`, `resources`,
         `trials`, and `past`: a function that gives each trial that has reported with its results, of an
-        experiment that goes on; and `lengths`, one that gives how many these are, which takes far less time.
+        experiment that goes on; they are read when they are looked at, and how many there are is known
+        without reading.
         """
 
     def on_step_begin(self, iteration: int, trials: Sequence[Trial], **info: Any) -> None:
         """The loop is about to handle what has arrived."""
 
     def on_step_end(self, iteration: int, trials: Sequence[Trial], **info: Any) -> None:
-        """The loop has handled it; `info` holds `time`, `resources`, `resources_used`, `total_samples`."""
+        """The loop has handled it; `info` holds `time`, `resources`, `resources_used`, `total_samples`, and
+        `remaining_s`: about how many seconds it will take yet, None while that can't be said.
+        """
 
     def on_trial_start(self, iteration: int, trials: Sequence[Trial], trial: Trial, **info: Any) -> None:
         """A trial's process has set it up."""

@@ -123,9 +123,8 @@ class LoggerCallback(Callback):
     ) -> None:
         self.folder = Path(info["experiment_path"])
         # A kill may have come between a commit and the log of it.
-        stale = {trial.trial_id for trial, count in info["lengths"]() if self.length(trial) != count}
-        for trial, results in info["past"]() if stale else ():
-            if trial.trial_id in stale:
+        for trial, results in info["past"]():
+            if self.length(trial) != len(results):
                 self.rewrite(trial, results)
 
     def on_trial_start(self, iteration: int, trials: Sequence[Trial], trial: Trial, **info: Any) -> None:

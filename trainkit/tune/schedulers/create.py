@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Mapping
 from typing import Any
 
 from trainkit.errors import ConfigError
 from trainkit.tune.schedulers.base import TrialScheduler
+from trainkit.tune.values import holds_opaque
 
 _HOMES = {"AsyncHyperBandScheduler": "asha", "FIFOScheduler": "fifo"}
 _CLASSES = {
@@ -24,6 +26,14 @@ def scheduler_class(name: str) -> type[TrialScheduler] | None:
     module = importlib.import_module(f"trainkit.tune.schedulers.{_HOMES[name]}")
     cls: type[TrialScheduler] = getattr(module, name)
     return cls
+
+
+def described_scheduler(description: Mapping[str, Any]) -> TrialScheduler | None:
+    """Make the scheduler of a description again; None where its class or an argument is the user's own."""
+    cls = scheduler_class(description["class"])
+    if cls is None or holds_opaque(description["arguments"]):
+        return None
+    return cls(**description["arguments"])
 
 
 def create_scheduler(scheduler: str, **kwargs: Any) -> TrialScheduler:

@@ -2,7 +2,46 @@
 
 from __future__ import annotations
 
-from trainkit.tune.search.base import Searcher
-from trainkit.tune.search.basic import BasicVariantGenerator
+import importlib
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["BasicVariantGenerator", "Searcher"]
+if TYPE_CHECKING:
+    from trainkit.tune.search.base import Searcher
+    from trainkit.tune.search.basic_variant import BasicVariantGenerator
+    from trainkit.tune.search.concurrency_limiter import ConcurrencyLimiter
+    from trainkit.tune.search.create import create_searcher
+    from trainkit.tune.search.optuna import OptunaSearch
+    from trainkit.tune.search.repeater import Repeater
+    from trainkit.tune.space import grid_search
+
+_HOME_OF = {
+    "BasicVariantGenerator": "search.basic_variant",
+    "ConcurrencyLimiter": "search.concurrency_limiter",
+    "OptunaSearch": "search.optuna",
+    "Repeater": "search.repeater",
+    "Searcher": "search.base",
+    "create_searcher": "search.create",
+    "grid_search": "space",
+}
+
+__all__ = [
+    "BasicVariantGenerator",
+    "ConcurrencyLimiter",
+    "OptunaSearch",
+    "Repeater",
+    "Searcher",
+    "create_searcher",
+    "grid_search",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"trainkit.tune.{_HOME_OF[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

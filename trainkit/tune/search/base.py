@@ -1,79 +1,268 @@
 """What a searcher is: the source of configurations, told of the results.
 
-A searcher is rebuilt by asking it for the same suggestions again and telling it the same results, so
-it keeps no file. Suggestion n draws from a generator of its own, made from the seed and n: how many
-results were known when it was asked changes what a model proposes, never what chance gives.
+A searcher is rebuilt by replaying what it suggested and what it was told, so it keeps no file. Suggestion
+n draws from a generator of its own, made from the seed and n: how many results were known when it was
+asked changes what a model proposes, never what chance gives.
 """
 
 from __future__ import annotations
 
+import copy
+import pickle
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, ClassVar, Protocol
 
+from trainkit.errors import ConfigError
+from trainkit.tune.checks import is_number, require_mode
+from trainkit.tune.values import lookup
 from trainkit.tune.variants import Space
 
 
+class Finished(Protocol):
+    """A trial of another experiment, as a `Result` is one."""
+
+    @property
+    def config(self) -> Mapping[str, Any] | None: ...
+    @property
+    def metrics(self) -> Mapping[str, Any] | None: ...
+    @property
+    def error(self) -> Exception | None: ...
+
+
 class Searcher(ABC):
-    """Base of all searchers.
+    """Base of all searchers; extend it to bring your own.
+
+    `suggest` must be overridden, `on_trial_result` and `on_trial_complete` may be; `set_search_properties`
+    takes the search space where the searcher has none of its own. A restore calls them as they were called
+    before, so a searcher whose suggestions follow from its arguments, `self.seed` and what it is told goes
+    on as if nothing had happened.
 
     Args:
         metric: reported value to optimise; None: the TuneConfig's.
         mode: "min" or "max"; None: the TuneConfig's.
+
+    Attributes:
+        space: the experiment's search space, once it has begun.
+        num_samples: the TuneConfig's.
+        seed: of the experiment.
     """
 
     FINISHED: ClassVar[str] = "FINISHED"
 
     def __init__(self, metric: str | None = None, mode: str | None = None) -> None:
-        self.metric = metric
-        self.mode = mode
+        require_mode(mode)
+        self._metric = metric
+        self._mode = mode
         self.space = Space.of(None)
         self.num_samples = 1
         self.seed = 0
 
     @property
-    @abstractmethod
-    def arguments(self) -> dict[str, Any]:
-        """What the constructor takes to make this searcher again."""
+    def metric(self) -> str | None:
+        """The reported value to optimise."""
+        return self._metric
 
-    def set_search_properties(
-        self, metric: str | None, mode: str | None, space: Space, *, num_samples: int, seed: int
+    @property
+    def mode(self) -> str | None:
+        """Whether less is better, "min", or more, "max"."""
+        return self._mode
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """What the constructor takes to make this searcher again; for those that come with trainkit."""
+        return {}
+
+    def begin(
+        self, space: Space, *, metric: str | None, mode: str | None, num_samples: int, seed: int
     ) -> None:
         """Take what the experiment decides; called once, before the first suggestion.
 
         Raises:
             ConfigError: the searcher can't search this space.
         """
-        self.metric = self.metric or metric
-        self.mode = self.mode or mode
+        self._metric = self._metric or metric
+        self._mode = self._mode or mode
         self.space = space
         self.num_samples = num_samples
         self.seed = seed
+        spec = {"num_samples": num_samples, "seed": seed}
+        if self.set_search_properties(self._metric, self._mode, space.tree, **spec) is False and (
+            space.axes or space.domains
+        ):
+            raise ConfigError(
+                f"{type(self).__name__} has a search space of its own, and param_space has another: leave "
+                "only constants in param_space"
+            )
+
+    def set_search_properties(
+        self, metric: str | None, mode: str | None, config: dict[str, Any], **spec: Any
+    ) -> bool:
+        """Take the search space: called once, before the first suggestion; override it at will.
+
+        Args:
+            metric: what to optimise: the searcher's own, or else the TuneConfig's.
+            mode: the same.
+            config: `param_space`, with domains such as `tune.uniform(0, 1)` in it; don't change it.
+            spec: `num_samples` and `seed`; more may come.
+
+        Returns:
+            False if the searcher has a space already, so that `config` may hold constants only.
+        """
+        del metric, mode, config, spec
+        return True
 
     @property
     def total_samples(self) -> int | None:
-        """How many suggestions there will be; None: no end."""
+        """How many suggestions there will be at most; None: no end."""
         return None if self.num_samples == -1 else self.num_samples
+
+    @property
+    def whole(self) -> bool:
+        """True if suggestions are whole configurations; False: constants of `param_space` are added."""
+        return False
 
     @abstractmethod
     def suggest(self, trial_id: str) -> dict[str, Any] | str | None:
         """Return the next configuration; None: none before more results come; FINISHED: none any more."""
 
-    def replay(self, trial_id: str, config: dict[str, Any]) -> None:
-        """Take a suggestion of before as made: it is `config`, whatever would be suggested today.
-
-        Called on a restore instead of `suggest`, in the order of the suggestions, between what was
-        reported; the space may be another than the one that `config` was drawn from.
-        """
-        del config
-        self.suggest(trial_id)
-
-    def on_trial_result(self, trial_id: str, result: Mapping[str, Any]) -> None:
-        """A trial has reported."""
+    def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
+        """A trial has reported; the metric may be missing, or NaN."""
         del trial_id, result
 
     def on_trial_complete(
-        self, trial_id: str, result: Mapping[str, Any] | None = None, error: bool = False
+        self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False
     ) -> None:
         """A trial has ended with this last report, or has failed for good."""
         del trial_id, result, error
+
+    @property
+    def hears_again(self) -> bool:
+        """True if a trial may end once more, as one that a restore goes on with does; False: not told."""
+        return False
+
+    # --- repetitions and replays ------------------------------------------------------------------
+
+    def is_drawn(self, trial_id: str) -> bool:
+        """True if the suggestion just made was drawn, so that another will do where it was made before.
+
+        False for what the user has asked for as it is: points, a grid.
+        """
+        del trial_id
+        return True
+
+    def on_rejected(self, trial_id: str, result: dict[str, Any] | None) -> None:
+        """The suggestion just made will not be run; `suggest` is called again, with another id.
+
+        Args:
+            trial_id: that it was made for.
+            result: last report of the trial that had the same configuration; None: there is none, or the
+                configuration is forbidden.
+        """
+        self.on_trial_complete(trial_id, result, error=result is None)
+
+    def alternatives(self, trial_id: str) -> Iterator[dict[str, Any]]:
+        """Configurations to try in place of suggestions for `trial_id` that were rejected again and again.
+
+        They end where there are no others; by default there are none.
+        """
+        del trial_id
+        return iter(())
+
+    def take(self, trial_id: str, config: dict[str, Any]) -> bool:
+        """Take `config`, of the alternatives, for the suggestion that was made for `trial_id`.
+
+        Returns:
+            False if the searcher can't.
+        """
+        del trial_id, config
+        return False
+
+    def give_up(self, trial_id: str) -> bool:
+        """No suggestion for `trial_id` will do; return True if it is worth asking for one all the same."""
+        del trial_id
+        return False
+
+    def replay(
+        self, trial_id: str, config: dict[str, Any], *, same_space: bool = True
+    ) -> dict[str, Any] | None:
+        """In a restore: be as after `suggest(trial_id)` had returned `config`, without the work.
+
+        Args:
+            trial_id: of the trial.
+            config: that it has.
+            same_space: False: it was drawn from another space than `self.space`.
+
+        Returns:
+            `config`, with the objects of which the store holds only the names; None: ask for it again.
+        """
+        if same_space:
+            return None
+        self.suggest(trial_id)  # takes the place of the one that there was
+        return config
+
+    def rehearsal(self) -> Searcher:
+        """A copy to be asked beforehand, which leaves no trace outside itself."""
+        return copy.deepcopy(self)
+
+    # --- what is known from elsewhere -------------------------------------------------------------
+
+    def add_evaluated_point(
+        self,
+        parameters: dict[str, Any],
+        value: float,
+        error: bool = False,
+        pruned: bool = False,
+        intermediate_values: list[float] | None = None,
+    ) -> None:
+        """Tell of a configuration that was evaluated elsewhere; call it before the searcher is used.
+
+        Args:
+            parameters: the configuration.
+            value: of the metric.
+            error: it failed.
+            pruned: it was stopped early.
+            intermediate_values: of the metric, by iteration from 0.
+
+        Raises:
+            NotImplementedError: this searcher learns nothing.
+        """
+        raise NotImplementedError(f"{type(self).__name__} learns nothing from points evaluated elsewhere")
+
+    def add_evaluated_trials(self, trials: Iterable[Finished], metric: str) -> None:
+        """Tell of the trials of another experiment: a `ResultGrid`, or a list of `Result`s.
+
+        Those that never reported `metric` are left out.
+
+        Raises:
+            ConfigError: none reported `metric` as a number.
+            NotImplementedError: this searcher learns nothing.
+        """
+        known = 0
+        for trial in trials:
+            value = lookup(trial.metrics or {}, metric)
+            if trial.config is not None and is_number(value):
+                self.add_evaluated_point(dict(trial.config), float(value), error=trial.error is not None)
+                known += 1
+        if not known:
+            raise ConfigError(f"none of these trials reported {metric!r} as a number: correct the metric")
+
+    # --- files of the user's ----------------------------------------------------------------------
+
+    def save(self, checkpoint_path: str) -> None:
+        """Write this object's state to a file.
+
+        A Tuner searches with a copy, so what an experiment has taught is not in this object: go on with
+        `Tuner.restore`, or hand its results to another searcher by `add_evaluated_trials`.
+        """
+        Path(checkpoint_path).write_bytes(pickle.dumps(vars(self)))
+
+    def restore(self, checkpoint_path: str) -> None:
+        """Read what `save` wrote; a pickle, so only from a file that you trust."""
+        vars(self).update(pickle.loads(Path(checkpoint_path).read_bytes()))
+
+    def set_max_concurrency(self, max_concurrent: int) -> bool:
+        """Limit the trials at once, for a `ConcurrencyLimiter` around; False: the limiter does it itself."""
+        del max_concurrent
+        return False

@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 import importlib
+import inspect
+from collections.abc import Mapping
 from typing import Any
 
 from trainkit.errors import ConfigError
 from trainkit.tune.search.base import Searcher
+from trainkit.tune.values import holds_opaque
 
-_HOMES = {"BasicVariantGenerator": "basic"}
-_CLASSES = {"random": "BasicVariantGenerator", "variant_generator": "BasicVariantGenerator"}
+_HOMES = {
+    "BasicVariantGenerator": "basic_variant",
+    "ConcurrencyLimiter": "concurrency_limiter",
+    "OptunaSearch": "optuna",
+    "Repeater": "repeater",
+}
+_CLASSES = {
+    "random": "BasicVariantGenerator",
+    "variant_generator": "BasicVariantGenerator",
+    "optuna": "OptunaSearch",
+}
 
 
 def searcher_class(name: str) -> type[Searcher] | None:
@@ -21,7 +33,7 @@ def searcher_class(name: str) -> type[Searcher] | None:
 
 
 def create_searcher(search_alg: str, **kwargs: Any) -> Searcher:
-    """Return the searcher of this name, made with `kwargs`.
+    """Return the searcher of this name, made with those of `kwargs` that it takes.
 
     Raises:
         ConfigError: there is none of this name; those that there are are listed.
@@ -29,4 +41,33 @@ def create_searcher(search_alg: str, **kwargs: Any) -> Searcher:
     cls = searcher_class(_CLASSES.get(search_alg.lower(), ""))
     if cls is None:
         raise ConfigError(f"search_alg={search_alg!r} is none of {', '.join(sorted(_CLASSES))}")
-    return cls(**kwargs)
+    taken = inspect.signature(cls).parameters
+    return cls(**{name: value for name, value in kwargs.items() if name in taken})
+
+
+# --- for an experiment's file ---------------------------------------------------------------------
+
+
+def describe_searcher(searcher: Searcher) -> dict[str, Any]:
+    """Return class and arguments of a searcher, and of those that it holds."""
+    arguments = {
+        name: describe_searcher(value) if isinstance(value, Searcher) else value
+        for name, value in searcher.arguments.items()
+    }
+    return {"class": type(searcher).__qualname__, "arguments": arguments}
+
+
+def described_searcher(description: Mapping[str, Any]) -> Searcher | None:
+    """Make the searcher of a description again.
+
+    None where a class is the user's own, or the file could not hold an argument.
+    """
+    cls = searcher_class(description["class"])
+    if cls is None or holds_opaque(description["arguments"]):
+        return None
+    arguments = dict(description["arguments"])
+    if "searcher" in arguments:
+        arguments["searcher"] = described_searcher(arguments["searcher"])
+        if arguments["searcher"] is None:
+            return None
+    return cls(**arguments)

@@ -1,0 +1,206 @@
+"""`trainkit ls`, `show`, `tail`, `why` and `clean`, on experiments that have ended and one that runs."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import trainkit
+from trainkit import tune
+from trainkit.cli.main import main
+from trainkit.cli.trials import View, selected
+from trainkit.errors import ConfigError
+from trainkit.tune.store import ExperimentStore
+
+
+def trainable(config):
+    for step in range(1, 4):
+        if config["x"] == 2 and step == 2:
+            raise ValueError("two is too much")
+        folder = Path(tune.get_context().get_trial_dir(), "scratch")
+        folder.mkdir(exist_ok=True)
+        (folder / "weights").write_bytes(b"w" * 1000)
+        tune.report({"loss": config["x"] / step, "step": step}, checkpoint=tune.Checkpoint(folder))
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory) -> Iterator[Path]:
+    """A folder with an experiment of four trials, of which one fails and one is stopped early."""
+    trainkit.init(engine="inline", num_cpus=1)
+    root = tmp_path_factory.mktemp("results")
+
+    def stop(trial_id, result):
+        return result["config"]["x"] == 3 and result["step"] == 2
+
+    tune.Tuner(
+        trainable,
+        param_space={"x": tune.grid_search([1, 2, 3, 4])},
+        tune_config=tune.TuneConfig(metric="loss", mode="min"),
+        run_config=tune.RunConfig(name="e", storage_path=root, verbose=0, stop=stop),
+    ).fit()
+    yield root
+    trainkit.shutdown()
+
+
+@pytest.fixture
+def command(root, monkeypatch, capsys) -> Callable[..., str]:
+    """Runs `trainkit` in the folder of experiments, as a terminal of 200 columns would."""
+    monkeypatch.chdir(root)
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def command(*words: str, code: int = 0) -> str:
+        assert main(words) == code
+        captured = capsys.readouterr()
+        return captured.out + captured.err
+
+    return command
+
+
+def test_ls_shows_the_experiments_of_a_folder(command, root, monkeypatch, tmp_path):
+    told = command("ls", ".")
+    assert re.search(
+        r"e +ended: all trials have ended +3 TERMINATED, 1 ERROR +loss=0.333333 of \w+_00000", told
+    )
+    for alias in ("list-experiments", "lsx"):
+        assert command(alias, str(root)) == told
+    monkeypatch.setenv("TRAINKIT_RESULTS_DIR", str(root))
+    assert command("ls") == told
+    assert "no experiment is in" in command("ls", str(tmp_path))
+    assert "is no folder" in command("ls", "nowhere", code=1)
+    (root / "broken").mkdir()
+    (root / "broken" / "experiment.sqlite").write_text("no")
+    told = command("ls", code=1)
+    assert "not an experiment file" in told and "loss=0.333333" in told
+    (root / "broken" / "experiment.sqlite").unlink()
+    (root / "broken").rmdir()
+
+
+def test_show_is_a_table_of_the_trials(command, root, monkeypatch):
+    told = command("show", "e")  # a relative path
+    assert f"{root / 'e'}: ended: all trials have ended" in told
+    assert "4 of 4 trials: 3 TERMINATED, 1 ERROR" in told
+    assert "best by last report: loss=0.333333" in told
+    assert re.search(r"_00001 +ERROR +1 +2 +2 +ValueError: two is too much", told)
+    assert command("list-trials", str(root / "e")) == told
+    assert command("ls", "e") == told, "as `ls` of Ray's command line"
+    monkeypatch.chdir("/")
+    monkeypatch.setenv("TRAINKIT_RESULTS_DIR", str(root))
+    assert command("show", "e") == told, "by its name where experiments are written"
+
+
+def test_show_sorts_filters_and_writes(command, tmp_path):
+    def shown(*words: str) -> list[dict]:
+        return json.loads(command("show", "e", "--output", "json", *words))
+
+    assert [row["config/x"] for row in shown("--sort", "loss")] == [1, 4, 3, 2]
+    assert [row["config/x"] for row in shown("--sort", "status,config/x", "--desc")] == [4, 3, 1, 2]
+    assert [row["config/x"] for row in shown("--filter", "loss < 1.4")] == [1, 4]
+    assert [row["config/x"] for row in shown("--filter", "status == ERROR")] == [2]
+    assert [row["config/x"] for row in shown("--limit", "1", "--desc", "--sort", "config/x")] == [4]
+    assert shown("--columns", "config/x,step")[0] == {"config/x": 1, "step": 3}
+    rows = list(csv.DictReader(io.StringIO(command("show", "e", "-o", "csv", "--columns", "trial_id,loss"))))
+    assert [float(row["loss"]) for row in rows] == [1 / 3, 2, 1.5, 4 / 3]
+    command("show", "e", "-o", str(tmp_path / "trials.csv"))
+    assert len((tmp_path / "trials.csv").read_text().splitlines()) == 5
+    assert "there is no column 'lost'" in command("show", "e", "--sort", "lost", code=1)
+    assert "give a column" in command("show", "e", "--filter", "loss", code=1)
+    assert "give csv or json" in command("show", "e", "-o", "a.txt", code=1)
+    assert "cannot be written" in command("show", "e", "-o", str(tmp_path / "none" / "a.csv"), code=1)
+    assert "is no experiment" in command("show", "nothing", code=1)
+
+
+def test_what_is_missing_comes_last_however_it_is_sorted():
+    rows = [{"a": 1.0}, {"b": 1}, {"a": float("nan")}, {"a": "text"}, {"a": 3}]
+    for descending, order in ((False, [1.0, 3]), (True, [3, 1.0])):
+        chosen, _ = selected(rows, View(sort="a", descending=descending))
+        assert [row["a"] for row in chosen[:4] if row["a"] in (1.0, 3)] == order
+        assert chosen[-1] == {"b": 1}
+    with pytest.raises(ConfigError, match="no column"):
+        selected(rows, View(columns="c"))
+    assert selected([], View(columns="c")) == ([], ["c"])
+
+
+def test_tail_shows_the_last_reports(command):
+    assert command("tail", "e", "3").splitlines() == [
+        line for line in command("tail", "e").splitlines() if "_00003" in line
+    ]
+    (last,) = command("tail", "e", "-n", "1", "--no-follow").splitlines()
+    assert re.fullmatch(r"\w+_00003  3  loss=1.33333 step=3", last)
+    assert "log_to_file" in command("tail", "e", "0", "--printed", code=1)
+    assert "name it" in command("tail", "e", "--printed", code=1)
+
+
+def test_tail_follows_what_a_trial_has_printed(command, root):
+    folder = next((root / "e").glob("*_00000"))
+    (folder / "stdout").write_text("a\nb\nhalf a li")
+    assert command("tail", "e", "0", "--printed", "-n", "1") == "b\n"
+    (folder / "stdout").unlink()
+
+
+def test_tail_follows_a_running_experiment_to_its_end(root, capsys, tmp_path):
+    from trainkit.cli.follow import tail
+
+    store = ExperimentStore.open(root / "e")  # as if this process ran it
+    waits: list[float] = []
+
+    class Clock:
+        def sleep(self, seconds: float) -> None:
+            waits.append(seconds)
+            if len(waits) == 2:
+                store.close()
+
+    assert tail(str(root / "e"), None, lines=2, follow=True, printed=False, clock=Clock()) == 0  # type: ignore[arg-type]
+    assert len(waits) == 2
+    assert len(capsys.readouterr().out.splitlines()) == 2
+
+
+def test_why_tells_what_was_decided(command):
+    told = command("why", "e", "2")
+    assert "is TERMINATED: stopped by RunConfig(stop=function)" in told
+    assert "configuration: x=3" in told
+    assert "attempt 0: from 20" in told
+    assert "report 2: STOP, stop=stopped by RunConfig(stop=function)" in told
+    told = command("why", "e", "1")
+    assert "is ERROR: ValueError: two is too much" in told
+    assert "in trainable" in told
+    told = command("why", "e")
+    assert "ended: all trials have ended" in told and "began" in told
+    assert "means 4 trials" in command("why", "e", "trainable", code=1)
+    assert "no trial has an id" in command("why", "e", "17", code=1)
+    assert "nothing in your" in command("why", "anything", code=1)
+
+
+def test_stop_refuses_what_nobody_runs(command):
+    assert "nobody runs the experiment" in command("stop", "e", "1", code=1)
+    assert "--session and --force end sessions" in command("stop", "e", "--force", code=1)
+
+
+def test_clean_leaves_the_checkpoints_of_the_best(command, root, monkeypatch):
+    def checkpoints() -> dict[str, int]:
+        counts = {}
+        for path in sorted((root / "e").glob("*_0000?")):
+            counts[path.name[-1]] = len(list(path.glob("checkpoint_*")))
+        return counts
+
+    assert checkpoints() == {"0": 3, "1": 1, "2": 2, "3": 3}
+    monkeypatch.setattr("sys.stdin", io.StringIO("no\n"))
+    told = command("clean", "e", "--keep-best", code=1)
+    assert "Remove 6 checkpoints of 3 trials, 5.86 KiB" in told and "nothing was removed" in told
+    store = ExperimentStore.open(root / "e")
+    assert "in use by the process" in command("clean", "e", "--keep-best", "--yes", code=1)
+    store.close()
+    assert "removed 6 checkpoints" in command("clean", "e", "--keep-best", "--yes")  # row 1.10
+    assert checkpoints() == {"0": 3, "1": 0, "2": 0, "3": 0}
+    grid = tune.Tuner.restore(
+        root / "e", trainable, run_config=tune.RunConfig(stop={"step": 9})
+    ).get_results()
+    assert [len(result.best_checkpoints) for result in grid] == [3, 0, 0, 0]
+    assert "nothing to remove" in command("clean", "e", "--keep-best", "-y")
+    monkeypatch.setattr("sys.stdin", io.StringIO("y\n"))
+    assert "removed 3 checkpoints" in command("clean", "e")

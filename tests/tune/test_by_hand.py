@@ -1,0 +1,79 @@
+"""What a user does by hand: Ctrl-C, asking for too much, starting tasks in a trial. Real processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+import trainkit
+from tests.conftest import SESSION_CPUS, eventually
+from trainkit import tune
+from trainkit.errors import InfeasibleError
+
+pytestmark = pytest.mark.usefixtures("runtime")
+
+
+class CtrlC(tune.Callback):
+    """Presses it at the first report."""
+
+    def __init__(self) -> None:
+        self.pressed = False
+
+    def on_trial_result(self, iteration, trials, trial, result, **info):
+        if not self.pressed:
+            self.pressed = True
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+class Endless(tune.Trainable):
+    def step(self):
+        time.sleep(0.02)
+        return {"n": self.iteration}
+
+    def cleanup(self):
+        Path(self.logdir, "cleaned").touch()
+
+
+def endless(config):
+    try:
+        while True:
+            time.sleep(0.02)
+            tune.report({"n": 1})
+    finally:
+        Path(tune.get_context().get_trial_dir(), "cleaned").touch()
+
+
+@pytest.mark.parametrize("trainable", [Endless, endless])
+def test_ctrl_c_returns_what_there_is_and_lets_trials_clean_up(fit, tmp_path, trainable):  # row 1.6
+    before = signal.getsignal(signal.SIGINT)
+    start = time.monotonic()
+    grid = fit(trainable, num_samples=9, run={"callbacks": [CtrlC()]})
+    assert time.monotonic() - start < 60
+    assert signal.getsignal(signal.SIGINT) is before
+    assert 1 <= len(grid) <= 9
+    assert {result.status for result in grid} == {"PENDING"}
+    reported = [result for result in grid if result.metrics]
+    assert reported
+    assert all(Path(result.path, "cleaned").exists() for result in reported)
+    assert eventually(lambda: trainkit.available_resources() == trainkit.cluster_resources())
+
+
+def test_a_request_that_never_fits_is_refused_at_once(fit):  # row 1.4
+    with pytest.raises(InfeasibleError) as caught:
+        fit(tune.with_resources(endless, {"cpu": 1, "gpu": 1}))
+    assert "1 GPU" in str(caught.value) and f"{SESSION_CPUS} CPU" in str(caught.value)
+
+
+def test_a_task_in_a_trial_borrows_its_place(fit):  # row 1.4
+    def trainable(config):
+        def square(x):
+            return x * x
+
+        return {"squared": trainkit.get(trainkit.remote(num_cpus=1)(square).remote(config["x"]))}
+
+    grid = fit(trainable, {"x": tune.grid_search(list(range(SESSION_CPUS)))})  # no CPU is left
+    assert [result.metrics["squared"] for result in grid] == [x * x for x in range(SESSION_CPUS)]

@@ -1,0 +1,162 @@
+"""Spaces that are functions of an Optuna trial."""
+
+from __future__ import annotations
+
+import optuna
+import pytest
+
+from tests.suites.searchers import Row, Search
+from trainkit import tune
+from trainkit.errors import ConfigError
+from trainkit.tune.search import OptunaSearch
+
+pytestmark = pytest.mark.usefixtures("inline")
+optuna.logging.set_verbosity(optuna.logging.WARNING)
+
+
+def space(trial):
+    kind = trial.suggest_categorical("model/kind", ["tree", "net"])
+    if kind == "tree":
+        trial.suggest_int("model/depth", 1, 9)
+    else:
+        layers = trial.suggest_int("model/layers", 1, 3)
+        for layer in range(layers):
+            trial.suggest_float(f"model/width/{layer}", 8, 64)
+    trial.suggest_float("lr", 1e-4, 1, log=True)
+    return {"data/folds": 5, "version": "a"}
+
+
+def check(config) -> None:
+    assert set(config) == {"model", "lr", "data", "version"}
+    assert config["data"] == {"folds": 5}
+    model = config["model"]
+    if model["kind"] == "tree":
+        assert set(model) == {"kind", "depth"}
+    else:
+        assert set(model) == {"kind", "layers", "width"}
+        assert set(model["width"]) == {str(layer) for layer in range(model["layers"])}
+
+
+ROW = Row("define by run", lambda **given: OptunaSearch(space, **given))
+
+
+# row 1.28
+def test_branches_become_nested_configurations(fit):
+    search = OptunaSearch(space, metric="loss", mode="min")
+    grid = fit(lambda config: {"loss": config["lr"]}, num_samples=25, search_alg=search)
+    for result in grid:
+        check(result.config)
+    assert {result.config["model"]["kind"] for result in grid} == {"tree", "net"}
+    best = grid.get_best_result(metric="loss", mode="min")
+    assert best.config["lr"] == min(result.config["lr"] for result in grid)
+
+
+def test_constants_of_param_space_are_added(fit):
+    search = OptunaSearch(space, metric="loss", mode="min")
+    grid = fit(
+        lambda config: {"loss": config["lr"]},
+        {
+            "path": "here",
+            "model": {"seed": 3},
+            "version": "b",
+            "twice": tune.sample_from(lambda s: 2 * s.config.lr),
+        },
+        num_samples=3,
+        search_alg=search,
+    )
+    for result in grid:
+        assert result.config["path"] == "here"
+        assert result.config["model"]["seed"] == 3
+        assert result.config["version"] == "a"  # what the searcher says goes
+        assert result.config["twice"] == 2 * result.config["lr"]
+
+
+# row 1.5
+def test_a_replay_asks_no_sampler(monkeypatch):
+    search = Search(ROW, {"path": "here"}, num_samples=30)
+    search.run(18)
+    search.finish("t_00003", error=True)
+    asked = []
+    ask = optuna.Study.ask
+    monkeypatch.setattr(optuna.Study, "ask", lambda study: asked.append(1) or ask(study))
+    restored = search.restored()
+    assert not asked
+    assert search.run(5) == restored.run(5)
+
+
+def replacing(trial):
+    return {"x": 10 ** trial.suggest_float("x", -3, 0)}
+
+
+def test_a_function_may_return_another_value_under_the_same_name():
+    search = Search(Row("replacing", lambda **given: OptunaSearch(replacing, **given)), {}, num_samples=20)
+    for config in search.run(14):
+        assert 1e-3 <= config["x"] <= 1
+    restored = search.restored()
+    assert search.run(3) == restored.run(3)
+
+
+def test_points_come_first():
+    points = [{"model": {"kind": "tree", "depth": 3}, "lr": 0.5}, {"model/kind": "net"}]
+    search = Search(ROW, {}, arguments={"points_to_evaluate": points})
+    first, second, *_ = search.run()
+    assert (first["model"], first["lr"]) == ({"kind": "tree", "depth": 3}, 0.5)
+    assert second["model"]["kind"] == "net"
+    check(second)
+
+
+def test_points_that_are_known_are_learned_from():
+    points = [{"model": {"kind": "tree", "depth": depth}, "lr": 0.1} for depth in range(1, 10)]
+    given = {"points_to_evaluate": points, "evaluated_rewards": [float(n) for n in range(9)]}
+    search = Search(ROW, {}, arguments=given)
+    assert not any(config["lr"] == 0.1 for config in search.run())
+
+
+# row 2.13
+def test_what_it_has_drawn_before_is_drawn_anew_until_it_gives_up():
+    def small(trial):
+        trial.suggest_categorical("x", ["a", "b", "c"])
+
+    search = Search(Row("small", lambda **given: OptunaSearch(small, **given)), {}, num_samples=9)
+    assert sorted(config["x"] for config in search.run()) == ["a", "b", "c"]
+    assert "no configuration that is allowed and was not tried before" in search.proposals.reason
+
+
+@pytest.mark.parametrize(
+    ("function", "words"),
+    [
+        (lambda trial: 3, "returned 3; return nothing, or a dictionary"),
+        (lambda trial: {1: 2}, "return nothing, or a dictionary"),
+        (lambda trial: trial.suggest_float("x", 1, 0), "ValueError"),
+        (lambda trial: trial.suggest_nothing("x"), "AttributeError"),
+    ],
+)
+def test_a_mistake_is_named(function, words):
+    search = Search(Row("wrong", lambda **given: OptunaSearch(function, **given)), {})
+    with pytest.raises(ConfigError, match=words):
+        search.next()
+
+
+def test_a_point_that_the_function_does_not_ask_for_is_named():
+    points = [{"model": {"kind": "tree", "depth": 3, "width": 2}, "lr": 0.5}]
+    with pytest.raises(ConfigError, match="model/width, which the function"):
+        Search(ROW, {}, arguments={"points_to_evaluate": points})
+
+
+def test_the_space_must_be_in_one_place():
+    with pytest.raises(ConfigError, match="leave only constants in param_space"):
+        Search(ROW, {"lr": tune.uniform(0, 1)})
+
+
+def test_a_function_is_given_again_to_go_on(fit, tmp_path):
+    def run(config):
+        return {"loss": config["lr"]}
+
+    search = OptunaSearch(space, metric="loss", mode="min")
+    whole = fit(run, num_samples=15, seed=1, search_alg=search, run={"name": "w"})
+    fit(run, num_samples=12, seed=1, search_alg=search)
+    more = tune.TuneConfig(num_samples=15, search_alg=search)
+    restored = tune.Tuner.restore(
+        tmp_path / "e", run, tune_config=more, run_config=tune.RunConfig(verbose=0)
+    ).fit()
+    assert [result.config for result in restored] == [result.config for result in whole]

@@ -1,0 +1,43 @@
+"""The searchers' common promises, on each of them."""
+
+from __future__ import annotations
+
+import optuna
+import pytest
+
+from tests.suites.searchers import Row, SearcherSuite
+from trainkit.tune.search import BasicVariantGenerator, ConcurrencyLimiter, OptunaSearch, Repeater, Searcher
+from trainkit.tune.seeds import suggestion_generator
+
+optuna.logging.set_verbosity(optuna.logging.WARNING)
+
+
+class OwnSearch(Searcher):
+    """A user's: it draws from the space by itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked = 0
+
+    def suggest(self, trial_id):
+        self.asked += 1
+        return self.space.configuration(0, suggestion_generator(self.seed, self.asked))
+
+
+ROWS = (
+    Row("random", BasicVariantGenerator),
+    Row("optuna", OptunaSearch),
+    Row(
+        "optuna-evolution",
+        lambda **given: OptunaSearch(sampler=optuna.samplers.NSGAIISampler(population_size=4), **given),
+    ),
+    Row("limited", lambda **given: ConcurrencyLimiter(OptunaSearch(**given), 64)),
+    Row("repeated-random", lambda **given: Repeater(BasicVariantGenerator(**given), 2), repeat=2),
+    Row("repeated-optuna", lambda **given: Repeater(OptunaSearch(**given), 2), repeat=2),
+    Row("own", OwnSearch, takes_points=False),
+)
+
+
+@pytest.mark.parametrize("row", ROWS, ids=str, indirect=True)
+class TestSearchers(SearcherSuite):
+    pass

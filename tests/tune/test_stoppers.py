@@ -1,0 +1,282 @@
+"""Stoppers: the rules by themselves, and what they end in an experiment."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import statistics
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.tune.harness import Play
+from trainkit import tune
+from trainkit.errors import ConfigError
+from trainkit.tune import events as ev
+from trainkit.tune.history import ExperimentReader
+from trainkit.tune.stopping import StopRules
+
+
+def answers(stopper: tune.Stopper, values: list[float], trial_id: str = "a") -> list[bool]:
+    return [
+        stopper(trial_id, {"loss": value, "training_iteration": count})
+        for count, value in enumerate(values, start=1)
+    ]
+
+
+def test_maximum_iteration():
+    assert answers(tune.MaximumIterationStopper(3), [1, 1, 1]) == [False, False, True]
+
+
+def test_a_trial_plateau_needs_the_grace_the_window_and_the_threshold():
+    at_rest = [1.0] * 6
+    assert answers(tune.TrialPlateauStopper("loss"), at_rest).index(True) == 3
+    assert answers(tune.TrialPlateauStopper("loss", grace_period=6), at_rest).index(True) == 5
+    assert answers(tune.TrialPlateauStopper("loss", num_results=5), at_rest).index(True) == 4
+    assert not any(answers(tune.TrialPlateauStopper("loss", metric_threshold=0.5, mode="min"), at_rest))
+    assert any(answers(tune.TrialPlateauStopper("loss", metric_threshold=0.5, mode="max"), at_rest))
+    assert not any(answers(tune.TrialPlateauStopper("loss"), [1.0, 2.0] * 5))
+    assert not any(answers(tune.TrialPlateauStopper("loss"), [math.nan] * 9))
+    assert not any(answers(tune.TrialPlateauStopper("loss"), [1e300, -1e300] * 4))
+
+
+def test_a_retry_that_repeats_its_reports_is_no_plateau():
+    stopper = tune.TrialPlateauStopper("loss")
+    for _ in range(5):  # each attempt gets to its second report
+        assert answers(stopper, [1.0, 1.0]) == [False, False]
+    assert answers(stopper, [1.0] * 4)[-1]
+
+
+def test_an_experiment_plateau_ends_all_after_its_patience():
+    stopper = tune.ExperimentPlateauStopper("loss", top=3, patience=2)
+    values = [5.0, 1.0, math.nan, 1.0, 9.0, 1.0, 8.0, 7.0]
+    told = [(stopper("a", {"loss": value}), stopper.stop_all()) for value in values]
+    # The best three are 1, 1, 1 from the sixth report on; with the next that is so twice in a row.
+    assert [both for both, _ in told] == [both for _, both in told] == [False] * 6 + [True, True]
+    assert stopper.reason() == {"metric": "loss", "std": 0.0, "at_most": 0.001, "top": 3, "reports": 3}
+    worse = tune.ExperimentPlateauStopper("loss", top=2, mode="max")
+    assert [worse("a", {"loss": value}) for value in [1.0, 2.0, 2.0]] == [False, False, True]
+
+
+def test_a_timeout_is_of_the_time_that_it_is_told():
+    for stopper in (tune.TimeoutStopper(90), tune.TimeoutStopper(timedelta(minutes=1.5))):
+        stopper.on_time(89.9)
+        assert not stopper("a", {}) and not stopper.stop_all()
+        stopper.on_time(90.0)
+        assert not stopper("a", {}) and stopper.stop_all()
+        assert stopper.deadline_s == 90
+
+
+def test_each_of_several_sees_every_report():
+    seen: list[str] = []
+    combined = tune.CombinedStopper(
+        tune.FunctionStopper(lambda trial_id, result: bool(seen.append("a")) or len(seen) > 3),
+        tune.FunctionStopper(lambda trial_id, result: bool(seen.append("b"))),
+        tune.TimeoutStopper(5),
+    )
+    assert answers(combined, [1, 1]) == [False, False]
+    assert seen == ["a", "b"] * 2
+    assert answers(combined, [1]) == [True]
+    assert seen == ["a", "b"] * 3
+    assert combined.reason()["stopper"] == "FunctionStopper"
+    combined.on_time(6)
+    assert combined.stop_all()
+    assert combined.reason() == {"stopper": "TimeoutStopper", "timeout": 5}
+    assert combined.deadline_s == 5
+
+
+@pytest.mark.parametrize(
+    ("name", "signature"),
+    [
+        ("MaximumIterationStopper", "(max_iter)"),
+        (
+            "TrialPlateauStopper",
+            "(metric, std=0.01, num_results=4, grace_period=4, metric_threshold=None, mode=None)",
+        ),
+        ("ExperimentPlateauStopper", "(metric, std=0.001, top=10, mode='min', patience=0)"),
+        ("TimeoutStopper", "(timeout)"),
+        ("FunctionStopper", "(function)"),
+        ("CombinedStopper", "(*stoppers)"),
+    ],
+)
+def test_names_and_defaults_are_rays(name, signature):
+    parameters = [
+        parameter.replace(annotation=inspect.Parameter.empty)
+        for parameter in inspect.signature(getattr(tune, name)).parameters.values()
+    ]
+    assert str(inspect.Signature(parameters)) == signature
+
+
+@given(st.lists(st.floats(-1e3, 1e3), min_size=1, max_size=40), st.integers(1, 6), st.floats(0.01, 10))
+def test_a_plateau_is_a_small_deviation_of_the_last_reports(values, num_results, std):
+    given = answers(tune.TrialPlateauStopper("loss", std=std, num_results=num_results), values)
+    for count, answer in enumerate(given, start=1):
+        last = values[max(0, count - num_results) : count]
+        deviation = statistics.pstdev(last)
+        if abs(deviation - std) > 1e-9:
+            assert answer == (count >= 4 and len(last) == num_results and deviation < std)
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: tune.MaximumIterationStopper(0), "max_iter=0"),
+        (lambda: tune.TrialPlateauStopper("loss", metric_threshold=1.0), "metric_threshold=1.0 needs"),
+        (lambda: tune.ExperimentPlateauStopper("loss", top=1), "top=1"),
+        (lambda: tune.ExperimentPlateauStopper("loss", mode="best"), "mode='best'"),
+        (lambda: tune.TimeoutStopper(0), "timeout=0"),
+        (lambda: tune.CombinedStopper(print), "wrap a function"),
+        (lambda: tune.RunConfig(stop=tune.TimeoutStopper), "give a dictionary"),
+        (lambda: tune.RunConfig(stop=[{"a": 1}, 3]), "stop=3"),
+        (lambda: tune.RunConfig(stop=[{"a": "x"}]), "number to reach"),
+    ],
+)
+def test_a_bad_value_is_named(make, words):
+    with pytest.raises(ConfigError, match=words):
+        make()
+
+
+def test_a_class_that_only_looks_like_a_stopper_is_refused():
+    class Own:
+        def __call__(self, trial_id, result):
+            return False
+
+        def stop_all(self):
+            return True
+
+    with pytest.raises(ConfigError, match=r"extends tune\.Stopper"):
+        tune.RunConfig(stop=Own())
+
+
+# --- in an experiment -----------------------------------------------------------------------------
+
+
+def test_a_list_takes_all_forms_and_the_reason_names_who_it_was():
+    rules = [{"acc": 0.9}, lambda trial_id, result: False, tune.MaximumIterationStopper(2)]
+    play = Play(num_samples=1, stop=rules)
+    play.started(0)
+    play.reported(0, {"acc": 0.1})
+    play.reported(0, {"acc": 0.2})
+    play.finished(0)
+    words = "stopped by MaximumIterationStopper: training_iteration 2, max_iter 2"
+    assert play.trial(0).reason == words
+    assert play.recorded(ev.DecisionMade)[-1].decision.reason == {
+        "stop": words,
+        "stopper": "MaximumIterationStopper",
+        "training_iteration": 2,
+        "max_iter": 2,
+    }
+
+
+def test_stop_all_ends_the_experiment_at_that_very_report():
+    play = Play(num_samples=9, cpus=2, stop=tune.ExperimentPlateauStopper("loss", top=2))
+    play.started(0)
+    play.started(1)
+    play.reported(0, {"loss": 1.0})
+    assert [type(action).__name__ for action in play.reported(1, {"loss": 1.0})] == ["Stop"]
+    assert [type(action).__name__ for action in play.reported(0, {"loss": 1.0})] == ["Stop"]
+    play.finished(0)
+    play.finished(1)
+    assert play.controller.done
+    assert len(play.controller.trials) == 2
+    assert "ExperimentPlateauStopper" in play.controller.ending
+    assert set(play.statuses()) == {"TERMINATED"}
+
+
+def test_a_timeout_ends_trials_that_do_not_report():
+    play = Play(num_samples=9, cpus=1, stop=tune.TimeoutStopper(10))
+    play.started(0)
+    assert play.controller.deadline == pytest.approx(10)
+    play.tick(10)
+    assert play.controller.ending == "stopped by TimeoutStopper: timeout 10"
+    play.tick(play.plan.grace_s)
+    assert play.controller.done
+    assert "killed" in play.trial(0).reason
+
+
+def test_a_stopper_that_raises_ends_the_experiment_in_order():
+    class Broken(tune.Stopper):
+        def __call__(self, trial_id, result):
+            return False
+
+        def stop_all(self):
+            raise ZeroDivisionError("no luck")
+
+    play = Play(num_samples=3, stop=Broken())
+    assert play.controller.done
+    assert isinstance(play.controller.error, ZeroDivisionError)
+
+
+@pytest.mark.usefixtures("inline")
+def test_the_users_stopper_stays_as_it_was_and_every_fit_starts_afresh(fit):
+    stopper = tune.ExperimentPlateauStopper("loss", top=3)
+    for name in ("a", "b"):
+        grid = fit(
+            lambda config: {"loss": 1.0},
+            num_samples=8,
+            max_concurrent_trials=1,
+            run={"name": name, "stop": stopper},
+        )
+        assert len(grid) == 3
+    assert stopper._best == []
+
+
+@pytest.mark.usefixtures("inline")
+def test_a_stopped_trial_never_runs_a_step_past_the_decision(fit, tmp_path):
+    def trainable(config):
+        for step in range(1, 100):
+            Path(tune.get_context().get_trial_dir(), f"step{step}").touch()
+            tune.report({"loss": 1.0})
+
+    (result,) = fit(trainable, run={"stop": tune.TrialPlateauStopper("loss")})
+    assert len(list(Path(result.path).glob("step*"))) == len(result.history) == 4
+
+
+@pytest.mark.usefixtures("inline")
+def test_a_restore_tells_stoppers_the_reports_of_before(fit, tmp_path):
+    rules = [{"loss": 99}, tune.ExperimentPlateauStopper("loss", top=8)]
+    fit(lambda config: {"loss": 1.0}, {"x": 1}, num_samples=5, max_concurrent_trials=1, run={"stop": rules})
+    more = tune.TuneConfig(num_samples=20)
+    grid = tune.Tuner.restore(tmp_path / "e", lambda config: {"loss": 1.0}, tune_config=more).fit()
+    assert len(grid) == 8, "made again from the file, and told of the five"
+    assert grid[7].reason.startswith("stopped by ExperimentPlateauStopper: metric loss, std 0")
+
+
+@pytest.mark.usefixtures("inline")
+def test_a_timeout_counts_over_restores_but_not_between(fit, tmp_path):
+    import time
+
+    def trainable(config):
+        time.sleep(0.02)
+        return {"loss": 1.0}
+
+    timeout = {"stop": tune.TimeoutStopper(3600)}
+    fit(trainable, num_samples=5, run=timeout)
+    with ExperimentReader(tmp_path / "e") as reader:
+        first = reader.spent_s()
+    assert 0.1 <= first < 60
+    time.sleep(0.2)
+    tune.Tuner.restore(tmp_path / "e", trainable, tune_config=tune.TuneConfig(num_samples=6)).fit()
+    with ExperimentReader(tmp_path / "e") as reader:
+        assert first + 0.02 <= reader.spent_s()
+    more = tune.TuneConfig(num_samples=9)
+    spent = tune.RunConfig(stop=tune.TimeoutStopper(first / 2))
+    grid = tune.Tuner.restore(tmp_path / "e", trainable, tune_config=more, run_config=spent).fit()
+    assert len(grid) == 6, "its time was over before it began"
+
+
+@pytest.mark.usefixtures("inline")
+def test_what_the_file_cannot_hold_is_to_be_given_again(fit, tmp_path):
+    fit(lambda config: 1.0, run={"stop": [{"a": 1}, tune.FunctionStopper(lambda trial_id, result: True)]})
+    with pytest.raises(ConfigError, match="a stopper of your own"):
+        tune.Tuner.restore(tmp_path / "e", lambda config: 1.0)
+
+
+def test_all_told_again_is_all_told():
+    """What a rule raised in the first run has failed a trial; in a replay it is no news."""
+    rules = StopRules.of([{"loss": 1}, tune.MaximumIterationStopper(3)])
+    rules.told_again("a", {"training_iteration": 1})
+    assert rules.on_report("a", {"training_iteration": 3, "loss": 0})["max_iter"] == 3

@@ -1,0 +1,81 @@
+"""`trainkit clean`: remove checkpoints of an experiment that nobody runs."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+
+from trainkit.cli.experiments import experiment_folder
+from trainkit.errors import ConfigError
+from trainkit.resources import describe_bytes
+from trainkit.tune import events as ev
+from trainkit.tune.overview import Overview
+from trainkit.tune.store import ExperimentStore
+from trainkit.tune.trial import Trial
+
+
+def clean(word: str, *, keep_best: bool, yes: bool) -> int:
+    """Remove the checkpoints of trials that have ended.
+
+    Args:
+        word: the experiment.
+        keep_best: those of the best trial stay.
+        yes: don't ask.
+
+    Raises:
+        ConfigError: there is no such experiment, or which trial is best isn't known.
+        StoreError: a process runs it.
+    """
+    folder = experiment_folder(word)
+    store = ExperimentStore.open(folder)  # so nobody else runs it until this is done
+    try:
+        overview = Overview.of(folder, 0.0)
+        kept = None
+        if keep_best:
+            if overview.best is None:
+                raise ConfigError(
+                    f"which trial of {folder} is best is not known: it has no metric, or no trial reported it"
+                )
+            kept = overview.best[0].trial_id
+        doomed = [
+            trial
+            for trial in overview.trials
+            if trial.status.is_finished and trial.trial_id != kept and trial.checkpoints
+        ]
+        if not doomed:
+            sys.stdout.write("there is nothing to remove\n")
+            return 0
+        count = sum(len(trial.checkpoints) for trial in doomed)
+        size = sum(_bytes(folder, trial) for trial in doomed)
+        besides = f"; those of {kept}, the best, stay" if kept else ""
+        what = f"{count} checkpoints of {len(doomed)} trials, {describe_bytes(size)}, in {folder}{besides}"
+        if not yes and not _confirmed(f"Remove {what}? [y/N] "):
+            sys.stdout.write("nothing was removed\n")
+            return 1
+        # Forgotten first: a kill in between leaves folders that nothing refers to, which a restore removes.
+        store.commit(
+            [ev.CheckpointDropped(trial, checkpoint) for trial in doomed for checkpoint in trial.checkpoints]
+        )
+        for trial in doomed:
+            for checkpoint in trial.checkpoints:
+                shutil.rmtree(folder / trial.dirname / checkpoint.dirname, ignore_errors=True)
+        sys.stdout.write(f"removed {what}\n")
+        return 0
+    finally:
+        store.close()
+
+
+def _bytes(folder: Path, trial: Trial) -> int:
+    return sum(
+        path.stat().st_size
+        for checkpoint in trial.checkpoints
+        for path in (folder / trial.dirname / checkpoint.dirname).rglob("*")
+        if path.is_file()
+    )
+
+
+def _confirmed(question: str) -> bool:
+    sys.stdout.write(question)
+    sys.stdout.flush()
+    return sys.stdin.readline().strip().lower() in ("y", "yes")

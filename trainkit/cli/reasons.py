@@ -1,0 +1,74 @@
+"""`trainkit why EXPERIMENT [TRIAL]`: what was decided on a trial, or how an experiment ended, and why."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from datetime import datetime
+from typing import Any
+
+from trainkit.cli.experiments import chosen_trial, experiment_folder
+from trainkit.clock import SYSTEM
+from trainkit.tune.chronicle import ChronicleReader, Event
+from trainkit.tune.overview import Overview
+from trainkit.tune.trial import Trial, TrialStatus
+
+_SAID_ELSEWHERE = ("trial_id", "attempt", "iteration", "verdict")
+
+
+def why_experiment(word: str, trial: str | None) -> int:
+    """Say why a trial stands where it does, from its decisions and events, or the same of the experiment.
+
+    Raises:
+        ConfigError: there is no such experiment or trial.
+    """
+    folder = experiment_folder(word)
+    overview = Overview.of(folder, SYSTEM.now())
+    with ChronicleReader(folder) as reader:
+        if trial is None:
+            lines = [f"{folder}: {overview.state}", *map(_event_line, reader.events())]
+        else:
+            lines = list(_of_trial(overview, reader, chosen_trial(overview.trials, trial)))
+    sys.stdout.write("\n".join(lines) + "\n")
+    return 0
+
+
+def _of_trial(overview: Overview, reader: ChronicleReader, trial: Trial) -> Iterator[str]:
+    reason = f": {trial.reason}" if trial.reason else ""
+    yield f"{trial.name} is {trial.status}{reason}"
+    if trial.status is TrialStatus.PENDING:
+        running = [other for other in overview.trials if other.status is TrialStatus.RUNNING]
+        if overview.owner is None:
+            yield "  nobody runs the experiment; tune.Tuner.restore(...).fit() goes on with it"
+        elif trial.alone:
+            yield "  it runs when nothing else does, since its memory was not enough"
+        else:
+            yield f"  it waits for a place: {len(running)} trials run"
+    yield f"  configuration: {_facts(trial.config)}"
+    for attempt in reader.attempts(trial.trial_id):
+        own = f", with {_facts(attempt.config)}" if attempt.config != trial.config else ""
+        yield (
+            f"  attempt {attempt.number}: from {_when(attempt.started)} in process {attempt.pid} on "
+            f"{attempt.hostname}, from iteration {attempt.iteration} on, {attempt.reports} reports{own}"
+        )
+    for decision in reader.decisions(trial.trial_id):
+        facts = {name: value for name, value in decision.items() if name not in _SAID_ELSEWHERE}
+        yield f"  report {decision['iteration']}: {decision['verdict']}, {_facts(facts)}"
+    yield from (f"  {_event_line(event)}" for event in reader.events(trial.trial_id))
+    if trial.failure is not None:
+        yield from (f"  {line}" for line in trial.failure.traceback.splitlines())
+
+
+def _event_line(event: Event) -> str:
+    return f"{_when(event.time)} {event.kind}" + (f": {event.detail}" if event.detail else "")
+
+
+def _when(time: float) -> str:
+    return f"{datetime.fromtimestamp(time):%Y-%m-%d %H:%M:%S}"
+
+
+def _facts(facts: Mapping[str, Any]) -> str:
+    return ", ".join(
+        f"{name}={value:.6g}" if isinstance(value, float) else f"{name}={value}"
+        for name, value in facts.items()
+    )

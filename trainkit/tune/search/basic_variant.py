@@ -1,0 +1,220 @@
+"""Grid and random search: every combination of the grid, `num_samples` times, the rest drawn at random."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from trainkit.errors import ConfigError, SpaceError
+from trainkit.tune.checks import is_whole, require
+from trainkit.tune.fingerprint import fingerprint
+from trainkit.tune.search.alternatives import alternatives, leaves_open
+from trainkit.tune.search.base import Searcher
+from trainkit.tune.seeds import suggestion_generator
+from trainkit.tune.values import holds_opaque
+from trainkit.tune.variants import Path, Space
+
+CONSTANT_DRAWS = 1000
+"""Draws for a whole grid before it counts as used up."""
+
+
+class BasicVariantGenerator(Searcher):
+    """Suggest grid and random configurations.
+
+    Args:
+        points_to_evaluate: configurations, or parts of them, to try first; each counts as one of
+            `num_samples`, and what it leaves open is drawn, or tried in all combinations of the grid.
+        max_concurrent: trials at once; 0: as many as fit.
+        constant_grid_search: True draws once for all combinations of the grid, instead of for each.
+        random_state: seed for the draws; None: the TuneConfig's.
+
+    Raises:
+        ConfigError: `points_to_evaluate` is not a list of dictionaries, or a number is out of range.
+    """
+
+    def __init__(
+        self,
+        points_to_evaluate: Sequence[Mapping[str, Any]] | None = None,
+        max_concurrent: int = 0,
+        constant_grid_search: bool = False,
+        random_state: int | None = None,
+    ) -> None:
+        super().__init__()
+        points = list(points_to_evaluate or [])
+        if not all(isinstance(point, Mapping) for point in points):
+            raise ConfigError(f"points_to_evaluate={points_to_evaluate!r}: give a list of dictionaries")
+        require(
+            is_whole(max_concurrent) and max_concurrent >= 0,
+            f"max_concurrent={max_concurrent!r}: give 1 or more, or 0 for as many as fit",
+        )
+        require(
+            random_state is None or (is_whole(random_state) and random_state >= 0),
+            f"random_state={random_state!r}: give a whole number of 0 or more",
+        )
+        self.points_to_evaluate = [dict(point) for point in points]
+        self.max_concurrent = int(max_concurrent)
+        self.constant_grid_search = bool(constant_grid_search)
+        self.random_state = random_state
+        self._presets: list[dict[Path, Any]] = []
+        self._next = 0
+        self._draw = -1
+        self._redraws = 0
+        """How often what was drawn for draw `_draw` was rejected."""
+        self._drawn = False
+        self._spent: set[int] = set()
+        """Combinations of the grid with which every draw was tried."""
+        self._covered: Counter[int] = Counter()
+        """How often a restore has found each combination of the grid among the trials of before."""
+        self._foreign = 0
+        """Trials of before that are none of the grid's, after a change of the space."""
+        self._ranks: dict[bytes, int] | None = None
+        self._live: set[str] = set()
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        return {
+            "points_to_evaluate": self.points_to_evaluate,
+            "max_concurrent": self.max_concurrent,
+            "constant_grid_search": self.constant_grid_search,
+            "random_state": self.random_state,
+        }
+
+    @property
+    def hears_again(self) -> bool:
+        return True
+
+    @property
+    def whole(self) -> bool:
+        return True
+
+    def begin(
+        self, space: Space, *, metric: str | None, mode: str | None, num_samples: int, seed: int
+    ) -> None:
+        seed = seed if self.random_state is None else self.random_state
+        super().begin(space, metric=metric, mode=mode, num_samples=num_samples, seed=seed)
+        self._presets = [space.preset(point) for point in self.points_to_evaluate]
+        self._leaves_open = [leaves_open(space, preset) for preset in self._presets]
+        # Where the configurations of each point begin, and after the last, where the free ones do.
+        self._starts = list(itertools.accumulate(map(space.grid_size, self._presets), initial=0))
+
+    @property
+    def total_samples(self) -> int | None:
+        if self.num_samples == -1:
+            return None
+        free = max(0, self.num_samples - len(self._presets))
+        return self._foreign + self._starts[-1] + free * self.space.grid_size()
+
+    def suggest(self, trial_id: str) -> dict[str, Any] | str | None:
+        self._pass_what_was_tried()
+        total = self.total_samples
+        if len(self._spent) == self.space.grid_size() or (
+            total is not None and self._next >= total - self._foreign
+        ):
+            return self.FINISHED
+        if self.max_concurrent and len(self._live) >= self.max_concurrent:
+            return None
+        self._live.add(trial_id)
+        index, self._next = self._next, self._next + 1
+        sample, combination, _ = self._place(index)
+        draw = sample if self.constant_grid_search else index
+        if draw != self._draw:
+            self._draw, self._redraws = draw, 0
+        # Of a constant draw, later combinations take it as it is.
+        self._drawn = not (self.constant_grid_search and combination) and (
+            self._leaves_open[sample] if sample < len(self._presets) else bool(self.space.domains)
+        )
+        return self.configuration(index, self._redraws)
+
+    def is_drawn(self, trial_id: str) -> bool:
+        return self._drawn
+
+    def on_rejected(self, trial_id: str, result: dict[str, Any] | None) -> None:
+        self._live.discard(trial_id)
+        self._next -= 1
+        self._redraws += 1
+
+    def alternatives(self, trial_id: str) -> Iterator[dict[str, Any]]:
+        if self.constant_grid_search:  # what is taken must be drawn again for the other combinations
+            for _ in range(CONSTANT_DRAWS):
+                self._redraws += 1
+                yield self.configuration(self._next, self._redraws)
+            return
+        _, combination, preset = self._place(self._next)
+        rng = suggestion_generator(self.seed, self._next, self._redraws)
+        yield from alternatives(self.space, rng, combination, preset)
+
+    def take(self, trial_id: str, config: dict[str, Any]) -> bool:
+        self._live.add(trial_id)
+        self._next += 1
+        return True
+
+    def replay(
+        self, trial_id: str, config: dict[str, Any], *, same_space: bool = True
+    ) -> dict[str, Any] | None:
+        if same_space and (self._presets or holds_opaque(config)):
+            return None
+        if self.space.axes and not self._presets:
+            self._cover(config)
+        else:
+            self._next += 1
+        self._live.add(trial_id)
+        return config
+
+    def _cover(self, config: dict[str, Any]) -> None:
+        """Count `config` for its combination of the grid, wherever that now stands in the order."""
+        if self._ranks is None:
+            sizes = range(self.space.grid_size())
+            self._ranks = {self._axes_of(self.space.grid_values(rank)): rank for rank in sizes}
+        try:
+            values = self.space.choices(config)
+        except SpaceError:  # of another space, before a restore
+            self._foreign += 1
+            return
+        chosen = {path: values[each.name] for path, each in self.space.by_path.items() if each.name in values}
+        rank = self._ranks.get(self._axes_of(chosen))
+        if rank is None:  # forbidden by now
+            self._foreign += 1
+        else:
+            self._covered[rank] += 1
+
+    def _axes_of(self, values: Mapping[Path, Any]) -> bytes:
+        return fingerprint({repr(path): value for path, value in values.items() if path in self.space.axes})
+
+    def give_up(self, trial_id: str) -> bool:
+        sample, combination, _ = self._place(self._next)
+        if sample >= len(self._presets):
+            self._spent |= set(range(self.space.grid_size())) if self.constant_grid_search else {combination}
+        self._next += 1
+        return True
+
+    def on_trial_complete(
+        self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False
+    ) -> None:
+        self._live.discard(trial_id)
+
+    def configuration(self, index: int, redraw: int = 0) -> dict[str, Any]:
+        """Return suggestion `index`; it depends on the space, the points, the seed and the two alone."""
+        sample, combination, preset = self._place(index)
+        rng = suggestion_generator(self.seed, sample if self.constant_grid_search else index, redraw)
+        return self.space.configuration(combination, rng, preset)
+
+    def _place(self, index: int) -> tuple[int, int, dict[Path, Any]]:
+        """Of suggestion `index`: which sample, which combination of its grid, and what is given."""
+        for sample, preset in enumerate(self._presets):
+            if index < self._starts[sample + 1]:
+                return sample, index - self._starts[sample], preset
+        sample, combination = divmod(index - self._starts[-1], self.space.grid_size())
+        return sample + len(self._presets), combination, {}
+
+    def _pass_what_was_tried(self) -> None:
+        while (self._spent or self._covered) and len(self._spent) < self.space.grid_size():
+            sample, combination, _ = self._place(self._next)
+            if sample < len(self._presets):
+                return
+            if combination not in self._spent:
+                if combination not in self._covered:
+                    return
+                self._covered -= Counter([combination])  # drops what has come to nought
+            self._next += 1

@@ -1,0 +1,86 @@
+"""Fewer trials at once than fit, for searchers that learn most from results they have."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trainkit.tune.checks import is_whole, require
+from trainkit.tune.search.base import Searcher
+from trainkit.tune.search.wrapper import SearcherWrapper
+
+
+class ConcurrencyLimiter(SearcherWrapper):
+    """Let at most `max_concurrent` trials of a searcher run at once.
+
+    Args:
+        searcher: to limit.
+        max_concurrent: trials at once, 1 or more.
+        batch: True starts the next trials only once all of the last ones have ended, and tells the searcher
+            their results together, in the order in which they ended.
+
+    Raises:
+        ConfigError: an argument is out of range.
+    """
+
+    def __init__(self, searcher: Searcher, max_concurrent: int, batch: bool = False) -> None:
+        super().__init__(searcher)
+        require(
+            is_whole(max_concurrent) and max_concurrent >= 1,
+            f"max_concurrent={max_concurrent!r}: give 1 or more",
+        )
+        self.max_concurrent = int(max_concurrent)
+        self.batch = bool(batch)
+        self._running: set[str] = set()
+        self._held: dict[str, tuple[dict[str, Any] | None, bool]] = {}
+        """Ended, in order, and not told yet: the rest of the batch runs."""
+        self._limits_itself = searcher.set_max_concurrency(self.max_concurrent)
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        return {"searcher": self.searcher, "max_concurrent": self.max_concurrent, "batch": self.batch}
+
+    def set_max_concurrency(self, max_concurrent: int) -> bool:
+        self.max_concurrent = max_concurrent
+        return True
+
+    def suggest(self, trial_id: str) -> dict[str, Any] | str | None:
+        if self._limits_itself:
+            return self.searcher.suggest(trial_id)
+        if len(self._running) + len(self._held) >= self.max_concurrent:
+            return None
+        suggestion = self.searcher.suggest(trial_id)
+        if isinstance(suggestion, dict):
+            self._running.add(trial_id)
+        return suggestion
+
+    def on_trial_complete(
+        self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False
+    ) -> None:
+        if trial_id not in self._running or not self.batch:  # not in it: one that is gone on with after all
+            self._running.discard(trial_id)
+            self.searcher.on_trial_complete(trial_id, result, error=error)
+            return
+        self._running.remove(trial_id)
+        self._held[trial_id] = (result, error)
+        if not self._running:
+            held, self._held = self._held, {}
+            for each, (its_result, its_error) in held.items():
+                self.searcher.on_trial_complete(each, its_result, error=its_error)
+
+    def on_rejected(self, trial_id: str, result: dict[str, Any] | None) -> None:
+        self._running.discard(trial_id)
+        self.searcher.on_rejected(trial_id, result)
+
+    def take(self, trial_id: str, config: dict[str, Any]) -> bool:
+        taken = self.searcher.take(trial_id, config)
+        if taken:
+            self._running.add(trial_id)
+        return taken
+
+    def replay(
+        self, trial_id: str, config: dict[str, Any], *, same_space: bool = True
+    ) -> dict[str, Any] | None:
+        replayed = self.searcher.replay(trial_id, config, same_space=same_space)
+        if replayed is not None:
+            self._running.add(trial_id)
+        return replayed

@@ -1,0 +1,319 @@
+"""Optuna's samplers as a searcher: TPE by default, any other by argument."""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from trainkit.errors import ConfigError, MissingDependencyError
+from trainkit.tune.checks import is_number, is_whole, require
+from trainkit.tune.search.alternatives import alternatives
+from trainkit.tune.search.base import Searcher
+from trainkit.tune.search.optuna_spaces import Declared, Form, form_of
+from trainkit.tune.search.optuna_study import LazyStudy, quiet, reseed, seed_in
+from trainkit.tune.seeds import suggestion_generator, suggestion_words
+from trainkit.tune.values import lookup
+from trainkit.tune.variants import Space
+
+if TYPE_CHECKING:
+    from optuna.samplers import BaseSampler
+    from optuna.storages import BaseStorage
+
+
+class OptunaSearch(Searcher):
+    """Suggest configurations by a sampler of Optuna's.
+
+    Suggestion n draws with a sampler that is seeded anew from the seed and n. A trial that fails is told as
+    failed, which samplers leave out. One whose last report of the metric is NaN is told as pruned, which TPE
+    takes for bad; infinite values are told as they are.
+
+    Args:
+        space: domains as in `param_space`; Optuna's distributions by name, where 'net/width' is
+            `config["net"]["width"]`; or a function of an Optuna trial, which asks it for values, with
+            branches at will, and may return constants. None: `param_space`. With a space here, `param_space`
+            may only hold constants, which every configuration gets.
+        metric: what to optimise; None: as in the TuneConfig.
+        mode: the same.
+        points_to_evaluate: configurations, or parts of them, to try first; they count for `num_samples`.
+        sampler: of Optuna's; a copy is used. None: `TPESampler`, multivariate, in groups where trials differ
+            in their parameters, with running trials taken for bad (`constant_liar`), so that concurrent ones
+            don't crowd where none has reported yet.
+        study_name: of the study in `storage`; "optuna" by default.
+        storage: an Optuna storage, or the address of one, in which trials are kept too; those that are in its
+            study already are learned from.
+        seed: for the sampler; None: the sampler's own, or else the TuneConfig's.
+        evaluated_rewards: what each of `points_to_evaluate` came to; they are then learned from, not run.
+
+    Raises:
+        MissingDependencyError: Optuna is not installed.
+        ConfigError: an argument is wrong.
+    """
+
+    def __init__(
+        self,
+        space: Mapping[str, Any] | Callable[[Any], Any] | None = None,
+        metric: str | None = None,
+        mode: str | None = None,
+        points_to_evaluate: Sequence[Mapping[str, Any]] | None = None,
+        sampler: BaseSampler | None = None,
+        study_name: str | None = None,
+        storage: BaseStorage | str | None = None,
+        seed: int | None = None,
+        evaluated_rewards: Sequence[float] | None = None,
+    ) -> None:
+        if importlib.util.find_spec("optuna") is None:
+            raise MissingDependencyError("OptunaSearch needs Optuna: pip install 'trainkit[tune]'")
+        for name, value in (("metric", metric), ("mode", mode)):
+            require(
+                value is None or isinstance(value, str),
+                f"{name}={value!r}: OptunaSearch optimises one metric",
+            )
+        super().__init__(metric, mode)
+        points = list(points_to_evaluate or [])
+        require(
+            all(isinstance(point, Mapping) for point in points),
+            f"points_to_evaluate={points_to_evaluate!r}: give a list of dictionaries",
+        )
+        require(
+            seed is None or (is_whole(seed) and seed >= 0), f"seed={seed!r}: give a whole number of 0 or more"
+        )
+        require(
+            evaluated_rewards is None or len(evaluated_rewards) == len(points),
+            f"evaluated_rewards={evaluated_rewards!r}: give one for each of the {len(points)} "
+            "points_to_evaluate",
+        )
+        self._form = None if space is None else form_of(space)
+        self._space = space
+        self._points = [dict(point) for point in points]
+        self._rewards = None if evaluated_rewards is None else list(evaluated_rewards)
+        self._sampler = sampler
+        self._study_name = study_name
+        self._storage = storage
+        self._seed = seed
+        self._evaluated: list[_Evaluated] = []
+        self._to_run: list[tuple[dict[str, Any], bool]] = []
+        self._number = 0
+        self._rejected = (-1, 0)
+        """Of which suggestion how many tries were rejected."""
+        self._drawn = True
+        self._left_out: set[str] = set()
+        """Trials of before a change of the space, which are none of the new one's."""
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        given: dict[str, Any] = {
+            "space": self._space,
+            "metric": self.metric,
+            "mode": self.mode,
+            "points_to_evaluate": self._points,
+            "sampler": self._sampler,
+            "study_name": self._study_name,
+            "storage": self._storage,
+            "seed": self._seed,
+            "evaluated_rewards": self._rewards,
+        }
+        # Points told by add_evaluated_point no file holds: a restore then asks for the searcher.
+        return {**given, "evaluated": self._evaluated} if self._evaluated else given
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> OptunaSearch:
+        twin = copy.copy(self)
+        memo[id(self)] = twin
+        memo[id(self._storage)] = self._storage  # a place that is written to, not a value
+        memo[id(self._space)] = self._space
+        memo[id(self._form)] = self._form
+        vars(twin).update({name: copy.deepcopy(value, memo) for name, value in vars(self).items()})
+        return twin
+
+    def rehearsal(self) -> Searcher:
+        twin = copy.deepcopy(self)
+        twin._storage = None
+        return twin
+
+    # --- what is searched -------------------------------------------------------------------------
+
+    def begin(
+        self, space: Space, *, metric: str | None, mode: str | None, num_samples: int, seed: int
+    ) -> None:
+        super().begin(space, metric=metric, mode=mode, num_samples=num_samples, seed=seed)
+        require(
+            self.metric is not None and self.mode is not None,
+            "OptunaSearch needs to know what to optimise: give metric and mode, in the TuneConfig or here",
+        )
+        if self._space is None:
+            self._form = Declared(space)
+        form = self._the_form()
+        self._sampler = self._sampler or self._default_sampler(form)
+        self._base = seed if self._seed is None else self._seed
+        if self._seed is None and (own := seed_in(self._sampler)) is not None:
+            self._base = own
+        self._study = LazyStudy(
+            self._sampler, self.mode or "min", self._study_name or "optuna", self._storage
+        )
+        evaluated = list(self._evaluated)
+        if self._rewards is None:
+            self._to_run = [form.fixed(point) for point in self._points]
+        else:
+            evaluated += [
+                _Evaluated(point, value) for point, value in zip(self._points, self._rewards, strict=True)
+            ]
+        for each in evaluated:
+            self._add_evaluated(form, each)
+
+    def set_search_properties(
+        self, metric: str | None, mode: str | None, config: dict[str, Any], **spec: Any
+    ) -> bool:
+        return self._space is None
+
+    @property
+    def hears_again(self) -> bool:
+        return True
+
+    @property
+    def whole(self) -> bool:
+        return self._space is None
+
+    def _default_sampler(self, form: Form) -> BaseSampler:
+        from optuna.samplers import TPESampler
+
+        with quiet():
+            return TPESampler(multivariate=True, group=form.conditional, constant_liar=True)
+
+    def _the_form(self) -> Form:
+        if self._form is None:
+            raise ConfigError("OptunaSearch has no search space yet: hand it to a Tuner, in a TuneConfig")
+        return self._form
+
+    # --- suggestions ------------------------------------------------------------------------------
+
+    def suggest(self, trial_id: str) -> dict[str, Any] | str | None:
+        form, n = self._the_form(), self._number
+        if self._study.exhausted:
+            return self.FINISHED
+        redraw = self._rejected[1] if self._rejected[0] == n else 0
+        if self._sampler is not None:
+            reseed(self._sampler, lambda number: suggestion_words(self._base, n, redraw, number))
+        fixed, self._drawn = self._to_run[n] if n < len(self._to_run) else ({}, True)
+        trial = self._study.ask(trial_id, fixed)
+        try:
+            config = form.suggest(trial, suggestion_generator(self._base, n, redraw))
+        except BaseException:
+            self._tell_failed(trial_id)
+            raise
+        self._number += 1
+        return config
+
+    def is_drawn(self, trial_id: str) -> bool:
+        return self._drawn
+
+    def on_rejected(self, trial_id: str, result: dict[str, Any] | None) -> None:
+        # TPE and random search look at what trials came to, and would come to the same again: they are left
+        # as they were, and draw with another seed. Others count their suggestions, so they get an answer.
+        if result is None or self._remembers_by_trials:
+            self._tell_failed(trial_id)
+        else:
+            self.on_trial_complete(trial_id, result)
+        self._number -= 1
+        self._rejected = (self._number, self._rejected[1] + 1 if self._rejected[0] == self._number else 1)
+
+    def alternatives(self, trial_id: str) -> Iterator[dict[str, Any]]:
+        space = self._the_form().space
+        if space is None:
+            return iter(())
+        return alternatives(space, suggestion_generator(self._base, self._number, self._rejected[1]))
+
+    def take(self, trial_id: str, config: dict[str, Any]) -> bool:
+        params = self._the_form().params(config)
+        if params is not None:
+            self._study.add(trial_id, params)
+            self._number += 1
+        return params is not None
+
+    def replay(
+        self, trial_id: str, config: dict[str, Any], *, same_space: bool = True
+    ) -> dict[str, Any] | None:
+        if (self._remembers_by_trials or not same_space) and self.take(trial_id, config):
+            return config
+        if same_space:
+            return None
+        self._left_out.add(trial_id)  # it says nothing of the new space
+        self._number += 1
+        return config
+
+    @property
+    def _remembers_by_trials(self) -> bool:
+        """True if the sampler's next suggestion follows from the study's trials and its seed alone.
+
+        Others keep counts, populations or fitted models of their own, which asking again rebuilds.
+        """
+        from optuna.samplers import RandomSampler, TPESampler
+
+        return type(self._sampler) in (RandomSampler, TPESampler)
+
+    # --- results ----------------------------------------------------------------------------------
+
+    def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
+        value, step = lookup(result, self.metric or ""), result.get("training_iteration")
+        if trial_id not in self._left_out and is_number(value) and is_whole(step):
+            self._study.report(trial_id, float(value), int(step or 0))
+
+    def on_trial_complete(
+        self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False
+    ) -> None:
+        from optuna.trial import TrialState
+
+        if trial_id in self._left_out:
+            return
+        value = lookup(result or {}, self.metric or "")
+        if error or not is_number(value):
+            self._tell_failed(trial_id)
+        elif math.isnan(value):
+            self._study.tell(trial_id, TrialState.PRUNED)
+        else:
+            self._study.tell(trial_id, TrialState.COMPLETE, float(value))
+
+    def _tell_failed(self, trial_id: str) -> None:
+        from optuna.trial import TrialState
+
+        self._study.tell(trial_id, TrialState.FAIL)
+
+    # --- what is known from elsewhere -------------------------------------------------------------
+
+    def add_evaluated_point(
+        self,
+        parameters: dict[str, Any],
+        value: float,
+        error: bool = False,
+        pruned: bool = False,
+        intermediate_values: list[float] | None = None,
+    ) -> None:
+        self._evaluated.append(_Evaluated(parameters, value, error, pruned, intermediate_values))
+
+    def _add_evaluated(self, form: Form, evaluated: _Evaluated) -> None:
+        from optuna.trial import TrialState
+
+        params = form.params(evaluated.parameters)
+        if params is None:
+            raise ConfigError(
+                f"the evaluated point {evaluated.parameters!r} is no configuration of the search space: give "
+                "every parameter, with a value that it may have"
+            )
+        state, value = TrialState.COMPLETE, evaluated.value
+        if evaluated.error:
+            state = TrialState.FAIL
+        elif evaluated.pruned or math.isnan(value):
+            state = TrialState.PRUNED
+        reports = dict(enumerate(evaluated.intermediate_values or []))
+        self._study.add(None, params, state, value if state is TrialState.COMPLETE else None, reports)
+
+
+@dataclass(frozen=True)
+class _Evaluated:
+    parameters: dict[str, Any]
+    value: float
+    error: bool = False
+    pruned: bool = False
+    intermediate_values: list[float] | None = None

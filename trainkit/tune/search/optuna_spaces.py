@@ -1,0 +1,235 @@
+"""The three ways to say what Optuna searches: our domains, its distributions, a function of its trial."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Protocol
+
+from trainkit.errors import ConfigError, SpaceError
+from trainkit.tune.search.alternatives import leaves_open
+from trainkit.tune.search.optuna_domains import Coder, coder_of
+from trainkit.tune.values import flatten, holds_opaque
+from trainkit.tune.variants import Space
+
+if TYPE_CHECKING:
+    from numpy.random import Generator
+    from optuna.distributions import BaseDistribution
+    from optuna.trial import Trial
+
+Params = tuple[dict[str, Any], "dict[str, BaseDistribution]"]
+"""What Optuna knows of a trial: the value and the distribution of each parameter."""
+
+
+class Form(Protocol):
+    """One of the ways.
+
+    Attributes:
+        conditional: True if trials may differ in which parameters they have.
+        space: as our domains; None where it is none of them.
+    """
+
+    conditional: bool
+    space: Space | None
+
+    def suggest(self, trial: Trial, rng: Generator) -> dict[str, Any]:
+        """The configuration that `trial` suggests; all randomness besides comes from `rng`."""
+
+    def fixed(self, point: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
+        """The parameters that a user's point gives, and whether it leaves others open.
+
+        Raises:
+            ConfigError: the point does not fit the space.
+        """
+
+    def params(self, config: Mapping[str, Any]) -> Params | None:
+        """What gave `config`, exactly; None where that can't be told from it."""
+
+
+class Declared:
+    """Domains such as `tune.uniform(0, 1)`, with conditions."""
+
+    def __init__(self, space: Space) -> None:
+        if space.axes:
+            names = ", ".join(parameter.name for parameter in space.parameters if parameter.is_axis)
+            raise ConfigError(
+                f"{names}: OptunaSearch draws, and can't try every value of a grid_search; use choice"
+            )
+        self.space: Space | None = space
+        self._space = space
+        self._coders: dict[str, Coder] = {
+            parameter.name: coder_of(parameter.name, parameter.domain) for parameter in space.parameters
+        }
+        self.conditional = any(parameter.is_conditional for parameter in space.parameters)
+
+    def suggest(self, trial: Trial, rng: Generator) -> dict[str, Any]:
+        return self._space.walk(lambda name, domain: self._coders[name].ask(trial), rng)
+
+    def fixed(self, point: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
+        values = self._space.point(point)
+        open_ = leaves_open(self._space, self._space.preset(point))
+        return {name: self._coders[name].param(value) for name, value in values.items()}, open_
+
+    def params(self, config: Mapping[str, Any]) -> Params | None:
+        try:
+            values = self._space.choices(config)
+        except SpaceError:  # a point outside of the domains, or an object that the store has not kept
+            return None
+        coders = {name: self._coders[name] for name in values}
+        if not all(coder.exact for coder in coders.values()):
+            return None
+        return (
+            {name: coder.param(values[name]) for name, coder in coders.items()},
+            {name: coder.distribution for name, coder in coders.items()},
+        )
+
+
+class Distributions:
+    """A dictionary of Optuna's distributions, nested or with keys such as 'net/width'."""
+
+    conditional = False
+    space: Space | None = None
+
+    def __init__(self, space: Mapping[str, Any]) -> None:
+        from optuna.distributions import BaseDistribution
+
+        flat = flatten(space)
+        self._distributions = {
+            name: value for name, value in flat.items() if isinstance(value, BaseDistribution)
+        }
+        self._constants = {name: value for name, value in flat.items() if name not in self._distributions}
+
+    def suggest(self, trial: Trial, rng: Generator) -> dict[str, Any]:
+        del rng
+        return {
+            **self._constants,
+            **{name: _suggest(trial, name, each) for name, each in self._distributions.items()},
+        }
+
+    def fixed(self, point: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
+        given = flatten(point)
+        for name, value in given.items():
+            if name not in self._distributions and self._constants.get(name, _ABSENT) != value:
+                raise ConfigError(
+                    f"points_to_evaluate gives {name}={value!r}, which the space does not have; it has "
+                    f"{', '.join(self._distributions)}"
+                )
+        fixed = {name: value for name, value in given.items() if name in self._distributions}
+        return fixed, len(fixed) < len(self._distributions)
+
+    def params(self, config: Mapping[str, Any]) -> Params | None:
+        values = _by_name(config)
+        if holds_opaque(config) or not self._distributions.keys() <= values.keys():
+            return None
+        return {name: values[name] for name in self._distributions}, dict(self._distributions)
+
+
+class DefineByRun:
+    """A function that asks an Optuna trial for what it wants, with branches, and may return constants."""
+
+    conditional = True
+    space: Space | None = None
+
+    def __init__(self, function: Callable[[Any], Any]) -> None:
+        self._function = function
+
+    def suggest(self, trial: Trial, rng: Generator) -> dict[str, Any]:
+        del rng
+        constants = self._call(trial)
+        return {**trial.params, **constants}
+
+    def fixed(self, point: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
+        from optuna.trial import FixedTrial
+
+        given = _by_name(point)
+        trial = FixedTrial(given)
+        try:
+            self._call(trial)
+        except ValueError:  # so FixedTrial says that it has no value for what it was asked
+            return flatten(point), True
+        unknown = [name for name in flatten(point) if name not in trial.params]
+        if unknown:
+            raise ConfigError(
+                f"points_to_evaluate gives {', '.join(unknown)}, which the function of the space does not "
+                f"ask for; it asks for {', '.join(trial.params)}"
+            )
+        return dict(trial.params), False
+
+    def params(self, config: Mapping[str, Any]) -> Params | None:
+        from optuna.trial import FixedTrial
+
+        if holds_opaque(config):
+            return None
+        trial = FixedTrial(_by_name(config))
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("error", UserWarning)  # of a value that is outside its distribution
+                constants = self._call(trial)
+        except Exception:  # it is asked again for its suggestion, and what is wrong will be raised there
+            return None
+        if constants.keys() & trial.params.keys():
+            return None  # what was suggested was replaced by what was returned
+        return dict(trial.params), dict(trial.distributions)
+
+    def _call(self, trial: Any) -> dict[str, Any]:
+        returned = self._function(trial)
+        if returned is None:
+            return {}
+        if not isinstance(returned, Mapping) or not all(isinstance(key, str) for key in returned):
+            raise ConfigError(
+                f"the function of the space returned {returned!r}; return nothing, or a dictionary of "
+                "constants by name"
+            )
+        return dict(returned)
+
+
+_ABSENT = object()
+
+
+def form_of(space: Any) -> Form:
+    """Return the form of what a user gives as `space`.
+
+    Raises:
+        ConfigError: it is none of the three.
+    """
+    if isinstance(space, Space):
+        return Declared(space)
+    if isinstance(space, Mapping) and space:
+        from optuna.distributions import BaseDistribution
+
+        if any(isinstance(value, BaseDistribution) for value in flatten(space).values()):
+            return Distributions(space)
+        return Declared(Space.of(space))
+    if callable(space):
+        return DefineByRun(space)
+    raise ConfigError(
+        f"space={space!r}: give domains, Optuna's distributions by name, or a function of an Optuna trial"
+    )
+
+
+def _suggest(trial: Trial, name: str, distribution: BaseDistribution) -> Any:
+    from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+
+    if isinstance(distribution, FloatDistribution):
+        low, high, step = distribution.low, distribution.high, distribution.step
+        return trial.suggest_float(name, low, high, step=step, log=distribution.log)
+    if isinstance(distribution, IntDistribution):
+        low, high = distribution.low, distribution.high
+        return trial.suggest_int(name, low, high, step=distribution.step, log=distribution.log)
+    if isinstance(distribution, CategoricalDistribution):
+        with warnings.catch_warnings():  # that a choice is no plain value matters to databases only
+            warnings.simplefilter("ignore", UserWarning)
+            return trial.suggest_categorical(name, distribution.choices)
+    raise ConfigError(
+        f"{name}: {distribution!r} is none of Optuna's float, int and categorical distributions"
+    )
+
+
+def _by_name(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Every value of a configuration, dictionaries too, by its path: {"a": {"b": 1}, "a/b": 1}."""
+    named: dict[str, Any] = {}
+    for key, value in config.items():
+        named[f"{prefix}{key}"] = value
+        if isinstance(value, Mapping):
+            named |= _by_name(value, f"{prefix}{key}/")
+    return named

@@ -1,0 +1,325 @@
+"""Several trials of one configuration as one unit: the folds of a cross-validation, or seeds.
+
+    searcher.suggest -> unit -> trial with __trial_index__ 0, 1, ... repeat - 1
+    searcher.on_trial_complete(mean) <- all trials of the unit have ended
+
+Skipping rules after E. Bergman, L. Purucker, F. Hutter, "Don't Waste Your Time: Early Stopping
+Cross-Validation", AutoML 2024, arXiv:2405.03389.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from trainkit.tune.checks import is_number, is_whole, require
+from trainkit.tune.fingerprint import fingerprint
+from trainkit.tune.merging import copied
+from trainkit.tune.search.base import Searcher
+from trainkit.tune.search.wrapper import SearcherWrapper
+from trainkit.tune.values import lookup
+from trainkit.tune.variants import Space
+
+TRIAL_INDEX = "__trial_index__"
+"""Key of a configuration: which of the unit's trials it is, from 0."""
+
+SkipRule = Literal["forgiving", "aggressive"]
+
+
+@dataclass
+class _Unit:
+    """One configuration and its trials.
+
+    Attributes:
+        primary: id of its first trial, under which the searcher knows it.
+        config: without the index.
+        folds: ids of its trials, by index.
+        results: of those that ended; None for one that failed.
+        lost: its other folds are skipped.
+        told: the searcher knows what came of it.
+    """
+
+    primary: str
+    config: dict[str, Any]
+    folds: list[str] = field(default_factory=list)
+    results: dict[str, dict[str, Any] | None] = field(default_factory=dict)
+    lost: bool = False
+    told: bool = False
+
+
+class Repeater(SearcherWrapper):
+    """Run each configuration of a searcher several times, and tell it the mean once.
+
+    `num_samples` counts all trials, as in Ray: 15 with `repeat=5` are three configurations; what is left
+    over is not run. Around a `BasicVariantGenerator` that is `num_samples // repeat` draws, or grids.
+
+    The searcher is told the metric's mean over the trials of a unit, with `repeat_std`, the sample standard
+    deviation, and `repeat_count`. A trial that failed is left out; a unit in which all did has failed.
+
+    Args:
+        searcher: of configurations.
+        repeat: trials of each, 1 or more.
+        set_index: put the trial's place in its unit, from 0, into `config["__trial_index__"]`, to choose
+            a fold or a seed by.
+        skip: when the other trials of a unit are not started any more. None: never. "forgiving": the mean
+            so far is worse than the worst single trial of the best unit. "aggressive": it is worse than the
+            best unit's mean. Both compare with units of which every trial reported.
+
+    Raises:
+        ConfigError: an argument is out of range.
+    """
+
+    def __init__(
+        self, searcher: Searcher, repeat: int = 1, set_index: bool = True, *, skip: SkipRule | None = None
+    ) -> None:
+        super().__init__(searcher)
+        require(is_whole(repeat) and repeat >= 1, f"repeat={repeat!r}: give 1 or more")
+        require(
+            skip in (None, "forgiving", "aggressive"),
+            f"skip={skip!r} is none of None, 'forgiving', 'aggressive'",
+        )
+        self.repeat = int(repeat)
+        self.set_index = bool(set_index)
+        self.skip = skip
+        self._unit_of: dict[str, _Unit] = {}
+        self._units = 0
+        self._open: _Unit | None = None
+        """Of which trials are still to be started."""
+        self._best: list[float] = []
+        """What the trials of the best complete unit came to."""
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        return {
+            "searcher": self.searcher,
+            "repeat": self.repeat,
+            "set_index": self.set_index,
+            "skip": self.skip,
+        }
+
+    def begin(
+        self, space: Space, *, metric: str | None, mode: str | None, num_samples: int, seed: int
+    ) -> None:
+        units = num_samples if num_samples == -1 else num_samples // self.repeat
+        require(
+            units != 0,
+            f"num_samples={num_samples} is less than one configuration's repeat={self.repeat}: num_samples "
+            f"counts all trials, so give a multiple of {self.repeat}",
+        )
+        super().begin(space, metric=metric, mode=mode, num_samples=units, seed=seed)
+        require(
+            self.skip is None or (self.metric is not None and self.mode is not None),
+            f"skip={self.skip!r} needs a metric and a mode, in the TuneConfig",
+        )
+
+    @property
+    def total_samples(self) -> int | None:
+        units = self.searcher.total_samples
+        return None if units is None else units * self.repeat
+
+    # --- suggestions ------------------------------------------------------------------------------
+
+    def suggest(self, trial_id: str) -> dict[str, Any] | str | None:
+        unit = self._unit_with_room()
+        if unit is not None:
+            return self._hand_out(unit, trial_id)
+        units = self.searcher.total_samples
+        if units is not None and self._units >= units:  # trials that were skipped make no room for others
+            return self.FINISHED
+        suggestion = self.searcher.suggest(trial_id)
+        return self._begin_unit(trial_id, suggestion) if isinstance(suggestion, dict) else suggestion
+
+    def replay(
+        self, trial_id: str, config: dict[str, Any], *, same_space: bool = True
+    ) -> dict[str, Any] | None:
+        unit = self._unit_with_room()
+        if unit is not None:
+            return self._hand_out(unit, trial_id)
+        replayed = self.searcher.replay(trial_id, _without_index(config), same_space=same_space)
+        return None if replayed is None else self._begin_unit(trial_id, replayed)
+
+    def is_drawn(self, trial_id: str) -> bool:
+        """Only a unit's first trial is drawn; the others repeat it, as they should."""
+        return self._unit_of[trial_id].primary == trial_id and self.searcher.is_drawn(trial_id)
+
+    def on_rejected(self, trial_id: str, result: dict[str, Any] | None) -> None:
+        unit = self._unit_of.pop(trial_id)
+        self._units -= 1
+        self._open = None
+        first = self._unit_of.get(result.get("trial_id", "")) if result else None
+        if first is not None and self._ended(first):  # the whole unit's result is known, not only this one
+            result = self._summary(first)
+        self.searcher.on_rejected(unit.primary, result)
+
+    def alternatives(self, trial_id: str) -> Iterator[dict[str, Any]]:
+        for config in self.searcher.alternatives(trial_id):
+            yield {**config, TRIAL_INDEX: 0} if self.set_index else config
+
+    def take(self, trial_id: str, config: dict[str, Any]) -> bool:
+        taken = self.searcher.take(trial_id, _without_index(config))
+        if taken:
+            self._begin_unit(trial_id, _without_index(config))
+        return taken
+
+    def _unit_with_room(self) -> _Unit | None:
+        unit = self._open
+        if unit is None or len(unit.folds) >= self.repeat:
+            return None
+        if self._is_lost(unit):
+            self._give_up_rest(unit)
+            return None
+        return unit
+
+    def _begin_unit(self, trial_id: str, config: dict[str, Any]) -> dict[str, Any]:
+        self._units += 1
+        self._open = _Unit(trial_id, config)
+        return self._hand_out(self._open, trial_id)
+
+    def _hand_out(self, unit: _Unit, trial_id: str) -> dict[str, Any]:
+        index = len(unit.folds)
+        unit.folds.append(trial_id)
+        self._unit_of[trial_id] = unit
+        config: dict[str, Any] = copied(unit.config)
+        if self.set_index:
+            config[TRIAL_INDEX] = index
+        return config
+
+    # --- results ----------------------------------------------------------------------------------
+
+    @property
+    def hears_again(self) -> bool:
+        return True
+
+    def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
+        """Nothing: the searcher knows units, of which single reports say little."""
+
+    def on_trial_complete(
+        self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False
+    ) -> None:
+        unit = self._unit_of[trial_id]
+        unit.results[trial_id] = None if error else result or {}
+        if unit is self._open and len(unit.folds) < self.repeat and self._is_lost(unit):
+            self._give_up_rest(unit)
+        elif self._ended(unit):
+            self._tell(unit)
+
+    def _ended(self, unit: _Unit) -> bool:
+        return (unit.lost or len(unit.folds) == self.repeat) and len(unit.results) == len(unit.folds)
+
+    def _give_up_rest(self, unit: _Unit) -> None:
+        unit.lost, self._open = True, None
+        if self._ended(unit):
+            self._tell(unit)
+
+    def _tell(self, unit: _Unit) -> None:
+        summary = self._summary(unit)
+        if not unit.told or self.searcher.hears_again:
+            self.searcher.on_trial_complete(unit.primary, summary, error=summary is None)
+        unit.told = True
+        values = self._values(unit)
+        whole = len(values) == self.repeat and all(map(math.isfinite, values))
+        if whole and (not self._best or self._worse(statistics.fmean(self._best), statistics.fmean(values))):
+            self._best = values
+
+    def _summary(self, unit: _Unit) -> dict[str, Any] | None:
+        """What the searcher is told; None: all trials failed."""
+        last = next((result for result in reversed(unit.results.values()) if result is not None), None)
+        values = self._values(unit)
+        if last is None or self.metric is None:
+            return last
+        if not values:
+            return None
+        return {
+            **last,
+            self.metric: statistics.fmean(values),
+            "repeat_std": _std(values),
+            "repeat_count": len(values),
+        }
+
+    def _values(self, unit: _Unit) -> list[float]:
+        """The metric of the unit's trials that reported it, in the order of their indexes."""
+        found = [lookup(unit.results.get(fold) or {}, self.metric or "") for fold in unit.folds]
+        return [float(value) for value in found if is_number(value)]
+
+    def _is_lost(self, unit: _Unit) -> bool:
+        values = self._values(unit)
+        if self.skip is None or not values or not self._best:
+            return False
+        mean = statistics.fmean(values)
+        if self.skip == "aggressive":
+            return self._worse(mean, statistics.fmean(self._best))
+        return self._worse(mean, max(self._best) if self.mode == "min" else min(self._best))
+
+    def _worse(self, one: float, other: float) -> bool:
+        return not (one <= other if self.mode == "min" else one >= other)  # NaN is worse than all
+
+
+# --- results by unit ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class RepeatedResult:
+    """The trials of one configuration.
+
+    Attributes:
+        config: without the index.
+        results: of its trials, in the order of the index.
+        values: of the metric, of those that reported it.
+        mean: of `values`; NaN without any.
+        std: their sample standard deviation; 0 for one.
+    """
+
+    config: dict[str, Any]
+    results: Sequence[Any]
+    values: Sequence[float]
+    mean: float
+    std: float
+
+
+def by_unit(results: Iterable[Any], metric: str) -> list[RepeatedResult]:
+    """Return the trials of an experiment grouped by configuration, in the order in which these came.
+
+    The best configuration is the one with the best mean, which `min` or `max` finds:
+
+        best = min(by_unit(grid, "loss"), key=lambda unit: unit.mean)
+
+    A unit with fewer values than the best one has was cut short by `skip` or by failures.
+
+    Args:
+        results: a `ResultGrid`, or a list of `Result`s.
+        metric: name of the reported value.
+    """
+    groups: dict[bytes, list[Any]] = {}
+    for result in results:
+        groups.setdefault(fingerprint(_without_index(result.config)), []).append(result)
+    units = []
+    for group in groups.values():
+        group.sort(key=lambda result: result.config.get(TRIAL_INDEX, 0))
+        values = [
+            float(value)
+            for result in group
+            if result.error is None and is_number(value := lookup(result.metrics or {}, metric))
+        ]
+        units.append(
+            RepeatedResult(
+                config=_without_index(group[0].config),
+                results=group,
+                values=values,
+                mean=statistics.fmean(values) if values else math.nan,
+                std=_std(values),
+            )
+        )
+    return units
+
+
+def _std(values: Sequence[float]) -> float:
+    if not all(map(math.isfinite, values)):
+        return math.nan
+    return statistics.stdev(values) if len(values) > 1 else 0.0
+
+
+def _without_index(config: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in config.items() if key != TRIAL_INDEX}
