@@ -13,9 +13,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
 from trainkit.tune.checks import is_number
 
 _VARINT, _EIGHT_BYTES, _BYTES, _FOUR_BYTES = 0, 1, 2, 5
@@ -189,16 +186,14 @@ def _head_of_record(length: int) -> bytes:
     return head + struct.pack("<I", _masked([head])[0])
 
 
-def _make_table() -> npt.NDArray[np.uint32]:
-    """The checksum's next state for each byte: CRC-32C, whose reflected polynomial is 0x82F63B78."""
-    table = np.arange(256, dtype=np.uint32)
+def _next_state(byte: int) -> int:
     for _ in range(8):
-        table = np.where(table & 1, (table >> 1) ^ np.uint32(0x82F63B78), table >> 1)
-    return table
+        byte = byte >> 1 ^ (0x82F63B78 if byte & 1 else 0)
+    return byte
 
 
-_TABLE = _make_table()
-_PLAIN_TABLE = _TABLE.tolist()
+_TABLE = [_next_state(byte) for byte in range(256)]
+"""The checksum's next state for each byte: CRC-32C, whose reflected polynomial is 0x82F63B78."""
 _FEW = 40
 """From so many texts on, one pass over all of them side by side is faster than one each."""
 
@@ -213,6 +208,9 @@ def crc32c(texts: Sequence[bytes]) -> list[int]:
     """CRC-32C of each of several texts. Source: RFC 3720, appendix B.4."""
     if len(texts) < _FEW:
         return [_crc32c(text) for text in texts]
+    import numpy as np  # only now: a program that restores or looks at an experiment does without
+
+    table = np.array(_TABLE, dtype=np.uint32)
     # Side by side, the longest first: with each byte of it, those that are over leave at the end.
     order = sorted(range(len(texts)), key=lambda place: -len(texts[place]))
     lengths = np.array([len(texts[place]) for place in order])
@@ -223,7 +221,7 @@ def crc32c(texts: Sequence[bytes]) -> list[int]:
     crc = np.full(len(order), 0xFFFFFFFF, dtype=np.uint32)
     for column, count in zip(columns, still.tolist(), strict=True):
         part = crc[:count]
-        crc[:count] = _TABLE[(part ^ column[:count]) & 0xFF] ^ (part >> 8)
+        crc[:count] = table[(part ^ column[:count]) & 0xFF] ^ (part >> 8)
     found = [0] * len(texts)
     for place, value in zip(order, (~crc).tolist(), strict=True):
         found[place] = value
@@ -231,7 +229,7 @@ def crc32c(texts: Sequence[bytes]) -> list[int]:
 
 
 def _crc32c(text: bytes) -> int:
-    crc, table = 0xFFFFFFFF, _PLAIN_TABLE
+    crc, table = 0xFFFFFFFF, _TABLE
     for byte in text:
         crc = table[(crc ^ byte) & 0xFF] ^ crc >> 8
     return crc ^ 0xFFFFFFFF
