@@ -6,12 +6,11 @@ import sys
 from pathlib import Path
 
 from trainkit import settings
+from trainkit.dashboard.server import Dashboard
 
 
 def dashboard(folder: str | None, port: int) -> int:
     """Serve the experiments of `folder`; returns after Ctrl-C."""
-    from trainkit.dashboard.server import Dashboard  # it reads the store, which the other commands need not
-
     root = Path(folder).expanduser().absolute() if folder else settings.results_dir().absolute()
     with Dashboard(root, port) as server:
         sys.stdout.write(f"Experiments in {root}: open {server.address}\nCtrl-C ends this.\n")
