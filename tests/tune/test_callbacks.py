@@ -14,8 +14,6 @@ import pytest
 import trainkit
 from trainkit import tune
 from trainkit.tune.callbacks import CSVLoggerCallback, JsonLoggerCallback
-from trainkit.tune.callbacks.console import ConsoleCallback, Standing, duration
-from trainkit.tune.trial import Trial, TrialStatus
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -112,6 +110,7 @@ def test_what_happens_is_heard_in_order(fit):
 
 
 HOOKS = [name for name in vars(tune.Callback) if name.startswith("on_") or name == "setup"]
+"""`get_state` and `set_state` are tested in test_hooks.py."""
 
 
 @pytest.mark.parametrize("hook", HOOKS)
@@ -170,70 +169,3 @@ def test_a_logger_given_by_the_user_replaces_the_default(fit):
     (result,) = fit(lambda config: 1.0, callbacks=[Quiet(), CSVLoggerCallback()])
     assert Path(result.path, "result.json").read_text() == ""
     assert len(Path(result.path, "progress.csv").read_text().splitlines()) == 2
-
-
-def test_verbose_0_prints_nothing(fit, capsys):
-    fit(lambda config: {"loss": 1.0}, metric="loss", num_samples=3)
-    assert capsys.readouterr() == ("", "")
-
-
-def test_in_a_pipe_there_are_at_most_two_lines_a_trial(fit, capsys):
-    def trainable(config):
-        for step in range(3):
-            tune.report({"loss": 1.0 / (step + 1)})
-
-    fit(trainable, metric="loss", num_samples=20, verbose=1)
-    lines = capsys.readouterr().out.splitlines()
-    assert len(lines) <= 2 * 20
-    assert "20 TERMINATED" in lines[-1]
-    assert "best loss=0.333333 at iteration 3" in lines[-1]
-
-
-def test_in_a_terminal_one_block_is_updated(fit, capsys, monkeypatch):
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setenv("COLUMNS", "120")
-    monkeypatch.setattr("trainkit.tune.callbacks.console.REFRESH_S", 0.0)
-    monkeypatch.setattr("trainkit.tune.parts.ConsoleCallback", lambda: ConsoleCallback(live=True))
-    fit(
-        lambda config: {"loss": config["x"]},
-        {"x": tune.uniform(0, 1)},
-        metric="loss",
-        num_samples=30,
-        verbose=1,
-    )
-    out = capsys.readouterr().out
-    last = out[out.rindex("30 of 30 trials") :]
-    assert "30 TERMINATED" in last
-    assert "and 14 more" in last
-    assert "best loss=" in last
-    assert last.count("\n") < 30
-
-
-def trial(index: int, status: TrialStatus) -> Trial:
-    return Trial(f"t_{index}", index, {}, f"f_{index}", f"f_{index}", status=status)
-
-
-def test_the_time_left_is_told_once_a_quarter_has_ended():
-    standing = Standing("loss", "min", started=100.0)
-    ended = [trial(index, TrialStatus.TERMINATED) for index in range(5)]
-    assert standing.remaining_s(ended[:4], 20, 120.0) is None
-    assert standing.remaining_s(ended, 20, 120.0) == pytest.approx(60)
-    assert standing.remaining_s(ended, None, 120.0) is None
-
-
-def test_the_best_so_far_is_the_first_of_equals_and_never_nan():
-    standing = Standing("loss", "min", 0.0)
-    one = trial(1, TrialStatus.RUNNING)
-    taken = [
-        standing.take(one, {"loss": value, "training_iteration": 1}) for value in (math.nan, 2, 3, 2, 1, None)
-    ]
-    assert taken == [False, True, False, False, True, False]
-    assert standing.best_words() == "best loss=1 at iteration 1 of t_1"
-    assert standing.counts([one, trial(2, TrialStatus.ERROR)]) == "1 RUNNING, 1 ERROR"
-
-
-@pytest.mark.parametrize(
-    ("seconds", "words"), [(1.25, "1.2 s"), (59.7, "1 min 0 s"), (125, "2 min 5 s"), (12000, "3 h 20 min")]
-)
-def test_durations_are_readable(seconds, words):
-    assert duration(seconds) == words

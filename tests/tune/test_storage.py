@@ -123,6 +123,19 @@ def test_a_restore_from_the_local_folder_goes_on_copying(fit, results):
     assert len(tune.Tuner.restore("memory://bucket/e", saving).get_results()) == 2
 
 
+def test_a_mounted_folder_may_be_an_address(fit, tmp_path, results):
+    fs = fsspec.filesystem("file")
+    fit(saving, run=at(fs, tmp_path))
+    more = tune.TuneConfig(num_samples=2)
+    tune.Tuner.restore(results / "e", saving, tune_config=more).fit()  # goes on being copied
+    shutil.rmtree(results)
+    (results / ".e.partial").mkdir(parents=True)  # of a restore that was killed
+    (results / ".e.partial" / "experiment.sqlite").write_text("half")
+    there = str(tmp_path / "there" / "e")
+    assert len(tune.Tuner.restore(there, saving, storage_filesystem=fs).get_results()) == 2
+    assert [path.name for path in results.iterdir()] == ["e"]
+
+
 def test_a_file_system_that_no_file_can_hold_is_asked_for_again(fit, tmp_path, results):
     fs = Fails()
     fit(saving, run=at(fs, tmp_path))

@@ -29,7 +29,13 @@ if TYPE_CHECKING:
     from trainkit.tune import schedulers as schedulers
     from trainkit.tune import search as search
     from trainkit.tune.analysis import Analysis, ExperimentAnalysis
-    from trainkit.tune.callbacks import Callback, LoggerCallback
+    from trainkit.tune.callbacks import (
+        Callback,
+        CLIReporter,
+        JupyterNotebookReporter,
+        LoggerCallback,
+        ProgressReporter,
+    )
     from trainkit.tune.checkpoint import Checkpoint
     from trainkit.tune.classes import import_class
     from trainkit.tune.config import (
@@ -94,8 +100,11 @@ _HOMES = {
         "ExperimentAnalysis",
     ),
     "callbacks": (
+        "CLIReporter",
         "Callback",
+        "JupyterNotebookReporter",
         "LoggerCallback",
+        "ProgressReporter",
     ),
     "checkpoint": ("Checkpoint",),
     "classes": ("import_class",),
@@ -185,6 +194,7 @@ _ALIASES = (
 
 __all__ = [
     "Analysis",
+    "CLIReporter",
     "Callback",
     "Checkpoint",
     "CheckpointConfig",
@@ -194,9 +204,11 @@ __all__ = [
     "ExperimentPlateauStopper",
     "FailureConfig",
     "FunctionStopper",
+    "JupyterNotebookReporter",
     "LoggerCallback",
     "MaximumIterationStopper",
     "PlacementGroupFactory",
+    "ProgressReporter",
     "Result",
     "ResultGrid",
     "ResumeConfig",

@@ -9,6 +9,7 @@ from datetime import timedelta
 from typing import Any, Literal, cast
 
 from trainkit.tune.callbacks.base import Callback
+from trainkit.tune.callbacks.progress import ProgressReporter
 from trainkit.tune.checks import is_finite, is_name, is_whole, require, require_kind, require_mode
 from trainkit.tune.house import log_files
 from trainkit.tune.policies import CheckpointConfig as CheckpointConfig
@@ -23,6 +24,7 @@ from trainkit.tune.stoppers import Stopper
 from trainkit.tune.trial import Trial
 
 Mode = Literal["min", "max"]
+DEFAULT_LOGGERS = ("json", "csv", "tensorboard")
 OneStopRule = Mapping[str, float] | Callable[[str, dict[str, Any]], bool]
 """{"accuracy": 0.99, "training_iteration": 50}: any reached ends a trial; or (trial_id, result) -> bool,
 which may be a `Stopper`."""
@@ -139,10 +141,11 @@ class RunConfig:
         stop: {"training_iteration": 10}: any value reached ends the trial; or (trial_id, result) -> bool; or
             a `Stopper`, or a list of them.
         callbacks: told of every step; the default loggers and the console come by themselves.
-        progress_reporter: in place of the console's own.
+        progress_reporter: in place of the console, such as `tune.CLIReporter()`; verbose=0 silences it too.
         log_to_file: True keeps what trials print in `stdout` and `stderr` of their folders; or one file name
             for both, or two.
         chdir_to_trial_dir: True runs each trial in its own folder; False: where the program was started.
+        default_loggers: the loggers that come by themselves, of "json", "csv" and "tensorboard"; (): none.
 
     Raises:
         ConfigError: a value is out of range.
@@ -160,6 +163,7 @@ class RunConfig:
     progress_reporter: Any = None
     log_to_file: bool | str | tuple[str, str] = False
     chdir_to_trial_dir: bool = False
+    default_loggers: Sequence[str] = DEFAULT_LOGGERS
 
     def __post_init__(self) -> None:
         if self.name is not None:
@@ -179,6 +183,14 @@ class RunConfig:
         log_files(self.log_to_file)
         self._check_stop()
         object.__setattr__(self, "callbacks", tuple(self.callbacks or ()))
+        object.__setattr__(self, "default_loggers", tuple(self.default_loggers or ()))
+        require(
+            set(self.default_loggers) <= set(DEFAULT_LOGGERS),
+            f"default_loggers={self.default_loggers!r}: give some of {DEFAULT_LOGGERS}, or () for none",
+        )
+        require_kind(
+            "progress_reporter", self.progress_reporter, ProgressReporter, "trainkit.tune.CLIReporter()"
+        )
         for name, kind in (("failure_config", FailureConfig), ("checkpoint_config", CheckpointConfig)):
             if getattr(self, name) is None:
                 object.__setattr__(self, name, kind())

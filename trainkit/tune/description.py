@@ -53,6 +53,7 @@ def describe_settings(tune: TuneConfig, run: RunConfig) -> dict[str, Any]:
             "verbose": run.verbose,
             "log_to_file": run.log_to_file,
             "chdir_to_trial_dir": run.chdir_to_trial_dir,
+            "default_loggers": list(run.default_loggers),
         },
     }
 

@@ -260,11 +260,18 @@ class Experiment:
             *parts.make_watch(self.metric),
             *([mirror] if mirror is not None else []),
         ]
-        hub = CallbackHub(callbacks, controller.trials, reader.history)
+        hub = CallbackHub(
+            callbacks,
+            controller.trials,
+            reader.history,
+            keep=lambda states: store.set_fact("callback_states", states),
+        )
         by_id = {trial.trial_id: trial for trial in restored.trials}
         hub.setup(
+            self._facts.get("callback_states", {}),
             stop=self._run.stop,
             num_samples=self._tune.num_samples,
+            total_num_samples=self._searcher.total_samples,
             experiment_path=str(self.folder),
             metric=self.metric,
             mode=self.mode,
@@ -286,7 +293,9 @@ class Experiment:
         try:
             loop.run(interrupts)
         finally:
-            hub.experiment_end(time=self._now(), **loop.info())
+            ending = controller.ending or ("" if controller.done else "cut short")
+            in_order = controller.done
+            hub.experiment_end(time=self._now(), ending=ending, in_order=in_order, **loop.info())
         return controller
 
     def _restore(

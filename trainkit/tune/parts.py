@@ -11,7 +11,10 @@ from trainkit.tune.callbacks.base import Callback
 from trainkit.tune.callbacks.console import ConsoleCallback
 from trainkit.tune.callbacks.csv_logger import CSVLoggerCallback
 from trainkit.tune.callbacks.json_logger import JsonLoggerCallback
+from trainkit.tune.callbacks.logger import LoggerCallback
 from trainkit.tune.callbacks.metric_watch import MetricWatch
+from trainkit.tune.callbacks.progress import ReporterCallback
+from trainkit.tune.callbacks.tensorboard import TBXLoggerCallback
 from trainkit.tune.config import RunConfig, TuneConfig
 from trainkit.tune.plan import Plan
 from trainkit.tune.proposals import Proposals
@@ -61,6 +64,13 @@ def make_plan(tune: TuneConfig, run: RunConfig, metric: str | None) -> Plan:
     )
 
 
+_DEFAULT_LOGGERS: dict[str, type[LoggerCallback]] = {
+    "json": JsonLoggerCallback,
+    "csv": CSVLoggerCallback,
+    "tensorboard": TBXLoggerCallback,
+}
+
+
 def longest_way(tune: TuneConfig, run: RunConfig) -> float | None:
     """How many reports a trial makes at most, where stop rules or the scheduler say so; None: not known."""
     scheduler = tune.scheduler
@@ -73,10 +83,15 @@ def longest_way(tune: TuneConfig, run: RunConfig) -> float | None:
 def make_callbacks(run: RunConfig) -> Sequence[Callback]:
     """Return the user's callbacks, the loggers that come by themselves, and the console."""
     callbacks = list(run.callbacks)
-    for default in (JsonLoggerCallback, CSVLoggerCallback) if settings.loggers_come_by_themselves() else ():
+    for name in run.default_loggers if settings.loggers_come_by_themselves() else ():
+        default = _DEFAULT_LOGGERS[name]
         if not any(isinstance(callback, default) for callback in callbacks):
             callbacks.append(default())
-    return [*callbacks, ConsoleCallback()] if run.verbose else callbacks
+    if run.verbose and run.progress_reporter is not None:
+        callbacks.append(ReporterCallback(run.progress_reporter, run.verbose))
+    elif run.verbose:
+        callbacks.append(ConsoleCallback(verbose=run.verbose))
+    return callbacks
 
 
 def make_watch(metric: str | None) -> Sequence[Callback]:

@@ -89,24 +89,35 @@ def locate(path: str | os.PathLike[str], filesystem: Any = None) -> Path | Addre
         return Path(text).expanduser().absolute()
     if filesystem is None and protocol in ("file", "local"):
         return Path(rest).absolute()
-    try:
-        import fsspec
-    except ImportError as error:
-        raise MissingDependencyError(f"{text} needs fsspec: pip install 'trainkit[storage]'") from error
     if filesystem is None:
-        try:
-            filesystem, root = fsspec.core.url_to_fs(text)
-        except ImportError as error:
-            raise MissingDependencyError(f"{text} cannot be reached: {error}") from error
-        except ValueError as error:
-            raise ConfigError(f"{text!r} is no address: {error}") from error
-        return Address(filesystem, str(root).rstrip("/"))
-    if not isinstance(filesystem, fsspec.AbstractFileSystem):
+        return _named_by(text)
+    if not isinstance(filesystem, _fsspec(text).AbstractFileSystem):
         raise ConfigError(
             f"storage_filesystem={filesystem!r} is no fsspec file system; a pyarrow one becomes one by "
             "fsspec.implementations.arrow.ArrowFSWrapper(filesystem)"
         )
     return Address(filesystem, str(filesystem._strip_protocol(text)).rstrip("/"))
+
+
+def _fsspec(address: str) -> Any:
+    try:
+        import fsspec
+    except ImportError as error:
+        raise MissingDependencyError(f"{address} needs fsspec: pip install 'trainkit[storage]'") from error
+    return fsspec
+
+
+def _named_by(address: str) -> Address:
+    """The address as its protocol has it, file:// too."""
+    try:
+        filesystem, root = _fsspec(address).core.url_to_fs(address)
+    except MissingDependencyError:
+        raise
+    except ImportError as error:
+        raise MissingDependencyError(f"{address} cannot be reached: {error}") from error
+    except ValueError as error:
+        raise ConfigError(f"{address!r} is no address: {error}") from error
+    return Address(filesystem, str(root).rstrip("/"))
 
 
 def new_place(path: str | os.PathLike[str] | None, filesystem: Any, name: str) -> tuple[Path, Address | None]:
@@ -130,14 +141,11 @@ def describe_address(address: Address | None) -> dict[str, Any]:
     """What the experiment's file keeps of it: no object of a file system, which may hold a password."""
     if address is None:
         return {"copied_to": None}
-    import fsspec
-
     text = str(address)
     try:
-        found, _ = fsspec.core.url_to_fs(text)
-    except (ImportError, ValueError):
-        found = None
-    again = found == address.fs  # fsspec compares classes and arguments
+        again = _named_by(text).fs == address.fs  # fsspec compares classes and arguments
+    except (ConfigError, MissingDependencyError):
+        again = False
     return {"copied_to": {"address": text, "filesystem": None if again else type(address.fs).__qualname__}}
 
 
@@ -161,8 +169,7 @@ def stored_address(facts: Mapping[str, Any], name: str, run: RunConfig | None) -
             "Tuner.restore(path, trainable, "
             "run_config=tune.RunConfig(storage_path=..., storage_filesystem=...))"
         )
-    place = locate(stored["address"])
-    return place if isinstance(place, Address) else None
+    return _named_by(stored["address"])
 
 
 def can_read(path: str | os.PathLike[str], filesystem: Any = None) -> bool:
@@ -262,7 +269,10 @@ def _identity(folder: Path) -> tuple[Any, int]:
     with ExperimentReader(folder) as reader:
         facts = reader.facts()
     with closing(open_database(folder / FILENAME, read_only=True)) as connection:
-        (seq,) = connection.execute("SELECT coalesce(max(seq), 0) FROM events").fetchone()
+        (seq,) = connection.execute(
+            "SELECT coalesce(max(seq), 0) FROM (SELECT seq FROM trials UNION ALL SELECT seq FROM results "
+            "UNION ALL SELECT seq FROM events)"
+        ).fetchone()
     return [facts.get(key) for key in ("created", "seed", "prefix", "trainable")], seq
 
 

@@ -108,7 +108,7 @@ class Attempt:
     hostname: str
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)  # each is itself, and may be a key
 class Trial:
     """A trial as controller and callbacks see it; callbacks may read it, not change it.
 

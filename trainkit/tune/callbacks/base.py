@@ -20,19 +20,27 @@ class Callback:
 
     refresh_s: float | None = None
 
-    def setup(self, stop: Any = None, num_samples: int | None = None, **info: Any) -> None:
+    def setup(
+        self,
+        stop: Any = None,
+        num_samples: int | None = None,
+        total_num_samples: int | None = None,
+        **info: Any,
+    ) -> None:
         """The experiment begins, or goes on.
 
-        `info` holds `experiment_path`, `metric`, `mode`, `time`, `resources`, and `past`: a function that
-        gives each trial that has reported with its results, of an experiment that goes on; they are read when
-        they are looked at, and how many there are is known without reading.
+        `num_samples` is TuneConfig's; `total_num_samples` is how many trials there will be, grids counted,
+        and None if there is no end. `info` holds `experiment_path`, `metric`, `mode`, `time`, `resources`,
+        `trials`, and `past`: a function that gives each trial that has reported with its results, of an
+        experiment that goes on; they are read when they are looked at, and how many there are is known
+        without reading.
         """
 
     def on_step_begin(self, iteration: int, trials: Sequence[Trial], **info: Any) -> None:
         """The loop is about to handle what has arrived."""
 
     def on_step_end(self, iteration: int, trials: Sequence[Trial], **info: Any) -> None:
-        """The loop has handled it; `info` holds `time`, `resources_used`, `total_samples`, and
+        """The loop has handled it; `info` holds `time`, `resources`, `resources_used`, `total_samples`, and
         `remaining_s`: about how many seconds it will take yet, None while that can't be said.
         """
 
@@ -70,4 +78,18 @@ class Callback:
         """A checkpoint was committed."""
 
     def on_experiment_end(self, trials: Sequence[Trial], **info: Any) -> None:
-        """The experiment has ended, or was interrupted."""
+        """The experiment has ended, or was interrupted.
+
+        `info` holds what `on_step_end` hears; `ending`: why it ended early, '' where all trials have ended;
+        and `in_order`: False where trials were cut off, such as by a second Ctrl-C, so that somebody waits.
+        """
+
+    def get_state(self) -> dict[str, Any] | None:
+        """What the callback wants back when the experiment goes on, as JSON can hold it; None: nothing.
+
+        Asked for every few seconds and at the end, and kept in the experiment's file.
+        """
+        return None
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Take what `get_state` gave, after `setup`; for the callback of the same class and place."""

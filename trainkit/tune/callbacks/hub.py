@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from trainkit.tune import events as ev
 from trainkit.tune.callbacks.base import Callback
+from trainkit.tune.callbacks.states import States
 from trainkit.tune.trial import Trial, TrialStatus
 
 logger = logging.getLogger("trainkit.tune")
@@ -22,6 +23,7 @@ class CallbackHub:
         callbacks: told in this order.
         trials: the controller's list, which grows.
         history: gives a trial's committed reports, oldest first.
+        keep: keeps what callbacks want back when the experiment goes on.
     """
 
     def __init__(
@@ -29,16 +31,19 @@ class CallbackHub:
         callbacks: Sequence[Callback],
         trials: Sequence[Trial],
         history: Callable[[str], list[dict[str, Any]]],
+        keep: Callable[[dict[str, str]], None] = lambda states: None,
     ) -> None:
         self._listeners = {hook: _listening(callbacks, hook) for hook in _HOOKS}
         self._trials = trials
         self._history = history
         self._step = 0
         self._complained: set[tuple[int, str]] = set()
+        self._states = States(callbacks, keep, self._complain)
 
-    def setup(self, **info: Any) -> None:
-        """The experiment begins."""
-        self._tell("setup", **info)
+    def setup(self, states: Mapping[str, str], **info: Any) -> None:
+        """The experiment begins, or goes on with the states that were kept of it."""
+        self._tell("setup", trials=self._trials, **info)
+        self._states.give_back(states)
 
     def step(self, records: Sequence[ev.Record], **info: Any) -> None:
         """These records were committed."""
@@ -47,10 +52,12 @@ class CallbackHub:
         for record in records:
             self._on_record(record)
         self._tell("on_step_end", self._step, self._trials, **info)
+        self._states.keep_when_due(info["time"])
 
     def experiment_end(self, **info: Any) -> None:
         """The experiment has ended."""
         self._tell("on_experiment_end", self._trials, **info)
+        self._states.keep_now()
 
     def _on_record(self, record: ev.Record) -> None:
         match record:
@@ -81,15 +88,19 @@ class CallbackHub:
             try:
                 method(*args, **kwargs)
             except Exception:
-                key = (id(callback), hook)
-                if key not in self._complained:
-                    self._complained.add(key)
-                    logger.warning(
-                        "%s.%s() raised; the experiment goes on, and this is said once",
-                        type(callback).__name__,
-                        hook,
-                        exc_info=True,
-                    )
+                self._complain(callback, hook)
+
+    def _complain(self, callback: Callback, hook: str) -> None:
+        """Say once, where an exception is handled, that a callback raised it."""
+        key = (id(callback), hook)
+        if key not in self._complained:
+            self._complained.add(key)
+            logger.warning(
+                "%s.%s() raised; the experiment goes on, and this is said once",
+                type(callback).__name__,
+                hook,
+                exc_info=True,
+            )
 
 
 def _listening(callbacks: Sequence[Callback], hook: str) -> list[tuple[Callback, Callable[..., None]]]:

@@ -114,7 +114,13 @@ class LoggerCallback(Callback):
         """How soon to be called again though nothing happens."""
         return FLUSH_S if self._of_instance() else None
 
-    def setup(self, stop: Any = None, num_samples: int | None = None, **info: Any) -> None:
+    def setup(
+        self,
+        stop: Any = None,
+        num_samples: int | None = None,
+        total_num_samples: int | None = None,
+        **info: Any,
+    ) -> None:
         self.folder = Path(info["experiment_path"])
         # A kill may have come between a commit and the log of it.
         for trial, results in info["past"]():

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from trainkit.errors import SpaceError
-from trainkit.tune.domains import Domain, Forbid, GridSearch, SampleFrom, When, place_of
+from trainkit.tune.domains import Domain, Forbid, GridSearch, When, place_of
 from trainkit.tune.spaces.conditions import Condition
 from trainkit.tune.spaces.tree import Branch, Path, in_config, options_of, spell
 
@@ -72,8 +72,3 @@ def _grow(node: Any, path: Path, choose: Choose, pending: list[tuple[Any, Any, W
             return _grow(option, inner, choose, pending)
         return value
     return node
-
-
-def is_computed(leaf: Any) -> bool:
-    """True for what is filled in once all else is chosen."""
-    return isinstance(leaf, SampleFrom)

@@ -1,0 +1,311 @@
+"""What a user sees while it runs: a block in a terminal, lines in a pipe, one output in a notebook."""
+
+from __future__ import annotations
+
+import math
+import os
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from trainkit import tune
+from trainkit.tune.callbacks import console, standing
+from trainkit.tune.callbacks.outlets import Notebook, notebook_display
+from trainkit.tune.callbacks.picture import Picture, as_html, as_text, picture_of
+from trainkit.tune.callbacks.standing import MAX_ROWS, Standing, duration
+from trainkit.tune.trial import Trial, TrialStatus
+
+pytestmark = pytest.mark.usefixtures("inline")
+
+SPACE = {"x": tune.uniform(0, 1)}
+
+
+def three(config):
+    for step in range(3):
+        tune.report({"loss": 1.0 / (step + 1), "nested": {"acc": 0.5}})
+
+
+def once(config):
+    return {"loss": config["x"]}
+
+
+def shown_in_a_terminal(monkeypatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setattr(console, "REFRESH_S", 0.0)
+    monkeypatch.setattr(console.ConsoleCallback, "_open", lambda self: console.Terminal())
+
+
+# --- what comes out -------------------------------------------------------------------------------
+
+
+def test_verbose_0_prints_nothing(fit, capsys):  # row 1.22
+    def says_nothing_fails(config):
+        if config["x"] > 0.5:
+            raise ValueError
+        return {"loss": 1.0}
+
+    space = {"x": tune.grid_search([0.1, 0.9])}
+    fit(says_nothing_fails, space, metric="loss", run={"progress_reporter": tune.CLIReporter()})
+    assert capsys.readouterr() == ("", "")
+
+
+def test_in_a_pipe_there_are_at_most_two_lines_a_trial(fit, capsys):  # row 1.22
+    fit(three, metric="loss", num_samples=20, run={"verbose": 1})
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) <= 2 * 20
+    assert all(len(line) <= console.MAX_WIDTH for line in lines[1:])
+    assert "20 TERMINATED" in lines[-1]
+    assert "best loss=0.333333 at iteration 3" in lines[-1]
+
+
+def test_in_a_pipe_many_trials_are_summed_up(fit, capsys, monkeypatch):
+    monkeypatch.setattr(console, "MAX_LINES", 5)
+    monkeypatch.setattr(console, "SUMMARY_S", 0.0)
+    fit(once, SPACE, metric="loss", num_samples=12, run={"verbose": 1})
+    lines = capsys.readouterr().out.splitlines()
+    assert sum(" after 1 reports " in line for line in lines) == 5
+    assert any(line.startswith("and so on: ") for line in lines)
+    assert any("of 12 trials: " in line and "best loss=" in line for line in lines[-5:-1])
+
+
+def test_in_a_pipe_long_trials_are_told_of_now_and_then(capsys):  # row 1.22
+    seen = console.ConsoleCallback(live=False)
+    info = {"resources": {"CPU": 2.0}, "resources_used": {}, "total_samples": 3}
+    trials = [trial(index, TrialStatus.RUNNING) for index in range(3)]
+    fixed = {"metric": None, "mode": None, "experiment_path": "/somewhere", "past": tuple, "trials": trials}
+    seen.setup(time=0.0, **fixed, **info)
+    for second in range(1, 36_000):
+        seen.on_step_end(second, trials, time=float(second), **info)
+    lines = capsys.readouterr().out.splitlines()[1:]
+    assert [line.split(";")[0] for line in lines] == ["30 s gone", "1 min 30 s gone", "3 min 30 s gone"]
+    assert "3 of 3 trials: 3 RUNNING" in lines[0]
+
+
+@pytest.mark.parametrize(("verbose", "per_trial"), [(2, "report 2: loss=0.5"), (3, "nested/acc=0.5")])
+def test_more_verbose_tells_of_each_report(fit, capsys, verbose, per_trial):
+    fit(three, metric="loss", num_samples=2, run={"verbose": verbose})
+    lines = capsys.readouterr().out.splitlines()
+    assert sum(" report " in line for line in lines) == 6
+    assert any(per_trial in line for line in lines)
+
+
+def test_in_a_terminal_one_block_is_updated(fit, capsys, monkeypatch):  # row 1.22
+    shown_in_a_terminal(monkeypatch)
+    fit(once, SPACE, metric="loss", num_samples=30, run={"verbose": 1})
+    out = capsys.readouterr().out
+    last = out[out.rindex("30 of 30 trials") :]
+    assert "30 TERMINATED" in last
+    assert "and 14 more" in last
+    assert "best loss=" in last
+    assert ": x=0." in last
+    assert last.count("\n") < 30
+    assert "ended after " in out
+
+
+def test_the_block_is_left_in_order_when_the_experiment_breaks_off(fit, capsys, monkeypatch):
+    shown_in_a_terminal(monkeypatch)
+
+    def fails(config):
+        raise ValueError("no luck")
+
+    with pytest.raises(ValueError, match="no luck"):
+        fit(fails, run={"verbose": 1, "failure_config": tune.FailureConfig(fail_fast="raise")})
+    out = capsys.readouterr().out
+    assert "fail fast" in out
+    assert out.endswith("\x1b[?25h") or "\x1b[?25l" not in out  # the cursor is there again
+
+
+def test_markup_in_a_configuration_is_shown_as_it_is(fit, capsys, monkeypatch):
+    shown_in_a_terminal(monkeypatch)
+    fit(lambda config: 1.0, {"s": tune.choice(["[bold]x[/bold] [/]"])}, metric="_metric", run={"verbose": 1})
+    assert "[/bold]" in capsys.readouterr().out
+
+
+SCRIPT = """
+import os, signal, sys, trainkit
+from trainkit import tune
+trainkit.init(engine="inline", num_cpus=1)
+def trainable(config):
+    print("a line of a trial's")
+    for step in range(3):
+        tune.report({"loss": config["n"]})
+    if config["n"] == 2:
+        os.kill(os.getpid(), signal.SIGINT)
+        tune.report({"loss": config["n"]})
+space, best = {"n": tune.grid_search([1, 2, 3])}, tune.TuneConfig(metric="loss", mode="min")
+run = tune.RunConfig(storage_path=sys.argv[1], name="e")
+tune.Tuner(trainable, param_space=space, tune_config=best, run_config=run).fit()
+"""
+
+
+def test_in_a_real_terminal(tmp_path):  # row 1.22
+    """Interrupted too: the cursor is there again, the block says why it ended, a warning how to go on."""
+    ours, theirs = os.openpty()
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "200", "LINES": "50", "NO_COLOR": "1"}
+    command = [sys.executable, "-c", SCRIPT, str(tmp_path)]
+    with subprocess.Popen(command, stdout=theirs, stderr=theirs, stdin=theirs, env=environment) as process:
+        os.close(theirs)
+        printed = b""
+        while True:
+            try:
+                part = os.read(ours, 65536)
+            except OSError:  # the other end is closed
+                break
+            printed += part
+            if not part:
+                break
+        os.close(ours)
+        assert process.wait(30) == 0
+    out = printed.decode()
+    assert out.count("a line of a trial's") == 2
+    last = out[out.rindex("ended after ") :]
+    assert ": interrupted" in last.splitlines()[0]
+    assert "best loss=1 at iteration 1" in last
+    assert "\x1b[?25h" in last
+    assert "go on by Tuner.restore(" in last
+    assert last.count("TERMINATED") >= 1
+
+
+class Displayed:
+    """Stands for what a notebook's front end keeps: one output and its updates."""
+
+    def __init__(self) -> None:
+        self.outputs: list[dict[str, str]] = []
+        self.shown = 0
+
+    def __call__(self, output, *, raw, display_id):
+        assert raw
+        assert display_id
+        self.shown += 1
+        self.outputs.append(output)
+        return SimpleNamespace(update=lambda output, raw: self.outputs.append(output))
+
+
+def test_in_a_notebook_one_output_is_updated(fit, capsys, monkeypatch):  # row 1.22
+    displayed = Displayed()
+    monkeypatch.setattr(console, "notebook_display", lambda: displayed)
+    monkeypatch.setattr(console, "REFRESH_S", 0.0)
+    fit(once, SPACE, metric="loss", num_samples=4, run={"verbose": 1})
+    assert displayed.shown == 1
+    assert len(displayed.outputs) > 2
+    last = displayed.outputs[-1]
+    assert "<table>" in last["text/html"]
+    assert "4 of 4 trials: 4 TERMINATED" in last["text/html"]
+    assert "4 of 4 trials: 4 TERMINATED" in last["text/plain"]  # for other front ends
+    assert "<" not in last["text/plain"]
+    assert capsys.readouterr().out == ""
+
+
+def test_a_real_kernels_display_is_found_and_updated(monkeypatch):
+    ipython = pytest.importorskip("IPython", reason="needs IPython, which notebooks bring")
+    from IPython.core.interactiveshell import InteractiveShell
+    from IPython.utils.capture import capture_output
+
+    shell = InteractiveShell.instance()
+    try:
+        assert notebook_display() is None  # a terminal's IPython
+        monkeypatch.setattr(type(shell), "kernel", object(), raising=False)
+        display = notebook_display()
+        assert display is ipython.display.display
+        with capture_output() as captured:
+            notebook = Notebook(display)
+            notebook.show(Picture(["one"], {}, []))
+            notebook.show(Picture(["two"], {}, []))
+        first, second = captured.outputs
+        assert first.data == {"text/html": "<div>one</div>", "text/plain": "one"}
+        assert second.data["text/plain"] == "two"
+        assert second.update
+    finally:
+        InteractiveShell.clear_instance()
+
+
+def test_outside_a_notebook_there_is_no_display(monkeypatch):
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: None))
+    assert notebook_display() is None
+
+
+# --- what is counted ------------------------------------------------------------------------------
+
+
+def trial(index: int, status: TrialStatus) -> Trial:
+    return Trial(f"t_{index}", index, {}, f"f_{index}", f"f_{index}", status=status)
+
+
+def looked(*statuses: TrialStatus) -> Standing:
+    seen = Standing("loss", "min", started=100.0)
+    seen.look([trial(index, status) for index, status in enumerate(statuses)])
+    return seen
+
+
+def test_the_best_so_far_is_the_first_of_equals_and_never_nan():
+    seen = Standing("loss", "min", 0.0)
+    one = trial(1, TrialStatus.RUNNING)
+    taken = [
+        seen.take(one, {"loss": value, "training_iteration": 1}) for value in (math.nan, 2, 3, 2, 1, None)
+    ]
+    assert taken == [False, True, False, False, True, False]
+    assert seen.best_words() == "best loss=1 at iteration 1 of t_1"
+    assert looked(TrialStatus.RUNNING, TrialStatus.ERROR).counts() == "1 RUNNING, 1 ERROR"
+
+
+def test_trials_that_have_ended_are_not_looked_at_again():
+    """A drawing costs what runs and what is shown, however many trials there were."""
+
+    class Counting(list):
+        read = 0
+
+        def __getitem__(self, key):
+            found = super().__getitem__(key)
+            Counting.read += len(found) if isinstance(key, slice) else 1
+            return found
+
+    trials = Counting(trial(index, TrialStatus.TERMINATED) for index in range(10_000))
+    trials += [trial(10_000, TrialStatus.RUNNING), trial(10_001, TrialStatus.PENDING)]
+    seen = Standing("loss", "min", 0.0)
+    seen.look(trials)
+    assert seen.counts() == "1 PENDING, 1 RUNNING, 10000 TERMINATED"
+    before = Counting.read
+    trials[10_000].status = TrialStatus.ERROR
+    seen.look(trials)
+    assert Counting.read - before <= 1
+    assert seen.counts() == "1 PENDING, 10000 TERMINATED, 1 ERROR"
+    shown = seen.shown()
+    assert len(shown) == MAX_ROWS
+    assert trials[10_000] in shown
+    assert [each.index for each in shown] == sorted(each.index for each in shown)
+
+
+def test_a_trial_that_runs_again_is_counted_once():
+    again = trial(0, TrialStatus.RUNNING)
+    seen = Standing(None, None, 0.0)
+    for status in (TrialStatus.RUNNING, TrialStatus.PENDING, TrialStatus.RUNNING, TrialStatus.TERMINATED):
+        again.status = status
+        seen.look([again])
+        assert seen.counts() == f"1 {status}"
+
+
+def test_the_time_left_is_told_where_it_is_known():
+    info = {"time": 1.0, "total_samples": 9, "resources": {"CPU": 2.0}, "resources_used": {"CPU": 1.0}}
+    picture = picture_of(Standing(None, None, 0.0), {**info, "remaining_s": 90.0}, "/somewhere")
+    assert picture.lines[0] == "1.0 s gone, about 1 min 30 s left"
+    for unknown in (info, {**info, "remaining_s": None}):
+        assert picture_of(Standing(None, None, 0.0), unknown, "/somewhere").lines[0] == "1.0 s gone"
+
+
+def test_a_picture_is_escaped_in_html_and_aligned_as_text():
+    picture = Picture(["<script>"], {"a": 1, "b": 1}, [["1", "<b>"], ["22", ""]], below="& more", strong=0)
+    page = as_html(picture)
+    assert "<script>" not in page
+    assert "&lt;b&gt;" in page
+    assert as_text(picture) == "<script>\na   b\n1   <b>\n22\n& more"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"), [(1.25, "1.2 s"), (59.7, "1 min 0 s"), (125, "2 min 5 s"), (12000, "3 h 20 min")]
+)
+def test_durations_are_readable(seconds, words):
+    assert duration(seconds) == words
+    assert standing.number_words(True) == ""

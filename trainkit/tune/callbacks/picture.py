@@ -1,0 +1,131 @@
+"""A few lines and a table, and how they look in a terminal, in a notebook and as plain text. Pure."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from trainkit.resources import describe
+from trainkit.tune.callbacks.standing import Standing, duration, number_words
+from trainkit.tune.trial import Trial
+from trainkit.tune.values import lookup
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+
+@dataclass(frozen=True)
+class Picture:
+    """What is to be shown.
+
+    Attributes:
+        lines: above the table.
+        columns: their names, with the width that each keeps in a narrow terminal.
+        rows: texts, one for each column.
+        below: a line below the table; "": none.
+        strong: the line of `lines` that matters most; None: none does.
+    """
+
+    lines: Sequence[str]
+    columns: Mapping[str, int]
+    rows: Sequence[Sequence[str]]
+    below: str = ""
+    strong: int | None = None
+
+
+def picture_of(standing: Standing, info: Mapping[str, Any], path: str, ending: str = "") -> Picture:
+    """The experiment as the console shows it.
+
+    Args:
+        standing: of the experiment.
+        info: what callbacks hear at a step's end.
+        path: of the experiment's folder.
+        ending: why it has ended; "" while it runs.
+    """
+    now, total = info["time"], info["total_samples"]
+    left = info.get("remaining_s")
+    clock = f"{duration(now - standing.started)} gone"
+    if ending:
+        clock = f"ended after {duration(now - standing.started)}: {ending}"
+    elif left:
+        clock += f", about {duration(left)} left"
+    lines = [
+        clock,
+        standing.progress_words(total),
+        f"in use: {describe(info['resources_used'])} of {describe(info['resources'])}",
+        f"kept in {path}",
+    ]
+    if standing.best is not None:
+        lines.append(f"{standing.best_words()}: {standing.best_config()}")
+    shown = standing.shown()
+    more = standing.created - len(shown)
+    return Picture(
+        lines,
+        {"trial": 12, "status": 10, "iteration": 9, standing.metric or "": 11, "seconds": 7, "why": 12},
+        [_cells(trial, standing.metric) for trial in shown],
+        below=f"and {more} more" if more else "",
+        strong=4 if standing.best is not None else None,
+    )
+
+
+def _cells(trial: Trial, metric: str | None) -> list[str]:
+    result = trial.last_result
+    seconds = number_words(result.get("time_total_s"))
+    return [
+        trial.tag[:40] or trial.trial_id,
+        str(trial.status),
+        str(trial.iteration or ""),
+        number_words(lookup(result, metric)) if metric else "",
+        f"{float(seconds):.1f}" if seconds else "",
+        trial.reason,
+    ]
+
+
+def in_terminal(picture: Picture) -> RenderableType:
+    """For rich: what is too wide is cut, the names and reasons first."""
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column, width in picture.columns.items():
+        table.add_column(Text(column), overflow="ellipsis", no_wrap=True, min_width=width)
+    for row in picture.rows:
+        table.add_row(*map(Text, row))
+    lines = [
+        Text(line, style="bold" if place == picture.strong else "")
+        for place, line in enumerate(picture.lines)
+    ]
+    return Group(*lines, table, *([Text(picture.below)] if picture.below else []))
+
+
+def as_html(picture: Picture) -> str:
+    """For a notebook."""
+    lines = [
+        f"<b>{html.escape(line)}</b>" if place == picture.strong else html.escape(line)
+        for place, line in enumerate(picture.lines)
+    ]
+    head = "".join(f"<th style='text-align:left'>{html.escape(column)}</th>" for column in picture.columns)
+    cells = [
+        "".join(f"<td style='text-align:left'>{html.escape(cell)}</td>" for cell in row)
+        for row in picture.rows
+    ]
+    body = "".join(f"<tr>{row}</tr>" for row in cells)
+    below = f"<div>{html.escape(picture.below)}</div>" if picture.below else ""
+    table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>" if picture.rows else ""
+    return f"<div>{'<br>'.join(lines)}</div>{table}{below}"
+
+
+def as_text(picture: Picture) -> str:
+    """For where nothing else is understood: aligned columns."""
+    text = list(picture.lines)
+    if picture.rows:
+        table = [list(picture.columns), *picture.rows]
+        widths = [max(len(row[place]) for row in table) for place in range(len(picture.columns))]
+        text += [
+            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+            for row in table
+        ]
+    return "\n".join([*text, *([picture.below] if picture.below else [])])

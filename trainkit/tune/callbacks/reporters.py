@@ -1,0 +1,303 @@
+"""The reporters with Ray Tune's names: every few seconds a table, whose columns the user chooses."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from trainkit.clock import SYSTEM, Clock
+from trainkit.errors import ConfigError
+from trainkit.tune.callbacks.outlets import Notebook, notebook_display, say
+from trainkit.tune.callbacks.picture import Picture, as_text
+from trainkit.tune.callbacks.progress import ProgressReporter
+from trainkit.tune.callbacks.standing import duration, number_words
+from trainkit.tune.checks import is_finite, is_number, is_whole, require, require_mode
+from trainkit.tune.schedulers.base import score_of
+from trainkit.tune.trial import Trial, TrialStatus
+from trainkit.tune.values import flatten, lookup
+
+DEFAULT_COLUMNS = {
+    "mean_accuracy": "acc",
+    "mean_loss": "loss",
+    "training_iteration": "iter",
+    "time_total_s": "total time (s)",
+    "timesteps_total": "ts",
+    "episode_reward_mean": "reward",
+}
+"""Metrics that are shown where reported, and their headings."""
+_FILLED_IN = frozenset(
+    "time_this_iter_s date timestamp iterations_since_restore time_since_restore timesteps_this_iter "
+    "checkpoint_dir_name config trial_id experiment_tag done pid hostname node_ip episodes_total".split()
+)
+_RANK = {TrialStatus.RUNNING: 0, TrialStatus.ERROR: 1}
+
+Columns = Mapping[str, str] | Sequence[str]
+
+
+class TableReporter(ProgressReporter):
+    """What both reporters share.
+
+    Args:
+        metric_columns: metrics to show: a list of names, or a dictionary from a name to its heading; None:
+            the usual ones, and the first few numbers that trials report.
+        parameter_columns: the same for parameters, such as "optimizer/lr"; None: all of them.
+        total_samples: trials there will be; None: as TuneConfig says.
+        max_progress_rows: trials in the table.
+        max_error_rows: failed trials in the table of errors.
+        max_column_length: characters of a heading or a cell; what is longer is cut.
+        max_report_frequency: seconds between two reports, at least.
+        infer_limit: how many metrics are found by themselves where metric_columns is None.
+        print_intermediate_tables: False: the table only at the end, before that the lines above it.
+        metric, mode: what "best" means; None: as TuneConfig says.
+        sort_by_metric: the best trials first, instead of in the order suggested.
+        clock: to read.
+
+    Raises:
+        ConfigError: a value is out of range.
+    """
+
+    def __init__(
+        self,
+        *,
+        metric_columns: Columns | None = None,
+        parameter_columns: Columns | None = None,
+        total_samples: int | None = None,
+        max_progress_rows: int = 20,
+        max_error_rows: int = 20,
+        max_column_length: int = 20,
+        max_report_frequency: float = 5,
+        infer_limit: int = 3,
+        print_intermediate_tables: bool | None = None,
+        metric: str | None = None,
+        mode: str | None = None,
+        sort_by_metric: bool = False,
+        clock: Clock = SYSTEM,
+    ) -> None:
+        limits = {
+            "max_progress_rows": max_progress_rows,
+            "max_error_rows": max_error_rows,
+            "infer_limit": infer_limit,
+        }
+        for name, value in limits.items():
+            require(is_whole(value) and value >= 0, f"{name}={value!r}: give 0 or more")
+        require(
+            is_whole(max_column_length) and max_column_length >= 4,
+            f"max_column_length={max_column_length!r}: give 4 or more",
+        )
+        require(
+            is_finite(max_report_frequency) and max_report_frequency >= 0,
+            f"max_report_frequency={max_report_frequency!r}: give seconds between two reports",
+        )
+        require_mode(mode)
+        self._infer = metric_columns is None
+        self._metric_columns = _as_columns(DEFAULT_COLUMNS if metric_columns is None else metric_columns)
+        self._parameter_columns = _as_columns(parameter_columns or {})
+        self._total_samples = total_samples
+        self._max_progress_rows = max_progress_rows
+        self._max_error_rows = max_error_rows
+        self._max_column_length = max_column_length
+        self._max_report_frequency = max_report_frequency
+        self._infer_limit = infer_limit
+        self._intermediate = print_intermediate_tables is not False
+        self._metric = metric
+        self._mode = mode
+        self._sort_by_metric = sort_by_metric
+        self._clock = clock
+        self._last: float | None = None
+        self._started = clock.monotonic()
+        self._path = ""
+
+    def setup(
+        self,
+        start_time: float | None = None,
+        total_samples: int | None = None,
+        metric: str | None = None,
+        mode: str | None = None,
+        **info: Any,
+    ) -> None:
+        self._started = self._clock.monotonic()
+        self._last = None
+        self._total_samples = total_samples if self._total_samples is None else self._total_samples
+        self._metric = self._metric or metric
+        self._mode = self._mode or mode
+        self._path = info.get("experiment_path", "")
+        if self._sort_by_metric and not (self._metric and self._mode):
+            raise ConfigError(
+                "sort_by_metric=True needs to know by which: give TuneConfig a metric and a mode"
+            )
+
+    def should_report(self, trials: Sequence[Trial], done: bool = False) -> bool:
+        now = self._clock.monotonic()
+        if self._last is None or now - self._last > self._max_report_frequency:
+            self._last = now
+            return True
+        return done
+
+    def add_metric_column(self, metric: str, representation: str | None = None) -> None:
+        """Show one more metric, under the heading `representation`; none is found by itself any more."""
+        self._infer = False
+        _add(self._metric_columns, metric, representation)
+
+    def add_parameter_column(self, parameter: str, representation: str | None = None) -> None:
+        """Show one more parameter, under the heading `representation`."""
+        _add(self._parameter_columns, parameter, representation)
+
+    # --- what is shown ----------------------------------------------------------------------------
+
+    def pictures(self, trials: Sequence[Trial], done: bool, *sys_info: str) -> list[Picture]:
+        """The table of trials, and that of errors if there are any."""
+        best = self._best(trials)
+        lines = [f"Running for {duration(self._clock.monotonic() - self._started)}", *sys_info]
+        if best is not None:
+            lines.append(f"Current best trial: {best.trial_id} with {self._best_words(best)}")
+        lines += [f"Result folder: {self._path}"] if self._path else []
+        numbers = Counter(trial.status for trial in trials)
+        counts = ", ".join(f"{numbers[status]} {status}" for status in TrialStatus if numbers[status])
+        of = "" if self._total_samples is None else f"/{self._total_samples}"
+        lines.append(f"Number of trials: {len(trials)}{of} ({counts or 'none yet'})")
+        if not (done or self._intermediate):
+            return [Picture(lines, {}, [])]
+        failed = [trial for trial in trials if trial.failure is not None]
+        tables = [self._table_of_trials(trials, lines)]
+        return [*tables, self._table_of_errors(failed)] if failed else tables
+
+    def _table_of_trials(self, trials: Sequence[Trial], lines: Sequence[str]) -> Picture:
+        metrics = dict(self._metric_columns)
+        if self._infer:
+            metrics |= {name: name for name in self._inferred(trials)}
+            metrics = {
+                name: shown
+                for name, shown in metrics.items()
+                if name in ("training_iteration", "time_total_s")
+                or any(lookup(trial.last_result, name) is not None for trial in trials)
+            }
+        shown = self._chosen(trials)
+        parameters = self._parameter_columns or {
+            name: name.rsplit("/", 1)[-1] for trial in shown for name in flatten(trial.config)
+        }
+        rows = [
+            [
+                trial.name,
+                str(trial.status),
+                *(_cell(lookup(trial.config, name)) for name in parameters),
+                *(_cell(lookup(trial.last_result, name)) for name in metrics),
+            ]
+            for trial in shown
+        ]
+        more = len(trials) - len(shown)
+        headings = ["Trial name", "status", *parameters.values(), *metrics.values()]
+        return self._cut(lines, headings, rows, f"... {more} more trials not shown" if more else "")
+
+    def _table_of_errors(self, failed: Sequence[Trial]) -> Picture:
+        rows = [
+            [trial.name, str(trial.failures), f"{self._path}/{trial.dirname}/error.txt"]
+            for trial in failed[: self._max_error_rows]
+        ]
+        more = len(failed) - len(rows)
+        below = f"... {more} more failed trials not shown" if more else ""
+        lines = [f"Number of errored trials: {len(failed)}"]
+        return Picture(lines, dict.fromkeys(["Trial name", "# failures", "error file"], 0), rows, below)
+
+    def _cut(
+        self, lines: Sequence[str], headings: Sequence[str], rows: Sequence[Sequence[str]], below: str
+    ) -> Picture:
+        limit = self._max_column_length
+        columns: dict[str, int] = {}
+        for heading in headings:
+            cut = _shorter(heading, limit)
+            while cut in columns:  # two that are the same as far as they are shown
+                cut += " "
+            columns[cut] = 0
+        # A trial's name tells it from the others: never cut.
+        texts = [[row[0], *(_shorter(cell, limit) for cell in row[1:])] for row in rows]
+        return Picture(lines, columns, texts, below)
+
+    def _chosen(self, trials: Sequence[Trial]) -> list[Trial]:
+        """Those of the table: what runs, what failed, the latest; or the best."""
+        if self._sort_by_metric:
+            return sorted(trials, key=lambda trial: -self._score(trial))[: self._max_progress_rows]
+        first = sorted(trials, key=lambda trial: (_RANK.get(trial.status, 2), -trial.index))
+        return sorted(first[: self._max_progress_rows], key=lambda trial: trial.index)
+
+    def _inferred(self, trials: Sequence[Trial]) -> list[str]:
+        found: list[str] = []
+        for trial in trials:
+            for name, value in trial.last_result.items():
+                if len(found) >= self._infer_limit:
+                    return found
+                known = name in found or name in DEFAULT_COLUMNS or name in _FILLED_IN
+                if not known and is_number(value):
+                    found.append(name)
+        return found
+
+    def _score(self, trial: Trial) -> float:
+        value = lookup(trial.last_result, self._metric) if self._metric else None
+        return score_of(value, self._mode) if is_number(value) else float("-inf")
+
+    def _best(self, trials: Sequence[Trial]) -> Trial | None:
+        if not self._metric or not self._mode or not trials:
+            return None
+        best = max(trials, key=self._score)
+        return best if self._score(best) > float("-inf") else None
+
+    def _best_words(self, best: Trial) -> str:
+        wanted = self._parameter_columns or flatten(best.config)
+        parameters = {name: lookup(best.config, name) for name in wanted}
+        value = number_words(lookup(best.last_result, self._metric or ""))
+        return f"{self._metric}={value} and parameters={parameters}"
+
+
+class CLIReporter(TableReporter):
+    """Prints a status and a table of trials every few seconds; see `TableReporter` for the arguments."""
+
+    def report(self, trials: Sequence[Trial], done: bool, *sys_info: str) -> None:
+        pictures = self.pictures(trials, done, *sys_info)
+        say("\n".join(["== Status ==", *map(as_text, pictures), ""]))
+
+
+class JupyterNotebookReporter(TableReporter):
+    """Updates one output of a notebook's cell; elsewhere it prints as CLIReporter does.
+
+    Args:
+        overwrite: what the cell has printed before is cleared.
+        arguments: of `TableReporter`.
+    """
+
+    def __init__(self, *, overwrite: bool = True, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self._overwrite = overwrite
+        self._output: Notebook | None = None
+
+    def report(self, trials: Sequence[Trial], done: bool, *sys_info: str) -> None:
+        pictures = self.pictures(trials, done, *sys_info)
+        display = notebook_display()
+        if display is None:
+            say("\n".join([*map(as_text, pictures), ""]))
+            return
+        if self._output is None:
+            if self._overwrite:
+                from IPython.display import clear_output
+
+                clear_output(wait=True)
+            self._output = Notebook(display)
+        self._output.show(*pictures)
+
+
+def _as_columns(columns: Columns) -> dict[str, str]:
+    return dict(columns) if isinstance(columns, Mapping) else {name: name for name in columns}
+
+
+def _add(columns: dict[str, str], name: str, shown: str | None) -> None:
+    require(name not in columns, f"the column {name!r} is shown already")
+    columns[name] = shown or name
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    return number_words(value) or str(getattr(value, "__name__", value))
+
+
+def _shorter(text: str, limit: int) -> str:
+    return text if len(text) <= limit else f"{text[: limit - 3]}..."

@@ -1,0 +1,80 @@
+"""Callbacks for `lightgbm.train` in a function trial: each boosting round is a report."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trainkit.tune.checkpoint import Checkpoint
+from trainkit.tune.integrations.reporting import Change, Metrics, Reporter, file_of, missing
+
+try:
+    import lightgbm
+except ModuleNotFoundError as error:
+    raise missing("reporting from LightGBM", "lightgbm") from error
+
+FILENAME = "model.txt"
+
+
+class TuneReportCheckpointCallback:
+    """Reports the evaluation of each round, such as 'eval-binary_logloss', and checkpoints of the model.
+
+    To go on from one: `lightgbm.train(..., init_model=TuneReportCheckpointCallback.get_model(checkpoint))`.
+
+    Args:
+        metrics: a name, a list of names, or a dictionary from the name to report to LightGBM's; None: all.
+        filename: of the model in the checkpoint.
+        frequency: a checkpoint with every so many rounds; 0: none while training goes on.
+        checkpoint_at_end: the last of `num_boost_round` rounds has one too.
+        results_postprocessing_fn: makes what is reported of the metrics picked.
+
+    Raises:
+        MissingDependencyError: LightGBM is not installed; raised where this is imported.
+    """
+
+    order = 25
+    """After LightGBM has noted the evaluation, before it stops early because of it."""
+
+    def __init__(
+        self,
+        metrics: Metrics = None,
+        filename: str = FILENAME,
+        frequency: int = 0,
+        checkpoint_at_end: bool = True,
+        results_postprocessing_fn: Change | None = None,
+    ) -> None:
+        self._reporter = Reporter(metrics, results_postprocessing_fn)
+        self._filename = filename
+        self._frequency = frequency
+        self._at_end = checkpoint_at_end
+
+    @classmethod
+    def get_model(cls, checkpoint: Checkpoint, filename: str = FILENAME) -> Any:
+        """Return the lightgbm.Booster in a checkpoint of this callback."""
+        return lightgbm.Booster(model_file=file_of(checkpoint, filename))
+
+    def __call__(self, env: Any) -> None:
+        """LightGBM calls this after each round."""
+        found = {}
+        for data, metric, value, *rest in env.evaluation_result_list or ():
+            deviation = rest[1] if len(rest) > 1 else None  # of `lightgbm.cv`, whose values are means
+            found[f"{data}-{metric}" if deviation is None else f"{data}-{metric}-mean"] = value
+            if deviation is not None:
+                found[f"{data}-{metric}-stdv"] = deviation
+        last = self._at_end and env.iteration == env.end_iteration - 1
+        due = self._frequency > 0 and (env.iteration + 1) % self._frequency == 0
+        save = env.model.save_model if (last or due) and isinstance(env.model, lightgbm.Booster) else None
+        self._reporter.report(found, save, self._filename)
+
+
+class TuneReportCallback(TuneReportCheckpointCallback):
+    """Reports the evaluation of each round, without checkpoints.
+
+    Args:
+        metrics: as in TuneReportCheckpointCallback.
+        results_postprocessing_fn: as there.
+    """
+
+    def __init__(self, metrics: Metrics = None, results_postprocessing_fn: Change | None = None) -> None:
+        super().__init__(
+            metrics, checkpoint_at_end=False, results_postprocessing_fn=results_postprocessing_fn
+        )

@@ -1,0 +1,78 @@
+"""What callbacks of training libraries share: which metrics are reported, and with which file."""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from trainkit.errors import MissingDependencyError
+from trainkit.tune.checkpoint import Checkpoint
+from trainkit.tune.session import report
+
+logger = logging.getLogger("trainkit.tune")
+
+Metrics = str | Sequence[str] | Mapping[str, str] | None
+"""A name, names, or a dictionary from the name that is reported to the library's; None: all of them."""
+Change = Callable[[dict[str, Any]], dict[str, Any]]
+
+
+class Reporter:
+    """Picks metrics of a library's, and reports them.
+
+    Args:
+        metrics: which.
+        change: makes what is reported of what was picked.
+    """
+
+    def __init__(self, metrics: Metrics, change: Change | None = None) -> None:
+        names = [metrics] if isinstance(metrics, str) else metrics
+        if names is None or isinstance(names, Mapping):
+            self._names = None if names is None else dict(names)
+        else:
+            self._names = {name: name for name in names}
+        self._change = change
+        self._missed: set[str] = set()
+
+    def pick(self, found: Mapping[str, Any]) -> dict[str, Any]:
+        """Those of `found` that are wanted; of one that isn't there, it is said once."""
+        if self._names is None:
+            picked = dict(found)
+        else:
+            picked = {name: found[theirs] for name, theirs in self._names.items() if theirs in found}
+            for theirs in set(self._names.values()) - found.keys() - self._missed:
+                self._missed.add(theirs)
+                logger.warning("there is no metric %r to report; there are %s", theirs, sorted(found))
+        return self._change(picked) if self._change is not None else picked
+
+    def report(
+        self, found: Mapping[str, Any], save: Callable[[str], Any] | None = None, filename: str = ""
+    ) -> None:
+        """Report the picked ones, if there are any.
+
+        Args:
+            found: by the library's names.
+            save: writes a model to the path it is given, which becomes the report's checkpoint.
+            filename: of that file in the checkpoint.
+        """
+        picked = self.pick(found)
+        if not picked:
+            return
+        if save is None:
+            report(picked)
+            return
+        with tempfile.TemporaryDirectory(prefix="trainkit_checkpoint_") as folder:
+            save(str(Path(folder, filename)))
+            report(picked, checkpoint=Checkpoint.from_directory(folder))
+
+
+def file_of(checkpoint: Checkpoint, filename: str) -> str:
+    """Path of a file in a checkpoint."""
+    return str(Path(checkpoint.path, filename))
+
+
+def missing(what: str, package: str) -> MissingDependencyError:
+    """The error of a tool that is not installed; `package` is also the name of our extra."""
+    return MissingDependencyError(f"{what} needs {package}: pip install 'trainkit[{package}]'")

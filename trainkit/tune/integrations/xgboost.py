@@ -1,0 +1,89 @@
+"""Callbacks for `xgboost.train` in a function trial: each boosting round is a report."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trainkit.tune.checkpoint import Checkpoint
+from trainkit.tune.integrations.reporting import Change, Metrics, Reporter, file_of, missing
+
+try:
+    import xgboost
+except ModuleNotFoundError as error:
+    raise missing("reporting from XGBoost", "xgboost") from error
+
+FILENAME = "model.ubj"
+
+
+class TuneReportCheckpointCallback(xgboost.callback.TrainingCallback):
+    """Reports the evaluation of each round, such as 'eval-logloss', and checkpoints of the model.
+
+    To go on from one: `xgboost.train(..., xgb_model=TuneReportCheckpointCallback.get_model(checkpoint))`.
+
+    Args:
+        metrics: a name, a list of names, or a dictionary from the name to report to XGBoost's; None: all.
+        filename: of the model in the checkpoint; its ending is the format.
+        frequency: a checkpoint with every so many rounds; 0: none while training goes on.
+        checkpoint_at_end: the last model is a checkpoint too: once more its metrics are reported, with it.
+        results_postprocessing_fn: makes what is reported of the metrics picked; `xgboost.cv` gives pairs of
+            mean and deviation.
+
+    Raises:
+        MissingDependencyError: XGBoost is not installed; raised where this is imported.
+    """
+
+    def __init__(
+        self,
+        metrics: Metrics = None,
+        filename: str = FILENAME,
+        frequency: int = 0,
+        checkpoint_at_end: bool = True,
+        results_postprocessing_fn: Change | None = None,
+    ) -> None:
+        super().__init__()
+        self._reporter = Reporter(metrics, results_postprocessing_fn)
+        self._filename = filename
+        self._frequency = frequency
+        self._at_end = checkpoint_at_end
+        self._last: dict[str, Any] = {}
+        self._saved = False
+
+    @classmethod
+    def get_model(cls, checkpoint: Checkpoint, filename: str = FILENAME) -> Any:
+        """Return the xgboost.Booster in a checkpoint of this callback."""
+        booster = xgboost.Booster()
+        booster.load_model(file_of(checkpoint, filename))
+        return booster
+
+    def after_iteration(self, model: Any, epoch: int, evals_log: Any) -> bool:
+        self._last = {
+            f"{data}-{metric}": values[-1]
+            for data, metrics in evals_log.items()
+            for metric, values in metrics.items()
+        }
+        self._saved = self._frequency > 0 and (epoch + 1) % self._frequency == 0
+        self._report(model, self._saved)
+        return False
+
+    def after_training(self, model: Any) -> Any:
+        if self._at_end and not self._saved:
+            self._report(model, True)
+        return model
+
+    def _report(self, model: Any, saved: bool) -> None:
+        save = model.save_model if saved and isinstance(model, xgboost.Booster) else None
+        self._reporter.report(self._last, save, self._filename)
+
+
+class TuneReportCallback(TuneReportCheckpointCallback):
+    """Reports the evaluation of each round, without checkpoints.
+
+    Args:
+        metrics: as in TuneReportCheckpointCallback.
+        results_postprocessing_fn: as there.
+    """
+
+    def __init__(self, metrics: Metrics = None, results_postprocessing_fn: Change | None = None) -> None:
+        super().__init__(
+            metrics, checkpoint_at_end=False, results_postprocessing_fn=results_postprocessing_fn
+        )
