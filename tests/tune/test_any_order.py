@@ -1,4 +1,4 @@
-"""The controller under any order of events: whatever happens, the experiment ends, with every trial settled."""
+"""The controller under any order of events: the experiment always ends, with every trial settled."""
 
 from __future__ import annotations
 
