@@ -30,7 +30,8 @@ FLOORS = [
     {"train"},
     {"util.sgd"},  # the trainer by RaySGD's names
     {"sklearn"},
-    {"cli", "dashboard"},
+    {"dashboard"},
+    {"cli"},
     {"", "__main__"},  # trainkit/__init__.py, the front of the house, and `python -m trainkit`
 ]
 GROUND = FLOORS[0]

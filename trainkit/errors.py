@@ -177,6 +177,10 @@ class StorageError(TuneError):
     """The address that an experiment is copied to, or restored from, cannot be written or read."""
 
 
+class DashboardError(TrainkitError):
+    """The dashboard can't be served: there is no such folder, or the port is taken."""
+
+
 class TrialError(TuneError):
     """One trial failed; `result.error` holds it with the remote traceback."""
 

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from trainkit.cli.clean import clean
+from trainkit.cli.dashboard import dashboard
 from trainkit.cli.experiments import is_experiment, list_experiments
 from trainkit.cli.follow import tail
 from trainkit.cli.inquiry import why
@@ -57,6 +58,8 @@ def _run(chosen: argparse.Namespace) -> int:
                 follow=not chosen.no_follow,
                 printed=chosen.printed,
             )
+        case "dashboard":
+            return dashboard(chosen.folder, chosen.port)
         case "clean":
             return clean(chosen.experiment, keep_best=chosen.keep_best, yes=chosen.yes)
     view = View(chosen.sort, chosen.filter, chosen.columns, chosen.limit, chosen.desc, chosen.output)
@@ -120,6 +123,10 @@ def _parser() -> argparse.ArgumentParser:
     clean_.add_argument("experiment", metavar="EXPERIMENT", help=_EXPERIMENT)
     clean_.add_argument("--keep-best", action="store_true", help="but those of the best trial")
     clean_.add_argument("--yes", "-y", action="store_true", help="do not ask")
+
+    dashboard_ = add("dashboard", "look at experiments in a browser, and stop trials")
+    dashboard_.add_argument("folder", metavar="DIR", nargs="?", help="of experiments; or one experiment")
+    dashboard_.add_argument("--port", type=int, default=0, help="to listen at (default: one that is free)")
 
     status_ = add("status", "what runs in your sessions, what it holds, and what waits")
     status_.add_argument("--json", action="store_true", help="as one JSON document, for other programs")

@@ -1,0 +1,282 @@
+"""The dashboard: what it shows of finished, running and damaged experiments, to whom, and what it stops."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+import pytest
+
+import trainkit
+from tests.conftest import eventually
+from trainkit import tune
+from trainkit.dashboard import pages
+from trainkit.dashboard.reading import View, experiments
+from trainkit.dashboard.server import Dashboard
+from trainkit.errors import DashboardError
+from trainkit.tune.schedulers import ASHAScheduler
+
+
+class Text(HTMLParser):
+    """What a page says, its tags left out; and the tags that are never closed."""
+
+    VOID = frozenset({"meta", "link", "input", "line", "circle", "polyline", "br"})
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.words: list[str] = []
+        self.open: list[str] = []
+        self.links: list[str] = []
+        self.feed(page)
+        assert self.open == [], f"not closed: {self.open}"
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag not in self.VOID or (tag in ("circle", "polyline") and not self._closed_itself()):
+            self.open.append(tag)
+        self.links += [value or "" for name, value in attrs if name == "href"]
+
+    def _closed_itself(self) -> bool:
+        return (self.get_starttag_text() or "").endswith("/>")
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        pass
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open and self.open[-1] == tag, f"</{tag}> closes {self.open[-3:]}"
+        self.open.pop()
+
+    def handle_data(self, data: str) -> None:
+        if self.open[-1:] not in (["script"], ["style"]):
+            self.words.append(data)
+
+    @property
+    def text(self) -> str:
+        return " ".join(self.words)
+
+
+class Browser:
+    """Asks a server as a browser does: with the cookie that it was given."""
+
+    def __init__(self, server: Dashboard) -> None:
+        self.base = f"http://127.0.0.1:{server.server_address[1]}"
+        self.token = server.token
+        self.open = urllib.request.build_opener(urllib.request.HTTPCookieProcessor()).open
+        self.open(server.address).close()
+
+    def page(self, path: str) -> Text:
+        with self.open(self.base + path) as answer:
+            return Text(answer.read().decode())
+
+    def json(self, path: str) -> Any:
+        with self.open(f"{self.base}/api{path}") as answer:
+            return json.load(answer)
+
+    def post(self, path: str, **form: str) -> Any:
+        with self.open(self.base + path, urlencode(form).encode()) as answer:
+            return answer.read().decode()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def session() -> Iterator[None]:
+    trainkit.init(num_cpus=2)
+    yield
+    trainkit.shutdown()
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with one finished experiment, whose names try to break the pages."""
+    folder = tmp_path_factory.mktemp("experiments")
+
+    def trainable(config: dict[str, Any]) -> None:
+        if config["kind"] == "<b>broken</b>":
+            raise ValueError("<script>alert(1)</script>")
+        for step in range(1, 5):
+            tune.report({"eval": {"loss": config["x"] / step}, "nan": float("nan")})
+
+    tune.Tuner(
+        trainable,
+        param_space={
+            "x": tune.grid_search([1.0, 2.0, 3.0]),
+            "kind": tune.grid_search(["a", "<b>broken</b>"]),
+        },
+        tune_config=tune.TuneConfig(
+            metric="eval/loss", mode="min", scheduler=ASHAScheduler(max_t=4, reduction_factor=2), seed=0
+        ),
+        run_config=tune.RunConfig(storage_path=folder, name="first one", verbose=0),
+    ).fit()
+    return folder
+
+
+@pytest.fixture
+def browser(root: Path) -> Iterator[Browser]:
+    with Dashboard(root) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            yield Browser(server)
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def test_the_list_and_the_pages_behind_its_links(browser: Browser) -> None:
+    page = browser.page("/")
+    assert "first one" in page.text and "3 TERMINATED" in page.text and "3 ERROR" in page.text
+    experiment = browser.page("/" + next(link for link in page.links if "first" in link))
+    assert "Learning curves" in experiment.text and "best eval/loss" in experiment.text
+    assert "alert(1)" in experiment.text and "<b>broken</b>" in experiment.text  # as text, not as tags
+    trials = [link for link in experiment.links if "/trials/" in link]
+    assert len(trials) == 6
+    first, second = (browser.page(f"/experiments/{link}") for link in trials[:2])
+    assert "Last report" in first.text and "Decisions" in first.text and "cutoff" in first.text
+    assert "ValueError: <script>alert(1)</script>" in second.text
+    assert any(link == "/style.css" for link in page.links)
+
+
+def test_the_same_as_json(browser: Browser) -> None:
+    (seen,) = browser.json("/experiments")
+    assert (seen["metric"], seen["counts"]) == ("eval/loss", {"TERMINATED": 3, "ERROR": 3})
+    assert seen["owner"] is None and seen["state"].startswith("ended: ")
+    rows = browser.json("/experiments/first%20one")["trials"]
+    assert next(row["best"] for row in rows if row["status"] == "TERMINATED") == 0.25
+    detail = browser.json(f"/experiments/first%20one/trials/{rows[0]['trial_id']}")
+    assert [report["eval"]["loss"] for report in detail["history"]] == [1.0, 0.5, pytest.approx(1 / 3), 0.25]
+    assert detail["history"][0]["nan"] == "NaN"
+
+
+def test_the_table_is_sorted_searched_and_paged(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = View.of(root / "first one", 0.0)
+
+    def order(**wish: str) -> list[int]:
+        return [row.index for row in pages.chosen(seen, pages.Wish.of(wish))]
+
+    assert order() == [0, 1, 2, 3, 4, 5]
+    assert order(falling="1") == [5, 4, 3, 2, 1, 0]
+    assert order(sort="x", falling="1")[:2] == [4, 5]
+    assert order(sort="best eval/loss")[0] == 0 and order(sort="best eval/loss")[3:] == [1, 3, 5]
+    assert order(search="ALERT(1)") == [1, 3, 5]
+    assert order(sort="no such column", page="x") == [0, 1, 2, 3, 4, 5]
+    monkeypatch.setattr(pages, "MAX_ROWS", 4)
+    first = Text(pages.experiment(seen, [], pages.Wish(), "t"))
+    assert "next" in first.words and sum("/trials/" in link for link in first.links) == 4
+    last = Text(pages.experiment(seen, [], pages.Wish(page=9), "t"))
+    assert "before" in last.words and sum("/trials/" in link for link in last.links) == 2
+
+
+@pytest.mark.parametrize(
+    ("path", "code"),
+    [
+        ("/experiments/none", 404),
+        ("/experiments/first%20one/trials/none", 404),
+        ("/experiments/..%2F..%2Fetc", 404),
+        ("/nowhere", 404),
+        ("/api/nowhere", 404),
+    ],
+)
+def test_what_is_not_there(browser: Browser, path: str, code: int) -> None:
+    with pytest.raises(urllib.error.HTTPError) as caught:
+        browser.page(path)
+    assert caught.value.code == code
+    assert path.startswith("/api") == caught.value.headers["Content-Type"].startswith("application/json")
+
+
+def asked(url: str, body: bytes | None = None, **headers: str) -> int:
+    request = urllib.request.Request(
+        url, body, {name.replace("_", "-"): text for name, text in headers.items()}
+    )
+    try:
+        with urllib.request.urlopen(request) as answer:
+            return int(answer.status)
+    except urllib.error.HTTPError as error:
+        return error.code
+
+
+def test_nobody_else_sees_or_stops_anything(browser: Browser) -> None:
+    page, stop = f"{browser.base}/", f"{browser.base}/api/experiments/first%20one/stop"
+    assert asked(page) == asked(f"{page}?token=wrong") == 403
+    assert asked(page, Authorization="Bearer wrong") == 403
+    assert asked(page, Authorization=f"Bearer {browser.token}") == 200
+    # Another site's name that leads to this machine, with everything else right:
+    assert asked(page, Authorization=f"Bearer {browser.token}", Host="evil.example:80") == 403
+    # A cookie alone changes nothing: another site's form would bring it along.
+    with pytest.raises(urllib.error.HTTPError, match="403"):
+        browser.post("/experiments/first%20one/stop")
+    assert asked(stop, b"token=wrong") == 403
+    assert asked(stop, b"x" * 20_000) == 403
+
+
+def test_what_does_not_run_cannot_be_stopped(browser: Browser) -> None:
+    with pytest.raises(urllib.error.HTTPError, match="409"):
+        browser.post("/experiments/first%20one/stop", token=browser.token)
+
+
+def test_a_damaged_experiment_does_not_hide_the_others(browser: Browser, root: Path) -> None:
+    broken = root / "broken"
+    broken.mkdir()
+    try:
+        (broken / "experiment.sqlite").write_bytes(b"no database" * 50)
+        page = browser.page("/")
+        assert "first one" in page.text and "is not an experiment file" in page.text
+        with pytest.raises(urllib.error.HTTPError, match="409"):
+            browser.page("/experiments/broken")
+    finally:
+        (broken / "experiment.sqlite").unlink()
+        broken.rmdir()
+
+
+def test_row_2_11_a_trial_of_a_running_program_is_stopped(
+    browser: Browser, root: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "go").mkdir()
+
+    def trainable(config: dict[str, Any]) -> None:
+        while not (tmp_path / "go" / str(config["x"])).exists():
+            tune.report({"loss": config["x"]})
+
+    grids: list[tune.ResultGrid] = []
+    tuner = tune.Tuner(
+        trainable,
+        param_space={"x": tune.grid_search([1, 2])},
+        run_config=tune.RunConfig(storage_path=root, name="running", verbose=0),
+    )
+    thread = threading.Thread(target=lambda: grids.append(tuner.fit()))
+    thread.start()
+
+    def rows() -> list[Any]:
+        if not (root / "running" / "experiment.sqlite").exists():
+            return []
+        return browser.json("/experiments/running")["trials"]
+
+    assert eventually(lambda: [row["status"] for row in rows()] == ["RUNNING"] * 2, 60)
+    page = browser.page("/experiments/running")
+    assert "runs in process" in page.text and "Stop the experiment" in page.text
+    browser.post(f"/experiments/running/trials/{rows()[0]['trial_id']}/stop", token=browser.token)
+    assert eventually(lambda: rows()[0]["status"] == "TERMINATED", 60)
+    assert re.search("by the dashboard", rows()[0]["reason"])
+    assert rows()[1]["status"] == "RUNNING"
+    assert (
+        asked(f"{browser.base}/api/experiments/running/stop", b"", Authorization=f"Bearer {browser.token}")
+        == 202
+    )
+    thread.join()
+    # The experiment can be restored: what was stopped with it waits to be gone on with.
+    assert [str(result.status) for result in grids[0]] == ["TERMINATED", "PENDING"]
+    assert browser.json("/experiments/running")["owner"] is None
+
+
+def test_folders_of_experiments(root: Path, tmp_path: Path) -> None:
+    assert list(experiments(root / "first one")) == [root / "first one"]
+    assert list(experiments(tmp_path)) == []
+    with pytest.raises(DashboardError, match="there is no folder"):
+        Dashboard(tmp_path / "none")
+    with Dashboard(tmp_path) as server, pytest.raises(DashboardError, match="cannot be used"):
+        Dashboard(tmp_path, server.server_address[1])

@@ -1,0 +1,281 @@
+"""From what is known of an experiment to pages of HTML; pure."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from html import escape
+from typing import Any
+from urllib.parse import quote, urlencode
+
+from trainkit.dashboard.chart import Curve, picture
+from trainkit.dashboard.reading import TrialRow, View
+from trainkit.tune.trial import TrialStatus
+
+MAX_ROWS = 200
+"""Of one page's table; the rest is behind a link."""
+
+REFRESH = """<script>
+setInterval(async () => {
+  if (document.hidden || document.activeElement?.tagName === "INPUT") return;
+  const answer = await fetch(location.href);
+  if (!answer.ok) return;
+  const page = new DOMParser().parseFromString(await answer.text(), "text/html");
+  document.querySelector("main").replaceWith(page.querySelector("main"));
+}, 2000);
+</script>"""
+
+
+@dataclass(frozen=True)
+class Wish:
+    """How the table of trials is asked for: the text of the address after '?'.
+
+    Attributes:
+        sort: a column.
+        falling: largest first.
+        search: trials whose cells hold this text.
+        page: from 0.
+    """
+
+    sort: str = "index"
+    falling: bool = False
+    search: str = ""
+    page: int = 0
+
+    @classmethod
+    def of(cls, query: Mapping[str, str]) -> Wish:
+        """Read an address; what it lacks, or has wrong, is as by default."""
+        page = query.get("page", "0")
+        return cls(
+            sort=query.get("sort", "index"),
+            falling=query.get("falling") == "1",
+            search=query.get("search", ""),
+            page=int(page) if page.isdigit() else 0,
+        )
+
+    def address(self, **changes: Any) -> str:
+        """The link to the table with these changes."""
+        wanted = {**vars(self), **changes}
+        texts = {
+            name: str(int(value) if isinstance(value, bool) else value) for name, value in wanted.items()
+        }
+        return "?" + urlencode({name: text for name, text in texts.items() if text not in ("", "0")})
+
+
+@dataclass(frozen=True)
+class TrialDetail:
+    """What one trial's page shows besides its row."""
+
+    dirname: str
+    last_result: Mapping[str, Any] = field(default_factory=dict)
+    curve: Sequence[tuple[float, float]] = ()
+    decisions: Sequence[Mapping[str, Any]] = ()
+    error: str = ""
+
+
+def listing(root: str, experiments: Sequence[View], problems: Sequence[str]) -> str:
+    """All experiments of a folder; `problems` are files that could not be read."""
+    rows = [
+        [
+            f'<a href="experiments/{quote(each.name, safe="")}">{escape(each.name)}</a>',
+            _state(each),
+            _counts(each),
+            escape(_best(each)),
+        ]
+        for each in experiments
+    ]
+    body = f"<h1>Experiments</h1><p class=quiet>in {escape(root)}</p>"
+    body += _table(["experiment", "state", "trials", "best"], rows) if rows else "<p>There is none yet.</p>"
+    body += "".join(f'<p class="ERROR">{escape(problem)}</p>' for problem in problems)
+    return _page("Experiments", body)
+
+
+def experiment(seen: View, curves: Sequence[Curve], wish: Wish, token: str) -> str:
+    """One experiment: its standing, its learning curves and the table of its trials."""
+    best = seen.best
+    tiles = [(str(count), status.lower()) for status, count in _counted(seen).items()]
+    if (left := seen.overview.remaining_s) is not None:
+        tiles.append((_duration(left), "left, about"))
+    if best is not None:
+        tiles.append((f"{best.best:.6g}", f"best {seen.overview.metric}, of {best.trial_id}"))
+    stop = _stop_form("stop", token, "Stop the experiment") if seen.overview.owner is not None else ""
+    body = [
+        f'<p><a href="../">Experiments</a></p><h1>{escape(seen.name)}</h1>',
+        f"<p class=quiet>{_state(seen)}, in {escape(str(seen.overview.folder))} {stop}</p>",
+        '<div class="tiles">',
+        *(f'<div class="tile"><b>{number}</b>{escape(what)}</div>' for number, what in tiles),
+        "</div>",
+    ]
+    if seen.overview.metric is not None:
+        body += ["<h2>Learning curves</h2>", picture(curves, "iteration", seen.overview.metric)]
+    body.append(f"<h2>Trials</h2>{_trials(seen, wish)}")
+    return _page(seen.name, "".join(body))
+
+
+def trial(seen: View, row: TrialRow, detail: TrialDetail, token: str) -> str:
+    """One trial: configuration, curve, the last report, decisions, error."""
+    stop = ""
+    if seen.overview.owner is not None and not row.status.is_finished:
+        stop = _stop_form(f"{quote(row.trial_id, safe='')}/stop", token, "Stop this trial")
+    why = f": {escape(row.reason)}" if row.reason else ""
+    back = quote(seen.name, safe="")
+    body = [
+        f'<p><a href="../../{back}">{escape(seen.name)}</a></p><h1>{escape(row.trial_id)}</h1>',
+        f'<p><span class="{row.status}">{row.status}</span>{why} {stop}</p>',
+        f"<h2>Configuration</h2>{_pairs(row.config)}",
+    ]
+    if seen.overview.metric is not None:
+        curve = Curve(row.trial_id, detail.curve, stands_out=True)
+        body += ["<h2>Learning curve</h2>", picture([curve], "iteration", seen.overview.metric)]
+    if detail.last_result:
+        body.append(f"<h2>Last report</h2>{_pairs(detail.last_result)}")
+    if detail.decisions:
+        names = list(dict.fromkeys(name for decision in detail.decisions for name in decision))
+        rows = [[escape(_text(each.get(name, ""))) for name in names] for each in detail.decisions]
+        body.append(f"<h2>Decisions</h2>{_table(names, rows)}")
+    if detail.error:
+        body.append(f"<h2>Error</h2><pre>{escape(detail.error)}</pre>")
+    body.append(f"<p class=quiet>kept in {escape(str(seen.overview.folder))}/{escape(detail.dirname)}</p>")
+    return _page(row.trial_id, "".join(body))
+
+
+def problem(title: str, text: str) -> str:
+    """A page that says what went wrong."""
+    return _page(title, f'<h1>{escape(title)}</h1><p>{escape(text)}</p><p><a href="/">Experiments</a></p>')
+
+
+# --- the table of trials --------------------------------------------------------------------------
+
+
+def columns(seen: View) -> dict[str, Callable[[TrialRow], Any]]:
+    """What the table shows of a trial, by the name of the column."""
+    shown: dict[str, Callable[[TrialRow], Any]] = {
+        "trial": lambda row: row.trial_id,
+        "status": lambda row: str(row.status),
+        "reports": lambda row: row.reports,
+    }
+    if seen.overview.metric is not None:
+        shown[f"last {seen.overview.metric}"] = lambda row: row.last
+        shown[f"best {seen.overview.metric}"] = lambda row: row.best
+    for name in dict.fromkeys(name for row in seen.rows for name in row.config):
+        shown[name] = lambda row, name=name: row.config.get(name)  # type: ignore[misc]
+    return shown
+
+
+def chosen(seen: View, wish: Wish) -> list[TrialRow]:
+    """The trials that the wish asks for, in its order; those without a value come last."""
+    cells = columns(seen)
+    rows = seen.rows
+    if wish.search:
+        text = wish.search.lower()
+        rows = [
+            row
+            for row in rows
+            if text in row.reason.lower() or any(text in _text(cell(row)).lower() for cell in cells.values())
+        ]
+    value = cells.get(wish.sort)
+    if value is None:
+        return sorted(rows, key=lambda row: row.index, reverse=wish.falling)
+    there = [row for row in rows if value(row) is not None]
+    numbers = all(isinstance(value(row), (int, float)) for row in there)
+    there.sort(key=lambda row: value(row) if numbers else _text(value(row)), reverse=wish.falling)
+    return there + [row for row in rows if value(row) is None]
+
+
+def _trials(seen: View, wish: Wish) -> str:
+    cells, rows = columns(seen), chosen(seen, wish)
+    first = min(wish.page, max(0, len(rows) - 1) // MAX_ROWS) * MAX_ROWS
+    shown, best = rows[first : first + MAX_ROWS], seen.best
+    heads = []
+    for name in cells:
+        here = wish.sort == name
+        link = wish.address(sort=name, falling=here and not wish.falling, page=0)
+        mark = (" ↓" if wish.falling else " ↑") if here else ""
+        heads.append(f'<th><a href="{escape(link)}">{escape(name)}{mark}</a></th>')
+    lines = []
+    for row in shown:
+        link = f"{quote(seen.name, safe='')}/trials/{quote(row.trial_id, safe='')}"
+        texts = [escape(_text(cell(row))) for cell in cells.values()]
+        texts[0] = f'<a href="{link}">{texts[0]}</a>'
+        texts[1] = f'<span class="{row.status}">{texts[1]}</span>'
+        filled = "".join(f"<td>{text}</td>" for text in texts)
+        kind = ' class="best"' if best is not None and row.trial_id == best.trial_id else ""
+        lines.append(f'<tr{kind}>{filled}<td class="long quiet">{escape(row.reason)}</td></tr>')
+    pages = []
+    if first > 0:
+        pages.append(f'<a href="{escape(wish.address(page=first // MAX_ROWS - 1))}">before</a>')
+    if first + MAX_ROWS < len(rows):
+        pages.append(f'<a href="{escape(wish.address(page=first // MAX_ROWS + 1))}">next</a>')
+    count = f"{len(rows)} of {len(seen.rows)}" if wish.search else str(len(rows))
+    search = f'<form><input name="search" value="{escape(wish.search)}" placeholder="search"></form>'
+    return (
+        f'<p>{search} <span class="quiet">{count} trials</span> {" ".join(pages)}</p>'
+        '<div class="wide"><table>'
+        f"<thead><tr>{''.join(heads)}<th>why</th></tr></thead><tbody>{''.join(lines)}</tbody></table></div>"
+    )
+
+
+# --- pieces ---------------------------------------------------------------------------------------
+
+
+def _page(title: str, body: str) -> str:
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width">'
+        f'<title>{escape(title)} - trainkit</title><link rel="stylesheet" href="/style.css"></head>'
+        f"<body><main>{body}</main>{REFRESH}</body></html>"
+    )
+
+
+def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table; the cells are HTML already."""
+    head = "".join(f"<th>{escape(name)}</th>" for name in heads)
+    lines = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>" for row in rows)
+    return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{lines}</tbody></table></div>'
+
+
+def _pairs(values: Mapping[str, Any]) -> str:
+    return _table(
+        ["name", "value"], [[escape(str(name)), escape(_text(value))] for name, value in values.items()]
+    )
+
+
+def _stop_form(action: str, token: str, words: str) -> str:
+    hidden = f'<input type="hidden" name="token" value="{escape(token)}">'
+    return f'<form method="post" action="{escape(action)}">{hidden}<button>{words}</button></form>'
+
+
+def _state(seen: View) -> str:
+    runs = seen.overview.owner is not None
+    return f'<span class="{"RUNNING" if runs else "quiet"}">{escape(seen.overview.state)}</span>'
+
+
+def _counted(seen: View) -> dict[str, int]:
+    numbers = Counter(row.status for row in seen.rows)
+    return {str(status): numbers[status] for status in TrialStatus if numbers[status]}
+
+
+def _counts(seen: View) -> str:
+    return ", ".join(f'<span class="{name}">{count} {name}</span>' for name, count in _counted(seen).items())
+
+
+def _duration(seconds: float) -> str:
+    for unit, size in (("h", 3600), ("min", 60)):
+        if seconds >= size:
+            return f"{seconds / size:.1f} {unit}"
+    return f"{seconds:.0f} s"
+
+
+def _best(seen: View) -> str:
+    best = seen.best
+    return "" if best is None else f"{seen.overview.metric}={best.best:.6g} of {best.trial_id}"
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    return value if isinstance(value, str) else json.dumps(value, default=str)

@@ -1,0 +1,146 @@
+"""What the pages show of an experiment, read beside the program that writes it.
+
+What grows with the number of reports is left to SQLite, so that thousands of trials are read in a moment.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trainkit.tune.history import ExperimentReader
+from trainkit.tune.overview import Overview
+from trainkit.tune.schema import FILENAME
+from trainkit.tune.trial import TrialStatus
+from trainkit.tune.values import flatten
+
+_VALUE = "coalesce(json_extract(metrics, ?), json_extract(metrics, ?))"
+_FINITE = "CASE WHEN typeof(value) IN ('integer', 'real') THEN value END"  # NaN and infinities are texts
+
+
+@dataclass(frozen=True, slots=True)
+class TrialRow:
+    """One trial.
+
+    Attributes:
+        config: flattened: {"net/width": 8}.
+        reports: how many iterations it has reported.
+        last, best: of the metric; None where it was not reported, or never as a finite number.
+    """
+
+    trial_id: str
+    index: int
+    status: TrialStatus
+    reason: str
+    config: dict[str, Any]
+    reports: int
+    last: float | None
+    best: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """One experiment: at a glance, and with a row for each trial, in the order suggested."""
+
+    overview: Overview
+    rows: list[TrialRow]
+
+    @classmethod
+    def of(cls, folder: Path, now: float) -> View:
+        """Look at the experiment in `folder`.
+
+        Raises:
+            StoreError: there is none, or its file is damaged or foreign.
+        """
+        overview = Overview.of(folder, now)
+        numbers: dict[str, tuple[float | None, float | None]] = {}
+        if overview.metric is not None:
+            with MetricReader(folder) as reader:
+                numbers = reader.last_and_best(overview.metric, overview.mode or "max")
+        rows = [
+            TrialRow(
+                trial.trial_id,
+                trial.index,
+                trial.status,
+                trial.reason,
+                flatten(trial.config),
+                trial.iteration,
+                *numbers.get(trial.trial_id, (None, None)),
+            )
+            for trial in overview.trials
+        ]
+        return cls(overview, rows)
+
+    @property
+    def name(self) -> str:
+        """Of the experiment's folder."""
+        return self.overview.folder.name
+
+    @property
+    def best(self) -> TrialRow | None:
+        """The trial with the best value that was reported at any time; the first of equals."""
+        return next(iter(self.ranked), None)
+
+    @property
+    def ranked(self) -> list[TrialRow]:
+        """Those that have a value, the best first."""
+        sign = 1 if self.overview.mode == "min" else -1
+        there = [row for row in self.rows if row.best is not None]
+        return sorted(there, key=lambda row: sign * (row.best or 0.0))
+
+
+class MetricReader(ExperimentReader):
+    """Reads one metric of many reports."""
+
+    def last_and_best(self, metric: str, mode: str) -> dict[str, tuple[float | None, float | None]]:
+        """By trial, the last and the best value of `metric`; None where there is no finite number.
+
+        Args:
+            metric: its name, or a path such as "eval/loss".
+            mode: "min" or "max".
+        """
+        best = {"min": "min", "max": "max"}[mode]
+        numbers = f"SELECT trial_id, iteration, {_VALUE} AS value FROM history"
+        last = {
+            trial_id: value
+            for trial_id, _, value in self._rows(
+                # Beside max() SQLite takes the other columns from the row that holds the maximum.
+                f"SELECT trial_id, max(iteration), {_FINITE} FROM ({numbers}) GROUP BY trial_id",
+                *_paths(metric),
+            )
+        }
+        return {
+            trial_id: (last.get(trial_id), value)
+            for trial_id, value in self._rows(
+                f"SELECT trial_id, {best}({_FINITE}) FROM ({numbers}) GROUP BY trial_id", *_paths(metric)
+            )
+        }
+
+    def curve(self, trial_id: str, metric: str) -> list[tuple[int, float]]:
+        """(iteration, value) of each report of the trial with a finite number as `metric`."""
+        return [
+            (iteration, value)
+            for iteration, value in self._rows(
+                f"SELECT iteration, {_VALUE} FROM history WHERE trial_id = ? ORDER BY iteration",
+                *_paths(metric),
+                trial_id,
+            )
+            if isinstance(value, (int, float))
+        ]
+
+
+def _paths(metric: str) -> tuple[str, str]:
+    """Where JSON may hold the metric: under its name, or nested."""
+    return "$." + json.dumps(metric), "$." + ".".join(map(json.dumps, metric.split("/")))
+
+
+def experiments(root: Path) -> Iterator[Path]:
+    """Yield the folders of experiments in `root`, or `root` itself if it is one; the latest first."""
+    if (root / FILENAME).exists():
+        yield root
+        return
+    found = [path.parent for path in root.glob(f"*/{FILENAME}")]
+    yield from sorted(found, key=lambda folder: (folder / FILENAME).stat().st_mtime, reverse=True)
