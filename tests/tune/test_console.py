@@ -19,7 +19,7 @@ from trainkit.cli.main import main
 from trainkit.tune.callbacks import console, standing
 from trainkit.tune.callbacks.outlets import Notebook, notebook_display
 from trainkit.tune.callbacks.picture import Picture, as_html, as_text, in_terminal, picture_of
-from trainkit.tune.callbacks.standing import MAX_ROWS, Standing, duration
+from trainkit.tune.callbacks.standing import MAX_ROWS, Standing, config_words, duration
 from trainkit.tune.trial import Trial, TrialStatus
 
 pytestmark = pytest.mark.usefixtures("inline")
@@ -313,6 +313,10 @@ def test_the_time_left_is_told_where_it_is_known():
     assert picture.lines[0] == "1.0 s gone, about 1 min 30 s left"
     for unknown in (info, {**info, "remaining_s": None}):
         assert picture_of(Standing(None, None, 0.0), unknown, "/somewhere").lines[0] == "1.0 s gone"
+
+
+def test_the_best_configuration_is_told_flat_and_short():
+    assert config_words({"x": 1, "net": {"lr": 0.000123456}}) == "x=1, net/lr=0.0001235"
 
 
 @pytest.mark.parametrize("width", [80, 100, 200])

@@ -10,7 +10,7 @@ from typing import Any
 from trainkit.tune.checks import is_number
 from trainkit.tune.schedulers.base import score_of
 from trainkit.tune.trial import Trial, TrialStatus
-from trainkit.tune.values import lookup
+from trainkit.tune.values import flatten, lookup
 
 MAX_ROWS = 16
 """Of trials, in a table."""
@@ -118,7 +118,7 @@ def config_words(config: Mapping[str, Any]) -> str:
     """A configuration in one line, its values shortened."""
     return ", ".join(
         f"{key}={value:.4g}" if isinstance(value, float) else f"{key}={str(value)[:30]}"
-        for key, value in config.items()
+        for key, value in flatten(config).items()
     )
 
 
