@@ -148,7 +148,7 @@ class Controller:
         if self.ended_by is not None and not self.ended_by.resumable:
             for trial in list(self._turns.waiting):
                 self._turns.waiting.remove(trial)
-                set_status(self._step, trial, time, TrialStatus.TERMINATED, f"{self.ending}: not run")
+                self._terminate(trial, time, f"{self.ending}: not run")
         ended = self.ending or self._source.reason or "all trials have ended"
         self._step.records.append(ev.Noted(time, "ended", ended))
         return self._take()

@@ -19,6 +19,7 @@ from typing import Any
 
 from trainkit.errors import ConfigError, StorageError
 from trainkit.tune.callbacks.base import Callback
+from trainkit.tune.checkpoint import CHECKPOINT_FOLDER
 from trainkit.tune.ownership import FILENAME as LOCK
 from trainkit.tune.policies import SyncConfig
 from trainkit.tune.schema import FILENAME, open_database
@@ -36,7 +37,6 @@ TRIES = 6
 _WRITTEN_BY_US = re.compile(
     r"params\.json|result\.json|progress\.csv|error\.txt|stdout|stderr|events\.out\.tfevents.*"
 )
-_CHECKPOINT = re.compile(r"\.?checkpoint_\d{6,}(\.partial)?")
 
 
 class Mirror(Callback):
@@ -274,7 +274,9 @@ class Mirror(Callback):
         """The files of a trial's folder, or with '' those beside the store, which have changed."""
         top = self._folder / name
         for folder, folders, files in os.walk(top):
-            inside = [each for each in folders if not (folder == str(top) and _CHECKPOINT.fullmatch(each))]
+            inside = [
+                each for each in folders if not (folder == str(top) and CHECKPOINT_FOLDER.fullmatch(each))
+            ]
             folders[:] = inside if name and self._sync.sync_artifacts else []
             for file in files:
                 if file.startswith((FILENAME, LOCK)) or file.endswith(".partial"):

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
-import shutil
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +11,7 @@ from typing import Any
 
 from trainkit.errors import ConfigError
 from trainkit.tune import events as ev
+from trainkit.tune.checkpoint import remove_unknown
 from trainkit.tune.checks import is_number
 from trainkit.tune.history import Ended, ExperimentReader, LogEntry, Report, Suggested
 from trainkit.tune.policies import Resume
@@ -23,9 +22,6 @@ from trainkit.tune.schedulers.base import TrialScheduler, stop_words
 from trainkit.tune.stopping import StopRules
 from trainkit.tune.trial import Trial, TrialStatus
 from trainkit.tune.values import complete, encode_config, holds_opaque, lookup
-
-_OURS = re.compile(r"checkpoint_\d{6,}|\.checkpoint_\d{6,}\.partial")
-"""Folders that `checkpoint_dirname` names; what else lies in a trial's folder is the user's."""
 
 
 @dataclass
@@ -98,7 +94,7 @@ def restore_trials(
             proposals.on_trial_complete(trial.trial_id, trial.last_result)
         if trial.status is TrialStatus.PENDING and (trial.trial_id, trial.attempt) in started:
             trial.attempt += 1
-        _tidy(trial, reader.folder / trial.dirname)
+        remove_unknown(os.fspath(reader.folder / trial.dirname), {kept.dirname for kept in trial.checkpoints})
     return restored
 
 
@@ -220,15 +216,3 @@ def _forget_lost(restored: Restored, trial: Trial, folder: Path, time: float) ->
         restored.records.append(
             ev.Noted(time, "checkpoint lost", f"{checkpoint.dirname} is not in {folder}", trial.trial_id)
         )
-
-
-def _tidy(trial: Trial, folder: Path) -> None:
-    """Remove checkpoint folders that nothing refers to."""
-    known = {checkpoint.dirname for checkpoint in trial.checkpoints}
-    try:
-        names = os.listdir(folder)
-    except FileNotFoundError:  # it never ran, or somebody removed it
-        return
-    for name in names:
-        if _OURS.fullmatch(name) and name not in known:
-            shutil.rmtree(folder / name, ignore_errors=True)
