@@ -221,6 +221,16 @@ class ExperimentReader:
             )
         }
 
+    def checkpoint_folders(self) -> set[str]:
+        """Of all checkpoints that were not dropped, the folder, as trial/checkpoint_000003."""
+        return {
+            f"{trial}/{checkpoint}"
+            for trial, checkpoint in self._rows(
+                "SELECT t.dirname, c.dirname FROM checkpoints c JOIN trials t USING (trial_id) "
+                "WHERE NOT c.dropped"
+            )
+        }
+
     def decisions(self, trial_id: str | None = None) -> list[dict[str, Any]]:
         """What was decided on the reports of a trial, or of all, in order: verdict and the reason's facts."""
         return [

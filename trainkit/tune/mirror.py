@@ -20,10 +20,11 @@ from typing import Any
 from trainkit.errors import ConfigError, StorageError
 from trainkit.tune.callbacks.base import Callback
 from trainkit.tune.checkpoint import CHECKPOINT_FOLDER
+from trainkit.tune.history import ExperimentReader
 from trainkit.tune.ownership import FILENAME as LOCK
 from trainkit.tune.policies import SyncConfig
 from trainkit.tune.schema import FILENAME, open_database
-from trainkit.tune.storage import Address, is_checkpoint
+from trainkit.tune.storage import Address, checkpoint_of
 from trainkit.tune.trial import Trial
 
 logger = logging.getLogger("trainkit.tune")
@@ -79,17 +80,27 @@ class Mirror(Callback):
             self._address.fs.pipe_file(self._address.path(f"{WORKSHOP}.partial"), b"trainkit")
             self._address.remove(f"{WORKSHOP}.partial")
             if not new:
-                self._there = {
-                    name: size
-                    for name, size in self._address.sizes().items()
-                    if is_checkpoint(name.split("/"))
-                }
+                self._there = self._found()
         except ConfigError:
             raise
         except Exception as error:
             raise StorageError(
                 f"{self._address} cannot be written: {type(error).__name__}: {error}. Nothing was started"
             ) from error
+
+    def _found(self) -> dict[str, int]:
+        """The files of checkpoints that are there, of a driver that was killed too.
+
+        It may have copied checkpoints that its store there doesn't name yet: another of that name, however
+        long, is not the same.
+        """
+        with ExperimentReader(self._folder) as reader:
+            known = reader.checkpoint_folders()
+        return {
+            name: size if checkpoint_of(name) in known else -1
+            for name, size in self._address.sizes().items()
+            if checkpoint_of(name)
+        }
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -298,7 +309,7 @@ class Mirror(Callback):
                 raise
 
     def _delete_dropped(self, kept: set[str]) -> None:
-        there = {"/".join(name.split("/")[:2]) for name in self._there}
+        there = {checkpoint_of(name) for name in self._there}
         for name in sorted(there - kept):
             self._address.remove(name)
             for file in [file for file in self._there if file.startswith(f"{name}/")]:
