@@ -108,7 +108,7 @@ class Attempt:
     hostname: str
 
 
-@dataclass(slots=True, eq=False)  # each is itself, and may be a key
+@dataclass(slots=True)
 class Trial:
     """A trial as controller and callbacks see it; callbacks may read it, not change it.
 
@@ -155,6 +155,9 @@ class Trial:
     alone: bool = False
     trainable_name: str = ""
     evaluated_params: dict[str, Any] = field(default_factory=dict)
+
+    def __hash__(self) -> int:
+        return hash(self.trial_id)  # callbacks keep things by trial
 
     def __str__(self) -> str:
         return self.name

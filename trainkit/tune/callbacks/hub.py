@@ -40,10 +40,10 @@ class CallbackHub:
         self._complained: set[tuple[int, str]] = set()
         self._states = States(callbacks, keep, self._complain)
 
-    def setup(self, states: Mapping[str, str], **info: Any) -> None:
+    def setup(self, states: Mapping[str, str] | None = None, **info: Any) -> None:
         """The experiment begins, or goes on with the states that were kept of it."""
         self._tell("setup", trials=self._trials, **info)
-        self._states.give_back(states)
+        self._states.give_back(states or {})
 
     def step(self, records: Sequence[ev.Record], **info: Any) -> None:
         """These records were committed."""

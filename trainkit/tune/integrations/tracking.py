@@ -145,7 +145,8 @@ class TrackerCallback(LoggerCallback, ABC):
     def rewrite(self, trial: Trial, results: Sequence[Mapping[str, Any]]) -> None:
         """Send what the service lacks of these."""
         status = _STATUS.get(trial.status, "")
-        self._put("adding results", trial, partial(self._do_complete, results=results, status=status))
+        # As a list: what the past gives is read from the file when looked at, which only this thread may.
+        self._put("adding results", trial, partial(self._do_complete, results=list(results), status=status))
 
     def on_experiment_end(self, trials: Sequence[Trial], **info: Any) -> None:
         try:
