@@ -58,7 +58,7 @@ class Mirror(Callback):
         self._abandoned = threading.Event()
         self._problem: Exception | None = None
         self._seen_version = -1
-        self._uploaded: dict[str, tuple[int, int]] = {}  # by name: size and time of change
+        self._uploaded: dict[str, tuple[int, int]] = {}  # other files there: size and time of change
         self._there: dict[str, int] = {}  # files of checkpoints at the address, with their sizes
         self._thread = threading.Thread(target=self._work, name="trainkit-mirror", daemon=True)
 
@@ -79,11 +79,10 @@ class Mirror(Callback):
             self._address.fs.pipe_file(self._address.path(f"{WORKSHOP}.partial"), b"trainkit")
             self._address.remove(f"{WORKSHOP}.partial")
             if not new:
-                self._there = {
-                    name: size
-                    for name, size in self._address.sizes().items()
-                    if is_checkpoint(name.split("/"))
-                }
+                sizes = self._address.sizes()
+                checkpoints = {name for name in sizes if is_checkpoint(name.split("/"))}
+                self._there = {name: sizes[name] for name in checkpoints}
+                self._uploaded = dict.fromkeys(sizes.keys() - checkpoints, (-1, -1))
         except ConfigError:
             raise
         except Exception as error:
@@ -214,6 +213,7 @@ class Mirror(Callback):
         self._upload_checkpoints(workshop, kept)
         for name in (*sorted(news), ""):
             self._upload_files(name)
+        self._delete_gone(news)
         if self._abandoned.is_set():
             return
         self._address.replace(copy, FILENAME)
@@ -294,6 +294,13 @@ class Mirror(Callback):
         except FileNotFoundError:
             if path.exists():  # then it was the address that raised
                 raise
+
+    def _delete_gone(self, news: set[str]) -> None:
+        """What trials' folders held and hold no more, such as an event file that was begun anew."""
+        for short in [each for each in self._uploaded if each.split("/")[0] in news]:
+            if "/" in short and not (self._folder / short).exists():
+                self._address.remove(short)
+                del self._uploaded[short]
 
     def _delete_dropped(self, kept: set[str]) -> None:
         there = {"/".join(name.split("/")[:2]) for name in self._there}
