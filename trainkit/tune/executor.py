@@ -293,7 +293,7 @@ class Executor:
 
 
 def _put(what: str, value: Any) -> ObjectRef[Any]:
-    if isinstance(value, ObjectRef):  # it is in the store already
+    if isinstance(value, ObjectRef):  # the user has put it into the store already
         return value
     api.ensure_serializable(value, what)
     ref: ObjectRef[Any] = api.put(value)

@@ -59,7 +59,7 @@ class Mirror(Callback):
         self._abandoned = threading.Event()
         self._problem: Exception | None = None
         self._seen_version = -1
-        self._uploaded: dict[str, tuple[int, int]] = {}  # by name: size and time of change
+        self._uploaded: dict[str, tuple[int, int]] = {}  # other files there: size and time of change
         self._there: dict[str, int] = {}  # files of checkpoints at the address, with their sizes
         self._thread = threading.Thread(target=self._work, name="trainkit-mirror", daemon=True)
 
@@ -80,7 +80,7 @@ class Mirror(Callback):
             self._address.fs.pipe_file(self._address.path(f"{WORKSHOP}.partial"), b"trainkit")
             self._address.remove(f"{WORKSHOP}.partial")
             if not new:
-                self._there = self._found()
+                self._take_in(self._address.sizes())
         except ConfigError:
             raise
         except Exception as error:
@@ -88,19 +88,19 @@ class Mirror(Callback):
                 f"{self._address} cannot be written: {type(error).__name__}: {error}. Nothing was started"
             ) from error
 
-    def _found(self) -> dict[str, int]:
-        """The files of checkpoints that are there, of a driver that was killed too.
+    def _take_in(self, sizes: Mapping[str, int]) -> None:
+        """Note what is there, perhaps of a driver that was killed.
 
-        It may have copied checkpoints that its store there doesn't name yet: another of that name, however
+        It may have copied checkpoints that the store there doesn't name yet: another of that name, however
         long, is not the same.
         """
         with ExperimentReader(self._folder) as reader:
             known = reader.checkpoint_folders()
-        return {
-            name: size if checkpoint_of(name) in known else -1
-            for name, size in self._address.sizes().items()
-            if checkpoint_of(name)
-        }
+        for name, size in sizes.items():
+            if checkpoint := checkpoint_of(name):
+                self._there[name] = size if checkpoint in known else -1
+            else:
+                self._uploaded[name] = (-1, -1)
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -225,6 +225,7 @@ class Mirror(Callback):
         self._upload_checkpoints(workshop, kept)
         for name in (*sorted(news), ""):
             self._upload_files(name)
+        self._delete_gone(news)
         if self._abandoned.is_set():
             return
         self._address.replace(copy, FILENAME)
@@ -307,6 +308,13 @@ class Mirror(Callback):
         except FileNotFoundError:
             if path.exists():  # then it was the address that raised
                 raise
+
+    def _delete_gone(self, news: set[str]) -> None:
+        """What trials' folders held and hold no more, such as an event file that was begun anew."""
+        for short in [each for each in self._uploaded if each.split("/")[0] in news]:
+            if "/" in short and not (self._folder / short).exists():
+                self._address.remove(short)
+                del self._uploaded[short]
 
     def _delete_dropped(self, kept: set[str]) -> None:
         there = {checkpoint_of(name) for name in self._there}
