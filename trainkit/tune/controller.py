@@ -76,6 +76,7 @@ class Controller:
         self._turns = Turns(self.trials, source, scheduler)
         self._by_id = {trial.trial_id: trial for trial in self.trials}
         self._live: dict[str, Live] = {}
+        self._failed = sum(trial.status is TrialStatus.ERROR for trial in self.trials)
         self._step = ev.Step()
         self._handlers = {
             ev.Started: self._on_started,
@@ -319,8 +320,9 @@ class Controller:
         self._proposals.on_trial_complete(trial.trial_id, trial.last_result or None, error=True)
         if self._plan.failure.fail_fast:
             self._end(FAIL_FAST, time)
+        self._failed += 1
         limit = self._plan.failure.max_failed_trials
-        if limit is not None and sum(each.status is TrialStatus.ERROR for each in self.trials) >= limit:
+        if limit is not None and self._failed >= limit:
             self._end(FAILED_TRIALS, time)
 
     def _retry(self, trial: Trial, failure: Failure, retry: Retry, time: float) -> None:

@@ -136,6 +136,11 @@ class ExperimentReader:
                     trial.tried.append(trial.config)
                     trial.config = arrangement["config"]
 
+    def last_date(self) -> float:
+        """When the last event was noted, in seconds since 1970; 0 if none was."""
+        rows = self._rows("SELECT time FROM events ORDER BY seq DESC LIMIT 1")
+        return next((float(time) for (time,) in rows), 0.0)
+
     def spent_s(self) -> float:
         """For how many seconds the experiment has run, over all its restores, until its last sign of life."""
         runs: list[tuple[int, float, float]] = []  # from which entry on, from when, until when
