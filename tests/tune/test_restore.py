@@ -132,19 +132,21 @@ def test_a_restore_onto_less_says_so_before_anything_runs(fit, tmp_path):
     path.touch()
 
     def trainable(config):
+        start = tune.get_checkpoint().to_dict()["step"] if tune.get_checkpoint() else 0
+        tune.report({"start": start}, checkpoint=tune.Checkpoint.from_dict({"step": start + 1}))
         if path.exists():
             raise RuntimeError("not yet")
-        return 1.0
 
     space = {"n": tune.grid_search([1, 1, 2])}
     fit(tune.with_resources(trainable, lambda config: {"cpu": config["n"]}), space)
     path.unlink()
     more = tune.with_resources(trainable, lambda config: {"cpu": config["n"] + 1})
     with pytest.raises(InfeasibleError, match="3 CPU"):
-        tune.Tuner.restore(tmp_path / "e", more, resume_errored=True).fit()
+        tune.Tuner.restore(tmp_path / "e", more, restart_errored=True).fit()
     again = tune.with_resources(trainable, lambda config: {"cpu": config["n"]})
     grid = tune.Tuner.restore(tmp_path / "e", again, resume_errored=True).fit()
     assert grid.num_terminated == 3
+    assert [result.metrics["start"] for result in grid] == [1, 1, 1], "the checkpoints were still there"
 
 
 @pytest.mark.parametrize("how", ["retry", "restore"])

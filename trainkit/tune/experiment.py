@@ -33,7 +33,7 @@ from trainkit.tune.naming import Namer
 from trainkit.tune.placement import Bound
 from trainkit.tune.plan import FAIL_FAST, FAILED_TRIALS
 from trainkit.tune.respace import restored_space
-from trainkit.tune.restore import Restored, replay, restore_trials
+from trainkit.tune.restore import Restored, replay, restore_trials, tidy
 from trainkit.tune.results import ResultGrid
 from trainkit.tune.resuming import ResumeRule
 from trainkit.tune.seeds import trial_seed
@@ -333,6 +333,7 @@ class Experiment:
                 trial.request = self._bound.request(trial.config)
                 ledger.require_feasible(trial.request, what=f"trial {trial.name}")
         store.commit(restored.records)
+        tidy(restored.trials, self.folder)
         facts = {"space": self._space.tree, "space_since": self._facts.get("space_since", 0)}
         facts |= describe_address(self._address)
         for key, value in (facts | describe_settings(self._tune, self._run)).items():

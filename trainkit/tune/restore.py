@@ -94,7 +94,6 @@ def restore_trials(
             proposals.on_trial_complete(trial.trial_id, trial.last_result)
         if trial.status is TrialStatus.PENDING and (trial.trial_id, trial.attempt) in started:
             trial.attempt += 1
-        remove_unknown(os.fspath(reader.folder / trial.dirname), {kept.dirname for kept in trial.checkpoints})
     return restored
 
 
@@ -216,3 +215,10 @@ def _forget_lost(restored: Restored, trial: Trial, folder: Path, time: float) ->
         restored.records.append(
             ev.Noted(time, "checkpoint lost", f"{checkpoint.dirname} is not in {folder}", trial.trial_id)
         )
+
+
+def tidy(trials: Iterable[Trial], folder: Path) -> None:
+    """Remove checkpoint folders that nothing refers to, now that `Restored.records` are committed."""
+    for trial in trials:
+        known = {checkpoint.dirname for checkpoint in trial.checkpoints}
+        remove_unknown(os.fspath(folder / trial.dirname), known)
