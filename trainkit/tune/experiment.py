@@ -324,6 +324,7 @@ class Experiment:
             now,
             self._stop,
             space_since=self._space_since,
+            checkpoints=self._run.checkpoint_config,
         )
         if self._changes:
             self._facts["space_since"] = len(restored.trials)

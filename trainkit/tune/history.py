@@ -17,6 +17,8 @@ from trainkit.tune import events as ev
 from trainkit.tune.autofill import Origin, full_result
 from trainkit.tune.checks import is_number
 from trainkit.tune.past import PastResults
+from trainkit.tune.policies import CheckpointConfig
+from trainkit.tune.retention import checkpoint_score
 from trainkit.tune.schema import FILENAME, open_database
 from trainkit.tune.trial import Attempt, Failure, SavedCheckpoint, Trial, TrialStatus
 from trainkit.tune.values import decode, decode_config
@@ -78,8 +80,12 @@ class ExperimentReader:
         """What holds for the whole experiment, by name."""
         return {key: decode_config(value) for key, value in self._rows("SELECT key, value FROM experiment")}
 
-    def trials(self) -> list[Trial]:
-        """All trials in the order suggested, as they were when last committed."""
+    def trials(self, policy: CheckpointConfig | None = None) -> list[Trial]:
+        """All trials in the order suggested, as they were when last committed.
+
+        Args:
+            policy: by which their checkpoints are ranked; None: as they were ranked then.
+        """
         checkpoints: dict[str, list[SavedCheckpoint]] = defaultdict(list)
         numbers: dict[str, int] = {}
         for trial_id, dropped, number, dirname, iteration, score, metrics in self._rows(
@@ -91,6 +97,8 @@ class ExperimentReader:
             numbers[trial_id] = number + 1
             if not dropped:
                 result = decode(metrics) if metrics else {}
+                if policy is not None and result:
+                    score = checkpoint_score(policy, result)
                 checkpoints[trial_id].append(SavedCheckpoint.after(number, dirname, iteration, score, result))
         last = self._last_results()
         trials = []

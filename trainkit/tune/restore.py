@@ -14,7 +14,7 @@ from trainkit.tune import events as ev
 from trainkit.tune.checkpoint import remove_unknown
 from trainkit.tune.checks import is_number
 from trainkit.tune.history import Ended, ExperimentReader, LogEntry, Report, Suggested
-from trainkit.tune.policies import Resume
+from trainkit.tune.policies import CheckpointConfig, Resume
 from trainkit.tune.proposals import Proposals
 from trainkit.tune.respace import with_objects
 from trainkit.tune.resuming import ResumeRule, require_checkpoints, require_known
@@ -49,6 +49,7 @@ def restore_trials(
     stop: StopRules,
     *,
     space_since: int = 0,
+    checkpoints: CheckpointConfig | None = None,
 ) -> Restored:
     """Replay the file's log into `proposals`, `scheduler` and `stop`, and settle what each trial now is.
 
@@ -61,11 +62,12 @@ def restore_trials(
         time: now.
         stop: the rules of RunConfig(stop=...), told of nothing yet.
         space_since: index of the first trial that was drawn from the space that `proposals` have.
+        checkpoints: which are kept from now on; None: as before.
 
     Raises:
         ConfigError: a trial can't go on as asked, or the searcher suggests other configurations than it did.
     """
-    restored = Restored(reader.trials())
+    restored = Restored(reader.trials(checkpoints))
     trials = restored.trials
     require_known(rule, trials, reader.folder)
     started, stops = reader.started(), reader.stops()
