@@ -59,6 +59,8 @@ def picture_of(standing: Standing, info: Mapping[str, Any], path: str, ending: s
     ]
     if standing.best is not None:
         lines.append(f"{standing.best_words()}: {standing.best_config()}")
+    if ending and (failed := standing.failed_words(path)):
+        lines.append(failed)
     shown = standing.shown()
     more = standing.created - len(shown)
     return Picture(
@@ -79,7 +81,7 @@ def _cells(trial: Trial, metric: str | None) -> list[str]:
         str(trial.iteration or ""),
         number_words(lookup(result, metric)) if metric else "",
         f"{float(seconds):.1f}" if seconds else "",
-        trial.reason,
+        next(iter(trial.reason.splitlines()), ""),
     ]
 
 
@@ -90,10 +92,12 @@ def in_terminal(picture: Picture) -> RenderableType:
     from rich.text import Text
 
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for column, width in picture.columns.items():
-        table.add_column(Text(column), overflow="ellipsis", no_wrap=True, min_width=width)
+    for place, (column, width) in enumerate(picture.columns.items()):
+        # Rich takes room first from columns that may wrap, the widest first; their cells are cut all the same.
+        fits = all(len(row[place]) <= width for row in picture.rows)
+        table.add_column(Text(column), no_wrap=fits, min_width=width)
     for row in picture.rows:
-        table.add_row(*map(Text, row))
+        table.add_row(*(Text(cell, no_wrap=True, overflow="ellipsis") for cell in row))
     lines = [
         Text(line, style="bold" if place == picture.strong else "")
         for place, line in enumerate(picture.lines)
