@@ -68,20 +68,25 @@ class Browser:
     def __init__(self, server: Dashboard) -> None:
         self.base = f"http://127.0.0.1:{server.server_address[1]}"
         self.token = server.token
-        self.open = urllib.request.build_opener(urllib.request.HTTPCookieProcessor()).open
-        self.open(server.address).close()
+        self._open = urllib.request.build_opener(urllib.request.HTTPCookieProcessor()).open
+        self._ask(server.address)
+
+    def _ask(self, url: str, body: bytes | None = None) -> str:
+        try:
+            with self._open(url, body) as answer:
+                return str(answer.read().decode())
+        except urllib.error.HTTPError as error:
+            error.close()  # it is an answer, and holds the connection
+            raise
 
     def page(self, path: str) -> Text:
-        with self.open(self.base + path) as answer:
-            return Text(answer.read().decode())
+        return Text(self._ask(self.base + path))
 
     def json(self, path: str) -> Any:
-        with self.open(f"{self.base}/api{path}") as answer:
-            return json.load(answer)
+        return json.loads(self._ask(f"{self.base}/api{path}"))
 
-    def post(self, path: str, **form: str) -> Any:
-        with self.open(self.base + path, urlencode(form).encode()) as answer:
-            return answer.read().decode()
+    def post(self, path: str, **form: str) -> str:
+        return self._ask(self.base + path, urlencode(form).encode())
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -197,7 +202,8 @@ def asked(url: str, body: bytes | None = None, **headers: str) -> int:
         with urllib.request.urlopen(request) as answer:
             return int(answer.status)
     except urllib.error.HTTPError as error:
-        return error.code
+        with error:  # it is the answer, and holds the connection
+            return error.code
 
 
 def test_nobody_else_sees_or_stops_anything(browser: Browser) -> None:

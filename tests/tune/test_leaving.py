@@ -161,3 +161,37 @@ def test_a_third_ctrl_c_waits_until_the_clean_up_is_done():
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
             threading.Event().wait(10)
+
+
+@pytest.mark.parametrize("reuse", [False, True])
+def test_of_a_trial_that_died_while_it_saved_no_half_checkpoint_is_left(fit, reuse):
+    class Dying(tune.Trainable):
+        def step(self):
+            return {"loss": 1.0}
+
+        def save_checkpoint(self, checkpoint_dir):
+            if self.iteration == 2:
+                os._exit(1)
+
+    checkpoints = tune.CheckpointConfig(num_to_keep=1, checkpoint_frequency=1)
+    (result,) = fit(Dying, run={"checkpoint_config": checkpoints}, reuse_actors=reuse)
+    assert result.status == "ERROR"
+    folders = sorted(name for name in os.listdir(result.path) if "checkpoint" in name)
+    assert folders == ["checkpoint_000000"]
+
+
+def test_of_a_trial_that_died_before_its_report_was_told_no_checkpoint_is_left(fit):
+    class Dying(tune.Trainable):
+        def step(self):
+            return {"loss": 1.0, "done": self.iteration == 1}
+
+        def save_checkpoint(self, checkpoint_dir):
+            pass
+
+        def cleanup(self):
+            os._exit(1)
+
+    checkpoints = tune.CheckpointConfig(num_to_keep=1, checkpoint_frequency=1)
+    (result,) = fit(Dying, run={"checkpoint_config": checkpoints})
+    folders = sorted(name for name in os.listdir(result.path) if "checkpoint" in name)
+    assert (len(result.history), folders) == (1, ["checkpoint_000000"])
