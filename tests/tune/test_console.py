@@ -322,7 +322,10 @@ def test_the_best_configuration_is_told_flat_and_short():
 @pytest.mark.parametrize("width", [80, 100, 200])
 def test_long_names_and_reasons_leave_room_for_the_numbers(width):
     standing = Standing("loss", "min", 0.0)
-    tag, reason = "0_x=0.2923,lr=0.0004492,optimizer=torch.optim.Adam", "stopped by ASHA: " + "rank 2 of 3, " * 9
+    tag, reason = (
+        "0_x=0.2923,lr=0.0004492,optimizer=torch.optim.Adam",
+        "stopped by ASHA: " + "rank 2 of 3, " * 9,
+    )
     trial = Trial("a", 0, {}, name="a", dirname="a", tag=tag, iteration=4, reason=reason)
     trial.status = TrialStatus.TERMINATED
     trial.last_result = {"loss": -0.0730871, "time_total_s": 1.25}

@@ -93,7 +93,7 @@ def in_terminal(picture: Picture) -> RenderableType:
 
     table = Table(box=None, pad_edge=False, header_style="bold")
     for place, (column, width) in enumerate(picture.columns.items()):
-        # Rich takes room first from columns that may wrap, the widest first; their cells are cut all the same.
+        # Rich takes room first from columns that may wrap, the widest first; cells are cut all the same.
         fits = all(len(row[place]) <= width for row in picture.rows)
         table.add_column(Text(column), no_wrap=fits, min_width=width)
     for row in picture.rows:

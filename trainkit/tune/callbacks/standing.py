@@ -79,10 +79,11 @@ class Standing:
         )
 
     def failed_words(self, path: str) -> str:
-        """How to see why the latest trial failed that did; '' where none has."""
+        """How to see why the latest failed trial failed; '' where none has."""
         if not self._failed:
             return ""
-        return f"traceback of the latest that failed: trainkit why {shlex.quote(path)} {self._failed[-1].trial_id}"
+        command = f"trainkit why {shlex.quote(path)} {self._failed[-1].trial_id}"
+        return f"traceback of the latest that failed: {command}"
 
     def shown(self) -> list[Trial]:
         """At most MAX_ROWS trials: those that run, then those that failed, then the latest; as suggested."""
