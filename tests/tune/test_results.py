@@ -99,6 +99,19 @@ def test_of_a_single_trial_best_needs_no_metric(grid, tmp_path):
     assert only.get_best_result() is only[0]
 
 
+def test_where_all_failed_there_is_no_best_and_it_is_told_why(tmp_path):
+    def fails(config):
+        raise KeyError("lr")
+
+    config = tune.TuneConfig(metric="loss", mode="min", num_samples=2)
+    run = tune.RunConfig(storage_path=tmp_path, verbose=0)
+    failed = tune.Tuner(fails, tune_config=config, run_config=run).fit()
+    with pytest.raises(
+        MetricError, match=r"by 'loss': 2 of 2 trials failed and none reported, the first with KeyError: 'lr'"
+    ):
+        failed.get_best_result()
+
+
 def test_the_grid_is_a_sequence(grid):
     assert len(grid) == 4
     assert [result.config["n"] for result in grid] == [0, 1, 2, 3]

@@ -132,7 +132,8 @@ def test_a_failed_trial_is_an_error_of_the_call(run):
 
     space = {"x": tune.grid_search([0, 1, 1])}
     with pytest.raises(
-        TrialError, match=r"2 of 3 trials failed .*of no use.*raise_on_failed_trial=False"
+        TrialError,
+        match=r"2 of 3 trials failed .*: ValueError: of no use.*raise_on_failed_trial=False",
     ) as info:
         run(fails, config=space)
     assert isinstance(info.value.__cause__, ValueError)

@@ -91,6 +91,11 @@ def storable_text(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode()
 
 
+def first_line(text: str) -> str:
+    """The first line of a text; '' where there is none."""
+    return text.partition("\n")[0]
+
+
 def encode(value: Any) -> str:
     """Return `value` as JSON that every reader accepts: NaN and infinities become texts."""
     try:
