@@ -67,7 +67,7 @@ def restore_trials(
         space_since: index of the first trial that was drawn from the space that `proposals` have.
 
     Raises:
-        ConfigError: a trial can't go on as asked, or the searcher suggests other configurations than it did.
+        ConfigError: a trial can't go on as asked, or the searcher suggests fewer configurations than it did.
     """
     restored = Restored(reader.trials())
     trials = restored.trials
@@ -129,7 +129,7 @@ def replay(
         The ids of trials that have reported `metric`.
 
     Raises:
-        ConfigError: the searcher suggests other configurations than it did.
+        ConfigError: the searcher suggests fewer configurations than it did.
     """
     by_id = {trial.trial_id: trial for trial in trials}
     objects = with_objects(proposals.space)
