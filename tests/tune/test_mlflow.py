@@ -86,7 +86,9 @@ def test_a_failed_trial_is_a_failed_run(fit, logged, runs):
     assert run.data.metrics["loss"] == 1.0
 
 
-def test_parameters_at_the_end_and_artifacts(fit, logged, client, runs):
+def test_parameters_at_the_end_and_artifacts(fit, logged, client, runs, request, tmp_path):
+    artifacts = tmp_path / "artifacts"  # else MLflow takes ./mlruns for a store in SQLite
+    client.create_experiment(request.node.name, artifact_location=artifacts.as_uri())
     fit(three, {"lr": 1.0}, run={"callbacks": [logged(log_params_on_trial_end=True, save_artifact=True)]})
     (run,) = runs()
     assert run.data.params == {"lr": "1.0"}
