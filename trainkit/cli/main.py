@@ -121,7 +121,9 @@ def _parser() -> argparse.ArgumentParser:
 
     clean_ = add("clean", "remove the checkpoints of trials that have ended")
     clean_.add_argument("experiment", metavar="EXPERIMENT", help=_EXPERIMENT)
-    clean_.add_argument("--keep-best", action="store_true", help="but those of the best trial")
+    clean_.add_argument(
+        "--keep-best", action="store_true", help="but those of the trial whose last report is best"
+    )
     clean_.add_argument("--yes", "-y", action="store_true", help="do not ask")
 
     dashboard_ = add("dashboard", "look at experiments in a browser, and stop trials")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
@@ -73,6 +74,11 @@ def notebook_display() -> Callable[..., Any] | None:
 
     found: Callable[..., Any] = display
     return found
+
+
+def has_screen() -> bool:
+    """Whether standard output is a terminal in which a block can be drawn anew."""
+    return sys.stdout.isatty() and os.environ.get("TERM", "").lower() not in ("dumb", "unknown")
 
 
 def say(line: str) -> None:

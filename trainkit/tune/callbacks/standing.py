@@ -120,6 +120,11 @@ def number_words(value: Any) -> str:
     return f"{value:.6g}" if is_number(value) else ""
 
 
+def one_line(text: str) -> str:
+    """Ends of lines, and what else a terminal would obey, become spaces."""
+    return text if text.isprintable() else "".join(c if c.isprintable() else " " for c in text)
+
+
 def duration(seconds: float) -> str:
     """Such as '1.5 s', '2 min 5 s', '3 h 20 min'."""
     if seconds < 10:
