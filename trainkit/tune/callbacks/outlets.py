@@ -82,6 +82,7 @@ def has_screen() -> bool:
 
 
 def say(line: str) -> None:
-    """Print a line, for whoever reads along."""
-    sys.stdout.write(f"{line}\n")
+    """Print a line, for whoever reads along; letters that the output can't hold are spelled out."""
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+    sys.stdout.write(f"{line}\n".encode(encoding, "backslashreplace").decode(encoding))
     sys.stdout.flush()
