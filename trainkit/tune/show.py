@@ -118,7 +118,9 @@ def _rest(grid: ResultGrid) -> list[str]:
 
 
 def _short(value: Any) -> str:
-    text = "" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value).replace("\n", " ")
+    text = (
+        "" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value).replace("\n", " ")
+    )
     return text if len(text) <= MAX_WIDTH else f"{text[: MAX_WIDTH - 3]}..."
 
 
