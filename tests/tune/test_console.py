@@ -13,6 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 import rich.console
+from rich.console import Console
 
 from trainkit import tune
 from trainkit.cli.main import main
@@ -318,7 +319,10 @@ def test_the_time_left_is_told_where_it_is_known():
 @pytest.mark.parametrize("width", [80, 100, 200])
 def test_long_names_and_reasons_leave_room_for_the_numbers(width):
     standing = Standing("loss", "min", 0.0)
-    tag, reason = "0_x=0.2923,lr=0.0004492,optimizer=torch.optim.Adam", "stopped by ASHA: " + "rank 2 of 3, " * 9
+    tag, reason = (
+        "0_x=0.2923,lr=0.0004492,optimizer=torch.optim.Adam",
+        "stopped by ASHA: " + "rank 2 of 3, " * 9,
+    )
     trial = Trial("a", 0, {}, name="a", dirname="a", tag=tag, iteration=4, reason=reason)
     trial.status = TrialStatus.TERMINATED
     trial.last_result = {"loss": -0.0730871, "time_total_s": 1.25}
@@ -337,6 +341,44 @@ def test_a_picture_is_escaped_in_html_and_aligned_as_text():
     assert "<script>" not in page
     assert "&lt;b&gt;" in page
     assert as_text(picture) == "<script>\na   b\n1   <b>\n22\n& more"
+
+
+@pytest.mark.parametrize("width", [120, 80])
+def test_in_a_narrow_terminal_names_and_reasons_are_cut_and_no_column_is_lost(width, capsys):
+    columns = {"trial": 12, "status": 10, "iteration": 9, "loss": 11, "seconds": 7, "why": 12}
+    row = [
+        "3_lr=0.001,batch=32,layers=4,x=0.44_漢字漢字",
+        "TERMINATED",
+        "2",
+        "0.123456",
+        "10.5",
+        "E: a\nb " * 20,
+    ]
+    Console(width=width, force_terminal=True, color_system=None).print(
+        in_terminal(Picture([], columns, [row]))
+    )
+    head, line = capsys.readouterr().out.splitlines()
+    assert head.split() == list(columns)
+    assert all(cell in line for cell in ("3_lr=0.001,", *row[1:5], "E: a b"))
+
+
+def test_wide_letters_are_two_places_wide_and_a_cell_is_one_line():
+    picture = Picture(["a\nb"], {"name": 1, "why": 1}, [["漢字", "x\x1b[2J"], ["abcde", "y"]])
+    assert as_text(picture) == "a b\nname   why\n漢字   x [2J\nabcde  y"
+
+
+@pytest.mark.parametrize("term", ["dumb", "unknown"])
+def test_a_terminal_that_cannot_be_drawn_anew_gets_lines(fit, capsys, monkeypatch, term):
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("TERM", term)
+
+    def fails(config):
+        raise ValueError("two\nlines")
+
+    fit(fails, num_samples=2, run={"verbose": 1})
+    out = capsys.readouterr().out
+    assert out.count("ERROR after 0 reports: ValueError: two\n") == 2
+    assert "\x1b" not in out and out.count("\n") == 5
 
 
 @pytest.mark.parametrize(

@@ -283,7 +283,9 @@ class Experiment:
             resources=ledger.existing,
             past=lambda: [(by_id[trial_id], each) for trial_id, each in reader.past().items() if by_id],
         )
-        store.set_fact("total_samples", self._searcher.total_samples)  # for who looks at it from outside
+        # For who looks at it from outside: a searcher or scheduler may say what these are.
+        store.set_fact("total_samples", self._searcher.total_samples)
+        store.set_fact("objective", [self.metric, self.mode])
         loop = ExperimentLoop(
             controller,
             executor,
