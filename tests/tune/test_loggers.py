@@ -149,3 +149,17 @@ def test_files_are_whole_though_the_loop_raised(fit, tmp_path):
     assert [row["loss"] for row in rows] == [0, 1]
     with open(folder / "progress.csv", newline="") as file:
         assert [row["loss"] for row in csv.DictReader(file)] == ["0", "1"]
+
+
+def test_a_row_that_a_kill_cut_off_is_written_again_beside_texts_of_several_lines(fit, tmp_path):
+    def trainable(config):
+        for text in ('a\nb "c"', "d", "e"):
+            tune.report({"text": text})
+
+    (result,) = fit(trainable)
+    path = Path(result.path, "progress.csv")
+    whole = path.read_bytes()
+    for lost in (1, 4, len(whole) // 2):
+        path.write_bytes(whole[: whole.rindex(b"\r\n", 0, -lost) + 2] if lost < 4 else whole[:-lost])
+        tune.Tuner.restore(str(tmp_path / "e"), trainable).fit()
+        assert path.read_bytes() == whole

@@ -76,6 +76,7 @@ class Controller:
         self._turns = Turns(self.trials, source, scheduler)
         self._by_id = {trial.trial_id: trial for trial in self.trials}
         self._live: dict[str, Live] = {}
+        self._failed = sum(trial.status is TrialStatus.ERROR for trial in self.trials)
         self._step = ev.Step()
         self._handlers = {
             ev.Started: self._on_started,
@@ -148,7 +149,7 @@ class Controller:
         if self.ended_by is not None and not self.ended_by.resumable:
             for trial in list(self._turns.waiting):
                 self._turns.waiting.remove(trial)
-                set_status(self._step, trial, time, TrialStatus.TERMINATED, f"{self.ending}: not run")
+                self._terminate(trial, time, f"{self.ending}: not run")
         ended = self.ending or self._source.reason or "all trials have ended"
         self._step.records.append(ev.Noted(time, "ended", ended))
         return self._take()
@@ -321,8 +322,9 @@ class Controller:
             self._proposals.on_trial_complete(trial.trial_id, trial.last_result or None, error=True)
         if self._plan.failure.fail_fast:
             self._end(FAIL_FAST, time)
+        self._failed += 1
         limit = self._plan.failure.max_failed_trials
-        if limit is not None and sum(each.status is TrialStatus.ERROR for each in self.trials) >= limit:
+        if limit is not None and self._failed >= limit:
             self._end(FAILED_TRIALS, time)
 
     def _retry(self, trial: Trial, failure: Failure, retry: Retry, time: float) -> None:

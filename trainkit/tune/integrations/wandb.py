@@ -79,7 +79,7 @@ class WandbLoggerCallback(TrackerCallback):
         if not self._left_to_user and self._wandb.run is None:
             self._wandb.teardown()
 
-    def open_run(self, told: Told) -> None:
+    def open_run(self, told: Told) -> bool:
         settings = {"console": "off", "silent": True, "x_disable_stats": True}
         settings |= {} if self._api_key is None else {"api_key": self._api_key}
         arguments = {
@@ -98,6 +98,7 @@ class WandbLoggerCallback(TrackerCallback):
         run.define_metric(_AXIS)
         run.define_metric("*", step_metric=_AXIS)
         self._runs[told.trial_id] = run
+        return not run.resumed
 
     def write(self, told: Told, results: Sequence[Mapping[str, Any]]) -> None:
         run = self._runs[told.trial_id]
