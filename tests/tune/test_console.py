@@ -323,6 +323,15 @@ def test_in_a_narrow_terminal_names_and_reasons_are_cut_and_no_column_is_lost(wi
     assert all(cell in line for cell in ("3_lr=0.001,", *row[1:5], "E: a b"))
 
 
+def test_a_metric_may_be_called_as_a_column_is():
+    trial = Trial("t_0", 0, {}, "f", "f")
+    standing = Standing("seconds", "min", 0.0)
+    standing.look([trial])
+    info = {"time": 1.0, "total_samples": 9, "resources": {"CPU": 2.0}, "resources_used": {"CPU": 1.0}}
+    picture = picture_of(standing, info, "/somewhere")
+    assert len(picture.columns) == len(picture.rows[0]) and "seconds" in as_text(picture)
+
+
 def test_wide_letters_are_two_places_wide_and_a_cell_is_one_line():
     picture = Picture(["a\nb"], {"name": 1, "why": 1}, [["漢字", "x\x1b[2J"], ["abcde", "y"]])
     assert as_text(picture) == "a b\nname   why\n漢字   x [2J\nabcde  y"
