@@ -71,20 +71,25 @@ class Browser:
         self.address = ("127.0.0.1", server.server_address[1])
         self.base = f"http://127.0.0.1:{server.server_address[1]}"
         self.token = server.token
-        self.open = urllib.request.build_opener(urllib.request.HTTPCookieProcessor()).open
-        self.open(server.address).close()
+        self._open = urllib.request.build_opener(urllib.request.HTTPCookieProcessor()).open
+        self._ask(server.address)
+
+    def _ask(self, url: str, body: bytes | None = None) -> str:
+        try:
+            with self._open(url, body) as answer:
+                return str(answer.read().decode())
+        except urllib.error.HTTPError as error:
+            error.close()  # it is an answer, and holds the connection
+            raise
 
     def page(self, path: str) -> Text:
-        with self.open(self.base + path) as answer:
-            return Text(answer.read().decode())
+        return Text(self._ask(self.base + path))
 
     def json(self, path: str) -> Any:
-        with self.open(f"{self.base}/api{path}") as answer:
-            return json.load(answer)
+        return json.loads(self._ask(f"{self.base}/api{path}"))
 
-    def post(self, path: str, **form: str) -> Any:
-        with self.open(self.base + path, urlencode(form).encode()) as answer:
-            return answer.read().decode()
+    def post(self, path: str, **form: str) -> str:
+        return self._ask(self.base + path, urlencode(form).encode())
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -188,8 +193,7 @@ def test_the_table_is_sorted_searched_and_paged(root: Path, monkeypatch: pytest.
 def test_what_is_not_there(browser: Browser, path: str, code: int) -> None:
     with pytest.raises(urllib.error.HTTPError) as caught:
         browser.page(path)
-    with caught.value:
-        assert caught.value.code == code
+    assert caught.value.code == code
     assert path.startswith("/api") == caught.value.headers["Content-Type"].startswith("application/json")
 
 
@@ -201,7 +205,7 @@ def asked(url: str, body: bytes | None = None, **headers: str) -> int:
         with urllib.request.urlopen(request) as answer:
             return int(answer.status)
     except urllib.error.HTTPError as error:
-        with error:
+        with error:  # it is the answer, and holds the connection
             return error.code
 
 

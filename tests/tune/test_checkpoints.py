@@ -73,6 +73,31 @@ def test_num_to_keep_keeps_the_best(fit):
     assert [state_of(checkpoint) for checkpoint, _ in result.best_checkpoints] == [0, 2]
 
 
+def test_a_restore_that_ranks_checkpoints_otherwise_ranks_those_of_before_too(fit, tmp_path):
+    mended = tmp_path / "mended"
+
+    def trainable(config):
+        start = tune.get_checkpoint().to_dict()["step"] if tune.get_checkpoint() else 0
+        for step in range(start + 1, 5):
+            if step == 3 and not mended.exists():
+                raise ValueError("not mended")
+            loss = {1: 4.0, 2: 3.0, 3: 1.0, 4: 2.0}[step]
+            tune.report({"loss": loss}, checkpoint=tune.Checkpoint.from_dict({"step": step}))
+
+    fit(trainable)
+    mended.touch()
+    best = tune.CheckpointConfig(
+        num_to_keep=1, checkpoint_score_attribute="loss", checkpoint_score_order="min"
+    )
+    (result,) = tune.Tuner.restore(
+        tmp_path / "e",
+        trainable,
+        run_config=tune.RunConfig(checkpoint_config=best),
+        resume_errored=True,
+    ).fit()
+    assert result.checkpoint.to_dict() == {"step": 3}
+
+
 def test_a_retry_goes_on_from_the_last_checkpoint(fit):
     (result,) = fit(
         saving,

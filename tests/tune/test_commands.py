@@ -136,6 +136,19 @@ def test_the_owner_finds_what_was_left_and_only_that(tmp_path):
     assert asker().endswith(f"(pid {os.getpid()})")
 
 
+def test_a_wish_that_leaves_the_date_of_its_folder_as_it_was_is_found(tmp_path):
+    """The clock of file systems ticks every few milliseconds: enough for a look and a wish."""
+    start = time.time()
+    inbox = Inbox(tmp_path, now=start)
+    folder = tmp_path / "commands"
+    folder.mkdir()
+    date = folder.stat().st_mtime_ns
+    assert inbox.look(start) == []
+    ask_to_stop(tmp_path, "a", "ann")
+    os.utime(folder, ns=(date, date))
+    assert inbox.look(start + 1) == [ev.StopAsked(start + 1, "ann", "a")]
+
+
 def test_what_is_no_wish_is_told_of_and_harms_nobody(tmp_path, caplog):
     inbox = Inbox(tmp_path, now=0.0)
     (tmp_path / "commands").mkdir()

@@ -279,6 +279,22 @@ def test_only_the_best_checkpoints_stay_and_the_latest_while_it_runs():
     assert [record.checkpoint.number for record in play.recorded(ev.CheckpointDropped)] == deleted
 
 
+def test_a_trial_that_waits_for_a_retry_as_the_experiment_ends_keeps_no_more_than_the_best():
+    policy = CheckpointConfig(num_to_keep=1, checkpoint_score_attribute="acc")
+    retried = FailureConfig(max_failures=1)
+    play = Play(num_samples=1, checkpoints=policy, failure=retried, time_budget_s=10)
+    play.started(0)
+    for number, acc in enumerate([0.9, 0.1]):
+        play.reported(0, {"acc": acc}, f"checkpoint_{number:06d}")
+    play.time = 11
+    play.failed(0)
+    assert play.controller.done
+    step = play.controller.close(play.time)
+    assert play.statuses() == ["TERMINATED"]
+    assert [action.checkpoint.number for action in step.actions] == [1]
+    assert [checkpoint.number for checkpoint in play.trial(0).checkpoints] == [0]
+
+
 class Reluctant(Searcher):
     """Suggests nothing, though more is to come."""
 

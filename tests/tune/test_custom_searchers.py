@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import random
+import threading
 
 import pytest
 
@@ -95,6 +96,36 @@ def test_it_goes_on_by_replaying_what_it_did(fit, tmp_path):
         tmp_path / "e", square, tune_config=again, run_config=tune.RunConfig(verbose=0)
     ).fit()
     assert [result.config for result in restored] == [result.config for result in whole]
+
+
+def test_one_of_ray_1_takes_no_spec(fit):
+    class Older(RaySearch):
+        def set_search_properties(self, metric, mode, config):
+            return super().set_search_properties(metric, mode, config, num_samples=0)
+
+    assert len(fit(square, SPACE, metric="loss", num_samples=3, search_alg=Older())) == 3
+
+
+@pytest.mark.parametrize("verb", ["on_trial_result", "on_trial_complete"])
+def test_one_that_raises_ends_the_experiment_and_loses_nothing(fit, tmp_path, verb):
+    def fails(self, trial_id, *news, **more):
+        raise KeyError("lost")
+
+    broken = type("Broken", (RaySearch,), {verb: fails})
+    with pytest.raises(ConfigError, match=rf"Broken.{verb}\(\) raised KeyError, told of trial \w+: 'lost'"):
+        fit(square, SPACE, metric="loss", num_samples=3, max_concurrent_trials=1, search_alg=broken())
+    again = tune.TuneConfig(num_samples=3, search_alg=RaySearch())
+    run = tune.RunConfig(verbose=0)
+    tuner = tune.Tuner.restore(tmp_path / "e", square, tune_config=again, run_config=run)
+    assert [result.status for result in tuner.get_results()] == ["TERMINATED"]
+    assert len(tuner.fit()) == 3
+
+
+def test_one_that_cannot_be_copied_is_named(fit):
+    search = RaySearch()
+    search.lock = threading.Lock()
+    with pytest.raises(ConfigError, match=r"search_alg=RaySearch can't be copied.*lock"):
+        fit(square, SPACE, metric="loss", search_alg=search)
 
 
 def test_the_users_object_stays_as_it_was(fit):

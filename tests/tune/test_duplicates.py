@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+
 import pytest
 
 from tests.tune.harness import Play
@@ -94,6 +97,26 @@ def test_a_constant_draw_is_drawn_anew_for_the_whole_grid(fit):
     pairs = [(result.config["a"], result.config["b"]) for result in grid]
     assert pairs[::2] == [(1, b) for _, b in pairs[1::2]]
     assert len(set(pairs)) == 6
+
+
+@pytest.mark.parametrize("first", [1, 2, 3, 4])
+def test_a_restore_goes_on_with_a_constant_draw(fit, tmp_path, first):
+    class Interrupt(tune.Callback):
+        ended = 0
+
+        def on_trial_complete(self, iteration, trials, trial, **info):
+            Interrupt.ended += 1
+            if Interrupt.ended == first:
+                os.kill(os.getpid(), signal.SIGINT)
+
+    space = {"a": tune.grid_search([1, 2]), "b": tune.randint(0, 3)}
+    settings = {"seed": 7, "num_samples": 3, "max_concurrent_trials": 1}
+    search = BasicVariantGenerator(constant_grid_search=True)
+    whole = fit(once, space, search_alg=search, run={"name": "whole"}, **settings)
+    assert len(fit(once, space, search_alg=search, run={"callbacks": [Interrupt()]}, **settings)) < 6
+    run = tune.RunConfig(verbose=0, callbacks=[])
+    rest = tune.Tuner.restore(tmp_path / "e", once, run_config=run).fit()
+    assert [result.config for result in rest] == [result.config for result in whole]
 
 
 class Named:

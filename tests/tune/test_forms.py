@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import subprocess
@@ -89,6 +90,7 @@ def test_forms_that_cannot_work_are_refused_with_the_way_out(fit):
         (later, "is async"),
         (Later(), "is async"),
         (reports, r"tune.report\(name=value\)"),
+        (functools.partial(tune.Trainable, size=3), r"tune.with_parameters\(Trainable, name=value\)"),
     ]:
         with pytest.raises(ConfigError, match=words):
             tune.Tuner(trainable)

@@ -9,6 +9,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -59,6 +60,19 @@ def test_exit_handlers_run_before_fit_returns(fit, tmp_path, caplog):
     # More than fit at once, so that some wait for the bundles of those that leave.
     grid = fit(tune.with_resources(trainable, in_a_group), {"x": tune.grid_search(list(range(9)))})
     assert len(list(tmp_path.glob("left_*"))) == grid.num_terminated == 9
+    assert "is killed" not in caplog.text
+    assert eventually(all_is_free)
+
+
+def test_a_trial_that_leaves_an_executor_open_ends(fit, caplog):
+    kept = []
+
+    def trainable(config):
+        kept.append(ThreadPoolExecutor(1))  # as joblib keeps its processes for n_jobs=2
+        return {"loss": sum(kept[0].map(abs, [-1, 2]))}
+
+    grid = fit(trainable, run={"verbose": 0})
+    assert [result.metrics["loss"] for result in grid] == [3]
     assert "is killed" not in caplog.text
     assert eventually(all_is_free)
 
@@ -147,3 +161,37 @@ def test_a_third_ctrl_c_waits_until_the_clean_up_is_done():
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
             threading.Event().wait(10)
+
+
+@pytest.mark.parametrize("reuse", [False, True])
+def test_of_a_trial_that_died_while_it_saved_no_half_checkpoint_is_left(fit, reuse):
+    class Dying(tune.Trainable):
+        def step(self):
+            return {"loss": 1.0}
+
+        def save_checkpoint(self, checkpoint_dir):
+            if self.iteration == 2:
+                os._exit(1)
+
+    checkpoints = tune.CheckpointConfig(num_to_keep=1, checkpoint_frequency=1)
+    (result,) = fit(Dying, run={"checkpoint_config": checkpoints}, reuse_actors=reuse)
+    assert result.status == "ERROR"
+    folders = sorted(name for name in os.listdir(result.path) if "checkpoint" in name)
+    assert folders == ["checkpoint_000000"]
+
+
+def test_of_a_trial_that_died_before_its_report_was_told_no_checkpoint_is_left(fit):
+    class Dying(tune.Trainable):
+        def step(self):
+            return {"loss": 1.0, "done": self.iteration == 1}
+
+        def save_checkpoint(self, checkpoint_dir):
+            pass
+
+        def cleanup(self):
+            os._exit(1)
+
+    checkpoints = tune.CheckpointConfig(num_to_keep=1, checkpoint_frequency=1)
+    (result,) = fit(Dying, run={"checkpoint_config": checkpoints})
+    folders = sorted(name for name in os.listdir(result.path) if "checkpoint" in name)
+    assert (len(result.history), folders) == (1, ["checkpoint_000000"])

@@ -98,7 +98,7 @@ def result_of(trial: Trial, iteration: int) -> ev.ResultAdded:
 
 def hub_with(callback: tune.Callback, trials: list[Trial]) -> CallbackHub:
     hub = CallbackHub([callback], trials, lambda trial_id: [])
-    hub.setup(experiment_path="/nowhere", past=list, lengths=list)
+    hub.setup({}, experiment_path="/nowhere", past=list, lengths=list)
     return hub
 
 

@@ -29,6 +29,12 @@ def store(tmp_path_factory):
     return f"sqlite:///{tmp_path_factory.mktemp('mlflow')}/mlflow.db"
 
 
+@pytest.fixture(autouse=True)
+def artifacts_go_elsewhere(monkeypatch, tmp_path):
+    """Beside an SQLite file MLflow keeps artifacts where the program runs."""
+    monkeypatch.chdir(tmp_path)
+
+
 @pytest.fixture
 def client(store):
     return mlflow.MlflowClient(store)

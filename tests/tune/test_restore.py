@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+import sqlite3
 from pathlib import Path
 
 import pytest
@@ -130,19 +132,21 @@ def test_a_restore_onto_less_says_so_before_anything_runs(fit, tmp_path):
     path.touch()
 
     def trainable(config):
+        start = tune.get_checkpoint().to_dict()["step"] if tune.get_checkpoint() else 0
+        tune.report({"start": start}, checkpoint=tune.Checkpoint.from_dict({"step": start + 1}))
         if path.exists():
             raise RuntimeError("not yet")
-        return 1.0
 
     space = {"n": tune.grid_search([1, 1, 2])}
     fit(tune.with_resources(trainable, lambda config: {"cpu": config["n"]}), space)
     path.unlink()
     more = tune.with_resources(trainable, lambda config: {"cpu": config["n"] + 1})
     with pytest.raises(InfeasibleError, match="3 CPU"):
-        tune.Tuner.restore(tmp_path / "e", more, resume_errored=True).fit()
+        tune.Tuner.restore(tmp_path / "e", more, restart_errored=True).fit()
     again = tune.with_resources(trainable, lambda config: {"cpu": config["n"]})
     grid = tune.Tuner.restore(tmp_path / "e", again, resume_errored=True).fit()
     assert grid.num_terminated == 3
+    assert [result.metrics["start"] for result in grid] == [1, 1, 1], "the checkpoints were still there"
 
 
 @pytest.mark.parametrize("how", ["retry", "restore"])
@@ -216,3 +220,24 @@ def test_a_restore_with_another_trainable_is_told_of(fit, tmp_path, caplog):
     assert fit(first, {}, metric="loss").num_unfinished == 0
     tune.Tuner.restore(tmp_path / "e", second).fit()
     assert "started with the trainable first and goes on with second" in caplog.text
+
+
+def test_a_clock_that_was_set_back_leaves_the_order_of_what_happened(fit, tmp_path):
+    """As after a restore on a machine whose clock is behind."""
+
+    def trainable(config):
+        tune.report({"loss": 1.0})
+        if not (tmp_path / "mended").exists():
+            raise ValueError("not mended")
+
+    fit(trainable)
+    with contextlib.closing(sqlite3.connect(tmp_path / "e" / "experiment.sqlite")) as connection, connection:
+        connection.execute("UPDATE events SET time = time + 3600")
+        connection.execute("UPDATE attempts SET started = started + 3600")
+    (tmp_path / "mended").touch()
+    (result,) = tune.Tuner.restore(tmp_path / "e", trainable, resume_errored=True).fit()
+    assert [attempt.outcome for attempt in result.attempts] == ["ValueError: not mended", "finished"]
+    first, second = result.attempts
+    assert first.started < second.started
+    with ExperimentReader(tmp_path / "e") as reader:
+        assert 0 < reader.spent_s() < 1800

@@ -191,3 +191,30 @@ def test_a_driver_killed_in_an_upload_leaves_a_copy_to_go_on_with(tmp_path, resu
     assert names(there) - {name for name in names(there) if name.endswith(".partial")} == (
         names(results / "e") - LOCAL_ONLY
     )
+
+
+def test_a_checkpoint_that_a_killed_driver_copied_and_did_not_commit_is_copied_anew(fit, tmp_path, results):
+    mended = tmp_path / "mended"
+
+    def trainable(config):
+        if mended.exists():
+            return saving(config)
+        saving({"steps": 2})
+        raise ValueError("not mended")
+
+    (result,) = fit(trainable, run=at(Fails(), tmp_path))
+    there = tmp_path / "there" / "e"
+    mended.touch()
+    stray = there / Path(result.path).name / "checkpoint_000002" / "step"
+    stray.parent.mkdir()
+    stray.write_text("9")
+    # Another machine, whose first uploads fail.
+    shutil.rmtree(results)
+    fs = Fails()
+    written = Path(result.path, "checkpoint_000002", "step")
+    fs.when = lambda path: not Path(result.path, "checkpoint_000003").exists()
+    run = tune.RunConfig(**at(fs, tmp_path, verbose=0, sync_config=tune.SyncConfig(sync_period=0.001)))
+    tune.Tuner.restore(
+        str(there), trainable, storage_filesystem=fs, run_config=run, resume_errored=True
+    ).fit()
+    assert (written.read_text(), stray.read_text()) == ("3", "3")

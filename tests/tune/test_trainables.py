@@ -205,10 +205,11 @@ def test_a_stop_cleans_a_class_up_once(fit, tmp_path):
     assert (tmp_path / "cleaned").read_text() == "x"
 
 
-def test_a_class_that_ends_with_a_failing_cleanup_keeps_its_result(fit):
+@pytest.mark.parametrize("error", [ValueError("in the cleanup"), SystemExit(3)])
+def test_a_class_that_ends_with_a_failing_cleanup_keeps_its_result(fit, error):
     class Messy(Stepping):
         def cleanup(self):
-            raise ValueError("in the cleanup")
+            raise error
 
     (result,) = fit(Messy, {"x": 3.0})
     assert (result.status, result.metrics["loss"], result.error) == ("TERMINATED", 1.0, None)

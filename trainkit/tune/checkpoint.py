@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import tempfile
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,9 @@ from trainkit.tune.dictionaries import read_dictionary, write_dictionary
 from trainkit.tune.usage import advice
 
 METADATA = ".metadata.json"
+
+CHECKPOINT_FOLDER = re.compile(r"checkpoint_\d{6,}|\.checkpoint_\d{6,}\.partial")
+"""Names by `checkpoint_dirname`, of whole ones and of those aside; other folders are the user's."""
 
 
 class Checkpoint:
@@ -146,6 +150,17 @@ def remove_checkpoint(trial_dir: str, dirname: str) -> None:
     except OSError:  # what can't be removed at all, a restore tries to again
         aside = path
     shutil.rmtree(aside, ignore_errors=True)
+
+
+def remove_unknown(trial_dir: str, known: Collection[str]) -> None:
+    """Remove checkpoint folders that nothing refers to: of reports that were never committed."""
+    try:
+        names = os.listdir(trial_dir)
+    except FileNotFoundError:  # the trial never ran, or somebody removed it
+        return
+    for name in names:
+        if CHECKPOINT_FOLDER.fullmatch(name) and name not in known:
+            shutil.rmtree(os.path.join(trial_dir, name), ignore_errors=True)
 
 
 def persist(checkpoint: Checkpoint, trial_dir: str, number: int) -> str:

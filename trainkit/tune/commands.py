@@ -81,7 +81,8 @@ class Inbox:
             return []
         if changed == self._changed:
             return []
-        self._changed = changed
+        # A folder that has just changed may change again with the same date: it is looked into once more.
+        self._changed = changed if now - changed / 1e9 > EVERY_S else 0
         return [ev.StopAsked(now, asked["by"], asked["stop"]) for asked in self._take()]
 
     def _take(self) -> Iterator[dict[str, Any]]:

@@ -12,8 +12,8 @@ A trial's way:    PENDING -- Start --> starting -- Started --> running -- Report
 
 from __future__ import annotations
 
-import traceback
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from trainkit.tune import events as ev
@@ -64,7 +64,7 @@ class Controller:
         self.trials: list[Trial] = list(trials)
         self.ledger = ledger
         self.error: Exception | None = None
-        """Why no trial can be started any more, for `fit` to raise once those that ran have ended."""
+        """What searcher, scheduler or stopper raised, for `fit` to raise once those that ran have ended."""
         self.pace = Pace(plan.max_iteration)
         self._plan = plan
         self._source = source
@@ -76,6 +76,7 @@ class Controller:
         self._turns = Turns(self.trials, source, scheduler)
         self._by_id = {trial.trial_id: trial for trial in self.trials}
         self._live: dict[str, Live] = {}
+        self._failed = sum(trial.status is TrialStatus.ERROR for trial in self.trials)
         self._step = ev.Step()
         self._handlers = {
             ev.Started: self._on_started,
@@ -148,7 +149,7 @@ class Controller:
         if self.ended_by is not None and not self.ended_by.resumable:
             for trial in list(self._turns.waiting):
                 self._turns.waiting.remove(trial)
-                set_status(self._step, trial, time, TrialStatus.TERMINATED, f"{self.ending}: not run")
+                self._terminate(trial, time, f"{self.ending}: not run")
         ended = self.ending or self._source.reason or "all trials have ended"
         self._step.records.append(ev.Noted(time, "ended", ended))
         return self._take()
@@ -157,12 +158,9 @@ class Controller:
 
     def _fill(self, time: float) -> None:
         """Start trials while there are some and they fit; the first that doesn't keeps its place."""
-        try:
+        with self._ending_on_errors(time):
             while self.ended_by is None and self._start_next(time):
                 pass
-        except Exception as error:  # of the searcher or the scheduler: what has happened is still recorded
-            self.error = error
-            self._end(BROKEN, time)
 
     def _start_next(self, time: float) -> bool:
         running = [live.trial for live in self._live.values()]
@@ -200,8 +198,7 @@ class Controller:
             trial.request = self._source.request(trial)
             self.ledger.require_feasible(trial.request, what=f"trial {trial.name}")
         except Exception as error:
-            failure = Failure(type(error).__name__, str(error), traceback.format_exc(), retry=False)
-            self._fail(trial, failure, time)
+            self._fail(trial, Failure.raised(error), time)
             return False
         return True
 
@@ -230,9 +227,13 @@ class Controller:
         if event.checkpoint is not None:
             keep_checkpoint(self._step, self._plan.checkpoints, trial, event.checkpoint, trial.iteration)
         self._note_problem(trial, event.problem, event.time)
-        self._proposals.on_trial_result(trial.trial_id, result)
+        with self._ending_on_errors(event.time):
+            self._proposals.on_trial_result(trial.trial_id, result)
         # What is decided on this very report goes before an end that was asked of all trials.
-        live.outcome = self._judged(live, result) or (FINISHED if event.done else live.outcome)
+        decided: Outcome | None = None
+        with self._ending_on_errors(event.time):
+            decided = self._judged(live, result)
+        live.outcome = decided or (FINISHED if event.done else live.outcome)
         self._ask_for_an_end(event.time)
         result["done"] = live.outcome is not None
         if event.done:
@@ -300,8 +301,9 @@ class Controller:
         self.pace.ended(trial.trial_id)
         set_status(self._step, trial, time, TrialStatus.TERMINATED, reason)
         drop_checkpoints(self._step, self._plan.checkpoints, trial, running=False)
-        self._scheduler.on_trial_complete(trial.trial_id)
-        self._proposals.on_trial_complete(trial.trial_id, trial.last_result or None)
+        with self._ending_on_errors(time):
+            self._scheduler.on_trial_complete(trial.trial_id)
+            self._proposals.on_trial_complete(trial.trial_id, trial.last_result or None)
 
     def _fail(self, trial: Trial, failure: Failure, time: float) -> None:
         self._let_go(trial, time)
@@ -315,12 +317,14 @@ class Controller:
         reason = f"{follows.kind}: {follows.message}"[:200]
         set_status(self._step, trial, time, TrialStatus.ERROR, reason, follows)
         drop_checkpoints(self._step, self._plan.checkpoints, trial, running=False)
-        self._scheduler.on_trial_error(trial.trial_id)
-        self._proposals.on_trial_complete(trial.trial_id, trial.last_result or None, error=True)
+        with self._ending_on_errors(time):
+            self._scheduler.on_trial_error(trial.trial_id)
+            self._proposals.on_trial_complete(trial.trial_id, trial.last_result or None, error=True)
         if self._plan.failure.fail_fast:
             self._end(FAIL_FAST, time)
+        self._failed += 1
         limit = self._plan.failure.max_failed_trials
-        if limit is not None and sum(each.status is TrialStatus.ERROR for each in self.trials) >= limit:
+        if limit is not None and self._failed >= limit:
             self._end(FAILED_TRIALS, time)
 
     def _retry(self, trial: Trial, failure: Failure, retry: Retry, time: float) -> None:
@@ -369,12 +373,18 @@ class Controller:
     def _ask_for_an_end(self, time: float) -> None:
         if self.ended_by is not None:
             return
+        with self._ending_on_errors(time):
+            if (ending := self._endings.due(time)) is not None:
+                self._end(ending, time)
+
+    @contextmanager
+    def _ending_on_errors(self, time: float) -> Iterator[None]:
+        """End the experiment where searcher, scheduler or stopper raise; what has happened is recorded."""
         try:
-            ending = self._endings.due(time)
-        except Exception as error:  # of the user's stopper: what has happened is still recorded
-            self.error, ending = error, BROKEN
-        if ending is not None:
-            self._end(ending, time)
+            yield
+        except Exception as error:
+            self.error = self.error or error
+            self._end(BROKEN, time)
 
     def _end(self, ending: Ending, time: float) -> None:
         """Stop every trial at its next report, and start no other."""

@@ -23,13 +23,13 @@ from trainkit.runtime.placement_group import PlacementGroup
 from trainkit.runtime.remote import ActorHandle
 from trainkit.runtime.specs import ObjectRef
 from trainkit.tune import events as ev
-from trainkit.tune.checkpoint import remove_checkpoint
+from trainkit.tune.checkpoint import remove_checkpoint, remove_unknown
 from trainkit.tune.departures import Departures, end_all_now, end_now
 from trainkit.tune.placement import Bound, PlacementGroupFactory
 from trainkit.tune.pool import ProcessPool
 from trainkit.tune.replies import event_of, failure_of
 from trainkit.tune.specification import SpecMaker
-from trainkit.tune.trial import TrialStatus
+from trainkit.tune.trial import Trial, TrialStatus
 from trainkit.tune.trial_actor import TrialActor
 
 logger = logging.getLogger("trainkit.tune")
@@ -242,6 +242,8 @@ class Executor:
             self._pool.keep(running.process.name, running.process, trial.request, self._now())
         else:
             self._let_leave(running.process)
+        if not running.sound:
+            self._tidy(trial)
 
     def _kill(self, trial_id: str) -> None:
         running = self._running.pop(trial_id, None)
@@ -249,6 +251,12 @@ class Executor:
             if self._pool is not None:
                 self._pool.forget(running.process.name)
             end_now(running.process.actor, running.process.group)
+            self._tidy(running.start.trial)
+
+    def _tidy(self, trial: Trial) -> None:
+        """Remove what an attempt saved that came to no report, be it half a checkpoint."""
+        known = {checkpoint.dirname for checkpoint in trial.checkpoints}
+        remove_unknown(f"{self._folder}/{trial.dirname}", known)
 
     def _let_leave(self, process: _Process) -> None:
         if self._pool is not None:
@@ -285,7 +293,7 @@ class Executor:
 
 
 def _put(what: str, value: Any) -> ObjectRef[Any]:
-    if isinstance(value, ObjectRef):  # it is in the store already
+    if isinstance(value, ObjectRef):  # the user has put it into the store already
         return value
     api.ensure_serializable(value, what)
     ref: ObjectRef[Any] = api.put(value)

@@ -33,7 +33,7 @@ from trainkit.tune.naming import Namer
 from trainkit.tune.placement import Bound
 from trainkit.tune.plan import FAIL_FAST, FAILED_TRIALS
 from trainkit.tune.respace import restored_space
-from trainkit.tune.restore import Restored, replay, restore_trials
+from trainkit.tune.restore import Restored, replay, restore_trials, tidy
 from trainkit.tune.results import ResultGrid
 from trainkit.tune.resuming import ResumeRule
 from trainkit.tune.seeds import trial_seed
@@ -62,6 +62,8 @@ class Experiment:
         changes: how `space` differs from the one of before, in words.
         address: where the folder is copied to.
         clock: to read.
+        not_before: the date up to which the experiment has run: dates go on from there, even where the
+            clock was set back since, or is another machine's.
 
     Raises:
         ConfigError: settings contradict each other.
@@ -80,6 +82,7 @@ class Experiment:
         changes: Sequence[str] = (),
         address: Address | None = None,
         clock: Clock = SYSTEM,
+        not_before: float = 0.0,
     ) -> None:
         self._bound = bound
         self._space = space
@@ -90,7 +93,7 @@ class Experiment:
         self._changes = tuple(changes)
         self._address = address
         self._facts = dict(facts) if facts is not None else self._new_facts(clock)
-        start, zero = clock.now(), clock.monotonic()
+        start, zero = max(clock.now(), not_before), clock.monotonic()
         # Dates as the wall clock gives them, yet never falling: what controller and deadlines need.
         self._now: Callable[[], float] = lambda: start + (clock.monotonic() - zero)
         self._seed: int = self._facts["seed"]
@@ -127,7 +130,7 @@ class Experiment:
             ConfigError: its file can't hold a part that was not given again.
         """
         with ExperimentReader(folder) as reader:
-            facts = reader.facts()
+            facts, until = reader.facts(), reader.last_date()
         if tune is not None and tune.seed not in (None, facts["seed"]):
             raise ConfigError(
                 f"TuneConfig(seed={tune.seed}) differs from the experiment's seed {facts['seed']}: "
@@ -144,6 +147,7 @@ class Experiment:
             facts=facts,
             changes=changes,
             address=address or stored_address(facts, folder.name, run),
+            not_before=until,
         )
 
     def fit(self) -> ResultGrid:
@@ -322,6 +326,7 @@ class Experiment:
             now,
             self._stop,
             space_since=self._space_since,
+            checkpoints=self._run.checkpoint_config,
         )
         if self._changes:
             self._facts["space_since"] = len(restored.trials)
@@ -331,6 +336,7 @@ class Experiment:
                 trial.request = self._bound.request(trial.config)
                 ledger.require_feasible(trial.request, what=f"trial {trial.name}")
         store.commit(restored.records)
+        tidy(restored.trials, self.folder)
         facts = {"space": self._space.tree, "space_since": self._facts.get("space_since", 0)}
         facts |= describe_address(self._address)
         for key, value in (facts | describe_settings(self._tune, self._run)).items():

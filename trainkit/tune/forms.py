@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable
 from typing import Any
@@ -30,6 +31,11 @@ def checked_trainable(trainable: Any, run: RunConfig) -> Bound:
     if not callable(inner):
         raise ConfigError(
             f"trainable={inner!r}: give a function of the configuration, or a tune.Trainable class"
+        )
+    if isinstance(inner, functools.partial) and isinstance(inner.func, type):
+        raise ConfigError(
+            f"trainable={inner!r} binds arguments of a class's constructor; give them to its setup() "
+            f"instead, by tune.with_parameters({bound.name}, name=value)"
         )
     _require_callable_with(bound, inner)
     checkpoints = run.checkpoint_config

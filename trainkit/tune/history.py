@@ -17,6 +17,8 @@ from trainkit.tune import events as ev
 from trainkit.tune.autofill import Origin, full_result
 from trainkit.tune.checks import is_number
 from trainkit.tune.past import PastResults
+from trainkit.tune.policies import CheckpointConfig
+from trainkit.tune.retention import checkpoint_score
 from trainkit.tune.schema import FILENAME, open_database
 from trainkit.tune.trial import Attempt, Failure, SavedCheckpoint, Trial, TrialStatus
 from trainkit.tune.values import decode, decode_config
@@ -78,8 +80,12 @@ class ExperimentReader:
         """What holds for the whole experiment, by name."""
         return {key: decode_config(value) for key, value in self._rows("SELECT key, value FROM experiment")}
 
-    def trials(self) -> list[Trial]:
-        """All trials in the order suggested, as they were when last committed."""
+    def trials(self, policy: CheckpointConfig | None = None) -> list[Trial]:
+        """All trials in the order suggested, as they were when last committed.
+
+        Args:
+            policy: by which their checkpoints are ranked; None: as they were ranked then.
+        """
         checkpoints: dict[str, list[SavedCheckpoint]] = defaultdict(list)
         numbers: dict[str, int] = {}
         for trial_id, dropped, number, dirname, iteration, score, metrics in self._rows(
@@ -91,6 +97,8 @@ class ExperimentReader:
             numbers[trial_id] = number + 1
             if not dropped:
                 result = decode(metrics) if metrics else {}
+                if policy is not None and result:
+                    score = checkpoint_score(policy, result)
                 checkpoints[trial_id].append(SavedCheckpoint.after(number, dirname, iteration, score, result))
         last = self._last_results()
         trials = []
@@ -135,6 +143,11 @@ class ExperimentReader:
                 if arrangement["config"] is not None:
                     trial.tried.append(trial.config)
                     trial.config = arrangement["config"]
+
+    def last_date(self) -> float:
+        """When the last event was noted, in seconds since 1970; 0 if none was."""
+        rows = self._rows("SELECT time FROM events ORDER BY seq DESC LIMIT 1")
+        return next((float(time) for (time,) in rows), 0.0)
 
     def spent_s(self) -> float:
         """For how many seconds the experiment has run, over all its restores, until its last sign of life."""
@@ -218,6 +231,16 @@ class ExperimentReader:
                 "ON r.trial_id = c.trial_id AND r.attempt = c.attempt AND r.iteration = c.iteration "
                 "WHERE c.trial_id = ? ORDER BY c.number",
                 trial_id,
+            )
+        }
+
+    def checkpoint_folders(self) -> set[str]:
+        """Of all checkpoints that were not dropped, the folder, as trial/checkpoint_000003."""
+        return {
+            f"{trial}/{checkpoint}"
+            for trial, checkpoint in self._rows(
+                "SELECT t.dirname, c.dirname FROM checkpoints c JOIN trials t USING (trial_id) "
+                "WHERE NOT c.dropped"
             )
         }
 

@@ -19,10 +19,12 @@ from typing import Any
 
 from trainkit.errors import ConfigError, StorageError
 from trainkit.tune.callbacks.base import Callback
+from trainkit.tune.checkpoint import CHECKPOINT_FOLDER
+from trainkit.tune.history import ExperimentReader
 from trainkit.tune.ownership import FILENAME as LOCK
 from trainkit.tune.policies import SyncConfig
 from trainkit.tune.schema import FILENAME, open_database
-from trainkit.tune.storage import Address, is_checkpoint
+from trainkit.tune.storage import Address, checkpoint_of
 from trainkit.tune.trial import Trial
 
 logger = logging.getLogger("trainkit.tune")
@@ -36,7 +38,6 @@ TRIES = 6
 _WRITTEN_BY_US = re.compile(
     r"params\.json|result\.json|progress\.csv|error\.txt|stdout|stderr|events\.out\.tfevents.*"
 )
-_CHECKPOINT = re.compile(r"\.?checkpoint_\d{6,}(\.partial)?")
 
 
 class Mirror(Callback):
@@ -58,7 +59,7 @@ class Mirror(Callback):
         self._abandoned = threading.Event()
         self._problem: Exception | None = None
         self._seen_version = -1
-        self._uploaded: dict[str, tuple[int, int]] = {}  # by name: size and time of change
+        self._uploaded: dict[str, tuple[int, int]] = {}  # other files there: size and time of change
         self._there: dict[str, int] = {}  # files of checkpoints at the address, with their sizes
         self._thread = threading.Thread(target=self._work, name="trainkit-mirror", daemon=True)
 
@@ -79,17 +80,27 @@ class Mirror(Callback):
             self._address.fs.pipe_file(self._address.path(f"{WORKSHOP}.partial"), b"trainkit")
             self._address.remove(f"{WORKSHOP}.partial")
             if not new:
-                self._there = {
-                    name: size
-                    for name, size in self._address.sizes().items()
-                    if is_checkpoint(name.split("/"))
-                }
+                self._take_in(self._address.sizes())
         except ConfigError:
             raise
         except Exception as error:
             raise StorageError(
                 f"{self._address} cannot be written: {type(error).__name__}: {error}. Nothing was started"
             ) from error
+
+    def _take_in(self, sizes: Mapping[str, int]) -> None:
+        """Note what is there, perhaps of a driver that was killed.
+
+        It may have copied checkpoints that the store there doesn't name yet: another of that name, however
+        long, is not the same.
+        """
+        with ExperimentReader(self._folder) as reader:
+            known = reader.checkpoint_folders()
+        for name, size in sizes.items():
+            if checkpoint := checkpoint_of(name):
+                self._there[name] = size if checkpoint in known else -1
+            else:
+                self._uploaded[name] = (-1, -1)
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -214,6 +225,7 @@ class Mirror(Callback):
         self._upload_checkpoints(workshop, kept)
         for name in (*sorted(news), ""):
             self._upload_files(name)
+        self._delete_gone(news)
         if self._abandoned.is_set():
             return
         self._address.replace(copy, FILENAME)
@@ -274,7 +286,9 @@ class Mirror(Callback):
         """The files of a trial's folder, or with '' those beside the store, which have changed."""
         top = self._folder / name
         for folder, folders, files in os.walk(top):
-            inside = [each for each in folders if not (folder == str(top) and _CHECKPOINT.fullmatch(each))]
+            inside = [
+                each for each in folders if not (folder == str(top) and CHECKPOINT_FOLDER.fullmatch(each))
+            ]
             folders[:] = inside if name and self._sync.sync_artifacts else []
             for file in files:
                 if file.startswith((FILENAME, LOCK)) or file.endswith(".partial"):
@@ -295,8 +309,15 @@ class Mirror(Callback):
             if path.exists():  # then it was the address that raised
                 raise
 
+    def _delete_gone(self, news: set[str]) -> None:
+        """What trials' folders held and hold no more, such as an event file that was begun anew."""
+        for short in [each for each in self._uploaded if each.split("/")[0] in news]:
+            if "/" in short and not (self._folder / short).exists():
+                self._address.remove(short)
+                del self._uploaded[short]
+
     def _delete_dropped(self, kept: set[str]) -> None:
-        there = {"/".join(name.split("/")[:2]) for name in self._there}
+        there = {checkpoint_of(name) for name in self._there}
         for name in sorted(there - kept):
             self._address.remove(name)
             for file in [file for file in self._there if file.startswith(f"{name}/")]:

@@ -99,7 +99,7 @@ class Proposals:
             known = self._first.get(fingerprint(config)) if drawn and not self._allow_duplicates else None
             if rule is None and known is None:
                 return self._accept(trial_id, config)
-            self._searcher.on_rejected(trial_id, self._results.get(known or ""))
+            self._tell("on_rejected", trial_id, self._results.get(known or ""))
             rejected += 1
             if rejected < (TRIES if self._searcher.whole else PATIENCE):
                 continue
@@ -144,18 +144,34 @@ class Proposals:
         return proposed
 
     def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
-        """A trial has reported."""
+        """A trial has reported.
+
+        Raises:
+            ConfigError: the searcher raised.
+        """
         if trial_id not in self._unknown:
-            self._searcher.on_trial_result(trial_id, result)
+            self._tell("on_trial_result", trial_id, result)
 
     def on_trial_complete(
         self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False
     ) -> None:
-        """A trial has ended with this last report, or has failed for good."""
+        """A trial has ended with this last report, or has failed for good.
+
+        Raises:
+            ConfigError: the searcher raised.
+        """
         again = trial_id in self._results
         self._results[trial_id] = None if error else result
         if trial_id not in self._unknown and (not again or self.hears_again):
-            self._searcher.on_trial_complete(trial_id, result, error)
+            self._tell("on_trial_complete", trial_id, result, error)
+
+    def _tell(self, verb: str, trial_id: str, *news: Any) -> None:
+        try:
+            getattr(self._searcher, verb)(trial_id, *news)
+        except Exception as error:
+            raise ConfigError(
+                f"{self.name}.{verb}() raised {type(error).__name__}, told of trial {trial_id}: {error}"
+            ) from error
 
     # --- a suggestion -----------------------------------------------------------------------------
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
-import shutil
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,9 +11,10 @@ from typing import Any
 
 from trainkit.errors import ConfigError
 from trainkit.tune import events as ev
+from trainkit.tune.checkpoint import remove_unknown
 from trainkit.tune.checks import is_number
 from trainkit.tune.history import Ended, ExperimentReader, LogEntry, Report, Suggested
-from trainkit.tune.policies import Resume
+from trainkit.tune.policies import CheckpointConfig, Resume
 from trainkit.tune.proposals import Proposals
 from trainkit.tune.respace import with_objects
 from trainkit.tune.resuming import ResumeRule, require_checkpoints, require_known
@@ -23,9 +22,6 @@ from trainkit.tune.schedulers.base import TrialScheduler, stop_words
 from trainkit.tune.stopping import StopRules
 from trainkit.tune.trial import Trial, TrialStatus
 from trainkit.tune.values import complete, encode_config, holds_opaque, lookup
-
-_OURS = re.compile(r"checkpoint_\d{6,}|\.checkpoint_\d{6,}\.partial")
-"""Folders that `checkpoint_dirname` names; what else lies in a trial's folder is the user's."""
 
 
 @dataclass
@@ -53,6 +49,7 @@ def restore_trials(
     stop: StopRules,
     *,
     space_since: int = 0,
+    checkpoints: CheckpointConfig | None = None,
 ) -> Restored:
     """Replay the file's log into `proposals`, `scheduler` and `stop`, and settle what each trial now is.
 
@@ -65,11 +62,12 @@ def restore_trials(
         time: now.
         stop: the rules of RunConfig(stop=...), told of nothing yet.
         space_since: index of the first trial that was drawn from the space that `proposals` have.
+        checkpoints: which are kept from now on; None: as before.
 
     Raises:
         ConfigError: a trial can't go on as asked, or the searcher suggests other configurations than it did.
     """
-    restored = Restored(reader.trials())
+    restored = Restored(reader.trials(checkpoints))
     trials = restored.trials
     require_known(rule, trials, reader.folder)
     started, stops = reader.started(), reader.stops()
@@ -98,7 +96,6 @@ def restore_trials(
             proposals.on_trial_complete(trial.trial_id, trial.last_result)
         if trial.status is TrialStatus.PENDING and (trial.trial_id, trial.attempt) in started:
             trial.attempt += 1
-        _tidy(trial, reader.folder / trial.dirname)
     return restored
 
 
@@ -222,13 +219,8 @@ def _forget_lost(restored: Restored, trial: Trial, folder: Path, time: float) ->
         )
 
 
-def _tidy(trial: Trial, folder: Path) -> None:
-    """Remove checkpoint folders that nothing refers to."""
-    known = {checkpoint.dirname for checkpoint in trial.checkpoints}
-    try:
-        names = os.listdir(folder)
-    except FileNotFoundError:  # it never ran, or somebody removed it
-        return
-    for name in names:
-        if _OURS.fullmatch(name) and name not in known:
-            shutil.rmtree(folder / name, ignore_errors=True)
+def tidy(trials: Iterable[Trial], folder: Path) -> None:
+    """Remove checkpoint folders that nothing refers to, now that `Restored.records` are committed."""
+    for trial in trials:
+        known = {checkpoint.dirname for checkpoint in trial.checkpoints}
+        remove_unknown(os.fspath(folder / trial.dirname), known)

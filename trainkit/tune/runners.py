@@ -72,7 +72,7 @@ class FunctionRunner(Runner):
             return Progress(self._session.meter.iteration, done=True)
         try:
             return self.advance()
-        except Exception:  # of the user's clean-up: told, though it changes nothing any more
+        except (Exception, SystemExit):  # of the user's clean-up: told, though it changes nothing any more
             return Progress(self._session.meter.iteration, done=True, problem=traceback.format_exc())
 
     def _hand_over(self, progress: Progress) -> None:
@@ -167,7 +167,7 @@ class ClassRunner(Runner):
         try:
             if save and self._trainable.can_save() and self._saved_at != self._trainable.iteration:
                 dirname = self._save()
-        except Exception:  # the trial's outcome is settled: told, and no more
+        except (Exception, SystemExit):  # the trial's outcome is settled: told, and no more
             problem = traceback.format_exc()
         return Progress(self._trainable.iteration, None, dirname, True, problem + self._end())
 
@@ -185,7 +185,7 @@ class ClassRunner(Runner):
         """Let the user's clean-up run; return the traceback of what it raises, as all else is settled."""
         try:
             self._trainable.stop()
-        except Exception:
+        except (Exception, SystemExit):
             return traceback.format_exc()
         return ""
 

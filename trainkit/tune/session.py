@@ -25,7 +25,7 @@ class TrialStopped(BaseException):
     """
 
 
-class TrialContext:
+class TuneContext:
     """Who this trial is."""
 
     def __init__(self, spec: TrialSpec) -> None:
@@ -85,7 +85,7 @@ class Session:
     """
 
     def __init__(self, spec: TrialSpec, hand_over: Callable[[Progress], None]) -> None:
-        self.context = TrialContext(spec)
+        self.context = TuneContext(spec)
         self.stopping = False
         self.checkpoint = Checkpoint(spec.checkpoint) if spec.checkpoint is not None else None
         self.meter = Meter(spec)
@@ -220,7 +220,7 @@ def get_checkpoint() -> Checkpoint | None:
     return current_session("get_checkpoint").checkpoint
 
 
-def get_context() -> TrialContext:
+def get_context() -> TuneContext:
     """Return who this trial is: its id, name, folder and resources."""
     return current_session("get_context").context
 

@@ -234,10 +234,10 @@ def _get_store(address: Address, folder: Path) -> None:
 def _get_files(address: Address, folder: Path) -> None:
     """Copy what belongs to the experiment: all but checkpoints that its store doesn't know."""
     with ExperimentReader(folder) as reader:
-        known = {f"{trial.dirname}/{kept.dirname}" for trial in reader.trials() for kept in trial.checkpoints}
+        known = reader.checkpoint_folders()
     for name in address.sizes():
-        parts = name.split("/")
-        unknown = is_checkpoint(parts) and "/".join(parts[:2]) not in known
+        parts, checkpoint = name.split("/"), checkpoint_of(name)
+        unknown = checkpoint and checkpoint not in known
         if name == FILENAME or unknown or name.endswith(".partial") or ".." in parts:
             continue
         target = folder.joinpath(*parts)
@@ -245,9 +245,11 @@ def _get_files(address: Address, folder: Path) -> None:
         address.fs.get_file(address.path(name), str(target))
 
 
-def is_checkpoint(parts: list[str]) -> bool:
-    """True if a path in the experiment's folder is a file of a trial's checkpoint."""
-    return len(parts) > 2 and parts[1].startswith("checkpoint_") and parts[1][11:].isdigit()
+def checkpoint_of(name: str) -> str:
+    """The checkpoint that a file in an experiment's folder is of, as trial/checkpoint_000003; '' for none."""
+    parts = name.split("/")
+    is_one = len(parts) > 2 and parts[1].startswith("checkpoint_") and parts[1][11:].isdigit()
+    return "/".join(parts[:2]) if is_one else ""
 
 
 def _require_same(folder: Path, copy: Path, address: Address) -> None:

@@ -104,6 +104,8 @@ class ConsoleCallback(Callback):
         elapsed = duration(info["time"] - self._standing.started)
         words = [f"{self._standing.counts()} in {elapsed}", self._standing.best_words()]
         say(". ".join(filter(None, [f"Ended early: {ending}" if ending else "", *words])))
+        if failed := self._standing.failed_words(self._path):
+            say(failed)
 
     def _summary(self, trials: Sequence[Trial], info: Mapping[str, Any]) -> None:
         """A line on all trials: with those on single ones, at most two a trial, however long they take."""
@@ -124,7 +126,9 @@ class ConsoleCallback(Callback):
         metric = self._standing.metric
         value = number_words(lookup(trial.last_result, metric)) if metric else ""
         shown = f" {metric}={value}" if value else ""
-        line = f"{trial.trial_id} {trial.status} after {trial.iteration} reports{shown}: {trial.reason}"
+        reports = f"{trial.iteration} report{'s' * (trial.iteration != 1)}"
+        why = next(iter(trial.reason.splitlines()), "")
+        line = f"{trial.trial_id} {trial.status} after {reports}{shown}: {why}"
         say(one_line(line[:MAX_WIDTH]))
         if self._lines[trial.status] == MAX_LINES and self._verbose < 2:
             say(f"and so on: from here, a line on all trials every {SUMMARY_S:g} s")

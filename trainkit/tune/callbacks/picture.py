@@ -64,6 +64,8 @@ def picture_of(standing: Standing, info: Mapping[str, Any], path: str, ending: s
     metric = standing.metric or ""
     if metric in ("trial", "status", "iteration", "seconds", "why"):
         metric += " "  # a column beside ours of that name
+    if ending and (failed := standing.failed_words(path)):
+        lines.append(failed)
     shown = standing.shown()
     more = standing.created - len(shown)
     return Picture(
@@ -84,7 +86,7 @@ def _cells(trial: Trial, metric: str | None) -> list[str]:
         str(trial.iteration or ""),
         number_words(lookup(result, metric)) if metric else "",
         f"{float(seconds):.1f}" if seconds else "",
-        trial.reason,
+        next(iter(trial.reason.splitlines()), ""),
     ]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -76,6 +77,13 @@ class Standing:
             ", ".join(f"{numbers[status]} {status}" for status in TrialStatus if numbers[status])
             or "no trial yet"
         )
+
+    def failed_words(self, path: str) -> str:
+        """How to see why the latest trial failed that did; '' where none has."""
+        if not self._failed:
+            return ""
+        latest = self._failed[-1].trial_id
+        return f"traceback of the latest that failed: trainkit why {shlex.quote(path)} {latest}"
 
     def shown(self) -> list[Trial]:
         """At most MAX_ROWS trials: those that run, then those that failed, then the latest; as suggested."""
