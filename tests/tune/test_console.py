@@ -346,6 +346,34 @@ def test_a_picture_is_escaped_in_html_and_aligned_as_text():
     assert as_text(picture) == "<script>\na   b\n1   <b>\n22\n& more"
 
 
+def test_a_metric_may_be_called_as_a_column_is():
+    trial = Trial("t_0", 0, {}, "f", "f")
+    standing = Standing("seconds", "min", 0.0)
+    standing.look([trial])
+    info = {"time": 1.0, "total_samples": 9, "resources": {"CPU": 2.0}, "resources_used": {"CPU": 1.0}}
+    picture = picture_of(standing, info, "/somewhere")
+    assert len(picture.columns) == len(picture.rows[0]) and "seconds" in as_text(picture)
+
+
+def test_wide_letters_are_two_places_wide_and_a_cell_is_one_line():
+    picture = Picture(["a\nb"], {"name": 1, "why": 1}, [["漢字", "x\x1b[2J"], ["abcde", "y"]])
+    assert as_text(picture) == "a b\nname   why\n漢字   x [2J\nabcde  y"
+
+
+@pytest.mark.parametrize("term", ["dumb", "unknown"])
+def test_a_terminal_that_cannot_be_drawn_anew_gets_lines(fit, capsys, monkeypatch, term):
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("TERM", term)
+
+    def fails(config):
+        raise ValueError("two\nlines")
+
+    fit(fails, num_samples=2, run={"verbose": 1})
+    out = capsys.readouterr().out
+    assert out.count("ERROR after 0 reports: ValueError: two\n") == 2
+    assert "\x1b" not in out and out.count("\n") == 5
+
+
 @pytest.mark.parametrize(
     ("seconds", "words"), [(1.25, "1.2 s"), (59.7, "1 min 0 s"), (125, "2 min 5 s"), (12000, "3 h 20 min")]
 )

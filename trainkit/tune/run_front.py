@@ -301,6 +301,6 @@ def _failed(grid: ResultGrid) -> TrialError:
     return TrialError(
         f"{len(failed)} of {len(grid)} trials failed ({', '.join(result.trial_id for result in failed[:10])}"
         f"{', ...' if len(failed) > 10 else ''}); the first: {first_line(failed[0].reason)}. "
-        f"All results are in {grid.experiment_path}, for tune.ExperimentAnalysis(path); to get them from tune.run() itself, "
-        "give raise_on_failed_trial=False"
+        f"All results are in {grid.experiment_path}, for tune.ExperimentAnalysis(path); to get them from "
+        "tune.run() itself, give raise_on_failed_trial=False"
     )

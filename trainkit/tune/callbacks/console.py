@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from trainkit.resources import describe
 from trainkit.tune.callbacks.base import Callback
-from trainkit.tune.callbacks.outlets import Notebook, Outlet, Terminal, notebook_display, say
+from trainkit.tune.callbacks.outlets import Notebook, Outlet, Terminal, has_screen, notebook_display, say
 from trainkit.tune.callbacks.picture import picture_of
-from trainkit.tune.callbacks.standing import Standing, duration, number_words
+from trainkit.tune.callbacks.standing import Standing, duration, number_words, one_line
 from trainkit.tune.trial import Trial, TrialStatus
 from trainkit.tune.values import first_line, flatten, lookup
 
@@ -71,7 +70,7 @@ class ConsoleCallback(Callback):
         display = notebook_display()
         if display is not None:
             return Notebook(display)
-        return Terminal() if self._live_wanted or sys.stdout.isatty() else None
+        return Terminal() if self._live_wanted or has_screen() else None
 
     def on_trial_result(
         self, iteration: int, trials: Sequence[Trial], trial: Trial, result: Mapping[str, Any], **info: Any
@@ -130,7 +129,7 @@ class ConsoleCallback(Callback):
         reports = f"{trial.iteration} report{'s' * (trial.iteration != 1)}"
         why = first_line(trial.reason)
         line = f"{trial.trial_id} {trial.status} after {reports}{shown}: {why}"
-        say(line[:MAX_WIDTH])
+        say(one_line(line[:MAX_WIDTH]))
         if self._lines[trial.status] == MAX_LINES and self._verbose < 2:
             say(f"and so on: from here, a line on all trials every {SUMMARY_S:g} s")
 

@@ -79,11 +79,11 @@ class Standing:
         )
 
     def failed_words(self, path: str) -> str:
-        """How to see why the latest failed trial failed; '' where none has."""
+        """How to see why the latest trial failed that did; '' where none has."""
         if not self._failed:
             return ""
-        command = f"trainkit why {shlex.quote(path)} {self._failed[-1].trial_id}"
-        return f"traceback of the latest that failed: {command}"
+        latest = self._failed[-1].trial_id
+        return f"traceback of the latest that failed: trainkit why {shlex.quote(path)} {latest}"
 
     def shown(self) -> list[Trial]:
         """At most MAX_ROWS trials: those that run, then those that failed, then the latest; as suggested."""
@@ -126,6 +126,11 @@ def config_words(config: Mapping[str, Any]) -> str:
 def number_words(value: Any) -> str:
     """A metric's value, short; '' where it is no number."""
     return f"{value:.6g}" if is_number(value) else ""
+
+
+def one_line(text: str) -> str:
+    """Ends of lines, and what else a terminal would obey, become spaces."""
+    return text if text.isprintable() else "".join(c if c.isprintable() else " " for c in text)
 
 
 def duration(seconds: float) -> str:
