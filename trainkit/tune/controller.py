@@ -24,7 +24,7 @@ from trainkit.tune.estimate import Pace
 from trainkit.tune.failing import TIMEOUT, Retry, timeout_words, what_follows
 from trainkit.tune.judging import Judge
 from trainkit.tune.live import FINISHED, Live, Outcome
-from trainkit.tune.plan import BROKEN, FAIL_FAST, FAILED_TRIALS, INTERRUPTED, Ending, Plan
+from trainkit.tune.plan import BROKEN, FAIL_FAST, FAILED_TRIALS, INTERRUPTED, MOST_AT_ONCE, Ending, Plan
 from trainkit.tune.proposals import Proposals
 from trainkit.tune.schedulers.base import TrialScheduler, Verdict, stop_words
 from trainkit.tune.stopping import StopRules
@@ -78,6 +78,7 @@ class Controller:
         self._live: dict[str, Live] = {}
         self._failed = sum(trial.status is TrialStatus.ERROR for trial in self.trials)
         self._step = ev.Step()
+        self._has_more = False
         self._handlers = {
             ev.Started: self._on_started,
             ev.Reported: self._on_reported,
@@ -137,6 +138,8 @@ class Controller:
     @property
     def deadline(self) -> float:
         """When to send a Tick at the latest; infinity: only events matter."""
+        if self._has_more:
+            return 0.0
         return min([self._endings.deadline, *(live.limit for live in self._live.values())])
 
     def remaining_s(self, time: float) -> float | None:
@@ -158,9 +161,12 @@ class Controller:
 
     def _fill(self, time: float) -> None:
         """Start trials while there are some and they fit; the first that doesn't keeps its place."""
+        self._has_more = False
         try:
-            while self.ended_by is None and self._start_next(time):
-                pass
+            for _ in range(MOST_AT_ONCE):
+                if self.ended_by is not None or not self._start_next(time):
+                    return
+            self._has_more = True
         except Exception as error:  # of the searcher or the scheduler: what has happened is still recorded
             self.error = error
             self._end(BROKEN, time)
