@@ -22,6 +22,8 @@ def normalize(request: Mapping[str, float], *, what: str = "resource request") -
     Raises:
         ConfigError: an amount is negative, not a number, or a fraction of more than one GPU.
     """
+    if not isinstance(request, Mapping) or not all(isinstance(name, str) for name in request):
+        raise ConfigError(f"{what}: {request!r}; give amounts by name, such as {{'CPU': 1}}")
     amounts: dict[str, float] = {}
     for name, amount in request.items():
         if isinstance(amount, bool) or not isinstance(amount, (int, float)) or not math.isfinite(amount):

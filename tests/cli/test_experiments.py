@@ -5,7 +5,10 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -113,6 +116,37 @@ def test_show_sorts_filters_and_writes(command, tmp_path):
     assert "give csv or json" in command("show", "e", "-o", "a.txt", code=1)
     assert "cannot be written" in command("show", "e", "-o", str(tmp_path / "none" / "a.csv"), code=1)
     assert "is no experiment" in command("show", "nothing", code=1)
+
+
+def test_a_column_to_filter_by_may_have_spaces():
+    rows = [{"val loss": 1.0}, {"val loss": 3.0}]
+    assert selected(rows, View(condition="val loss <2"))[0] == rows[:1]
+
+
+def test_what_the_output_cannot_hold_is_spelled_out(root, tmp_path):
+    run = tune.RunConfig(name="e", storage_path=tmp_path, verbose=0)
+    tune.Tuner(lambda config: 1.0, param_space={"x": "größe"}, run_config=run).fit()
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONPATH": os.pathsep.join(sys.path)}
+    for form in ([], ["-o", "csv"]):
+        words = [
+            sys.executable,
+            "-m",
+            "trainkit",
+            "show",
+            str(tmp_path / "e"),
+            "--columns",
+            "config/x",
+            *form,
+        ]
+        done = subprocess.run(words, capture_output=True, env=environment, check=True, timeout=60)
+        assert rb"gr\xf6\xdfe" in done.stdout
+
+
+@pytest.mark.parametrize("words", [("show", "e", "--limit", "-1"), ("tail", "e", "-n", "x")])
+def test_a_number_of_lines_is_none_or_more(command, words, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        command(*words)
+    assert "give a whole number, 0 or more" in capsys.readouterr().err
 
 
 def test_what_is_missing_comes_last_however_it_is_sorted():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import socket
 import threading
 import urllib.error
 import urllib.request
@@ -19,6 +20,7 @@ import trainkit
 from tests.conftest import eventually
 from trainkit import tune
 from trainkit.dashboard import pages
+from trainkit.dashboard.chart import Curve, picture
 from trainkit.dashboard.reading import View, experiments
 from trainkit.dashboard.server import Dashboard
 from trainkit.errors import DashboardError
@@ -66,6 +68,7 @@ class Browser:
     """Asks a server as a browser does: with the cookie that it was given."""
 
     def __init__(self, server: Dashboard) -> None:
+        self.address = ("127.0.0.1", server.server_address[1])
         self.base = f"http://127.0.0.1:{server.server_address[1]}"
         self.token = server.token
         self._open = urllib.request.build_opener(urllib.request.HTTPCookieProcessor()).open
@@ -218,6 +221,53 @@ def test_nobody_else_sees_or_stops_anything(browser: Browser) -> None:
         browser.post("/experiments/first%20one/stop")
     assert asked(stop, b"token=wrong") == 403
     assert asked(stop, b"x" * 20_000) == 403
+
+
+def answer_to(browser: Browser, request: str) -> str:
+    """What the server says to bytes that no client sends by itself; the first line, or all of a body."""
+    with socket.create_connection(browser.address, timeout=10) as connection:
+        connection.sendall(request.replace("\n", "\r\n").encode("latin-1"))
+        connection.shutdown(socket.SHUT_WR)
+        with connection.makefile("rb") as file:
+            return file.read().decode()
+
+
+def test_odd_requests_are_answered(browser: Browser, capsys: pytest.CaptureFixture[str]) -> None:
+    host = "Host: {}:{}".format(*browser.address)
+    show = f"{host}\nAuthorization: Bearer {browser.token}\n"
+    cookie = f"Cookie: a,b={{1}}; trainkit-{browser.address[1]}={browser.token}; c"
+    assert " 200 " in answer_to(browser, f"GET / HTTP/1.1\n{host}\n{cookie}\n\n")  # beside others' odd ones
+    assert " 400 " in answer_to(browser, f"GET http://[x HTTP/1.1\n{show}\n")
+    for page in ("%C2%B2", "9" * 5000, "-1"):
+        assert " 200 " in answer_to(browser, f"GET /experiments/first%20one?page={page} HTTP/1.1\n{show}\n")
+    answer = answer_to(
+        browser, f"POST /experiments/first%20one/stop HTTP/1.1\n{show}Content-Length: \xb2\n\n"
+    )
+    assert " 409 " in answer
+    head, _, body = answer_to(browser, f"HEAD / HTTP/1.1\n{show}\n").partition("\r\n\r\n")
+    assert " 200 " in head and not body
+    assert capsys.readouterr().err == ""
+
+
+def test_a_parameter_may_be_called_as_a_column_is(tmp_path: Path) -> None:
+    tune.Tuner(
+        lambda config: {"loss": 1.0},
+        param_space={"status": tune.grid_search([7, 8]), "trial": "mine"},
+        run_config=tune.RunConfig(storage_path=tmp_path, name="e", verbose=0),
+    ).fit()
+    seen = View.of(tmp_path / "e", 0.0)
+    assert {"status", "config/status", "trial", "config/trial"} <= set(pages.columns(seen))
+    assert "TERMINATED" in pages.experiment(seen, [], pages.Wish(), "")
+
+
+@pytest.mark.parametrize(
+    "values", [(1e20, 1e20), (-1.7e308, 1.7e308), (0.0, 5e-324), (1e-15, 3e-15), (3.0, 3.0)]
+)
+def test_a_chart_of_any_numbers_has_an_axis(values: tuple[float, float]) -> None:
+    svg = picture([Curve("a", list(enumerate(values)))], "iteration", "loss")
+    marks = re.findall(r'text-anchor="end">([^<]+)</text><line|text-anchor="end">([^<]+)</text><text', svg)
+    texts = [first or second for first, second in marks]
+    assert len(texts) >= 2 and len(set(texts)) == len(texts)
 
 
 def test_what_does_not_run_cannot_be_stopped(browser: Browser) -> None:

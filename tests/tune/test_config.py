@@ -46,6 +46,13 @@ def test_names_and_defaults():
     assert (run.name, run.storage_path, run.stop, run.callbacks, run.verbose) == (None, None, None, (), 1)
 
 
+def test_schedulers_and_searchers_by_name_take_what_they_know():  # as Ray's do
+    asha = tune.create_scheduler("ASHA", max_t=7, metric="loss", mode="min", gamma=0.1)
+    assert (asha.metric, asha.max_t) == ("loss", 7)
+    tune.create_scheduler("fifo", metric="loss", max_t=7)
+    assert tune.create_searcher("optuna", metric="loss", mode="min", gamma=0.1).metric == "loss"
+
+
 @pytest.mark.parametrize(
     ("make", "words"),
     [
@@ -68,7 +75,16 @@ def test_names_and_defaults():
         (lambda: tune.FailureConfig(fail_fast=True, max_failures=1), "contradict"),
         (lambda: tune.CheckpointConfig(num_to_keep=0), "num_to_keep=0"),
         (lambda: tune.CheckpointConfig(checkpoint_score_order="best"), "checkpoint_score_order='best'"),
+        (lambda: tune.CheckpointConfig(checkpoint_score_order=None), "checkpoint_score_order=None"),
+        (lambda: tune.CheckpointConfig(checkpoint_score_attribute=3), "checkpoint_score_attribute=3"),
+        (lambda: tune.CheckpointConfig(checkpoint_at_end="no"), "checkpoint_at_end='no'"),
         (lambda: tune.CheckpointConfig(checkpoint_frequency=-1), "checkpoint_frequency=-1"),
+        (lambda: tune.TuneConfig(reuse_actors="no"), "reuse_actors='no'"),
+        (lambda: tune.TuneConfig(allow_duplicates="no"), "allow_duplicates='no'"),
+        (lambda: tune.RunConfig(callbacks=tune.Callback()), "give a list, such as [tune.Callback()]"),
+        (lambda: tune.RunConfig(default_loggers="csv"), "default_loggers='csv': give a list"),
+        (lambda: tune.create_searcher(3), "search_alg=3 is none of"),
+        (lambda: tune.create_scheduler(3), "scheduler=3 is none of"),
         (lambda: tune.RunConfig(storage_path=""), "storage_path=''"),
         (lambda: tune.TuneConfig(time_budget_s=10**400), "time_budget_s=1000"),
         (lambda: tune.TuneConfig(time_budget_s=timedelta(0)), "time_budget_s=0"),

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import io
 import math
 import os
+import re
+import shlex
 import subprocess
 import sys
 from types import SimpleNamespace
 
 import pytest
+import rich.console
 
 from trainkit import tune
+from trainkit.cli.main import main
 from trainkit.tune.callbacks import console, standing
 from trainkit.tune.callbacks.outlets import Notebook, notebook_display
-from trainkit.tune.callbacks.picture import Picture, as_html, as_text, picture_of
+from trainkit.tune.callbacks.picture import Picture, as_html, as_text, in_terminal, picture_of
 from trainkit.tune.callbacks.standing import MAX_ROWS, Standing, duration
 from trainkit.tune.trial import Trial, TrialStatus
 
@@ -36,6 +41,11 @@ def shown_in_a_terminal(monkeypatch) -> None:
     monkeypatch.setenv("COLUMNS", "120")
     monkeypatch.setattr(console, "REFRESH_S", 0.0)
     monkeypatch.setattr(console.ConsoleCallback, "_open", lambda self: console.Terminal())
+
+
+def fails(config):
+    tune.report({"loss": 1.0})
+    raise ValueError("no luck\nand a second line")
 
 
 # --- what comes out -------------------------------------------------------------------------------
@@ -61,12 +71,22 @@ def test_in_a_pipe_there_are_at_most_two_lines_a_trial(fit, capsys):  # row 1.22
     assert "best loss=0.333333 at iteration 3" in lines[-1]
 
 
+def test_a_failed_trial_has_one_line_and_the_end_tells_how_to_see_its_traceback(fit, capsys):
+    fit(fails, run={"verbose": 1})
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 4, lines
+    assert lines[1].endswith(" ERROR after 1 report: ValueError: no luck")
+    command = shlex.split(lines[-1].partition("traceback of the latest that failed: trainkit ")[2])
+    assert main(command) == 0
+    assert "and a second line" in capsys.readouterr().out
+
+
 def test_in_a_pipe_many_trials_are_summed_up(fit, capsys, monkeypatch):
     monkeypatch.setattr(console, "MAX_LINES", 5)
     monkeypatch.setattr(console, "SUMMARY_S", 0.0)
     fit(once, SPACE, metric="loss", num_samples=12, run={"verbose": 1})
     lines = capsys.readouterr().out.splitlines()
-    assert sum(" after 1 reports " in line for line in lines) == 5
+    assert sum(" after 1 report " in line for line in lines) == 5
     assert any(line.startswith("and so on: ") for line in lines)
     assert any("of 12 trials: " in line and "best loss=" in line for line in lines[-5:-1])
 
@@ -295,12 +315,59 @@ def test_the_time_left_is_told_where_it_is_known():
         assert picture_of(Standing(None, None, 0.0), unknown, "/somewhere").lines[0] == "1.0 s gone"
 
 
+@pytest.mark.parametrize("width", [80, 100, 200])
+def test_long_names_and_reasons_leave_room_for_the_numbers(width):
+    standing = Standing("loss", "min", 0.0)
+    tag, reason = (
+        "0_x=0.2923,lr=0.0004492,optimizer=torch.optim.Adam",
+        "stopped by ASHA: " + "rank 2 of 3, " * 9,
+    )
+    trial = Trial("a", 0, {}, name="a", dirname="a", tag=tag, iteration=4, reason=reason)
+    trial.status = TrialStatus.TERMINATED
+    trial.last_result = {"loss": -0.0730871, "time_total_s": 1.25}
+    standing.look([trial])
+    info = {"time": 9.0, "total_samples": 1, "resources": {}, "resources_used": {}}
+    console = rich.console.Console(width=width, file=io.StringIO())
+    console.print(in_terminal(picture_of(standing, info, "/somewhere")))
+    head, row = console.file.getvalue().splitlines()[-2:]
+    assert head.split() == ["trial", "status", "iteration", "loss", "seconds", "why"]
+    assert re.search(r"^0_x=0.2923,.*…? +TERMINATED +4 +-0.0730871 +1.2 +stopped by", row), row
+
+
 def test_a_picture_is_escaped_in_html_and_aligned_as_text():
     picture = Picture(["<script>"], {"a": 1, "b": 1}, [["1", "<b>"], ["22", ""]], below="& more", strong=0)
     page = as_html(picture)
     assert "<script>" not in page
     assert "&lt;b&gt;" in page
     assert as_text(picture) == "<script>\na   b\n1   <b>\n22\n& more"
+
+
+def test_a_metric_may_be_called_as_a_column_is():
+    trial = Trial("t_0", 0, {}, "f", "f")
+    standing = Standing("seconds", "min", 0.0)
+    standing.look([trial])
+    info = {"time": 1.0, "total_samples": 9, "resources": {"CPU": 2.0}, "resources_used": {"CPU": 1.0}}
+    picture = picture_of(standing, info, "/somewhere")
+    assert len(picture.columns) == len(picture.rows[0]) and "seconds" in as_text(picture)
+
+
+def test_wide_letters_are_two_places_wide_and_a_cell_is_one_line():
+    picture = Picture(["a\nb"], {"name": 1, "why": 1}, [["漢字", "x\x1b[2J"], ["abcde", "y"]])
+    assert as_text(picture) == "a b\nname   why\n漢字   x [2J\nabcde  y"
+
+
+@pytest.mark.parametrize("term", ["dumb", "unknown"])
+def test_a_terminal_that_cannot_be_drawn_anew_gets_lines(fit, capsys, monkeypatch, term):
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("TERM", term)
+
+    def fails(config):
+        raise ValueError("two\nlines")
+
+    fit(fails, num_samples=2, run={"verbose": 1})
+    out = capsys.readouterr().out
+    assert out.count("ERROR after 0 reports: ValueError: two\n") == 2
+    assert "\x1b" not in out and out.count("\n") == 5
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+
 import pytest
 
 from tests.tune.harness import Play
@@ -96,6 +99,26 @@ def test_a_constant_draw_is_drawn_anew_for_the_whole_grid(fit):
     assert len(set(pairs)) == 6
 
 
+@pytest.mark.parametrize("first", [1, 2, 3, 4])
+def test_a_restore_goes_on_with_a_constant_draw(fit, tmp_path, first):
+    class Interrupt(tune.Callback):
+        ended = 0
+
+        def on_trial_complete(self, iteration, trials, trial, **info):
+            Interrupt.ended += 1
+            if Interrupt.ended == first:
+                os.kill(os.getpid(), signal.SIGINT)
+
+    space = {"a": tune.grid_search([1, 2]), "b": tune.randint(0, 3)}
+    settings = {"seed": 7, "num_samples": 3, "max_concurrent_trials": 1}
+    search = BasicVariantGenerator(constant_grid_search=True)
+    whole = fit(once, space, search_alg=search, run={"name": "whole"}, **settings)
+    assert len(fit(once, space, search_alg=search, run={"callbacks": [Interrupt()]}, **settings)) < 6
+    run = tune.RunConfig(verbose=0, callbacks=[])
+    rest = tune.Tuner.restore(tmp_path / "e", once, run_config=run).fit()
+    assert [result.config for result in rest] == [result.config for result in whole]
+
+
 class Named:
     def __init__(self, size: int) -> None:
         self.size = size
@@ -114,6 +137,7 @@ def test_objects_with_one_name_are_told_apart(fit):
         ({"a": 1}, {"a": True}),
         ({"a": (1, 2)}, {"a": [1, 2]}),
         ({"a": "1"}, {"a": 1}),
+        ({1: "a"}, {"1": "a"}),
         ({"a": {1, 2}}, {"a": [1, 2]}),
         ({"a": {"b": 1}}, {"a": 1, "b": 1}),
         ({"a": None}, {}),

@@ -9,6 +9,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -59,6 +60,19 @@ def test_exit_handlers_run_before_fit_returns(fit, tmp_path, caplog):
     # More than fit at once, so that some wait for the bundles of those that leave.
     grid = fit(tune.with_resources(trainable, in_a_group), {"x": tune.grid_search(list(range(9)))})
     assert len(list(tmp_path.glob("left_*"))) == grid.num_terminated == 9
+    assert "is killed" not in caplog.text
+    assert eventually(all_is_free)
+
+
+def test_a_trial_that_leaves_an_executor_open_ends(fit, caplog):
+    kept = []
+
+    def trainable(config):
+        kept.append(ThreadPoolExecutor(1))  # as joblib keeps its processes for n_jobs=2
+        return {"loss": sum(kept[0].map(abs, [-1, 2]))}
+
+    grid = fit(trainable, run={"verbose": 0})
+    assert [result.metrics["loss"] for result in grid] == [3]
     assert "is killed" not in caplog.text
     assert eventually(all_is_free)
 

@@ -92,11 +92,30 @@ def test_a_failed_trial_is_a_failed_run(fit, logged, runs):
     assert run.data.metrics["loss"] == 1.0
 
 
-def test_parameters_at_the_end_and_artifacts(fit, logged, client, runs):
+def test_parameters_at_the_end_and_artifacts(fit, logged, client, runs, request, tmp_path):
+    artifacts = tmp_path / "artifacts"  # else MLflow takes ./mlruns for a store in SQLite
+    client.create_experiment(request.node.name, artifact_location=artifacts.as_uri())
     fit(three, {"lr": 1.0}, run={"callbacks": [logged(log_params_on_trial_end=True, save_artifact=True)]})
     (run,) = runs()
     assert run.data.params == {"lr": "1.0"}
     assert "progress.csv" in {each.path for each in client.list_artifacts(run.info.run_id)}
+
+
+def test_parameters_with_names_that_become_alike_are_all_kept(fit, logged, runs):
+    fit(three, {"lr": 1.0, "a!": 1, "a?": 2}, run={"callbacks": [logged()]})
+    assert runs()[0].data.params == {"lr": "1.0", "a_": "1", "a__2": "2"}
+
+
+@pytest.mark.parametrize("at_end", [False, True])
+def test_parameters_that_are_refused_cost_nothing_else(fit, logged, runs, monkeypatch, caplog, at_end):
+    def refuse(self, told, run_id):
+        raise ValueError("no parameters here")
+
+    monkeypatch.setattr(MLflowLoggerCallback, "_log_parameters", refuse)
+    fit(three, {"lr": 1.0}, run={"callbacks": [logged(log_params_on_trial_end=at_end)]})
+    (run,) = runs()
+    assert "no parameters here" in caplog.text
+    assert run.info.status == "FINISHED" and run.data.metrics["loss"] == pytest.approx(1 / 3)
 
 
 def test_a_trial_that_goes_on_keeps_its_run(fit, logged, client, runs, tmp_path):  # row 1.30

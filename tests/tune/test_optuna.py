@@ -27,6 +27,7 @@ def parabola(config):
     return {"loss": (config["x"] - 2) ** 2 + (config["y"] + 1) ** 2}
 
 
+FLOAT = optuna.distributions.FloatDistribution(0, 1)
 PLANE = {"x": tune.uniform(-10, 10), "y": tune.uniform(-10, 10)}
 
 
@@ -333,6 +334,27 @@ def test_our_domains_may_be_handed_to_the_searcher():
         ({"points_to_evaluate": [{"x": 30}]}, PLANE, "x=30"),
         ({"points_to_evaluate": [{"x": 3, "y": 3}], "evaluated_rewards": []}, PLANE, "one for each of the 1"),
         ({"points_to_evaluate": [{"x": 3}], "evaluated_rewards": [1]}, PLANE, "every parameter"),
+        ({"points_to_evaluate": [{"x": 3}], "evaluated_rewards": ["a"]}, PLANE, "a number"),
+        ({"points_to_evaluate": [{"x": 3}], "evaluated_rewards": 3}, PLANE, "one for each of the 1"),
+        ({"points_to_evaluate": 3}, PLANE, "list of dictionaries"),
+        ({"sampler": "tpe"}, PLANE, "sampler='tpe' is not a BaseSampler"),
+        ({"storage": 3}, PLANE, "storage=3: give an address"),
+        ({"study_name": 3}, PLANE, "study_name=3"),
+        (
+            {"space": {"x": FLOAT, "y": tune.uniform(0, 1)}},
+            {},
+            "y=.*would not be drawn",
+        ),
+        (
+            {
+                "space": {
+                    "x": optuna.distributions.FloatDistribution(0, 1),
+                    "y": [optuna.distributions.FloatDistribution(0, 1)],
+                }
+            },
+            {},
+            "y=.*not be drawn",
+        ),
         ({"seed": -1}, PLANE, "seed=-1"),
         ({"space": 3}, PLANE, "space=3"),
         ({}, {"x": tune.grid_search([1, 2])}, "x: .*grid_search; use choice"),
@@ -342,6 +364,11 @@ def test_our_domains_may_be_handed_to_the_searcher():
 def test_a_mistake_is_named(arguments, space, words):
     with pytest.raises(ConfigError, match=words):
         Search(ROW, space, arguments=arguments)
+
+
+def test_a_point_evaluated_elsewhere_has_a_value():
+    with pytest.raises(ConfigError, match=r"add_evaluated_point\({'x': 1}, 'good'\): .* a number"):
+        OptunaSearch().add_evaluated_point({"x": 1}, "good")
 
 
 def test_without_a_metric_it_says_so(fit):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
 import re
@@ -91,3 +92,21 @@ def test_bindings_add_up_and_later_ones_win(fit):
     bound = tune.with_parameters(tune.with_parameters(trainable, a=1, b=2), b=20, c=300)
     assert fit(bound)[0].metrics["sum"] == 321
     assert bound({}) == {"sum": 321}  # also without a Tuner
+
+
+def add(config, a=0, b=0):
+    return {"sum": a + b, **tune.get_context().get_trial_resources()}
+
+
+@pytest.mark.parametrize(
+    "trainable",
+    [
+        functools.partial(tune.with_resources(add, {"cpu": 2}), a=1, b=2),
+        tune.with_resources(functools.partial(tune.with_parameters(add, a=5, b=2), a=1), {"cpu": 2}),
+        tune.with_parameters(functools.partial(tune.with_resources(add, {"cpu": 2}), a=1), b=2),
+    ],
+)
+def test_a_partial_of_what_is_bound_keeps_name_request_and_parameters(fit, trainable):
+    (result,) = fit(trainable)
+    assert (result.metrics["sum"], result.metrics["CPU"]) == (3, 2)
+    assert Path(result.path).name.startswith("add_")

@@ -100,6 +100,21 @@ def test_parallel_coordinates(grid):
     assert "sgd" in [text.get_text() for text in axes.texts]
 
 
+def test_whole_numbers_have_whole_ticks_and_long_names_several_lines(fit):
+    long = "a_name_that_is/much_longer_than_the_others"
+    space = {"kind": tune.choice([None, {"w": tune.uniform(0, 1)}]), long: tune.uniform(0, 1)}
+    grid = fit(lambda config: {"loss": config[long]}, space, metric="loss", num_samples=8, seed=1)
+    (axes,) = grid.plot("curves").axes
+    assert all(float(tick).is_integer() for tick in axes.get_xticks())
+    (axes,) = grid.plot("parallel").axes
+    names = [label.get_text() for label in axes.get_xticklabels()]
+    assert (
+        long in [name.replace("\n", "") for name in names]
+        and max(map(len, "\n".join(names).split("\n"))) <= 18
+    )
+    assert not any("Float" in text.get_text() for text in axes.texts)  # a branch is no value
+
+
 def test_parallel_coordinates_of_chosen_parameters(grid):
     (axes,) = grid.plot("parallel", params=["lr", "x"], log_metric=True).axes
     assert [label.get_text() for label in axes.get_xticklabels()] == ["lr", "x", "loss"]

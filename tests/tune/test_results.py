@@ -131,6 +131,7 @@ def test_an_experiment_is_read_back_the_same(grid):
         ([1.0, math.nan], "last", True, -math.inf),
         ([1.0, math.inf], "all", False, 1.0),
         ([1.0, math.inf], "all", True, math.inf),
+        ([math.nan, 1.0], "all", True, 1.0),
         ([1.0, 3.0], "avg", False, 2.0),
         ([9.0, 1.0, 1.0, 1.0, 1.0, 1.0], "last-5-avg", False, 1.0),
         ([], "last", False, None),

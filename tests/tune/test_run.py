@@ -339,7 +339,21 @@ def dirnames(run, creator, **settings):
 
 
 @pytest.mark.parametrize(
-    "asked", ["a/b", "..", "../../etc", "x" * 300, "ü" * 300, "", " ", "/", "same", ".hidden", "a\0b"]
+    "asked",
+    [
+        "a/b",
+        "..",
+        "../../etc",
+        "x" * 300,
+        "ü" * 300,
+        "",
+        " ",
+        "/",
+        "same",
+        ".hidden",
+        "a\0b",
+        "Experiment.sqlite",
+    ],
 )
 def test_folders_of_any_name_are_safe_and_unique(run, asked):
     if not asked:
@@ -348,6 +362,7 @@ def test_folders_of_any_name_are_safe_and_unique(run, asked):
         return
     names = dirnames(run, lambda trial: asked)
     assert len(set(names)) == 3
+    assert not any(name.startswith("experiment.") for name in names)  # as the store is called, and its lock
     assert all(len(name.encode()) < 200 and not name.startswith(".") and "/" not in name for name in names)
 
 

@@ -102,7 +102,20 @@ def test_a_grid_is_a_product_repeated_num_samples_times():
     assert all(config["e"] == "constant" for config in found)
 
 
+@pytest.mark.parametrize("content", [True, {"a": 1}, "ab", []])
+def test_rays_spelling_of_a_grid_needs_a_list(content):
+    with pytest.raises(SpaceError, match=r"net/a: grid_search\("):
+        Space.of({"net": {"a": {"grid_search": content}}})
+
+
+@pytest.mark.parametrize("leaf", [tune.uniform(0, 1), [tune.grid_search([1])], tune.sample_from(dict)])
+def test_sample_from_returns_values_and_no_domains(leaf):
+    with pytest.raises(SpaceError, match=r"sample_from returned .* not drawn any more"):
+        suggestions({"a": tune.sample_from(lambda spec: leaf)})
+
+
 def test_rays_spelling_of_a_grid_is_understood():
+    assert [config["a"] for config in suggestions({"a": {"grid_search": range(2)}})] == [0, 1]
     assert [config["a"] for config in suggestions({"a": {"grid_search": [1, 2]}})] == [1, 2]
 
 

@@ -165,6 +165,19 @@ def test_what_can_never_fit_is_refused_at_once(fit, resources, tmp_path):  # row
     assert not (tmp_path / "e").exists()
 
 
+@pytest.mark.parametrize(
+    ("resources", "words"),
+    [
+        (lambda config: 1 / 0, r"a trial of asked reserves.*ZeroDivisionError: .*configuration \{\}"),
+        (lambda config: tune.PlacementGroupFactory([3]), "bundle 0 of a trial: 3; give amounts by name"),
+    ],
+)
+def test_a_function_that_cannot_say_is_named(fit, resources, words, tmp_path):
+    with pytest.raises(ConfigError, match=words):
+        fit(tune.with_resources(asked, resources))
+    assert not (tmp_path / "e").exists()
+
+
 # --- no deadlock ----------------------------------------------------------------------------------
 
 

@@ -82,7 +82,7 @@ def list_experiments(folder: str | None) -> int:
         return 0
     now = SYSTEM.now()
     table = Table(box=None, header_style="dim")
-    for column in ("experiment", "state", "trials", "best", "age"):
+    for column in ("experiment", "state", "trials", "best last report", "age"):
         table.add_column(column, overflow="fold")
     problems = []
     for path in found:

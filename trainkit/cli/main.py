@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import io
+import re
 import sys
 from collections.abc import Sequence
 
@@ -20,17 +22,21 @@ from trainkit.errors import ConfigError, TrainkitError
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; returns the exit code: 0, or 1 when it could not do what it was asked.
+    """Run a command; returns the exit code: 0, 1 when it could not do what it was asked, 130 after Ctrl-C.
 
     Args:
         arguments: those behind the program's name; None takes this process's.
     """
     chosen = _parser().parse_args(arguments)
+    if isinstance(sys.stdout, io.TextIOWrapper):  # letters that it can't hold are spelled out
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         return _run(chosen)
     except TrainkitError as error:
         sys.stderr.write(f"trainkit: {error}\n")
         return 1
+    except KeyboardInterrupt:
+        return 130
     except BrokenPipeError:  # whoever reads has seen enough
         sys.stderr.close()
         return 1
@@ -80,6 +86,12 @@ _EXPERIMENT = "path of its folder, or its name where experiments are written"
 _TRIAL = "its id, name or number, or how they begin"
 
 
+def _count(text: str) -> int:
+    if not re.fullmatch("[0-9]{1,9}", text):
+        raise argparse.ArgumentTypeError(f"{text!r}: give a whole number, 0 or more")
+    return int(text)
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="trainkit",
@@ -99,7 +111,9 @@ def _parser() -> argparse.ArgumentParser:
     tail_ = add("tail", "what trials report, as it comes")
     tail_.add_argument("experiment", metavar="EXPERIMENT", help=_EXPERIMENT)
     tail_.add_argument("trial", metavar="TRIAL", nargs="?", help=_TRIAL)
-    tail_.add_argument("--lines", "-n", type=int, default=10, help="how many of those before (default: 10)")
+    tail_.add_argument(
+        "--lines", "-n", type=_count, default=10, help="how many of those before (default: 10)"
+    )
     tail_.add_argument("--no-follow", action="store_true", help="do not wait for others")
     tail_.add_argument("--printed", action="store_true", help="what TRIAL prints, where log_to_file keeps it")
 
@@ -121,7 +135,9 @@ def _parser() -> argparse.ArgumentParser:
 
     clean_ = add("clean", "remove the checkpoints of trials that have ended")
     clean_.add_argument("experiment", metavar="EXPERIMENT", help=_EXPERIMENT)
-    clean_.add_argument("--keep-best", action="store_true", help="but those of the best trial")
+    clean_.add_argument(
+        "--keep-best", action="store_true", help="but those of the trial whose last report is best"
+    )
     clean_.add_argument("--yes", "-y", action="store_true", help="do not ask")
 
     dashboard_ = add("dashboard", "look at experiments in a browser, and stop trials")
@@ -139,5 +155,5 @@ def _add_show(show_: argparse.ArgumentParser) -> None:
     show_.add_argument("--desc", action="store_true", help="the largest first")
     show_.add_argument("--filter", metavar="CONDITION", help="such as 'loss < 0.5' or 'status == ERROR'")
     show_.add_argument("--columns", metavar="COLUMNS", help="separated by commas, such as trial_id,config/lr")
-    show_.add_argument("--limit", metavar="ROWS", type=int, help="at most so many")
+    show_.add_argument("--limit", metavar="ROWS", type=_count, help="at most so many")
     show_.add_argument("--output", "-o", metavar="FORM", help="csv or json, or a file whose name ends so")

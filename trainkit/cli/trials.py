@@ -75,7 +75,7 @@ def show(word: str, view: View) -> int:
         sys.stdout.write(text)
     else:
         try:
-            Path(view.output).write_text(text)
+            Path(view.output).write_text(text, encoding="utf-8", errors="backslashreplace")
         except OSError as error:
             raise ConfigError(f"--output {view.output} cannot be written: {error}") from error
     return 0
@@ -137,7 +137,7 @@ def _names(text: str | None, known: Sequence[str]) -> list[str]:
 
 
 def _condition(text: str, known: Sequence[str]) -> Callable[[Row], bool]:
-    parts = re.fullmatch(r"\s*(\S+?)\s*(<=|>=|==|!=|<|>)\s*(.+?)\s*", text)
+    parts = re.fullmatch(r"\s*(.+?)\s*(<=|>=|==|!=|<|>)\s*(.+?)\s*", text)
     if parts is None:
         raise ConfigError(f"--filter {text!r}: give a column, one of < <= == != >= >, and a value")
     name, sign, wanted = parts[1], parts[2], parts[3].strip("'\"")

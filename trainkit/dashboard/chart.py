@@ -11,6 +11,8 @@ WIDTH, HEIGHT = 900, 300
 LEFT, RIGHT, TOP, BOTTOM = 64, 12, 12, 34
 MAX_POINTS = 200
 """Of one curve; a longer one is thinned out."""
+FARTHEST = 1e300
+"""What is farther from zero is drawn there, so that differences of values are finite."""
 
 Points = Sequence[tuple[float, float]]
 
@@ -26,7 +28,11 @@ class Curve:
 
 def picture(curves: Sequence[Curve], x_name: str, y_name: str) -> str:
     """Return the curves in one frame, those that stand out on top; a line of text where there is no point."""
-    drawn = [Curve(each.label, thinned(each.points), each.stands_out) for each in curves if each.points]
+    drawn = [
+        Curve(each.label, [(x, _near(y)) for x, y in thinned(each.points)], each.stands_out)
+        for each in curves
+        if each.points
+    ]
     if not drawn:
         return f'<p class="quiet">No report has a finite {escape(y_name)} yet.</p>'
     xs = [x for curve in drawn for x, _ in curve.points]
@@ -56,6 +62,10 @@ def thinned(points: Points, limit: int = MAX_POINTS) -> Points:
     return [points[round(place * step)] for place in range(limit)]
 
 
+def _near(value: float) -> float:
+    return min(max(value, -FARTHEST), FARTHEST)
+
+
 def _line(curve: Curve, across: _Axis, up: _Axis) -> str:
     kind = "best" if curve.stands_out else "one"
     title = f"<title>{escape(curve.label)}</title>"
@@ -71,8 +81,10 @@ class _Axis:
     """Values between `low` and `high`, placed between two edges of the frame."""
 
     def __init__(self, low: float, high: float, start: float, end: float) -> None:
-        if low == high:
-            low, high = low - 0.5, high + 0.5
+        largest = max(abs(low), abs(high))
+        if high - low <= max(largest * 1e-12, 1e-300):  # the same, as far as numbers can tell
+            margin = max(0.5, largest * 0.1)
+            low, high = low - margin, high + margin
         self._low, self._high, self._start, self._end = low, high, start, end
 
     def place(self, value: float) -> float:
@@ -87,4 +99,4 @@ class _Axis:
         step = next(scale * factor for factor in (1, 2, 5, 10) if scale * factor >= rough)
         first = math.ceil(self._low / step)
         count = math.floor(self._high / step) - first + 1
-        return [round((first + place) * step, 12) for place in range(count)]
+        return [float(f"{(first + place) * step:.12g}") for place in range(count)]

@@ -18,13 +18,20 @@ MAX_ROWS = 200
 """Of one page's table; the rest is behind a link."""
 
 REFRESH = """<script>
-setInterval(async () => {
+const refresh = async () => {
   if (document.hidden || document.activeElement?.tagName === "INPUT") return;
   const answer = await fetch(location.href);
   if (!answer.ok) return;
   const page = new DOMParser().parseFromString(await answer.text(), "text/html");
+  if (document.activeElement?.tagName === "INPUT") return;
   document.querySelector("main").replaceWith(page.querySelector("main"));
-}, 2000);
+};
+const again = async () => {  // a page that takes long to make is asked for less often
+  const begun = performance.now();
+  await refresh().catch(() => {});
+  setTimeout(again, Math.max(2000, 10 * (performance.now() - begun)));
+};
+setTimeout(again, 2000);
 </script>"""
 
 
@@ -52,7 +59,7 @@ class Wish:
             sort=query.get("sort", "index"),
             falling=query.get("falling") == "1",
             search=query.get("search", ""),
-            page=int(page) if page.isdigit() else 0,
+            page=int(page) if page.isdecimal() and len(page) < 10 else 0,
         )
 
     def address(self, **changes: Any) -> str:
@@ -87,7 +94,11 @@ def listing(root: str, experiments: Sequence[View], problems: Sequence[str]) -> 
         for each in experiments
     ]
     body = f"<h1>Experiments</h1><p class=quiet>in {escape(root)}</p>"
-    body += _table(["experiment", "state", "trials", "best"], rows) if rows else "<p>There is none yet.</p>"
+    body += (
+        _table(["experiment", "state", "trials", "best of all reports"], rows)
+        if rows
+        else "<p>There is none yet.</p>"
+    )
     body += "".join(f'<p class="ERROR">{escape(problem)}</p>' for problem in problems)
     return _page("Experiments", body)
 
@@ -99,7 +110,7 @@ def experiment(seen: View, curves: Sequence[Curve], wish: Wish, token: str) -> s
     if (left := seen.overview.remaining_s) is not None:
         tiles.append((_duration(left), "left, about"))
     if best is not None:
-        tiles.append((f"{best.best:.6g}", f"best {seen.overview.metric}, of {best.trial_id}"))
+        tiles.append((f"{best.best:.6g}", f"best {seen.overview.metric} of all reports, by {best.trial_id}"))
     stop = _stop_form("stop", token, "Stop the experiment") if seen.overview.owner is not None else ""
     body = [
         f'<p><a href="../">Experiments</a></p><h1>{escape(seen.name)}</h1>',
@@ -160,7 +171,7 @@ def columns(seen: View) -> dict[str, Callable[[TrialRow], Any]]:
         shown[f"last {seen.overview.metric}"] = lambda row: row.last
         shown[f"best {seen.overview.metric}"] = lambda row: row.best
     for name in dict.fromkeys(name for row in seen.rows for name in row.config):
-        shown[name] = lambda row, name=name: row.config.get(name)  # type: ignore[misc]
+        shown[f"config/{name}" if name in shown else name] = lambda row, name=name: row.config.get(name)  # type: ignore[misc]
     return shown
 
 

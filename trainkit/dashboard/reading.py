@@ -5,6 +5,7 @@ What grows with the number of reports is left to SQLite, so that thousands of tr
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -142,5 +143,8 @@ def experiments(root: Path) -> Iterator[Path]:
     if (root / FILENAME).exists():
         yield root
         return
-    found = [path.parent for path in root.glob(f"*/{FILENAME}")]
-    yield from sorted(found, key=lambda folder: (folder / FILENAME).stat().st_mtime, reverse=True)
+    found = {}
+    for path in root.glob(f"*/{FILENAME}"):
+        with contextlib.suppress(FileNotFoundError):  # removed since it was listed
+            found[path.parent] = path.stat().st_mtime
+    yield from sorted(found, key=found.__getitem__, reverse=True)

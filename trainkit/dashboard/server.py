@@ -22,7 +22,6 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict
 from http import HTTPStatus
-from http.cookies import SimpleCookie
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import resources
 from pathlib import Path
@@ -62,6 +61,11 @@ class Dashboard(ThreadingHTTPServer):
 
     daemon_threads = True
 
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Tell of what went wrong, unless whoever asked has merely gone."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
+
     def __init__(self, root: Path, port: int = 0) -> None:
         if not root.is_dir():
             raise DashboardError(
@@ -71,10 +75,9 @@ class Dashboard(ThreadingHTTPServer):
         self.token = secrets.token_urlsafe(24)
         try:
             super().__init__(("127.0.0.1", port), _Handler)
-        except OSError as error:
-            raise DashboardError(
-                f"port {port} cannot be used: {error.strerror}; name another --port"
-            ) from error
+        except (OSError, OverflowError) as error:
+            why = getattr(error, "strerror", None) or str(error).rstrip(".")
+            raise DashboardError(f"port {port} cannot be used: {why}; name another --port") from error
 
     @property
     def address(self) -> str:
@@ -96,15 +99,22 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:  # the name that the server calls
         self._answer(self._get)
 
+    do_HEAD = do_GET
+
     def do_POST(self) -> None:
         self._answer(self._post)
 
     # --- who may ask, and what becomes of errors --------------------------------------------------
 
     def _answer(self, method: Any) -> None:
-        url = urlsplit(self.path)
+        is_api = self.path.startswith("/api/")
+        try:
+            url = urlsplit(self.path)
+        except ValueError as error:
+            self.close_connection = True
+            self._fail(HTTPStatus.BAD_REQUEST, str(error), is_api)
+            return
         query = dict(parse_qsl(url.query))
-        is_api = url.path.startswith("/api/")
         form = self._form()
         try:
             if url.path == "/style.css":
@@ -121,12 +131,10 @@ class _Handler(BaseHTTPRequestHandler):
             self._fail(HTTPStatus.NOT_FOUND, str(error), is_api)
         except TrainkitError as error:
             self._fail(HTTPStatus.CONFLICT, str(error), is_api)
-        except BrokenPipeError:  # whoever asked has gone
-            self.close_connection = True
 
     def _form(self) -> dict[str, str]:
         length = self.headers.get("Content-Length", "0")
-        if not length.isdigit() or int(length) > MAX_BODY:
+        if not re.fullmatch("[0-9]{1,9}", length) or int(length) > MAX_BODY:
             self.close_connection = True  # what is not read would be taken for the next request
             return {}
         return dict(parse_qsl(self.rfile.read(int(length)).decode(errors="replace")))
@@ -137,9 +145,10 @@ class _Handler(BaseHTTPRequestHandler):
         if host not in ("127.0.0.1", "localhost"):
             return False
         shown = [self.headers.get("Authorization", "").removeprefix("Bearer ")]
-        if self.command == "GET":
-            cookie = SimpleCookie(self.headers.get("Cookie", "")).get(self._cookie)
-            shown += [query.get("token", ""), cookie.value if cookie else ""]
+        if self.command in ("GET", "HEAD"):
+            # By hand: http.cookies gives up at an odd cookie of another program on this machine.
+            pairs = [pair.strip().partition("=") for pair in self.headers.get("Cookie", "").split(";")]
+            shown += [query.get("token", ""), *(value for name, _, value in pairs if name == self._cookie)]
         else:
             shown.append(form.get("token", ""))
         return any(hmac.compare_digest(each.encode(), self.server.token.encode()) for each in shown)
@@ -265,7 +274,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(data)))
         self.send_header("Cache-Control", "no-store")
         self.end_headers()
-        self.wfile.write(data)
+        if self.command != "HEAD":
+            self.wfile.write(data)
 
     def log_message(self, format: str, *args: Any) -> None:
         """Say only what failed; a page that refreshes itself would fill the terminal."""

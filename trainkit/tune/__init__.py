@@ -46,6 +46,7 @@ if TYPE_CHECKING:
         SyncConfig,
         TuneConfig,
     )
+    from trainkit.tune.error import TuneError
     from trainkit.tune.placement import PlacementGroupFactory, with_parameters, with_resources
     from trainkit.tune.registry import register_env, register_trainable
     from trainkit.tune.result import Result
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
     from trainkit.tune.schedulers.create import create_scheduler
     from trainkit.tune.search.create import create_searcher
     from trainkit.tune.session import (
+        TuneContext,
         checkpoint_dir,
         get_checkpoint,
         get_context,
@@ -116,6 +118,7 @@ _HOMES = {
         "SyncConfig",
         "TuneConfig",
     ),
+    "error": ("TuneError",),
     "placement": (
         "PlacementGroupFactory",
         "with_parameters",
@@ -136,6 +139,7 @@ _HOMES = {
     "schedulers.create": ("create_scheduler",),
     "search.create": ("create_searcher",),
     "session": (
+        "TuneContext",
         "checkpoint_dir",
         "get_checkpoint",
         "get_context",
@@ -220,6 +224,8 @@ __all__ = [
     "Trainable",
     "TrialPlateauStopper",
     "TuneConfig",
+    "TuneContext",
+    "TuneError",
     "Tuner",
     "callbacks",
     "checkpoint_dir",

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import numbers
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from trainkit.errors import ConfigError
 
@@ -23,6 +25,18 @@ def require_kind(name: str, value: object, kind: type, example: str) -> None:
     """Raise ConfigError unless `value` is None or an object of `kind`."""
     right = value is None or (isinstance(value, kind) and not isinstance(value, type))
     require(right, f"{name}={value!r} is not a {kind.__name__}; give for example {example}")
+
+
+def checked_points(points: Any) -> list[dict[str, Any]]:
+    """Return `points_to_evaluate`, or None, as a list; raise ConfigError unless of dictionaries."""
+    if points is None:
+        return []
+    listed = list(points) if isinstance(points, Iterable) else [points]
+    require(
+        all(isinstance(point, Mapping) for point in listed),
+        f"points_to_evaluate={points!r}: give a list of dictionaries",
+    )
+    return [dict(point) for point in listed]
 
 
 def is_whole(value: object) -> bool:

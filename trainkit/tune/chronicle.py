@@ -34,9 +34,10 @@ class ChronicleReader(ExperimentReader):
         ended: list[float] = []
         begun: dict[str, float] = {}
         for trial_id, started, end in self._rows(
-            "SELECT a.trial_id, max(a.started), (SELECT max(e.time) FROM events e "
-            "WHERE e.trial_id = a.trial_id AND e.kind IN ('TERMINATED', 'ERROR')) "
-            "FROM attempts a GROUP BY a.trial_id"
+            "SELECT a.trial_id, a.started, e.ended FROM "
+            "(SELECT trial_id, max(started) AS started FROM attempts GROUP BY trial_id) a LEFT JOIN "
+            "(SELECT trial_id, max(time) AS ended FROM events WHERE kind IN ('TERMINATED', 'ERROR') "
+            "GROUP BY trial_id) e USING (trial_id)"
         ):
             if end is None or end < started:
                 begun[trial_id] = started

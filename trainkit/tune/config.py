@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Literal, cast
@@ -99,6 +99,9 @@ class TuneConfig:
             self.seed is None or (is_whole(self.seed) and self.seed >= 0),
             f"seed={self.seed!r}: give a whole number of 0 or more",
         )
+        for name in ("reuse_actors", "allow_duplicates"):
+            value = getattr(self, name)
+            require(value in (True, False, None), f"{name}={value!r} is neither True nor False")
         for name in ("num_samples", "max_concurrent_trials", "seed"):  # NumPy's integers as Python's
             value = getattr(self, name)
             object.__setattr__(self, name, None if value is None else int(value))
@@ -182,8 +185,13 @@ class RunConfig:
             )
         log_files(self.log_to_file)
         self._check_stop()
-        object.__setattr__(self, "callbacks", tuple(self.callbacks or ()))
-        object.__setattr__(self, "default_loggers", tuple(self.default_loggers or ()))
+        for name, example in (("callbacks", "[tune.Callback()]"), ("default_loggers", "['json']")):
+            value = getattr(self, name) or ()
+            require(
+                isinstance(value, Iterable) and not isinstance(value, str),
+                f"{name}={value!r}: give a list, such as {example}",
+            )
+            object.__setattr__(self, name, tuple(value))
         require(
             set(self.default_loggers) <= set(DEFAULT_LOGGERS),
             f"default_loggers={self.default_loggers!r}: give some of {DEFAULT_LOGGERS}, or () for none",

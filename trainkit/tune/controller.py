@@ -12,8 +12,8 @@ A trial's way:    PENDING -- Start --> starting -- Started --> running -- Report
 
 from __future__ import annotations
 
-import traceback
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from trainkit.tune import events as ev
@@ -31,7 +31,7 @@ from trainkit.tune.stopping import StopRules
 from trainkit.tune.suggesting import TrialSource
 from trainkit.tune.trial import Failure, Trial, TrialStatus
 from trainkit.tune.turns import Turns
-from trainkit.tune.upkeep import drop_checkpoints, keep_checkpoint, set_status
+from trainkit.tune.upkeep import drop_checkpoints, keep_checkpoint, note_problem, set_status
 
 
 class Controller:
@@ -64,7 +64,7 @@ class Controller:
         self.trials: list[Trial] = list(trials)
         self.ledger = ledger
         self.error: Exception | None = None
-        """Why no trial can be started any more, for `fit` to raise once those that ran have ended."""
+        """What searcher, scheduler or stopper raised, for `fit` to raise once those that ran have ended."""
         self.pace = Pace(plan.max_iteration)
         self._plan = plan
         self._source = source
@@ -78,7 +78,7 @@ class Controller:
         self._live: dict[str, Live] = {}
         self._failed = sum(trial.status is TrialStatus.ERROR for trial in self.trials)
         self._step = ev.Step()
-        self._has_more = False
+        self._more_by = math.inf
         self._handlers = {
             ev.Started: self._on_started,
             ev.Reported: self._on_reported,
@@ -138,9 +138,8 @@ class Controller:
     @property
     def deadline(self) -> float:
         """When to send a Tick at the latest; infinity: only events matter."""
-        if self._has_more:
-            return 0.0
-        return min([self._endings.deadline, *(live.limit for live in self._live.values())])
+        limits = [live.limit for live in self._live.values()]
+        return min(self._more_by, self._endings.deadline, *limits)
 
     def remaining_s(self, time: float) -> float | None:
         """How many seconds the experiment will take yet, so far as that can be said; None: it can't."""
@@ -161,15 +160,12 @@ class Controller:
 
     def _fill(self, time: float) -> None:
         """Start trials while there are some and they fit; the first that doesn't keeps its place."""
-        self._has_more = False
-        try:
+        self._more_by = math.inf
+        with self._ending_on_errors(time):
             for _ in range(MOST_AT_ONCE):
                 if self.ended_by is not None or not self._start_next(time):
                     return
-            self._has_more = True
-        except Exception as error:  # of the searcher or the scheduler: what has happened is still recorded
-            self.error = error
-            self._end(BROKEN, time)
+            self._more_by = time
 
     def _start_next(self, time: float) -> bool:
         running = [live.trial for live in self._live.values()]
@@ -207,8 +203,7 @@ class Controller:
             trial.request = self._source.request(trial)
             self.ledger.require_feasible(trial.request, what=f"trial {trial.name}")
         except Exception as error:
-            failure = Failure(type(error).__name__, str(error), traceback.format_exc(), retry=False)
-            self._fail(trial, failure, time)
+            self._fail(trial, Failure.raised(error), time)
             return False
         return True
 
@@ -229,17 +224,20 @@ class Controller:
         if origin is None:
             raise RuntimeError(f"trial {trial.trial_id} reported before it was started")
         result = full_result(event.metrics, origin, done=event.done)
-        trial.iteration = event.iteration
-        trial.last_result = result
+        trial.iteration, trial.last_result = event.iteration, result
         self._step.records.append(
             ev.ResultAdded(trial, trial.attempt, event.iteration, event.time, event.metrics, result)
         )
         if event.checkpoint is not None:
             keep_checkpoint(self._step, self._plan.checkpoints, trial, event.checkpoint, trial.iteration)
-        self._note_problem(trial, event.problem, event.time)
-        self._proposals.on_trial_result(trial.trial_id, result)
+        note_problem(self._step, trial, event.time, event.problem)
+        with self._ending_on_errors(event.time):
+            self._proposals.on_trial_result(trial.trial_id, result)
         # What is decided on this very report goes before an end that was asked of all trials.
-        live.outcome = self._judged(live, result) or (FINISHED if event.done else live.outcome)
+        decided: Outcome | None = None
+        with self._ending_on_errors(event.time):
+            decided = self._judged(live, result)
+        live.outcome = decided or (FINISHED if event.done else live.outcome)
         self._ask_for_an_end(event.time)
         result["done"] = live.outcome is not None
         if event.done:
@@ -272,17 +270,12 @@ class Controller:
     def _on_finished(self, live: Live, event: ev.Finished) -> None:
         if event.checkpoint is not None:
             keep_checkpoint(self._step, self._plan.checkpoints, live.trial, event.checkpoint, event.iteration)
-        self._note_problem(live.trial, event.problem, event.time)
+        note_problem(self._step, live.trial, event.time, event.problem)
         live.outcome = live.outcome or FINISHED
         self._finish(live, event.time)
 
     def _on_failed(self, live: Live, event: ev.Failed) -> None:
         self._fail(live.trial, event.failure, event.time)
-
-    def _note_problem(self, trial: Trial, problem: str, time: float) -> None:
-        """What a clean-up raised: worth keeping, but the trial's outcome is settled."""
-        if problem:
-            self._step.records.append(ev.Noted(time, "cleanup", problem, trial.trial_id))
 
     # --- ends of a trial --------------------------------------------------------------------------
 
@@ -307,8 +300,9 @@ class Controller:
         self.pace.ended(trial.trial_id)
         set_status(self._step, trial, time, TrialStatus.TERMINATED, reason)
         drop_checkpoints(self._step, self._plan.checkpoints, trial, running=False)
-        self._scheduler.on_trial_complete(trial.trial_id)
-        self._proposals.on_trial_complete(trial.trial_id, trial.last_result or None)
+        with self._ending_on_errors(time):
+            self._scheduler.on_trial_complete(trial.trial_id)
+            self._proposals.on_trial_complete(trial.trial_id, trial.last_result or None)
 
     def _fail(self, trial: Trial, failure: Failure, time: float) -> None:
         self._let_go(trial, time)
@@ -322,8 +316,9 @@ class Controller:
         reason = f"{follows.kind}: {follows.message}"[:200]
         set_status(self._step, trial, time, TrialStatus.ERROR, reason, follows)
         drop_checkpoints(self._step, self._plan.checkpoints, trial, running=False)
-        self._scheduler.on_trial_error(trial.trial_id)
-        self._proposals.on_trial_complete(trial.trial_id, trial.last_result or None, error=True)
+        with self._ending_on_errors(time):
+            self._scheduler.on_trial_error(trial.trial_id)
+            self._proposals.on_trial_complete(trial.trial_id, trial.last_result or None, error=True)
         if self._plan.failure.fail_fast:
             self._end(FAIL_FAST, time)
         self._failed += 1
@@ -354,8 +349,8 @@ class Controller:
         for live in [live for live in self._live.values() if now >= live.limit]:
             self._step.actions.append(ev.Kill(live.trial.trial_id))
             if live.outcome is None:
-                limit_s = self._plan.trial_timeout_s or 0.0
-                self._fail(live.trial, Failure(TIMEOUT, timeout_words(limit_s)), now)
+                words = timeout_words(self._plan.trial_timeout_s or 0.0)
+                self._fail(live.trial, Failure(TIMEOUT, words), now)
                 continue
             status, reason = live.outcome
             live.outcome = status, f"{reason}; killed, as it did not end in time"
@@ -377,12 +372,18 @@ class Controller:
     def _ask_for_an_end(self, time: float) -> None:
         if self.ended_by is not None:
             return
+        with self._ending_on_errors(time):
+            if (ending := self._endings.due(time)) is not None:
+                self._end(ending, time)
+
+    @contextmanager
+    def _ending_on_errors(self, time: float) -> Iterator[None]:
+        """End the experiment where searcher, scheduler or stopper raise; what has happened is recorded."""
         try:
-            ending = self._endings.due(time)
-        except Exception as error:  # of the user's stopper: what has happened is still recorded
-            self.error, ending = error, BROKEN
-        if ending is not None:
-            self._end(ending, time)
+            yield
+        except Exception as error:
+            self.error = self.error or error
+            self._end(BROKEN, time)
 
     def _end(self, ending: Ending, time: float) -> None:
         """Stop every trial at its next report, and start no other."""

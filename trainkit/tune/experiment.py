@@ -283,7 +283,9 @@ class Experiment:
             resources=ledger.existing,
             past=lambda: [(by_id[trial_id], each) for trial_id, each in reader.past().items() if by_id],
         )
-        store.set_fact("total_samples", self._searcher.total_samples)  # for who looks at it from outside
+        # For who looks at it from outside: a searcher or scheduler may say what these are.
+        store.set_fact("total_samples", self._searcher.total_samples)
+        store.set_fact("objective", [self.metric, self.mode])
         loop = ExperimentLoop(
             controller,
             executor,
@@ -326,6 +328,14 @@ class Experiment:
             space_since=self._space_since,
             checkpoints=self._run.checkpoint_config,
         )
+        if self._proposals.corrected:
+            logger.warning(
+                "%s suggests something else than before for %d of %d trials, as one does that is another, or "
+                "draws without a seed: their results it learns from as far as it can take them",
+                self._proposals.name,
+                self._proposals.corrected,
+                len(restored.trials),
+            )
         if self._changes:
             self._facts["space_since"] = len(restored.trials)
             restored.records.append(ev.Noted(now, "space changed", "; ".join(self._changes)))

@@ -44,8 +44,8 @@ class Hyperparameter:
             listed = self.domain.categories
         elif isinstance(self.domain, GridSearch):
             listed = self.domain.values
-        # By type too, as True equals 1.
-        every = [*map(_leaf, listed), *self.values.values()]
+        # What has domains of its own is found under further names. By type too, as True equals 1.
+        every = [*(_leaf(each) for each in listed if not _holds_domain(each)), *self.values.values()]
         return list({(type(value), repr(value)): value for value in every}.values())
 
     @cached_property

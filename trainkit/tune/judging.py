@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -45,7 +44,7 @@ class Judge:
             return Failure("MetricError", str(error), retry=False)
         except Exception as error:  # of the user's stop function, or stopper
             message = f"{error} (raised by what RunConfig(stop=...) was given)"
-            return Failure(type(error).__name__, message, traceback.format_exc(), retry=False)
+            return Failure.raised(error, message)
         if reached is not None:
             return Decision(Verdict.STOP, {**decision.reason, **reached})
         return decision

@@ -12,6 +12,9 @@ from trainkit.tune.trial import Trial
 MAX_OWN_DIRNAME = 120
 """Bytes of a folder's name that a user's function makes; longer ones are cut."""
 
+_OURS = "experiment."
+"""What the names of the experiment's own files begin with."""
+
 
 class Namer:
     """Names trials as TuneConfig asks for.
@@ -51,12 +54,15 @@ def own_dirname(asked: str, trial_id: str, taken: Iterable[str]) -> str:
     """Return `asked` as the name of a folder: inside the experiment's, of fair length, and nobody else's.
 
     What is neither a letter, a digit, nor one of `-_.=,+@` becomes `_`; where that leaves nothing, or the
-    name is taken already, the trial's id is put to it.
+    name is taken already, the trial's id is put to it. A name that begins as the experiment's own files do
+    gets `trial_` before it.
     """
     plain = re.sub(r"[^\w.=,+@-]+", "_", asked).strip(".")
     cut = plain.encode()[:MAX_OWN_DIRNAME].decode(errors="ignore")
     if not cut.strip("_"):
         return f"trial_{trial_id}"
+    if cut.casefold().startswith(_OURS):
+        cut = f"trial_{cut}"
     return cut if cut.casefold() not in taken else f"{cut}_{trial_id}"
 
 

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from trainkit.tune import events as ev
-from trainkit.tune.checks import is_number
+from trainkit.tune.checks import is_finite
 from trainkit.tune.chronicle import ChronicleReader, Event
 from trainkit.tune.estimate import Running, remaining_s
 from trainkit.tune.ownership import owner_of
+from trainkit.tune.reading import metric_and_mode
 from trainkit.tune.schedulers.base import score_of
 from trainkit.tune.trial import Trial, TrialStatus
 from trainkit.tune.values import lookup
@@ -55,6 +56,7 @@ class Overview:
             facts, trials = reader.facts(), reader.trials()
             events, (ended, begun) = reader.events(), reader.lengths()
         total = facts.get("total_samples")
+        metric, mode = metric_and_mode(facts)
         running = [
             Running(now - begun[trial.trial_id])
             for trial in trials
@@ -66,8 +68,8 @@ class Overview:
             folder=folder,
             owner=owner,
             created=facts["created"],
-            metric=facts["tune_config"]["metric"],
-            mode=facts["tune_config"]["mode"],
+            metric=metric,
+            mode=mode,
             total=total,
             trials=trials,
             ending="" if owner is not None else _ending(events),
@@ -89,12 +91,12 @@ class Overview:
 
     @property
     def best(self) -> tuple[Trial, Any] | None:
-        """The trial whose last report is best, with its value; None without a metric or a report."""
+        """The trial whose last report is best, with its value; None without a metric or a finite one."""
         values = {
             trial.trial_id: lookup(trial.last_result, self.metric) if self.metric else None
             for trial in self.trials
         }
-        rated = [trial for trial in self.trials if is_number(values[trial.trial_id])]
+        rated = [trial for trial in self.trials if is_finite(values[trial.trial_id])]
         if not rated:
             return None
         best = max(rated, key=lambda trial: score_of(values[trial.trial_id], self.mode))

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
-from typing import cast
+from collections.abc import Callable, Sequence
+from typing import TypeVar, cast
 
 from trainkit import settings
+from trainkit.errors import ConfigError
 from trainkit.tune.callbacks.base import Callback
 from trainkit.tune.callbacks.console import ConsoleCallback
 from trainkit.tune.callbacks.csv_logger import CSVLoggerCallback
@@ -24,6 +25,8 @@ from trainkit.tune.seeds import scheduler_generator
 from trainkit.tune.stopping import StopRules
 from trainkit.tune.variants import Space
 
+Part = TypeVar("Part")
+
 
 def make_searcher(tune: TuneConfig, space: Space, seed: int, *, rehearsal: bool = False) -> Searcher:
     """Return the searcher, ready for its first suggestion.
@@ -33,7 +36,7 @@ def make_searcher(tune: TuneConfig, space: Space, seed: int, *, rehearsal: bool 
     With `rehearsal` it leaves no trace outside itself, such as in a database that the user's searcher is at.
     """
     given = cast("Searcher | None", tune.search_alg) or BasicVariantGenerator()
-    searcher = given.rehearsal() if rehearsal else copy.deepcopy(given)
+    searcher = _copied("search_alg", given, given.rehearsal if rehearsal else lambda: copy.deepcopy(given))
     searcher.begin(space, metric=tune.metric, mode=tune.mode, num_samples=tune.num_samples, seed=seed)
     return searcher
 
@@ -45,9 +48,21 @@ def make_proposals(tune: TuneConfig, space: Space, searcher: Searcher, seed: int
 
 def make_scheduler(tune: TuneConfig, seed: int) -> TrialScheduler:
     """Return the scheduler, a copy too."""
-    scheduler = copy.deepcopy(cast("TrialScheduler | None", tune.scheduler)) or FIFOScheduler()
+    given = cast("TrialScheduler | None", tune.scheduler) or FIFOScheduler()
+    scheduler = _copied("scheduler", given, lambda: copy.deepcopy(given))
     scheduler.set_search_properties(tune.metric, tune.mode, scheduler_generator(seed))
     return scheduler
+
+
+def _copied(name: str, given: object, copy_it: Callable[[], Part]) -> Part:
+    try:
+        return copy_it()
+    except Exception as error:
+        raise ConfigError(
+            f"{name}={type(given).__name__} can't be copied, and every experiment has a copy of its own: "
+            f"{type(error).__name__}: {error}. Make what holds a lock, a file or a connection when it is "
+            "first used, or define __deepcopy__"
+        ) from error
 
 
 def make_plan(tune: TuneConfig, run: RunConfig, metric: str | None) -> Plan:

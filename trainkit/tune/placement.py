@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import functools
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -10,6 +11,7 @@ from trainkit.errors import ConfigError
 from trainkit.resources import normalize, total
 from trainkit.runtime import api
 from trainkit.runtime.placement_group import PlacementGroup
+from trainkit.tune.domains.leaves import name_of
 from trainkit.tune.registry import get_trainable_cls
 
 
@@ -154,6 +156,11 @@ class Bound:
         """
         if isinstance(trainable, str):
             return replace(cls.of(get_trainable_cls(trainable)), label=trainable)
+        if isinstance(trainable, functools.partial) and isinstance(trainable.func, Bound):
+            bound, given = trainable.func, trainable.keywords
+            parameters = {name: value for name, value in bound.parameters.items() if name not in given}
+            inner = functools.partial(bound.trainable, *trainable.args, **given)
+            return replace(bound, trainable=inner, parameters=parameters)
         return trainable if isinstance(trainable, Bound) else cls(trainable)
 
     @property
@@ -170,16 +177,19 @@ class Bound:
         """What a trial with this configuration reserves.
 
         Raises:
-            ConfigError: what was asked for has no known form.
+            ConfigError: what was asked for has no known form, or the function that says it raised.
         """
         resources = self.resources
         if resources is None:
-            own: Callable[[dict[str, Any]], Any] | None = getattr(
-                self.trainable, "default_resource_request", None
-            )
-            resources = own(config) if own is not None else None
-        elif callable(resources):
-            resources = resources(config)
+            resources = getattr(self.trainable, "default_resource_request", None)
+        if callable(resources):
+            try:
+                resources = resources(config)
+            except Exception as error:
+                raise ConfigError(
+                    f"what a trial of {self.name} reserves is not known: {name_of(resources)} raised "
+                    f"{type(error).__name__}: {error}, for the configuration {config!r}"
+                ) from error
         return DEFAULT_REQUEST if resources is None else as_request(resources)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

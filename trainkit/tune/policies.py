@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, ClassVar, Literal
 
-from trainkit.tune.checks import is_finite, is_whole, require, require_mode
+from trainkit.tune.checks import is_finite, is_name, is_whole, require
 
 OutOfMemory = Literal["retry_alone"] | Callable[[dict[str, Any]], dict[str, Any] | None]
 """'retry_alone', or a function from the configuration to the one to try instead; None gives up."""
@@ -87,7 +87,17 @@ class CheckpointConfig:
             keep is None or (is_whole(keep) and keep >= 1),
             f"num_to_keep={keep!r}: give 1 or more, or None to keep all",
         )
-        require_mode(self.checkpoint_score_order, "checkpoint_score_order")
+        score = self.checkpoint_score_attribute
+        require(
+            score is None or is_name(score),
+            f"checkpoint_score_attribute={score!r}: give the name of a reported value",
+        )
+        order = self.checkpoint_score_order
+        require(order in ("min", "max"), f"checkpoint_score_order={order!r} is neither 'min' nor 'max'")
+        at_end = self.checkpoint_at_end
+        require(
+            at_end in (True, False, None), f"checkpoint_at_end={at_end!r} is none of True, False and None"
+        )
         require(
             is_whole(self.checkpoint_frequency) and self.checkpoint_frequency >= 0,
             f"checkpoint_frequency={self.checkpoint_frequency!r}: give a number of iterations, or 0",

@@ -20,6 +20,7 @@ from trainkit.tune.search.base import Searcher
 from trainkit.tune.seeds import suggestion_generator
 from trainkit.tune.spaces.computed import compute
 from trainkit.tune.spaces.tree import in_config
+from trainkit.tune.values import encode_config, holds_opaque
 from trainkit.tune.variants import Space
 
 TRIES = 20
@@ -56,6 +57,8 @@ class Proposals:
         self._results: dict[str, dict[str, Any] | None] = {}
         self._unknown: set[str] = set()
         """Trials that a restore could not get the searcher to suggest again."""
+        self.corrected = 0
+        """Trials for which the searcher suggested something else in a restore than before."""
         self._gave_up = False
         self.reason = ""
         """Why there are fewer trials than asked for, once there are no more."""
@@ -99,7 +102,7 @@ class Proposals:
             known = self._first.get(fingerprint(config)) if drawn and not self._allow_duplicates else None
             if rule is None and known is None:
                 return self._accept(trial_id, config)
-            self._searcher.on_rejected(trial_id, self._results.get(known or ""))
+            self._tell("on_rejected", trial_id, self._results.get(known or ""))
             rejected += 1
             if rejected < (TRIES if self._searcher.whole else PATIENCE):
                 continue
@@ -139,23 +142,52 @@ class Proposals:
             return self._accept(trial_id, stored)
         if isinstance(proposed, str):
             return None
-        if not self._allow_duplicates:  # whatever a searcher of no fixed mind says now, this was tried
-            self._first.setdefault(fingerprint(stored), trial_id)
-        return proposed
+        # What text can't hold is told by no more than its name.
+        if holds_opaque(stored) or encode_config(proposed) == encode_config(stored):
+            return proposed
+        return self._corrected(trial_id, stored, proposed)
+
+    def _corrected(self, trial_id: str, stored: dict[str, Any], proposed: dict[str, Any]) -> dict[str, Any]:
+        """It suggests something else, being another searcher or without a seed: let it not mix them up."""
+        self.corrected += 1
+        if self._searcher.is_drawn(trial_id):
+            self._tell("on_rejected", trial_id, None)
+            if not self._searcher.take(trial_id, stored):
+                self._unknown.add(trial_id)
+        if self._first.get(fingerprint(proposed)) == trial_id:
+            del self._first[fingerprint(proposed)]
+        self._proposed -= 1  # the same one
+        return self._accept(trial_id, stored)
 
     def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
-        """A trial has reported."""
+        """A trial has reported.
+
+        Raises:
+            ConfigError: the searcher raised.
+        """
         if trial_id not in self._unknown:
-            self._searcher.on_trial_result(trial_id, result)
+            self._tell("on_trial_result", trial_id, result)
 
     def on_trial_complete(
         self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False
     ) -> None:
-        """A trial has ended with this last report, or has failed for good."""
+        """A trial has ended with this last report, or has failed for good.
+
+        Raises:
+            ConfigError: the searcher raised.
+        """
         again = trial_id in self._results
         self._results[trial_id] = None if error else result
         if trial_id not in self._unknown and (not again or self.hears_again):
-            self._searcher.on_trial_complete(trial_id, result, error)
+            self._tell("on_trial_complete", trial_id, result, error)
+
+    def _tell(self, verb: str, trial_id: str, *news: Any) -> None:
+        try:
+            getattr(self._searcher, verb)(trial_id, *news)
+        except Exception as error:
+            raise ConfigError(
+                f"{self.name}.{verb}() raised {type(error).__name__}, told of trial {trial_id}: {error}"
+            ) from error
 
     # --- a suggestion -----------------------------------------------------------------------------
 

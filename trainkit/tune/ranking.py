@@ -53,7 +53,9 @@ def trial_score(
     if not values:
         return None
     scores = [-value if mode == "min" else value for value in values]
-    score = max(scores) if scope == "all" else sum(scores) / len(scores)
+    if scope == "all":
+        return max(-math.inf if math.isnan(score) else score for score in scores)
+    score = sum(scores) / len(scores)
     return -math.inf if math.isnan(score) else score
 
 

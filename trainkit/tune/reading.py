@@ -93,10 +93,7 @@ def trial_folder(path: str | os.PathLike[str], filesystem: Any = None) -> Path:
 
 
 def metric_and_mode(facts: Mapping[str, Any]) -> tuple[str | None, str | None]:
-    """What "best" meant when the experiment was started; a scheduler may have said it."""
+    """What "best" means in the experiment with these facts; None where it hasn't said."""
     settings = facts["tune_config"]
-    scheduler = (settings.get("scheduler") or {}).get("arguments") or {}
-    return (
-        settings.get("metric") or scheduler.get("metric"),
-        settings.get("mode") or scheduler.get("mode"),
-    )
+    metric, mode = facts.get("objective", (settings["metric"], settings["mode"]))
+    return metric, mode

@@ -25,7 +25,7 @@ class TrialStopped(BaseException):
     """
 
 
-class TrialContext:
+class TuneContext:
     """Who this trial is."""
 
     def __init__(self, spec: TrialSpec) -> None:
@@ -85,18 +85,25 @@ class Session:
     """
 
     def __init__(self, spec: TrialSpec, hand_over: Callable[[Progress], None]) -> None:
-        self.context = TrialContext(spec)
+        self.context = TuneContext(spec)
         self.stopping = False
         self.checkpoint = Checkpoint(spec.checkpoint) if spec.checkpoint is not None else None
         self.meter = Meter(spec)
         self._trial_dir = spec.trial_dir
         self._next_checkpoint = spec.next_checkpoint
         self._hand_over = hand_over
+        self._process = os.getpid()
         self._thread = threading.get_ident()
         self._written: str | None = None  # by `checkpoint_dir`, for the next report
 
     def report(self, metrics: Mapping[str, Any], checkpoint: Checkpoint | None) -> None:
         """Hand a report over; return once it is committed and the trial may go on."""
+        if os.getpid() != self._process:
+            raise TuneError(
+                f"tune.report() was called in process {os.getpid()}, which the trial's, {self._process}, has "
+                "forked; call it in the trial's own, and pass values there, such as through a "
+                "multiprocessing.Queue"
+            )
         if threading.get_ident() != self._thread or _active.get() is not self:
             raise TuneError(
                 f"tune.report() was called from thread {threading.current_thread().name!r}; call it from the "
@@ -213,7 +220,7 @@ def get_checkpoint() -> Checkpoint | None:
     return current_session("get_checkpoint").checkpoint
 
 
-def get_context() -> TrialContext:
+def get_context() -> TuneContext:
     """Return who this trial is: its id, name, folder and resources."""
     return current_session("get_context").context
 

@@ -30,7 +30,7 @@ def result_text(result: Result) -> str:
 
 def result_html(result: Result) -> str:
     """The same as a table."""
-    return _table(["", html.escape(result.trial_id)], [[name, text] for name, text in _facts(result)])
+    return _table(["", result.trial_id], [[name, text] for name, text in _facts(result)])
 
 
 def grid_text(grid: ResultGrid) -> str:
@@ -118,7 +118,9 @@ def _rest(grid: ResultGrid) -> list[str]:
 
 
 def _short(value: Any) -> str:
-    text = "" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value)
+    text = (
+        "" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value).replace("\n", " ")
+    )
     return text if len(text) <= MAX_WIDTH else f"{text[: MAX_WIDTH - 3]}..."
 
 

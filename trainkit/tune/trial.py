@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -81,6 +82,12 @@ class Failure:
     traceback: str = ""
     retry: bool = True
     out_of_memory: bool = False
+
+    @classmethod
+    def raised(cls, error: Exception, message: str = "") -> Failure:
+        """By a function of the user's in this process, which would do so again; `message`: not its own."""
+        text = "".join(traceback.format_exception(error))
+        return cls(type(error).__name__, message or str(error), text, retry=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -326,6 +326,7 @@ class _Worker:
     def leave(self, code: int) -> None:
         """End the process in the order in which a Python program ends, then what it started."""
         self._calls.forget()
+        _run_threads_exitfuncs()
         for thread in threading.enumerate():
             if thread is not threading.current_thread() and not thread.daemon:
                 thread.join(_FLUSH_S)
@@ -336,3 +337,15 @@ class _Worker:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
+
+
+def _run_threads_exitfuncs() -> None:
+    """Have executors end their threads, as Python does before it waits for threads.
+
+    `concurrent.futures`, loky and their like register for it, and their threads wait for ever without.
+    """
+    for function in reversed(getattr(threading, "_threading_atexits", [])):
+        try:
+            function()
+        except Exception:
+            traceback.print_exc()

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from trainkit.resources import describe
 from trainkit.tune.callbacks.base import Callback
-from trainkit.tune.callbacks.outlets import Notebook, Outlet, Terminal, notebook_display, say
+from trainkit.tune.callbacks.outlets import Notebook, Outlet, Terminal, has_screen, notebook_display, say
 from trainkit.tune.callbacks.picture import picture_of
-from trainkit.tune.callbacks.standing import Standing, duration, number_words
+from trainkit.tune.callbacks.standing import Standing, duration, number_words, one_line
 from trainkit.tune.trial import Trial, TrialStatus
 from trainkit.tune.values import flatten, lookup
 
@@ -71,7 +70,7 @@ class ConsoleCallback(Callback):
         display = notebook_display()
         if display is not None:
             return Notebook(display)
-        return Terminal() if self._live_wanted or sys.stdout.isatty() else None
+        return Terminal() if self._live_wanted or has_screen() else None
 
     def on_trial_result(
         self, iteration: int, trials: Sequence[Trial], trial: Trial, result: Mapping[str, Any], **info: Any
@@ -105,6 +104,8 @@ class ConsoleCallback(Callback):
         elapsed = duration(info["time"] - self._standing.started)
         words = [f"{self._standing.counts()} in {elapsed}", self._standing.best_words()]
         say(". ".join(filter(None, [f"Ended early: {ending}" if ending else "", *words])))
+        if failed := self._standing.failed_words(self._path):
+            say(failed)
 
     def _summary(self, trials: Sequence[Trial], info: Mapping[str, Any]) -> None:
         """A line on all trials: with those on single ones, at most two a trial, however long they take."""
@@ -125,8 +126,10 @@ class ConsoleCallback(Callback):
         metric = self._standing.metric
         value = number_words(lookup(trial.last_result, metric)) if metric else ""
         shown = f" {metric}={value}" if value else ""
-        line = f"{trial.trial_id} {trial.status} after {trial.iteration} reports{shown}: {trial.reason}"
-        say(line[:MAX_WIDTH])
+        reports = f"{trial.iteration} report{'s' * (trial.iteration != 1)}"
+        why = next(iter(trial.reason.splitlines()), "")
+        line = f"{trial.trial_id} {trial.status} after {reports}{shown}: {why}"
+        say(one_line(line[:MAX_WIDTH]))
         if self._lines[trial.status] == MAX_LINES and self._verbose < 2:
             say(f"and so on: from here, a line on all trials every {SUMMARY_S:g} s")
 

@@ -42,7 +42,11 @@ class CSVLoggerCallback(LoggerCallback):
         self._columns.pop(trial.trial_id, None)
 
     def length(self, trial: Trial) -> int:
-        return max(0, self.lines(trial, FILENAME) - 1)
+        try:
+            data = (self.trial_dir(trial) / FILENAME).read_bytes()
+        except FileNotFoundError:
+            return 0
+        return max(0, _whole_rows(data) - 1)
 
     def rewrite(self, trial: Trial, results: Sequence[Mapping[str, Any]]) -> None:
         rows = list(map(flatten, results))
@@ -60,6 +64,17 @@ def _further_keys(columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> 
 
 def _cells(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> list[list[Any]]:
     return [[row.get(column, "") for column in columns] for row in rows]
+
+
+def _whole_rows(data: bytes) -> int:
+    """How many rows have an end; one may have ends of lines in its quoted cells too."""
+    if b'"' not in data:
+        return data.count(b"\n")
+    rows, quoted = 0, False
+    for line in data.splitlines(keepends=True):
+        quoted ^= line.count(b'"') % 2 == 1
+        rows += line.endswith(b"\n") and not quoted
+    return rows
 
 
 def _header(file: TextIO) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
@@ -75,7 +76,13 @@ def notebook_display() -> Callable[..., Any] | None:
     return found
 
 
+def has_screen() -> bool:
+    """Whether standard output is a terminal in which a block can be drawn anew."""
+    return sys.stdout.isatty() and os.environ.get("TERM", "").lower() not in ("dumb", "unknown")
+
+
 def say(line: str) -> None:
-    """Print a line, for whoever reads along."""
-    sys.stdout.write(f"{line}\n")
+    """Print a line, for whoever reads along; letters that the output can't hold are spelled out."""
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+    sys.stdout.write(f"{line}\n".encode(encoding, "backslashreplace").decode(encoding))
     sys.stdout.flush()

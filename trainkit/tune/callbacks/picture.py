@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import html
+import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from trainkit.resources import describe
-from trainkit.tune.callbacks.standing import Standing, duration, number_words
+from trainkit.tune.callbacks.standing import Standing, duration, number_words, one_line
 from trainkit.tune.trial import Trial
 from trainkit.tune.values import lookup
 
@@ -59,11 +61,16 @@ def picture_of(standing: Standing, info: Mapping[str, Any], path: str, ending: s
     ]
     if standing.best is not None:
         lines.append(f"{standing.best_words()}: {standing.best_config()}")
+    metric = standing.metric or ""
+    if metric in ("trial", "status", "iteration", "seconds", "why"):
+        metric += " "  # a column beside ours of that name
+    if ending and (failed := standing.failed_words(path)):
+        lines.append(failed)
     shown = standing.shown()
     more = standing.created - len(shown)
     return Picture(
         lines,
-        {"trial": 12, "status": 10, "iteration": 9, standing.metric or "": 11, "seconds": 7, "why": 12},
+        {"trial": 12, "status": 10, "iteration": 9, metric: 11, "seconds": 7, "why": 12},
         [_cells(trial, standing.metric) for trial in shown],
         below=f"and {more} more" if more else "",
         strong=4 if standing.best is not None else None,
@@ -79,7 +86,7 @@ def _cells(trial: Trial, metric: str | None) -> list[str]:
         str(trial.iteration or ""),
         number_words(lookup(result, metric)) if metric else "",
         f"{float(seconds):.1f}" if seconds else "",
-        trial.reason,
+        next(iter(trial.reason.splitlines()), ""),
     ]
 
 
@@ -90,12 +97,14 @@ def in_terminal(picture: Picture) -> RenderableType:
     from rich.text import Text
 
     table = Table(box=None, pad_edge=False, header_style="bold")
+    # Each text says itself that it is not wrapped: columns that do are not narrowed, but left out.
+    cell = partial(Text, no_wrap=True, overflow="ellipsis")
     for column, width in picture.columns.items():
-        table.add_column(Text(column), overflow="ellipsis", no_wrap=True, min_width=width)
+        table.add_column(cell(one_line(column)), min_width=width)
     for row in picture.rows:
-        table.add_row(*map(Text, row))
+        table.add_row(*map(cell, map(one_line, row)))
     lines = [
-        Text(line, style="bold" if place == picture.strong else "")
+        Text(one_line(line), style="bold" if place == picture.strong else "")
         for place, line in enumerate(picture.lines)
     ]
     return Group(*lines, table, *([Text(picture.below)] if picture.below else []))
@@ -120,12 +129,22 @@ def as_html(picture: Picture) -> str:
 
 def as_text(picture: Picture) -> str:
     """For where nothing else is understood: aligned columns."""
-    text = list(picture.lines)
+    text = list(map(one_line, picture.lines))
     if picture.rows:
-        table = [list(picture.columns), *picture.rows]
-        widths = [max(len(row[place]) for row in table) for place in range(len(picture.columns))]
+        table = [[*map(one_line, row)] for row in [list(picture.columns), *picture.rows]]
+        widths = [max(_places(row[place]) for row in table) for place in range(len(picture.columns))]
         text += [
-            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+            "  ".join(
+                cell + " " * (width - _places(cell)) for cell, width in zip(row, widths, strict=True)
+            ).rstrip()
             for row in table
         ]
     return "\n".join([*text, *([picture.below] if picture.below else [])])
+
+
+def _places(text: str) -> int:
+    """How many characters wide a terminal shows it."""
+    if text.isascii():
+        return len(text)
+    wide = sum(unicodedata.east_asian_width(letter) in "WF" for letter in text)
+    return len(text) + wide - sum(unicodedata.combining(letter) > 0 for letter in text)

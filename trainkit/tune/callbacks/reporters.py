@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -277,9 +278,7 @@ class JupyterNotebookReporter(TableReporter):
             return
         if self._output is None:
             if self._overwrite:
-                from IPython.display import clear_output
-
-                clear_output(wait=True)
+                importlib.import_module("IPython.display").clear_output(wait=True)
             self._output = Notebook(display)
         self._output.show(*pictures)
 

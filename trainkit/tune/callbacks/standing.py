@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -77,6 +78,13 @@ class Standing:
             or "no trial yet"
         )
 
+    def failed_words(self, path: str) -> str:
+        """How to see why the latest trial failed that did; '' where none has."""
+        if not self._failed:
+            return ""
+        latest = self._failed[-1].trial_id
+        return f"traceback of the latest that failed: trainkit why {shlex.quote(path)} {latest}"
+
     def shown(self) -> list[Trial]:
         """At most MAX_ROWS trials: those that run, then those that failed, then the latest; as suggested."""
         running = [trial for trial in self._open if trial.status is TrialStatus.RUNNING]
@@ -118,6 +126,11 @@ def config_words(config: Mapping[str, Any]) -> str:
 def number_words(value: Any) -> str:
     """A metric's value, short; '' where it is no number."""
     return f"{value:.6g}" if is_number(value) else ""
+
+
+def one_line(text: str) -> str:
+    """Ends of lines, and what else a terminal would obey, become spaces."""
+    return text if text.isprintable() else "".join(c if c.isprintable() else " " for c in text)
 
 
 def duration(seconds: float) -> str:

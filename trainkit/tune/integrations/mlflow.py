@@ -84,18 +84,21 @@ class MLflowLoggerCallback(TrackerCallback):
             else:
                 os.environ[_TOKEN] = self._token_before
 
-    def open_run(self, told: Told) -> None:
+    def open_run(self, told: Told) -> bool:
         run_id = _find_run(self._client, self._experiment_id, told.key)
-        if run_id is not None:
-            self._client.update_run(run_id, status="RUNNING")
-        else:
+        is_new = run_id is None
+        if run_id is None:
             tags = {**self._tags, "trial_name": told.name, TRIAL_TAG: told.key}
             run = self._client.create_run(self._experiment_id, tags=tags, run_name=told.name)
             run_id = str(run.info.run_id)
-            self._runs[told.trial_id] = run_id
-            if not self._params_at_end:
-                self._log_parameters(told)
+        else:
+            self._client.update_run(run_id, status="RUNNING")
         self._runs[told.trial_id] = run_id
+        return is_new
+
+    def describe_run(self, told: Told) -> None:
+        if not self._params_at_end:
+            self._log_parameters(told, self._runs[told.trial_id])
 
     def write(self, told: Told, results: Sequence[Mapping[str, Any]]) -> None:
         entities = importlib.import_module("mlflow.entities")
@@ -111,25 +114,23 @@ class MLflowLoggerCallback(TrackerCallback):
             )
 
     def close_run(self, told: Told, status: str) -> None:
-        run_id = self._runs[told.trial_id]
-        if status != "KILLED":
-            if self._params_at_end:
-                self._log_parameters(told)
-            if self._save_artifact:
+        run_id = self._runs.pop(told.trial_id)
+        try:
+            if status != "KILLED" and self._params_at_end:
+                self._log_parameters(told, run_id)
+            if status != "KILLED" and self._save_artifact:
                 self._client.log_artifacts(run_id, str(told.folder))
-        self._client.set_terminated(run_id, status=status)
-        del self._runs[told.trial_id]
+        finally:
+            self._client.set_terminated(run_id, status=status)
 
-    def _log_parameters(self, told: Told) -> None:
+    def _log_parameters(self, told: Told, run_id: str) -> None:
         entities = importlib.import_module("mlflow.entities")
         params = [
-            entities.Param(_safe_key(name), str(getattr(value, "__name__", value)))
-            for name, value in flatten(told.config).items()
+            entities.Param(key, str(getattr(value, "__name__", value)))
+            for key, value in _parameters(told.config).items()
         ]
         for start in range(0, len(params), _MAX_PARAMS):
-            self._client.log_batch(
-                self._runs[told.trial_id], params=params[start : start + _MAX_PARAMS], synchronous=True
-            )
+            self._client.log_batch(run_id, params=params[start : start + _MAX_PARAMS], synchronous=True)
 
 
 def setup_mlflow(
@@ -194,8 +195,7 @@ def setup_mlflow(
     name = run_name or (trial.get_trial_name() if trial is not None else None)
     mlflow.start_run(run_name=name, tags={**own_tags, **(tags or {})})
     if config:
-        parameters = {_safe_key(name): value for name, value in flatten(config).items()}
-        mlflow.log_params(parameters)
+        mlflow.log_params(_parameters(config))
     return mlflow
 
 
@@ -242,6 +242,18 @@ def _find_run(client: Any, experiment_id: str, key: str) -> str | None:
     quoted = key.replace("'", "''")
     found = client.search_runs([experiment_id], f"tags.`{TRIAL_TAG}` = '{quoted}'", max_results=1)
     return str(found[0].info.run_id) if found else None
+
+
+def _parameters(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The hyperparameters by names that MLflow takes, of which it takes none twice."""
+    found: dict[str, Any] = {}
+    for name, value in flatten(config).items():
+        key, count = _safe_key(name), 1
+        while key in found:
+            count += 1
+            key = f"{_safe_key(name)[:240]}_{count}"
+        found[key] = value
+    return found
 
 
 def _safe_key(name: str) -> str:

@@ -79,8 +79,11 @@ class TrackerCallback(LoggerCallback, ABC):
         """Make ready; called before anything else."""
 
     @abstractmethod
-    def open_run(self, told: Told) -> None:
-        """Begin the trial's run, or go on with it."""
+    def open_run(self, told: Told) -> bool:
+        """Begin the trial's run, or go on with it; whether it is new."""
+
+    def describe_run(self, told: Told) -> None:
+        """Say what is known of the trial from the start; its run is open, and new."""
 
     @abstractmethod
     def write(self, told: Told, results: Sequence[Mapping[str, Any]]) -> None:
@@ -178,9 +181,11 @@ class TrackerCallback(LoggerCallback, ABC):
         if not self._connected:
             self.connect()
             self._connected = True
-        self.open_run(told)
+        is_new = self.open_run(told)
         self._broken.discard(told.trial_id)
         self._open.add(told.trial_id)
+        if is_new:
+            self.describe_run(told)
 
     def _do_write(self, told: Told, results: Sequence[Mapping[str, Any]]) -> None:
         if told.trial_id in self._broken or not results:

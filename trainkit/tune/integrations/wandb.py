@@ -79,7 +79,7 @@ class WandbLoggerCallback(TrackerCallback):
         if not self._left_to_user and self._wandb.run is None:
             self._wandb.teardown()
 
-    def open_run(self, told: Told) -> None:
+    def open_run(self, told: Told) -> bool:
         settings = {"console": "off", "silent": True, "x_disable_stats": True}
         settings |= {} if self._api_key is None else {"api_key": self._api_key}
         arguments = {
@@ -98,6 +98,7 @@ class WandbLoggerCallback(TrackerCallback):
         run.define_metric(_AXIS)
         run.define_metric("*", step_metric=_AXIS)
         self._runs[told.trial_id] = run
+        return not run.resumed
 
     def write(self, told: Told, results: Sequence[Mapping[str, Any]]) -> None:
         run = self._runs[told.trial_id]
@@ -196,8 +197,13 @@ def _key(api_key: str | None, api_key_file: str | None) -> str | None:
 
 def _plain(config: Mapping[str, Any]) -> dict[str, Any]:
     """What W&B can keep as it is, and the texts of the rest."""
-    kept = (str, int, float, bool, list, tuple, dict, type(None))
-    return {
-        name: value if isinstance(value, kept) else getattr(value, "__name__", None) or str(value)
-        for name, value in config.items()
-    }
+    return {name: _plain_value(value) for name, value in config.items()}
+
+
+def _plain_value(value: Any) -> Any:
+    if isinstance(value, (list, tuple)):
+        return [_plain_value(child) for child in value]
+    if isinstance(value, Mapping):
+        return {str(key): _plain_value(child) for key, child in value.items()}
+    kept = (str, int, float, bool, type(None))
+    return value if isinstance(value, kept) else getattr(value, "__name__", None) or str(value)

@@ -70,10 +70,14 @@ def draw(
             label=f"{result.trial_id}   {style.number(points[-1][1])}",
         )
         axes.plot(*points[-1], "o", color=colour, markersize=5, zorder=5)
-    many = f"{len(curves)} trial{'s' * (len(curves) != 1)}"
-    style.dress(axes, title=f"{metric} of {many}", x=x.replace("_", " "), y=metric)
+    style.dress(axes, title=f"{metric} of {style.trials(len(curves))}", x=x.replace("_", " "), y=metric)
     axes.set_xscale("log" if log_x else "linear")
     axes.set_yscale("log" if log_y else "linear")
+    if not log_x and all(across.is_integer() for points in curves.values() for across, _ in points):
+        ticker = load("matplotlib.ticker", "plots", "tune")
+        axes.xaxis.set_major_locator(
+            ticker.MaxNLocator("auto", steps=[1, 2, 5, 10], integer=True, min_n_ticks=1)
+        )
     axes.autoscale_view()
     _cut(axes, curves, mode, log_y=log_y)
     if named:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
 from trainkit.errors import ConfigError
@@ -24,6 +25,10 @@ INACTIVE = -0.12
 """Where a trial crosses the axis of a hyperparameter that it doesn't have; axes reach from 0 to 1."""
 MAX_CHOICES = 12
 """Ticks of an axis with listed values; of more, some are named."""
+
+
+WIDTH = 18
+"""Characters of a line of an axis's name."""
 
 
 @dataclass(frozen=True)
@@ -68,12 +73,12 @@ def draw(
     figure, axes = style.figure_of(ax, (max(6.0, 2.0 + 1.45 * len(scales)), 5))
     _draw_lines(axes, scales, len(results), best)
     _draw_axes(axes, scales)
-    style.dress(axes, title=f"{len(results)} trials by their last {metric}, the best on top")
+    style.dress(axes, title=f"{style.trials(len(results))} by last {metric}, the best on top")
     axes.grid(False)
     axes.spines[["left", "bottom"]].set_visible(False)
     axes.set_yticks([])
     axes.tick_params(length=0)
-    axes.set_xticks(range(len(scales)), [scale.name for scale in scales])
+    axes.set_xticks(range(len(scales)), ["\n".join(wrap(scale.name, WIDTH)) for scale in scales])
     axes.set_xlim(-0.3, len(scales) - 0.6)
     complete = all(len(scale.places) == len(results) for scale in scales)
     axes.set_ylim(-0.04 if complete else INACTIVE - 0.04, 1.04)

@@ -67,7 +67,7 @@ def draw(
         place |= {(level, entry.trial_id): x for entry, x in zip(entries, across, strict=True)}
         _draw_rung(axes, index, entries, across)
     _draw_ways(axes, rungs, place)
-    style.dress(axes, title=f"rungs of {len({each[1] for each in place})} trials", x="rung", y=metric)
+    style.dress(axes, title=f"rungs of {style.trials(len({each[1] for each in place}))}", x="rung", y=metric)
     if brackets > 1:
         axes.set_title(
             f"rungs of bracket {bracket}, of {brackets}", loc="left", color=style.TEXT, fontsize=11

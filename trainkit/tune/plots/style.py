@@ -105,6 +105,11 @@ def limit(values: Sequence[float], mode: str) -> tuple[float, float] | None:
     return inside[0] - margin, inside[-1] + margin
 
 
+def trials(count: int) -> str:
+    """Such as '1 trial', '12 trials'."""
+    return f"{count} trial{'s' * (count != 1)}"
+
+
 def number(value: float) -> str:
     """A number in few characters."""
     return f"{value:.4g}"

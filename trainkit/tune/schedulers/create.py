@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 from collections.abc import Mapping
 from typing import Any
 
@@ -37,12 +38,13 @@ def described_scheduler(description: Mapping[str, Any]) -> TrialScheduler | None
 
 
 def create_scheduler(scheduler: str, **kwargs: Any) -> TrialScheduler:
-    """Return the scheduler of this name, made with `kwargs`.
+    """Return the scheduler of this name, made with those of `kwargs` that it takes.
 
     Raises:
         ConfigError: there is none of this name; those that there are are listed.
     """
-    cls = scheduler_class(_CLASSES.get(scheduler.lower(), ""))
+    cls = scheduler_class(_CLASSES.get(str(scheduler).lower(), ""))
     if cls is None:
         raise ConfigError(f"scheduler={scheduler!r} is none of {', '.join(sorted(_CLASSES))}")
-    return cls(**kwargs)
+    taken = inspect.signature(cls).parameters
+    return cls(**{name: value for name, value in kwargs.items() if name in taken})

@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from trainkit.errors import ConfigError, SpaceError
-from trainkit.tune.checks import is_whole, require
+from trainkit.errors import SpaceError
+from trainkit.tune.checks import checked_points, is_whole, require
 from trainkit.tune.fingerprint import fingerprint
 from trainkit.tune.search.alternatives import alternatives, leaves_open
 from trainkit.tune.search.base import Searcher
@@ -42,9 +42,7 @@ class BasicVariantGenerator(Searcher):
         random_state: int | None = None,
     ) -> None:
         super().__init__()
-        points = list(points_to_evaluate or [])
-        if not all(isinstance(point, Mapping) for point in points):
-            raise ConfigError(f"points_to_evaluate={points_to_evaluate!r}: give a list of dictionaries")
+        self.points_to_evaluate = checked_points(points_to_evaluate)
         require(
             is_whole(max_concurrent) and max_concurrent >= 0,
             f"max_concurrent={max_concurrent!r}: give 1 or more, or 0 for as many as fit",
@@ -53,7 +51,6 @@ class BasicVariantGenerator(Searcher):
             random_state is None or (is_whole(random_state) and random_state >= 0),
             f"random_state={random_state!r}: give a whole number of 0 or more",
         )
-        self.points_to_evaluate = [dict(point) for point in points]
         self.max_concurrent = int(max_concurrent)
         self.constant_grid_search = bool(constant_grid_search)
         self.random_state = random_state
@@ -153,7 +150,8 @@ class BasicVariantGenerator(Searcher):
     def replay(
         self, trial_id: str, config: dict[str, Any], *, same_space: bool = True
     ) -> dict[str, Any] | None:
-        if same_space and (self._presets or holds_opaque(config)):
+        # A constant draw is made again for the rest of its grid, so how often it was redrawn must be known.
+        if same_space and (self._presets or self.constant_grid_search or holds_opaque(config)):
             return None
         if self.space.axes and not self._presets:
             self._cover(config)

@@ -38,7 +38,7 @@ def create_searcher(search_alg: str, **kwargs: Any) -> Searcher:
     Raises:
         ConfigError: there is none of this name; those that there are are listed.
     """
-    cls = searcher_class(_CLASSES.get(search_alg.lower(), ""))
+    cls = searcher_class(_CLASSES.get(str(search_alg).lower(), ""))
     if cls is None:
         raise ConfigError(f"search_alg={search_alg!r} is none of {', '.join(sorted(_CLASSES))}")
     taken = inspect.signature(cls).parameters

@@ -5,12 +5,13 @@ from __future__ import annotations
 import copy
 import importlib.util
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import numbers
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from trainkit.errors import ConfigError, MissingDependencyError
-from trainkit.tune.checks import is_number, is_whole, require
+from trainkit.tune.checks import checked_points, is_name, is_number, is_whole, require, require_kind
 from trainkit.tune.search.alternatives import alternatives
 from trainkit.tune.search.base import Searcher
 from trainkit.tune.search.optuna_spaces import Declared, Form, form_of
@@ -73,23 +74,19 @@ class OptunaSearch(Searcher):
                 f"{name}={value!r}: OptunaSearch optimises one metric",
             )
         super().__init__(metric, mode)
-        points = list(points_to_evaluate or [])
-        require(
-            all(isinstance(point, Mapping) for point in points),
-            f"points_to_evaluate={points_to_evaluate!r}: give a list of dictionaries",
-        )
+        points = checked_points(points_to_evaluate)
         require(
             seed is None or (is_whole(seed) and seed >= 0), f"seed={seed!r}: give a whole number of 0 or more"
         )
+        if sampler is not None or storage is not None:
+            _check_kinds(sampler, storage)
         require(
-            evaluated_rewards is None or len(evaluated_rewards) == len(points),
-            f"evaluated_rewards={evaluated_rewards!r}: give one for each of the {len(points)} "
-            "points_to_evaluate",
+            study_name is None or is_name(study_name), f"study_name={study_name!r}: give the name of a study"
         )
         self._form = None if space is None else form_of(space)
         self._space = space
-        self._points = [dict(point) for point in points]
-        self._rewards = None if evaluated_rewards is None else list(evaluated_rewards)
+        self._points = points
+        self._rewards = None if evaluated_rewards is None else _checked_rewards(evaluated_rewards, points)
         self._sampler = sampler
         self._study_name = study_name
         self._storage = storage
@@ -290,6 +287,10 @@ class OptunaSearch(Searcher):
         pruned: bool = False,
         intermediate_values: list[float] | None = None,
     ) -> None:
+        require(
+            error or pruned or isinstance(value, numbers.Real),
+            f"add_evaluated_point({parameters!r}, {value!r}): give the value of the metric, a number",
+        )
         self._evaluated.append(_Evaluated(parameters, value, error, pruned, intermediate_values))
 
     def _add_evaluated(self, form: Form, evaluated: _Evaluated) -> None:
@@ -317,3 +318,24 @@ class _Evaluated:
     error: bool = False
     pruned: bool = False
     intermediate_values: list[float] | None = None
+
+
+def _checked_rewards(rewards: Any, points: Sequence[Any]) -> list[float]:
+    listed = list(rewards) if isinstance(rewards, Iterable) else []
+    numeric = isinstance(rewards, Iterable) and all(isinstance(each, numbers.Real) for each in listed)
+    require(
+        numeric and len(listed) == len(points),
+        f"evaluated_rewards={rewards!r}: give one for each of the {len(points)} points_to_evaluate, a number",
+    )
+    return list(map(float, listed))
+
+
+def _check_kinds(sampler: object, storage: object) -> None:
+    from optuna.samplers import BaseSampler
+    from optuna.storages import BaseStorage
+
+    require_kind("sampler", sampler, BaseSampler, "optuna.samplers.TPESampler(seed=0)")
+    require(
+        storage is None or isinstance(storage, (str, BaseStorage)),
+        f"storage={storage!r}: give an address such as 'sqlite:///study.db', or a storage of Optuna's",
+    )

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from trainkit.errors import ConfigError, SpaceError
 from trainkit.tune.search.alternatives import leaves_open
 from trainkit.tune.search.optuna_domains import Coder, coder_of
+from trainkit.tune.spaces.tree import everything, holds_leaf
 from trainkit.tune.values import flatten, holds_opaque
 from trainkit.tune.variants import Space
 
@@ -98,6 +99,12 @@ class Distributions:
             name: value for name, value in flat.items() if isinstance(value, BaseDistribution)
         }
         self._constants = {name: value for name, value in flat.items() if name not in self._distributions}
+        for name, value in self._constants.items():
+            if holds_leaf(value) or any(isinstance(each, BaseDistribution) for each in everything(value)):
+                raise ConfigError(
+                    f"space has {name}={value!r} beside Optuna's distributions, where it would not be drawn: "
+                    "give these only, each at a key of its own, or tune's domains only"
+                )
 
     def suggest(self, trial: Trial, rng: Generator) -> dict[str, Any]:
         del rng

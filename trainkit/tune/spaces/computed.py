@@ -53,6 +53,11 @@ class _Computation:
         self._busy[place] = str(key)
         try:
             node[key] = _plain(leaf.compute(_Spec(self, self._config)))
+            if holds_leaf(node[key]):
+                raise SpaceError(
+                    f"{key}: the function {name_of(leaf.function)} of sample_from returned {node[key]}, "
+                    "which is not drawn any more; return a value, such as that of its sample()"
+                )
         except SpaceError:
             raise
         except Exception as error:

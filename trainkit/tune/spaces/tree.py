@@ -67,8 +67,11 @@ def canonical(node: Any, path: Path = (), *, inside: str | None = None) -> Any:
         SpaceError: what is wrong, with the name of its key.
     """
     if isinstance(node, Mapping):
-        if set(node) == {"grid_search"} and isinstance(node["grid_search"], (list, tuple)):
-            node = GridSearch(tuple(node["grid_search"]))
+        if set(node) == {"grid_search"}:
+            try:
+                node = GridSearch(node["grid_search"])
+            except SpaceError as error:
+                raise SpaceError(f"{spell(path)}: {error}") from None
         else:
             _refuse_evaluated_text(node, path)
             return {key: canonical(value, (*path, key), inside=inside) for key, value in node.items()}
