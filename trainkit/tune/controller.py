@@ -12,6 +12,7 @@ A trial's way:    PENDING -- Start --> starting -- Started --> running -- Report
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -83,7 +84,7 @@ class Controller:
             ev.Started: self._on_started,
             ev.Reported: self._on_reported,
             ev.Finished: self._on_finished,
-            ev.Failed: self._on_failed,
+            ev.Failed: lambda live, event: self._fail(live.trial, event.failure, event.time),
         }
 
     # --- what the loop calls ----------------------------------------------------------------------
@@ -273,9 +274,6 @@ class Controller:
         note_problem(self._step, live.trial, event.time, event.problem)
         live.outcome = live.outcome or FINISHED
         self._finish(live, event.time)
-
-    def _on_failed(self, live: Live, event: ev.Failed) -> None:
-        self._fail(live.trial, event.failure, event.time)
 
     # --- ends of a trial --------------------------------------------------------------------------
 
