@@ -13,9 +13,8 @@ A trial's way:    PENDING -- Start --> starting -- Started --> running -- Report
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
 
 from trainkit.tune import events as ev
 from trainkit.tune.autofill import Origin, full_result
@@ -33,6 +32,8 @@ from trainkit.tune.suggesting import TrialSource
 from trainkit.tune.trial import Failure, Trial, TrialStatus
 from trainkit.tune.turns import Turns
 from trainkit.tune.upkeep import drop_checkpoints, keep_checkpoint, note_problem, set_status
+
+T = TypeVar("T")
 
 
 class Controller:
@@ -162,11 +163,10 @@ class Controller:
     def _fill(self, time: float) -> None:
         """Start trials while there are some and they fit; the first that doesn't keeps its place."""
         self._more_by = math.inf
-        with self._ending_on_errors(time):
-            for _ in range(MOST_AT_ONCE):
-                if self.ended_by is not None or not self._start_next(time):
-                    return
-            self._more_by = time
+        for _ in range(MOST_AT_ONCE):
+            if self.ended_by is not None or not self._guarded(time, self._start_next, time):
+                return
+        self._more_by = time
 
     def _start_next(self, time: float) -> bool:
         running = [live.trial for live in self._live.values()]
@@ -232,12 +232,9 @@ class Controller:
         if event.checkpoint is not None:
             keep_checkpoint(self._step, self._plan.checkpoints, trial, event.checkpoint, trial.iteration)
         note_problem(self._step, trial, event.time, event.problem)
-        with self._ending_on_errors(event.time):
-            self._proposals.on_trial_result(trial.trial_id, result)
+        self._guarded(event.time, self._proposals.on_trial_result, trial.trial_id, result)
         # What is decided on this very report goes before an end that was asked of all trials.
-        decided: Outcome | None = None
-        with self._ending_on_errors(event.time):
-            decided = self._judged(live, result)
+        decided = self._guarded(event.time, self._judged, live, result)
         live.outcome = decided or (FINISHED if event.done else live.outcome)
         self._ask_for_an_end(event.time)
         result["done"] = live.outcome is not None
@@ -298,9 +295,9 @@ class Controller:
         self.pace.ended(trial.trial_id)
         set_status(self._step, trial, time, TrialStatus.TERMINATED, reason)
         drop_checkpoints(self._step, self._plan.checkpoints, trial, running=False)
-        with self._ending_on_errors(time):
-            self._scheduler.on_trial_complete(trial.trial_id)
-            self._proposals.on_trial_complete(trial.trial_id, trial.last_result or None)
+        trial_id, result = trial.trial_id, trial.last_result or None
+        self._guarded(time, self._scheduler.on_trial_complete, trial_id)
+        self._guarded(time, self._proposals.on_trial_complete, trial_id, result)
 
     def _fail(self, trial: Trial, failure: Failure, time: float) -> None:
         self._let_go(trial, time)
@@ -314,9 +311,9 @@ class Controller:
         reason = f"{follows.kind}: {follows.message}"[:200]
         set_status(self._step, trial, time, TrialStatus.ERROR, reason, follows)
         drop_checkpoints(self._step, self._plan.checkpoints, trial, running=False)
-        with self._ending_on_errors(time):
-            self._scheduler.on_trial_error(trial.trial_id)
-            self._proposals.on_trial_complete(trial.trial_id, trial.last_result or None, error=True)
+        trial_id, result = trial.trial_id, trial.last_result or None
+        self._guarded(time, self._scheduler.on_trial_error, trial_id)
+        self._guarded(time, self._proposals.on_trial_complete, trial_id, result, True)
         if self._plan.failure.fail_fast:
             self._end(FAIL_FAST, time)
         self._failed += 1
@@ -370,18 +367,18 @@ class Controller:
     def _ask_for_an_end(self, time: float) -> None:
         if self.ended_by is not None:
             return
-        with self._ending_on_errors(time):
-            if (ending := self._endings.due(time)) is not None:
-                self._end(ending, time)
+        ending = self._guarded(time, self._endings.due, time)
+        if ending is not None:
+            self._end(ending, time)
 
-    @contextmanager
-    def _ending_on_errors(self, time: float) -> Iterator[None]:
-        """End the experiment where searcher, scheduler or stopper raise; what has happened is recorded."""
+    def _guarded(self, time: float, ask: Callable[..., T], *args: Any) -> T | None:
+        """Ask searcher, scheduler or stopper; where they raise, end the experiment, all of it recorded."""
         try:
-            yield
+            return ask(*args)
         except Exception as error:
             self.error = self.error or error
             self._end(BROKEN, time)
+            return None
 
     def _end(self, ending: Ending, time: float) -> None:
         """Stop every trial at its next report, and start no other."""
