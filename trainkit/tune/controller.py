@@ -12,9 +12,9 @@ A trial's way:    PENDING -- Start --> starting -- Started --> running -- Report
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
 
 from trainkit.tune import events as ev
 from trainkit.tune.autofill import Origin, full_result
@@ -24,14 +24,16 @@ from trainkit.tune.estimate import Pace
 from trainkit.tune.failing import TIMEOUT, Retry, timeout_words, what_follows
 from trainkit.tune.judging import Judge
 from trainkit.tune.live import FINISHED, Live, Outcome
-from trainkit.tune.plan import BROKEN, FAIL_FAST, FAILED_TRIALS, INTERRUPTED, Ending, Plan
+from trainkit.tune.plan import BROKEN, FAIL_FAST, FAILED_TRIALS, INTERRUPTED, MOST_AT_ONCE, Ending, Plan
 from trainkit.tune.proposals import Proposals
 from trainkit.tune.schedulers.base import TrialScheduler, Verdict, stop_words
 from trainkit.tune.stopping import StopRules
 from trainkit.tune.suggesting import TrialSource
 from trainkit.tune.trial import Failure, Trial, TrialStatus
 from trainkit.tune.turns import Turns
-from trainkit.tune.upkeep import drop_checkpoints, keep_checkpoint, set_status
+from trainkit.tune.upkeep import drop_checkpoints, keep_checkpoint, note_problem, set_status
+
+T = TypeVar("T")
 
 
 class Controller:
@@ -78,11 +80,12 @@ class Controller:
         self._live: dict[str, Live] = {}
         self._failed = sum(trial.status is TrialStatus.ERROR for trial in self.trials)
         self._step = ev.Step()
+        self._more_by = math.inf
         self._handlers = {
             ev.Started: self._on_started,
             ev.Reported: self._on_reported,
             ev.Finished: self._on_finished,
-            ev.Failed: self._on_failed,
+            ev.Failed: lambda live, event: self._fail(live.trial, event.failure, event.time),
         }
 
     # --- what the loop calls ----------------------------------------------------------------------
@@ -137,7 +140,8 @@ class Controller:
     @property
     def deadline(self) -> float:
         """When to send a Tick at the latest; infinity: only events matter."""
-        return min([self._endings.deadline, *(live.limit for live in self._live.values())])
+        limits = [live.limit for live in self._live.values()]
+        return min(self._more_by, self._endings.deadline, *limits)
 
     def remaining_s(self, time: float) -> float | None:
         """How many seconds the experiment will take yet, so far as that can be said; None: it can't."""
@@ -158,9 +162,11 @@ class Controller:
 
     def _fill(self, time: float) -> None:
         """Start trials while there are some and they fit; the first that doesn't keeps its place."""
-        with self._ending_on_errors(time):
-            while self.ended_by is None and self._start_next(time):
-                pass
+        self._more_by = math.inf
+        for _ in range(MOST_AT_ONCE):
+            if self.ended_by is not None or not self._guarded(time, self._start_next, time):
+                return
+        self._more_by = time
 
     def _start_next(self, time: float) -> bool:
         running = [live.trial for live in self._live.values()]
@@ -219,20 +225,16 @@ class Controller:
         if origin is None:
             raise RuntimeError(f"trial {trial.trial_id} reported before it was started")
         result = full_result(event.metrics, origin, done=event.done)
-        trial.iteration = event.iteration
-        trial.last_result = result
+        trial.iteration, trial.last_result = event.iteration, result
         self._step.records.append(
             ev.ResultAdded(trial, trial.attempt, event.iteration, event.time, event.metrics, result)
         )
         if event.checkpoint is not None:
             keep_checkpoint(self._step, self._plan.checkpoints, trial, event.checkpoint, trial.iteration)
-        self._note_problem(trial, event.problem, event.time)
-        with self._ending_on_errors(event.time):
-            self._proposals.on_trial_result(trial.trial_id, result)
+        note_problem(self._step, trial, event.time, event.problem)
+        self._guarded(event.time, self._proposals.on_trial_result, trial.trial_id, result)
         # What is decided on this very report goes before an end that was asked of all trials.
-        decided: Outcome | None = None
-        with self._ending_on_errors(event.time):
-            decided = self._judged(live, result)
+        decided = self._guarded(event.time, self._judged, live, result)
         live.outcome = decided or (FINISHED if event.done else live.outcome)
         self._ask_for_an_end(event.time)
         result["done"] = live.outcome is not None
@@ -266,17 +268,9 @@ class Controller:
     def _on_finished(self, live: Live, event: ev.Finished) -> None:
         if event.checkpoint is not None:
             keep_checkpoint(self._step, self._plan.checkpoints, live.trial, event.checkpoint, event.iteration)
-        self._note_problem(live.trial, event.problem, event.time)
+        note_problem(self._step, live.trial, event.time, event.problem)
         live.outcome = live.outcome or FINISHED
         self._finish(live, event.time)
-
-    def _on_failed(self, live: Live, event: ev.Failed) -> None:
-        self._fail(live.trial, event.failure, event.time)
-
-    def _note_problem(self, trial: Trial, problem: str, time: float) -> None:
-        """What a clean-up raised: worth keeping, but the trial's outcome is settled."""
-        if problem:
-            self._step.records.append(ev.Noted(time, "cleanup", problem, trial.trial_id))
 
     # --- ends of a trial --------------------------------------------------------------------------
 
@@ -301,9 +295,9 @@ class Controller:
         self.pace.ended(trial.trial_id)
         set_status(self._step, trial, time, TrialStatus.TERMINATED, reason)
         drop_checkpoints(self._step, self._plan.checkpoints, trial, running=False)
-        with self._ending_on_errors(time):
-            self._scheduler.on_trial_complete(trial.trial_id)
-            self._proposals.on_trial_complete(trial.trial_id, trial.last_result or None)
+        trial_id, result = trial.trial_id, trial.last_result or None
+        self._guarded(time, self._scheduler.on_trial_complete, trial_id)
+        self._guarded(time, self._proposals.on_trial_complete, trial_id, result)
 
     def _fail(self, trial: Trial, failure: Failure, time: float) -> None:
         self._let_go(trial, time)
@@ -317,9 +311,9 @@ class Controller:
         reason = f"{follows.kind}: {follows.message}"[:200]
         set_status(self._step, trial, time, TrialStatus.ERROR, reason, follows)
         drop_checkpoints(self._step, self._plan.checkpoints, trial, running=False)
-        with self._ending_on_errors(time):
-            self._scheduler.on_trial_error(trial.trial_id)
-            self._proposals.on_trial_complete(trial.trial_id, trial.last_result or None, error=True)
+        trial_id, result = trial.trial_id, trial.last_result or None
+        self._guarded(time, self._scheduler.on_trial_error, trial_id)
+        self._guarded(time, self._proposals.on_trial_complete, trial_id, result, True)
         if self._plan.failure.fail_fast:
             self._end(FAIL_FAST, time)
         self._failed += 1
@@ -350,8 +344,8 @@ class Controller:
         for live in [live for live in self._live.values() if now >= live.limit]:
             self._step.actions.append(ev.Kill(live.trial.trial_id))
             if live.outcome is None:
-                limit_s = self._plan.trial_timeout_s or 0.0
-                self._fail(live.trial, Failure(TIMEOUT, timeout_words(limit_s)), now)
+                words = timeout_words(self._plan.trial_timeout_s or 0.0)
+                self._fail(live.trial, Failure(TIMEOUT, words), now)
                 continue
             status, reason = live.outcome
             live.outcome = status, f"{reason}; killed, as it did not end in time"
@@ -373,18 +367,18 @@ class Controller:
     def _ask_for_an_end(self, time: float) -> None:
         if self.ended_by is not None:
             return
-        with self._ending_on_errors(time):
-            if (ending := self._endings.due(time)) is not None:
-                self._end(ending, time)
+        ending = self._guarded(time, self._endings.due, time)
+        if ending is not None:
+            self._end(ending, time)
 
-    @contextmanager
-    def _ending_on_errors(self, time: float) -> Iterator[None]:
-        """End the experiment where searcher, scheduler or stopper raise; what has happened is recorded."""
+    def _guarded(self, time: float, ask: Callable[..., T], *args: Any) -> T | None:
+        """Ask searcher, scheduler or stopper; where they raise, end the experiment, all of it recorded."""
         try:
-            yield
+            return ask(*args)
         except Exception as error:
             self.error = self.error or error
             self._end(BROKEN, time)
+            return None
 
     def _end(self, ending: Ending, time: float) -> None:
         """Stop every trial at its next report, and start no other."""
