@@ -13,7 +13,6 @@ from types import SimpleNamespace
 
 import pytest
 import rich.console
-from rich.console import Console
 
 from trainkit import tune
 from trainkit.cli.main import main
@@ -343,23 +342,13 @@ def test_a_picture_is_escaped_in_html_and_aligned_as_text():
     assert as_text(picture) == "<script>\na   b\n1   <b>\n22\n& more"
 
 
-@pytest.mark.parametrize("width", [120, 80])
-def test_in_a_narrow_terminal_names_and_reasons_are_cut_and_no_column_is_lost(width, capsys):
-    columns = {"trial": 12, "status": 10, "iteration": 9, "loss": 11, "seconds": 7, "why": 12}
-    row = [
-        "3_lr=0.001,batch=32,layers=4,x=0.44_漢字漢字",
-        "TERMINATED",
-        "2",
-        "0.123456",
-        "10.5",
-        "E: a\nb " * 20,
-    ]
-    Console(width=width, force_terminal=True, color_system=None).print(
-        in_terminal(Picture([], columns, [row]))
-    )
-    head, line = capsys.readouterr().out.splitlines()
-    assert head.split() == list(columns)
-    assert all(cell in line for cell in ("3_lr=0.001,", *row[1:5], "E: a b"))
+def test_a_metric_may_be_called_as_a_column_is():
+    trial = Trial("t_0", 0, {}, "f", "f")
+    standing = Standing("seconds", "min", 0.0)
+    standing.look([trial])
+    info = {"time": 1.0, "total_samples": 9, "resources": {"CPU": 2.0}, "resources_used": {"CPU": 1.0}}
+    picture = picture_of(standing, info, "/somewhere")
+    assert len(picture.columns) == len(picture.rows[0]) and "seconds" in as_text(picture)
 
 
 def test_wide_letters_are_two_places_wide_and_a_cell_is_one_line():

@@ -72,6 +72,7 @@ def test_a_retry_finds_the_log_written_and_rewrites_it(fit):
         ("restore", 0),
         *first,
         ("end", 0, True),
+        ("rewrite", 0, 3),
     ]
 
 
@@ -163,3 +164,26 @@ def test_a_row_that_a_kill_cut_off_is_written_again_beside_texts_of_several_line
         path.write_bytes(whole[: whole.rindex(b"\r\n", 0, -lost) + 2] if lost < 4 else whole[:-lost])
         tune.Tuner.restore(str(tmp_path / "e"), trainable).fit()
         assert path.read_bytes() == whole
+
+
+def test_files_hold_what_the_results_hold_though_a_retry_failed_earlier(fit):
+    """The first attempt's later reports are part of the history, whichever way the trial ends."""
+
+    def trainable(config):
+        mark = Path(tune.get_context().get_trial_dir(), "mark")
+        last = 2 if mark.exists() else 4
+        mark.touch()
+        for step in range(last):
+            tune.report({"step": step})
+        if last == 4 or config["fails"]:
+            raise ValueError
+
+    space = {"fails": tune.grid_search([False, True])}
+    grid = fit(trainable, space, run={"failure_config": tune.FailureConfig(max_failures=1)})
+    assert [result.status for result in grid] == ["TERMINATED", "ERROR"]
+    for result in grid:
+        steps = [report["step"] for report in result.history]
+        lines = Path(result.path, "result.json").read_text().splitlines()
+        assert [json.loads(line)["step"] for line in lines] == steps == [0, 1, 2, 3]
+        with open(Path(result.path, "progress.csv"), newline="") as file:
+            assert [int(row["step"]) for row in csv.DictReader(file)] == steps

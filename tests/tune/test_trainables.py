@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import multiprocessing
 import threading
 from pathlib import Path
 
@@ -275,6 +276,30 @@ def test_a_report_from_another_thread_is_refused(fit):
         return {"said": caught[0]}
 
     assert "thread 'helper'" in fit(trainable)[0].metrics["said"]
+
+
+def test_report_from_a_process_that_the_trial_has_forked_is_refused(fit):
+    """It would wait for ever: the driver hears the trial's own process alone."""
+
+    def trainable(config):
+        context = multiprocessing.get_context("fork")
+        answers = context.SimpleQueue()
+
+        def work():
+            try:
+                tune.report({"loss": 2.0})
+            except TuneError as error:
+                answers.put(str(error))
+
+        child = context.Process(target=work)
+        child.start()
+        told = answers.get()
+        child.join()
+        return {"told": told}
+
+    (result,) = fit(trainable)
+    assert "which the trial's" in result.metrics["told"]
+    assert len(result.history) == 1
 
 
 def test_folder_names_are_short_and_safe(fit):

@@ -113,7 +113,7 @@ def three(config):
 
 def test_a_run_per_trial(fit, tmp_path):  # row 1.30
     callback = WandbLoggerCallback(project="p", excludes=["eval/f1", "secret"])
-    space = {"lr": tune.grid_search([1.0, 2.0]), "net": {"cls": dict}, "secret": "s"}
+    space = {"lr": tune.grid_search([1.0, 2.0]), "net": {"cls": dict, "all": [dict, {"a": 1}]}, "secret": "s"}
     fit(three, space, run={"callbacks": [callback]})
     assert not services()
     runs = sorted(runs_in(tmp_path).values(), key=lambda run: run.name)
@@ -122,6 +122,7 @@ def test_a_run_per_trial(fit, tmp_path):  # row 1.30
     second = runs[1]
     assert second.config["lr"] == 2.0
     assert second.config["net/cls"] == "dict"
+    assert second.config["net/all"] == ["dict", {"a": 1}]
     assert "date" in second.config
     assert "secret" not in second.config
     assert values(second, "loss") == [(1, 2.0), (2, 1.0), (3, pytest.approx(2 / 3))]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import deque
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -57,9 +58,10 @@ def tail(
 
 
 def _reported(reader: ChronicleReader, trial_id: str | None, lines: int) -> Iterator[list[str]]:
-    found = list(reader.reports_after(0, trial_id))
-    last = found[-1][0] if found else 0
-    yield [_line(report) for _, report in found[max(0, len(found) - lines) :]]
+    last, latest = 0, deque[Report](maxlen=lines)
+    for last, report in reader.reports_after(0, trial_id):  # noqa: B007 - the last one's is used
+        latest.append(report)
+    yield list(map(_line, latest))
     while True:
         found = list(reader.reports_after(last, trial_id))
         last = found[-1][0] if found else last

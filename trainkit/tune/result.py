@@ -216,7 +216,7 @@ def result_of(
 
 def with_config(report: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
     """Return a report with the objects of `config`, which the file holds only as a mark; all else stays."""
-    return {**report, "config": complete(report.get("config"), config)}
+    return {**report, "config": complete(report["config"], config) if "config" in report else dict(config)}
 
 
 def _as_error(trial: Trial, failure: Failure) -> TrialError | MetricError:

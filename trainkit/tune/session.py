@@ -92,11 +92,18 @@ class Session:
         self._trial_dir = spec.trial_dir
         self._next_checkpoint = spec.next_checkpoint
         self._hand_over = hand_over
+        self._process = os.getpid()
         self._thread = threading.get_ident()
         self._written: str | None = None  # by `checkpoint_dir`, for the next report
 
     def report(self, metrics: Mapping[str, Any], checkpoint: Checkpoint | None) -> None:
         """Hand a report over; return once it is committed and the trial may go on."""
+        if os.getpid() != self._process:
+            raise TuneError(
+                f"tune.report() was called in process {os.getpid()}, which the trial's, {self._process}, has "
+                "forked; call it in the trial's own, and pass values there, such as through a "
+                "multiprocessing.Queue"
+            )
         if threading.get_ident() != self._thread or _active.get() is not self:
             raise TuneError(
                 f"tune.report() was called from thread {threading.current_thread().name!r}; call it from the "

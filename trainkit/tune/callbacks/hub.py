@@ -72,13 +72,15 @@ class CallbackHub:
                 self._of_trial("on_trial_save", trial)
                 self._of_trial("on_checkpoint", trial, checkpoint=checkpoint)
             case ev.StatusChanged(trial=trial, status=TrialStatus.TERMINATED):
-                # A later attempt may have ended before an earlier one had: the history holds both.
-                info = {"results": self._history(trial.trial_id)} if trial.attempt > 0 else {}
-                self._of_trial("on_trial_complete", trial, **info)
+                self._of_trial("on_trial_complete", trial, **self._whole(trial))
             case ev.StatusChanged(trial=trial, status=TrialStatus.ERROR):
-                self._of_trial("on_trial_error", trial)
+                self._of_trial("on_trial_error", trial, **self._whole(trial))
             case ev.StatusChanged(trial=trial, retried=True):
                 self._of_trial("on_trial_recover", trial)
+
+    def _whole(self, trial: Trial) -> dict[str, Any]:
+        """A later attempt may have ended before an earlier one had: the history holds both."""
+        return {"results": self._history(trial.trial_id)} if trial.attempt > 0 else {}
 
     def _of_trial(self, hook: str, trial: Trial, **info: Any) -> None:
         self._tell(hook, self._step, self._trials, trial, **info)

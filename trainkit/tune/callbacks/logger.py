@@ -148,12 +148,10 @@ class LoggerCallback(Callback):
         self.log_trial_result(iteration, trial, result)
 
     def on_trial_complete(self, iteration: int, trials: Sequence[Trial], trial: Trial, **info: Any) -> None:
-        self._end(trial, failed=False)
-        if "results" in info:
-            self.rewrite(trial, info["results"])
+        self._end(trial, info, failed=False)
 
     def on_trial_error(self, iteration: int, trials: Sequence[Trial], trial: Trial, **info: Any) -> None:
-        self._end(trial, failed=True)
+        self._end(trial, info, failed=True)
 
     def on_step_end(self, iteration: int, trials: Sequence[Trial], **info: Any) -> None:
         if not self._of_instance():
@@ -172,8 +170,10 @@ class LoggerCallback(Callback):
                 if not trial.status.is_finished:
                     self.log_trial_end(trial)
 
-    def _end(self, trial: Trial, *, failed: bool) -> None:
+    def _end(self, trial: Trial, info: Mapping[str, Any], *, failed: bool) -> None:
         try:
             self.flush(trial)
         finally:
             self.log_trial_end(trial, failed=failed)
+        if "results" in info:
+            self.rewrite(trial, info["results"])

@@ -61,13 +61,16 @@ def picture_of(standing: Standing, info: Mapping[str, Any], path: str, ending: s
     ]
     if standing.best is not None:
         lines.append(f"{standing.best_words()}: {standing.best_config()}")
+    metric = standing.metric or ""
+    if metric in ("trial", "status", "iteration", "seconds", "why"):
+        metric += " "  # a column beside ours of that name
     if ending and (failed := standing.failed_words(path)):
         lines.append(failed)
     shown = standing.shown()
     more = standing.created - len(shown)
     return Picture(
         lines,
-        {"trial": 12, "status": 10, "iteration": 9, standing.metric or "": 11, "seconds": 7, "why": 12},
+        {"trial": 12, "status": 10, "iteration": 9, metric: 11, "seconds": 7, "why": 12},
         [_cells(trial, standing.metric) for trial in shown],
         below=f"and {more} more" if more else "",
         strong=4 if standing.best is not None else None,

@@ -197,8 +197,13 @@ def _key(api_key: str | None, api_key_file: str | None) -> str | None:
 
 def _plain(config: Mapping[str, Any]) -> dict[str, Any]:
     """What W&B can keep as it is, and the texts of the rest."""
-    kept = (str, int, float, bool, list, tuple, dict, type(None))
-    return {
-        name: value if isinstance(value, kept) else getattr(value, "__name__", None) or str(value)
-        for name, value in config.items()
-    }
+    return {name: _plain_value(value) for name, value in config.items()}
+
+
+def _plain_value(value: Any) -> Any:
+    if isinstance(value, (list, tuple)):
+        return [_plain_value(child) for child in value]
+    if isinstance(value, Mapping):
+        return {str(key): _plain_value(child) for key, child in value.items()}
+    kept = (str, int, float, bool, type(None))
+    return value if isinstance(value, kept) else getattr(value, "__name__", None) or str(value)
