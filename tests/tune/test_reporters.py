@@ -73,7 +73,8 @@ def test_it_shows_the_trials_the_best_and_where(fit, capsys, tmp_path):
     last = printed(capsys).split("== Status ==")[-1]
     assert "Number of trials: 3/3 (3 TERMINATED)" in last
     assert re.search(
-        r"Current best trial: \w+_00001 with loss=1 and parameters={'x': 2.0, 'opt/lr': 0.5}", last
+        r"Current best trial by last report: \w+_00001 with loss=1 and parameters={'x': 2.0, 'opt/lr': 0.5}",
+        last,
     )
     assert f"Result folder: {tmp_path}/e" in last
     header = next(line for line in last.splitlines() if line.startswith("Trial name"))

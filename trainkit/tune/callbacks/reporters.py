@@ -151,7 +151,7 @@ class TableReporter(ProgressReporter):
         best = self._best(trials)
         lines = [f"Running for {duration(self._clock.monotonic() - self._started)}", *sys_info]
         if best is not None:
-            lines.append(f"Current best trial: {best.trial_id} with {self._best_words(best)}")
+            lines.append(f"Current best trial by last report: {best.trial_id} with {self._best_words(best)}")
         lines += [f"Result folder: {self._path}"] if self._path else []
         numbers = Counter(trial.status for trial in trials)
         counts = ", ".join(f"{numbers[status]} {status}" for status in TrialStatus if numbers[status])
