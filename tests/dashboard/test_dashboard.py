@@ -180,6 +180,12 @@ def test_the_table_is_sorted_searched_and_paged(root: Path, monkeypatch: pytest.
     assert "before" in last.words and sum("/trials/" in link for link in last.links) == 2
 
 
+def test_it_is_said_where_not_all_curves_are_drawn(browser: Browser, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "best trials" not in browser.page("/experiments/first%20one").text
+    monkeypatch.setattr("trainkit.dashboard.server.MAX_CURVES", 2)
+    assert "Learning curves of the 2 best trials" in browser.page("/experiments/first%20one").text
+
+
 @pytest.mark.parametrize(
     ("path", "code"),
     [
@@ -334,5 +340,7 @@ def test_folders_of_experiments(root: Path, tmp_path: Path) -> None:
     assert list(experiments(tmp_path)) == []
     with pytest.raises(DashboardError, match="there is no folder"):
         Dashboard(tmp_path / "none")
+    with pytest.raises(DashboardError, match="port 70000 cannot be used"):
+        Dashboard(tmp_path, 70_000)
     with Dashboard(tmp_path) as server, pytest.raises(DashboardError, match="cannot be used"):
         Dashboard(tmp_path, server.server_address[1])

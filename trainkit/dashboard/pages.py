@@ -120,7 +120,8 @@ def experiment(seen: View, curves: Sequence[Curve], wish: Wish, token: str) -> s
         "</div>",
     ]
     if seen.overview.metric is not None:
-        body += ["<h2>Learning curves</h2>", picture(curves, "iteration", seen.overview.metric)]
+        which = f" of the {len(curves)} best trials" if len(curves) < len(seen.ranked) else ""
+        body += [f"<h2>Learning curves{which}</h2>", picture(curves, "iteration", seen.overview.metric)]
     body.append(f"<h2>Trials</h2>{_trials(seen, wish)}")
     return _page(seen.name, "".join(body))
 
