@@ -197,6 +197,16 @@ def test_wrong_arguments_are_named(wrong):
         tune.CLIReporter(**wrong)
 
 
+def test_one_reporter_serves_two_experiments(fit, capsys):
+    reporter = tune.CLIReporter()
+    for number, metric in enumerate(("loss", "cost")):
+        run = {"name": f"e{number}", "progress_reporter": reporter, "verbose": 1}
+        fit(lambda config, of=metric: {of: 1.0}, metric=metric, num_samples=number + 1, run=run)
+    last = capsys.readouterr().out.rpartition("== Status ==")[2]
+    assert "Number of trials: 2/2 (2 TERMINATED)" in last
+    assert "with cost=1" in last
+
+
 def test_what_is_no_reporter_is_refused():
     with pytest.raises(ConfigError, match="ProgressReporter"):
         tune.RunConfig(progress_reporter="cli")

@@ -103,6 +103,7 @@ class TableReporter(ProgressReporter):
         self._intermediate = print_intermediate_tables is not False
         self._metric = metric
         self._mode = mode
+        self._given = total_samples, metric, mode  # what is not given is as each experiment says
         self._sort_by_metric = sort_by_metric
         self._clock = clock
         self._last: float | None = None
@@ -119,9 +120,10 @@ class TableReporter(ProgressReporter):
     ) -> None:
         self._started = self._clock.monotonic()
         self._last = None
-        self._total_samples = total_samples if self._total_samples is None else self._total_samples
-        self._metric = self._metric or metric
-        self._mode = self._mode or mode
+        own_total, own_metric, own_mode = self._given
+        self._total_samples = total_samples if own_total is None else own_total
+        self._metric = own_metric or metric
+        self._mode = own_mode or mode
         self._path = info.get("experiment_path", "")
         if self._sort_by_metric and not (self._metric and self._mode):
             raise ConfigError(
@@ -281,6 +283,8 @@ class JupyterNotebookReporter(TableReporter):
                 importlib.import_module("IPython.display").clear_output(wait=True)
             self._output = Notebook(display)
         self._output.show(*pictures)
+        if done:  # another experiment is shown in its own cell
+            self._output = None
 
 
 def _as_columns(columns: Columns) -> dict[str, str]:
