@@ -356,6 +356,22 @@ def test_wide_letters_are_two_places_wide_and_a_cell_is_one_line():
     assert as_text(picture) == "a b\nname   why\n漢字   x [2J\nabcde  y"
 
 
+def test_a_terminal_that_has_few_letters_gets_lines_that_spell_out_the_others(fit, monkeypatch):
+    class Terminal(io.TextIOWrapper):
+        def isatty(self):
+            return True
+
+    data = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", Terminal(data, encoding="ascii"))
+    monkeypatch.setenv("TERM", "xterm")
+
+    def fails(config):
+        raise ValueError("größe")
+
+    fit(fails, run={"verbose": 1})
+    assert b"ValueError: gr\\xf6\\xdfe\n" in data.getvalue()
+
+
 @pytest.mark.parametrize("term", ["dumb", "unknown"])
 def test_a_terminal_that_cannot_be_drawn_anew_gets_lines(fit, capsys, monkeypatch, term):
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
