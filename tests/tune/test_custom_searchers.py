@@ -5,8 +5,11 @@ from __future__ import annotations
 import importlib
 import random
 import threading
+from typing import ClassVar
 
+import optuna
 import pytest
+from optuna.trial import TrialState
 
 from tests.tune.harness import Play
 from trainkit import tune
@@ -96,6 +99,47 @@ def test_it_goes_on_by_replaying_what_it_did(fit, tmp_path):
         tmp_path / "e", square, tune_config=again, run_config=tune.RunConfig(verbose=0)
     ).fit()
     assert [result.config for result in restored] == [result.config for result in whole]
+
+
+class Unseeded(RaySearch):
+    """Suggests something else in each process, and remembers what came of what."""
+
+    told: ClassVar[list] = []
+
+    def __init__(self):
+        super().__init__(seed=None)
+
+    def on_trial_complete(self, trial_id, result=None, error=False):
+        if result is not None:
+            self.told.append((self.live[trial_id], result["loss"]))
+        super().on_trial_complete(trial_id, result, error)
+
+
+def test_one_without_a_seed_is_not_told_of_what_it_did_not_suggest(fit, tmp_path, caplog):
+    settings = {"metric": "loss", "max_concurrent_trials": 1, "search_alg": Unseeded()}
+    before = [result.config for result in fit(square, SPACE, num_samples=4, **settings)]
+    again = tune.TuneConfig(num_samples=6, search_alg=Unseeded())
+    run = tune.RunConfig(verbose=0)
+    grid = tune.Tuner.restore(tmp_path / "e", square, tune_config=again, run_config=run).fit()
+    assert [result.config for result in grid][:4] == before
+    assert len(grid) == 6
+    assert all(square(config) == {"loss": loss} for config, loss in Unseeded.told)
+    assert "Unseeded suggests something else than before for 4 of 4 trials" in caplog.text
+
+
+def test_another_sampler_learns_from_the_trials_of_before(fit, tmp_path):
+    storage = optuna.storages.InMemoryStorage()
+    settings = {"metric": "loss", "max_concurrent_trials": 1, "num_samples": 5}
+    space = {"x": tune.uniform(-1, 1), "y": tune.uniform(0, 1)}
+    before = [result.config for result in fit(square, space, **settings)]
+    search = OptunaSearch(sampler=optuna.samplers.NSGAIISampler(), storage=storage)
+    again = tune.TuneConfig(num_samples=7, search_alg=search)
+    run = tune.RunConfig(verbose=0)
+    grid = tune.Tuner.restore(tmp_path / "e", square, tune_config=again, run_config=run).fit()
+    known = optuna.load_study(study_name="optuna", storage=storage).get_trials(states=[TrialState.COMPLETE])
+    assert [trial.params for trial in known] == [result.config for result in grid]
+    assert [trial.value for trial in known] == [result.metrics["loss"] for result in grid]
+    assert [result.config for result in grid][:5] == before
 
 
 def test_one_of_ray_1_takes_no_spec(fit):

@@ -86,7 +86,13 @@ def test_forms_that_cannot_work_are_refused_with_the_way_out(fit):
     def reports(config, reporter):
         reporter(mean_accuracy=1)
 
+    class Plain(tune.Trainable):
+        def setup(self, config):
+            pass
+
     for trainable, words in [
+        (tune.with_parameters(Plain, size=3), r"called as Plain.setup\(config, size=\): .*'size'"),
+        (type("Older", (Plain,), {"setup": lambda self: None}), r"Older.setup\(config\)"),
         (later, "is async"),
         (Later(), "is async"),
         (reports, r"tune.report\(name=value\)"),

@@ -80,6 +80,16 @@ def test_a_whole_number_that_no_file_can_hold_is_refused_in_a_space(fit, where):
         tune.schedulers.ASHAScheduler(max_t=10**400)
 
 
+def test_keys_that_are_no_texts_come_back(fit, tmp_path):
+    weights = {0: 1.0, 1: tune.uniform(1, 10), (2, 3): {None: True}, "4": 2.5}
+    (before,) = fit(lambda config: 1.0, {"weights": weights, "other": {"4": {4: 1}}})
+    run = tune.RunConfig(verbose=0)
+    two = tune.TuneConfig(num_samples=2)
+    restored = tune.Tuner.restore(tmp_path / "e", lambda config: 1.0, tune_config=two, run_config=run)
+    assert [result.config for result in restored.get_results()] == [before.config]
+    assert restored.fit()[1].config["weights"].keys() == weights.keys()
+
+
 def test_a_configuration_tells_texts_from_floats():
     config = {"a": "NaN", "b": math.inf, "c": [-math.inf, "-Infinity"], "d": ("Infinity",), "e": {math.inf}}
     assert decode_config(encode_config(config)) == config

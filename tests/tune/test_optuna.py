@@ -366,6 +366,11 @@ def test_a_mistake_is_named(arguments, space, words):
         Search(ROW, space, arguments=arguments)
 
 
+def test_a_point_evaluated_elsewhere_has_a_value():
+    with pytest.raises(ConfigError, match=r"add_evaluated_point\({'x': 1}, 'good'\): .* a number"):
+        OptunaSearch().add_evaluated_point({"x": 1}, "good")
+
+
 def test_without_a_metric_it_says_so(fit):
     with pytest.raises(ConfigError, match="give metric and mode"):
         fit(parabola, PLANE, search_alg=OptunaSearch())

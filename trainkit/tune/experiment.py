@@ -328,6 +328,14 @@ class Experiment:
             space_since=self._space_since,
             checkpoints=self._run.checkpoint_config,
         )
+        if self._proposals.corrected:
+            logger.warning(
+                "%s suggests something else than before for %d of %d trials, as one does that is another, or "
+                "draws without a seed: their results it learns from as far as it can take them",
+                self._proposals.name,
+                self._proposals.corrected,
+                len(restored.trials),
+            )
         if self._changes:
             self._facts["space_since"] = len(restored.trials)
             restored.records.append(ev.Noted(now, "space changed", "; ".join(self._changes)))

@@ -26,7 +26,7 @@ def _comparable(value: Any) -> Any:
         return value
     if isinstance(value, Mapping):
         return {
-            key if type(key) is str else json.dumps(_comparable(key)): _comparable(child)
+            key if type(key) is str else f"\0{json.dumps(_comparable(key))}": _comparable(child)
             for key, child in value.items()
         }
     if isinstance(value, (list, tuple)):

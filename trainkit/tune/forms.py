@@ -27,6 +27,7 @@ def checked_trainable(trainable: Any, run: RunConfig) -> Bound:
     if isinstance(inner, type):
         if not issubclass(inner, Trainable):
             raise ConfigError(f"trainable={inner!r} is a class, but does not extend tune.Trainable")
+        _require_fit(bound, inspect.signature(inner.setup), None, called=f"{bound.name}.setup")
         return bound
     if not callable(inner):
         raise ConfigError(
@@ -70,10 +71,16 @@ def _require_callable_with(bound: Bound, function: Callable[..., Any]) -> None:
             f"the trainable {bound.name} takes a {needed[1]}, which went with Ray 1.0: leave the argument "
             f"out, and report by tune.report(name=value) where it says {needed[1]}(name=value)"
         )
+    _require_fit(bound, signature, called=bound.name, **older_arguments(function, bound.parameters, None))
+
+
+def _require_fit(
+    bound: Bound, signature: inspect.Signature, *first: None, called: str, **older: str | None
+) -> None:
     try:
-        signature.bind({}, **bound.parameters, **older_arguments(function, bound.parameters, None))
+        signature.bind(*first, {}, **bound.parameters, **older)
     except TypeError as error:
         given = ", ".join(["config", *(f"{name}=" for name in bound.parameters)])
         raise ConfigError(
-            f"the trainable {bound.name} cannot be called as {bound.name}({given}): {error}"
+            f"the trainable {bound.name} cannot be called as {called}({given}): {error}"
         ) from None

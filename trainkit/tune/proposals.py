@@ -20,6 +20,7 @@ from trainkit.tune.search.base import Searcher
 from trainkit.tune.seeds import suggestion_generator
 from trainkit.tune.spaces.computed import compute
 from trainkit.tune.spaces.tree import in_config
+from trainkit.tune.values import encode_config, holds_opaque
 from trainkit.tune.variants import Space
 
 TRIES = 20
@@ -56,6 +57,8 @@ class Proposals:
         self._results: dict[str, dict[str, Any] | None] = {}
         self._unknown: set[str] = set()
         """Trials that a restore could not get the searcher to suggest again."""
+        self.corrected = 0
+        """Trials for which the searcher suggested something else in a restore than before."""
         self._gave_up = False
         self.reason = ""
         """Why there are fewer trials than asked for, once there are no more."""
@@ -139,9 +142,22 @@ class Proposals:
             return self._accept(trial_id, stored)
         if isinstance(proposed, str):
             return None
-        if not self._allow_duplicates:  # whatever a searcher of no fixed mind says now, this was tried
-            self._first.setdefault(fingerprint(stored), trial_id)
-        return proposed
+        # What text can't hold is told by no more than its name.
+        if holds_opaque(stored) or encode_config(proposed) == encode_config(stored):
+            return proposed
+        return self._corrected(trial_id, stored, proposed)
+
+    def _corrected(self, trial_id: str, stored: dict[str, Any], proposed: dict[str, Any]) -> dict[str, Any]:
+        """It suggests something else, being another searcher or without a seed: let it not mix them up."""
+        self.corrected += 1
+        if self._searcher.is_drawn(trial_id):
+            self._tell("on_rejected", trial_id, None)
+            if not self._searcher.take(trial_id, stored):
+                self._unknown.add(trial_id)
+        if self._first.get(fingerprint(proposed)) == trial_id:
+            del self._first[fingerprint(proposed)]
+        self._proposed -= 1  # the same one
+        return self._accept(trial_id, stored)
 
     def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
         """A trial has reported.

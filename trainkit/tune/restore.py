@@ -65,7 +65,7 @@ def restore_trials(
         checkpoints: which are kept from now on; None: as before.
 
     Raises:
-        ConfigError: a trial can't go on as asked, or the searcher suggests other configurations than it did.
+        ConfigError: a trial can't go on as asked, or the searcher suggests fewer configurations than it did.
     """
     restored = Restored(reader.trials(checkpoints))
     trials = restored.trials
@@ -126,7 +126,7 @@ def replay(
         The ids of trials that have reported `metric`.
 
     Raises:
-        ConfigError: the searcher suggests other configurations than it did.
+        ConfigError: the searcher suggests fewer configurations than it did.
     """
     by_id = {trial.trial_id: trial for trial in trials}
     objects = with_objects(proposals.space)

@@ -26,6 +26,8 @@ MAX_BITS = 1023
 OPAQUE = "$opaque"
 """Marks a configuration value that text can't hold, with its repr; replaying the suggestion gives it back."""
 _TUPLE = "$tuple"
+_ITEMS = "$items"
+"""Marks a dictionary whose keys are not all texts, such as {0: 1.0, 1: 2.5}."""
 _SETS = {"$set": set, "$frozenset": frozenset}
 _FLOAT = "$float"
 _DOMAIN = "$domain"
@@ -224,8 +226,12 @@ def _to_data(value: Any) -> Any:
         return {_TUPLE: [_to_data(child) for child in value]}
     if type(value) is list:
         return [_to_data(child) for child in value]
-    if type(value) is dict and all(type(key) is str for key in value):
-        return {key: _to_data(child) for key, child in value.items()}
+    if type(value) is dict:
+        if all(type(key) is str for key in value):
+            return {key: _to_data(child) for key, child in value.items()}
+        keys = list(map(_to_data, value))
+        if not any(map(holds_opaque, keys)):
+            return {_ITEMS: [[key, _to_data(child)] for key, child in zip(keys, value.values(), strict=True)]}
     if type(value) in (set, frozenset):
         # In an order that is the same in every process, which a set's own is not.
         children = sorted(map(_to_data, value), key=json.dumps)
@@ -246,6 +252,8 @@ def _from_data(data: Any) -> Any:
             return data
         if mark == _TUPLE:
             return tuple(_from_data(child) for child in held)
+        if mark == _ITEMS:
+            return {_from_data(key): _from_data(child) for key, child in held}
         if mark == _FLOAT:
             return _FLOAT_OF[held]
         if mark in _SETS:

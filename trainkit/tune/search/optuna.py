@@ -287,6 +287,10 @@ class OptunaSearch(Searcher):
         pruned: bool = False,
         intermediate_values: list[float] | None = None,
     ) -> None:
+        require(
+            error or pruned or isinstance(value, numbers.Real),
+            f"add_evaluated_point({parameters!r}, {value!r}): give the value of the metric, a number",
+        )
         self._evaluated.append(_Evaluated(parameters, value, error, pruned, intermediate_values))
 
     def _add_evaluated(self, form: Form, evaluated: _Evaluated) -> None:
