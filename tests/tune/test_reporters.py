@@ -197,6 +197,12 @@ def test_wrong_arguments_are_named(wrong):
         tune.CLIReporter(**wrong)
 
 
+def test_parameters_may_have_keys_that_are_no_texts(fit, capsys):
+    report(fit, tune.CLIReporter(parameter_columns=["blocks/1"]), {"x": 1.0, "blocks": {1: "conv"}})
+    last = printed(capsys).rpartition("== Status ==")[2]
+    assert "parameters={'blocks/1': 'conv'}" in last and "  conv  " in last
+
+
 def test_one_reporter_serves_two_experiments(fit, capsys):
     reporter = tune.CLIReporter()
     for number, metric in enumerate(("loss", "cost")):

@@ -183,7 +183,7 @@ class TableReporter(ProgressReporter):
             [
                 trial.name,
                 str(trial.status),
-                *(_cell(lookup(trial.config, name)) for name in parameters),
+                *(_cell(_parameter(trial.config, name)) for name in parameters),
                 *(_cell(lookup(trial.last_result, name)) for name in metrics),
             ]
             for trial in shown
@@ -246,7 +246,7 @@ class TableReporter(ProgressReporter):
 
     def _best_words(self, best: Trial) -> str:
         wanted = self._parameter_columns or flatten(best.config)
-        parameters = {name: lookup(best.config, name) for name in wanted}
+        parameters = {name: _parameter(best.config, name) for name in wanted}
         value = number_words(lookup(best.last_result, self._metric or ""))
         return f"{self._metric}={value} and parameters={parameters}"
 
@@ -294,6 +294,11 @@ def _as_columns(columns: Columns) -> dict[str, str]:
 def _add(columns: dict[str, str], name: str, shown: str | None) -> None:
     require(name not in columns, f"the column {name!r} is shown already")
     columns[name] = shown or name
+
+
+def _parameter(config: Mapping[str, Any], name: str) -> Any:
+    """By its flat name, which keys that are no texts have too; or a dictionary of several."""
+    return flatten(config).get(name, lookup(config, name))
 
 
 def _cell(value: Any) -> str:
