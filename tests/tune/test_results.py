@@ -14,7 +14,7 @@ import trainkit
 from trainkit import tune
 from trainkit.errors import ConfigError, MetricError
 from trainkit.tune.overview import Overview
-from trainkit.tune.ranking import trial_score
+from trainkit.tune.ranking import spread_of, trial_score
 from trainkit.tune.results import ResultGrid
 from trainkit.tune.search import ConcurrencyLimiter
 from trainkit.tune.search.optuna import OptunaSearch
@@ -165,6 +165,12 @@ def test_an_experiment_is_read_back_the_same(grid):
 def test_what_stands_for_a_trial(values, scope, keep_all, score):
     history = [{"m": value} for value in values]
     assert trial_score(history, "m", "max", scope, keep_all=keep_all) == score
+
+
+def test_the_spread_of_a_metric_does_not_hang_on_where_nan_stands():
+    for values in ([math.nan, 1.0, 3.0], [3.0, math.nan, 1.0], [1.0, 3.0, math.nan]):
+        spread = spread_of([{"m": value} for value in values])["m"]
+        assert (spread["min"], spread["max"], math.isnan(spread["avg"])) == (1.0, 3.0, True)
 
 
 def test_importing_tune_loads_nothing_heavy():
