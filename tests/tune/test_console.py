@@ -342,6 +342,11 @@ def test_a_picture_is_escaped_in_html_and_aligned_as_text():
     assert as_text(picture) == "<script>\na   b\n1   <b>\n22\n& more"
 
 
+def test_a_configuration_of_a_hundred_parameters_does_not_fill_the_screen():
+    words = standing.config_words({f"parameter_{n}": n for n in range(100)})
+    assert len(words) == standing.MAX_CONFIG and words.endswith("...")
+
+
 def test_a_metric_may_be_called_as_a_column_is():
     trial = Trial("t_0", 0, {}, "f", "f")
     standing = Standing("seconds", "min", 0.0)
