@@ -115,6 +115,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
         param_space={
             "x": tune.grid_search([1.0, 2.0, 3.0]),
             "kind": tune.grid_search(["a", "<b>broken</b>"]),
+            "odd": [{(2, 3): 4}],
         },
         tune_config=tune.TuneConfig(
             metric="eval/loss", mode="min", scheduler=ASHAScheduler(max_t=4, reduction_factor=2), seed=0
@@ -159,6 +160,7 @@ def test_the_same_as_json(browser: Browser) -> None:
     detail = browser.json(f"/experiments/first%20one/trials/{rows[0]['trial_id']}")
     assert [report["eval"]["loss"] for report in detail["history"]] == [1.0, 0.5, pytest.approx(1 / 3), 0.25]
     assert detail["history"][0]["nan"] == "NaN"
+    assert detail["history"][0]["config"]["odd"] == [{"(2, 3)": 4}]
 
 
 def test_the_table_is_sorted_searched_and_paged(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ from urllib.parse import quote, urlencode
 from trainkit.dashboard.chart import Curve, picture
 from trainkit.dashboard.reading import TrialRow, View
 from trainkit.tune.trial import TrialStatus
+from trainkit.tune.values import without_objects
 
 MAX_ROWS = 200
 """Of one page's table; the rest is behind a link."""
@@ -290,4 +291,4 @@ def _text(value: Any) -> str:
         return ""
     if isinstance(value, float):
         return f"{value:.6g}"
-    return value if isinstance(value, str) else json.dumps(value, default=str)
+    return value if isinstance(value, str) else json.dumps(without_objects(value))
