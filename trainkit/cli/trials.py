@@ -20,7 +20,7 @@ from trainkit.tune.checks import is_number
 from trainkit.tune.missing import AUTOMATIC
 from trainkit.tune.overview import Overview
 from trainkit.tune.trial import Trial
-from trainkit.tune.values import encode, flatten
+from trainkit.tune.values import encode, flatten, without_objects
 
 Row = Mapping[str, Any]
 
@@ -179,12 +179,8 @@ def as_csv(rows: Sequence[Row], columns: Sequence[str]) -> str:
 
 def as_json(rows: Sequence[Row], columns: Sequence[str]) -> str:
     """A list of objects; what JSON has no word for is a text."""
-    shown = [{name: _plain(row[name]) for name in columns if name in row} for row in rows]
+    shown = [{name: without_objects(row[name]) for name in columns if name in row} for row in rows]
     return "[" + ",\n ".join(map(encode, shown)) + "]\n"
-
-
-def _plain(value: Any) -> Any:
-    return value if isinstance(value, (int, float, str, bool, list, dict, type(None))) else str(value)
 
 
 def _print_table(overview: Overview, rows: Sequence[Row], columns: Sequence[str]) -> None:

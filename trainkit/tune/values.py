@@ -130,6 +130,17 @@ def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
     return [change(child) for child in value] if isinstance(value, list) else value
 
 
+def without_objects(value: Any) -> Any:
+    """Return `value` with texts for what JSON has no word for: keys, and objects, by name if they have it."""
+    if isinstance(value, Mapping):
+        return {str(key): without_objects(child) for key, child in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [without_objects(child) for child in value]
+    if isinstance(value, (str, int, float, bool, type(None))):
+        return value
+    return getattr(value, "__name__", None) or str(value)
+
+
 def flatten(nested: Mapping[str, Any]) -> dict[str, Any]:
     """Return nested dictionaries as one, with keys such as 'eval/accuracy'."""
     flat: dict[str, Any] = {}
