@@ -1,0 +1,72 @@
+"""How trials and numbers are laid out: in a terminal, as text and as HTML; no experiment is run."""
+
+from __future__ import annotations
+
+import io
+import re
+
+import pytest
+import rich.console
+
+from trainkit.tune.callbacks import standing
+from trainkit.tune.callbacks.picture import Picture, as_html, as_text, in_terminal, picture_of
+from trainkit.tune.callbacks.standing import Standing, config_words, duration
+from trainkit.tune.trial import Trial, TrialStatus
+
+
+def test_the_best_configuration_is_told_flat_and_short():
+    assert config_words({"x": 1, "net": {"lr": 0.000123456}}) == "x=1, net/lr=0.0001235"
+
+
+@pytest.mark.parametrize("width", [80, 100, 200])
+def test_long_names_and_reasons_leave_room_for_the_numbers(width):
+    standing = Standing("loss", "min", 0.0)
+    tag, reason = (
+        "0_x=0.2923,lr=0.0004492,optimizer=torch.optim.Adam",
+        "stopped by ASHA: " + "rank 2 of 3, " * 9,
+    )
+    trial = Trial("a", 0, {}, name="a", dirname="a", tag=tag, iteration=4, reason=reason)
+    trial.status = TrialStatus.TERMINATED
+    trial.last_result = {"loss": -0.0730871, "time_total_s": 1.25}
+    standing.look([trial])
+    info = {"time": 9.0, "total_samples": 1, "resources": {}, "resources_used": {}}
+    console = rich.console.Console(width=width, file=io.StringIO())
+    console.print(in_terminal(picture_of(standing, info, "/somewhere")))
+    head, row = console.file.getvalue().splitlines()[-2:]
+    assert head.split() == ["trial", "status", "iteration", "loss", "seconds", "why"]
+    assert re.search(r"^0_x=0.2923,.*…? +TERMINATED +4 +-0.0730871 +1.2 +stopped by", row), row
+
+
+def test_a_picture_is_escaped_in_html_and_aligned_as_text():
+    picture = Picture(["<script>"], {"a": 1, "b": 1}, [["1", "<b>"], ["22", ""]], below="& more", strong=0)
+    page = as_html(picture)
+    assert "<script>" not in page
+    assert "&lt;b&gt;" in page
+    assert as_text(picture) == "<script>\na   b\n1   <b>\n22\n& more"
+
+
+def test_a_configuration_of_a_hundred_parameters_does_not_fill_the_screen():
+    words = standing.config_words({f"parameter_{n}": n for n in range(100)})
+    assert len(words) == standing.MAX_CONFIG and words.endswith("...")
+
+
+def test_a_metric_may_be_called_as_a_column_is():
+    trial = Trial("t_0", 0, {}, "f", "f")
+    standing = Standing("seconds", "min", 0.0)
+    standing.look([trial])
+    info = {"time": 1.0, "total_samples": 9, "resources": {"CPU": 2.0}, "resources_used": {"CPU": 1.0}}
+    picture = picture_of(standing, info, "/somewhere")
+    assert len(picture.columns) == len(picture.rows[0]) and "seconds" in as_text(picture)
+
+
+def test_wide_letters_are_two_places_wide_and_a_cell_is_one_line():
+    picture = Picture(["a\nb"], {"name": 1, "why": 1}, [["漢字", "x\x1b[2J"], ["abcde", "y"]])
+    assert as_text(picture) == "a b\nname   why\n漢字   x [2J\nabcde  y"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"), [(1.25, "1.2 s"), (59.7, "1 min 0 s"), (125, "2 min 5 s"), (12000, "3 h 20 min")]
+)
+def test_durations_are_readable(seconds, words):
+    assert duration(seconds) == words
+    assert standing.number_words(True) == ""
