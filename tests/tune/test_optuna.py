@@ -258,17 +258,21 @@ def test_trials_of_another_experiment_are_learned_from(fit, tmp_path):
 # --- a storage of the user's ----------------------------------------------------------------------
 
 
-def test_a_storage_of_ones_own_holds_the_trials_once(fit, tmp_path):
+@pytest.mark.parametrize(
+    "evaluated", [{}, {"points_to_evaluate": [{"x": 1, "y": 2}], "evaluated_rewards": [5]}]
+)
+def test_a_storage_of_ones_own_holds_the_trials_once(fit, tmp_path, evaluated):
     address = f"sqlite:///{tmp_path}/optuna.db"
-    search = OptunaSearch(storage=address, study_name="mine")
+    rewards = [float(value) for value in evaluated.get("evaluated_rewards", [])]
+    search = OptunaSearch(storage=address, study_name="mine", **evaluated)
     fit(parabola, PLANE, metric="loss", num_samples=3, seed=1, search_alg=search)
     study = optuna.load_study(study_name="mine", storage=address)
-    assert [trial.state.name for trial in study.trials] == ["COMPLETE"] * 3
+    assert [trial.state.name for trial in study.trials] == ["COMPLETE"] * (3 + len(rewards))
     more = tune.TuneConfig(num_samples=5)
     grid = tune.Tuner.restore(tmp_path / "e", parabola, tune_config=more, run_config=QUIET).fit()
     study = optuna.load_study(study_name="mine", storage=address)
-    assert [trial.value for trial in study.trials] == [result.metrics["loss"] for result in grid]
-    assert len({trial.user_attrs[MARK] for trial in study.trials}) == 5
+    assert [trial.value for trial in study.trials] == rewards + [result.metrics["loss"] for result in grid]
+    assert len({trial.user_attrs[MARK] for trial in study.trials}) == 5 + len(rewards)
 
 
 def test_a_study_that_is_there_is_learned_from(fit):

@@ -197,14 +197,22 @@ class Space:
     def choices(self, config: Mapping[str, Any]) -> dict[str, Any]:
         """Return the value of every active parameter, by name; of a choice, its category.
 
-        The reverse of `walk`.
+        The reverse of `walk`, in the order in which it asks.
 
         Raises:
             SpaceError: `config` is none of the space: a value outside its domain, one that is missing, or
                 one that is there although its conditions don't hold.
         """
         found = choices_of(self.tree, config, self.conditions)
-        return {self.by_path[path].name: value for path, value in found.items()}
+        named: dict[str, Any] = {}
+
+        def choose(path: Path, leaf: Any) -> Any:
+            del leaf
+            named[self.by_path[path].name] = found[path]
+            return found[path]
+
+        grow(self.tree, self.conditions, choose)
+        return named
 
     def preset(self, point: Mapping[str, Any]) -> dict[Path, Any]:
         """Turn a point such as {"lr": 0.1, "net/width": 8} or {"net": {"width": 8}} into values by path.

@@ -8,6 +8,7 @@ import math
 import numbers
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
 from trainkit.errors import ConfigError, MissingDependencyError
@@ -17,7 +18,7 @@ from trainkit.tune.search.base import Searcher
 from trainkit.tune.search.optuna_spaces import Declared, Form, form_of
 from trainkit.tune.search.optuna_study import LazyStudy, quiet, reseed, seed_in
 from trainkit.tune.seeds import suggestion_generator, suggestion_words
-from trainkit.tune.values import lookup
+from trainkit.tune.values import encode_config, lookup
 from trainkit.tune.variants import Space
 
 if TYPE_CHECKING:
@@ -308,7 +309,10 @@ class OptunaSearch(Searcher):
         elif evaluated.pruned or math.isnan(value):
             state = TrialState.PRUNED
         reports = dict(enumerate(evaluated.intermediate_values or []))
-        self._study.add(None, params, state, value if state is TrialState.COMPLETE else None, reports)
+        # By its content: a study in a database has it already after a restore.
+        content = encode_config(vars(evaluated))
+        mark = f"evaluated {blake2b(content.encode(), digest_size=8).hexdigest()}"
+        self._study.add(mark, params, state, value if state is TrialState.COMPLETE else None, reports)
 
 
 @dataclass(frozen=True)

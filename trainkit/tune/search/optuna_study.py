@@ -27,14 +27,14 @@ class _Known:
     """What is known of a trial while the study is not open.
 
     Attributes:
-        trial_id: ours; None for a point that was evaluated elsewhere.
+        trial_id: ours, or what stands for a point that was evaluated elsewhere.
         params: values and distributions.
         reports: of the metric, by step.
         state: as Optuna has it; None: it runs.
         value: of the metric at its end.
     """
 
-    trial_id: str | None
+    trial_id: str
     params: Params
     reports: dict[int, float] = field(default_factory=dict)
     state: TrialState | None = None
@@ -79,7 +79,7 @@ class LazyStudy:
 
     def add(
         self,
-        trial_id: str | None,
+        trial_id: str,
         params: Params,
         state: TrialState | None = None,
         value: float | None = None,
@@ -91,8 +91,7 @@ class LazyStudy:
             self._create(self._study, known)
             return
         self._backlog.append(known)
-        if trial_id is not None:
-            self._known[trial_id] = known
+        self._known[trial_id] = known
 
     # --- results ----------------------------------------------------------------------------------
 
@@ -157,8 +156,8 @@ class LazyStudy:
         self._study = study
         present = {} if self._given is None else self._marked()
         for known in self._backlog:
-            trial = present.get(known.trial_id or "")
-            if trial is None or known.trial_id is None:
+            trial = present.get(known.trial_id)
+            if trial is None:
                 self._create(study, known)
                 continue
             self._numbers[known.trial_id] = trial.number
@@ -191,11 +190,10 @@ class LazyStudy:
             params=values,
             distributions=distributions,
             intermediate_values=known.reports,
-            user_attrs={MARK: known.trial_id} if self._given is not None and known.trial_id else {},
+            user_attrs={MARK: known.trial_id} if self._given is not None else {},
         )
         created = self._storage.create_new_trial(self._study_id, template_trial=trial)
-        if known.trial_id is not None:
-            self._numbers[known.trial_id] = self._storage.get_trial_number_from_id(created)
+        self._numbers[known.trial_id] = self._storage.get_trial_number_from_id(created)
 
 
 @contextmanager
