@@ -107,7 +107,7 @@ def test_an_experiment_is_stopped_as_by_ctrl_c(driver, tmp_path, capsys):
     process = driver(1)
     folder = tmp_path / "e"
     assert eventually(lambda: reports(folder) >= 1, 30)
-    assert main(["stop", str(folder), "9"]) == 1
+    assert main(["stop", str(folder), "none"]) == 1
     assert "no trial has an id" in capsys.readouterr().err
     assert main(["stop", str(folder)]) == 0
     assert "has ended: stopped by" in capsys.readouterr().out
