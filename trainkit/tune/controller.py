@@ -12,8 +12,7 @@ A trial's way:    PENDING -- Start --> starting -- Started --> running -- Report
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from trainkit.tune import events as ev
@@ -158,9 +157,11 @@ class Controller:
 
     def _fill(self, time: float) -> None:
         """Start trials while there are some and they fit; the first that doesn't keeps its place."""
-        with self._ending_on_errors(time):
+        try:
             while self.ended_by is None and self._start_next(time):
                 pass
+        except Exception as error:  # of the searcher or the scheduler
+            self._break(error, time)
 
     def _start_next(self, time: float) -> bool:
         running = [live.trial for live in self._live.values()]
@@ -227,12 +228,13 @@ class Controller:
         if event.checkpoint is not None:
             keep_checkpoint(self._step, self._plan.checkpoints, trial, event.checkpoint, trial.iteration)
         self._note_problem(trial, event.problem, event.time)
-        with self._ending_on_errors(event.time):
-            self._proposals.on_trial_result(trial.trial_id, result)
-        # What is decided on this very report goes before an end that was asked of all trials.
         decided: Outcome | None = None
-        with self._ending_on_errors(event.time):
+        try:
+            self._proposals.on_trial_result(trial.trial_id, result)
             decided = self._judged(live, result)
+        except Exception as error:  # of the searcher or the scheduler
+            self._break(error, event.time)
+        # What is decided on this very report goes before an end that was asked of all trials.
         live.outcome = decided or (FINISHED if event.done else live.outcome)
         self._ask_for_an_end(event.time)
         result["done"] = live.outcome is not None
@@ -297,13 +299,18 @@ class Controller:
         else:
             self._terminate(trial, time, reason)
 
-    def _terminate(self, trial: Trial, time: float, reason: str) -> None:
+    def _terminate(self, trial: Trial, time: float, reason: str, failure: Failure | None = None) -> None:
+        """The trial has ended for good; with a `failure`, in an error."""
+        failed, status = failure is not None, TrialStatus.ERROR if failure else TrialStatus.TERMINATED
         self.pace.ended(trial.trial_id)
-        set_status(self._step, trial, time, TrialStatus.TERMINATED, reason)
+        set_status(self._step, trial, time, status, reason, failure)
         drop_checkpoints(self._step, self._plan.checkpoints, trial, running=False)
-        with self._ending_on_errors(time):
-            self._scheduler.on_trial_complete(trial.trial_id)
-            self._proposals.on_trial_complete(trial.trial_id, trial.last_result or None)
+        try:
+            tell = self._scheduler.on_trial_error if failed else self._scheduler.on_trial_complete
+            tell(trial.trial_id)
+            self._proposals.on_trial_complete(trial.trial_id, trial.last_result or None, error=failed)
+        except Exception as error:  # of the searcher or the scheduler
+            self._break(error, time)
 
     def _fail(self, trial: Trial, failure: Failure, time: float) -> None:
         self._let_go(trial, time)
@@ -313,18 +320,11 @@ class Controller:
             return
         trial.failures += 1
         trial.failure = follows
-        self.pace.ended(trial.trial_id)
-        reason = f"{follows.kind}: {follows.message}"[:200]
-        set_status(self._step, trial, time, TrialStatus.ERROR, reason, follows)
-        drop_checkpoints(self._step, self._plan.checkpoints, trial, running=False)
-        with self._ending_on_errors(time):
-            self._scheduler.on_trial_error(trial.trial_id)
-            self._proposals.on_trial_complete(trial.trial_id, trial.last_result or None, error=True)
+        self._terminate(trial, time, f"{follows.kind}: {follows.message}"[:200], follows)
         if self._plan.failure.fail_fast:
             self._end(FAIL_FAST, time)
         self._failed += 1
-        limit = self._plan.failure.max_failed_trials
-        if limit is not None and self._failed >= limit:
+        if (limit := self._plan.failure.max_failed_trials) is not None and self._failed >= limit:
             self._end(FAILED_TRIALS, time)
 
     def _retry(self, trial: Trial, failure: Failure, retry: Retry, time: float) -> None:
@@ -373,18 +373,16 @@ class Controller:
     def _ask_for_an_end(self, time: float) -> None:
         if self.ended_by is not None:
             return
-        with self._ending_on_errors(time):
+        try:
             if (ending := self._endings.due(time)) is not None:
                 self._end(ending, time)
+        except Exception as error:  # of the user's stopper
+            self._break(error, time)
 
-    @contextmanager
-    def _ending_on_errors(self, time: float) -> Iterator[None]:
-        """End the experiment where searcher, scheduler or stopper raise; what has happened is recorded."""
-        try:
-            yield
-        except Exception as error:
-            self.error = self.error or error
-            self._end(BROKEN, time)
+    def _break(self, error: Exception, time: float) -> None:
+        """A part of the user's has raised: end, for `fit` to raise it too; what has happened is recorded."""
+        self.error = self.error or error
+        self._end(BROKEN, time)
 
     def _end(self, ending: Ending, time: float) -> None:
         """Stop every trial at its next report, and start no other."""
