@@ -53,9 +53,8 @@ def root(tmp_path_factory) -> Iterator[Path]:
 
 @pytest.fixture
 def command(root, monkeypatch, capsys) -> Callable[..., str]:
-    """Runs `trainkit` in the folder of experiments, as a terminal of 200 columns would."""
+    """Runs `trainkit` in the folder of experiments."""
     monkeypatch.chdir(root)
-    monkeypatch.setenv("COLUMNS", "200")
 
     def command(*words: str, code: int = 0) -> str:
         assert main(words) == code
@@ -95,6 +94,13 @@ def test_show_is_a_table_of_the_trials(command, root, monkeypatch):
     monkeypatch.chdir("/")
     monkeypatch.setenv("TRAINKIT_RESULTS_DIR", str(root))
     assert command("show", "e") == told, "by its name where experiments are written"
+
+
+def test_a_table_is_not_folded_where_the_terminal_is_narrow(command, monkeypatch):
+    wide = command("show", "e")
+    monkeypatch.setenv("COLUMNS", "40")
+    assert command("show", "e") == wide
+    assert len(wide.splitlines()) == 3 + 1 + 4  # what it is, the heading, a line for each trial
 
 
 def test_show_sorts_filters_and_writes(command, tmp_path):

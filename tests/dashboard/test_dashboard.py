@@ -115,6 +115,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
         param_space={
             "x": tune.grid_search([1.0, 2.0, 3.0]),
             "kind": tune.grid_search(["a", "<b>broken</b>"]),
+            "odd": [{(2, 3): 4}],
         },
         tune_config=tune.TuneConfig(
             metric="eval/loss", mode="min", scheduler=ASHAScheduler(max_t=4, reduction_factor=2), seed=0
@@ -159,6 +160,7 @@ def test_the_same_as_json(browser: Browser) -> None:
     detail = browser.json(f"/experiments/first%20one/trials/{rows[0]['trial_id']}")
     assert [report["eval"]["loss"] for report in detail["history"]] == [1.0, 0.5, pytest.approx(1 / 3), 0.25]
     assert detail["history"][0]["nan"] == "NaN"
+    assert detail["history"][0]["config"]["odd"] == [{"(2, 3)": 4}]
 
 
 def test_the_table_is_sorted_searched_and_paged(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -178,6 +180,12 @@ def test_the_table_is_sorted_searched_and_paged(root: Path, monkeypatch: pytest.
     assert "next" in first.words and sum("/trials/" in link for link in first.links) == 4
     last = Text(pages.experiment(seen, [], pages.Wish(page=9), "t"))
     assert "before" in last.words and sum("/trials/" in link for link in last.links) == 2
+
+
+def test_it_is_said_where_not_all_curves_are_drawn(browser: Browser, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "best trials" not in browser.page("/experiments/first%20one").text
+    monkeypatch.setattr("trainkit.dashboard.server.MAX_CURVES", 2)
+    assert "Learning curves of the 2 best trials" in browser.page("/experiments/first%20one").text
 
 
 @pytest.mark.parametrize(
@@ -334,5 +342,7 @@ def test_folders_of_experiments(root: Path, tmp_path: Path) -> None:
     assert list(experiments(tmp_path)) == []
     with pytest.raises(DashboardError, match="there is no folder"):
         Dashboard(tmp_path / "none")
+    with pytest.raises(DashboardError, match="port 70000 cannot be used"):
+        Dashboard(tmp_path, 70_000)
     with Dashboard(tmp_path) as server, pytest.raises(DashboardError, match="cannot be used"):
         Dashboard(tmp_path, server.server_address[1])

@@ -19,7 +19,7 @@ from trainkit.cli.main import main
 from trainkit.tune.callbacks import console, standing
 from trainkit.tune.callbacks.outlets import Notebook, notebook_display
 from trainkit.tune.callbacks.picture import Picture, as_html, as_text, in_terminal, picture_of
-from trainkit.tune.callbacks.standing import MAX_ROWS, Standing, duration
+from trainkit.tune.callbacks.standing import MAX_ROWS, Standing, config_words, duration
 from trainkit.tune.trial import Trial, TrialStatus
 
 pytestmark = pytest.mark.usefixtures("inline")
@@ -315,6 +315,10 @@ def test_the_time_left_is_told_where_it_is_known():
         assert picture_of(Standing(None, None, 0.0), unknown, "/somewhere").lines[0] == "1.0 s gone"
 
 
+def test_the_best_configuration_is_told_flat_and_short():
+    assert config_words({"x": 1, "net": {"lr": 0.000123456}}) == "x=1, net/lr=0.0001235"
+
+
 @pytest.mark.parametrize("width", [80, 100, 200])
 def test_long_names_and_reasons_leave_room_for_the_numbers(width):
     standing = Standing("loss", "min", 0.0)
@@ -342,6 +346,11 @@ def test_a_picture_is_escaped_in_html_and_aligned_as_text():
     assert as_text(picture) == "<script>\na   b\n1   <b>\n22\n& more"
 
 
+def test_a_configuration_of_a_hundred_parameters_does_not_fill_the_screen():
+    words = standing.config_words({f"parameter_{n}": n for n in range(100)})
+    assert len(words) == standing.MAX_CONFIG and words.endswith("...")
+
+
 def test_a_metric_may_be_called_as_a_column_is():
     trial = Trial("t_0", 0, {}, "f", "f")
     standing = Standing("seconds", "min", 0.0)
@@ -354,6 +363,22 @@ def test_a_metric_may_be_called_as_a_column_is():
 def test_wide_letters_are_two_places_wide_and_a_cell_is_one_line():
     picture = Picture(["a\nb"], {"name": 1, "why": 1}, [["漢字", "x\x1b[2J"], ["abcde", "y"]])
     assert as_text(picture) == "a b\nname   why\n漢字   x [2J\nabcde  y"
+
+
+def test_a_terminal_that_has_few_letters_gets_lines_that_spell_out_the_others(fit, monkeypatch):
+    class Terminal(io.TextIOWrapper):
+        def isatty(self):
+            return True
+
+    data = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", Terminal(data, encoding="ascii"))
+    monkeypatch.setenv("TERM", "xterm")
+
+    def fails(config):
+        raise ValueError("größe")
+
+    fit(fails, run={"verbose": 1})
+    assert b"ValueError: gr\\xf6\\xdfe\n" in data.getvalue()
 
 
 @pytest.mark.parametrize("term", ["dumb", "unknown"])

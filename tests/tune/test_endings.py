@@ -30,6 +30,22 @@ def test_the_time_budget_ends_an_endless_search(fit):
     assert {result.status for result in grid} == {"TERMINATED"}
 
 
+def test_the_time_budget_ends_an_endless_search_of_trials_that_never_start(fit):
+    calls = []
+
+    def request(config):
+        calls.append(config)
+        if len(calls) > 2:
+            raise ValueError("no more")
+        return {"cpu": 1}
+
+    trainable = tune.with_resources(reporting, request)
+    grid = fit(trainable, {"x": tune.uniform(0, 1)}, num_samples=-1, time_budget_s=0.1)
+    assert grid.num_terminated >= 1
+    assert grid.num_errors >= 1
+    assert all("no more" in str(error) for error in grid.errors)
+
+
 def test_a_metric_never_reported_or_misspelt_is_an_error_that_names_the_others(fit):
     grid = fit(lambda config: {"acuracy": 0.5}, metric="accuracy", mode="max", num_samples=2)
     assert grid.num_errors == 2

@@ -121,6 +121,19 @@ def test_one_chosen_trial_is_extended(fit, tmp_path):
     assert steps(again)[1] == [1, 2, 3, 4, 5, 6, 7]
 
 
+def test_a_scheduler_that_had_ended_an_extended_trial_says_so(fit, tmp_path):
+    asha = tune.schedulers.ASHAScheduler(max_t=2)
+    fit(counting, metric="loss", scheduler=asha)
+    longer = tune.RunConfig(stop={"training_iteration": 9}, verbose=0)
+    restored = tune.Tuner.restore(tmp_path / "e", counting, resume_finished=True, run_config=longer)
+    assert restored.fit()[0].reason == "stopped by ASHA: it had stopped this trial before"
+    config = tune.TuneConfig(scheduler="fifo")
+    restored = tune.Tuner.restore(
+        tmp_path / "e", counting, resume_finished=True, run_config=longer, tune_config=config
+    )
+    assert restored.fit()[0].reason == "training_iteration=9 reached 9"
+
+
 def test_an_extended_trial_that_was_killed_at_once_is_still_extended(fit, tmp_path):
     """The stop that ended it before doesn't end it again."""
 

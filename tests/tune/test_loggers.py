@@ -187,3 +187,19 @@ def test_files_hold_what_the_results_hold_though_a_retry_failed_earlier(fit):
         assert [json.loads(line)["step"] for line in lines] == steps == [0, 1, 2, 3]
         with open(Path(result.path, "progress.csv"), newline="") as file:
             assert [int(row["step"]) for row in csv.DictReader(file)] == steps
+
+
+def test_a_late_key_widens_a_table_with_very_long_texts(fit, monkeypatch):
+    monkeypatch.setattr("trainkit.tune.callbacks.logger.FLUSH_S", 0.0)
+
+    def trainable(config):
+        for _ in range(3):
+            tune.report({"text": "x" * 200_000})
+        tune.report({"text": "y", "late": 1})
+
+    before = csv.field_size_limit()
+    (result,) = fit(trainable)
+    assert csv.field_size_limit() == before
+    header, *rows, last = Path(result.path, "progress.csv").read_text().splitlines()
+    assert header.endswith(",late") and [len(row) > 200_000 for row in rows] == [True] * 3
+    assert last.endswith(",y,1")

@@ -91,6 +91,17 @@ def test_a_misspelt_metric_is_named_at_once_and_fails_its_trial_alone(fit, caplo
     assert "'accuracy'" in warning
 
 
+@pytest.mark.parametrize(("time_attr", "told"), [("epochs", 1), ("epoch", 0)])
+def test_what_a_scheduler_counts_by_but_nobody_reports_is_told_once(fit, caplog, time_attr, told):
+    def trainable(config):
+        for epoch in range(2):
+            tune.report({"loss": 1.0, "epoch": epoch})
+
+    scheduler = tune.schedulers.ASHAScheduler(time_attr=time_attr, max_t=9)
+    fit(trainable, {"x": tune.uniform(0, 1)}, metric="loss", scheduler=scheduler, num_samples=2)
+    assert caplog.text.count(f"the first report has no {time_attr!r}") == told
+
+
 def test_a_late_metric_is_no_mistake(fit, caplog):
     def trainable(config):
         tune.report({"loss": 2.0, "train_loss": 1.0})

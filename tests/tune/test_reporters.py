@@ -73,7 +73,8 @@ def test_it_shows_the_trials_the_best_and_where(fit, capsys, tmp_path):
     last = printed(capsys).split("== Status ==")[-1]
     assert "Number of trials: 3/3 (3 TERMINATED)" in last
     assert re.search(
-        r"Current best trial: \w+_00001 with loss=1 and parameters={'x': 2.0, 'opt/lr': 0.5}", last
+        r"Current best trial by last report: \w+_00001 with loss=1 and parameters={'x': 2.0, 'opt/lr': 0.5}",
+        last,
     )
     assert f"Result folder: {tmp_path}/e" in last
     header = next(line for line in last.splitlines() if line.startswith("Trial name"))
@@ -194,6 +195,22 @@ def test_few_metrics_are_found_by_themselves():
 def test_wrong_arguments_are_named(wrong):
     with pytest.raises(ConfigError, match=next(iter(wrong))):
         tune.CLIReporter(**wrong)
+
+
+def test_parameters_may_have_keys_that_are_no_texts(fit, capsys):
+    report(fit, tune.CLIReporter(parameter_columns=["blocks/1"]), {"x": 1.0, "blocks": {1: "conv"}})
+    last = printed(capsys).rpartition("== Status ==")[2]
+    assert "parameters={'blocks/1': 'conv'}" in last and "  conv  " in last
+
+
+def test_one_reporter_serves_two_experiments(fit, capsys):
+    reporter = tune.CLIReporter()
+    for number, metric in enumerate(("loss", "cost")):
+        run = {"name": f"e{number}", "progress_reporter": reporter, "verbose": 1}
+        fit(lambda config, of=metric: {of: 1.0}, metric=metric, num_samples=number + 1, run=run)
+    last = capsys.readouterr().out.rpartition("== Status ==")[2]
+    assert "Number of trials: 2/2 (2 TERMINATED)" in last
+    assert "with cost=1" in last
 
 
 def test_what_is_no_reporter_is_refused():

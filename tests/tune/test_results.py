@@ -13,8 +13,11 @@ import pytest
 import trainkit
 from trainkit import tune
 from trainkit.errors import ConfigError, MetricError
-from trainkit.tune.ranking import trial_score
+from trainkit.tune.overview import Overview
+from trainkit.tune.ranking import spread_of, trial_score
 from trainkit.tune.results import ResultGrid
+from trainkit.tune.search import ConcurrencyLimiter
+from trainkit.tune.search.optuna import OptunaSearch
 
 VALUES = {0: [0.9, 0.1], 1: [0.2, 0.5], 2: [math.nan, 0.3], 3: [0.4]}
 
@@ -93,10 +96,44 @@ def test_without_a_metric_best_has_no_meaning(grid, tmp_path):
     assert other[0].best_metrics is None
 
 
+@pytest.mark.parametrize(
+    ("scores", "best"), [([1.0, math.inf, 3.0, math.nan], 3.0), ([math.nan, math.inf], None)]
+)
+def test_best_is_known_from_outside_where_a_searcher_names_the_metric(grid, fit, scores, best):
+    """And is never NaN or infinite, for the command line neither."""
+    points = [{"n": n} for n in range(len(scores))]
+    optuna = OptunaSearch(metric="score", mode="max", points_to_evaluate=points)
+    own = fit(
+        lambda config: {"score": scores[config["n"]]},
+        {"n": tune.randint(0, len(scores))},
+        search_alg=ConcurrencyLimiter(optuna, 1),
+        num_samples=len(scores),
+    )
+    again = ResultGrid.from_path(own.experiment_path)
+    assert (again.metric, again.mode) == (own.metric, own.mode) == ("score", "max")
+    seen = Overview.of(Path(own.experiment_path), 0.0)
+    assert (seen.best and seen.best[1]) == best
+    if best is not None:
+        assert again.get_best_result().metrics["score"] == best
+
+
 def test_of_a_single_trial_best_needs_no_metric(grid, tmp_path):
     run = tune.RunConfig(storage_path=tmp_path, verbose=0)
     only = tune.Tuner(lambda config: 1.0, run_config=run).fit()
     assert only.get_best_result() is only[0]
+
+
+def test_where_all_failed_there_is_no_best_and_it_is_told_why(tmp_path):
+    def fails(config):
+        raise KeyError("lr")
+
+    config = tune.TuneConfig(metric="loss", mode="min", num_samples=2)
+    run = tune.RunConfig(storage_path=tmp_path, verbose=0)
+    failed = tune.Tuner(fails, tune_config=config, run_config=run).fit()
+    with pytest.raises(
+        MetricError, match=r"by 'loss': 2 of 2 trials failed and none reported, the first with KeyError: 'lr'"
+    ):
+        failed.get_best_result()
 
 
 def test_the_grid_is_a_sequence(grid):
@@ -141,6 +178,12 @@ def test_an_experiment_is_read_back_the_same(grid):
 def test_what_stands_for_a_trial(values, scope, keep_all, score):
     history = [{"m": value} for value in values]
     assert trial_score(history, "m", "max", scope, keep_all=keep_all) == score
+
+
+def test_the_spread_of_a_metric_does_not_hang_on_where_nan_stands():
+    for values in ([math.nan, 1.0, 3.0], [3.0, math.nan, 1.0], [1.0, 3.0, math.nan]):
+        spread = spread_of([{"m": value} for value in values])["m"]
+        assert (spread["min"], spread["max"], math.isnan(spread["avg"])) == (1.0, 3.0, True)
 
 
 def test_importing_tune_loads_nothing_heavy():

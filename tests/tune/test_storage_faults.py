@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import fsspec
@@ -22,6 +23,7 @@ from trainkit import tune
 from trainkit.errors import ConfigError, StorageError, StoreError
 from trainkit.tune.history import ExperimentReader
 from trainkit.tune.schema import FILENAME
+from trainkit.tune.storage import working_folder
 
 pytestmark = pytest.mark.usefixtures("inline", "results")
 
@@ -218,3 +220,27 @@ def test_a_checkpoint_that_a_killed_driver_copied_and_did_not_commit_is_copied_a
         str(there), trainable, storage_filesystem=fs, run_config=run, resume_errored=True
     ).fit()
     assert (written.read_text(), stray.read_text()) == ("3", "3")
+
+
+class Slow(Fails):
+    """Takes its time for each file."""
+
+    def get_file(self, rpath, lpath, **kwargs):
+        time.sleep(0.01)
+        super().get_file(rpath, lpath, **kwargs)
+
+
+def test_programs_that_restore_at_once_get_whole_folders(fit, tmp_path, results):
+    fit(saving, run=at(Fails(), tmp_path))
+    there = tmp_path / "there" / "e"
+    whole = names(results / "e") - LOCAL_ONLY
+    shutil.rmtree(results)
+
+    def restore(delay_s: float) -> set[str]:
+        time.sleep(delay_s)
+        folder, _ = working_folder(str(there), Slow())
+        return names(folder)
+
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(restore, [0.02 * place for place in range(8)])) == [whole] * 8
+    assert [path.name for path in results.iterdir()] == ["e"]

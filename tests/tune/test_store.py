@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import math
 import os
 import signal
@@ -82,6 +84,21 @@ def test_the_history_takes_the_later_attempt_of_each_iteration(store):
         assert reader.trials()[0].last_result["a"] == 20
         assert reader.trials()[0].attempt == 1
         assert len([entry for entry in reader.log() if isinstance(entry, Report)]) == 4
+
+
+def test_a_history_four_times_as_long_takes_little_more_than_four_times_the_work(store):
+    """Counted in steps of SQLite's machine, as times are noise."""
+    work = {}
+    for index, length in enumerate([500, 2000]):
+        trial = new_trial(index)
+        store.commit([*begun(trial), *(result(trial, at) for at in range(length))])
+        with contextlib.closing(sqlite3.connect(store.folder / FILENAME)) as connection:
+            steps = itertools.count()
+            connection.set_progress_handler(lambda steps=steps: next(steps) < 0, 100)
+            query = "SELECT metrics FROM history WHERE trial_id = ? ORDER BY iteration"
+            assert len(connection.execute(query, [trial.trial_id]).fetchall()) == length
+            work[length] = next(steps)
+    assert work[2000] < 6 * work[500]
 
 
 def test_a_batch_is_written_whole_or_not_at_all(store):

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from trainkit import settings
-from trainkit.cli.status import duration
+from trainkit.cli.status import duration, wide_console
 from trainkit.clock import SYSTEM
 from trainkit.errors import ConfigError, StoreError
 from trainkit.tune.overview import Overview
@@ -69,21 +69,20 @@ def list_experiments(folder: str | None) -> int:
     Raises:
         ConfigError: there is no such folder.
     """
-    from rich.console import Console
     from rich.table import Table
 
     root = Path(folder).expanduser().absolute() if folder is not None else settings.results_dir().absolute()
     if not root.is_dir():
         raise ConfigError(f"{root} is no folder")
     found = sorted(path.parent for path in root.glob(f"*/{FILENAME}"))
-    console = Console(highlight=False, emoji=False, markup=False)
+    console = wide_console()
     if not found:
         console.print(f"no experiment is in {root}", soft_wrap=True)
         return 0
     now = SYSTEM.now()
     table = Table(box=None, header_style="dim")
     for column in ("experiment", "state", "trials", "best last report", "age"):
-        table.add_column(column, overflow="fold")
+        table.add_column(column)
     problems = []
     for path in found:
         try:

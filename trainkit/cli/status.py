@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
+_WIDTH = 4_000
+"""Of lines, in characters: more than any table is wide, as a number that is folded is two numbers."""
+
 
 def status(*, as_json: bool) -> int:
     """Show all sessions of this user."""
@@ -20,14 +23,19 @@ def status(*, as_json: bool) -> int:
     if as_json:
         sys.stdout.write(json.dumps([found.plain() for found in surveys], indent=2) + "\n")
         return 0
-    from rich.console import Console
-
-    console = Console(highlight=False, emoji=False, markup=False)
+    console = wide_console()
     if not surveys:
         console.print("no session is running")
     for found in surveys:
         _show(console, found)
     return 0
+
+
+def wide_console() -> Console:
+    """Where tables are printed: never folded or cut, so a line may be longer than the terminal is wide."""
+    from rich.console import Console
+
+    return Console(highlight=False, emoji=False, markup=False, width=_WIDTH)
 
 
 def duration(seconds: float) -> str:
@@ -120,5 +128,5 @@ def _table(*columns: str) -> Table:
 
     table = Table(box=None, pad_edge=True, header_style="dim")
     for column in columns:
-        table.add_column(column, overflow="fold")
+        table.add_column(column)
     return table

@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from trainkit.cli.experiments import best_words, experiment_folder
-from trainkit.cli.status import duration
+from trainkit.cli.status import duration, wide_console
 from trainkit.clock import SYSTEM
 from trainkit.errors import ConfigError
 from trainkit.tune.checks import is_number
 from trainkit.tune.missing import AUTOMATIC
 from trainkit.tune.overview import Overview
 from trainkit.tune.trial import Trial
-from trainkit.tune.values import encode, flatten
+from trainkit.tune.values import encode, flatten, without_objects
 
 Row = Mapping[str, Any]
 
@@ -179,19 +179,14 @@ def as_csv(rows: Sequence[Row], columns: Sequence[str]) -> str:
 
 def as_json(rows: Sequence[Row], columns: Sequence[str]) -> str:
     """A list of objects; what JSON has no word for is a text."""
-    shown = [{name: _plain(row[name]) for name in columns if name in row} for row in rows]
+    shown = [{name: without_objects(row[name]) for name in columns if name in row} for row in rows]
     return "[" + ",\n ".join(map(encode, shown)) + "]\n"
 
 
-def _plain(value: Any) -> Any:
-    return value if isinstance(value, (int, float, str, bool, list, dict, type(None))) else str(value)
-
-
 def _print_table(overview: Overview, rows: Sequence[Row], columns: Sequence[str]) -> None:
-    from rich.console import Console
     from rich.table import Table
 
-    console = Console(highlight=False, emoji=False, markup=False)
+    console = wide_console()
     total = "" if overview.total is None else f" of {overview.total}"
     left = overview.remaining_s
     console.print(f"{overview.folder}: {overview.state}", style="bold", soft_wrap=True)
@@ -202,7 +197,7 @@ def _print_table(overview: Overview, rows: Sequence[Row], columns: Sequence[str]
         console.print(f"about {duration(left)} left")
     table = Table(box=None, header_style="dim")
     for column in columns:
-        table.add_column(column, overflow="fold")
+        table.add_column(column)
     for row in rows:
         table.add_row(*(_cell(row.get(column)) for column in columns))
     console.print(table)
@@ -211,4 +206,4 @@ def _print_table(overview: Overview, rows: Sequence[Row], columns: Sequence[str]
 def _cell(value: Any) -> str:
     if value is None:
         return ""
-    return f"{value:.6g}" if isinstance(value, float) else str(value)[:200]
+    return f"{value:.6g}" if isinstance(value, float) else " ".join(str(value).split())[:200]

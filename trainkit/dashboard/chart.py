@@ -96,7 +96,7 @@ class _Axis:
         """About five round values."""
         rough = (self._high - self._low) / 5
         scale = 10.0 ** math.floor(math.log10(rough))
-        step = next(scale * factor for factor in (1, 2, 5, 10) if scale * factor >= rough)
+        step = next(scale * factor for factor in (1, 2, 2.5, 5, 10) if scale * factor >= rough)
         first = math.ceil(self._low / step)
         count = math.floor(self._high / step) - first + 1
         return [float(f"{(first + place) * step:.12g}") for place in range(count)]

@@ -13,6 +13,7 @@ from urllib.parse import quote, urlencode
 from trainkit.dashboard.chart import Curve, picture
 from trainkit.dashboard.reading import TrialRow, View
 from trainkit.tune.trial import TrialStatus
+from trainkit.tune.values import without_objects
 
 MAX_ROWS = 200
 """Of one page's table; the rest is behind a link."""
@@ -120,7 +121,8 @@ def experiment(seen: View, curves: Sequence[Curve], wish: Wish, token: str) -> s
         "</div>",
     ]
     if seen.overview.metric is not None:
-        body += ["<h2>Learning curves</h2>", picture(curves, "iteration", seen.overview.metric)]
+        which = f" of the {len(curves)} best trials" if len(curves) < len(seen.ranked) else ""
+        body += [f"<h2>Learning curves{which}</h2>", picture(curves, "iteration", seen.overview.metric)]
     body.append(f"<h2>Trials</h2>{_trials(seen, wish)}")
     return _page(seen.name, "".join(body))
 
@@ -289,4 +291,4 @@ def _text(value: Any) -> str:
         return ""
     if isinstance(value, float):
         return f"{value:.6g}"
-    return value if isinstance(value, str) else json.dumps(value, default=str)
+    return value if isinstance(value, str) else json.dumps(without_objects(value))

@@ -14,7 +14,6 @@ it in the form or the header, so that no other site's page can do it.
 from __future__ import annotations
 
 import hmac
-import json
 import re
 import secrets
 import sys
@@ -34,7 +33,7 @@ from trainkit.dashboard.chart import Curve
 from trainkit.dashboard.reading import MetricReader, View, experiments
 from trainkit.errors import DashboardError, StoreError, TrainkitError
 from trainkit.tune.commands import ask_to_stop, asker
-from trainkit.tune.values import encode, flatten
+from trainkit.tune.values import encode, flatten, without_objects
 
 MAX_CURVES = 100
 """In one picture: those of the best trials."""
@@ -264,8 +263,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(pages.problem(status.phrase, text), status=status)
 
     def _send_json(self, value: Any, status: HTTPStatus = HTTPStatus.OK) -> None:
-        plain = json.loads(json.dumps(value, default=str))
-        self._send(encode(plain), "application/json", status)
+        self._send(encode(without_objects(value)), "application/json", status)
 
     def _send(self, text: str, kind: str = "text/html", status: HTTPStatus = HTTPStatus.OK) -> None:
         data = text.encode("utf-8", "backslashreplace")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from datetime import timedelta
 from typing import Any, Literal, cast
 
@@ -149,6 +149,7 @@ class RunConfig:
             for both, or two.
         chdir_to_trial_dir: True runs each trial in its own folder; False: where the program was started.
         default_loggers: the loggers that come by themselves, of "json", "csv" and "tensorboard"; (): none.
+        local_dir: the older name of `storage_path`.
 
     Raises:
         ConfigError: a value is out of range.
@@ -167,8 +168,15 @@ class RunConfig:
     log_to_file: bool | str | tuple[str, str] = False
     chdir_to_trial_dir: bool = False
     default_loggers: Sequence[str] = DEFAULT_LOGGERS
+    local_dir: InitVar[str | os.PathLike[str] | None] = None
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, local_dir: str | os.PathLike[str] | None) -> None:
+        if local_dir is not None:
+            require(
+                self.storage_path is None,
+                f"give storage_path={self.storage_path!r} or local_dir={local_dir!r}, not both",
+            )
+            object.__setattr__(self, "storage_path", local_dir)
         if self.name is not None:
             require(
                 is_name(self.name)

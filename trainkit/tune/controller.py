@@ -12,8 +12,9 @@ A trial's way:    PENDING -- Start --> starting -- Started --> running -- Report
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
 
 from trainkit.tune import events as ev
 from trainkit.tune.autofill import Origin, full_result
@@ -23,14 +24,16 @@ from trainkit.tune.estimate import Pace
 from trainkit.tune.failing import TIMEOUT, Retry, timeout_words, what_follows
 from trainkit.tune.judging import Judge
 from trainkit.tune.live import FINISHED, Live, Outcome
-from trainkit.tune.plan import BROKEN, FAIL_FAST, FAILED_TRIALS, INTERRUPTED, Ending, Plan
+from trainkit.tune.plan import BROKEN, FAIL_FAST, FAILED_TRIALS, INTERRUPTED, MOST_AT_ONCE, Ending, Plan
 from trainkit.tune.proposals import Proposals
 from trainkit.tune.schedulers.base import TrialScheduler, Verdict, stop_words
 from trainkit.tune.stopping import StopRules
 from trainkit.tune.suggesting import TrialSource
 from trainkit.tune.trial import Failure, Trial, TrialStatus
 from trainkit.tune.turns import Turns
-from trainkit.tune.upkeep import drop_checkpoints, keep_checkpoint, set_status
+from trainkit.tune.upkeep import drop_checkpoints, keep_checkpoint, note_problem, set_status
+
+T = TypeVar("T")
 
 
 class Controller:
@@ -77,11 +80,12 @@ class Controller:
         self._live: dict[str, Live] = {}
         self._failed = sum(trial.status is TrialStatus.ERROR for trial in self.trials)
         self._step = ev.Step()
+        self._more_by = math.inf
         self._handlers = {
             ev.Started: self._on_started,
             ev.Reported: self._on_reported,
             ev.Finished: self._on_finished,
-            ev.Failed: self._on_failed,
+            ev.Failed: lambda live, event: self._fail(live.trial, event.failure, event.time),
         }
 
     # --- what the loop calls ----------------------------------------------------------------------
@@ -136,7 +140,8 @@ class Controller:
     @property
     def deadline(self) -> float:
         """When to send a Tick at the latest; infinity: only events matter."""
-        return min([self._endings.deadline, *(live.limit for live in self._live.values())])
+        limits = [live.limit for live in self._live.values()]
+        return min(self._more_by, self._endings.deadline, *limits)
 
     def remaining_s(self, time: float) -> float | None:
         """How many seconds the experiment will take yet, so far as that can be said; None: it can't."""
@@ -157,11 +162,11 @@ class Controller:
 
     def _fill(self, time: float) -> None:
         """Start trials while there are some and they fit; the first that doesn't keeps its place."""
-        try:
-            while self.ended_by is None and self._start_next(time):
-                pass
-        except Exception as error:  # of the searcher or the scheduler
-            self._break(error, time)
+        self._more_by = math.inf
+        for _ in range(MOST_AT_ONCE):
+            if self.ended_by is not None or not self._guarded(time, self._start_next, time):
+                return
+        self._more_by = time
 
     def _start_next(self, time: float) -> bool:
         running = [live.trial for live in self._live.values()]
@@ -220,21 +225,16 @@ class Controller:
         if origin is None:
             raise RuntimeError(f"trial {trial.trial_id} reported before it was started")
         result = full_result(event.metrics, origin, done=event.done)
-        trial.iteration = event.iteration
-        trial.last_result = result
+        trial.iteration, trial.last_result = event.iteration, result
         self._step.records.append(
             ev.ResultAdded(trial, trial.attempt, event.iteration, event.time, event.metrics, result)
         )
         if event.checkpoint is not None:
             keep_checkpoint(self._step, self._plan.checkpoints, trial, event.checkpoint, trial.iteration)
-        self._note_problem(trial, event.problem, event.time)
-        decided: Outcome | None = None
-        try:
-            self._proposals.on_trial_result(trial.trial_id, result)
-            decided = self._judged(live, result)
-        except Exception as error:  # of the searcher or the scheduler
-            self._break(error, event.time)
+        note_problem(self._step, trial, event.time, event.problem)
+        self._guarded(event.time, self._proposals.on_trial_result, trial.trial_id, result)
         # What is decided on this very report goes before an end that was asked of all trials.
+        decided = self._guarded(event.time, self._judged, live, result)
         live.outcome = decided or (FINISHED if event.done else live.outcome)
         self._ask_for_an_end(event.time)
         result["done"] = live.outcome is not None
@@ -268,17 +268,9 @@ class Controller:
     def _on_finished(self, live: Live, event: ev.Finished) -> None:
         if event.checkpoint is not None:
             keep_checkpoint(self._step, self._plan.checkpoints, live.trial, event.checkpoint, event.iteration)
-        self._note_problem(live.trial, event.problem, event.time)
+        note_problem(self._step, live.trial, event.time, event.problem)
         live.outcome = live.outcome or FINISHED
         self._finish(live, event.time)
-
-    def _on_failed(self, live: Live, event: ev.Failed) -> None:
-        self._fail(live.trial, event.failure, event.time)
-
-    def _note_problem(self, trial: Trial, problem: str, time: float) -> None:
-        """What a clean-up raised: worth keeping, but the trial's outcome is settled."""
-        if problem:
-            self._step.records.append(ev.Noted(time, "cleanup", problem, trial.trial_id))
 
     # --- ends of a trial --------------------------------------------------------------------------
 
@@ -299,18 +291,13 @@ class Controller:
         else:
             self._terminate(trial, time, reason)
 
-    def _terminate(self, trial: Trial, time: float, reason: str, failure: Failure | None = None) -> None:
-        """The trial has ended for good; with a `failure`, in an error."""
-        failed, status = failure is not None, TrialStatus.ERROR if failure else TrialStatus.TERMINATED
+    def _terminate(self, trial: Trial, time: float, reason: str) -> None:
         self.pace.ended(trial.trial_id)
-        set_status(self._step, trial, time, status, reason, failure)
+        set_status(self._step, trial, time, TrialStatus.TERMINATED, reason)
         drop_checkpoints(self._step, self._plan.checkpoints, trial, running=False)
-        try:
-            tell = self._scheduler.on_trial_error if failed else self._scheduler.on_trial_complete
-            tell(trial.trial_id)
-            self._proposals.on_trial_complete(trial.trial_id, trial.last_result or None, error=failed)
-        except Exception as error:  # of the searcher or the scheduler
-            self._break(error, time)
+        trial_id, result = trial.trial_id, trial.last_result or None
+        self._guarded(time, self._scheduler.on_trial_complete, trial_id)
+        self._guarded(time, self._proposals.on_trial_complete, trial_id, result)
 
     def _fail(self, trial: Trial, failure: Failure, time: float) -> None:
         self._let_go(trial, time)
@@ -320,11 +307,18 @@ class Controller:
             return
         trial.failures += 1
         trial.failure = follows
-        self._terminate(trial, time, f"{follows.kind}: {follows.message}"[:200], follows)
+        self.pace.ended(trial.trial_id)
+        reason = f"{follows.kind}: {follows.message}"[:200]
+        set_status(self._step, trial, time, TrialStatus.ERROR, reason, follows)
+        drop_checkpoints(self._step, self._plan.checkpoints, trial, running=False)
+        trial_id, result = trial.trial_id, trial.last_result or None
+        self._guarded(time, self._scheduler.on_trial_error, trial_id)
+        self._guarded(time, self._proposals.on_trial_complete, trial_id, result, True)
         if self._plan.failure.fail_fast:
             self._end(FAIL_FAST, time)
         self._failed += 1
-        if (limit := self._plan.failure.max_failed_trials) is not None and self._failed >= limit:
+        limit = self._plan.failure.max_failed_trials
+        if limit is not None and self._failed >= limit:
             self._end(FAILED_TRIALS, time)
 
     def _retry(self, trial: Trial, failure: Failure, retry: Retry, time: float) -> None:
@@ -350,8 +344,8 @@ class Controller:
         for live in [live for live in self._live.values() if now >= live.limit]:
             self._step.actions.append(ev.Kill(live.trial.trial_id))
             if live.outcome is None:
-                limit_s = self._plan.trial_timeout_s or 0.0
-                self._fail(live.trial, Failure(TIMEOUT, timeout_words(limit_s)), now)
+                words = timeout_words(self._plan.trial_timeout_s or 0.0)
+                self._fail(live.trial, Failure(TIMEOUT, words), now)
                 continue
             status, reason = live.outcome
             live.outcome = status, f"{reason}; killed, as it did not end in time"
@@ -373,16 +367,18 @@ class Controller:
     def _ask_for_an_end(self, time: float) -> None:
         if self.ended_by is not None:
             return
-        try:
-            if (ending := self._endings.due(time)) is not None:
-                self._end(ending, time)
-        except Exception as error:  # of the user's stopper
-            self._break(error, time)
+        ending = self._guarded(time, self._endings.due, time)
+        if ending is not None:
+            self._end(ending, time)
 
-    def _break(self, error: Exception, time: float) -> None:
-        """A part of the user's has raised: end, for `fit` to raise it too; what has happened is recorded."""
-        self.error = self.error or error
-        self._end(BROKEN, time)
+    def _guarded(self, time: float, ask: Callable[..., T], *args: Any) -> T | None:
+        """Ask searcher, scheduler or stopper; where they raise, end the experiment, all of it recorded."""
+        try:
+            return ask(*args)
+        except Exception as error:
+            self.error = self.error or error
+            self._end(BROKEN, time)
+            return None
 
     def _end(self, ending: Ending, time: float) -> None:
         """Stop every trial at its next report, and start no other."""

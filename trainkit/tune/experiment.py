@@ -261,7 +261,7 @@ class Experiment:
         )
         callbacks = [
             *parts.make_callbacks(self._run),
-            *parts.make_watch(self.metric),
+            parts.make_watch(self.metric, self._scheduler),
             *([mirror] if mirror is not None else []),
         ]
         hub = CallbackHub(

@@ -109,6 +109,6 @@ def make_callbacks(run: RunConfig) -> Sequence[Callback]:
     return callbacks
 
 
-def make_watch(metric: str | None) -> Sequence[Callback]:
-    """Return what looks out for a misspelt metric; nothing where there is none or it need not come."""
-    return [MetricWatch(metric)] if metric is not None and settings.metric_is_required() else []
+def make_watch(metric: str | None, scheduler: TrialScheduler) -> Callback:
+    """Return what looks out for a misspelt metric, where one must come, and for the time_attr."""
+    return MetricWatch(metric if settings.metric_is_required() else None, scheduler.time_attr)

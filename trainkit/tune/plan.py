@@ -26,6 +26,9 @@ FAIL_FAST = Ending("fail fast")
 FAILED_TRIALS = Ending("too many failed trials", resumable=True)
 BROKEN = Ending("an error", resumable=True)
 
+MOST_AT_ONCE = 1000
+"""Trials begun in a step: where all fail before they start, an endless search must look at the time too."""
+
 
 @dataclass(frozen=True)
 class Plan:

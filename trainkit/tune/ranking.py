@@ -72,8 +72,8 @@ def spread_of(reports: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float
                 values.setdefault(name, []).append(value)
     return {
         name: {
-            "max": max(series),
-            "min": min(series),
+            "max": max(_comparable(series)),
+            "min": min(_comparable(series)),
             "avg": _mean(series),
             "last": series[-1],
             "last-5-avg": _mean(series[-5:]),
@@ -81,6 +81,11 @@ def spread_of(reports: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float
         }
         for name, series in values.items()
     }
+
+
+def _comparable(values: Sequence[float]) -> Sequence[float]:
+    """Those that are not NaN, which is neither more nor less than anything; all, if all are."""
+    return [value for value in values if value == value] or values
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -17,7 +17,7 @@ from trainkit.tune.reading import Reader, experiment_folder, metric_and_mode, op
 from trainkit.tune.result import Result, result_of, with_config
 from trainkit.tune.stopping import missing_metric
 from trainkit.tune.trial import TrialStatus
-from trainkit.tune.values import flatten, lookup
+from trainkit.tune.values import first_line, flatten, lookup
 
 if TYPE_CHECKING:
     import optuna
@@ -297,5 +297,11 @@ class ResultGrid(Sequence[Result]):
             raise MetricError(
                 f"no trial has a finite number as {metric!r} among its reports for scope={scope!r}; "
                 "look at more of them with scope='all', or keep NaN with filter_nan_and_inf=False"
+            )
+        failed = [result for result in self._results if result.status is TrialStatus.ERROR]
+        if failed and not reports:
+            raise MetricError(
+                f"no best trial by {metric!r}: {len(failed)} of {len(self)} trials failed and none reported, "
+                f"the first with {first_line(failed[0].reason)}"
             )
         raise MetricError(f"no best trial by {missing_metric(metric, reports)}")

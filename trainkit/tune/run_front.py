@@ -24,6 +24,7 @@ from trainkit.tune.schedulers.base import TrialScheduler
 from trainkit.tune.search.base import Searcher
 from trainkit.tune.trial import Trial
 from trainkit.tune.tuner import Tuner
+from trainkit.tune.values import first_line
 
 logger = logging.getLogger("trainkit.tune")
 
@@ -297,10 +298,9 @@ def _checkpoint_folder(restore: str | os.PathLike[str]) -> str:
 
 def _failed(grid: ResultGrid) -> TrialError:
     failed = [result for result in grid if result.error is not None]
-    first = str(failed[0].error).strip().splitlines() or [type(failed[0].error).__name__]
     return TrialError(
         f"{len(failed)} of {len(grid)} trials failed ({', '.join(result.trial_id for result in failed[:10])}"
-        f"{', ...' if len(failed) > 10 else ''}); the first: {first[0]}. All results are in "
-        f"{grid.experiment_path}, for tune.ExperimentAnalysis(path); to get them from tune.run() itself, "
-        "give raise_on_failed_trial=False"
+        f"{', ...' if len(failed) > 10 else ''}); the first: {first_line(failed[0].reason)}. "
+        f"All results are in {grid.experiment_path}, for tune.ExperimentAnalysis(path); to get them from "
+        "tune.run() itself, give raise_on_failed_trial=False"
     )

@@ -90,11 +90,9 @@ CREATE TABLE events (
 );
 
 -- The history to look at: of each iteration, the attempt that reported it last.
-CREATE VIEW history AS
-    SELECT r.* FROM results r
-    WHERE r.attempt = (
-        SELECT max(o.attempt) FROM results o WHERE o.trial_id = r.trial_id AND o.iteration = r.iteration
-    );
+CREATE VIEW history AS -- beside max() SQLite takes the other columns from the row that holds the maximum
+    SELECT trial_id, max(attempt) AS attempt, iteration, seq, metrics FROM results
+    GROUP BY trial_id, iteration;
 """
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import sqlite3
 import tempfile
-from collections.abc import Callable, Mapping
-from contextlib import closing
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -204,6 +205,38 @@ def working_folder(path: str | os.PathLike[str], filesystem: Any = None) -> tupl
     if isinstance(address, Path):
         return address, None
     folder = (settings.results_dir() / address.root.rsplit("/", 1)[-1]).absolute()
+    with _alone(folder):
+        _download(address, folder)
+    return folder, address
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Hold back other programs that would download to `folder` too."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    path = folder.with_name(f".{folder.name}.lock")
+    while True:
+        with open(path, "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            # Whoever held it before has removed it, and another may hold a new one.
+            if not _is_open(path, lock.fileno()):
+                continue
+            try:
+                yield
+            finally:
+                path.unlink()
+            return
+
+
+def _is_open(path: Path, descriptor: int) -> bool:
+    try:
+        return os.path.samestat(path.stat(), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False
+
+
+def _download(address: Address, folder: Path) -> None:
+    """Make `folder` a copy of what is at `address`, or see that it is of the same experiment."""
     aside = folder.with_name(f".{folder.name}.partial")
     for attempt in range(MAX_TRIES):
         shutil.rmtree(aside, ignore_errors=True)
@@ -212,17 +245,16 @@ def working_folder(path: str | os.PathLike[str], filesystem: Any = None) -> tupl
             _get_store(address, aside)
             if (folder / FILENAME).exists():
                 _require_same(folder, aside, address)
-                return folder, address
+                return
             _reaching(address, lambda: _get_files(address, aside))
             aside.rename(folder)
-            return folder, address
+            return
         except StorageError as error:
             # A checkpoint may have been replaced while it was read, by a driver that still runs.
             if attempt == MAX_TRIES - 1 or not isinstance(error.__cause__, FileNotFoundError):
                 raise
         finally:
             shutil.rmtree(aside, ignore_errors=True)
-    raise RuntimeError("unreachable")
 
 
 def _get_store(address: Address, folder: Path) -> None:

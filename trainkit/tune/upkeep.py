@@ -44,3 +44,9 @@ def set_status(
     step.records.append(
         ev.StatusChanged(trial, time, status, reason, trial.attempt, trial.failures, failure, retried)
     )
+
+
+def note_problem(step: ev.Step, trial: Trial, time: float, problem: str) -> None:
+    """Note what a clean-up raised, if it did: worth keeping, but the trial's outcome is settled."""
+    if problem:
+        step.records.append(ev.Noted(time, "cleanup", problem, trial.trial_id))

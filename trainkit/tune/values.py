@@ -93,6 +93,11 @@ def storable_text(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode()
 
 
+def first_line(text: str) -> str:
+    """The first line of a text; '' where there is none."""
+    return text.partition("\n")[0]
+
+
 def encode(value: Any) -> str:
     """Return `value` as JSON that every reader accepts: NaN and infinities become texts."""
     try:
@@ -123,6 +128,17 @@ def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
     if isinstance(value, dict):
         return {key: change(child) for key, child in value.items()}
     return [change(child) for child in value] if isinstance(value, list) else value
+
+
+def without_objects(value: Any) -> Any:
+    """Return `value` with texts for what JSON has no word for: keys, and objects, by name if they have it."""
+    if isinstance(value, Mapping):
+        return {str(key): without_objects(child) for key, child in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [without_objects(child) for child in value]
+    if isinstance(value, (str, int, float, bool, type(None))):
+        return value
+    return getattr(value, "__name__", None) or str(value)
 
 
 def flatten(nested: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from trainkit.tune.callbacks.outlets import Notebook, Outlet, Terminal, has_scre
 from trainkit.tune.callbacks.picture import picture_of
 from trainkit.tune.callbacks.standing import Standing, duration, number_words, one_line
 from trainkit.tune.trial import Trial, TrialStatus
-from trainkit.tune.values import flatten, lookup
+from trainkit.tune.values import first_line, flatten, lookup
 
 REFRESH_S = 0.5
 """Between two drawings of the block."""
@@ -127,7 +127,7 @@ class ConsoleCallback(Callback):
         value = number_words(lookup(trial.last_result, metric)) if metric else ""
         shown = f" {metric}={value}" if value else ""
         reports = f"{trial.iteration} report{'s' * (trial.iteration != 1)}"
-        why = next(iter(trial.reason.splitlines()), "")
+        why = first_line(trial.reason)
         line = f"{trial.trial_id} {trial.status} after {reports}{shown}: {why}"
         say(one_line(line[:MAX_WIDTH]))
         if self._lines[trial.status] == MAX_LINES and self._verbose < 2:

@@ -12,6 +12,8 @@ from trainkit.tune.trial import Trial
 from trainkit.tune.values import flatten
 
 FILENAME = "progress.csv"
+_LONGEST = 2**31 - 1
+"""Characters of a cell that is read back; the csv module's own limit is less than a text may have."""
 _AS_TEXT: dict[str, Any] = {"newline": "", "encoding": "utf-8", "errors": "backslashreplace"}
 
 
@@ -85,8 +87,12 @@ def _header(file: TextIO) -> list[str]:
 
 def _widen(path: Path, columns: Sequence[str], more: Sequence[Mapping[str, Any]]) -> None:
     """Give the table these columns, of which it has the first, and further rows."""
-    with open(path, **_AS_TEXT) as file:
-        _, *rows = csv.reader(file)
+    before = csv.field_size_limit(_LONGEST)
+    try:
+        with open(path, **_AS_TEXT) as file:
+            _, *rows = csv.reader(file)
+    finally:
+        csv.field_size_limit(before)
     wide = [row + [""] * (len(columns) - len(row)) for row in rows]
     _write(path, columns, wide + _cells(more, columns))
 

@@ -1,4 +1,4 @@
-"""Tells at the first report of an experiment that the metric to optimise seems to be misspelt."""
+"""Tells at the first report that the metric seems to be misspelt, or lacks what the scheduler counts by."""
 
 from __future__ import annotations
 
@@ -21,11 +21,13 @@ class MetricWatch(Callback):
     """Warns once; trials fail only at their end, since the metric may come with a later report.
 
     Args:
-        metric: to be reported.
+        metric: to be reported; None: none must be.
+        time_attr: what the scheduler counts by.
     """
 
-    def __init__(self, metric: str) -> None:
+    def __init__(self, metric: str | None, time_attr: str) -> None:
         self._metric = metric
+        self._time_attr = time_attr
         self._seen = False
 
     def on_trial_result(
@@ -34,8 +36,14 @@ class MetricWatch(Callback):
         if self._seen:
             return
         self._seen = True
-        if words := misspelt(self._metric, result):
+        if self._metric is not None and (words := misspelt(self._metric, result)):
             logger.warning("%s", words)
+        if lookup(result, self._time_attr) is None:
+            logger.warning(
+                "the first report has no %r, which the scheduler's time_attr names: it stops no trial by a "
+                "report without it",
+                self._time_attr,
+            )
 
 
 def misspelt(metric: str, result: Mapping[str, Any]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import os
 import sys
 from collections.abc import Callable
@@ -77,8 +78,10 @@ def notebook_display() -> Callable[..., Any] | None:
 
 
 def has_screen() -> bool:
-    """Whether standard output is a terminal in which a block can be drawn anew."""
-    return sys.stdout.isatty() and os.environ.get("TERM", "").lower() not in ("dumb", "unknown")
+    """Whether standard output is a terminal in which a block can be drawn anew, of any letters."""
+    if not sys.stdout.isatty() or os.environ.get("TERM", "").lower() in ("dumb", "unknown"):
+        return False
+    return codecs.lookup(sys.stdout.encoding or "ascii").name == "utf-8"
 
 
 def say(line: str) -> None:

@@ -103,6 +103,7 @@ class TableReporter(ProgressReporter):
         self._intermediate = print_intermediate_tables is not False
         self._metric = metric
         self._mode = mode
+        self._given = total_samples, metric, mode  # what is not given is as each experiment says
         self._sort_by_metric = sort_by_metric
         self._clock = clock
         self._last: float | None = None
@@ -119,9 +120,10 @@ class TableReporter(ProgressReporter):
     ) -> None:
         self._started = self._clock.monotonic()
         self._last = None
-        self._total_samples = total_samples if self._total_samples is None else self._total_samples
-        self._metric = self._metric or metric
-        self._mode = self._mode or mode
+        own_total, own_metric, own_mode = self._given
+        self._total_samples = total_samples if own_total is None else own_total
+        self._metric = own_metric or metric
+        self._mode = own_mode or mode
         self._path = info.get("experiment_path", "")
         if self._sort_by_metric and not (self._metric and self._mode):
             raise ConfigError(
@@ -151,7 +153,7 @@ class TableReporter(ProgressReporter):
         best = self._best(trials)
         lines = [f"Running for {duration(self._clock.monotonic() - self._started)}", *sys_info]
         if best is not None:
-            lines.append(f"Current best trial: {best.trial_id} with {self._best_words(best)}")
+            lines.append(f"Current best trial by last report: {best.trial_id} with {self._best_words(best)}")
         lines += [f"Result folder: {self._path}"] if self._path else []
         numbers = Counter(trial.status for trial in trials)
         counts = ", ".join(f"{numbers[status]} {status}" for status in TrialStatus if numbers[status])
@@ -181,7 +183,7 @@ class TableReporter(ProgressReporter):
             [
                 trial.name,
                 str(trial.status),
-                *(_cell(lookup(trial.config, name)) for name in parameters),
+                *(_cell(_parameter(trial.config, name)) for name in parameters),
                 *(_cell(lookup(trial.last_result, name)) for name in metrics),
             ]
             for trial in shown
@@ -244,7 +246,7 @@ class TableReporter(ProgressReporter):
 
     def _best_words(self, best: Trial) -> str:
         wanted = self._parameter_columns or flatten(best.config)
-        parameters = {name: lookup(best.config, name) for name in wanted}
+        parameters = {name: _parameter(best.config, name) for name in wanted}
         value = number_words(lookup(best.last_result, self._metric or ""))
         return f"{self._metric}={value} and parameters={parameters}"
 
@@ -281,6 +283,8 @@ class JupyterNotebookReporter(TableReporter):
                 importlib.import_module("IPython.display").clear_output(wait=True)
             self._output = Notebook(display)
         self._output.show(*pictures)
+        if done:  # another experiment is shown in its own cell
+            self._output = None
 
 
 def _as_columns(columns: Columns) -> dict[str, str]:
@@ -290,6 +294,11 @@ def _as_columns(columns: Columns) -> dict[str, str]:
 def _add(columns: dict[str, str], name: str, shown: str | None) -> None:
     require(name not in columns, f"the column {name!r} is shown already")
     columns[name] = shown or name
+
+
+def _parameter(config: Mapping[str, Any], name: str) -> Any:
+    """By its flat name, which keys that are no texts have too; or a dictionary of several."""
+    return flatten(config).get(name, lookup(config, name))
 
 
 def _cell(value: Any) -> str:

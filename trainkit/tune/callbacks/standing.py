@@ -10,10 +10,12 @@ from typing import Any
 from trainkit.tune.checks import is_number
 from trainkit.tune.schedulers.base import score_of
 from trainkit.tune.trial import Trial, TrialStatus
-from trainkit.tune.values import lookup
+from trainkit.tune.values import flatten, lookup
 
 MAX_ROWS = 16
 """Of trials, in a table."""
+MAX_CONFIG = 400
+"""Characters of a configuration."""
 
 
 class Standing:
@@ -116,11 +118,12 @@ class Standing:
 
 
 def config_words(config: Mapping[str, Any]) -> str:
-    """A configuration in one line, its values shortened."""
-    return ", ".join(
+    """A configuration in one line, its values shortened; one that would fill a screen is cut."""
+    text = ", ".join(
         f"{key}={value:.4g}" if isinstance(value, float) else f"{key}={str(value)[:30]}"
-        for key, value in config.items()
+        for key, value in flatten(config).items()
     )
+    return text if len(text) <= MAX_CONFIG else f"{text[: MAX_CONFIG - 3]}..."
 
 
 def number_words(value: Any) -> str:

@@ -13,7 +13,7 @@ from trainkit.errors import ConfigError
 from trainkit.tune.checks import is_number, require
 from trainkit.tune.integrations.reporting import missing
 from trainkit.tune.integrations.tracking import Told, TrackerCallback, process_rank, running_trial
-from trainkit.tune.values import flatten
+from trainkit.tune.values import flatten, without_objects
 
 _INTO_CONFIG = frozenset({"trial_id", "experiment_tag", "node_ip", "hostname", "pid", "date"})
 """Reported values that describe the run rather than its course."""
@@ -87,7 +87,7 @@ class WandbLoggerCallback(TrackerCallback):
             "group": self._group or told.group,
             "id": told.key,
             "name": told.name,
-            "config": _plain(self._wanted(told.config)),
+            "config": without_objects(self._wanted(told.config)),
             "dir": str(told.folder.parent),
             "resume": "allow",
             "reinit": "create_new",
@@ -107,7 +107,7 @@ class WandbLoggerCallback(TrackerCallback):
             flat = flatten(self._wanted(metrics))
             facts = {name: value for name, value in flat.items() if name in _INTO_CONFIG}
             if self._log_config:
-                facts |= _plain(self._wanted(result["config"]))
+                facts |= without_objects(self._wanted(result["config"]))
             if facts:
                 run.config.update(facts, allow_val_change=True)
             run.log({name: value for name, value in flat.items() if is_number(value)})
@@ -157,7 +157,7 @@ def setup_wandb(
         return wandb.init(mode="disabled")
     trial = running_trial()
     arguments: dict[str, Any] = {
-        "config": _plain(config or {}),
+        "config": without_objects(config or {}),
         "resume": "allow",
         "reinit": "finish_previous",
         "allow_val_change": True,
@@ -193,17 +193,3 @@ def _key(api_key: str | None, api_key_file: str | None) -> str | None:
         raise ConfigError(f"api_key_file={api_key_file!r} cannot be read: {error}") from error
     require(bool(lines and lines[0].strip()), f"api_key_file={api_key_file!r} holds no key in its first line")
     return lines[0].strip()
-
-
-def _plain(config: Mapping[str, Any]) -> dict[str, Any]:
-    """What W&B can keep as it is, and the texts of the rest."""
-    return {name: _plain_value(value) for name, value in config.items()}
-
-
-def _plain_value(value: Any) -> Any:
-    if isinstance(value, (list, tuple)):
-        return [_plain_value(child) for child in value]
-    if isinstance(value, Mapping):
-        return {str(key): _plain_value(child) for key, child in value.items()}
-    kept = (str, int, float, bool, type(None))
-    return value if isinstance(value, kept) else getattr(value, "__name__", None) or str(value)

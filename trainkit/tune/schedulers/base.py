@@ -150,6 +150,8 @@ def stop_words(reason: Mapping[str, Any], scheduler: str) -> str:
         )
     elif reason.get("rule") == "max_t":
         words = f"reached max_t={reason['max_t']:g}"
+    elif reason.get("rule") == "late report":
+        words = "it had stopped this trial before"
     else:
         words = ", ".join(f"{name} {value}" for name, value in reason.items())
     return f"stopped by {scheduler}: {words}" if words else f"stopped by {scheduler}"
