@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
+import hypothesis
 import psutil
 import pytest
 
@@ -17,6 +18,12 @@ from trainkit.runtime.local import process
 from trainkit.settings import SESSION_MARK
 
 SESSION_CPUS = 4
+
+# No test breaks by noise: neither by a slow machine nor by other examples than yesterday's. To look for new
+# ones: pytest --hypothesis-profile=explore.
+hypothesis.settings.register_profile("steady", deadline=None, derandomize=True)
+hypothesis.settings.register_profile("explore", deadline=None)
+hypothesis.settings.load_profile("steady")
 
 NEEDED_BY_ALL = frozenset({"numpy", "torch", "trainkit.train.worker", "trainkit.tune.trial_actor"})
 """What workers are forked with, if this process has imported it; a module's `PRELOAD` adds to it."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import assume, given, settings
@@ -165,24 +167,26 @@ def described(draw, depth=0, names="abcd"):
     return space
 
 
-@settings(max_examples=40)
+@settings(max_examples=40, deadline=None)
 @given(st.data())
 def test_any_small_space(data):
     try:
         space = Space.of(described(data.draw))
     except SpaceError:  # conditions that can't be, such as on itself: they have their own tests
         assume(False)
-    every = {}
-    for n in range(200):
-        config = space.configuration(n % space.grid_size(), suggestion_generator(1, n))
+    every: dict[str, Any] = {}
+    count, draws = space.cardinality(), 0
+    # A configuration deep in the branches comes rarely: of few, all are waited for.
+    while draws < 200 or (len(every) < count <= 12 and draws < 20_000):
+        config = space.configuration(draws % space.grid_size(), suggestion_generator(1, draws))
         every[encode_config(config)] = config
         assert space.allows(config)
+        draws += 1
     for config in every.values():
         found = space.choices(config)
         unasked = dict(found)
         assert space.walk(lambda name, _, left=unasked: left.pop(name), suggestion_generator(0, 0)) == config
         assert not unasked
-    count = space.cardinality()
     assert count >= len(every)
     if count <= 12:
         assert count == len(every)
