@@ -12,11 +12,12 @@ from tests.conftest import SESSION_CPUS, eventually
 from tests.suites.base import Suite, needs
 from tests.suites.parts import (
     Keeper,
+    await_file,
     bundles_here,
     bundles_of_children,
     bundles_of_grandchild,
     gpus,
-    wait_for,
+    start_and_wait_for,
 )
 from trainkit.errors import ActorDiedError, ConfigError, InfeasibleError, WorkerDiedError
 from trainkit.runtime.scheduling import PlacementGroupSchedulingStrategy
@@ -248,10 +249,12 @@ class PlacementSuite(Suite):
 
     @needs("placement")
     def test_a_waiting_group_lets_nobody_in(self, tmp_path: Any) -> None:
-        running = trainkit.remote(num_cpus=SESSION_CPUS)(wait_for).remote(tmp_path / "go")
+        started, go = tmp_path / "started", tmp_path / "go"
+        running = trainkit.remote(num_cpus=SESSION_CPUS)(start_and_wait_for).remote(started, go)
+        await_file(started)
         group = trainkit.placement_group([{"CPU": 1}])
         inside = trainkit.remote(bundles_here).options(placement_group=group).remote()
         assert trainkit.wait([inside], timeout=0.2)[0] == []
-        (tmp_path / "go").touch()
+        go.touch()
         assert trainkit.get([running, inside], timeout=60) == ["waited", [{"CPU": 1}]]
         trainkit.remove_placement_group(group)
