@@ -36,11 +36,11 @@ class ProgressReporter:
 
     def should_report(self, trials: Sequence[Trial], done: bool = False) -> bool:
         """Whether to call `report` now; asked after each step, so be quick. `done`: for the last time."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} must define should_report()")
 
     def report(self, trials: Sequence[Trial], done: bool, *sys_info: str) -> None:
         """Show how the trials stand; `sys_info` are lines on the experiment as a whole."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} must define report()")
 
 
 class ReporterCallback(Callback):
