@@ -13,7 +13,7 @@ from typing import Any
 from trainkit import tune
 from trainkit.tune.schedulers import ASHAScheduler
 from trainkit.tune.seeds import scheduler_generator
-from trainkit.tune.store import ExperimentStore
+from trainkit.tune.storing.store import ExperimentStore
 
 TRIALS = 10_000
 EARLY, LATE = 500, 5_000

@@ -25,7 +25,7 @@ hypothesis.settings.register_profile("steady", deadline=None, derandomize=True)
 hypothesis.settings.register_profile("explore", deadline=None)
 hypothesis.settings.load_profile("steady")
 
-NEEDED_BY_ALL = frozenset({"numpy", "torch", "trainkit.train.worker", "trainkit.tune.trial_actor"})
+NEEDED_BY_ALL = frozenset({"numpy", "torch", "trainkit.train.worker", "trainkit.tune.running.trial_actor"})
 """What workers are forked with, if this process has imported it; a module's `PRELOAD` adds to it."""
 
 # What this run starts inherits it, so that another run's processes are not taken for ours.

@@ -100,7 +100,7 @@ OWN_IMPORTS = [found for found in ALL_IMPORTS if found.target.split(".")[0] == "
 
 
 def room(module: str) -> str:
-    """'tune' for trainkit.tune.store; '' for trainkit itself; an alias of a higher floor is its own room."""
+    """'tune' for trainkit.tune.trial; '' for trainkit itself; an alias of a higher floor is its own room."""
     path = module.partition(".")[2]
     return "util.sgd" if f"{path}.".startswith("util.sgd.") else path.partition(".")[0]
 

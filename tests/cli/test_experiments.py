@@ -19,7 +19,7 @@ from trainkit import tune
 from trainkit.cli.main import main
 from trainkit.cli.trials import View, selected
 from trainkit.errors import ConfigError
-from trainkit.tune.store import ExperimentStore
+from trainkit.tune.storing.store import ExperimentStore
 
 
 def trainable(config):

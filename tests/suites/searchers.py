@@ -11,11 +11,11 @@ import pytest
 
 from trainkit import tune
 from trainkit.errors import ConfigError
-from trainkit.tune.proposals import Proposals
-from trainkit.tune.respace import with_objects
 from trainkit.tune.search import Searcher
+from trainkit.tune.spaces.variants import Space
+from trainkit.tune.storing.respace import with_objects
+from trainkit.tune.suggestion.proposals import Proposals
 from trainkit.tune.values import decode_config, encode_config
-from trainkit.tune.variants import Space
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.tune.harness import Play
-from trainkit.tune import events as ev
 from trainkit.tune.config import CheckpointConfig, FailureConfig
+from trainkit.tune.control import events as ev
 from trainkit.tune.schedulers import ASHAScheduler
 from trainkit.tune.trial import Failure
 

@@ -17,11 +17,11 @@ from tests.tune.harness import Play
 from trainkit import tune
 from trainkit.cli.main import main
 from trainkit.errors import StoreError
-from trainkit.tune import commands
-from trainkit.tune import events as ev
-from trainkit.tune.chronicle import ChronicleReader
-from trainkit.tune.commands import Inbox, ask_to_stop, asker
-from trainkit.tune.ownership import owner_of
+from trainkit.tune.control import events as ev
+from trainkit.tune.running import commands
+from trainkit.tune.running.commands import Inbox, ask_to_stop, asker
+from trainkit.tune.storing.chronicle import ChronicleReader
+from trainkit.tune.storing.ownership import owner_of
 from trainkit.tune.trial import Failure
 
 SCRIPT = """

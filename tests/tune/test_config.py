@@ -9,8 +9,8 @@ import pytest
 
 from trainkit import tune
 from trainkit.errors import ConfigError
+from trainkit.tune.control.stopping import missing_metric
 from trainkit.tune.schedulers import ASHAScheduler
-from trainkit.tune.stopping import missing_metric
 
 
 def test_names_and_defaults():

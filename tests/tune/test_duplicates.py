@@ -10,10 +10,10 @@ import pytest
 from tests.tune.harness import Play
 from trainkit import tune
 from trainkit.errors import ConfigError
-from trainkit.tune.fingerprint import fingerprint
-from trainkit.tune.history import ExperimentReader
-from trainkit.tune.merging import merged, nested
 from trainkit.tune.search import BasicVariantGenerator, OptunaSearch, Searcher
+from trainkit.tune.storing.history import ExperimentReader
+from trainkit.tune.suggestion.fingerprint import fingerprint
+from trainkit.tune.suggestion.merging import merged, nested
 
 pytestmark = pytest.mark.usefixtures("inline")
 

@@ -9,14 +9,14 @@ import pytest
 
 from trainkit import tune
 from trainkit.errors import ConfigError
-from trainkit.tune.history import ExperimentReader
 from trainkit.tune.policies import Resume
-from trainkit.tune.proposals import Proposals
-from trainkit.tune.respace import differences
-from trainkit.tune.resuming import ResumeRule
 from trainkit.tune.search import BasicVariantGenerator
 from trainkit.tune.search.base import Searcher
-from trainkit.tune.variants import Space
+from trainkit.tune.spaces.variants import Space
+from trainkit.tune.storing.history import ExperimentReader
+from trainkit.tune.storing.respace import differences
+from trainkit.tune.storing.resuming import ResumeRule
+from trainkit.tune.suggestion.proposals import Proposals
 
 pytestmark = pytest.mark.usefixtures("inline")
 

@@ -10,7 +10,7 @@ import pytest
 from tests.tune.harness import Play
 from trainkit import tune
 from trainkit.errors import TuneError
-from trainkit.tune.failing import grouped
+from trainkit.tune.control.failing import grouped
 from trainkit.tune.policies import FailureConfig
 from trainkit.tune.trial import Failure
 

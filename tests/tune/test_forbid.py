@@ -9,8 +9,8 @@ from tests.tune.test_space import suggestions
 from trainkit import tune
 from trainkit.errors import SpaceError
 from trainkit.tune.seeds import suggestion_generator
+from trainkit.tune.spaces.variants import Space
 from trainkit.tune.values import encode_config
-from trainkit.tune.variants import Space
 
 
 def test_an_inactive_axis_multiplies_nothing():

@@ -18,9 +18,9 @@ import pytest
 
 from trainkit import tune
 from trainkit.errors import MetricError, StoreError, TrialError
-from trainkit.tune import events as ev
-from trainkit.tune.results import ResultGrid
-from trainkit.tune.store import ExperimentStore
+from trainkit.tune.control import events as ev
+from trainkit.tune.outcome.results import ResultGrid
+from trainkit.tune.storing.store import ExperimentStore
 from trainkit.tune.trial import Trial, TrialStatus
 
 pytestmark = pytest.mark.usefixtures("inline")

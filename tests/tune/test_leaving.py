@@ -16,11 +16,11 @@ import pytest
 import trainkit
 from tests.conftest import SESSION_CPUS, eventually
 from trainkit import tune
-from trainkit.tune import events as ev
-from trainkit.tune.executor import Executor
-from trainkit.tune.interrupts import Interrupts
+from trainkit.tune.control import events as ev
 from trainkit.tune.placement import Bound
-from trainkit.tune.specification import SpecMaker
+from trainkit.tune.running.executor import Executor
+from trainkit.tune.running.interrupts import Interrupts
+from trainkit.tune.running.specification import SpecMaker
 from trainkit.tune.trial import Trial
 
 pytestmark = pytest.mark.usefixtures("runtime")
@@ -136,7 +136,7 @@ def test_closing_ends_each_trial_even_if_one_cannot_be_ended(make_executor, monk
             raise trainkit.errors.TrainkitError("not now")
         kill(actor)
 
-    monkeypatch.setattr("trainkit.tune.executor.api.kill", refuse_the_first)
+    monkeypatch.setattr("trainkit.tune.running.executor.api.kill", refuse_the_first)
     executor.close()
     assert eventually(lambda: trainkit.available_resources()["CPU"] == SESSION_CPUS - 1)
     assert "could not be ended" in caplog.text

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from trainkit import tune
-from trainkit.tune import events as ev
 from trainkit.tune.callbacks.hub import CallbackHub
+from trainkit.tune.control import events as ev
 from trainkit.tune.trial import Trial
 
 pytestmark = pytest.mark.usefixtures("inline")

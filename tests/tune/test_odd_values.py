@@ -13,7 +13,7 @@ import pytest
 
 from trainkit import tune
 from trainkit.errors import ConfigError, SpaceError
-from trainkit.tune.history import ExperimentReader
+from trainkit.tune.storing.history import ExperimentReader
 from trainkit.tune.values import decode_config, encode_config, is_opaque
 
 pytestmark = pytest.mark.usefixtures("inline")

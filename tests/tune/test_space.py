@@ -13,8 +13,8 @@ from trainkit import tune
 from trainkit.errors import SpaceError
 from trainkit.tune.search import BasicVariantGenerator
 from trainkit.tune.seeds import suggestion_generator
+from trainkit.tune.spaces.variants import Space
 from trainkit.tune.values import complete, decode_config, encode_config, holds_opaque
-from trainkit.tune.variants import Space
 
 
 def suggestions(param_space: dict, *, seed: int = 0, num_samples: int = 1, **arguments) -> list[dict]:

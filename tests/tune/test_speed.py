@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from trainkit import tune
-from trainkit.tune import events as ev
-from trainkit.tune.store import ExperimentStore
+from trainkit.tune.control import events as ev
+from trainkit.tune.storing.store import ExperimentStore
 from trainkit.tune.trial import Trial, TrialStatus
 
 ROOT = Path(__file__).resolve().parents[2]

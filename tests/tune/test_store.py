@@ -15,12 +15,12 @@ import textwrap
 import pytest
 
 from trainkit.errors import ConfigError, StoreError
-from trainkit.tune import events as ev
-from trainkit.tune.history import Ended, ExperimentReader, Report, Suggested
-from trainkit.tune.ownership import Ownership
+from trainkit.tune.control import events as ev
 from trainkit.tune.schedulers.base import Decision, Verdict
-from trainkit.tune.schema import FILENAME
-from trainkit.tune.store import ExperimentStore
+from trainkit.tune.storing.history import Ended, ExperimentReader, Report, Suggested
+from trainkit.tune.storing.ownership import Ownership
+from trainkit.tune.storing.schema import FILENAME
+from trainkit.tune.storing.store import ExperimentStore
 from trainkit.tune.trial import Failure, SavedCheckpoint, Trial, TrialStatus
 
 
@@ -134,7 +134,7 @@ def test_a_second_writer_is_refused_by_pid_also_from_another_process(store):
     code = textwrap.dedent(f"""
         from pathlib import Path
         from trainkit.errors import StoreError
-        from trainkit.tune.store import ExperimentStore
+        from trainkit.tune.storing.store import ExperimentStore
         try:
             ExperimentStore.open(Path({str(store.folder)!r}))
         except StoreError as error:
@@ -150,7 +150,7 @@ def test_the_lock_goes_with_its_owner_and_commits_stay(tmp_path):
     code = textwrap.dedent(f"""
         import os, signal
         from pathlib import Path
-        from trainkit.tune.store import ExperimentStore
+        from trainkit.tune.storing.store import ExperimentStore
         from tests.tune.test_store import begun, new_trial, result
         store = ExperimentStore.create(Path({str(tmp_path / "e")!r}), {{}})
         trial = new_trial()
@@ -225,7 +225,7 @@ def test_a_disk_that_refuses_is_an_error_that_keeps_what_was_committed(tmp_path)
         import resource
         from pathlib import Path
         from trainkit.errors import StoreError
-        from trainkit.tune.store import ExperimentStore
+        from trainkit.tune.storing.store import ExperimentStore
         from tests.tune.test_store import begun, new_trial, result
         store = ExperimentStore.create(Path({str(tmp_path / "e")!r}), {{}})
         trial = new_trial()
@@ -257,7 +257,7 @@ def test_an_experiment_made_while_the_lock_was_awaited_is_not_overwritten(tmp_pa
             ExperimentStore.create(path, {"seed": 1}).close()
             super().__init__(path)
 
-    monkeypatch.setattr("trainkit.tune.store.Ownership", Late)
+    monkeypatch.setattr("trainkit.tune.storing.store.Ownership", Late)
     with pytest.raises(ConfigError, match="already holds an experiment"):
         ExperimentStore.create(folder, {"seed": 2})
     with ExperimentReader(folder) as reader:

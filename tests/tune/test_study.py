@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 from trainkit import tune
 from trainkit.errors import ConfigError
-from trainkit.tune import events as ev
-from trainkit.tune.hyperparameters import hyperparameters_of
-from trainkit.tune.results import ResultGrid
+from trainkit.tune.control import events as ev
+from trainkit.tune.outcome.hyperparameters import hyperparameters_of
+from trainkit.tune.outcome.results import ResultGrid
+from trainkit.tune.outcome.study import distribution_of, param_of
 from trainkit.tune.schedulers import ASHAScheduler
-from trainkit.tune.store import ExperimentStore
-from trainkit.tune.study import distribution_of, param_of
+from trainkit.tune.storing.store import ExperimentStore
 from trainkit.tune.trial import Trial, TrialStatus
 
 optuna = pytest.importorskip("optuna")

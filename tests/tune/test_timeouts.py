@@ -15,7 +15,7 @@ from tests.conftest import SESSION_CPUS, eventually
 from tests.tune.harness import Play
 from trainkit import tune
 from trainkit.errors import TrialTimeoutError
-from trainkit.tune import events as ev
+from trainkit.tune.control import events as ev
 from trainkit.tune.policies import FailureConfig
 
 pytestmark = pytest.mark.usefixtures("runtime")

@@ -14,8 +14,8 @@ from tests.tune.test_space import suggestions
 from trainkit import tune
 from trainkit.errors import SpaceError
 from trainkit.tune.seeds import suggestion_generator
+from trainkit.tune.spaces.variants import Space
 from trainkit.tune.values import decode_config, encode_config, holds_opaque
-from trainkit.tune.variants import Space
 
 
 def test_parameters_are_named_and_ordered():

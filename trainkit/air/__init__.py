@@ -13,14 +13,14 @@ if TYPE_CHECKING:
     from trainkit.air import session as session
     from trainkit.tune.checkpoint import Checkpoint
     from trainkit.tune.config import CheckpointConfig, FailureConfig, RunConfig
-    from trainkit.tune.result import Result
+    from trainkit.tune.outcome.result import Result
     from trainkit.tune.scaling import ScalingConfig
 
 _HOMES = {
     "Checkpoint": "trainkit.tune.checkpoint",
     "CheckpointConfig": "trainkit.tune.config",
     "FailureConfig": "trainkit.tune.config",
-    "Result": "trainkit.tune.result",
+    "Result": "trainkit.tune.outcome.result",
     "RunConfig": "trainkit.tune.config",
     "ScalingConfig": "trainkit.tune.scaling",
 }

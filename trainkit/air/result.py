@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from trainkit.tune.result import Result
+from trainkit.tune.outcome.result import Result
 
 __all__ = ["Result"]

@@ -9,9 +9,9 @@ from pathlib import Path
 from trainkit.cli.experiments import experiment_folder
 from trainkit.errors import ConfigError
 from trainkit.resources import describe_bytes
-from trainkit.tune import events as ev
-from trainkit.tune.overview import Overview
-from trainkit.tune.store import ExperimentStore
+from trainkit.tune.control import events as ev
+from trainkit.tune.storing.overview import Overview
+from trainkit.tune.storing.store import ExperimentStore
 from trainkit.tune.trial import Trial
 
 

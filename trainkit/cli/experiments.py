@@ -10,8 +10,8 @@ from trainkit import settings
 from trainkit.cli.status import duration, wide_console
 from trainkit.clock import SYSTEM
 from trainkit.errors import ConfigError, StoreError
-from trainkit.tune.overview import Overview
-from trainkit.tune.schema import FILENAME
+from trainkit.tune.storing.overview import Overview
+from trainkit.tune.storing.schema import FILENAME
 from trainkit.tune.trial import Trial
 
 

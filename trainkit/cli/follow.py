@@ -11,10 +11,10 @@ from trainkit.cli.experiments import chosen_trial, experiment_folder
 from trainkit.clock import SYSTEM, Clock
 from trainkit.errors import ConfigError
 from trainkit.tune.checks import is_number
-from trainkit.tune.chronicle import ChronicleReader
-from trainkit.tune.history import Report
-from trainkit.tune.missing import AUTOMATIC
-from trainkit.tune.ownership import owner_of
+from trainkit.tune.control.missing import AUTOMATIC
+from trainkit.tune.storing.chronicle import ChronicleReader
+from trainkit.tune.storing.history import Report
+from trainkit.tune.storing.ownership import owner_of
 from trainkit.tune.values import flatten
 
 _EVERY_S = 0.5

@@ -9,8 +9,8 @@ from typing import Any
 
 from trainkit.cli.experiments import chosen_trial, experiment_folder
 from trainkit.clock import SYSTEM
-from trainkit.tune.chronicle import ChronicleReader, Event
-from trainkit.tune.overview import Overview
+from trainkit.tune.storing.chronicle import ChronicleReader, Event
+from trainkit.tune.storing.overview import Overview
 from trainkit.tune.trial import Trial, TrialStatus
 
 _SAID_ELSEWHERE = ("trial_id", "attempt", "iteration", "verdict")

@@ -8,9 +8,9 @@ from pathlib import Path
 from trainkit.cli.experiments import chosen_trial, experiment_folder
 from trainkit.clock import SYSTEM, Clock
 from trainkit.errors import ConfigError, TuneError
-from trainkit.tune.chronicle import ChronicleReader
-from trainkit.tune.commands import ask_to_stop, asker
-from trainkit.tune.ownership import owner_of
+from trainkit.tune.running.commands import ask_to_stop, asker
+from trainkit.tune.storing.chronicle import ChronicleReader
+from trainkit.tune.storing.ownership import owner_of
 
 _EVERY_S = 0.1
 _PATIENCE_S = 120.0

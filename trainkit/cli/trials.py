@@ -17,8 +17,8 @@ from trainkit.cli.status import duration, wide_console
 from trainkit.clock import SYSTEM
 from trainkit.errors import ConfigError
 from trainkit.tune.checks import is_number
-from trainkit.tune.missing import AUTOMATIC
-from trainkit.tune.overview import Overview
+from trainkit.tune.control.missing import AUTOMATIC
+from trainkit.tune.storing.overview import Overview
 from trainkit.tune.trial import Trial
 from trainkit.tune.values import encode, flatten, without_objects
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainkit.tune.history import ExperimentReader
-from trainkit.tune.overview import Overview
-from trainkit.tune.schema import FILENAME
+from trainkit.tune.storing.history import ExperimentReader
+from trainkit.tune.storing.overview import Overview
+from trainkit.tune.storing.schema import FILENAME
 from trainkit.tune.trial import TrialStatus
 from trainkit.tune.values import flatten
 

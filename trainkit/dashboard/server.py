@@ -32,7 +32,7 @@ from trainkit.dashboard import pages
 from trainkit.dashboard.chart import Curve
 from trainkit.dashboard.reading import MetricReader, View, experiments
 from trainkit.errors import DashboardError, StoreError, TrainkitError
-from trainkit.tune.commands import ask_to_stop, asker
+from trainkit.tune.running.commands import ask_to_stop, asker
 from trainkit.tune.values import encode, flatten, without_objects
 
 MAX_CURVES = 100

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from trainkit.train.trainer import TorchTrainer
     from trainkit.tune.checkpoint import Checkpoint
     from trainkit.tune.config import CheckpointConfig, FailureConfig, RunConfig
-    from trainkit.tune.result import Result
+    from trainkit.tune.outcome.result import Result
     from trainkit.tune.scaling import ScalingConfig
     from trainkit.tune.session import get_checkpoint, get_context, report
 
@@ -41,7 +41,7 @@ _HOMES = {
     "CheckpointConfig": "trainkit.tune.config",
     "FailureConfig": "trainkit.tune.config",
     "NUM_SAMPLES": "trainkit.train.keys",
-    "Result": "trainkit.tune.result",
+    "Result": "trainkit.tune.outcome.result",
     "RunConfig": "trainkit.tune.config",
     "ScalingConfig": "trainkit.tune.scaling",
     "TorchTrainer": "trainkit.train.trainer",

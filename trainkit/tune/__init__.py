@@ -47,10 +47,10 @@ if TYPE_CHECKING:
         TuneConfig,
     )
     from trainkit.tune.error import TuneError
+    from trainkit.tune.outcome.result import Result
+    from trainkit.tune.outcome.results import ResultGrid
     from trainkit.tune.placement import PlacementGroupFactory, with_parameters, with_resources
     from trainkit.tune.registry import register_env, register_trainable
-    from trainkit.tune.result import Result
-    from trainkit.tune.results import ResultGrid
     from trainkit.tune.run_front import Experiment, run, run_experiments
     from trainkit.tune.scaling import ScalingConfig
     from trainkit.tune.schedulers.create import create_scheduler
@@ -128,8 +128,8 @@ _HOMES = {
         "register_env",
         "register_trainable",
     ),
-    "result": ("Result",),
-    "results": ("ResultGrid",),
+    "outcome.result": ("Result",),
+    "outcome.results": ("ResultGrid",),
     "run_front": (
         "Experiment",
         "run",

@@ -15,10 +15,10 @@ from trainkit.errors import ConfigError, MetricError
 from trainkit.tune.checkpoint import Checkpoint
 from trainkit.tune.checks import is_number, require_mode
 from trainkit.tune.optional import pandas_frame
-from trainkit.tune.ranking import best_row
-from trainkit.tune.reading import experiment_folder, open_experiment
-from trainkit.tune.result import Result
-from trainkit.tune.results import ResultGrid
+from trainkit.tune.outcome.ranking import best_row
+from trainkit.tune.outcome.reading import experiment_folder, open_experiment
+from trainkit.tune.outcome.result import Result
+from trainkit.tune.outcome.results import ResultGrid
 from trainkit.tune.values import flatten, lookup
 
 if TYPE_CHECKING:

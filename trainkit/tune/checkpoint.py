@@ -15,7 +15,7 @@ from typing import Any
 
 from trainkit.errors import CheckpointError
 from trainkit.tune.dictionaries import read_dictionary, write_dictionary
-from trainkit.tune.usage import advice
+from trainkit.tune.storing.usage import advice
 
 METADATA = ".metadata.json"
 

@@ -11,11 +11,11 @@ from typing import Any, Literal, cast
 from trainkit.tune.callbacks.base import Callback
 from trainkit.tune.callbacks.progress import ProgressReporter
 from trainkit.tune.checks import is_finite, is_name, is_whole, require, require_kind, require_mode
-from trainkit.tune.house import log_files
 from trainkit.tune.policies import CheckpointConfig as CheckpointConfig
 from trainkit.tune.policies import FailureConfig as FailureConfig
 from trainkit.tune.policies import ResumeConfig as ResumeConfig
 from trainkit.tune.policies import SyncConfig as SyncConfig
+from trainkit.tune.running.house import log_files
 from trainkit.tune.schedulers.base import TrialScheduler
 from trainkit.tune.schedulers.create import create_scheduler
 from trainkit.tune.search.base import Searcher

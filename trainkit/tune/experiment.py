@@ -15,36 +15,36 @@ from trainkit import settings
 from trainkit.clock import SYSTEM, Clock
 from trainkit.errors import ConfigError, TuneError
 from trainkit.runtime import api
-from trainkit.tune import events as ev
 from trainkit.tune import parts
 from trainkit.tune.callbacks.hub import CallbackHub
-from trainkit.tune.capacity import Ledger
-from trainkit.tune.commands import Inbox
 from trainkit.tune.config import RunConfig, SyncConfig, TuneConfig
-from trainkit.tune.controller import Controller
-from trainkit.tune.description import describe_settings, restored_run_config, restored_tune_config
-from trainkit.tune.executor import Executor
-from trainkit.tune.failing import too_many_failed
-from trainkit.tune.history import ExperimentReader
-from trainkit.tune.interrupts import Interrupts
-from trainkit.tune.loop import ExperimentLoop
-from trainkit.tune.mirror import Mirror
-from trainkit.tune.naming import Namer
+from trainkit.tune.control import events as ev
+from trainkit.tune.control.capacity import Ledger
+from trainkit.tune.control.controller import Controller
+from trainkit.tune.control.failing import too_many_failed
+from trainkit.tune.control.plan import FAIL_FAST, FAILED_TRIALS
+from trainkit.tune.control.stopping import StopRules
+from trainkit.tune.outcome.results import ResultGrid
 from trainkit.tune.placement import Bound
-from trainkit.tune.plan import FAIL_FAST, FAILED_TRIALS
-from trainkit.tune.respace import restored_space
-from trainkit.tune.restore import Restored, replay, restore_trials, tidy
-from trainkit.tune.results import ResultGrid
-from trainkit.tune.resuming import ResumeRule
+from trainkit.tune.running.commands import Inbox
+from trainkit.tune.running.executor import Executor
+from trainkit.tune.running.interrupts import Interrupts
+from trainkit.tune.running.loop import ExperimentLoop
+from trainkit.tune.running.specification import SpecMaker
 from trainkit.tune.seeds import trial_seed
-from trainkit.tune.specification import SpecMaker
-from trainkit.tune.stopping import StopRules
-from trainkit.tune.storage import Address, describe_address, new_place, stored_address
-from trainkit.tune.store import ExperimentStore
-from trainkit.tune.suggesting import TrialSource
+from trainkit.tune.spaces.variants import Space
+from trainkit.tune.storing.description import describe_settings, restored_run_config, restored_tune_config
+from trainkit.tune.storing.history import ExperimentReader
+from trainkit.tune.storing.mirror import Mirror
+from trainkit.tune.storing.respace import restored_space
+from trainkit.tune.storing.restore import Restored, replay, restore_trials, tidy
+from trainkit.tune.storing.resuming import ResumeRule
+from trainkit.tune.storing.storage import Address, describe_address, new_place, stored_address
+from trainkit.tune.storing.store import ExperimentStore
+from trainkit.tune.suggestion.naming import Namer
+from trainkit.tune.suggestion.suggesting import TrialSource
 from trainkit.tune.trial import TrialStatus, experiment_prefix, safe_name, trial_id_of
 from trainkit.tune.values import holds_opaque
-from trainkit.tune.variants import Space
 
 logger = logging.getLogger("trainkit.tune")
 

@@ -17,13 +17,13 @@ from trainkit.tune.callbacks.metric_watch import MetricWatch
 from trainkit.tune.callbacks.progress import ReporterCallback
 from trainkit.tune.callbacks.tensorboard import TBXLoggerCallback
 from trainkit.tune.config import RunConfig, TuneConfig
-from trainkit.tune.plan import Plan
-from trainkit.tune.proposals import Proposals
+from trainkit.tune.control.plan import Plan
+from trainkit.tune.control.stopping import StopRules
 from trainkit.tune.schedulers import FIFOScheduler, TrialScheduler
 from trainkit.tune.search import BasicVariantGenerator, Searcher
 from trainkit.tune.seeds import scheduler_generator
-from trainkit.tune.stopping import StopRules
-from trainkit.tune.variants import Space
+from trainkit.tune.spaces.variants import Space
+from trainkit.tune.suggestion.proposals import Proposals
 
 Part = TypeVar("Part")
 

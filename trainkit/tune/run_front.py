@@ -17,8 +17,8 @@ from trainkit.errors import ConfigError, TrialError
 from trainkit.tune.analysis import ExperimentAnalysis
 from trainkit.tune.callbacks.base import Callback
 from trainkit.tune.config import CheckpointConfig, FailureConfig, Mode, RunConfig, StopRule, TuneConfig
+from trainkit.tune.outcome.results import ResultGrid
 from trainkit.tune.placement import Bound, with_resources
-from trainkit.tune.results import ResultGrid
 from trainkit.tune.run_arguments import checkpoint_settings, obsolete_words, resuming
 from trainkit.tune.schedulers.base import TrialScheduler
 from trainkit.tune.search.base import Searcher

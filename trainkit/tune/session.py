@@ -12,9 +12,9 @@ from typing import Any
 
 from trainkit.errors import ConfigError, TuneError
 from trainkit.tune.checkpoint import Checkpoint, checkpoint_dirname, commit_directory, persist
-from trainkit.tune.meter import Meter
 from trainkit.tune.placement import TrialResources
-from trainkit.tune.protocol import Progress, TrialSpec
+from trainkit.tune.running.meter import Meter
+from trainkit.tune.running.protocol import Progress, TrialSpec
 from trainkit.tune.values import is_scalar, plain_metrics
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from trainkit.errors import ConfigError, MetricError
 from trainkit.tune.checks import is_finite, is_name, is_number, is_whole, require, require_mode
-from trainkit.tune.missing import missing_metric
+from trainkit.tune.control.missing import missing_metric
 from trainkit.tune.values import lookup
 
 

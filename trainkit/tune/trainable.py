@@ -11,9 +11,9 @@ from typing import Any
 from trainkit.errors import CheckpointError, ConfigError
 from trainkit.tune.checkpoint import Checkpoint, commit_directory
 from trainkit.tune.dictionaries import given_back, keep_returned
-from trainkit.tune.meter import Meter
 from trainkit.tune.placement import TrialResources
-from trainkit.tune.protocol import TrialSpec
+from trainkit.tune.running.meter import Meter
+from trainkit.tune.running.protocol import TrialSpec
 from trainkit.tune.values import plain_metrics
 
 _RENAMED = {"_setup": "setup", "_train": "step", "_save": "save_checkpoint", "_restore": "load_checkpoint"}

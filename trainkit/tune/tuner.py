@@ -10,11 +10,11 @@ from trainkit.errors import ConfigError
 from trainkit.tune.config import ResumeConfig, RunConfig, TuneConfig
 from trainkit.tune.experiment import Experiment
 from trainkit.tune.forms import checked_trainable
-from trainkit.tune.result import Result
-from trainkit.tune.results import ResultGrid
-from trainkit.tune.resuming import ResumeRule
-from trainkit.tune.storage import can_read, working_folder
-from trainkit.tune.variants import Space
+from trainkit.tune.outcome.result import Result
+from trainkit.tune.outcome.results import ResultGrid
+from trainkit.tune.spaces.variants import Space
+from trainkit.tune.storing.resuming import ResumeRule
+from trainkit.tune.storing.storage import can_read, working_folder
 
 
 class Tuner:

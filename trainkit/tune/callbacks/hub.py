@@ -6,9 +6,9 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from trainkit.tune import events as ev
 from trainkit.tune.callbacks.base import Callback
 from trainkit.tune.callbacks.states import States
+from trainkit.tune.control import events as ev
 from trainkit.tune.trial import Trial, TrialStatus
 
 logger = logging.getLogger("trainkit.tune")

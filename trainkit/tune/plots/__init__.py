@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from trainkit.tune.results import ResultGrid
+    from trainkit.tune.outcome.results import ResultGrid
 
 KINDS = {"curves": "learning curves", "parallel": "parallel coordinates", "rungs": "rungs of a scheduler"}
 """By name, which is that of its file too, what a kind is."""

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from trainkit.tune.results import ResultGrid
+    from trainkit.tune.outcome.results import ResultGrid
 
 Points = list[tuple[float, float]]
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.collections import PathCollection
     from matplotlib.figure import Figure
 
-    from trainkit.tune.results import ResultGrid
+    from trainkit.tune.outcome.results import ResultGrid
 
 WENT_ON = style.BEST[1]
 CUTOFF = style.BEST[0]

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, ClassVar
 
 from trainkit.errors import ConfigError
 from trainkit.tune.checks import is_finite, is_whole
-from trainkit.tune.schedulers.base import CONTINUE, Decision, TrialScheduler, Verdict
+from trainkit.tune.schedulers.base import CONTINUE, NO_CONFIG, Decision, TrialScheduler, Verdict
 from trainkit.tune.schedulers.rungs import Rung, bracket_count, bracket_sizes, rung_levels
 
 
@@ -105,7 +106,8 @@ class AsyncHyperBandScheduler(TrialScheduler):
         names = "time_attr metric mode max_t grace_period reduction_factor brackets stop_last_trials".split()
         return {name: getattr(self, name) for name in names}
 
-    def on_trial_add(self, trial_id: str) -> None:
+    def on_trial_add(self, trial_id: str, config: Mapping[str, Any] = NO_CONFIG) -> None:
+        del config
         bracket = 0
         if self.brackets > 1:
             if self.rng is None:

@@ -1,7 +1,12 @@
 """What a scheduler is: pure decisions about trials, from what they reported, in the order it arrived.
 
 A scheduler reads no clock and no file and draws from the generator that it is given. So the same
-reports give the same decisions, and an experiment is resumed by replaying its reports.
+reports give the same decisions, and an experiment is resumed by replaying what its scheduler was told:
+
+    on_trial_add     on_result     on_trial_complete, on_trial_error     each by trial, in this order
+    on_trial_resume  on_trial_change  on_no_more_trials
+
+`verdicts` is asked after each of them; `choose_trial_to_run` may be asked any time and changes nothing.
 """
 
 from __future__ import annotations
@@ -11,6 +16,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from trainkit.errors import ConfigError
@@ -20,12 +26,27 @@ from trainkit.tune.values import lookup
 if TYPE_CHECKING:
     from numpy.random import Generator
 
+    from trainkit.tune.placement import PlacementGroupFactory
+
 
 class Verdict(StrEnum):
-    """What becomes of a trial that has reported."""
+    """What becomes of a trial that has reported, or waits paused.
+
+    RESUME is no scheduler's answer to a report: it is how the log calls the end of a pause.
+    """
 
     CONTINUE = "CONTINUE"
+    PAUSE = "PAUSE"
+    RESUME = "RESUME"
     STOP = "STOP"
+
+
+@dataclass(frozen=True)
+class Donor:
+    """A trial whose latest checkpoint another one may go on from, and with which configuration."""
+
+    trial_id: str
+    config: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -33,15 +54,24 @@ class Decision:
     """A verdict and what led to it.
 
     Attributes:
-        verdict: go on, or stop.
+        verdict: go on; pause, until the scheduler chooses the trial to run again; or stop for good.
         reason: facts by name, such as {"rung": 4, "rank": 3, "places": 2}; empty where nothing was judged.
+        save: with CONTINUE: a trial that can saves a checkpoint before it goes on.
+        donors: with PAUSE: the trial takes over the first of these that has a checkpoint, or stays as it is
+            where none has. It is told of by `on_trial_change`.
+        request: with PAUSE: what the trial reserves from now on.
     """
 
     verdict: Verdict
     reason: Mapping[str, Any] = field(default_factory=dict)
+    save: bool = False
+    donors: tuple[Donor, ...] = ()
+    request: PlacementGroupFactory | None = None
 
 
 CONTINUE = Decision(Verdict.CONTINUE)
+
+NO_CONFIG: Mapping[str, Any] = MappingProxyType({})
 
 
 class TrialScheduler(ABC):
@@ -57,7 +87,9 @@ class TrialScheduler(ABC):
     """
 
     CONTINUE: ClassVar[Verdict] = Verdict.CONTINUE
+    PAUSE: ClassVar[Verdict] = Verdict.PAUSE
     STOP: ClassVar[Verdict] = Verdict.STOP
+    NOOP: ClassVar[Verdict] = Verdict.CONTINUE
 
     needs_metric: ClassVar[bool] = True
     label: ClassVar[str] = "the scheduler"
@@ -79,8 +111,20 @@ class TrialScheduler(ABC):
     def arguments(self) -> dict[str, Any]:
         """What the constructor takes to make this scheduler again; numbers and texts."""
 
-    def set_search_properties(self, metric: str | None, mode: str | None, rng: Generator) -> None:
+    def completed_space(self, space: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the search space with what the scheduler adds to it; called once, when that is made."""
+        return space
+
+    def set_search_properties(
+        self, metric: str | None, mode: str | None, rng: Generator, total_samples: int | None = None
+    ) -> None:
         """Take what the experiment decides: the metric, unless one was given, and the generator.
+
+        Args:
+            metric: the TuneConfig's.
+            mode: the TuneConfig's.
+            rng: to draw from.
+            total_samples: how many trials there will be at most; None: that is not known.
 
         Raises:
             ConfigError: two different metrics were given, or none and the scheduler needs one.
@@ -100,9 +144,9 @@ class TrialScheduler(ABC):
                 "set TuneConfig(metric='loss', mode='min') to what your trainable reports"
             )
 
-    def on_trial_add(self, trial_id: str) -> None:
-        """A trial was suggested; called once each, in the order suggested."""
-        del trial_id
+    def on_trial_add(self, trial_id: str, config: Mapping[str, Any] = NO_CONFIG) -> None:
+        """A trial was suggested, with this configuration; called once each, in the order suggested."""
+        del trial_id, config
 
     def on_result(self, trial_id: str, result: Mapping[str, Any]) -> Decision:
         """Judge one report; called in the order in which reports are committed."""
@@ -126,9 +170,38 @@ class TrialScheduler(ABC):
         """A trial has failed for good."""
         del trial_id
 
-    def choose_trial_to_run(self, pending: Sequence[str]) -> str | None:
-        """Which of the waiting trials, in the order suggested, starts next; None: none of them now."""
-        return pending[0] if pending else None
+    # --- pauses -----------------------------------------------------------------------------------
+
+    def verdicts(self) -> Sequence[tuple[str, Decision]]:
+        """What is decided on trials that wait paused, once each: to STOP, or to PAUSE with donors."""
+        return ()
+
+    def choose_trial_to_run(
+        self, pending: Sequence[str], paused: Sequence[str] = (), *, new: bool = False
+    ) -> str | None:
+        """Which of the waiting trials starts or goes on next; None: none of them now.
+
+        A question, that changes nothing: a trial that then goes on is told of by `on_trial_resume`.
+
+        Args:
+            pending: that wait to run, such as after a failure, in the order suggested.
+            paused: that are paused and can go on, in the order suggested; `in` costs the same for any number.
+            new: for None a trial not yet suggested would start.
+        """
+        del new
+        return pending[0] if pending else paused[0] if paused else None
+
+    def on_trial_resume(self, trial_id: str) -> Mapping[str, Any]:
+        """A paused trial goes on; return why, as facts for the log."""
+        del trial_id
+        return {}
+
+    def on_trial_change(self, trial_id: str, config: Mapping[str, Any], donor: str | None = None) -> None:
+        """A trial has another configuration from now on, and the state of `donor` if there is one."""
+        del trial_id, config, donor
+
+    def on_no_more_trials(self) -> None:  # noqa: B027 - most need not know
+        """No further trial comes, or none before a paused one goes on; may be told again."""
 
 
 def score_of(value: Any, mode: str | None) -> float:

@@ -9,7 +9,7 @@ from trainkit.tune.domains import Domain, GridSearch
 from trainkit.tune.domains.listed import distinct
 from trainkit.tune.spaces.combinations import combinations
 from trainkit.tune.spaces.growing import UNDRAWN, grow
-from trainkit.tune.variants import Path, Space
+from trainkit.tune.spaces.variants import Path, Space
 
 if TYPE_CHECKING:
     from numpy.random import Generator

@@ -17,8 +17,9 @@ from typing import Any, ClassVar, Protocol
 
 from trainkit.errors import ConfigError
 from trainkit.tune.checks import is_number, require_mode
+from trainkit.tune.schedulers.base import Decision
+from trainkit.tune.spaces.variants import Space
 from trainkit.tune.values import lookup
-from trainkit.tune.variants import Space
 
 
 class Finished(Protocol):
@@ -137,6 +138,18 @@ class Searcher(ABC):
     ) -> None:
         """A trial has ended with this last report, or has failed for good."""
         del trial_id, result, error
+
+    def on_trial_decision(self, trial_id: str, result: dict[str, Any], decision: Decision) -> None:
+        """The scheduler has judged the report that was told last, and had a reason; whatever it decided."""
+        del trial_id, result, decision
+
+    def on_pause(self, trial_id: str) -> None:
+        """The scheduler has paused a trial, which may go on later."""
+        del trial_id
+
+    def on_unpause(self, trial_id: str) -> None:
+        """A paused trial goes on."""
+        del trial_id
 
     @property
     def hears_again(self) -> bool:

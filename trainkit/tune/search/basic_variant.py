@@ -9,12 +9,12 @@ from typing import Any
 
 from trainkit.errors import SpaceError
 from trainkit.tune.checks import checked_points, is_whole, require
-from trainkit.tune.fingerprint import fingerprint
 from trainkit.tune.search.alternatives import alternatives, leaves_open
 from trainkit.tune.search.base import Searcher
 from trainkit.tune.seeds import suggestion_generator
+from trainkit.tune.spaces.variants import Path, Space
+from trainkit.tune.suggestion.fingerprint import fingerprint
 from trainkit.tune.values import holds_opaque
-from trainkit.tune.variants import Path, Space
 
 CONSTANT_DRAWS = 1000
 """Draws for a whole grid before it counts as used up."""

@@ -31,6 +31,7 @@ class ConcurrencyLimiter(SearcherWrapper):
         self.max_concurrent = int(max_concurrent)
         self.batch = bool(batch)
         self._running: set[str] = set()
+        self._paused: set[str] = set()
         self._held: dict[str, tuple[dict[str, Any] | None, bool]] = {}
         """Ended, in order, and not told yet: the rest of the batch runs."""
         self._limits_itself = searcher.set_max_concurrency(self.max_concurrent)
@@ -46,7 +47,7 @@ class ConcurrencyLimiter(SearcherWrapper):
     def suggest(self, trial_id: str) -> dict[str, Any] | str | None:
         if self._limits_itself:
             return self.searcher.suggest(trial_id)
-        if len(self._running) + len(self._held) >= self.max_concurrent:
+        if len(self._running) - len(self._paused) + len(self._held) >= self.max_concurrent:
             return None
         suggestion = self.searcher.suggest(trial_id)
         if isinstance(suggestion, dict):
@@ -56,6 +57,7 @@ class ConcurrencyLimiter(SearcherWrapper):
     def on_trial_complete(
         self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False
     ) -> None:
+        self._paused.discard(trial_id)
         if trial_id not in self._running or not self.batch:  # not in it: one that is gone on with after all
             self._running.discard(trial_id)
             self.searcher.on_trial_complete(trial_id, result, error=error)
@@ -66,6 +68,14 @@ class ConcurrencyLimiter(SearcherWrapper):
             held, self._held = self._held, {}
             for each, (its_result, its_error) in held.items():
                 self.searcher.on_trial_complete(each, its_result, error=its_error)
+
+    def on_pause(self, trial_id: str) -> None:
+        self._paused.add(trial_id)
+        self.searcher.on_pause(trial_id)
+
+    def on_unpause(self, trial_id: str) -> None:
+        self._paused.discard(trial_id)
+        self.searcher.on_unpause(trial_id)
 
     def on_rejected(self, trial_id: str, result: dict[str, Any] | None) -> None:
         self._running.discard(trial_id)

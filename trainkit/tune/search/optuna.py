@@ -18,8 +18,8 @@ from trainkit.tune.search.base import Searcher
 from trainkit.tune.search.optuna_spaces import Declared, Form, form_of
 from trainkit.tune.search.optuna_study import LazyStudy, quiet, reseed, seed_in
 from trainkit.tune.seeds import suggestion_generator, suggestion_words
+from trainkit.tune.spaces.variants import Space
 from trainkit.tune.values import encode_config, lookup
-from trainkit.tune.variants import Space
 
 if TYPE_CHECKING:
     from optuna.samplers import BaseSampler

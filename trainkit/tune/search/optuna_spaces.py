@@ -10,8 +10,8 @@ from trainkit.errors import ConfigError, SpaceError
 from trainkit.tune.search.alternatives import leaves_open
 from trainkit.tune.search.optuna_domains import Coder, coder_of
 from trainkit.tune.spaces.tree import everything, holds_leaf
+from trainkit.tune.spaces.variants import Space
 from trainkit.tune.values import flatten, holds_opaque
-from trainkit.tune.variants import Space
 
 if TYPE_CHECKING:
     from numpy.random import Generator

@@ -16,12 +16,12 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from trainkit.tune.checks import is_number, is_whole, require
-from trainkit.tune.fingerprint import fingerprint
-from trainkit.tune.merging import copied
 from trainkit.tune.search.base import Searcher
 from trainkit.tune.search.wrapper import SearcherWrapper
+from trainkit.tune.spaces.variants import Space
+from trainkit.tune.suggestion.fingerprint import fingerprint
+from trainkit.tune.suggestion.merging import copied
 from trainkit.tune.values import lookup
-from trainkit.tune.variants import Space
 
 TRIAL_INDEX = "__trial_index__"
 """Key of a configuration: which of the unit's trials it is, from 0."""

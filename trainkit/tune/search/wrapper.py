@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from trainkit.tune.checks import require_kind
+from trainkit.tune.schedulers.base import Decision
 from trainkit.tune.search.base import Searcher
-from trainkit.tune.variants import Space
+from trainkit.tune.spaces.variants import Space
 
 
 class SearcherWrapper(Searcher):
@@ -55,6 +56,15 @@ class SearcherWrapper(Searcher):
         self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False
     ) -> None:
         self.searcher.on_trial_complete(trial_id, result, error=error)
+
+    def on_trial_decision(self, trial_id: str, result: dict[str, Any], decision: Decision) -> None:
+        self.searcher.on_trial_decision(trial_id, result, decision)
+
+    def on_pause(self, trial_id: str) -> None:
+        self.searcher.on_pause(trial_id)
+
+    def on_unpause(self, trial_id: str) -> None:
+        self.searcher.on_unpause(trial_id)
 
     @property
     def hears_again(self) -> bool:

@@ -12,7 +12,7 @@ from trainkit.tune.spaces.matching import choices_of
 from trainkit.tune.spaces.tree import Branch, Path, holds_leaf, options_of, spell
 
 if TYPE_CHECKING:
-    from trainkit.tune.variants import Space
+    from trainkit.tune.spaces.variants import Space
 
 
 def preset_of(space: Space, point: Mapping[str, Any]) -> dict[Path, Any]:

@@ -1,0 +1,1 @@
+"""What an experiment decides: the state machine and its rules; pure, but for nothing."""

@@ -1,0 +1,68 @@
+"""What becomes of a trial that has reported: the scheduler's word, the metric, the stop rule; no effects."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from trainkit.errors import MetricError
+from trainkit.tune.checks import is_number
+from trainkit.tune.control.missing import missing_metric
+from trainkit.tune.control.plan import Plan
+from trainkit.tune.control.stopping import StopRules
+from trainkit.tune.schedulers.base import Decision, TrialScheduler, Verdict
+from trainkit.tune.trial import Failure, Trial
+from trainkit.tune.values import lookup
+
+
+class Judge:
+    """Judges reports in the order in which they are committed.
+
+    Args:
+        plan: the experiment's rules.
+        scheduler: asked about every report.
+        stop: the rules of RunConfig(stop=...), which have been told the reports of before.
+        with_metric: ids of trials that have reported the metric before.
+    """
+
+    def __init__(
+        self, plan: Plan, scheduler: TrialScheduler, stop: StopRules, with_metric: Iterable[str] = ()
+    ) -> None:
+        self._plan = plan
+        self._stop = stop
+        self._scheduler = scheduler
+        self._with_metric = set(with_metric)
+
+    def on_report(self, trial_id: str, result: dict[str, Any]) -> Decision | Failure:
+        """Return what is decided, or why the trial has failed by this report."""
+        # First and whatever the report lacks: a replay tells the scheduler every report too.
+        decision = self._scheduler.on_result(trial_id, result)
+        try:
+            self._check_metric(trial_id, result)
+            reached = self._stop.on_report(trial_id, result)
+        except MetricError as error:
+            return Failure("MetricError", str(error), retry=False)
+        except Exception as error:  # of the user's stop function, or stopper
+            message = f"{error} (raised by what RunConfig(stop=...) was given)"
+            return Failure.raised(error, message)
+        if reached is not None:
+            return Decision(Verdict.STOP, {**decision.reason, **reached})
+        return decision
+
+    def _check_metric(self, trial_id: str, result: Mapping[str, Any]) -> None:
+        if self._plan.metric is None:
+            return
+        value = lookup(result, self._plan.metric)
+        if value is None:
+            return
+        if not is_number(value):
+            raise MetricError(f"metric {self._plan.metric!r} is {value!r}, which is not a number")
+        self._with_metric.add(trial_id)
+
+    def at_end(self, trial: Trial) -> Failure | None:
+        """Say that a trial has ended without ever reporting the metric; None if all is well."""
+        metric = self._plan.metric
+        if metric is None or trial.trial_id in self._with_metric:
+            return None
+        text = f"TuneConfig(metric=...) is {missing_metric(metric, [trial.last_result])}"
+        return Failure("MetricError", text, retry=False)

@@ -1,0 +1,1 @@
+"""What an experiment came to: results, and the ways to look at them."""

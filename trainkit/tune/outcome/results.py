@@ -1,0 +1,308 @@
+"""What came out of an experiment: a `ResultGrid`, with a `Result` per trial, read from its file."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn, overload
+
+from trainkit.errors import ConfigError, MetricError
+from trainkit.tune import plots
+from trainkit.tune.control.stopping import missing_metric
+from trainkit.tune.optional import load, pandas_frame
+from trainkit.tune.outcome import show, study
+from trainkit.tune.outcome.hyperparameters import Hyperparameter, hyperparameters_of
+from trainkit.tune.outcome.ranking import best_row, trial_score
+from trainkit.tune.outcome.reading import Reader, experiment_folder, metric_and_mode, open_experiment
+from trainkit.tune.outcome.result import Result, result_of, with_config
+from trainkit.tune.trial import TrialStatus
+from trainkit.tune.values import first_line, flatten, lookup
+
+if TYPE_CHECKING:
+    import optuna
+    import pandas
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+
+class ResultGrid(Sequence[Result]):
+    """The results of an experiment, in the order suggested: `len`, index, iteration.
+
+    Args:
+        folder: of the experiment.
+        results: one per trial.
+        metric, mode: what "best" means where a method is given none.
+    """
+
+    def __init__(
+        self, folder: Path, results: Sequence[Result], metric: str | None = None, mode: str | None = None
+    ) -> None:
+        self._folder = folder
+        self._results = list(results)
+        self.metric = metric
+        self.mode = mode
+
+    @classmethod
+    def from_path(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        metric: str | None = None,
+        mode: str | None = None,
+        storage_filesystem: Any = None,
+    ) -> ResultGrid:
+        """Read an experiment back, finished or running; also one that Ray Tune wrote.
+
+        What it holds is as of now: of a running experiment, read it again to see more.
+
+        Args:
+            path: of the experiment's folder, wherever it lies now; or its address, which is copied here.
+            metric: what "best" means; None: as the experiment was started with.
+            mode: "min" or "max"; None: as the experiment was started with.
+            storage_filesystem: of fsspec, that `path` is a path of; None: the one that it names.
+
+        Raises:
+            StoreError: there is none, or its file is damaged or foreign.
+            StorageError: the address can't be read.
+        """
+        return cls.load(experiment_folder(path, storage_filesystem), metric=metric, mode=mode)
+
+    @classmethod
+    def load(
+        cls,
+        folder: Path,
+        *,
+        metric: str | None = None,
+        mode: str | None = None,
+        errors: Mapping[tuple[str, int], BaseException] | None = None,
+        configs: Mapping[str, dict[str, Any]] | None = None,
+    ) -> ResultGrid:
+        """The same, for the process that ran the experiment and knows more than its file.
+
+        Args:
+            folder: of the experiment.
+            metric: as above.
+            mode: as above.
+            errors: exceptions themselves, by trial and attempt.
+            configs: configurations by trial, which may hold objects that text can't.
+
+        Raises:
+            StoreError: there is none, or its file is damaged or foreign.
+        """
+        with open_experiment(folder) as reader:
+            known = metric_and_mode(reader.facts())
+            metric, mode = metric or known[0], mode or known[1]
+            trials = reader.trials()
+        for trial in trials:
+            trial.config = (configs or {}).get(trial.trial_id, trial.config)
+        return cls(folder, [result_of(trial, folder, metric, mode, errors) for trial in trials], metric, mode)
+
+    def __len__(self) -> int:
+        return len(self._results)
+
+    @overload
+    def __getitem__(self, index: int) -> Result: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Result]: ...
+    def __getitem__(self, index: int | slice) -> Result | list[Result]:
+        return self._results[index]
+
+    def __iter__(self) -> Iterator[Result]:
+        return iter(self._results)
+
+    def __repr__(self) -> str:
+        return show.grid_text(self)
+
+    def _repr_html_(self) -> str:
+        return show.grid_html(self)
+
+    @property
+    def experiment_path(self) -> str:
+        """Path of the experiment's folder, for `Tuner.restore`."""
+        return str(self._folder)
+
+    @property
+    def filesystem(self) -> Any:
+        """The fsspec filesystem in which `experiment_path` lies: this machine's. Needs fsspec."""
+        return load("fsspec", "file systems", "storage").filesystem("file")
+
+    @property
+    def num_unfinished(self) -> int:
+        """How many trials have not ended: after Ctrl-C, those that `Tuner.restore` goes on with."""
+        return sum(not result.status.is_finished for result in self._results)
+
+    @property
+    def errors(self) -> list[BaseException]:
+        """What failed trials raised, in the order suggested."""
+        return [result.error for result in self._results if result.error is not None]
+
+    @property
+    def num_errors(self) -> int:
+        """How many trials failed."""
+        return len(self.errors)
+
+    @property
+    def num_terminated(self) -> int:
+        """How many trials ended without failing, by themselves or stopped."""
+        return sum(result.status is TrialStatus.TERMINATED for result in self._results)
+
+    def get_best_result(
+        self,
+        metric: str | None = None,
+        mode: str | None = None,
+        scope: str = "last",
+        filter_nan_and_inf: bool = True,
+    ) -> Result:
+        """Return the best trial.
+
+        Args:
+            metric: reported value to compare; None: the experiment's.
+            mode: "min" or "max"; None: the experiment's.
+            scope: which of a trial's reports stands for it: "last", "all" (its best), "avg" (their
+                mean), "last-5-avg" or "last-10-avg".
+            filter_nan_and_inf: leave out reports that are not finite numbers.
+
+        Returns:
+            Its result; `ranked_by` says the scope. `metrics` stays the last report and `best_metrics`
+            the best one, whatever the scope.
+
+        Raises:
+            MetricError: no trial reported the metric; those that were reported are named.
+            ConfigError: no metric or mode is known, and there are several trials to choose from; or `scope`
+                is none of these.
+        """
+        if len(self) == 1 and metric is None and self.metric is None:
+            return self._results[0]
+        metric, mode = self._metric_and_mode(metric, mode)
+        scores: dict[str, float] = {}
+        for trial_id, history in self._histories(scope):
+            score = trial_score(history, metric, mode, scope, keep_all=not filter_nan_and_inf)
+            if score is not None:
+                scores[trial_id] = score
+        if not scores:
+            self._explain_missing(metric, scope)
+        # max() keeps the first of equals, that is the trial suggested first.
+        best = max(
+            (result for result in self._results if result.trial_id in scores),
+            key=lambda result: scores[result.trial_id],
+        )
+        return replace(best, metric=metric, mode=mode, ranked_by=scope)
+
+    def get_dataframe(
+        self, filter_metric: str | None = None, filter_mode: str | None = None
+    ) -> pandas.DataFrame:
+        """Return a table with a row per trial: its last report, and its configuration as config/... columns.
+
+        Args:
+            filter_metric: instead of the last report, the one that is best by this metric.
+            filter_mode: "min" or "max", for `filter_metric`.
+
+        Raises:
+            MissingDependencyError: pandas is not installed.
+        """
+        if filter_metric is None:
+            return pandas_frame([flatten(result.metrics) for result in self._results if result.metrics])
+        metric, mode = self._metric_and_mode(filter_metric, filter_mode)
+        best = {}
+        for result, history in self.histories():
+            if (report := best_row(history, metric, mode)) is not None:
+                best[result.trial_id] = flatten(report)
+        return pandas_frame([best[each.trial_id] for each in self._results if each.trial_id in best])
+
+    def histories(self) -> Iterator[tuple[Result, list[dict[str, Any]]]]:
+        """Give each trial that has reported with all its reports; one at a time is in memory."""
+        by_id = {result.trial_id: result for result in self._results}
+        with self._reader() as reader:
+            for trial_id, history in reader.histories():
+                if (result := by_id.get(trial_id)) is not None:  # a running experiment may have more by now
+                    yield result, [with_config(report, result.config) for report in history]
+
+    def decisions(self) -> list[dict[str, Any]]:
+        """Return what the scheduler decided on all trials' reports, in order, and why: rung, rank, cutoff."""
+        with self._reader() as reader:
+            return reader.decisions()
+
+    def hyperparameters(self, results: Sequence[Result] | None = None) -> list[Hyperparameter]:
+        """Return the hyperparameters that vary, under flat names, over `results`; None: over all trials."""
+        with self._reader() as reader:
+            space = reader.facts().get("space")
+        chosen = self._results if results is None else results
+        return hyperparameters_of([result.config for result in chosen], space)
+
+    def to_optuna(
+        self, metric: str | None = None, mode: str | None = None, scope: str = "last"
+    ) -> optuna.Study:
+        """Return an Optuna study, in memory, with every trial: for Optuna's plots and importance measures.
+
+        Args:
+            metric: reported value that becomes a trial's value; None: the experiment's.
+            mode: "min" or "max"; None: the experiment's.
+            scope: which of a trial's reports stands for it, as in `get_best_result`.
+
+        Returns:
+            The study. Trials that a scheduler stopped are PRUNED, those without a value FAIL; reports are
+            intermediate values by iteration; `user_attrs["trial_id"]` is the trial's id here.
+
+        Raises:
+            ConfigError: no metric or mode is known.
+            MissingDependencyError: Optuna is not installed.
+        """
+        metric, mode = self._metric_and_mode(metric, mode)
+        with self._reader() as reader:
+            return study.optuna_study(self._results, reader, metric, mode, scope, self._folder.name)
+
+    def plot(self, kind: str = "curves", *, ax: Axes | None = None, **options: Any) -> Figure:
+        """Draw the experiment with matplotlib.
+
+        Args:
+            kind: "curves" (learning curves), "parallel" (parallel coordinates) or "rungs" (of a scheduler).
+            ax: axes to draw into; None: a new figure, which no window shows until you ask for it.
+            **options: of the kind; see `trainkit.tune.plots`.
+
+        Returns:
+            The figure: a notebook shows it, `figure.savefig("curves.png")` writes it.
+
+        Raises:
+            ConfigError: there is no such kind; those that there are are named.
+            MetricError: no trial reported the metric.
+            MissingDependencyError: matplotlib is not installed.
+        """
+        return plots.plot(self, kind, ax=ax, **options)
+
+    def _metric_and_mode(self, metric: str | None, mode: str | None) -> tuple[str, str]:
+        metric, mode = metric or self.metric, mode or self.mode
+        if metric is None or mode is None:
+            raise ConfigError(
+                "which trial is best? Give metric and mode here, or in TuneConfig(metric='loss', mode='min')"
+            )
+        if mode not in ("min", "max"):
+            raise ConfigError(f"mode={mode!r} is neither 'min' nor 'max'")
+        return metric, mode
+
+    def _histories(self, scope: str) -> Iterator[tuple[str, list[dict[str, Any]]]]:
+        if scope == "last":
+            yield from ((result.trial_id, [result.metrics]) for result in self._results if result.metrics)
+            return
+        with self._reader() as reader:
+            yield from reader.histories()
+
+    def _reader(self) -> Reader:
+        return open_experiment(self._folder)
+
+    def _explain_missing(self, metric: str, scope: str) -> NoReturn:
+        with self._reader() as reader:
+            reports = [report for _, history in reader.histories() for report in history]
+        if any(lookup(report, metric) is not None for report in reports):
+            raise MetricError(
+                f"no trial has a finite number as {metric!r} among its reports for scope={scope!r}; "
+                "look at more of them with scope='all', or keep NaN with filter_nan_and_inf=False"
+            )
+        failed = [result for result in self._results if result.status is TrialStatus.ERROR]
+        if failed and not reports:
+            raise MetricError(
+                f"no best trial by {metric!r}: {len(failed)} of {len(self)} trials failed and none reported, "
+                f"the first with {first_line(failed[0].reason)}"
+            )
+        raise MetricError(f"no best trial by {missing_metric(metric, reports)}")

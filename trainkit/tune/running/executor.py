@@ -1,0 +1,300 @@
+"""Carries the controller's actions out on the runtime: one actor, in a process of its own, per trial.
+
+Start -> setup    Advance -> advance    Stop -> stop          one call is out per trial, never two
+   Started           Reported              Finished           Failed, from any of them
+
+Release -> leave: the process ends in order, and is killed if that takes longer than it may. Where
+processes are reused it waits for the next trial instead, which it takes in by `begin`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import math
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from trainkit.errors import ActorDiedError, TrainkitError
+from trainkit.runtime import api, preload
+from trainkit.runtime.placement_group import PlacementGroup
+from trainkit.runtime.remote import ActorHandle
+from trainkit.runtime.specs import ObjectRef
+from trainkit.tune.checkpoint import remove_checkpoint, remove_unknown
+from trainkit.tune.control import events as ev
+from trainkit.tune.placement import Bound, PlacementGroupFactory
+from trainkit.tune.running.departures import Departures, end_all_now, end_now
+from trainkit.tune.running.pool import ProcessPool
+from trainkit.tune.running.replies import event_of, failure_of
+from trainkit.tune.running.specification import SpecMaker
+from trainkit.tune.running.trial_actor import TrialActor
+from trainkit.tune.trial import Trial, TrialStatus
+
+logger = logging.getLogger("trainkit.tune")
+
+# Each trial is a process: what it needs of ours is there when it is forked.
+preload.register("trainkit.tune.running.trial_actor")
+
+_IN_ORDER = (TrialStatus.TERMINATED, TrialStatus.PAUSED)
+
+
+@dataclass(slots=True)
+class _Process:
+    """A process that runs trials, one after the other."""
+
+    name: str
+    actor: ActorHandle
+    group: PlacementGroup | None
+
+
+@dataclass(slots=True)
+class _Running:
+    """A trial in its process, and the call that is out to it.
+
+    Attributes:
+        phase: the call: setup, begin, advance or stop.
+        sound: nothing has gone wrong in it, so that the process may serve another trial.
+    """
+
+    start: ev.Start
+    process: _Process
+    ref: ObjectRef[Any]
+    phase: str
+    iteration: int
+    sound: bool = True
+
+
+class Executor:
+    """Runs trials.
+
+    Args:
+        bound: the trainable with its parameters.
+        specs: makes what each trial's process is told.
+        now: the time that goes into events.
+        leave_s: how long a trial's process may take to end once nothing more is wanted of it.
+        reuse: processes of trials that ended in order serve further ones.
+    """
+
+    def __init__(
+        self,
+        bound: Bound,
+        specs: SpecMaker,
+        *,
+        now: Callable[[], float],
+        leave_s: float = math.inf,
+        reuse: bool = False,
+    ) -> None:
+        # Pickled once, and not for each process anew.
+        self._trainable = _put(f"the trainable {bound.name}", bound.trainable)
+        self._name = bound.name
+        self._parameters = {
+            name: _put(f"with_parameters({name}=...)", value) for name, value in bound.parameters.items()
+        }
+        self._specs = specs
+        self._folder = os.fspath(specs.folder)
+        self._now = now
+        self._actor_class: Any = api.remote(TrialActor)
+        self._running: dict[str, _Running] = {}
+        self._departures = Departures(now=now, leave_s=leave_s)
+        self._pool: ProcessPool[_Process] | None = ProcessPool(api.cluster_resources()) if reuse else None
+        self._names = map(str, itertools.count())
+        self._at_once: list[ev.Event] = []
+        self.errors: dict[tuple[str, int], BaseException] = {}
+        """By trial and attempt, what it raised."""
+
+    def carry_out(self, actions: Sequence[ev.Action]) -> None:
+        """Do what the controller wants done; returns at once."""
+        for action in actions:
+            match action:
+                case ev.Advance(trial_id):
+                    self._call(trial_id, "advance")
+                case ev.Stop(trial_id, save):
+                    self._call(trial_id, "stop", save)
+                case ev.Start():
+                    self._start(action)
+                case ev.Release(trial_id):
+                    self._release(trial_id)
+                case ev.Kill(trial_id):
+                    self._kill(trial_id)
+                case ev.DeleteCheckpoint(trial, checkpoint):
+                    remove_checkpoint(f"{self._folder}/{trial.dirname}", checkpoint.dirname)
+
+    def wait(self, timeout_s: float | None) -> None:
+        """Return when some trial has news, or bundles are to be given back, or after `timeout_s`.
+
+        Either is for `collect` to see to.
+        """
+        if self._at_once or not self._running:
+            return
+        overdue_s = min(self._departures.deadline, math.inf if self._pool is None else self._pool.deadline)
+        overdue_s -= self._now()
+        if timeout_s is None or overdue_s < timeout_s:
+            timeout_s = max(0.0, overdue_s) if math.isfinite(overdue_s) else None
+        refs = [running.ref for running in self._running.values()]
+        refs += self._departures.with_bundles()
+        api.wait(refs, num_returns=1, timeout=timeout_s)
+
+    def collect(self) -> list[ev.Event]:
+        """Return all news that has arrived; doesn't wait."""
+        news, self._at_once = self._at_once, []
+        if self._pool is not None:
+            for process in self._pool.overdue(self._now()):
+                self._departures.let_leave(process.actor, process.group)
+        self._departures.see_off()
+        if not self._running:
+            return news
+        by_ref = {running.ref: running for running in self._running.values()}
+        ready, _ = api.wait(list(by_ref), num_returns=len(by_ref), timeout=0)
+        for ref in ready:
+            running = by_ref[ref]
+            trial_id = running.start.trial.trial_id
+            # To the end of the line, so that where trials take turns each gets its turn.
+            self._running[trial_id] = self._running.pop(trial_id)
+            event = self._event(running)
+            if event is not None:
+                news.append(event)
+        return news
+
+    @property
+    def idle(self) -> bool:
+        """True if no trial runs, and there is no news."""
+        return not self._running and not self._at_once
+
+    def dismiss(self) -> None:
+        """No further trial comes: let the processes leave that wait for one."""
+        for process in [] if self._pool is None else self._pool.take_all():
+            self._departures.let_leave(process.actor, process.group)
+
+    @property
+    def gone(self) -> bool:
+        """True once every process that was let go has ended; else wait for that by `wait_gone`."""
+        self._departures.see_off()
+        return not self._departures
+
+    def wait_gone(self) -> None:
+        """Return when a process that was let go has ended, or is overdue."""
+        self._departures.wait()
+
+    def close(self) -> None:
+        """End every process at once."""
+        processes = [running.process for running in self._running.values()]
+        processes += [] if self._pool is None else self._pool.take_all()
+        self._running.clear()
+        doomed = [(process.actor, process.group) for process in processes]
+        end_all_now(doomed + self._departures.take_all())
+
+    # --- calls out --------------------------------------------------------------------------------
+
+    def _start(self, action: ev.Start, *, fresh: bool = False) -> None:
+        trial, attempt = action.trial, action.attempt
+        waiting = None if self._pool is None or fresh else self._pool.take(trial.request)
+        process = None if waiting is None else waiting[1]
+        try:
+            spec = self._specs.of(action)
+            if process is not None:
+                phase, ref = "begin", process.actor.begin.remote(spec)
+            else:
+                process = self._fork(trial.request, trial.name if self._pool is None else self._name)
+                phase, ref = "setup", process.actor.setup.remote(spec, self._trainable, self._parameters)
+        except TrainkitError as error:
+            if process is not None:
+                self._let_leave(process)
+            self._remember(trial.trial_id, attempt, error)
+            self._at_once.append(ev.Failed(trial.trial_id, attempt, self._now(), failure_of(error)))
+            return
+        self._running[trial.trial_id] = _Running(action, process, ref, phase, action.iteration)
+
+    def _fork(self, request: PlacementGroupFactory, label: str) -> _Process:
+        name = next(self._names)
+        for process in [] if self._pool is None else self._pool.admit(name, request):
+            self._departures.let_leave(process.actor, process.group)
+        head = dict(request.head)
+        options: dict[str, Any] = {"label": label}
+        group = None
+        try:
+            if len(request.bundles) > 1 and request.group:
+                group = api.placement_group(request.group, request.strategy)
+                options |= {"placement_group": group, "placement_group_bundle_index": 0 if head else -1}
+            options |= {"num_cpus": head.pop("CPU", 0), "num_gpus": head.pop("GPU", 0)}
+            options |= {"memory": head.pop("memory", None), "resources": head}
+            actor = self._actor_class.options(**options).remote(self._pool is not None)
+        except BaseException:
+            if group is not None:
+                api.remove_placement_group(group)
+            if self._pool is not None:
+                self._pool.forget(name)
+            raise
+        return _Process(name, actor, group)
+
+    def _call(self, trial_id: str, method: str, *args: Any) -> None:
+        running = self._running[trial_id]
+        running.ref = getattr(running.process.actor, method).remote(*args)
+        running.phase = method
+
+    def _release(self, trial_id: str) -> None:
+        running = self._running.pop(trial_id, None)
+        if running is None:
+            return
+        trial = running.start.trial
+        if self._pool is not None and running.sound and trial.status in _IN_ORDER:
+            self._pool.keep(running.process.name, running.process, trial.request, self._now())
+        else:
+            self._let_leave(running.process)
+        if not running.sound:
+            self._tidy(trial)
+
+    def _kill(self, trial_id: str) -> None:
+        running = self._running.pop(trial_id, None)
+        if running is not None:
+            if self._pool is not None:
+                self._pool.forget(running.process.name)
+            end_now(running.process.actor, running.process.group)
+            self._tidy(running.start.trial)
+
+    def _tidy(self, trial: Trial) -> None:
+        """Remove what an attempt saved that came to no report, be it half a checkpoint."""
+        known = {checkpoint.dirname for checkpoint in trial.checkpoints}
+        remove_unknown(f"{self._folder}/{trial.dirname}", known)
+
+    def _let_leave(self, process: _Process) -> None:
+        if self._pool is not None:
+            self._pool.forget(process.name)
+        self._departures.let_leave(process.actor, process.group)
+
+    def _remember(self, trial_id: str, attempt: int, error: BaseException) -> None:
+        # Without the frames of this program, which it has nothing to do with and would keep alive.
+        self.errors[trial_id, attempt] = error.with_traceback(None)
+
+    # --- answers in -------------------------------------------------------------------------------
+
+    def _event(self, running: _Running) -> ev.Event | None:
+        start, time = running.start, self._now()
+        trial_id, attempt = start.trial.trial_id, start.attempt
+        try:
+            answer = api.get(running.ref)
+        except Exception as error:
+            running.sound = False
+            if running.phase == "begin" and isinstance(error, ActorDiedError):
+                # It died while it waited, which says nothing about this trial.
+                self._let_leave(self._running.pop(trial_id).process)
+                self._start(start, fresh=True)
+                return None
+            if running.phase == "stop":  # what it was is settled; how it ended is told
+                return ev.Finished(trial_id, attempt, time, running.iteration, problem=str(error))
+            self._remember(trial_id, attempt, error)
+            return ev.Failed(trial_id, attempt, time, failure_of(error))
+        event = event_of(trial_id, attempt, time, answer)
+        if isinstance(event, (ev.Reported, ev.Finished)):
+            running.iteration = event.iteration
+            running.sound = running.sound and not event.problem
+        return event
+
+
+def _put(what: str, value: Any) -> ObjectRef[Any]:
+    if isinstance(value, ObjectRef):  # the user has put it into the store already
+        return value
+    api.ensure_serializable(value, what)
+    ref: ObjectRef[Any] = api.put(value)
+    return ref

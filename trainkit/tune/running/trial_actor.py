@@ -1,0 +1,91 @@
+"""The actor that trials are: a process of its own, advanced one report at a time."""
+
+from __future__ import annotations
+
+import os
+import random
+import socket
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from trainkit.runtime.api import get
+from trainkit.tune.running.protocol import Place, PlainProgress, TrialSpec
+from trainkit.tune.running.runners import Runner, make_runner
+
+
+class TrialActor:
+    """See the module. `setup` comes first, then `advance` until it is done, or `stop`.
+
+    Then `leave`; or, where it serves several trials, `begin` with the next one, and so on.
+
+    Args:
+        serves_many: what a class of the user's holds may be taken over by the next trial.
+    """
+
+    _runner: Runner | None = None
+
+    def __init__(self, serves_many: bool = False) -> None:
+        self._serves_many = serves_many
+
+    def setup(self, spec: TrialSpec, trainable: Any, parameters: Mapping[str, Any]) -> Place:
+        """Take the first trial in; a class is constructed and restored here.
+
+        Args:
+            spec: the trial.
+            trainable: the user's function or class.
+            parameters: references to what `with_parameters` bound, by name.
+        """
+        self._trainable = trainable
+        self._values = (
+            dict(zip(parameters, get(list(parameters.values())), strict=True)) if parameters else {}
+        )
+        return self.begin(spec)
+
+    def begin(self, spec: TrialSpec) -> Place:
+        """Take a trial in, with the trainable that is here; its folder is made here too.
+
+        Raises:
+            OSError: there can be no such folder.
+        """
+        os.makedirs(spec.trial_dir, exist_ok=True)
+        if spec.seed is not None and os.getpid() != spec.driver_pid:
+            seed_generators(spec.seed)
+        before, self._runner = self._runner, None
+        if before is not None and before.take_over(spec):
+            self._runner = before
+        else:
+            del before  # what the user's object holds is free before the next one is made
+            self._runner = make_runner(spec, self._trainable, self._values, keep=self._serves_many)
+        # No name is looked up: a resolver that hangs would hang every trial.
+        return Place(os.getpid(), socket.gethostname(), "127.0.0.1")
+
+    def advance(self) -> PlainProgress:
+        """Run to the next report."""
+        return self._present().advance().plain
+
+    def stop(self, save: bool) -> PlainProgress:
+        """End the trial where it waits."""
+        return self._present().stop(save).plain
+
+    def leave(self, driver_pid: int) -> None:
+        """End the process as a program ends, exit handlers included; nothing where trials have none."""
+        runner, self._runner = self._runner, None
+        if runner is not None and (problem := runner.close()):
+            sys.stderr.write(problem)  # its trial has long ended: nothing else could tell it
+        if os.getpid() != driver_pid:
+            raise SystemExit(0)
+
+    def _present(self) -> Runner:
+        if self._runner is None:
+            raise RuntimeError("this process has no trial")
+        return self._runner
+
+
+def seed_generators(seed: int) -> None:
+    """Seed the global generators of `random`, and of NumPy and torch where the trainable has loaded them."""
+    random.seed(seed)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(seed)
+    if "torch" in sys.modules:
+        sys.modules["torch"].manual_seed(seed)

@@ -1,0 +1,113 @@
+"""An experiment at a glance, from its folder, also while another process runs it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trainkit.tune.checks import is_finite
+from trainkit.tune.control import events as ev
+from trainkit.tune.control.estimate import Running, remaining_s
+from trainkit.tune.outcome.reading import metric_and_mode
+from trainkit.tune.schedulers.base import score_of
+from trainkit.tune.storing.chronicle import ChronicleReader, Event
+from trainkit.tune.storing.ownership import owner_of
+from trainkit.tune.trial import Trial, TrialStatus
+from trainkit.tune.values import lookup
+
+
+@dataclass(frozen=True, kw_only=True)
+class Overview:
+    """See the module.
+
+    Attributes:
+        folder: of the experiment.
+        owner: pid of the process that runs it; None if nobody does.
+        created: in seconds since 1970.
+        metric, mode: what "best" means; None where the experiment named no metric.
+        total: how many trials it will have; None: without end, or not known.
+        trials: in the order suggested.
+        ending: why its last run ended; '' if it runs, or was killed.
+        remaining_s: about how long it will take yet; None where that can't be said.
+    """
+
+    folder: Path
+    owner: int | None
+    created: float
+    metric: str | None
+    mode: str | None
+    total: int | None
+    trials: Sequence[Trial]
+    ending: str
+    remaining_s: float | None
+
+    @classmethod
+    def of(cls, folder: Path, now: float) -> Overview:
+        """Look at the experiment in `folder`.
+
+        Raises:
+            StoreError: there is none, or its file is damaged or foreign.
+        """
+        owner = owner_of(folder)  # first: of one that ends now, the end is seen
+        with ChronicleReader(folder) as reader:
+            facts, trials = reader.facts(), reader.trials()
+            events, (ended, begun) = reader.events(), reader.lengths()
+        total = facts.get("total_samples")
+        metric, mode = metric_and_mode(facts)
+        running = [
+            Running(now - begun[trial.trial_id])
+            for trial in trials
+            if trial.status is TrialStatus.RUNNING and trial.trial_id in begun
+        ]
+        waiting = sum(trial.status is TrialStatus.PENDING for trial in trials)
+        to_come = None if total is None else max(0, total - len(trials)) + waiting
+        return cls(
+            folder=folder,
+            owner=owner,
+            created=facts["created"],
+            metric=metric,
+            mode=mode,
+            total=total,
+            trials=trials,
+            ending="" if owner is not None else _ending(events),
+            remaining_s=None if owner is None else remaining_s(ended, running, to_come),
+        )
+
+    @property
+    def state(self) -> str:
+        """Such as 'runs in process 17', 'ended: all trials have ended', 'killed'."""
+        if self.owner is not None:
+            return f"runs in process {self.owner or 'unknown'}"
+        return f"ended: {self.ending}" if self.ending else "killed"
+
+    @property
+    def counts(self) -> str:
+        """Such as '3 RUNNING, 12 TERMINATED'."""
+        numbers = Counter(trial.status for trial in self.trials)
+        return ", ".join(f"{numbers[status]} {status}" for status in TrialStatus if numbers[status])
+
+    @property
+    def best(self) -> tuple[Trial, Any] | None:
+        """The trial whose last report is best, with its value; None without a metric or a finite one."""
+        values = {
+            trial.trial_id: lookup(trial.last_result, self.metric) if self.metric else None
+            for trial in self.trials
+        }
+        rated = [trial for trial in self.trials if is_finite(values[trial.trial_id])]
+        if not rated:
+            return None
+        best = max(rated, key=lambda trial: score_of(values[trial.trial_id], self.mode))
+        return best, values[best.trial_id]
+
+
+def _ending(events: Sequence[Event]) -> str:
+    """What was said at the end of the last run; '' if it did not get there."""
+    for event in reversed(events):
+        if event.kind == "ended":
+            return event.detail
+        if event.kind == ev.BEGAN:
+            break
+    return ""

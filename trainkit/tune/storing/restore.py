@@ -1,0 +1,226 @@
+"""Goes on with an experiment: trials from its file, searcher and scheduler by replaying its log."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from trainkit.errors import ConfigError
+from trainkit.tune.checkpoint import remove_unknown
+from trainkit.tune.checks import is_number
+from trainkit.tune.control import events as ev
+from trainkit.tune.control.stopping import StopRules
+from trainkit.tune.policies import CheckpointConfig, Resume
+from trainkit.tune.schedulers.base import TrialScheduler, stop_words
+from trainkit.tune.storing.history import Ended, ExperimentReader, LogEntry, Report, Suggested
+from trainkit.tune.storing.respace import with_objects
+from trainkit.tune.storing.resuming import ResumeRule, require_checkpoints, require_known
+from trainkit.tune.suggestion.proposals import Proposals
+from trainkit.tune.trial import Trial, TrialStatus
+from trainkit.tune.values import complete, encode_config, holds_opaque, lookup
+
+
+@dataclass
+class Restored:
+    """What an interrupted experiment comes to.
+
+    Attributes:
+        trials: as the controller takes them.
+        with_metric: ids of those that have reported the metric.
+        records: what restoring has changed, to commit before anything runs.
+    """
+
+    trials: list[Trial]
+    with_metric: set[str] = field(default_factory=set)
+    records: list[ev.Record] = field(default_factory=list)
+
+
+def restore_trials(
+    reader: ExperimentReader,
+    proposals: Proposals,
+    scheduler: TrialScheduler,
+    rule: ResumeRule,
+    metric: str | None,
+    time: float,
+    stop: StopRules,
+    *,
+    space_since: int = 0,
+    checkpoints: CheckpointConfig | None = None,
+) -> Restored:
+    """Replay the file's log into `proposals`, `scheduler` and `stop`, and settle what each trial now is.
+
+    Args:
+        reader: of the file.
+        proposals: as they were at the start.
+        scheduler: the same.
+        rule: which trials go on.
+        metric: that every trial must report; None: no such rule.
+        time: now.
+        stop: the rules of RunConfig(stop=...), told of nothing yet.
+        space_since: index of the first trial that was drawn from the space that `proposals` have.
+        checkpoints: which are kept from now on; None: as before.
+
+    Raises:
+        ConfigError: a trial can't go on as asked, or the searcher suggests fewer configurations than it did.
+    """
+    restored = Restored(reader.trials(checkpoints))
+    trials = restored.trials
+    require_known(rule, trials, reader.folder)
+    started, stops = reader.started(), reader.stops()
+    for trial in trials:
+        _forget_lost(restored, trial, reader.folder / trial.dirname, time)
+    require_checkpoints(rule, trials)
+    before = {trial.trial_id: trial.status for trial in trials}
+    for trial in trials:
+        _settle(restored, trial, rule, stops.get(trial.trial_id), scheduler, time)
+    going_on = {trial.trial_id for trial in trials if not trial.status.is_finished}
+    with contextlib.closing(reader.log()) as log:
+        restored.with_metric = replay(
+            log,
+            trials,
+            proposals,
+            scheduler,
+            metric,
+            stop=stop,
+            going_on=going_on,
+            space_since=space_since,
+        )
+    for trial in trials:
+        trial.last_result["config"] = trial.config
+        if trial.status.is_finished and not before[trial.trial_id].is_finished:
+            scheduler.on_trial_complete(trial.trial_id)
+            proposals.on_trial_complete(trial.trial_id, trial.last_result)
+        if trial.status is TrialStatus.PENDING and (trial.trial_id, trial.attempt) in started:
+            trial.attempt += 1
+    return restored
+
+
+def replay(
+    log: Iterable[LogEntry],
+    trials: Sequence[Trial],
+    proposals: Proposals,
+    scheduler: TrialScheduler,
+    metric: str | None = None,
+    *,
+    stop: StopRules | None = None,
+    going_on: Collection[str] = (),
+    space_since: int = 0,
+) -> set[str]:
+    """Tell `proposals`, `scheduler` and `stop` what they were told, and complete the configurations.
+
+    Args:
+        log: what happened.
+        trials: as the file has them.
+        proposals: as they were at the start.
+        scheduler: the same.
+        metric: to look for.
+        stop: rules to tell; None: none.
+        going_on: ids of trials that had ended and are to run again: for both they have not ended.
+        space_since: as in `restore_trials`.
+
+    Returns:
+        The ids of trials that have reported `metric`.
+
+    Raises:
+        ConfigError: the searcher suggests fewer configurations than it did.
+    """
+    by_id = {trial.trial_id: trial for trial in trials}
+    objects = with_objects(proposals.space)
+    with_metric = set()
+    last: dict[str, dict[str, Any]] = {}
+    for entry in log:
+        trial = by_id[entry.trial_id]
+        match entry:
+            case Suggested():
+                trial.config = objects(trial.config)
+                _remember(proposals, trial, same_space=trial.index >= space_since)
+                if trial.trial_id in going_on and holds_opaque(trial.config):
+                    raise _unknown_object(trial)
+                scheduler.on_trial_add(trial.trial_id)
+            case Report(result=result):
+                last[trial.trial_id] = result
+                if metric is not None and is_number(lookup(result, metric)):
+                    with_metric.add(trial.trial_id)
+                proposals.on_trial_result(trial.trial_id, result)
+                scheduler.on_result(trial.trial_id, result)
+                if stop is not None:
+                    stop.told_again(trial.trial_id, result)
+            case Ended(error=error, final=final):
+                ended = final and trial.trial_id not in going_on
+                # A searcher that can hears of an end that was none after all, as its next suggestions did.
+                if ended or proposals.hears_again:
+                    proposals.on_trial_complete(trial.trial_id, last.get(trial.trial_id), error=error)
+                if not ended:
+                    continue
+                tell = scheduler.on_trial_error if error else scheduler.on_trial_complete
+                tell(trial.trial_id)
+    return with_metric
+
+
+def _remember(proposals: Proposals, trial: Trial, *, same_space: bool) -> None:
+    """The suggestion of before; it also gives what neither text nor space can, such as computed objects."""
+    config = proposals.replay(trial.trial_id, trial.config, same_space=same_space)
+    if config is None:
+        raise ConfigError(f"{proposals.name} gives no suggestion for trial {trial.trial_id} any more")
+    trial.config = complete(trial.config, config)
+
+
+def _unknown_object(trial: Trial) -> ConfigError:
+    """A trial that runs needs all of its values; one that has ended may keep a mark in place of an object."""
+    return ConfigError(
+        f"trial {trial.name} is to go on, but its configuration {encode_config(trial.config)} holds an "
+        "object that cannot be rebuilt: restore with the param_space of the start, or keep that object in "
+        "the new one"
+    )
+
+
+def _settle(
+    restored: Restored,
+    trial: Trial,
+    rule: ResumeRule,
+    stop: dict[str, Any] | None,
+    scheduler: TrialScheduler,
+    time: float,
+) -> None:
+    """Set the status that the trial goes on with, and record it where it is another."""
+    what, finished = rule.for_trial(trial), trial.status.is_finished
+    if finished and what is Resume.SKIP:
+        return
+    if not finished and stop is not None and trial.status is TrialStatus.RUNNING:
+        # Decided and committed, but killed before the trial had ended.
+        status, reason = TrialStatus.TERMINATED, stop_words(stop, scheduler.label)
+    elif what is Resume.SKIP:
+        status, reason = TrialStatus.TERMINATED, "not resumed"
+    else:
+        status, reason = TrialStatus.PENDING, trial.reason or "resumed"
+    if status is TrialStatus.PENDING and what is Resume.RESTART:
+        restored.records += [ev.CheckpointDropped(trial, checkpoint) for checkpoint in trial.checkpoints]
+        trial.checkpoints.clear()
+    if finished:
+        words = "run again after an error" if trial.status is TrialStatus.ERROR else "extended"
+        trial.attempt, trial.failures, trial.failure = trial.attempt + 1, 0, None
+        reason = words
+    if (status, reason) != (trial.status, trial.reason):
+        trial.status, trial.reason = status, reason
+        restored.records.append(ev.StatusChanged(trial, time, status, reason, trial.attempt, trial.failures))
+
+
+def _forget_lost(restored: Restored, trial: Trial, folder: Path, time: float) -> None:
+    """Forget checkpoints whose folder is gone."""
+    for checkpoint in [kept for kept in trial.checkpoints if not (folder / kept.dirname).is_dir()]:
+        trial.checkpoints.remove(checkpoint)
+        restored.records.append(ev.CheckpointDropped(trial, checkpoint))
+        restored.records.append(
+            ev.Noted(time, "checkpoint lost", f"{checkpoint.dirname} is not in {folder}", trial.trial_id)
+        )
+
+
+def tidy(trials: Iterable[Trial], folder: Path) -> None:
+    """Remove checkpoint folders that nothing refers to, now that `Restored.records` are committed."""
+    for trial in trials:
+        known = {checkpoint.dirname for checkpoint in trial.checkpoints}
+        remove_unknown(os.fspath(folder / trial.dirname), known)

@@ -1,0 +1,1 @@
+"""From a searcher to a trial: whole configurations, none twice, with names."""

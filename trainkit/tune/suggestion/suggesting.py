@@ -1,0 +1,110 @@
+"""From a searcher's suggestion to a trial with an id, a folder name and a request."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from trainkit.tune.placement import PlacementGroupFactory
+from trainkit.tune.suggestion.naming import Namer
+from trainkit.tune.suggestion.proposals import Proposals
+from trainkit.tune.trial import Trial, experiment_tag, trial_dirname, trial_id_of
+from trainkit.tune.values import flatten
+
+
+class TrialSource:
+    """Makes trials in the order suggested.
+
+    Args:
+        proposals: of configurations.
+        varied: names of the hyperparameters that are not constant.
+        prefix: what all trial ids of the experiment begin with.
+        trainable_name: for names and folders.
+        request_of: what a trial with this configuration reserves; may be the user's function.
+        created: how many trials there are already.
+        namer: gives trials names of the user's own.
+    """
+
+    def __init__(
+        self,
+        proposals: Proposals,
+        *,
+        varied: set[str],
+        prefix: str,
+        trainable_name: str,
+        request_of: Callable[[dict[str, Any]], PlacementGroupFactory],
+        created: int = 0,
+        namer: Namer | None = None,
+    ) -> None:
+        self._proposals = proposals
+        self._prefix = prefix
+        self._trainable_name = trainable_name
+        self._request_of = request_of
+        self._varied = varied
+        self._finished = False
+        self._namer = namer or Namer()
+        self.created = created
+
+    @property
+    def exhausted(self) -> bool:
+        """True once there will be no further trial."""
+        total = self._proposals.total_samples
+        return self._finished or (total is not None and self.created >= total)
+
+    @property
+    def to_come(self) -> int | None:
+        """How many trials there will be yet at most; None: without end."""
+        total = self._proposals.total_samples
+        if self._finished:
+            return 0
+        return None if total is None else max(0, total - self.created)
+
+    @property
+    def searcher_name(self) -> str:
+        """The class that suggests, for messages."""
+        return self._proposals.name
+
+    @property
+    def reason(self) -> str:
+        """Why there were fewer trials than asked for; empty: there were not."""
+        return self._proposals.reason
+
+    def next_trial(self) -> Trial | None:
+        """Return the next trial; None if there is none, or none yet.
+
+        Raises:
+            ConfigError: the searcher raised, or returned something else than a configuration.
+        """
+        if self.exhausted:
+            return None
+        trial_id = trial_id_of(self._prefix, self.created)
+        config = self._proposals.propose(trial_id)
+        if config is None:
+            return None
+        if isinstance(config, str):
+            self._finished = True
+            return None
+        trial = make_trial(trial_id, self.created, config, self._trainable_name, self._varied)
+        self._namer.name(trial)
+        self.created += 1
+        return trial
+
+    def request(self, trial: Trial) -> PlacementGroupFactory:
+        """What `trial` reserves; raises what the user's function of the configuration raises."""
+        return self._request_of(trial.config)
+
+
+def make_trial(
+    trial_id: str, index: int, config: dict[str, Any], trainable_name: str, varied: set[str]
+) -> Trial:
+    """Return a trial that has not run."""
+    return Trial(
+        trial_id=trial_id,
+        index=index,
+        config=config,
+        name=f"{trainable_name}_{trial_id}",
+        dirname=trial_dirname(trainable_name, trial_id),
+        tag=experiment_tag(index, config, varied),
+        trainable_name=trainable_name,
+        evaluated_params={name: value for name, value in flatten(config).items() if name in varied},
+    )
