@@ -122,7 +122,7 @@ def test_4_the_worked_trace():
 
 
 def test_4_and_28_the_same_trace_from_any_point_of_it():
-    """A scheduler that was told the events so far, and none of the questions, answers the rest as this one."""
+    """Told the events so far, and none of the questions, another scheduler answers the rest as this one."""
     whole = toy()
     whole.run()
     assert len(whole.calls) > 40
