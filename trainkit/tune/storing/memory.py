@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Self
 
 from trainkit.tune.control import events as ev
-from trainkit.tune.storing.spans import Span
+from trainkit.tune.storing.spans import Span, outcome_of
 from trainkit.tune.trial import Attempt, Trial, TrialStatus
 
 _ENDS = (TrialStatus.TERMINATED, TrialStatus.ERROR)
@@ -61,6 +61,7 @@ class MemoryReader:
         self._decisions: list[ev.DecisionMade] = []
         self._attempts: defaultdict[str, list[ev.AttemptStarted]] = defaultdict(list)
         self._ends: defaultdict[str, list[ev.StatusChanged]] = defaultdict(list)
+        self._ending = ""
 
     def __enter__(self) -> Self:
         return self
@@ -168,6 +169,8 @@ class MemoryReader:
         for start in begun:
             # A status changes at the end of an attempt, and where a trial ends that has none.
             end = next((end for end in ends if end.time >= start.time and _closes(end, start)), None)
+            status, reason = (TrialStatus.RUNNING, "") if end is None else (end.status, end.reason)
+            failed = end is not None and end.failure is not None
             spans.append(
                 Span(
                     trial_id,
@@ -175,8 +178,9 @@ class MemoryReader:
                     (start.hostname, start.pid),
                     start.time,
                     None if end is None else end.time,
-                    TrialStatus.RUNNING if end is None else end.status,
-                    "" if end is None else end.reason,
+                    status,
+                    reason,
+                    outcome_of(status, reason, failed=failed, ending=self._ending),
                 )
             )
         return spans
@@ -195,6 +199,8 @@ class MemoryReader:
                     self._attempts[record.trial.trial_id].append(record)
                 case ev.StatusChanged():
                     self._ends[record.trial.trial_id].append(record)
+                case ev.Noted(_, "ending", detail):
+                    self._ending = detail
                 case ev.TrialAdded():
                     self._trials.append(record.trial)
 

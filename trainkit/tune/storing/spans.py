@@ -19,6 +19,8 @@ class Span:
         ended: the same; None: it runs, or nobody saw its end.
         status: where the trial stood then: PENDING where it was to be gone on with; RUNNING: see `ended`.
         reason: why, in words.
+
+        outcome: what became of it: finished, stopped, paused, failed, cut (by the experiment's end), running.
     """
 
     trial_id: str
@@ -28,19 +30,24 @@ class Span:
     ended: float | None
     status: TrialStatus
     reason: str
+    outcome: str
 
-    @property
-    def outcome(self) -> str:
-        """What became of it: finished, stopped, paused, failed, cut (with the experiment), or running."""
-        match self.status:
-            case TrialStatus.RUNNING:
-                return "running"
-            case TrialStatus.PAUSED:
-                return "paused"
-            case TrialStatus.ERROR:
-                return "failed"
-            case TrialStatus.PENDING:
-                return "failed" if " after " in self.reason else "cut"
-        if self.reason == "finished" or "reached " in self.reason:  # all that it was to do
-            return "finished"
-        return "stopped" if self.reason.startswith("stopped by ") else "cut"
+
+def outcome_of(status: TrialStatus, reason: str, *, failed: bool, ending: str) -> str:
+    """What became of an attempt, in a word.
+
+    Args:
+        status: where its trial stood at its end; RUNNING: it has not ended.
+        reason: why, in words.
+        failed: the attempt failed, whatever became of the trial.
+        ending: what ended the experiment early, in words; '' for nothing.
+    """
+    if failed or status is TrialStatus.ERROR:
+        return "failed"
+    if status is TrialStatus.RUNNING:
+        return "running"
+    if status is TrialStatus.PAUSED:
+        return "paused"
+    if status is TrialStatus.PENDING or (ending and reason.startswith(ending)):
+        return "cut"
+    return "finished" if reason == "finished" or "reached " in reason else "stopped"
