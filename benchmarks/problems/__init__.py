@@ -1,1 +1,1 @@
-"""Problems with known results, on which search is measured: pure functions of a configuration and a resource."""
+"""Problems with known results, on which search is measured: functions of a configuration and a resource."""

@@ -58,7 +58,7 @@ class Population:
         """Let all members train; return the best score after each step."""
         best = []
         for number in range(1, steps + 1):
-            for trial_id, member in self.members.items():
+            for member in self.members.values():
                 member.state, member.score = self._step(member.state, member.config, number)
             best.append(max(member.score for member in self.members.values()))
             for trial_id, member in self.members.items():
