@@ -1,4 +1,4 @@
-"""ASHA's rungs, brackets and stopping form: worked traces, edge rows, and laws that hold for every stream of reports."""
+"""ASHA: rungs, brackets and the stopping form: worked traces, edge rows, and laws that hold for every stream."""
 
 from __future__ import annotations
 
