@@ -94,6 +94,8 @@ class TrialScheduler(ABC):
     needs_metric: ClassVar[bool] = True
     label: ClassVar[str] = "the scheduler"
     """How messages call it."""
+    hears_again: ClassVar[bool] = False
+    """True if a restore tells it of the end of a trial that is run again, since others were judged by it."""
 
     def __init__(
         self, time_attr: str = "training_iteration", metric: str | None = None, mode: str | None = None
@@ -229,6 +231,8 @@ def stop_words(reason: Mapping[str, Any], scheduler: str) -> str:
             f"rung {reason['rung']:g}, rank {reason['rank']} of {reason['entries']}, "
             f"{reason['places']} go on, cutoff {reason['cutoff']:.6g}"
         )
+    elif reason.get("rule") == "milestone":
+        words = f"rung {reason['rung']:g}, waiting for {reason['awaits']} more"
     elif reason.get("rule") == "max_t":
         words = f"reached max_t={reason['max_t']:g}"
     elif reason.get("rule") == "late report":

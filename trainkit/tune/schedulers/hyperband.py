@@ -68,6 +68,7 @@ class HyperBandScheduler(TrialScheduler):
     """
 
     label: ClassVar[str] = "HyperBand"
+    hears_again: ClassVar[bool] = True
 
     def __init__(
         self,

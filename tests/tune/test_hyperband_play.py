@@ -1,0 +1,113 @@
+"""Hyperband under the real controller: whatever fails, and however many run at once, nothing is left over."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from tests.tune.harness import Play
+from trainkit import tune
+from trainkit.tune.control import events as ev
+from trainkit.tune.schedulers import HyperBandForBOHB, HyperBandScheduler, Verdict
+from trainkit.tune.schedulers.brackets import bracket_plans, shared_levels
+from trainkit.tune.search import BasicVariantGenerator
+
+
+class Listening(BasicVariantGenerator):
+    """Keeps what it is told of decisions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.told: list[tuple[str, int, int]] = []
+
+    def on_trial_decision(self, trial_id, result, decision):
+        if "budget" in decision.reason:
+            self.told.append((trial_id, decision.reason["budget"], result["training_iteration"]))
+
+
+class Random:
+    """Plays a whole experiment by chance: whose event comes next, what is reported, who fails."""
+
+    def __init__(self, seed: int, fail_rate: float, **play) -> None:
+        self.chance = random.Random(seed)
+        self.fail_rate = fail_rate
+        self.searcher = Listening()
+        retries = tune.FailureConfig(max_failures=self.chance.choice([0, 1, 2]))
+        self.play = Play(searcher=self.searcher, metric="m", mode="max", failure=retries, **play)
+
+    def run(self) -> Play:
+        play, chance = self.play, self.chance
+        while not play.controller.done:
+            places = {trial.trial_id: trial.index for trial in play.controller.trials}
+            trial_id = chance.choice(sorted(play.calls))
+            index = places[trial_id]
+            if chance.random() < self.fail_rate:
+                play.failed(index)
+                continue
+            match play.calls[trial_id]:
+                case "setup":
+                    play.started(index)
+                case "advance":
+                    play.reported(index, {"m": chance.random()}, done=chance.random() < 0.005)
+                case "stop":
+                    play.finished(index, checkpoint=f"checkpoint_{play.trial(index).next_checkpoint:06d}")
+        play._take(play.controller.close(play.time))
+        return play
+
+
+BANDS = {
+    "max_t": st.integers(2, 100),
+    "eta": st.integers(2, 5),
+    "samples": st.integers(1, 40),
+    "workers": st.integers(1, 32),
+    "seed": st.integers(0, 2**32),
+}
+
+
+@settings(max_examples=150, deadline=None)
+@given(**BANDS, fail_rate=st.sampled_from([0, 0.01, 0.1]))
+@example(max_t=100, eta=2, samples=40, workers=1, seed=0, fail_rate=0.0)
+@example(max_t=81, eta=3, samples=40, workers=32, seed=0, fail_rate=0.01)
+def test_16_nothing_is_left_paused_or_pending(max_t, eta, samples, workers, seed, fail_rate):
+    """Row 1.15."""
+    cls = HyperBandScheduler if seed % 2 else HyperBandForBOHB
+    scheduler = cls(metric="m", mode="max", max_t=max_t, reduction_factor=eta)
+    experiment = Random(seed, fail_rate, num_samples=samples, cpus=workers, scheduler=scheduler)
+    play = experiment.run()
+    assert len(play.controller.trials) == samples
+    assert set(play.statuses()) <= {"TERMINATED", "ERROR"}
+    # The rounds have let all go by themselves: no trial had to be ended because nothing else was left.
+    assert "not promoted" not in {trial.reason for trial in play.controller.trials}
+    # 17: every level that a trial has passed was told to the searcher once, whatever was decided there.
+    levels, plans = shared_levels(max_t, eta), bracket_plans(max_t, eta)
+    furthest = Counter()
+    for added in play.recorded(ev.ResultAdded):
+        furthest[added.trial.trial_id] = max(furthest[added.trial.trial_id], added.iteration)
+    expected = Counter(
+        (trial_id, levels.index(level), level)
+        for trial_id, time in furthest.items()
+        for level in plans[scheduler.bracket_of(trial_id) % len(plans)].levels
+        if level <= time
+    )
+    assert Counter(experiment.searcher.told) == expected
+
+
+def test_every_decision_has_its_reason_in_words():
+    scheduler = HyperBandScheduler(metric="m", mode="max", max_t=9)
+    play = Random(0, 0.0, num_samples=17, cpus=4, scheduler=scheduler).run()
+    made = [(each.decision.verdict, each.decision.reason["rule"]) for each in play.recorded(ev.DecisionMade)]
+    assert set(made) == {
+        (Verdict.PAUSE, "milestone"),
+        (Verdict.RESUME, "rung"),
+        (Verdict.CONTINUE, "rung"),
+        (Verdict.STOP, "rung"),
+        (Verdict.STOP, "max_t"),
+    }
+    words = [each.reason for each in play.recorded(ev.StatusChanged)]
+    assert "paused by HyperBand: rung 1, waiting for 8 more" in words
+    assert any(each.startswith("resumed by HyperBand: rung 1, rank 1 of 9, 3 go on, cutoff") for each in words)
+    assert any(each.startswith("stopped by HyperBand: rung 1, rank 9 of 9") for each in words)
+    assert "stopped by HyperBand: reached max_t=9" in words
