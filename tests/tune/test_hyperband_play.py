@@ -108,6 +108,8 @@ def test_every_decision_has_its_reason_in_words():
     }
     words = [each.reason for each in play.recorded(ev.StatusChanged)]
     assert "paused by HyperBand: rung 1, waiting for 8 more" in words
-    assert any(each.startswith("resumed by HyperBand: rung 1, rank 1 of 9, 3 go on, cutoff") for each in words)
+    assert any(
+        each.startswith("resumed by HyperBand: rung 1, rank 1 of 9, 3 go on, cutoff") for each in words
+    )
     assert any(each.startswith("stopped by HyperBand: rung 1, rank 9 of 9") for each in words)
     assert "stopped by HyperBand: reached max_t=9" in words
