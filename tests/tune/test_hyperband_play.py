@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 
+import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -13,7 +14,7 @@ from trainkit import tune
 from trainkit.tune.control import events as ev
 from trainkit.tune.schedulers import HyperBandForBOHB, HyperBandScheduler, Verdict
 from trainkit.tune.schedulers.brackets import bracket_plans, shared_levels
-from trainkit.tune.search import BasicVariantGenerator
+from trainkit.tune.search import BasicVariantGenerator, ConcurrencyLimiter, Searcher
 
 
 class Listening(BasicVariantGenerator):
@@ -31,10 +32,10 @@ class Listening(BasicVariantGenerator):
 class Random:
     """Plays a whole experiment by chance: whose event comes next, what is reported, who fails."""
 
-    def __init__(self, seed: int, fail_rate: float, **play) -> None:
+    def __init__(self, seed: int, fail_rate: float, searcher: Searcher | None = None, **play) -> None:
         self.chance = random.Random(seed)
         self.fail_rate = fail_rate
-        self.searcher = Listening()
+        self.searcher = searcher or Listening()
         retries = tune.FailureConfig(max_failures=self.chance.choice([0, 1, 2]))
         self.play = Play(searcher=self.searcher, metric="m", mode="max", failure=retries, **play)
 
@@ -51,7 +52,7 @@ class Random:
                 case "setup":
                     play.started(index)
                 case "advance":
-                    play.reported(index, {"m": chance.random()}, done=chance.random() < 0.005)
+                    play.reported(index, {"m": chance.random()}, done=chance.random() < self.fail_rate / 10)
                 case "stop":
                     play.finished(index, checkpoint=f"checkpoint_{play.trial(index).next_checkpoint:06d}")
         play._take(play.controller.close(play.time))
@@ -93,6 +94,48 @@ def test_16_nothing_is_left_paused_or_pending(max_t, eta, samples, workers, seed
         if level <= time
     )
     assert Counter(experiment.searcher.told) == expected
+
+
+@pytest.mark.parametrize("most", [1, 2, 5])
+def test_a_limited_searcher_still_fills_the_brackets(most):
+    """Paused trials don't count, so the rounds are those of an unlimited one."""
+    limited = ConcurrencyLimiter(BasicVariantGenerator(), max_concurrent=most)
+    scheduler = HyperBandForBOHB(metric="m", mode="max", max_t=9)
+    play = Random(0, 0.0, limited, num_samples=17, cpus=8, scheduler=scheduler).run()
+    ends = Counter(each.reason.partition(", rank")[0] for each in play.controller.trials)
+    stopped = f"stopped by {scheduler.label}: "
+    assert ends == {f"{stopped}rung 1": 6, f"{stopped}rung 3": 2 + 4, f"{stopped}reached max_t=9": 5}
+
+
+class Stalling(BasicVariantGenerator):
+    """Suggests nothing while `most` of its trials have not ended, paused or not."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__()
+        self.most, self.open = most, set()
+
+    def suggest(self, trial_id):
+        if len(self.open) >= self.most:
+            return None
+        self.open.add(trial_id)
+        return super().suggest(trial_id)
+
+    def on_trial_complete(self, trial_id, result=None, error=False):
+        self.open.discard(trial_id)
+
+
+@settings(max_examples=50, deadline=None)
+@given(**BANDS, most=st.integers(1, 8), batch=st.booleans())
+def test_16_a_searcher_that_waits_for_paused_trials_stops_nothing(
+    max_t, eta, samples, workers, seed, most, batch
+):
+    """A bracket does not wait for trials that come only once its own have ended."""
+    searcher = ConcurrencyLimiter(BasicVariantGenerator(), most, batch=True) if batch else Stalling(most)
+    scheduler = HyperBandForBOHB(metric="m", mode="max", max_t=max_t, reduction_factor=eta)
+    play = Random(seed, 0.01, searcher, num_samples=samples, cpus=workers, scheduler=scheduler).run()
+    assert len(play.controller.trials) == samples
+    assert set(play.statuses()) <= {"TERMINATED", "ERROR"}
+    assert "not promoted" not in {trial.reason for trial in play.controller.trials}
 
 
 def test_every_decision_has_its_reason_in_words():
