@@ -95,6 +95,8 @@ class TrialScheduler(ABC):
     needs_metric: ClassVar[bool] = True
     label: ClassVar[str] = "the scheduler"
     """How messages call it."""
+    hears_again: ClassVar[bool] = False
+    """True if a restore tells it of the end of a trial that is run again, since others were judged by it."""
 
     def __init__(
         self, time_attr: str = "training_iteration", metric: str | None = None, mode: str | None = None
