@@ -11,12 +11,19 @@ from trainkit.errors import ConfigError
 from trainkit.tune.schedulers.base import TrialScheduler
 from trainkit.tune.values import holds_opaque
 
-_HOMES = {"AsyncHyperBandScheduler": "asha", "FIFOScheduler": "fifo"}
+_HOMES = {
+    "AsyncHyperBandScheduler": "asha",
+    "FIFOScheduler": "fifo",
+    "PopulationBasedTraining": "pbt",
+    "PopulationBasedTrainingReplay": "pbt_replay",
+}
 _CLASSES = {
     "fifo": "FIFOScheduler",
     "asha": "AsyncHyperBandScheduler",
     "async_hyperband": "AsyncHyperBandScheduler",
     "asynchyperband": "AsyncHyperBandScheduler",
+    "pbt": "PopulationBasedTraining",
+    "pbt_replay": "PopulationBasedTrainingReplay",
 }
 
 
