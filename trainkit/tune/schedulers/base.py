@@ -212,6 +212,14 @@ def score_of(value: Any, mode: str | None) -> float:
     return -number if mode == "min" else number
 
 
+def words_for(decision: Decision, scheduler: str) -> str:
+    """Why a trial was stopped, paused or gone on with, as text."""
+    if decision.verdict is Verdict.STOP:
+        return stop_words(decision.reason, scheduler)
+    verb = {Verdict.PAUSE: "paused", Verdict.RESUME: "resumed"}.get(decision.verdict, "judged")
+    return f"{verb}{stop_words(decision.reason, scheduler).removeprefix('stopped')}"
+
+
 def stop_words(reason: Mapping[str, Any], scheduler: str) -> str:
     """Why a trial was stopped, as text: 'stopped by ASHA: rung 4, rank 3 of 8, 2 go on, cutoff 0.25'."""
     if "stop" in reason:
