@@ -173,10 +173,10 @@ class PopulationBasedTraining(TrialScheduler):
         decision = self._exploit(member, ranked)
         if decision is None:
             reason = self._facts(member, ranked, "population")
+            verdict = Verdict.CONTINUE
             if self._must_share(member):
-                decision = Decision(Verdict.PAUSE, {**reason, "turn": "others"})
-            else:
-                decision = Decision(Verdict.CONTINUE, reason, save=member.trial_id in ranked.upper)
+                verdict, reason["turn"] = Verdict.PAUSE, "others"
+            decision = Decision(verdict, reason, save=member.trial_id in ranked.upper)
         if decision.verdict is Verdict.PAUSE:
             self._members.pause(member)
         return decision
@@ -290,14 +290,16 @@ class PopulationBasedTraining(TrialScheduler):
             "arrived": len(self._arrived),
             "members": sum(1 for _ in self._members.active()),
         }
-        self._open_barrier_if_all_came()
-        return Decision(Verdict.PAUSE, reason)
+        best = self._open_barrier_if_all_came()
+        # Where the last to come is among the best and runs on at once, it is a donor all the same.
+        return Decision(Verdict.PAUSE, reason, save=member.trial_id in best)
 
-    def _open_barrier_if_all_came(self) -> None:
+    def _open_barrier_if_all_came(self) -> Sequence[str]:
+        """Judge those that wait, once all are there; return the best of them."""
         if not self._arrived or self._more_to_come:
-            return
+            return ()
         if any(member.trial_id not in self._arrived for member in self._members.active()):
-            return
+            return ()
         ranked = self._quantiles()
         for trial_id in self._arrived:
             decision = self._exploit(self._members[trial_id], ranked)
@@ -306,6 +308,7 @@ class PopulationBasedTraining(TrialScheduler):
         # Past the one that has come furthest: a long report must not leave the others behind for good.
         self._target = max(self._members[trial_id].intervals for trial_id in self._arrived) + 1
         self._arrived.clear()
+        return ranked.upper
 
     def verdicts(self) -> Sequence[tuple[str, Decision]]:
         waiting, self._verdicts = list(self._verdicts.items()), {}
