@@ -201,7 +201,7 @@ def _remember(
     config = proposals.replay(trial.trial_id, stored, same_space=same_space)
     if config is None:
         raise ConfigError(f"{proposals.name} gives no suggestion for trial {trial.trial_id} any more")
-    suggested = complete(stored, config)
+    suggested: dict[str, Any] = complete(stored, config)
     trial.tried = [complete(objects(each), config) for each in trial.tried]
     trial.config = complete(objects(trial.config), config)
     return suggested
