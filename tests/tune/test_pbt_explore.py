@@ -121,11 +121,10 @@ def test_two_does_not_stay_two():
 
 
 def test_functions_draw_what_the_seed_says():
-    values = [
-        explored_value(0.5, random.random, np.random.default_rng(3), 1.0, FACTORS)[0] for _ in range(2)
-    ]
+    values = [explored_value(0.5, random.random, np.random.default_rng(3), 1.0, FACTORS)[0] for _ in range(2)]
     values += [
-        explored_value(0.5, lambda: np.random.rand(), np.random.default_rng(3), 1.0, FACTORS)[0] for _ in range(2)
+        explored_value(0.5, lambda: np.random.rand(), np.random.default_rng(3), 1.0, FACTORS)[0]
+        for _ in range(2)
     ]
     assert values[0] == values[1] and values[2] == values[3]
     assert all(type(value) is float for value in values)

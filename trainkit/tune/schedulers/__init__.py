@@ -6,6 +6,7 @@ from trainkit.tune.schedulers.asha import ASHAScheduler, AsyncHyperBandScheduler
 from trainkit.tune.schedulers.base import Decision, TrialScheduler, Verdict
 from trainkit.tune.schedulers.fifo import FIFOScheduler
 from trainkit.tune.schedulers.pbt import PopulationBasedTraining
+from trainkit.tune.schedulers.pbt_replay import PopulationBasedTrainingReplay
 
 __all__ = [
     "ASHAScheduler",
@@ -13,6 +14,7 @@ __all__ = [
     "Decision",
     "FIFOScheduler",
     "PopulationBasedTraining",
+    "PopulationBasedTrainingReplay",
     "TrialScheduler",
     "Verdict",
 ]

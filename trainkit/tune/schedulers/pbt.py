@@ -18,12 +18,13 @@ from trainkit.tune.schedulers.pbt_explore import Operations, changes, explored, 
 from trainkit.tune.schedulers.pbt_mutations import checked_mutations, completed
 from trainkit.tune.schedulers.pbt_population import Member, Population
 from trainkit.tune.schedulers.pbt_quantiles import Quantiles, quantiles
+from trainkit.tune.schedulers.pbt_replay import PopulationBasedTrainingReplay
 from trainkit.tune.values import lookup
 
 if TYPE_CHECKING:
     from numpy.random import Generator
 
-__all__ = ["PopulationBasedTraining"]
+__all__ = ["PopulationBasedTraining", "PopulationBasedTrainingReplay"]
 
 
 class PopulationBasedTraining(TrialScheduler):

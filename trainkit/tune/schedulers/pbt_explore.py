@@ -136,7 +136,9 @@ def _drawn(mutation: Domain | Callable[[], Any], value: Any, rng: Generator, nam
         drawn = mutation()
     plain = drawn.item() if hasattr(drawn, "item") and getattr(drawn, "shape", None) == () else drawn
     if is_number(value) and not (is_number(plain) and math.isfinite(plain)):
-        raise ConfigError(f"the function that hyperparam_mutations gives for {name!r} returned {plain!r}, no number")
+        raise ConfigError(
+            f"the function that hyperparam_mutations gives for {name!r} returned {plain!r}, no number"
+        )
     return plain
 
 
@@ -148,7 +150,10 @@ def _node(config: Mapping[str, Any], path: Path) -> Any:
 
 
 def changes(
-    old: Mapping[str, Any], new: Mapping[str, Any], mutations: Mapping[str, Any], operations: Mapping[str, str]
+    old: Mapping[str, Any],
+    new: Mapping[str, Any],
+    mutations: Mapping[str, Any],
+    operations: Mapping[str, str],
 ) -> dict[str, dict[str, Any]]:
     """By the name of each mutated value: the old one, the new one, and how it came about."""
     found = {}

@@ -11,7 +11,9 @@ from trainkit.tune.domains import Categorical, Domain, Forbid, GridSearch, Sampl
 Path = tuple[str, ...]
 
 
-def checked_mutations(mutations: Mapping[str, Any] | None, name: str = "hyperparam_mutations") -> dict[str, Any]:
+def checked_mutations(
+    mutations: Mapping[str, Any] | None, name: str = "hyperparam_mutations"
+) -> dict[str, Any]:
     """Return a copy of `mutations`, with lists for tuples.
 
     Raises:
@@ -20,7 +22,9 @@ def checked_mutations(mutations: Mapping[str, Any] | None, name: str = "hyperpar
     if mutations is None:
         return {}
     if not isinstance(mutations, Mapping):
-        raise ConfigError(f"{name}={mutations!r}: give a dictionary such as {{'lr': tune.loguniform(1e-4, 1)}}")
+        raise ConfigError(
+            f"{name}={mutations!r}: give a dictionary such as {{'lr': tune.loguniform(1e-4, 1)}}"
+        )
     return {key: _checked(value, f"{name}[{key!r}]") for key, value in mutations.items()}
 
 
