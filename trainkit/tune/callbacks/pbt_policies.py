@@ -43,7 +43,13 @@ class PolicyFiles(Callback):
         donor: Trial | None = info["donor"]
         since = trial.checkpoint.iteration if trial.checkpoint is not None else 0
         self._add(
-            Exchange(trial.trial_id, since, trial.config, donor and donor.trial_id, info["donor_iteration"]),
+            Exchange(
+                trial.trial_id,
+                since,
+                trial.config,
+                None if donor is None else donor.trial_id,
+                info["donor_iteration"],
+            ),
             trials,
         )
 

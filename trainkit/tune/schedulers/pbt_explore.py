@@ -111,7 +111,7 @@ def _moved(value: float, factor: float, step: float) -> float:
 
 
 def _multiple(k: int, step: float) -> float:
-    """k steps, exact for the step as it is written in decimals: 3 steps of 0.1 are 0.3."""
+    """K steps, exact for the step as it is written in decimals: 3 steps of 0.1 are 0.3."""
     from fractions import Fraction
 
     exact = Fraction(repr(step)) * k

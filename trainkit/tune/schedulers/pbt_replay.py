@@ -33,8 +33,8 @@ class PopulationBasedTrainingReplay(TrialScheduler):
     has; when to end is for RunConfig(stop=...) to say.
 
     Args:
-        policy_file: a `pbt_policy_<trial id>.txt`, of ours or Ray's; or the `Result` of a trial; or the folder
-            of an experiment, with `trial_id`.
+        policy_file: a `pbt_policy_<trial id>.txt`, of ours or Ray's; or the `Result` of a trial; or the
+            folder of an experiment, with `trial_id`.
         trial_id: of the trial in that folder.
 
     Attributes:
@@ -84,8 +84,8 @@ class PopulationBasedTrainingReplay(TrialScheduler):
         ]
         if differing:
             raise ConfigError(
-                f"a replay begins with {', '.join(differing)} as it was trained with, and the searcher suggests "
-                "another value: leave search_alg and points_to_evaluate out"
+                f"a replay begins with {', '.join(differing)} as it was trained with, and the searcher "
+                "suggests another value: leave search_alg and points_to_evaluate out"
             )
         self._trial = trial_id
 
@@ -120,8 +120,8 @@ def _schedule_of(source: Any, trial_id: str | None) -> Schedule:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(
-            f"{path} cannot be read: {error}. A trial has such a file once it has taken over another's state, "
-            "with log_config=True; of any trial, Result.from_path(its folder) can be given too"
+            f"{path} cannot be read: {error}. A trial has such a file once it has taken over another's "
+            "state, with log_config=True; of any trial, Result.from_path(its folder) can be given too"
         ) from error
     return read_policy(text, str(path))
 
