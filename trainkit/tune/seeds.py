@@ -1,4 +1,4 @@
-"""One seed for an experiment, and what follows: a generator per suggestion, one more, a seed per trial.
+"""One seed for an experiment, and what follows: generators per suggestion and model, one more, seeds for trials.
 
 Made from the seed and a number each, never drawn one after the other: so suggestion n is the same
 however many trials ran at once, and replaying needs nothing but n.
@@ -39,3 +39,10 @@ def trial_seed(seed: int, index: int) -> int:
     from numpy.random import SeedSequence
 
     return int(SeedSequence(seed, spawn_key=(2, index)).generate_state(1)[0])
+
+
+def model_generator(seed: int, observations: int) -> Generator:
+    """For what a searcher's model of so many observations draws, whichever suggestion asks for it first."""
+    from numpy.random import SeedSequence, default_rng
+
+    return default_rng(SeedSequence(seed, spawn_key=(3, observations)))
