@@ -19,10 +19,11 @@ def in_words(reason: Facts) -> str:
 
 
 def _rung(reason: Facts) -> str:
+    cutoff = f", cutoff {reason['cutoff']:.6g}" if "cutoff" in reason else ""  # no place, no cutoff
     return (
-        f"{_place(reason)}, rank {reason['rank']} of {reason['entries']}, "
-        f"{reason['places']} go on, cutoff {reason['cutoff']:.6g}"
-    ) + _skipped(reason)
+        f"{_place(reason)}, rank {reason['rank']} of {reason['entries']}, {reason['places']} go on"
+        f"{cutoff}{_skipped(reason)}"
+    )
 
 
 def _place(reason: Facts) -> str:
@@ -44,6 +45,10 @@ def _late(reason: Facts) -> str:
 
 def _milestone(reason: Facts) -> str:
     return f"{_place(reason)}, waits for {reason['awaits']} more to come there"
+
+
+def _waits(reason: Facts) -> str:
+    return f"it waits to be promoted from {_place(reason)}"
 
 
 def _barrier(reason: Facts) -> str:
@@ -84,4 +89,5 @@ _RULES: Mapping[str, Callable[[Facts], str]] = {
     "population": _population,
     "rung": _rung,
     "turn": _turn,
+    "waits": _waits,
 }
