@@ -104,16 +104,14 @@ def test_every_trial_ends_whatever_fails(losses, workers, failures, max_failures
     left = [each for each in results.decisions() if each["verdict"] == "RESUME"]
     assert all(each["rank"] <= each["places"] == each["entries"] // 3 for each in left)
     assert len({(each["trial_id"], each["rung"]) for each in left}) == len(left)
-    for result in results:
-        if not math.isfinite(result.metrics.get("loss", 0.0)):
-            assert result.metrics["training_iteration"] == 1
+    finite = {result.trial_id for result in results if math.isfinite(result.metrics.get("loss", 0.0))}
+    assert {each["trial_id"] for each in left} <= finite
 
 
 def test_8_nan_everywhere_ends_every_trial_at_its_first_rung():
     results = simulated([math.nan] * 7, workers=2)
     assert [result.reason for result in results] == [
-        f"stopped by ASHA: rung 1, rank {n} of {n}, {n // 3} go on" + ", cutoff inf" * (n > 2)
-        for n in range(1, 8)
+        f"stopped by ASHA: rung 1, rank {n} of {n}, {n // 3} go on" for n in range(1, 8)
     ]
 
 
