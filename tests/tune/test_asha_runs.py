@@ -78,6 +78,7 @@ def test_4_the_worked_trace_on_the_controller(resume, work):
 def test_the_toy_bracket_has_its_first_full_configuration_on_time(resume, first_full_s):
     results = simulated(LOSSES, workers=9, resume=resume)
     assert results.get_best_result().metrics["training_iteration"] == 9
+    assert results.busy_s == (21 if resume else 27)
     (end,) = [span.ended for span in results.timeline if "max_t" in span.reason]
     assert end == first_full_s
 
