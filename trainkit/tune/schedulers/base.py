@@ -228,15 +228,18 @@ def stop_words(reason: Mapping[str, Any], scheduler: str) -> str:
         return str(reason["stop"])
     if reason.get("rule") == "rung":
         words = (
-            f"rung {reason['rung']:g}, rank {reason['rank']} of {reason['entries']}, "
-            f"{reason['places']} go on, cutoff {reason['cutoff']:.6g}"
+            f"rung {reason['rung']:g}, rank {reason['rank']} of {reason['entries']}, {reason['places']} go on"
         )
+        if "cutoff" in reason:
+            words += f", cutoff {reason['cutoff']:.6g}"
     elif reason.get("rule") == "milestone":
         words = f"rung {reason['rung']:g}, waiting for {reason['awaits']} more"
     elif reason.get("rule") == "max_t":
         words = f"reached max_t={reason['max_t']:g}"
     elif reason.get("rule") == "late report":
         words = "it had stopped this trial before"
+    elif reason.get("rule") == "waits":
+        words = f"it waits to be promoted from rung {reason['rung']:g}"
     else:
         words = ", ".join(f"{name} {value}" for name, value in reason.items())
     return f"stopped by {scheduler}: {words}" if words else f"stopped by {scheduler}"

@@ -12,7 +12,7 @@ from trainkit.tune.schedulers.base import TrialScheduler
 from trainkit.tune.values import holds_opaque
 
 _HOMES = {
-    "AsyncHyperBandScheduler": "asha",
+    "AsyncHyperBandScheduler": "async_hyperband",
     "FIFOScheduler": "fifo",
     "HyperBandForBOHB": "hb_bohb",
     "HyperBandScheduler": "hyperband",
