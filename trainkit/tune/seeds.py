@@ -1,4 +1,4 @@
-"""One seed for an experiment, and what follows: a generator per suggestion, one more, a seed per trial.
+"""One seed for an experiment, and what follows: generators of suggestions and models, a seed per trial.
 
 Made from the seed and a number each, never drawn one after the other: so suggestion n is the same
 however many trials ran at once, and replaying needs nothing but n.
@@ -71,3 +71,10 @@ def trial_draws(seed: int) -> tuple[Generator, Callable[[int, int], None]]:
         bits.state = state
 
     return Generator(bits), at
+
+
+def model_generator(seed: int, observations: int) -> Generator:
+    """For what a searcher's model of so many observations draws, whichever suggestion asks for it first."""
+    from numpy.random import SeedSequence, default_rng
+
+    return default_rng(SeedSequence(seed, spawn_key=(6, observations)))

@@ -7,6 +7,8 @@ from trainkit.tune.schedulers.base import Decision, TrialScheduler, Verdict
 from trainkit.tune.schedulers.fifo import FIFOScheduler
 from trainkit.tune.schedulers.hb_bohb import HyperBandForBOHB
 from trainkit.tune.schedulers.hyperband import HyperBandScheduler
+from trainkit.tune.schedulers.pbt import PopulationBasedTraining
+from trainkit.tune.schedulers.pbt_replay import PopulationBasedTrainingReplay
 
 __all__ = [
     "ASHAScheduler",
@@ -15,6 +17,8 @@ __all__ = [
     "FIFOScheduler",
     "HyperBandForBOHB",
     "HyperBandScheduler",
+    "PopulationBasedTraining",
+    "PopulationBasedTrainingReplay",
     "TrialScheduler",
     "Verdict",
 ]

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from trainkit.errors import ConfigError
 from trainkit.tune.checks import is_name, is_number, require_mode
+from trainkit.tune.schedulers.words import in_words
 from trainkit.tune.values import lookup
 
 if TYPE_CHECKING:
@@ -206,6 +207,16 @@ class TrialScheduler(ABC):
         """No further trial comes, or none before a paused one goes on; may be told again."""
 
 
+POPULATION_WORDS = {
+    "population": "rank {rank} of {members}",
+    "exploit": "rank {rank} of {members}, to go on from {donor}",
+    "barrier": "at {at:g} with {arrived} of {members}, for all to come",
+    "turn": "its turn, at {time:g}",
+    "replay": "change {change} of {changes}, at {at:g}",
+}
+"""What the rules of population based training say, by their names."""
+
+
 def score_of(value: Any, mode: str | None) -> float:
     """Return `value` so that larger is better; NaN and infinities of either sign are worst of all."""
     number = float(value)
@@ -226,20 +237,5 @@ def stop_words(reason: Mapping[str, Any], scheduler: str) -> str:
     """Why a trial was stopped, as text: 'stopped by ASHA: rung 4, rank 3 of 8, 2 go on, cutoff 0.25'."""
     if "stop" in reason:
         return str(reason["stop"])
-    if reason.get("rule") == "rung":
-        words = (
-            f"rung {reason['rung']:g}, rank {reason['rank']} of {reason['entries']}, {reason['places']} go on"
-        )
-        if "cutoff" in reason:
-            words += f", cutoff {reason['cutoff']:.6g}"
-    elif reason.get("rule") == "milestone":
-        words = f"rung {reason['rung']:g}, waiting for {reason['awaits']} more"
-    elif reason.get("rule") == "max_t":
-        words = f"reached max_t={reason['max_t']:g}"
-    elif reason.get("rule") == "late report":
-        words = "it had stopped this trial before"
-    elif reason.get("rule") == "waits":
-        words = f"it waits to be promoted from rung {reason['rung']:g}"
-    else:
-        words = ", ".join(f"{name} {value}" for name, value in reason.items())
+    words = in_words(reason)
     return f"stopped by {scheduler}: {words}" if words else f"stopped by {scheduler}"
