@@ -156,7 +156,7 @@ def test_10_a_trial_that_failed_in_its_pause_may_run_again():
         report(scheduler, number, 1, number)
     assert report(scheduler, 0, 0.5, 9.0) == report(scheduler, 7, 0.5, 9.0)
     again = report(scheduler, 0, 1, 100.0)
-    assert (again.verdict, again.reason) == (PAUSE, {"rule": "late report"})
+    assert (again.verdict, again.reason) == (PAUSE, {"rule": "waits", "bracket": 0, "rung": 1})
     assert report(scheduler, 7, 1, 7.0).reason["awaits"] == 1
     report(scheduler, 8, 1, 8.0)
     assert 0 in fallen(scheduler)

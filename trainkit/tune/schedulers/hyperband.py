@@ -208,7 +208,7 @@ class HyperBandScheduler(TrialScheduler):
         if time < bracket.level:
             return CONTINUE
         self.late_reports += 1
-        return Decision(Verdict.PAUSE, {"rule": "late report"})
+        return Decision(Verdict.PAUSE, {"rule": "waits", "bracket": bracket.number, "rung": bracket.level})
 
     def _settle(self, bracket: Bracket, reporter: str | None = None) -> Judgement | None:
         """Judge the round if it is complete; one that has just reported is stopped by the answer to that."""
@@ -247,7 +247,7 @@ class HyperBandScheduler(TrialScheduler):
     def choose_trial_to_run(
         self, pending: Sequence[str], paused: Sequence[str] = (), *, new: bool = False
     ) -> str | None:
-        """The earliest bracket first: those that its round waits for, then those that go on, the best first."""
+        """The earliest bracket first: those that its round waits for, and then the best that go on."""
         del new
         first = pending[0] if pending else None
         for number in sorted(self._promoted):
