@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
-from typing import TypeVar, cast
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar, cast
 
 from trainkit import settings
 from trainkit.errors import ConfigError
@@ -14,18 +14,30 @@ from trainkit.tune.callbacks.csv_logger import CSVLoggerCallback
 from trainkit.tune.callbacks.json_logger import JsonLoggerCallback
 from trainkit.tune.callbacks.logger import LoggerCallback
 from trainkit.tune.callbacks.metric_watch import MetricWatch
+from trainkit.tune.callbacks.pbt_policies import PolicyFiles
 from trainkit.tune.callbacks.progress import ReporterCallback
 from trainkit.tune.callbacks.tensorboard import TBXLoggerCallback
 from trainkit.tune.config import RunConfig, TuneConfig
 from trainkit.tune.control.plan import Plan
 from trainkit.tune.control.stopping import StopRules
-from trainkit.tune.schedulers import FIFOScheduler, TrialScheduler
+from trainkit.tune.schedulers import FIFOScheduler, PopulationBasedTraining, TrialScheduler
 from trainkit.tune.search import BasicVariantGenerator, Searcher
 from trainkit.tune.seeds import scheduler_generator
 from trainkit.tune.spaces.variants import Space
 from trainkit.tune.suggestion.proposals import Proposals
 
 Part = TypeVar("Part")
+
+
+def make_space(param_space: Mapping[str, Any] | None, tune: TuneConfig) -> Space:
+    """Return the space to search, with what the scheduler adds.
+
+    Raises:
+        SpaceError: it is none.
+    """
+    if isinstance(tune.scheduler, TrialScheduler):
+        param_space = tune.scheduler.completed_space(param_space or {})
+    return Space.of(param_space)
 
 
 def make_searcher(tune: TuneConfig, space: Space, seed: int, *, rehearsal: bool = False) -> Searcher:
@@ -46,11 +58,11 @@ def make_proposals(tune: TuneConfig, space: Space, searcher: Searcher, seed: int
     return Proposals(searcher, space, seed=seed, allow_duplicates=tune.allow_duplicates)
 
 
-def make_scheduler(tune: TuneConfig, seed: int) -> TrialScheduler:
+def make_scheduler(tune: TuneConfig, seed: int, total_samples: int | None) -> TrialScheduler:
     """Return the scheduler, a copy too."""
     given = cast("TrialScheduler | None", tune.scheduler) or FIFOScheduler()
     scheduler = _copied("scheduler", given, lambda: copy.deepcopy(given))
-    scheduler.set_search_properties(tune.metric, tune.mode, scheduler_generator(seed))
+    scheduler.set_search_properties(tune.metric, tune.mode, scheduler_generator(seed), total_samples)
     return scheduler
 
 
@@ -95,9 +107,11 @@ def longest_way(tune: TuneConfig, run: RunConfig) -> float | None:
     return min(filter(None, limits), default=None)
 
 
-def make_callbacks(run: RunConfig) -> Sequence[Callback]:
+def make_callbacks(run: RunConfig, scheduler: TrialScheduler) -> Sequence[Callback]:
     """Return the user's callbacks, the loggers that come by themselves, and the console."""
     callbacks = list(run.callbacks)
+    if isinstance(scheduler, PopulationBasedTraining) and scheduler.log_config:
+        callbacks.append(PolicyFiles())
     for name in run.default_loggers if settings.loggers_come_by_themselves() else ():
         default = _DEFAULT_LOGGERS[name]
         if not any(isinstance(callback, default) for callback in callbacks):
