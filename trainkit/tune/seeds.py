@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from trainkit.tune.seed_words import generator_of
+
 if TYPE_CHECKING:
     from numpy.random import Generator
 
@@ -17,9 +19,11 @@ _OF_SIMULATIONS = {"stragglers": 3, "failures": 4, "measurements": 5}
 
 def suggestion_generator(seed: int, index: int, redraw: int = 0) -> Generator:
     """For all that is drawn for suggestion `index`; once it was rejected, for what is drawn instead."""
+    if not redraw:
+        return generator_of(seed, index)
     from numpy.random import SeedSequence, default_rng
 
-    return default_rng(SeedSequence([seed, index, redraw] if redraw else [seed, index]))
+    return default_rng(SeedSequence([seed, index, redraw]))
 
 
 def suggestion_words(seed: int, index: int, redraw: int, number: int) -> list[int]:

@@ -207,16 +207,6 @@ class TrialScheduler(ABC):
         """No further trial comes, or none before a paused one goes on; may be told again."""
 
 
-POPULATION_WORDS = {
-    "population": "rank {rank} of {members}",
-    "exploit": "rank {rank} of {members}, to go on from {donor}",
-    "barrier": "at {at:g} with {arrived} of {members}, for all to come",
-    "turn": "its turn, at {time:g}",
-    "replay": "change {change} of {changes}, at {at:g}",
-}
-"""What the rules of population based training say, by their names."""
-
-
 def score_of(value: Any, mode: str | None) -> float:
     """Return `value` so that larger is better; NaN and infinities of either sign are worst of all."""
     number = float(value)

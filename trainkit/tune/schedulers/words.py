@@ -15,14 +15,16 @@ Facts = Mapping[str, Any]
 def in_words(reason: Facts) -> str:
     """Such as 'rung 4, rank 3 of 8, 2 go on, cutoff 0.25'; '' where nothing was judged."""
     words = _RULES.get(str(reason.get("rule")))
-    return words(reason) if words is not None else _listed(reason)
+    try:
+        return words(reason) if words is not None else _listed(reason)
+    except (KeyError, TypeError, ValueError):  # a scheduler of the user's may have a rule of the same name
+        return _listed(reason)
 
 
 def _rung(reason: Facts) -> str:
-    return (
-        f"{_place(reason)}, rank {reason['rank']} of {reason['entries']}, "
-        f"{reason['places']} go on, cutoff {reason['cutoff']:.6g}"
-    ) + _skipped(reason)
+    judged = f"{_place(reason)}, rank {reason['rank']} of {reason['entries']}, {reason['places']} go on"
+    cutoff = f", cutoff {reason['cutoff']:.6g}" if "cutoff" in reason else ""  # no finite score is one
+    return judged + cutoff + _skipped(reason)
 
 
 def _place(reason: Facts) -> str:
@@ -31,6 +33,10 @@ def _place(reason: Facts) -> str:
 
 def _skipped(reason: Facts) -> str:
     return f", past {reason['skipped']} lower" if "skipped" in reason else ""
+
+
+def _waits(reason: Facts) -> str:
+    return f"it waits to be promoted from {_place(reason)}"
 
 
 def _max_t(reason: Facts) -> str:
@@ -77,6 +83,7 @@ def _listed(reason: Facts) -> str:
 
 _RULES: Mapping[str, Callable[[Facts], str]] = {
     "barrier": _barrier,
+    "waits": _waits,
     "exploit": _exploit,
     "late report": _late,
     "max_t": _max_t,
