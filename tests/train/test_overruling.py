@@ -1,4 +1,4 @@
-"""What a trial's configuration sets goes before what its checkpoint holds, as under population based training."""
+"""What a trial's configuration sets goes before what its checkpoint holds."""
 
 from __future__ import annotations
 
