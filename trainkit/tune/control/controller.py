@@ -186,8 +186,7 @@ class Controller:
         self._more_by = time
 
     def _start_next(self, time: float) -> bool:
-        running = [live.trial for live in self._live.values()]
-        trial = self._turns.next(running, has_room=self.ledger.has_room())
+        trial = self._turns.next(self._live, has_room=self.ledger.has_room())
         if trial is None:
             return self._nobody_comes(time)
         if trial.trial_id not in self._by_id and not self._take_in(trial, time):

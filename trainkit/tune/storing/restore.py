@@ -181,7 +181,7 @@ def replay(
                 # A searcher that can hears of an end that was none after all, as its next suggestions did.
                 if ended or proposals.hears_again:
                     proposals.on_trial_complete(trial_id, last.get(trial_id), error=error)
-                if not ended:
+                if not ended and not scheduler.hears_again:
                     continue
                 tell = scheduler.on_trial_error if error else scheduler.on_trial_complete
                 tell(trial_id)
