@@ -156,7 +156,7 @@ class Pauses:
         """Heed what the scheduler has decided on trials that wait; give those to end, and why."""
         for trial_id, decision in self._scheduler.verdicts():
             trial, live = self._trials[trial_id], self._live.get(trial_id)
-            if trial.status.is_finished:
+            if trial.status.is_finished or (live is not None and live.is_ending):
                 continue
             self._step.records.append(ev.DecisionMade(trial, trial.attempt, trial.iteration, decision))
             stopped = decision.verdict is Verdict.STOP
