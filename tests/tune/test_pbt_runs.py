@@ -154,15 +154,6 @@ def test_policy_files_are_rays(trained):
     assert json.loads(lines[-1]) == last
 
 
-def test_ray_reads_them(trained):
-    pbt = pytest.importorskip("ray.tune.schedulers.pbt")
-    results = trained(synch=True)
-    for path in Path(results.experiment_path).glob("pbt_policy_*.txt"):
-        theirs, ours = pbt.PopulationBasedTrainingReplay(str(path)), PopulationBasedTrainingReplay(path)
-        assert theirs.config == ours.schedule.initial
-        assert theirs._policy == list(ours.schedule.changes)
-
-
 def test_no_files_without_log_config(trained):
     results = trained(synch=True, log_config=False)
     assert exploits(results) and not list(Path(results.experiment_path).glob("pbt_*"))
