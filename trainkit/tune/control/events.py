@@ -180,12 +180,15 @@ class StatusChanged(NamedTuple):
 class Rearranged(NamedTuple):
     """A trial's next attempt runs otherwise: alone, with what is now its configuration or its request.
 
-    `donor` is the trial whose checkpoint it took over, which had reported `donor_iteration` times by then.
+    Attributes:
+        config: its new configuration; None: the same as before.
+        donor: whose checkpoint it goes on from; None: its own.
+        donor_iteration: how many reports the donor had made before that checkpoint.
     """
 
     trial: Trial
     time: float
-    changed: bool
+    config: dict[str, Any] | None = None
     donor: Trial | None = None
     donor_iteration: int = 0
 

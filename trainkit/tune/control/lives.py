@@ -234,7 +234,7 @@ class Lives:
             trial.tried.append(trial.config)
             trial.config = retry.config
         if retry.alone or retry.config is not None:
-            self._step.records.append(ev.Rearranged(trial, time, changed=retry.config is not None))
+            self._step.records.append(ev.Rearranged(trial, time, retry.config))
         if retry.config is not None:
             self._endings.guarded(time, self._scheduler.on_trial_change, trial.trial_id, trial.config)
             self.heed(time)

@@ -84,7 +84,7 @@ class Pauses:
         self._proposals.on_pause(trial.trial_id)
         if decision.request is not None:
             trial.request = trial.granted = decision.request
-            self._step.records.append(ev.Rearranged(trial, time, changed=False))
+            self._step.records.append(ev.Rearranged(trial, time))
         self._exchange(trial, decision, time)
         return None
 
@@ -127,7 +127,7 @@ class Pauses:
         trial.tried.append(trial.config)
         trial.config = dict(donor.config)
         self._step.records.append(
-            ev.Rearranged(trial, event.time, True, self._trials[donor.trial_id], iteration)
+            ev.Rearranged(trial, event.time, trial.config, self._trials[donor.trial_id], iteration)
         )
         self._scheduler.on_trial_change(trial.trial_id, trial.config, donor.trial_id)
         return trial

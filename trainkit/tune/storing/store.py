@@ -250,7 +250,7 @@ class ExperimentStore:
         trial = record.trial
         detail = {
             "alone": trial.alone,
-            "config": trial.config if record.changed else None,
+            "config": record.config,
             "granted": trial.granted and [trial.granted.bundles, trial.granted.strategy],
             "donor": record.donor and record.donor.trial_id,
             "donor_iteration": record.donor_iteration,
