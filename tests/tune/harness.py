@@ -25,7 +25,8 @@ class Play:
 
     Attributes:
         records: everything it had recorded, in order.
-        calls: by trial, what is out to it: setup, advance or stop.
+        calls: by trial, what is out to it: setup, advance, save or stop.
+        adoptions: asked for and not answered, in order.
     """
 
     def __init__(
@@ -47,7 +48,9 @@ class Play:
         self.searcher.begin(searched, metric=self.plan.metric, mode=mode, num_samples=num_samples, seed=0)
         proposals = Proposals(self.searcher, searched)
         scheduler = scheduler or FIFOScheduler()
-        scheduler.set_search_properties(self.plan.metric, mode, scheduler_generator(0))
+        scheduler.set_search_properties(
+            self.plan.metric, mode, scheduler_generator(0), self.searcher.total_samples
+        )
         source = TrialSource(
             proposals,
             varied=searched.varied,
@@ -60,6 +63,7 @@ class Play:
         )
         self.records: list[ev.Record] = []
         self.calls: dict[str, str] = {}
+        self.adoptions: list[ev.Adopt] = []
         self.time = 0.0
         self.iterations: dict[str, int] = {}
         self.begun = self._take(self.controller.begin(self.time))
@@ -75,6 +79,11 @@ class Play:
                 case ev.Advance(trial_id):
                     assert self.calls[trial_id] == "", "advanced while it runs"
                     self.calls[trial_id] = "advance"
+                case ev.Save(trial_id):
+                    assert self.calls[trial_id] == "", "told to save while it runs"
+                    self.calls[trial_id] = "save"
+                case ev.Adopt():
+                    self.adoptions.append(action)
                 case ev.Stop(trial_id):
                     assert self.calls[trial_id] == "", "stopped while it runs"
                     self.calls[trial_id] = "stop"
@@ -119,6 +128,16 @@ class Play:
     def finished(self, index: int, checkpoint: str | None = None, problem: str = "") -> list[ev.Action]:
         iteration = self.iterations[self.trial(index).trial_id]
         return self.send(ev.Finished(*self._who(index), iteration, checkpoint, problem))
+
+    def saved(self, index: int, checkpoint: str | None = None) -> list[ev.Action]:
+        iteration = self.iterations[self.trial(index).trial_id]
+        return self.send(ev.Saved(*self._who(index), iteration, checkpoint))
+
+    def adopted(self, problem: str = "") -> list[ev.Action]:
+        """The first of the adoptions that were asked for is made, or is not."""
+        asked = self.adoptions.pop(0)
+        dirname = None if problem else asked.dirname
+        return self.send(ev.Adopted(*self._who(asked.trial.index), dirname, problem))
 
     def failed(self, index: int, kind: str = "ValueError", retry: bool = True) -> list[ev.Action]:
         return self.send(ev.Failed(*self._who(index), Failure(kind, "no luck", "trace", retry)))

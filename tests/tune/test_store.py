@@ -17,7 +17,8 @@ import pytest
 from trainkit.errors import ConfigError, StoreError
 from trainkit.tune.control import events as ev
 from trainkit.tune.schedulers.base import Decision, Verdict
-from trainkit.tune.storing.history import Ended, ExperimentReader, Report, Suggested
+from trainkit.tune.storing.history import ExperimentReader
+from trainkit.tune.storing.log import Ended, Report, Suggested
 from trainkit.tune.storing.ownership import Ownership
 from trainkit.tune.storing.schema import FILENAME
 from trainkit.tune.storing.store import ExperimentStore

@@ -13,7 +13,7 @@ from trainkit.errors import ConfigError
 from trainkit.tune.checks import is_number
 from trainkit.tune.control.missing import AUTOMATIC
 from trainkit.tune.storing.chronicle import ChronicleReader
-from trainkit.tune.storing.history import Report
+from trainkit.tune.storing.log import Report
 from trainkit.tune.storing.ownership import owner_of
 from trainkit.tune.values import flatten
 

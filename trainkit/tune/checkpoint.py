@@ -140,6 +140,36 @@ def commit_directory(partial: str, target: str) -> None:
     _flush(os.path.dirname(target))
 
 
+def link_checkpoint(source: str, trial_dir: str, dirname: str) -> str:
+    """Put a copy of the checkpoint at `source` into a trial's folder as `dirname`, which is returned.
+
+    Its files are second names of the same ones where the file system has such: no checkpoint is changed
+    once it is whole, and the copy stays when the original goes.
+
+    Raises:
+        OSError: it can't be made; nothing is left of it.
+    """
+    partial = os.path.join(trial_dir, f".{dirname}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    try:
+        shutil.copytree(source, partial, copy_function=link_or_copy)
+        commit_directory(partial, os.path.join(trial_dir, dirname))
+    except OSError:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+    return dirname
+
+
+def link_or_copy(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> None:
+    """Give a file a second name, so that its content stays; copy it where there is no such thing."""
+    try:
+        os.link(source, target)
+    except FileNotFoundError:
+        raise
+    except OSError:
+        shutil.copy2(source, target)
+
+
 def remove_checkpoint(trial_dir: str, dirname: str) -> None:
     """Remove a checkpoint's folder, in a way that a kill leaves no half of it under its name."""
     path, aside = os.path.join(trial_dir, dirname), os.path.join(trial_dir, f".{dirname}.partial")

@@ -43,7 +43,7 @@ from trainkit.tune.storing.storage import Address, describe_address, new_place, 
 from trainkit.tune.storing.store import ExperimentStore
 from trainkit.tune.suggestion.naming import Namer
 from trainkit.tune.suggestion.suggesting import TrialSource
-from trainkit.tune.trial import TrialStatus, experiment_prefix, safe_name, trial_id_of
+from trainkit.tune.trial import experiment_prefix, safe_name, trial_id_of
 from trainkit.tune.values import holds_opaque
 
 logger = logging.getLogger("trainkit.tune")
@@ -136,11 +136,14 @@ class Experiment:
                 f"TuneConfig(seed={tune.seed}) differs from the experiment's seed {facts['seed']}: "
                 "leave it out"
             )
+        tune = restored_tune_config(facts["tune_config"], tune)
+        if param_space is not None:
+            param_space = parts.make_space(param_space, tune).tree
         space, changes = restored_space(facts["space"], param_space)
         return cls(
             bound,
             space,
-            restored_tune_config(facts["tune_config"], tune),
+            tune,
             restored_run_config(facts["run_config"], run),
             folder,
             resume=rule,
@@ -340,8 +343,8 @@ class Experiment:
             self._facts["space_since"] = len(restored.trials)
             restored.records.append(ev.Noted(now, "space changed", "; ".join(self._changes)))
         for trial in restored.trials:
-            if trial.status is TrialStatus.PENDING:
-                trial.request = self._bound.request(trial.config)
+            if not trial.status.is_finished:
+                trial.request = trial.granted or self._bound.request(trial.config)
                 ledger.require_feasible(trial.request, what=f"trial {trial.name}")
         store.commit(restored.records)
         tidy(restored.trials, self.folder)
@@ -369,7 +372,7 @@ class Experiment:
     def _take_parts(self, *, rehearsal: bool = False) -> None:
         self._searcher = parts.make_searcher(self._tune, self._space, self._seed, rehearsal=rehearsal)
         self._proposals = parts.make_proposals(self._tune, self._space, self._searcher, self._seed)
-        self._scheduler = parts.make_scheduler(self._tune, self._seed)
+        self._scheduler = parts.make_scheduler(self._tune, self._seed, self._searcher.total_samples)
         self._stop = StopRules.of(self._run.stop)
 
     @property

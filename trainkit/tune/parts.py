@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
-from typing import TypeVar, cast
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar, cast
 
 from trainkit import settings
 from trainkit.errors import ConfigError
@@ -28,6 +28,17 @@ from trainkit.tune.suggestion.proposals import Proposals
 Part = TypeVar("Part")
 
 
+def make_space(param_space: Mapping[str, Any] | None, tune: TuneConfig) -> Space:
+    """Return the space to search, with what the scheduler adds.
+
+    Raises:
+        SpaceError: it is none.
+    """
+    if isinstance(tune.scheduler, TrialScheduler):
+        param_space = tune.scheduler.completed_space(param_space or {})
+    return Space.of(param_space)
+
+
 def make_searcher(tune: TuneConfig, space: Space, seed: int, *, rehearsal: bool = False) -> Searcher:
     """Return the searcher, ready for its first suggestion.
 
@@ -46,11 +57,11 @@ def make_proposals(tune: TuneConfig, space: Space, searcher: Searcher, seed: int
     return Proposals(searcher, space, seed=seed, allow_duplicates=tune.allow_duplicates)
 
 
-def make_scheduler(tune: TuneConfig, seed: int) -> TrialScheduler:
+def make_scheduler(tune: TuneConfig, seed: int, total_samples: int | None) -> TrialScheduler:
     """Return the scheduler, a copy too."""
     given = cast("TrialScheduler | None", tune.scheduler) or FIFOScheduler()
     scheduler = _copied("scheduler", given, lambda: copy.deepcopy(given))
-    scheduler.set_search_properties(tune.metric, tune.mode, scheduler_generator(seed))
+    scheduler.set_search_properties(tune.metric, tune.mode, scheduler_generator(seed), total_samples)
     return scheduler
 
 

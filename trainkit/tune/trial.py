@@ -135,7 +135,9 @@ class Trial:
         last_result: that report, with what was filled in.
         checkpoints: committed and not deleted, oldest first.
         failure: of the last attempt, once the trial is in ERROR.
-        tried: the configurations of before, for which memory was not enough; the first is as suggested.
+        granted: what the scheduler lets it reserve in place of what it asked for; None: what it asked for.
+        tried: the configurations of before, as memory was not enough for them or another trial's was taken
+            over; the first is as suggested.
         alone: it runs when nothing else does.
         trainable_name: of the function or class, for those who make names of it.
         evaluated_params: the hyperparameters that differ between trials, by flattened name; {} for trials
@@ -149,6 +151,7 @@ class Trial:
     dirname: str
     tag: str = ""
     request: PlacementGroupFactory = DEFAULT_REQUEST
+    granted: PlacementGroupFactory | None = None
     status: TrialStatus = TrialStatus.PENDING
     reason: str = ""
     attempt: int = 0
@@ -168,6 +171,11 @@ class Trial:
 
     def __str__(self) -> str:
         return self.name
+
+    @property
+    def suggested(self) -> dict[str, Any]:
+        """The configuration as suggested."""
+        return self.tried[0] if self.tried else self.config
 
     @property
     def experiment_tag(self) -> str:

@@ -12,7 +12,7 @@ from trainkit.tune.experiment import Experiment
 from trainkit.tune.forms import checked_trainable
 from trainkit.tune.outcome.result import Result
 from trainkit.tune.outcome.results import ResultGrid
-from trainkit.tune.spaces.variants import Space
+from trainkit.tune.parts import make_space
 from trainkit.tune.storing.resuming import ResumeRule
 from trainkit.tune.storing.storage import can_read, working_folder
 
@@ -45,7 +45,9 @@ class Tuner:
         for name, value, kind in (("tune_config", tune, TuneConfig), ("run_config", run, RunConfig)):
             if not isinstance(value, kind):
                 raise ConfigError(f"{name}={value!r} is not a tune.{kind.__name__}")
-        self._hold(Experiment.new(checked_trainable(trainable, run), Space.of(param_space), tune, run))
+        self._hold(
+            Experiment.new(checked_trainable(trainable, run), make_space(param_space, tune), tune, run)
+        )
 
     def _hold(self, experiment: Experiment) -> None:
         self._experiment = experiment

@@ -1,11 +1,18 @@
-"""When an experiment ends before all its trials have: budget, stoppers, whoever asks; no effects."""
+"""When an experiment ends before all its trials have: budget, stoppers, errors, whoever asks; no effects."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
-from trainkit.tune.control.plan import TIME_BUDGET, Ending, Plan
+from trainkit.tune.control import events as ev
+from trainkit.tune.control.live import Live
+from trainkit.tune.control.plan import BROKEN, TIME_BUDGET, Ending, Plan
 from trainkit.tune.control.stopping import StopRules
+from trainkit.tune.trial import TrialStatus
+
+T = TypeVar("T")
 
 
 class Endings:
@@ -15,16 +22,24 @@ class Endings:
         plan: the experiment's rules.
         stop: the rules in `plan.stop`, told already of the reports of before.
         spent_s: how long the experiment has run before, in seconds.
+        step: where records gather.
+        live: trials with a process, which an end must wait for.
 
     Attributes:
         reached: what has ended the experiment; None as long as it goes on.
+        error: what searcher, scheduler or stopper raised first, if one did.
     """
 
-    def __init__(self, plan: Plan, stop: StopRules, spent_s: float) -> None:
+    def __init__(
+        self, plan: Plan, stop: StopRules, spent_s: float, step: ev.Step, live: Mapping[str, Live]
+    ) -> None:
         self.reached: Ending | None = None
+        self.error: Exception | None = None
         self._plan = plan
         self._stop = stop
         self._spent_s = spent_s
+        self._step = step
+        self._live = live
         self._began = 0.0
 
     def begin(self, time: float) -> None:
@@ -43,9 +58,32 @@ class Endings:
         budget_s = self._plan.time_budget_s
         return math.inf if budget_s is None else self._began + budget_s
 
-    def due(self, time: float) -> Ending | None:
-        """Return what ends the experiment by now; what a stopper of the user's raises goes through."""
+    def ask(self, time: float) -> None:
+        """End the experiment if it is time to."""
+        if self.reached is None and (ending := self.guarded(time, self._due, time)) is not None:
+            self.end(ending, time)
+
+    def _due(self, time: float) -> Ending | None:
         if time >= self._budget_ends:
             return TIME_BUDGET
         why = self._stop.end(self._spent_s + time - self._began)
         return Ending(why) if why else None
+
+    def guarded(self, time: float, ask: Callable[..., T], *args: Any) -> T | None:
+        """Ask searcher, scheduler or stopper; where they raise, end the experiment, all of it recorded."""
+        try:
+            return ask(*args)
+        except Exception as error:
+            self.error = self.error or error
+            self.end(BROKEN, time)
+            return None
+
+    def end(self, ending: Ending, time: float) -> None:
+        """Stop every trial at its next report, and start no other."""
+        if self.reached is not None:
+            return
+        self.reached = ending
+        self._step.records.append(ev.Noted(time, "ending", ending.why))
+        status = TrialStatus.PENDING if ending.resumable else TrialStatus.TERMINATED
+        for live in self._live.values():
+            live.must_end((status, ending.why), time + self._plan.grace_s)

@@ -58,6 +58,28 @@ class Finished:
 
 
 @dataclass(frozen=True, slots=True)
+class Saved:
+    """The trial has saved a checkpoint where it waits, or can't."""
+
+    trial_id: str
+    attempt: int
+    time: float
+    iteration: int
+    checkpoint: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Adopted:
+    """A paused trial's folder holds a copy of another's checkpoint; None: `problem` says why it doesn't."""
+
+    trial_id: str
+    attempt: int
+    time: float
+    checkpoint: str | None
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Failed:
     """The trial raised, or its process died."""
 
@@ -90,7 +112,7 @@ class Tick:
     time: float
 
 
-Event = Started | Reported | Finished | Failed | Interrupted | StopAsked | Tick
+Event = Started | Reported | Finished | Saved | Adopted | Failed | Interrupted | StopAsked | Tick
 
 
 # --- records: what the store keeps, in this order -------------------------------------------------
@@ -171,11 +193,16 @@ class StatusChanged:
 
 @dataclass(frozen=True, slots=True)
 class Rearranged:
-    """A trial's memory was not enough: its next attempt runs alone, or with what is now its configuration."""
+    """A trial's next attempt runs otherwise: alone, with what is now its configuration or its request.
+
+    `donor` is the trial whose checkpoint it took over, which had reported `donor_iteration` times by then.
+    """
 
     trial: Trial
     time: float
     changed: bool
+    donor: Trial | None = None
+    donor_iteration: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,6 +217,7 @@ class Noted:
 
 BEGAN = "began"
 REARRANGED = "rearranged"
+NO_MORE_TRIALS = "no more trials"
 """Kinds of stored events that a restore reads, besides the statuses."""
 
 Record = (
@@ -226,6 +254,23 @@ class Advance:
 
 
 @dataclass(frozen=True, slots=True)
+class Save:
+    """Let the trial save a checkpoint where it waits, if it can."""
+
+    trial_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Adopt:
+    """Put a copy of the donor's checkpoint into the trial's folder, as `dirname`."""
+
+    trial: Trial
+    donor: Trial
+    checkpoint: SavedCheckpoint
+    dirname: str
+
+
+@dataclass(frozen=True, slots=True)
 class Stop:
     """End the trial at the report where it waits; with `save`, a class saves a checkpoint first."""
 
@@ -255,7 +300,7 @@ class DeleteCheckpoint:
     checkpoint: SavedCheckpoint
 
 
-Action = Start | Advance | Stop | Release | Kill | DeleteCheckpoint
+Action = Start | Advance | Save | Adopt | Stop | Release | Kill | DeleteCheckpoint
 
 
 @dataclass(slots=True)
@@ -264,3 +309,9 @@ class Step:
 
     records: list[Record] = field(default_factory=list)
     actions: list[Action] = field(default_factory=list)
+
+    def take(self) -> Step:
+        """Return what has gathered here, which is then gone from here."""
+        taken = Step(self.records, self.actions)
+        self.records, self.actions = [], []
+        return taken

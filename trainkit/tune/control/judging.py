@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from trainkit.errors import MetricError
@@ -23,11 +23,18 @@ class Judge:
         scheduler: asked about every report.
         stop: the rules of RunConfig(stop=...), which have been told the reports of before.
         with_metric: ids of trials that have reported the metric before.
+        tell: of every decision that has a reason: the trial, its report, the scheduler's decision.
     """
 
     def __init__(
-        self, plan: Plan, scheduler: TrialScheduler, stop: StopRules, with_metric: Iterable[str] = ()
+        self,
+        plan: Plan,
+        scheduler: TrialScheduler,
+        stop: StopRules,
+        with_metric: Iterable[str] = (),
+        tell: Callable[[str, dict[str, Any], Decision], None] | None = None,
     ) -> None:
+        self._tell = tell
         self._plan = plan
         self._stop = stop
         self._scheduler = scheduler
@@ -37,6 +44,8 @@ class Judge:
         """Return what is decided, or why the trial has failed by this report."""
         # First and whatever the report lacks: a replay tells the scheduler every report too.
         decision = self._scheduler.on_result(trial_id, result)
+        if decision.reason and self._tell is not None:
+            self._tell(trial_id, result, decision)
         try:
             self._check_metric(trial_id, result)
             reached = self._stop.on_report(trial_id, result)

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 from trainkit.tune.control.autofill import Origin
+from trainkit.tune.schedulers.base import Decision
 from trainkit.tune.trial import Failure, Trial, TrialStatus
 
 Outcome = tuple[TrialStatus, str]
@@ -24,6 +25,8 @@ class Live:
         failure: why it will be in ERROR, if the outcome is that.
         deadline: by when the process must end, or report, now that its outcome is settled.
         excused: it was told to end, and need not have reported anything.
+        pause: what the scheduler decided, if the outcome is a pause.
+        saving: it saves a checkpoint where it waits, and goes on then.
     """
 
     trial: Trial
@@ -33,6 +36,8 @@ class Live:
     failure: Failure | None = None
     deadline: float = math.inf
     excused: bool = False
+    pause: Decision | None = None
+    saving: bool = False
 
     @property
     def limit(self) -> float:
@@ -43,3 +48,15 @@ class Live:
         """Settle what the trial will be, unless that is settled; it may run to its next report."""
         if self.outcome is None:
             self.outcome, self.deadline, self.excused = outcome, deadline, True
+        elif self.is_pausing and outcome[0] is TrialStatus.TERMINATED:
+            self.outcome = outcome
+
+    @property
+    def is_pausing(self) -> bool:
+        """True if the trial will be paused, and is not yet."""
+        return self.outcome is not None and self.outcome[0] is TrialStatus.PAUSED
+
+    @property
+    def is_saving(self) -> bool:
+        """True if a checkpoint may come of where the trial stands now."""
+        return self.saving or self.is_pausing

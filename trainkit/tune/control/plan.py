@@ -43,6 +43,7 @@ class Plan:
         failure, checkpoints: as in RunConfig.
         grace_s: how long a trial may take to its next report once it must end.
         cleanup_s: how long a trial may take to end after it was told to.
+        keeps_processes: a trial that is paused only to be the next to go on runs on in its process.
     """
 
     metric: str | None = None
@@ -54,3 +55,4 @@ class Plan:
     checkpoints: CheckpointConfig = field(default_factory=CheckpointConfig)
     grace_s: float = 5.0
     cleanup_s: float = 60.0
+    keeps_processes: bool = True

@@ -1,35 +1,39 @@
-"""Whose turn it is: a trial that waits, a new one of the searcher's, or one that runs alone; no effects."""
+"""Whose turn it is: a trial that waits or is paused, a new one, or one that runs alone; no effects."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from trainkit.errors import ConfigError
 from trainkit.tune.control.waiting import WaitingLine
 from trainkit.tune.schedulers.base import TrialScheduler
 from trainkit.tune.suggestion.suggesting import TrialSource
-from trainkit.tune.trial import Trial
+from trainkit.tune.trial import Trial, TrialStatus
 
 
 class Turns:
     """See the module.
 
     Args:
-        trials: of the experiment, by index, a list that grows; those PENDING wait.
+        trials: of the experiment, by index, a list that grows; those PENDING and PAUSED wait.
         source: where further ones come from.
         scheduler: chooses among those that wait.
     """
 
     def __init__(self, trials: Sequence[Trial], source: TrialSource, scheduler: TrialScheduler) -> None:
         self.waiting = WaitingLine(trials)
-        self._trials = trials
+        self.paused = WaitingLine(trials, TrialStatus.PAUSED)
         self._source = source
         self._scheduler = scheduler
 
     @property
     def over(self) -> bool:
         """True when no trial waits and none will come."""
-        return not self.waiting and self._source.exhausted
+        return not self.waiting and not self.paused and self._source.exhausted
+
+    @property
+    def exhausted(self) -> bool:
+        """True once there will be no further trial."""
+        return self._source.exhausted
 
     @property
     def to_come(self) -> int | None:
@@ -38,14 +42,11 @@ class Turns:
         return None if suggested is None else suggested + len(self.waiting)
 
     def next(self, running: Iterable[Trial], *, has_room: bool) -> Trial | None:
-        """Return the trial to start, which is in no line any more; None: none now.
+        """Return the trial to start or go on with, which is in no line any more; None: none now.
 
         Args:
             running: trials that have a process.
-            has_room: whether a new trial may fit, so that one may be suggested.
-
-        Raises:
-            ConfigError: nothing runs or waits, yet the searcher suggests nothing.
+            has_room: whether another trial may fit, so that one may be suggested or its pause may end.
         """
         running = list(running)
         if any(trial.alone for trial in running):
@@ -53,7 +54,7 @@ class Turns:
         alone = self.waiting.first_alone
         # What never ends would never leave a trial alone, so there it is its turn as soon as may be.
         if alone is None or self._source.to_come is not None:
-            trial = self._sharing() or (self._suggested(idle=not running) if has_room else None)
+            trial = self._sharing(has_room=has_room)
             if trial is not None:
                 return trial
         if alone is not None and not running:
@@ -61,17 +62,25 @@ class Turns:
             return alone
         return None
 
-    def _sharing(self) -> Trial | None:
-        if not self.waiting.sharing:
-            return None
-        chosen = self._scheduler.choose_trial_to_run(self.waiting.sharing)
-        return None if chosen is None else self.waiting.take(chosen)
+    def goes_on_at_once(self, trial: Trial) -> bool:
+        """Whether a trial that is to be paused would be the next to go on."""
+        self.paused.add(trial)
+        chosen = self._chosen(self.paused.sharing, new=not self._source.exhausted)
+        self.paused.remove(trial)
+        return chosen == trial.trial_id
 
-    def _suggested(self, *, idle: bool) -> Trial | None:
-        trial = self._source.next_trial()
-        if trial is None and idle and not self.over and not self.waiting:
-            raise ConfigError(
-                f"{self._source.searcher_name} suggests nothing though no trial runs: "
-                "it must return a configuration, or Searcher.FINISHED"
-            )
-        return trial
+    def _sharing(self, *, has_room: bool) -> Trial | None:
+        paused = self.paused.sharing if has_room else ()
+        chosen = self._chosen(paused, new=has_room and not self._source.exhausted)
+        if chosen is None and has_room and not self._source.exhausted:
+            if (trial := self._source.next_trial()) is not None:
+                return trial
+            chosen = self._chosen(paused, new=False)  # as none comes for now
+        if chosen is None:
+            return None
+        return self.paused.take(chosen) if chosen in self.paused.sharing else self.waiting.take(chosen)
+
+    def _chosen(self, paused: Sequence[str], *, new: bool) -> str | None:
+        if not self.waiting.sharing and not paused:
+            return None
+        return self._scheduler.choose_trial_to_run(self.waiting.sharing, paused, new=new)

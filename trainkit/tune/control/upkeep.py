@@ -21,6 +21,16 @@ def keep_checkpoint(
     drop_checkpoints(step, policy, trial, running=True)
 
 
+def adopt_checkpoint(step: ev.Step, policy: CheckpointConfig, trial: Trial, dirname: str) -> None:
+    """Add the checkpoint in `dirname`, which another trial saved: no report of this one goes with it."""
+    number = int(dirname.rsplit("_", 1)[1])
+    saved = SavedCheckpoint.after(number, dirname, trial.iteration, None, trial.last_result)
+    trial.checkpoints.append(saved)
+    trial.next_checkpoint = number + 1
+    step.records.append(ev.CheckpointAdded(trial, trial.attempt + 1, saved))
+    drop_checkpoints(step, policy, trial, running=True)
+
+
 def drop_checkpoints(step: ev.Step, policy: CheckpointConfig, trial: Trial, *, running: bool) -> None:
     """Drop those that are not kept; their folders go once that is committed."""
     for checkpoint in to_drop(policy, trial.checkpoints, running=running):

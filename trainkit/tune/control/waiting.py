@@ -1,9 +1,9 @@
-"""Trials that wait to run: in the order suggested, and some for the time when nothing else runs."""
+"""Trials that wait for their turn: in the order suggested, and some for the time when nothing else runs."""
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import overload
 
 from trainkit.tune.trial import Trial, TrialStatus
@@ -13,18 +13,19 @@ class WaitingLine:
     """See the module.
 
     Args:
-        trials: of the experiment, by index, a list that grows; those PENDING wait.
+        trials: of the experiment, by index, a list that grows.
+        status: of those that wait.
     """
 
-    def __init__(self, trials: Sequence[Trial]) -> None:
+    def __init__(self, trials: Sequence[Trial], status: TrialStatus = TrialStatus.PENDING) -> None:
         self._trials = trials
         self._shared: list[int] = []
         self._alone: list[int] = []
         self._by_id: dict[str, Trial] = {}
-        self.sharing: Sequence[str] = _Ids(trials, self._shared)
+        self.sharing: Sequence[str] = _Ids(trials, self._shared, self._by_id)
         """Ids of those that run beside others; no copy, as there may be thousands at each step."""
         for trial in trials:
-            if trial.status is TrialStatus.PENDING:
+            if trial.status is status:
                 self.add(trial)
 
     def add(self, trial: Trial) -> None:
@@ -61,9 +62,13 @@ class WaitingLine:
 class _Ids(Sequence[str]):
     """The ids of some trials, without a copy."""
 
-    def __init__(self, trials: Sequence[Trial], indices: Sequence[int]) -> None:
+    def __init__(self, trials: Sequence[Trial], indices: Sequence[int], known: Mapping[str, Trial]) -> None:
         self._trials = trials
         self._indices = indices
+        self._known = known
+
+    def __contains__(self, trial_id: object) -> bool:
+        return trial_id in self._known and not self._known[trial_id].alone  # type: ignore[index]
 
     def __len__(self) -> int:
         return len(self._indices)

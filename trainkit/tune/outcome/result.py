@@ -180,19 +180,21 @@ class Result:
 
 def result_of(
     trial: Trial,
-    folder: Path,
+    folder: Path | None,
     metric: str | None,
     mode: str | None,
     errors: Mapping[tuple[str, int], BaseException] | None = None,
+    open_reader: Callable[[], Reader] | None = None,
 ) -> Result:
     """Return the result of `trial`, of the experiment in `folder`.
 
     Args:
         trial: as read from the experiment.
-        folder: of the experiment.
+        folder: of the experiment; None: it has none.
         metric: what "best" means.
         mode: "min" or "max".
         errors: exceptions themselves, by trial and attempt, where this process still has them.
+        open_reader: where details are read from; None: from `folder`.
     """
     error: BaseException | None = None
     if trial.failure is not None:
@@ -206,11 +208,11 @@ def result_of(
         status=trial.status,
         reason=trial.reason,
         error=error,
-        path=str(folder / trial.dirname),
+        path="" if folder is None else str(folder / trial.dirname),
         metric=metric,
         mode=mode,
         _checkpoints={checkpoint.number: checkpoint.dirname for checkpoint in trial.checkpoints},
-        _open=partial(open_experiment, folder),
+        _open=partial(open_experiment, folder) if folder is not None else open_reader,
     )
 
 

@@ -1,7 +1,7 @@
 """Carries the controller's actions out on the runtime: one actor, in a process of its own, per trial.
 
-Start -> setup    Advance -> advance    Stop -> stop          one call is out per trial, never two
-   Started           Reported              Finished           Failed, from any of them
+Start -> setup    Advance -> advance    Save -> save    Stop -> stop    one call is out per trial, never two
+   Started           Reported              Saved           Finished     Failed, from any of them
 
 Release -> leave: the process ends in order, and is killed if that takes longer than it may. Where
 processes are reused it waits for the next trial instead, which it takes in by `begin`.
@@ -22,7 +22,7 @@ from trainkit.runtime import api, preload
 from trainkit.runtime.placement_group import PlacementGroup
 from trainkit.runtime.remote import ActorHandle
 from trainkit.runtime.specs import ObjectRef
-from trainkit.tune.checkpoint import remove_checkpoint, remove_unknown
+from trainkit.tune.checkpoint import link_checkpoint, remove_checkpoint, remove_unknown
 from trainkit.tune.control import events as ev
 from trainkit.tune.placement import Bound, PlacementGroupFactory
 from trainkit.tune.running.departures import Departures, end_all_now, end_now
@@ -54,7 +54,7 @@ class _Running:
     """A trial in its process, and the call that is out to it.
 
     Attributes:
-        phase: the call: setup, begin, advance or stop.
+        phase: the call: setup, begin, advance, save or stop.
         sound: nothing has gone wrong in it, so that the process may serve another trial.
     """
 
@@ -110,6 +110,10 @@ class Executor:
             match action:
                 case ev.Advance(trial_id):
                     self._call(trial_id, "advance")
+                case ev.Save(trial_id):
+                    self._call(trial_id, "save")
+                case ev.Adopt():
+                    self._adopt(action)
                 case ev.Stop(trial_id, save):
                     self._call(trial_id, "stop", save)
                 case ev.Start():
@@ -252,6 +256,16 @@ class Executor:
                 self._pool.forget(running.process.name)
             end_now(running.process.actor, running.process.group)
             self._tidy(running.start.trial)
+
+    def _adopt(self, action: ev.Adopt) -> None:
+        trial, time = action.trial, self._now()
+        source = f"{self._folder}/{action.donor.dirname}/{action.checkpoint.dirname}"
+        dirname, problem = None, ""
+        try:
+            dirname = link_checkpoint(source, f"{self._folder}/{trial.dirname}", action.dirname)
+        except OSError as error:  # the trial can go on from its own checkpoint
+            problem = f"{source} cannot be copied: {type(error).__name__}: {error}"
+        self._at_once.append(ev.Adopted(trial.trial_id, trial.attempt, time, dirname, problem))
 
     def _tidy(self, trial: Trial) -> None:
         """Remove what an attempt saved that came to no report, be it half a checkpoint."""

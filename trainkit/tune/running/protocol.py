@@ -1,7 +1,7 @@
 """What travels between driver and trial: frozen values.
 
-driver -> trial    setup(TrialSpec)   advance()        stop(save)
-trial -> driver    Place              Progress.plain   Progress.plain
+driver -> trial    setup(TrialSpec)   advance()        save()           stop(save)
+trial -> driver    Place              Progress.plain   Progress.plain   Progress.plain
 """
 
 from __future__ import annotations
@@ -60,11 +60,11 @@ class Place:
 
 @dataclass(frozen=True)
 class Progress:
-    """The answer to `advance` and `stop`.
+    """The answer to `advance`, `save` and `stop`.
 
     Attributes:
         iteration: reports so far, those before a resume included.
-        metrics: a report; None: the trial ended without a further one.
+        metrics: a report; None: there is none further, or the trial only saved.
         checkpoint: name of the folder saved with it.
         done: nothing is left to advance.
         problem: traceback of what the user's cleanup raised after a stop.

@@ -15,6 +15,8 @@ def event_of(trial_id: str, attempt: int, time: float, answer: Any) -> ev.Event:
     """Return the event that `answer`, to whichever call, is."""
     if type(answer) is tuple:
         iteration, metrics, checkpoint, done, problem = answer
+        if metrics is None and not done:
+            return ev.Saved(trial_id, attempt, time, iteration, checkpoint)
         if metrics is None:
             return ev.Finished(trial_id, attempt, time, iteration, checkpoint, problem)
         return ev.Reported(trial_id, attempt, time, iteration, metrics, checkpoint, done, problem)

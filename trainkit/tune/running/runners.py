@@ -37,6 +37,10 @@ class Runner(ABC):
         """Run to the next report, or to the end."""
 
     @abstractmethod
+    def save(self) -> Progress:
+        """Save a checkpoint where the trial waits; nothing if it can't, or has saved this state."""
+
+    @abstractmethod
     def stop(self, save: bool) -> Progress:
         """End where the trial waits; the user's clean-up runs. A class saves first if asked and able."""
 
@@ -64,6 +68,9 @@ class FunctionRunner(Runner):
         self._greenlet.parent = greenlet.getcurrent()
         progress: Progress = self._greenlet.switch()
         return progress
+
+    def save(self) -> Progress:
+        return Progress(self._session.meter.iteration)  # a function saves by itself, with its reports
 
     def stop(self, save: bool) -> Progress:
         del save  # a function saves by itself, with its reports
@@ -162,11 +169,17 @@ class ClassRunner(Runner):
             raise
         return Progress(iteration, metrics, dirname, done, self._end() if done else "")
 
+    def save(self) -> Progress:
+        try:
+            return Progress(self._trainable.iteration, checkpoint=self._save_if_new())
+        except BaseException as error:
+            self._give_up(error)
+            raise
+
     def stop(self, save: bool) -> Progress:
         dirname, problem = None, ""
         try:
-            if save and self._trainable.can_save() and self._saved_at != self._trainable.iteration:
-                dirname = self._save()
+            dirname = self._save_if_new() if save else None
         except (Exception, SystemExit):  # the trial's outcome is settled: told, and no more
             problem = traceback.format_exc()
         return Progress(self._trainable.iteration, None, dirname, True, problem + self._end())
@@ -188,6 +201,10 @@ class ClassRunner(Runner):
         except (Exception, SystemExit):
             return traceback.format_exc()
         return ""
+
+    def _save_if_new(self) -> str | None:
+        saved = self._saved_at == self._trainable.iteration
+        return None if saved or not self._trainable.can_save() else self._save()
 
     def _save(self) -> str:
         dirname = checkpoint_dirname(self._next_checkpoint)
@@ -229,6 +246,10 @@ class HousedRunner(Runner):
     def advance(self) -> Progress:
         with _at_home(self._spec):
             return self._inner.advance()
+
+    def save(self) -> Progress:
+        with _at_home(self._spec):
+            return self._inner.save()
 
     def stop(self, save: bool) -> Progress:
         with _at_home(self._spec):

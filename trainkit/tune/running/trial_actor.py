@@ -64,6 +64,10 @@ class TrialActor:
         """Run to the next report."""
         return self._present().advance().plain
 
+    def save(self) -> PlainProgress:
+        """Save a checkpoint where the trial waits, if it can."""
+        return self._present().save().plain
+
     def stop(self, save: bool) -> PlainProgress:
         """End the trial where it waits."""
         return self._present().stop(save).plain

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trainkit.tune.schedulers.asha import ASHAScheduler, AsyncHyperBandScheduler
+from trainkit.tune.schedulers.async_hyperband import ASHAScheduler, AsyncHyperBandScheduler
 from trainkit.tune.schedulers.base import Decision, TrialScheduler, Verdict
 from trainkit.tune.schedulers.fifo import FIFOScheduler
 

@@ -212,19 +212,30 @@ def score_of(value: Any, mode: str | None) -> float:
     return -number if mode == "min" else number
 
 
+def words_for(decision: Decision, scheduler: str) -> str:
+    """Why a trial was stopped, paused or gone on with, as text."""
+    if decision.verdict is Verdict.STOP:
+        return stop_words(decision.reason, scheduler)
+    verb = {Verdict.PAUSE: "paused", Verdict.RESUME: "resumed"}.get(decision.verdict, "judged")
+    return f"{verb}{stop_words(decision.reason, scheduler).removeprefix('stopped')}"
+
+
 def stop_words(reason: Mapping[str, Any], scheduler: str) -> str:
     """Why a trial was stopped, as text: 'stopped by ASHA: rung 4, rank 3 of 8, 2 go on, cutoff 0.25'."""
     if "stop" in reason:
         return str(reason["stop"])
     if reason.get("rule") == "rung":
         words = (
-            f"rung {reason['rung']:g}, rank {reason['rank']} of {reason['entries']}, "
-            f"{reason['places']} go on, cutoff {reason['cutoff']:.6g}"
+            f"rung {reason['rung']:g}, rank {reason['rank']} of {reason['entries']}, {reason['places']} go on"
         )
+        if "cutoff" in reason:
+            words += f", cutoff {reason['cutoff']:.6g}"
     elif reason.get("rule") == "max_t":
         words = f"reached max_t={reason['max_t']:g}"
     elif reason.get("rule") == "late report":
         words = "it had stopped this trial before"
+    elif reason.get("rule") == "waits":
+        words = f"it waits to be promoted from rung {reason['rung']:g}"
     else:
         words = ", ".join(f"{name} {value}" for name, value in reason.items())
     return f"stopped by {scheduler}: {words}" if words else f"stopped by {scheduler}"

@@ -11,7 +11,7 @@ from trainkit.errors import ConfigError
 from trainkit.tune.schedulers.base import TrialScheduler
 from trainkit.tune.values import holds_opaque
 
-_HOMES = {"AsyncHyperBandScheduler": "asha", "FIFOScheduler": "fifo"}
+_HOMES = {"AsyncHyperBandScheduler": "async_hyperband", "FIFOScheduler": "fifo"}
 _CLASSES = {
     "fifo": "FIFOScheduler",
     "asha": "AsyncHyperBandScheduler",

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from trainkit.tune.storing.history import ExperimentReader, Report
+from trainkit.tune.storing.history import ExperimentReader
+from trainkit.tune.storing.log import Report
 from trainkit.tune.values import decode
 
 

@@ -7,7 +7,6 @@ import sqlite3
 import sys
 from collections import defaultdict
 from collections.abc import Generator, Iterator, Mapping
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
@@ -17,40 +16,23 @@ from trainkit.tune.checks import is_number
 from trainkit.tune.control import events as ev
 from trainkit.tune.control.autofill import Origin, full_result
 from trainkit.tune.control.retention import checkpoint_score
+from trainkit.tune.placement import PlacementGroupFactory
 from trainkit.tune.policies import CheckpointConfig
+from trainkit.tune.schedulers.base import Decision, Verdict
+from trainkit.tune.storing.log import (
+    Changed,
+    Ended,
+    LogEntry,
+    NoMoreTrials,
+    Paused,
+    Report,
+    Resumed,
+    Suggested,
+)
 from trainkit.tune.storing.past import PastResults
 from trainkit.tune.storing.schema import FILENAME, open_database
 from trainkit.tune.trial import Attempt, Failure, SavedCheckpoint, Trial, TrialStatus
 from trainkit.tune.values import decode, decode_config
-
-
-@dataclass(frozen=True, slots=True)
-class Suggested:
-    """Entry of the log: a trial was added, with this configuration as stored."""
-
-    trial_id: str
-
-
-@dataclass(frozen=True, slots=True)
-class Report:
-    """Entry of the log: a trial reported."""
-
-    trial_id: str
-    attempt: int
-    iteration: int
-    result: dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """Entry of the log: a trial ended, in ERROR or not; not `final` where it was gone on with."""
-
-    trial_id: str
-    error: bool
-    final: bool = True
-
-
-LogEntry = Suggested | Report | Ended
 
 
 class ExperimentReader:
@@ -88,6 +70,7 @@ class ExperimentReader:
         """
         checkpoints: dict[str, list[SavedCheckpoint]] = defaultdict(list)
         numbers: dict[str, int] = {}
+        last = self._last_results()
         for trial_id, dropped, number, dirname, iteration, score, metrics in self._rows(
             "SELECT c.trial_id, c.dropped, c.number, c.dirname, c.iteration, c.score, r.metrics "
             "FROM checkpoints c LEFT JOIN results r "
@@ -97,10 +80,11 @@ class ExperimentReader:
             numbers[trial_id] = number + 1
             if not dropped:
                 result = decode(metrics) if metrics else {}
+                # One of another trial's goes with no report; the time goes on from this one's last.
+                spent = result or (last[trial_id].result if trial_id in last else {})
                 if policy is not None and result:
                     score = checkpoint_score(policy, result)
-                checkpoints[trial_id].append(SavedCheckpoint.after(number, dirname, iteration, score, result))
-        last = self._last_results()
+                checkpoints[trial_id].append(SavedCheckpoint.after(number, dirname, iteration, score, spent))
         trials = []
         for row in self._rows(
             "SELECT trial_id, trial_index, config, name, dirname, tag, status, reason, attempt, failures, "
@@ -132,7 +116,7 @@ class ExperimentReader:
         return trials
 
     def _rearrange(self, trials: Mapping[str, Trial]) -> None:
-        """Give trials for which memory was not enough what they go on with."""
+        """Give trials that go on otherwise than they were suggested what they go on with."""
         for trial_id, detail in self._rows(
             "SELECT trial_id, detail FROM events WHERE kind = ? ORDER BY seq", ev.REARRANGED
         ):
@@ -140,6 +124,8 @@ class ExperimentReader:
             if trial_id in trials:  # else it was suggested since the trials were read
                 trial = trials[trial_id]
                 trial.alone = arrangement["alone"]
+                if arrangement["granted"] is not None:
+                    trial.request = trial.granted = PlacementGroupFactory(*arrangement["granted"])
                 if arrangement["config"] is not None:
                     trial.tried.append(trial.config)
                     trial.config = arrangement["config"]
@@ -177,7 +163,15 @@ class ExperimentReader:
     def stops(self) -> dict[str, dict[str, Any]]:
         """By trial, the reason of the stop that was decided on its last report, if one was."""
         return {
-            trial_id: decode(reason)
+            trial_id: dict(decision.reason)
+            for trial_id, decision in self.verdicts().items()
+            if decision.verdict is Verdict.STOP
+        }
+
+    def verdicts(self) -> dict[str, Decision]:
+        """By trial, what was decided last, if that was after its last report."""
+        return {
+            trial_id: Decision(Verdict(verdict), decode(reason))
             for trial_id, verdict, reason, decided, reported in self._rows(
                 "SELECT d.trial_id, d.verdict, d.reason, max(d.seq), "
                 "(SELECT max(r.seq) FROM results r WHERE r.trial_id = d.trial_id) "
@@ -185,7 +179,7 @@ class ExperimentReader:
                 "FROM decisions d JOIN trials t USING (trial_id) WHERE d.attempt = t.attempt "
                 "GROUP BY d.trial_id"
             )
-            if verdict == "STOP" and decided > reported
+            if decided > reported
         }
 
     def history(self, trial_id: str) -> list[dict[str, Any]]:
@@ -292,14 +286,28 @@ class ExperimentReader:
             "UNION ALL SELECT seq, 'result', trial_id, attempt, iteration, metrics FROM results "
             "UNION ALL SELECT e.seq, 'end', e.trial_id, t.status IN ('TERMINATED', 'ERROR') AND e.seq = "
             "max(e.seq) OVER (PARTITION BY e.trial_id), 0, e.kind FROM events e JOIN trials t "
-            "USING (trial_id) WHERE e.kind IN ('TERMINATED', 'ERROR')) ORDER BY seq"
+            "USING (trial_id) WHERE e.kind IN ('TERMINATED', 'ERROR') "
+            "UNION ALL SELECT seq, 'RESUME', trial_id, 0, 0, '' FROM decisions WHERE verdict = 'RESUME' "
+            "UNION ALL SELECT seq, kind, trial_id, 0, 0, detail FROM events WHERE kind IN (?, ?, 'PAUSED')"
+            ") ORDER BY seq",
+            ev.REARRANGED,
+            ev.NO_MORE_TRIALS,
         ):
-            if kind == "trial":
-                yield Suggested(trial_id)
-            elif kind == "result":
-                yield Report(trial_id, attempt, iteration, self._result(trial_id, attempt, text))
-            else:
-                yield Ended(trial_id, text == "ERROR", bool(attempt))
+            match kind:
+                case "trial":
+                    yield Suggested(trial_id)
+                case "result":
+                    yield Report(trial_id, attempt, iteration, self._result(trial_id, attempt, text))
+                case "end":
+                    yield Ended(trial_id, text == "ERROR", bool(attempt))
+                case "PAUSED":
+                    yield Paused(trial_id)
+                case "RESUME":
+                    yield Resumed(trial_id)
+                case ev.NO_MORE_TRIALS:
+                    yield NoMoreTrials()
+                case ev.REARRANGED if (change := decode_config(text))["config"] is not None:
+                    yield Changed(trial_id, change["config"], change["donor"])
 
     def _last_results(self) -> dict[str, Report]:
         self._take_origins()  # in one go, as every trial's are needed

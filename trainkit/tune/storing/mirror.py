@@ -19,7 +19,7 @@ from typing import Any
 
 from trainkit.errors import ConfigError, StorageError
 from trainkit.tune.callbacks.base import Callback
-from trainkit.tune.checkpoint import CHECKPOINT_FOLDER
+from trainkit.tune.checkpoint import CHECKPOINT_FOLDER, link_or_copy
 from trainkit.tune.policies import SyncConfig
 from trainkit.tune.storing.history import ExperimentReader
 from trainkit.tune.storing.ownership import FILENAME as LOCK
@@ -267,7 +267,7 @@ class Mirror(Callback):
                     if self._there.get(short) != path.stat().st_size:
                         target = workshop / short
                         target.parent.mkdir(parents=True, exist_ok=True)
-                        _link(path, target)
+                        link_or_copy(path, target)
         except FileNotFoundError:
             return False
         return source.is_dir()
@@ -322,13 +322,3 @@ class Mirror(Callback):
             self._address.remove(name)
             for file in [file for file in self._there if file.startswith(f"{name}/")]:
                 del self._there[file]
-
-
-def _link(path: Path, target: Path) -> None:
-    """A second name for a file, so that its content stays; a copy where the file system has no such thing."""
-    try:
-        os.link(path, target)
-    except FileNotFoundError:
-        raise
-    except OSError:
-        shutil.copy2(path, target)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,18 @@ from trainkit.tune.checks import is_number
 from trainkit.tune.control import events as ev
 from trainkit.tune.control.stopping import StopRules
 from trainkit.tune.policies import CheckpointConfig, Resume
-from trainkit.tune.schedulers.base import TrialScheduler, stop_words
-from trainkit.tune.storing.history import Ended, ExperimentReader, LogEntry, Report, Suggested
+from trainkit.tune.schedulers.base import Decision, TrialScheduler, Verdict, words_for
+from trainkit.tune.storing.history import ExperimentReader
+from trainkit.tune.storing.log import (
+    Changed,
+    Ended,
+    LogEntry,
+    NoMoreTrials,
+    Paused,
+    Report,
+    Resumed,
+    Suggested,
+)
 from trainkit.tune.storing.respace import with_objects
 from trainkit.tune.storing.resuming import ResumeRule, require_checkpoints, require_known
 from trainkit.tune.suggestion.proposals import Proposals
@@ -70,13 +80,13 @@ def restore_trials(
     restored = Restored(reader.trials(checkpoints))
     trials = restored.trials
     require_known(rule, trials, reader.folder)
-    started, stops = reader.started(), reader.stops()
+    started, verdicts = reader.started(), reader.verdicts()
     for trial in trials:
         _forget_lost(restored, trial, reader.folder / trial.dirname, time)
     require_checkpoints(rule, trials)
     before = {trial.trial_id: trial.status for trial in trials}
     for trial in trials:
-        _settle(restored, trial, rule, stops.get(trial.trial_id), scheduler, time)
+        _settle(restored, trial, rule, verdicts.get(trial.trial_id), scheduler, time)
     going_on = {trial.trial_id for trial in trials if not trial.status.is_finished}
     with contextlib.closing(reader.log()) as log:
         restored.with_metric = replay(
@@ -92,8 +102,10 @@ def restore_trials(
     for trial in trials:
         trial.last_result["config"] = trial.config
         if trial.status.is_finished and not before[trial.trial_id].is_finished:
-            scheduler.on_trial_complete(trial.trial_id)
             proposals.on_trial_complete(trial.trial_id, trial.last_result)
+            scheduler.on_trial_complete(trial.trial_id)
+        if trial.status is TrialStatus.PAUSED and before[trial.trial_id] is not TrialStatus.PAUSED:
+            proposals.on_pause(trial.trial_id)
         if trial.status is TrialStatus.PENDING and (trial.trial_id, trial.attempt) in started:
             trial.attempt += 1
     return restored
@@ -132,41 +144,67 @@ def replay(
     objects = with_objects(proposals.space)
     with_metric = set()
     last: dict[str, dict[str, Any]] = {}
+    paused: set[str] = set()
     for entry in log:
-        trial = by_id[entry.trial_id]
         match entry:
-            case Suggested():
-                trial.config = objects(trial.config)
-                _remember(proposals, trial, same_space=trial.index >= space_since)
-                if trial.trial_id in going_on and holds_opaque(trial.config):
+            case Suggested(trial_id):
+                trial = by_id[trial_id]
+                suggested = _remember(proposals, trial, objects, same_space=trial.index >= space_since)
+                if trial_id in going_on and holds_opaque(trial.config):
                     raise _unknown_object(trial)
-                scheduler.on_trial_add(trial.trial_id)
-            case Report(result=result):
-                last[trial.trial_id] = result
+                scheduler.on_trial_add(trial_id, suggested)
+            case Report(trial_id=trial_id, result=result):
+                last[trial_id] = result
                 if metric is not None and is_number(lookup(result, metric)):
-                    with_metric.add(trial.trial_id)
-                proposals.on_trial_result(trial.trial_id, result)
-                scheduler.on_result(trial.trial_id, result)
+                    with_metric.add(trial_id)
+                proposals.on_trial_result(trial_id, result)
+                decision = scheduler.on_result(trial_id, result)
+                if decision.reason:
+                    proposals.on_trial_decision(trial_id, result, decision)
                 if stop is not None:
-                    stop.told_again(trial.trial_id, result)
-            case Ended(error=error, final=final):
-                ended = final and trial.trial_id not in going_on
+                    stop.told_again(trial_id, result)
+            case Paused(trial_id):
+                paused.add(trial_id)
+                proposals.on_pause(trial_id)
+            case Resumed(trial_id):
+                scheduler.on_trial_resume(trial_id)
+                if trial_id in paused:
+                    paused.remove(trial_id)
+                    proposals.on_unpause(trial_id)
+            case Changed(trial_id, config, donor):
+                config = complete(config, by_id[trial_id].suggested)
+                scheduler.on_trial_change(trial_id, config, donor)
+            case NoMoreTrials():
+                scheduler.on_no_more_trials()
+            case Ended(trial_id, error, final):
+                ended = final and trial_id not in going_on
                 # A searcher that can hears of an end that was none after all, as its next suggestions did.
                 if ended or proposals.hears_again:
-                    proposals.on_trial_complete(trial.trial_id, last.get(trial.trial_id), error=error)
+                    proposals.on_trial_complete(trial_id, last.get(trial_id), error=error)
                 if not ended:
                     continue
                 tell = scheduler.on_trial_error if error else scheduler.on_trial_complete
-                tell(trial.trial_id)
+                tell(trial_id)
+        scheduler.verdicts()  # they were carried out then: the log has what came of them
     return with_metric
 
 
-def _remember(proposals: Proposals, trial: Trial, *, same_space: bool) -> None:
+def _remember(
+    proposals: Proposals,
+    trial: Trial,
+    objects: Callable[[dict[str, Any]], dict[str, Any]],
+    *,
+    same_space: bool,
+) -> dict[str, Any]:
     """The suggestion of before; it also gives what neither text nor space can, such as computed objects."""
-    config = proposals.replay(trial.trial_id, trial.config, same_space=same_space)
+    stored = objects(trial.suggested)
+    config = proposals.replay(trial.trial_id, stored, same_space=same_space)
     if config is None:
         raise ConfigError(f"{proposals.name} gives no suggestion for trial {trial.trial_id} any more")
-    trial.config = complete(trial.config, config)
+    suggested: dict[str, Any] = complete(stored, config)
+    trial.tried = [complete(objects(each), config) for each in trial.tried]
+    trial.config = complete(objects(trial.config), config)
+    return suggested
 
 
 def _unknown_object(trial: Trial) -> ConfigError:
@@ -178,11 +216,14 @@ def _unknown_object(trial: Trial) -> ConfigError:
     )
 
 
+_LEADS_TO = {Verdict.STOP: TrialStatus.TERMINATED, Verdict.PAUSE: TrialStatus.PAUSED}
+
+
 def _settle(
     restored: Restored,
     trial: Trial,
     rule: ResumeRule,
-    stop: dict[str, Any] | None,
+    decided: Decision | None,
     scheduler: TrialScheduler,
     time: float,
 ) -> None:
@@ -190,13 +231,16 @@ def _settle(
     what, finished = rule.for_trial(trial), trial.status.is_finished
     if finished and what is Resume.SKIP:
         return
-    if not finished and stop is not None and trial.status is TrialStatus.RUNNING:
-        # Decided and committed, but killed before the trial had ended.
-        status, reason = TrialStatus.TERMINATED, stop_words(stop, scheduler.label)
-    elif what is Resume.SKIP:
+    status, reason = TrialStatus.PENDING, trial.reason or "resumed"
+    if trial.status is TrialStatus.PAUSED:
+        status = trial.status
+    elif trial.status is TrialStatus.RUNNING and decided is not None and decided.verdict in _LEADS_TO:
+        # Committed, but killed before the trial had ended.
+        status, reason = _LEADS_TO[decided.verdict], words_for(decided, scheduler.label)
+    if what is Resume.SKIP and status is not TrialStatus.TERMINATED:
         status, reason = TrialStatus.TERMINATED, "not resumed"
-    else:
-        status, reason = TrialStatus.PENDING, trial.reason or "resumed"
+    elif what is Resume.RESTART and status is TrialStatus.PAUSED:
+        status, reason = TrialStatus.PENDING, "resumed"
     if status is TrialStatus.PENDING and what is Resume.RESTART:
         restored.records += [ev.CheckpointDropped(trial, checkpoint) for checkpoint in trial.checkpoints]
         trial.checkpoints.clear()

@@ -14,7 +14,7 @@ from trainkit.errors import StoreError
 
 FILENAME = "experiment.sqlite"
 APPLICATION_ID = 0x746B6974  # "tkit"
-VERSION = 2
+VERSION = 3
 
 TABLES = """
 CREATE TABLE experiment (
@@ -61,14 +61,14 @@ CREATE TABLE results (
 ) WITHOUT ROWID;
 
 CREATE TABLE decisions (
+    seq INTEGER PRIMARY KEY,
     trial_id TEXT NOT NULL REFERENCES trials,
     attempt INTEGER NOT NULL,
     iteration INTEGER NOT NULL,
-    seq INTEGER NOT NULL,
-    verdict TEXT NOT NULL,
-    reason TEXT NOT NULL,               -- JSON
-    PRIMARY KEY (trial_id, attempt, iteration)
-) WITHOUT ROWID;
+    verdict TEXT NOT NULL,              -- CONTINUE, PAUSE, RESUME or STOP
+    reason TEXT NOT NULL                -- JSON
+);
+CREATE INDEX decisions_of_trials ON decisions (trial_id, seq);
 
 CREATE TABLE checkpoints (
     trial_id TEXT NOT NULL REFERENCES trials,

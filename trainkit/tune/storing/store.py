@@ -202,10 +202,10 @@ class ExperimentStore:
     def _decision_made(self, record: ev.DecisionMade) -> None:
         self._run(
             "INSERT INTO decisions VALUES (?,?,?,?,?,?)",
+            self._next(),
             record.trial.trial_id,
             record.attempt,
             record.iteration,
-            self._next(),
             str(record.decision.verdict),
             encode(dict(record.decision.reason)),
         )
@@ -248,8 +248,14 @@ class ExperimentStore:
 
     def _rearranged(self, record: ev.Rearranged) -> None:
         trial = record.trial
-        detail = encode_config({"alone": trial.alone, "config": trial.config if record.changed else None})
-        self._noted(ev.Noted(record.time, ev.REARRANGED, detail, trial.trial_id))
+        detail = {
+            "alone": trial.alone,
+            "config": trial.config if record.changed else None,
+            "granted": trial.granted and [trial.granted.bundles, trial.granted.strategy],
+            "donor": record.donor and record.donor.trial_id,
+            "donor_iteration": record.donor_iteration,
+        }
+        self._noted(ev.Noted(record.time, ev.REARRANGED, encode_config(detail), trial.trial_id))
 
     def _noted(self, record: ev.Noted) -> None:
         self._run(

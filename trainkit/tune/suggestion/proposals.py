@@ -14,6 +14,7 @@ from __future__ import annotations
 from typing import Any
 
 from trainkit.errors import ConfigError
+from trainkit.tune.schedulers.base import Decision
 from trainkit.tune.search.base import Searcher
 from trainkit.tune.seeds import suggestion_generator
 from trainkit.tune.spaces.computed import compute
@@ -167,6 +168,33 @@ class Proposals:
         """
         if trial_id not in self._unknown:
             self._tell("on_trial_result", trial_id, result)
+
+    def on_trial_decision(self, trial_id: str, result: dict[str, Any], decision: Decision) -> None:
+        """The scheduler has judged the report that was told last, and had a reason.
+
+        Raises:
+            ConfigError: the searcher raised.
+        """
+        if trial_id not in self._unknown:
+            self._tell("on_trial_decision", trial_id, result, decision)
+
+    def on_pause(self, trial_id: str) -> None:
+        """A trial was paused.
+
+        Raises:
+            ConfigError: the searcher raised.
+        """
+        if trial_id not in self._unknown:
+            self._tell("on_pause", trial_id)
+
+    def on_unpause(self, trial_id: str) -> None:
+        """A paused trial goes on.
+
+        Raises:
+            ConfigError: the searcher raised.
+        """
+        if trial_id not in self._unknown:
+            self._tell("on_unpause", trial_id)
 
     def on_trial_complete(
         self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False

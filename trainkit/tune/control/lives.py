@@ -1,0 +1,271 @@
+"""What becomes of trials that have a process, from their events: the ways into every status; no effects."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trainkit.tune.control import events as ev
+from trainkit.tune.control.autofill import Origin, full_result
+from trainkit.tune.control.capacity import Ledger
+from trainkit.tune.control.endings import Endings
+from trainkit.tune.control.estimate import Pace
+from trainkit.tune.control.failing import TIMEOUT, Retry, timeout_words, what_follows
+from trainkit.tune.control.judging import Judge
+from trainkit.tune.control.live import FINISHED, Live
+from trainkit.tune.control.pauses import Pauses
+from trainkit.tune.control.plan import FAIL_FAST, FAILED_TRIALS, Plan
+from trainkit.tune.control.turns import Turns
+from trainkit.tune.control.upkeep import drop_checkpoints, keep_checkpoint, note_problem, set_status
+from trainkit.tune.schedulers.base import Decision, TrialScheduler, Verdict, words_for
+from trainkit.tune.suggestion.proposals import Proposals
+from trainkit.tune.suggestion.suggesting import TrialSource
+from trainkit.tune.trial import Failure, Trial, TrialStatus
+
+
+class Lives:
+    """See the module.
+
+    Args:
+        plan: the experiment's rules.
+        step: where records and actions gather.
+        live: trials with a process, by id.
+        source: knows what a trial needs.
+        proposals, scheduler, judge: told of results, and asked.
+        ledger: what trials reserve.
+        pace: told when they run.
+        turns: of those that wait.
+        pauses: of those that are paused.
+        endings: of the experiment.
+        failed: how many trials have failed before.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        step: ev.Step,
+        live: dict[str, Live],
+        source: TrialSource,
+        proposals: Proposals,
+        scheduler: TrialScheduler,
+        judge: Judge,
+        ledger: Ledger,
+        pace: Pace,
+        turns: Turns,
+        pauses: Pauses,
+        endings: Endings,
+        failed: int,
+    ) -> None:
+        self._plan = plan
+        self._step = step
+        self._live = live
+        self._source = source
+        self._proposals = proposals
+        self._scheduler = scheduler
+        self._judge = judge
+        self._ledger = ledger
+        self._pace = pace
+        self._turns = turns
+        self._pauses = pauses
+        self._endings = endings
+        self._failed = failed
+        self._handlers = {
+            ev.Started: self._on_started,
+            ev.Reported: self._on_reported,
+            ev.Finished: self._on_finished,
+            ev.Saved: self._on_saved,
+            ev.Failed: lambda live, event: self.fail(live.trial, event.failure, event.time),
+        }
+
+    def handle(self, event: ev.Started | ev.Reported | ev.Finished | ev.Saved | ev.Failed) -> None:
+        """Take in what a trial's process has said; nothing if it was the process of an earlier attempt."""
+        live = self._live.get(event.trial_id)
+        if live is not None and live.trial.attempt == event.attempt:
+            self._handlers[type(event)](live, event)  # type: ignore[operator]
+
+    # --- a trial's events -------------------------------------------------------------------------
+
+    def _on_started(self, live: Live, event: ev.Started) -> None:
+        trial = live.trial
+        place = (event.pid, event.hostname, event.node_ip)
+        live.origin = Origin(trial.trial_id, trial.tag, trial.config, *place)
+        trial.status, trial.reason = TrialStatus.RUNNING, ""
+        self._step.records.append(
+            ev.AttemptStarted(trial, trial.attempt, event.time, *place, iteration=trial.iteration)
+        )
+        self._go_on(live, event.time)
+
+    def _on_reported(self, live: Live, event: ev.Reported) -> None:
+        trial, origin = live.trial, live.origin
+        if origin is None:
+            raise RuntimeError(f"trial {trial.trial_id} reported before it was started")
+        result = full_result(event.metrics, origin, done=event.done)
+        trial.iteration, trial.last_result = event.iteration, result
+        self._step.records.append(
+            ev.ResultAdded(trial, trial.attempt, event.iteration, event.time, event.metrics, result)
+        )
+        if event.checkpoint is not None:
+            keep_checkpoint(self._step, self._plan.checkpoints, trial, event.checkpoint, trial.iteration)
+        note_problem(self._step, trial, event.time, event.problem)
+        self._endings.guarded(event.time, self._proposals.on_trial_result, trial.trial_id, result)
+        # What is decided on this very report goes before an end that was asked of all trials.
+        self._endings.guarded(event.time, self._decide, live, result, event)
+        self._endings.ask(event.time)
+        result["done"] = live.outcome is not None
+        if event.done:
+            self._finish(live, event.time)
+        else:
+            self._go_on(live, event.time)
+
+    def _decide(self, live: Live, result: dict[str, Any], event: ev.Reported) -> None:
+        """Settle what the trial will be by this report."""
+        trial = live.trial
+        live.outcome = FINISHED if event.done else live.outcome
+        decision = self._judge.on_report(trial.trial_id, result)
+        if isinstance(decision, Failure):
+            live.outcome, live.failure = (TrialStatus.ERROR, ""), decision
+            return
+        if decision.reason or decision.verdict is not Verdict.CONTINUE:
+            self._step.records.append(ev.DecisionMade(trial, trial.attempt, trial.iteration, decision))
+        words = words_for(decision, self._scheduler.label)
+        if decision.verdict is Verdict.STOP:
+            live.outcome = TrialStatus.TERMINATED, words
+        elif decision.verdict is Verdict.PAUSE and not event.done:
+            live.outcome, live.pause = (TrialStatus.PAUSED, words), decision
+        self.heed(event.time)
+        if live.is_pausing and self._endings.reached is None and self._pauses.goes_on(live, event.time):
+            live.outcome = None
+            self.heed(event.time)
+        live.saving = decision.save and live.outcome is None
+
+    def _go_on(self, live: Live, time: float) -> None:
+        """Let the trial run to its next report, or end it where it waits."""
+        if live.outcome is None:
+            trial_id = live.trial.trial_id
+            self._step.actions.append(ev.Save(trial_id) if live.saving else ev.Advance(trial_id))
+            return
+        live.deadline = time + self._plan.cleanup_s
+        goes_on = live.outcome[0] in (TrialStatus.PENDING, TrialStatus.PAUSED)
+        save = bool(self._plan.checkpoints.checkpoint_at_end) or goes_on
+        self._step.actions.append(ev.Stop(live.trial.trial_id, save))
+
+    def _on_saved(self, live: Live, event: ev.Saved) -> None:
+        live.saving = False
+        if event.checkpoint is not None:
+            keep_checkpoint(self._step, self._plan.checkpoints, live.trial, event.checkpoint, event.iteration)
+        self._go_on(live, event.time)
+
+    def _on_finished(self, live: Live, event: ev.Finished) -> None:
+        if event.checkpoint is not None:
+            keep_checkpoint(self._step, self._plan.checkpoints, live.trial, event.checkpoint, event.iteration)
+        note_problem(self._step, live.trial, event.time, event.problem)
+        live.outcome = live.outcome or FINISHED
+        self._finish(live, event.time)
+
+    # --- ends of a trial --------------------------------------------------------------------------
+
+    def _finish(self, live: Live, time: float) -> None:
+        """The trial's process has nothing more to do: settle what the trial now is."""
+        trial, (status, reason) = live.trial, live.outcome or FINISHED
+        if live.failure is not None:
+            self.fail(trial, live.failure, time)
+            return
+        must_report = status is TrialStatus.TERMINATED and not live.excused
+        if must_report and (failure := self._judge.at_end(trial)):
+            self.fail(trial, failure, time)
+            return
+        self._let_go(trial, time)
+        if status is TrialStatus.PAUSED:
+            refused = self._endings.guarded(
+                time, self._pauses.begin, trial, live.pause or Decision(Verdict.PAUSE), time, reason
+            )
+            if refused is not None:
+                self.fail(trial, refused, time)
+        elif status is TrialStatus.PENDING:
+            trial.attempt += 1
+            set_status(self._step, trial, time, status, reason)
+        else:
+            self.terminate(trial, time, reason)
+
+    def terminate(self, trial: Trial, time: float, reason: str) -> None:
+        """The trial, which has no process, has ended in order."""
+        self._pace.ended(trial.trial_id)
+        set_status(self._step, trial, time, TrialStatus.TERMINATED, reason)
+        drop_checkpoints(self._step, self._plan.checkpoints, trial, running=False)
+        trial_id, result = trial.trial_id, trial.last_result or None
+        # The searcher first: the scheduler may end others by this, and a replay tells all in one order.
+        self._endings.guarded(time, self._proposals.on_trial_complete, trial_id, result)
+        self._endings.guarded(time, self._scheduler.on_trial_complete, trial_id)
+        self.heed(time)
+
+    def fail(self, trial: Trial, failure: Failure, time: float) -> None:
+        """The trial has failed, and is run again or not."""
+        self._let_go(trial, time)
+        follows = what_follows(trial, failure, self._plan.failure)
+        if isinstance(follows, Retry):
+            self._retry(trial, failure, follows, time)
+            return
+        trial.failures += 1
+        trial.failure = follows
+        self._pace.ended(trial.trial_id)
+        reason = f"{follows.kind}: {follows.message}"[:200]
+        set_status(self._step, trial, time, TrialStatus.ERROR, reason, follows)
+        drop_checkpoints(self._step, self._plan.checkpoints, trial, running=False)
+        trial_id, result = trial.trial_id, trial.last_result or None
+        self._endings.guarded(time, self._proposals.on_trial_complete, trial_id, result, True)
+        self._endings.guarded(time, self._scheduler.on_trial_error, trial_id)
+        self.heed(time)
+        if self._plan.failure.fail_fast:
+            self._endings.end(FAIL_FAST, time)
+        self._failed += 1
+        limit = self._plan.failure.max_failed_trials
+        if limit is not None and self._failed >= limit:
+            self._endings.end(FAILED_TRIALS, time)
+
+    def _retry(self, trial: Trial, failure: Failure, retry: Retry, time: float) -> None:
+        trial.failures += retry.counts
+        trial.attempt += 1
+        trial.alone = trial.alone or retry.alone
+        if retry.config is not None:
+            trial.tried.append(trial.config)
+            trial.config = retry.config
+        if retry.alone or retry.config is not None:
+            self._step.records.append(ev.Rearranged(trial, time, changed=retry.config is not None))
+        if retry.config is not None:
+            self._endings.guarded(time, self._scheduler.on_trial_change, trial.trial_id, trial.config)
+            self.heed(time)
+        set_status(self._step, trial, time, TrialStatus.PENDING, retry.reason, failure, retried=True)
+        if retry.config is None or self.request_for(trial, time):
+            self._turns.waiting.add(trial)
+
+    def _let_go(self, trial: Trial, time: float) -> None:
+        if self._live.pop(trial.trial_id, None) is not None:
+            self._pace.stopped(trial.trial_id, time)
+            self._ledger.release(trial.trial_id)
+            self._step.actions.append(ev.Release(trial.trial_id))
+
+    def kill_overdue(self, now: float) -> None:
+        """End those that take longer than they may."""
+        for live in [live for live in self._live.values() if now >= live.limit]:
+            self._step.actions.append(ev.Kill(live.trial.trial_id))
+            if live.outcome is None:
+                words = timeout_words(self._plan.trial_timeout_s or 0.0)
+                self.fail(live.trial, Failure(TIMEOUT, words), now)
+                continue
+            status, reason = live.outcome
+            live.outcome = status, f"{reason}; killed, as it did not end in time"
+            self._finish(live, now)
+
+    def request_for(self, trial: Trial, time: float) -> bool:
+        """Ask what the trial needs; False, and the trial has failed, if it can't be said or never be met."""
+        try:
+            trial.request = trial.granted or self._source.request(trial)
+            self._ledger.require_feasible(trial.request, what=f"trial {trial.name}")
+        except Exception as error:
+            self.fail(trial, Failure.raised(error), time)
+            return False
+        return True
+
+    def heed(self, time: float) -> None:
+        """Carry out what the scheduler, having been told something, has decided on trials that wait."""
+        for trial, reason in self._endings.guarded(time, lambda: list(self._pauses.verdicts(time))) or ():
+            self.terminate(trial, time, reason)

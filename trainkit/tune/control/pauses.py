@@ -1,0 +1,171 @@
+"""Trials that are paused: who goes on, who is let go, who takes over the state of another; no effects.
+
+PAUSE --> its process ends, having saved --> PAUSED --> chosen --> PENDING, from its checkpoint
+                                               |  donors: Adopt --> Adopted, with another configuration
+PAUSE, and it would be chosen at once: it runs on in its process
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from trainkit.tune.checkpoint import checkpoint_dirname
+from trainkit.tune.control import events as ev
+from trainkit.tune.control.live import Live
+from trainkit.tune.control.plan import Plan
+from trainkit.tune.control.turns import Turns
+from trainkit.tune.control.upkeep import adopt_checkpoint, set_status
+from trainkit.tune.schedulers.base import Decision, Donor, TrialScheduler, Verdict, words_for
+from trainkit.tune.suggestion.proposals import Proposals
+from trainkit.tune.trial import Failure, Trial, TrialStatus
+
+
+class Pauses:
+    """See the module.
+
+    Args:
+        plan: the experiment's rules.
+        step: where records and actions gather.
+        scheduler: whose word it is.
+        proposals: told of pauses.
+        turns: with the line of those paused.
+        trials: by id.
+        live: those with a process, by id.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        step: ev.Step,
+        scheduler: TrialScheduler,
+        proposals: Proposals,
+        turns: Turns,
+        trials: Mapping[str, Trial],
+        live: Mapping[str, Live],
+    ) -> None:
+        self._plan = plan
+        self._step = step
+        self._scheduler = scheduler
+        self._proposals = proposals
+        self._turns = turns
+        self._trials = trials
+        self._live = live
+        self._hoping: dict[str, Decision] = {}
+        """Decisions on trials whose donor is just saving a checkpoint."""
+        self._adopting: dict[str, tuple[Donor, int]] = {}
+        """By trial, whose checkpoint is being copied to it, and after which report that was saved."""
+
+    def __len__(self) -> int:
+        """How many trials are neither in the line nor have a process."""
+        return len(self._hoping) + len(self._adopting)
+
+    # --- into the pause ---------------------------------------------------------------------------
+
+    def goes_on(self, live: Live, time: float) -> bool:
+        """Whether a trial that is to be paused runs on instead, being the next to go on; that is noted."""
+        decision = live.pause
+        if decision is None or decision.donors or decision.request is not None:
+            return False
+        if not self._plan.keeps_processes or not self._turns.goes_on_at_once(live.trial):
+            return False
+        self._resumed(live.trial)
+        return True
+
+    def begin(self, trial: Trial, decision: Decision, time: float, reason: str) -> Failure | None:
+        """The trial's process has ended; return why it can't be paused, if it can't."""
+        if trial.checkpoint is None:
+            text = (
+                f"{self._scheduler.label} paused the trial, and it has no checkpoint to go on from: give one "
+                "to tune.report(metrics, checkpoint=...), or define save_checkpoint() and load_checkpoint(); "
+                "or choose a scheduler that pauses no trial, such as ASHAScheduler()"
+            )
+            return Failure("ConfigError", text, retry=False)
+        set_status(self._step, trial, time, TrialStatus.PAUSED, reason)
+        self._proposals.on_pause(trial.trial_id)
+        if decision.request is not None:
+            trial.request = trial.granted = decision.request
+            self._step.records.append(ev.Rearranged(trial, time, changed=False))
+        self._exchange(trial, decision, time)
+        return None
+
+    def _exchange(self, trial: Trial, decision: Decision, time: float) -> None:
+        """Let a paused trial take over the state of a donor, if there is to be one."""
+        for each in decision.donors:
+            donor, live = self._trials[each.trial_id], self._live.get(each.trial_id)
+            if live is not None and live.is_saving:
+                self._hoping[trial.trial_id] = decision
+                return
+            if donor.checkpoint is not None:
+                self._adopting[trial.trial_id] = each, donor.checkpoint.iteration
+                dirname = checkpoint_dirname(trial.next_checkpoint)
+                self._step.actions.append(ev.Adopt(trial, donor, donor.checkpoint, dirname))
+                return
+        if decision.donors:
+            who = ", ".join(donor.trial_id for donor in decision.donors)
+            self._step.records.append(
+                ev.Noted(time, "no exchange", f"no checkpoint has {who}", trial.trial_id)
+            )
+        self._turns.paused.add(trial)
+
+    def look_again(self, time: float) -> None:
+        """Donors may have saved by now."""
+        for trial_id, decision in list(self._hoping.items()):
+            del self._hoping[trial_id]
+            self._exchange(self._trials[trial_id], decision, time)
+
+    def adopted(self, event: ev.Adopted) -> Trial | None:
+        """A donor's checkpoint was copied, or was not; return the trial if it has another configuration."""
+        donor, iteration = self._adopting.pop(event.trial_id, (None, 0))
+        if donor is None:  # it was stopped meanwhile
+            return None
+        trial = self._trials[event.trial_id]
+        self._turns.paused.add(trial)
+        if event.checkpoint is None:
+            self._step.records.append(ev.Noted(event.time, "no exchange", event.problem, trial.trial_id))
+            return None
+        adopt_checkpoint(self._step, self._plan.checkpoints, trial, event.checkpoint)
+        trial.tried.append(trial.config)
+        trial.config = dict(donor.config)
+        self._step.records.append(
+            ev.Rearranged(trial, event.time, True, self._trials[donor.trial_id], iteration)
+        )
+        self._scheduler.on_trial_change(trial.trial_id, trial.config, donor.trial_id)
+        return trial
+
+    # --- out of it --------------------------------------------------------------------------------
+
+    def end(self, trial: Trial, time: float) -> None:
+        """A trial that was paused goes on."""
+        words = self._resumed(trial)
+        self._proposals.on_unpause(trial.trial_id)
+        trial.attempt += 1
+        set_status(self._step, trial, time, TrialStatus.PENDING, words)
+
+    def _resumed(self, trial: Trial) -> str:
+        decision = Decision(Verdict.RESUME, self._scheduler.on_trial_resume(trial.trial_id))
+        self._step.records.append(ev.DecisionMade(trial, trial.attempt, trial.iteration, decision))
+        return words_for(decision, self._scheduler.label)
+
+    def remove(self, trial: Trial) -> bool:
+        """Forget a paused trial, which is to be ended; False if it isn't paused."""
+        hoped = self._hoping.pop(trial.trial_id, None) is not None
+        adopted = self._adopting.pop(trial.trial_id, None) is not None
+        return self._turns.paused.remove(trial) or hoped or adopted
+
+    def verdicts(self, time: float) -> Iterator[tuple[Trial, str]]:
+        """Heed what the scheduler has decided on trials that wait; give those to end, and why."""
+        for trial_id, decision in self._scheduler.verdicts():
+            trial, live = self._trials[trial_id], self._live.get(trial_id)
+            if trial.status.is_finished:
+                continue
+            self._step.records.append(ev.DecisionMade(trial, trial.attempt, trial.iteration, decision))
+            stopped = decision.verdict is Verdict.STOP
+            reason = words_for(decision, self._scheduler.label)
+            if live is not None and stopped:
+                live.outcome = TrialStatus.TERMINATED, reason
+            elif live is not None:
+                live.pause = decision
+            elif stopped and (self.remove(trial) or self._turns.waiting.remove(trial)):
+                yield trial, reason
+            elif self._turns.paused.remove(trial):
+                self._exchange(trial, decision, time)
