@@ -49,7 +49,10 @@ def _late(reason: Facts) -> str:
 
 
 def _milestone(reason: Facts) -> str:
-    return f"{_place(reason)}, waits for {reason['awaits']} more to come there"
+    waits = (
+        f"waits for {reason['awaits']} more to come there" if reason["awaits"] else "the last to come there"
+    )
+    return f"{_place(reason)}, {waits}"
 
 
 def _waits(reason: Facts) -> str:
