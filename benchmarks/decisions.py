@@ -32,6 +32,7 @@ ETA = 4
 NAN_GOES_ON = "NaN never stops"
 NAN_IS_NO_ENTRY = "NaN is no entry, or ignored by the percentile"
 INFINITY = "plus infinity is the best there is"
+INFINITY_GOES_ON = "minus infinity goes on where it is first, or the percentile is no number"
 JUMP_AGAIN = "after a jump judged again, at a lower rung, with a late value"
 JUMP_ALL = "after a jump judged at every rung that was passed, with one late value"
 LATE_ENTRIES = "the rung holds late values, of trials that had jumped over it"
@@ -150,7 +151,7 @@ def cause_of(peer: RungPeer, case: Case) -> str | None:
     if math.isnan(value):
         return NAN_GOES_ON
     if math.isinf(value):
-        return INFINITY if value > 0 else None
+        return INFINITY if value > 0 else INFINITY_GOES_ON
     level = int(case.ours.reason["rung"])
     if judged != [level]:
         passed = {each for each in case.lay if each <= level}
