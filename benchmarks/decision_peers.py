@@ -29,13 +29,13 @@ class RungPeer(ABC):
         name: whose it is.
         kinds: of streams it says what it does with.
         eta: the reduction factor.
-        rule_words: its rule at a rung, in words.
+        rule_words: how its rule at a rung differs from ours, in words; None: not at all.
         tie_words: what it does with equal scores.
     """
 
     name: str
     kinds: Sequence[str]
-    rule_words: str
+    rule_words: str | None
     tie_words: str
 
     def __init__(self, eta: int) -> None:
@@ -148,7 +148,7 @@ class Optuna(RungPeer):
 
     name = "Optuna SuccessiveHalving"
     kinds = ("plain", "ties", "NaN", "jumps")
-    rule_words = "the value at place max(1, floor(n/eta))"
+    rule_words = None
     tie_words = "equal scores all go on"
 
     def __init__(self, eta: int) -> None:

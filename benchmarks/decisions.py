@@ -2,8 +2,8 @@
 
 Recorded streams of reports go through our ASHAScheduler and through Ray's, Optuna's and Syne Tune's own
 classes; each is told of a trial until ours ends it. Every decision that differs is traced to its cause: the
-peer's own rule at that rung, on what lay there, must give its decision, and what lay there must be what lay
-at ours, but for entries that an earlier fault has left. Prints a table and one line of JSON; a difference
+peer's own rule at that rung, on what lay there, must give its decision, ours must give ours, and what lay
+there must be what lay at ours, but for entries that an earlier fault has left. Prints a table and one line of JSON; a difference
 without such a cause is printed, and makes it exit with 1. `--list` prints all differences.
 
 Peers are loaded where they are installed: ray, optuna, and syne-tune 0.16, which wants packages of its own
@@ -18,7 +18,7 @@ import math
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass, field
 
 from benchmarks.decision_peers import Optuna, Ray, RungPeer, Rungs, SyneTune, named
@@ -148,6 +148,9 @@ def cause_of(peer: RungPeer, case: Case) -> str | None:
         return JUMP_AGAIN if judged and set(judged) <= case.skipped[trial] else None
     if rule != "rung":
         return None
+    lay = case.lay[int(case.ours.reason["rung"])]
+    if rule_of_ours(lay.values(), value) != (case.ours.verdict is Verdict.STOP):
+        return None  # the fault is ours
     if math.isnan(value):
         return NAN_GOES_ON
     if math.isinf(value):
@@ -157,6 +160,15 @@ def cause_of(peer: RungPeer, case: Case) -> str | None:
         passed = {each for each in case.lay if each <= level}
         return JUMP_ALL if "skipped" in case.ours.reason and set(judged) <= passed else None
     return _cause_at(peer, case, level, value)
+
+
+def rule_of_ours(before: Iterable[float], value: float) -> bool:
+    """Whether a trial stops at a rung where these were recorded before, in their order: written out."""
+    if not math.isfinite(value):
+        return True
+    before = list(before)
+    ahead = sum(math.isfinite(each) and each >= value for each in before)
+    return ahead >= max(1, (len(before) + 1) // ETA)
 
 
 def _cause_at(peer: RungPeer, case: Case, level: int, value: float) -> str | None:
