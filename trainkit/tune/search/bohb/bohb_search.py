@@ -37,16 +37,17 @@ class TuneBOHB(Searcher):
     density is put over either part, and of 64 candidates near good configurations the one is suggested whose
     densities have the largest ratio of good to bad.
 
-    A budget is a level at which the scheduler judges trials; every such result counts once, whatever is decided
-    on the trial. `HyperBandForBOHB` is made for it, `ASHAScheduler` serves too. Where the scheduler judges at no
-    level, as FIFO, trials are observed at their end. NaN, infinite values and failures are worst of all.
+    A budget is a level at which the scheduler judges trials; every such result counts once, whatever is
+    decided on the trial. `HyperBandForBOHB` is made for it, `ASHAScheduler` serves too. Where the scheduler
+    judges at no level, as FIFO, trials are observed at their end. NaN, infinite values and failures are worst
+    of all.
 
     Source: Falkner, Klein, Hutter, "BOHB: Robust and Efficient Hyperparameter Optimization at Scale", ICML
     2018, arXiv:1807.01774, Algorithm 2.
 
     Args:
-        space: domains as in `param_space`; None: `param_space`. With a space here, `param_space` may only hold
-            constants, which every configuration gets.
+        space: domains as in `param_space`; None: `param_space`. With a space here, `param_space` may only
+            hold constants, which every configuration gets.
         bohb_config: numbers of the model, by HpBandSter's names: `min_points_in_model` (None, d + 1),
             `top_n_percent` (15), `num_samples` (64), `random_fraction` (1/3), `bandwidth_factor` (3),
             `min_bandwidth` (1e-3); and `split`, "paper" or "hpbandster".
@@ -78,8 +79,8 @@ class TuneBOHB(Searcher):
         super().__init__(metric, mode)
         if space is not None and not isinstance(space, Mapping):
             raise ConfigError(
-                f"space={space!r}: TuneBOHB takes no ConfigurationSpace; give tune's domains by name, such as "
-                "{'lr': tune.loguniform(1e-4, 1), 'momentum': tune.when({'optimizer': 'sgd'}, "
+                f"space={space!r}: TuneBOHB takes no ConfigurationSpace; give tune's domains by name, such "
+                "as {'lr': tune.loguniform(1e-4, 1), 'momentum': tune.when({'optimizer': 'sgd'}, "
                 "tune.uniform(0, 1))}"
             )
         require(
@@ -139,7 +140,8 @@ class TuneBOHB(Searcher):
         super().begin(space, metric=metric, mode=mode, num_samples=num_samples, seed=seed)
         require(
             isinstance(self.metric, str) and isinstance(self.mode, str),
-            "TuneBOHB needs to know what to optimise: give one metric and its mode, in the TuneConfig or here",
+            "TuneBOHB needs to know what to optimise: give one metric and its mode, in the TuneConfig or "
+            "here",
         )
         if self._given_space is None:
             self._searched = space

@@ -67,7 +67,7 @@ class _Real(Coder):
 
 
 class _Steps(Coder):
-    """Multiples k of a step: each owns what rounds to it, so the column is all from first - 1/2 to last + 1/2."""
+    """Multiples k of a step: each owns what rounds to it, so the column is first - 1/2 to last + 1/2."""
 
     stepped = True
 
