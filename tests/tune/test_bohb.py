@@ -17,6 +17,7 @@ from trainkit.errors import ConfigError
 from trainkit.tune.schedulers import ASHAScheduler, FIFOScheduler, HyperBandForBOHB
 from trainkit.tune.search import ConcurrencyLimiter, create_searcher
 from trainkit.tune.search.bohb import TuneBOHB
+from trainkit.tune.search.bohb.knowledge import Knowledge
 
 pytestmark = pytest.mark.usefixtures("inline")
 
@@ -375,7 +376,14 @@ def test_a_metric_that_is_always_nan_ends_all_the_same(fit):
     assert grid.num_terminated == 20
 
 
-def test_ten_thousand_trials_are_replayed_without_a_model():
+def test_ten_thousand_trials_are_replayed_without_a_model(monkeypatch):
+    made = 0
+
+    def count(*arguments):
+        nonlocal made
+        made += 1
+
+    monkeypatch.setattr(Knowledge, "_model", count)
     search = Search(ROW, PLANE, num_samples=10_001)
     rng = np.random.default_rng(0)
     space = search.searcher.space
@@ -383,5 +391,6 @@ def test_ten_thousand_trials_are_replayed_without_a_model():
         config = space.configuration(0, rng)
         search.searcher.replay(f"t{n}", config)
         search.searcher.on_trial_complete(f"t{n}", {"loss": loss_of(config), "training_iteration": 1})
-    assert search.searcher._model == (-1, None)
+    assert made == 0
     assert space.contains(search.searcher.suggest("next"))
+    assert made == 1
