@@ -302,8 +302,8 @@ class PopulationBasedTraining(TrialScheduler):
         if any(member.trial_id not in self._arrived for member in self._members.active()):
             return ()
         ranked = self._quantiles()
-        for trial_id in self._arrived:
-            decision = self._exploit(self._members[trial_id], ranked)
+        for trial_id, member in self._members.by_id.items():  # so that nothing depends on who came when
+            decision = self._exploit(member, ranked) if trial_id in self._arrived else None
             if decision is not None:
                 self._verdicts[trial_id] = decision
         # Past the one that has come furthest: a long report must not leave the others behind for good.
