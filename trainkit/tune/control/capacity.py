@@ -58,10 +58,7 @@ class Ledger:
             limit = UNMETERED_LIMIT
         if limit is not None and len(self._held) >= limit:
             return False
-        for name, amount in asked.items():
-            if amount > self._free.get(name, 0):
-                return False
-        return True
+        return all(amount <= self._free.get(name, 0) for name, amount in asked.items())
 
     def release(self, trial_id: str) -> None:
         """Give back what a trial held; nothing if it held nothing."""

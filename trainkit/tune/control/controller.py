@@ -160,8 +160,7 @@ class Controller:
     @property
     def deadline(self) -> float:
         """When to send a Tick at the latest; infinity: only events matter."""
-        limits = [live.limit for live in self._live.values()]
-        return min(self._more_by, self._endings.deadline, *limits)
+        return min(self._more_by, self._endings.deadline, self._lives.limit)
 
     def remaining_s(self, time: float) -> float | None:
         """How many seconds the experiment will take yet, so far as that can be said; None: it can't."""
@@ -205,9 +204,10 @@ class Controller:
             self._pauses.end(trial, time)
             self._lives.heed(time)
         live = Live(trial)
+        self._live[trial.trial_id] = live
         if self._plan.trial_timeout_s is not None:
             live.times_out = time + self._plan.trial_timeout_s
-        self._live[trial.trial_id] = live
+            self._lives.watch(live)
         self.pace.started(trial.trial_id, time)
         trial.iteration = trial.checkpoint.iteration if trial.checkpoint else 0
         self._step.actions.append(ev.Start(trial, trial.attempt, trial.iteration, trial.checkpoint))
@@ -262,6 +262,7 @@ class Controller:
             self._endings.end(Ending(words, resumable=True), time)
         elif (live := self._live.get(trial_id)) is not None:
             live.must_end((TrialStatus.TERMINATED, words), time + self._plan.grace_s)
+            self._lives.watch(live)
         elif (trial := self._by_id.get(trial_id)) is not None:
             if self._turns.waiting.remove(trial):
                 self._lives.terminate(trial, time, f"{words}: not run")

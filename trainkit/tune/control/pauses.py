@@ -7,7 +7,7 @@ PAUSE, and it would be chosen at once: it runs on in its process
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from trainkit.tune.checkpoint import checkpoint_dirname
 from trainkit.tune.control import events as ev
@@ -165,9 +165,12 @@ class Pauses:
         adopted = self._adopting.pop(trial.trial_id, None) is not None
         return self._turns.paused.remove(trial) or hoped or adopted
 
-    def verdicts(self, time: float) -> Iterator[tuple[Trial, str]]:
-        """Heed what the scheduler has decided on trials that wait; give those to end, and why."""
-        for trial_id, decision in self._scheduler.verdicts():
+    def heed(self, verdicts: Sequence[tuple[str, Decision]], time: float) -> list[tuple[Trial, str]]:
+        """Do what the scheduler has decided on trials that wait; return those to end, and why."""
+        return list(self._heeded(verdicts, time))
+
+    def _heeded(self, verdicts: Sequence[tuple[str, Decision]], time: float) -> Iterator[tuple[Trial, str]]:
+        for trial_id, decision in verdicts:
             trial, live = self._trials[trial_id], self._live.get(trial_id)
             if trial.status.is_finished or (live is not None and live.is_ending):
                 continue
