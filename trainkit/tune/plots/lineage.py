@@ -124,9 +124,9 @@ def _draw_exchanges(
     lines = []
     for each in exchanges:
         donor, member = ways.get(each.donor or "", {}), ways.get(each.trial_id, {})
-        after = each.iteration + 1
-        if each.donor_iteration in donor and after in member:
-            lines.append([(each.donor_iteration, donor[each.donor_iteration]), (after, member[after])])
+        since, after = each.donor_iteration or 0, each.iteration + 1
+        if since in donor and after in member:
+            lines.append([(since, donor[since]), (after, member[after])])
     collection = load("matplotlib.collections", "plots", "tune").LineCollection
     alpha = min(0.8, max(0.15, 3 / math.sqrt(len(lines) or 1)))
     axes.add_collection(
