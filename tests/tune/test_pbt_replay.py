@@ -40,7 +40,7 @@ def test_it_follows_the_weights_and_not_the_trial():
 
 
 def test_a_state_that_was_passed_on_at_once():
-    """Trial c took over that of a, as it was of after 10, which was b's of after 8: a has trained nothing between."""
+    """Trial c took over from a, which had trained nothing since it took over from b."""
     assert line("c", 15) == [("b", 2, 0, 8, 0), ("c", 6, 12, 15, 8)]
     assert line("c", 12) == [("b", 2, 0, 8, 0), ("c", 6, 12, 12, 8)]
 

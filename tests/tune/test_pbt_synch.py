@@ -9,9 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.tune.test_pbt import CONTINUE, PAUSE, population, report
+from trainkit import tune
 from trainkit.errors import ConfigError
 from trainkit.tune.schedulers import PopulationBasedTraining
 from trainkit.tune.schedulers.create import create_scheduler, described_scheduler
+from trainkit.tune.spaces.variants import Space
 from trainkit.tune.values import decode_config, encode_config
 
 # --- synchronous ----------------------------------------------------------------------------------
@@ -202,3 +204,58 @@ def test_the_same_decisions_for_a_metric_and_its_negative():  # property 6
             ]
         )
     assert runs[0] == runs[1]
+
+
+# --- a space with conditions and rules ----------------------------------------------------------------
+
+CONDITIONAL = {
+    "optimizer": tune.choice(["sgd", "adam"]),
+    "lr": 0.1,
+    "momentum": tune.when({"optimizer": "sgd"}, tune.uniform(0.5, 0.99)),
+    "nesterov": tune.when({"optimizer": "sgd"}, tune.sample_from(lambda spec: spec.config.momentum > 0.9)),
+    "rules": tune.forbid({"optimizer": "adam", "size": 4}),
+}
+
+
+@pytest.mark.parametrize("start", [{"optimizer": "adam", "size": 2}, {"optimizer": "sgd", "size": 2}])
+def test_what_depends_on_an_explored_value_goes_or_comes(start):
+    mutations = {
+        "optimizer": tune.choice(["sgd", "adam"]),
+        "lr": tune.uniform(0, 1),
+        "momentum": tune.uniform(0.5, 0.99),
+        "size": [1, 2, 4],
+    }
+    if start["optimizer"] == "sgd":
+        start = {**start, "momentum": 0.6, "nesterov": False}
+    seen = set()
+    for seed in range(60):
+        scheduler = population(0, seed, total=2, quantile_fraction=0.5, hyperparam_mutations=mutations)
+        scheduler.take_space(Space.of(scheduler.completed_space(CONDITIONAL)))
+        for number in range(2):
+            scheduler.on_trial_add(str(number), {**start, "lr": 0.1})
+        report(scheduler, 0, 10, 5)
+        config = dict(report(scheduler, 1, 10, 1).donors[0].config)
+        seen.add((config["optimizer"], config["size"]))
+        assert ("momentum" in config) == ("nesterov" in config) == (config["optimizer"] == "sgd")
+        assert config["lr"] != 0.1 and type(config.get("nesterov", True)) is bool
+    assert {name for name, _ in seen} == {"sgd", "adam"}
+    assert ("adam", 4) not in seen and ("sgd", 4) in seen
+
+
+def test_where_everything_else_is_forbidden_the_configuration_stays():
+    rule = tune.forbid(lambda config: config["lr"] != 0.1)
+    scheduler = population(0, total=2, quantile_fraction=0.5)
+    scheduler.take_space(Space.of({"lr": 0.1, "rules": rule}))
+    for number in range(2):
+        scheduler.on_trial_add(str(number), {"lr": 0.1})
+    report(scheduler, 0, 10, 5)
+    decision = report(scheduler, 1, 10, 1)
+    assert decision.donors[0].config == {"lr": 0.1}
+    assert decision.reason["changes"]["lr"]["how"] == "keep"
+
+
+def test_options_with_domains_of_their_own_are_no_mutation():
+    options = [{"name": "sgd", "momentum": tune.uniform(0, 1)}, {"name": "adam"}]
+    for mutation in (tune.choice(options), options):
+        with pytest.raises(ConfigError, match="domains of their own"):
+            population(1, hyperparam_mutations={"optimizer": mutation})

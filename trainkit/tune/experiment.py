@@ -373,7 +373,9 @@ class Experiment:
     def _take_parts(self, *, rehearsal: bool = False) -> None:
         self._searcher = parts.make_searcher(self._tune, self._space, self._seed, rehearsal=rehearsal)
         self._proposals = parts.make_proposals(self._tune, self._space, self._searcher, self._seed)
-        self._scheduler = parts.make_scheduler(self._tune, self._seed, self._searcher.total_samples)
+        self._scheduler = parts.make_scheduler(
+            self._tune, self._space, self._seed, self._searcher.total_samples
+        )
         self._stop = StopRules.of(self._run.stop)
 
     @property

@@ -58,11 +58,12 @@ def make_proposals(tune: TuneConfig, space: Space, searcher: Searcher, seed: int
     return Proposals(searcher, space, seed=seed, allow_duplicates=tune.allow_duplicates)
 
 
-def make_scheduler(tune: TuneConfig, seed: int, total_samples: int | None) -> TrialScheduler:
+def make_scheduler(tune: TuneConfig, space: Space, seed: int, total_samples: int | None) -> TrialScheduler:
     """Return the scheduler, a copy too."""
     given = cast("TrialScheduler | None", tune.scheduler) or FIFOScheduler()
     scheduler = _copied("scheduler", given, lambda: copy.deepcopy(given))
     scheduler.set_search_properties(tune.metric, tune.mode, scheduler_generator(seed), total_samples)
+    scheduler.take_space(space)
     return scheduler
 
 
