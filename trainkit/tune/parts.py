@@ -108,6 +108,19 @@ def longest_way(tune: TuneConfig, run: RunConfig) -> float | None:
     return min(filter(None, limits), default=None)
 
 
+def never_perturbed(tune: TuneConfig, run: RunConfig) -> str:
+    """Say that trials end before population based training changes any; '' if not so, or not known."""
+    scheduler, longest = tune.scheduler, longest_way(tune, run)
+    if not isinstance(scheduler, PopulationBasedTraining) or longest is None:
+        return ""
+    if scheduler.time_attr != "training_iteration" or longest > scheduler.first_due:
+        return ""
+    return (
+        f"{type(scheduler).__name__} judges no trial before training_iteration={scheduler.first_due:g}, and "
+        f"they end at {longest:g}: none will be changed. Make perturbation_interval or burn_in_period smaller"
+    )
+
+
 def make_callbacks(run: RunConfig, scheduler: TrialScheduler) -> Sequence[Callback]:
     """Return the user's callbacks, the loggers that come by themselves, and the console."""
     callbacks = list(run.callbacks)

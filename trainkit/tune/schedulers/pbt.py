@@ -139,6 +139,11 @@ class PopulationBasedTraining(TrialScheduler):
         ).split()
         return {name: getattr(self, name) for name in names}
 
+    @property
+    def first_due(self) -> float:
+        """The time at which a member is judged for the first time."""
+        return self._members.first * self.perturbation_interval
+
     def completed_space(self, space: Mapping[str, Any]) -> Mapping[str, Any]:
         return completed(space, self.hyperparam_mutations)
 
