@@ -165,8 +165,7 @@ class Experiment:
             TuneError: as many trials have failed as max_failed_trials says.
         """
         settings.warn_of_old_variables()
-        if words := parts.never_perturbed(self._tune, self._run):
-            logger.warning("%s", words)
+        parts.warn_if_never_perturbed(self._tune, self._run)
         self._take_parts()  # anew, as those of an earlier call have seen its trials
         ledger = Ledger(api.cluster_resources(), self._tune.max_concurrent_trials or None)
         self._check_before_anything_runs(ledger)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
@@ -25,6 +26,8 @@ from trainkit.tune.search import BasicVariantGenerator, Searcher
 from trainkit.tune.seeds import scheduler_generator
 from trainkit.tune.spaces.variants import Space
 from trainkit.tune.suggestion.proposals import Proposals
+
+logger = logging.getLogger("trainkit.tune")
 
 Part = TypeVar("Part")
 
@@ -108,17 +111,19 @@ def longest_way(tune: TuneConfig, run: RunConfig) -> float | None:
     return min(filter(None, limits), default=None)
 
 
-def never_perturbed(tune: TuneConfig, run: RunConfig) -> str:
-    """Say that trials end before population based training changes any; '' if not so, or not known."""
+def warn_if_never_perturbed(tune: TuneConfig, run: RunConfig) -> None:
+    """Say so where all trials end before population based training changes any."""
     scheduler, longest = tune.scheduler, longest_way(tune, run)
     if not isinstance(scheduler, PopulationBasedTraining) or longest is None:
-        return ""
-    if scheduler.time_attr != "training_iteration" or longest > scheduler.first_due:
-        return ""
-    return (
-        f"{type(scheduler).__name__} judges no trial before training_iteration={scheduler.first_due:g}, and "
-        f"they end at {longest:g}: none will be changed. Make perturbation_interval or burn_in_period smaller"
-    )
+        return
+    if scheduler.time_attr == "training_iteration" and longest <= scheduler.first_due:
+        logger.warning(
+            "%s judges no trial before training_iteration=%g, and they end at %g: none will be changed. Make "
+            "perturbation_interval or burn_in_period smaller",
+            type(scheduler).__name__,
+            scheduler.first_due,
+            longest,
+        )
 
 
 def make_callbacks(run: RunConfig, scheduler: TrialScheduler) -> Sequence[Callback]:
