@@ -23,7 +23,9 @@ def in_words(reason: Facts) -> str:
 
 def _rung(reason: Facts) -> str:
     judged = f"{_place(reason)}, rank {reason['rank']} of {reason['entries']}, {reason['places']} go on"
-    cutoff = f", cutoff {reason['cutoff']:.6g}" if "cutoff" in reason else ""  # no place yet, or no finite score
+    cutoff = (
+        f", cutoff {reason['cutoff']:.6g}" if "cutoff" in reason else ""
+    )  # no place yet, or no finite score
     return judged + cutoff + _skipped(reason)
 
 
@@ -76,6 +78,10 @@ def _exploit(reason: Facts) -> str:
     return found + (f"; {', '.join(steps)}" if steps else "")
 
 
+def _replay(reason: Facts) -> str:
+    return f"change {reason['change']} of {reason['changes']} in its schedule, at {reason['at']:g}"
+
+
 def _population(reason: Facts) -> str:
     return f"rank {reason['rank']} of {reason['members']} with {_number(reason['score'])}"
 
@@ -96,6 +102,7 @@ _RULES: Mapping[str, Callable[[Facts], str]] = {
     "max_t": _max_t,
     "milestone": _milestone,
     "population": _population,
+    "replay": _replay,
     "rung": _rung,
     "turn": _turn,
     "waits": _waits,
