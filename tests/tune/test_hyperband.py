@@ -41,6 +41,15 @@ def nine(**arguments) -> HyperBandScheduler:
     return scheduler
 
 
+def went_on(scheduler: TrialScheduler) -> list[str]:
+    """Those that go on, in the order they do."""
+    found = []
+    while (trial_id := scheduler.choose_trial_to_run([], [str(n) for n in range(99)])) is not None:
+        scheduler.on_trial_resume(trial_id)
+        found.append(trial_id)
+    return found
+
+
 # --- 14: tables and totals ------------------------------------------------------------------------
 
 TABLE_81 = [
@@ -155,7 +164,10 @@ def test_a_full_bracket_leaves_no_worker_idle():
     assert scheduler.choose_trial_to_run([], paused, new=True) is None  # so a new trial starts
     scheduler.on_trial_add("9")
     assert scheduler.bracket_of("9") == 1
-    assert report(scheduler, 8, 1, 8.0).verdict is CONTINUE
+    assert report(scheduler, 8, 1, 8.0).reason["awaits"] == 0
+    assert (
+        scheduler.choose_trial_to_run([], [*paused, "8"], new=True) == "8"
+    )  # so it need not end its process
     assert scheduler.choose_trial_to_run([], paused, new=True) == "7"  # before any new trial
 
 
@@ -166,8 +178,9 @@ def test_a_full_bracket_leaves_no_worker_idle():
 def test_a_round_is_judged_when_its_last_trial_arrives(mode):
     sign = -1 if mode == "min" else 1
     scheduler = nine(mode=mode)
-    for number, waits in zip(range(8), range(8, 0, -1), strict=True):
-        decision = report(scheduler, number, 1, sign * number)
+    for number, waits in zip(range(9), range(8, -1, -1), strict=True):
+        assert scheduler.verdicts() == []
+        decision = report(scheduler, number, 1, sign * (6.5 if number == 8 else number))
         assert decision.verdict is PAUSE
         assert decision.reason == {
             "rule": "milestone",
@@ -176,23 +189,28 @@ def test_a_round_is_judged_when_its_last_trial_arrives(mode):
             "budget": 0,
             "awaits": waits,
         }
-        assert scheduler.verdicts() == []
     facts = {"rule": "rung", "bracket": 0, "rung": 1, "budget": 0, "entries": 9, "places": 3}
     cutoff = {"cutoff": sign * 6}
-    last = report(scheduler, 8, 1, sign * 6.5)
-    assert (last.verdict, last.reason) == (CONTINUE, facts | cutoff | {"rank": 2})
     verdicts = scheduler.verdicts()
     assert [each for each, _ in verdicts] == ["5", "4", "3", "2", "1", "0"]
     assert [decision.reason["rank"] for _, decision in verdicts] == [4, 5, 6, 7, 8, 9]
     assert all(decision.verdict is STOP for _, decision in verdicts)
     assert scheduler.verdicts() == []  # once each
-    paused = [str(number) for number in range(8)]
-    assert scheduler.choose_trial_to_run([], paused) == "7"
-    assert scheduler.choose_trial_to_run([], paused) == "7"  # a question changes nothing
-    assert scheduler.on_trial_resume("7") == facts | cutoff | {"rank": 1}
-    assert scheduler.choose_trial_to_run([], paused) == "6"
-    assert scheduler.on_trial_resume("6") == facts | cutoff | {"rank": 3}
+    paused = [str(number) for number in range(9)]
+    for name, rank in {"8": 2, "7": 1, "6": 3}.items():  # the one that has a process, then the best first
+        assert scheduler.choose_trial_to_run([], paused) == name
+        assert scheduler.choose_trial_to_run([], paused) == name  # a question changes nothing
+        assert scheduler.on_trial_resume(name) == facts | cutoff | {"rank": rank}
     assert scheduler.choose_trial_to_run([], paused) is None
+
+
+def test_the_last_to_come_is_stopped_by_its_own_report():
+    scheduler = nine()
+    for number in range(1, 9):
+        report(scheduler, number, 1, number)
+    last = report(scheduler, 0, 1, 0.0)
+    assert (last.verdict, last.reason["rule"], last.reason["rank"]) == (STOP, "rung", 9)
+    assert [each for each, _ in scheduler.verdicts()] == ["5", "4", "3", "2", "1"]
 
 
 def test_the_second_round_waits_only_for_those_that_went_on():
@@ -200,8 +218,7 @@ def test_the_second_round_waits_only_for_those_that_went_on():
     for number in range(9):
         report(scheduler, number, 1, number)
     assert len(scheduler.verdicts()) == 6
-    scheduler.on_trial_resume("7")
-    scheduler.on_trial_resume("6")
+    assert went_on(scheduler) == ["8", "7", "6"]
     assert report(scheduler, 8, 2, 0.0) == report(scheduler, 7, 2, 0.0)  # nothing is judged between
     assert report(scheduler, 8, 3, 1.0).reason["awaits"] == 2
     assert report(scheduler, 7, 3, 2.0).reason["awaits"] == 1
@@ -245,8 +262,9 @@ def test_8_nan_and_infinity_never_go_on(value, mode):
     scheduler = nine(mode=mode)
     for number in range(8):
         report(scheduler, number, 1, value)
-    assert report(scheduler, 8, 1, 5.0).verdict is CONTINUE  # of three places, two stay empty
+    report(scheduler, 8, 1, 5.0)
     assert len(scheduler.verdicts()) == 8
+    assert went_on(scheduler) == ["8"]  # of three places, two stay empty
     other = nine(mode=mode)
     for number in range(9):
         last = report(other, number, 1, value)
@@ -273,7 +291,8 @@ def test_a_value_that_comes_late_is_taken_at_the_level():
         report(scheduler, number, 1, number)
     report(scheduler, 8, 1)
     decision = report(scheduler, 8, 2, 100.0)
-    assert (decision.verdict, decision.reason["rung"], decision.reason["rank"]) == (CONTINUE, 1, 1)
+    assert (decision.verdict, decision.reason["rung"], decision.reason["awaits"]) == (PAUSE, 1, 0)
+    assert scheduler.on_trial_resume("8")["rank"] == 1
 
 
 def test_9_a_jump_is_judged_at_the_level_that_was_awaited_and_the_next_counts_from_the_plan():
@@ -291,9 +310,11 @@ def test_a_jump_to_the_end_counts_where_the_trial_was_awaited():
     assert report(scheduler, 0, 9, 100.0).reason == {"rule": "max_t", "max_t": 9, "bracket": 0, "budget": 2}
     scheduler.on_trial_complete("0")
     for number in range(1, 9):
-        last = report(scheduler, number, 1, number)
-    assert (last.verdict, last.reason["rank"], last.reason["cutoff"]) == (CONTINUE, 2, 6)
-    assert len(scheduler.verdicts()) == 5  # its place went to the next: 8, 7 and 6 go on
+        report(scheduler, number, 1, number)
+    assert len(scheduler.verdicts()) == 5
+    reason = scheduler.on_trial_resume("8")
+    assert (reason["rank"], reason["cutoff"]) == (2, 6)
+    assert went_on(scheduler) == ["7", "6"]  # the place of the first went to the next
 
 
 @pytest.mark.parametrize("cls", BOTH)

@@ -11,7 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.tune.crew import Crew, replayed
-from tests.tune.test_hyperband import BOTH, CONTINUE, PAUSE, STOP, hyperband, nine, report
+from tests.tune.test_hyperband import BOTH, CONTINUE, PAUSE, STOP, hyperband, nine, report, went_on
 from trainkit.tune.schedulers.brackets import bracket_plans, places, shared_levels
 
 SIZES = st.integers(2, 100), st.integers(2, 5), st.integers(1, 40), st.integers(1, 32)
@@ -19,15 +19,6 @@ SIZES = st.integers(2, 100), st.integers(2, 5), st.integers(1, 40), st.integers(
 
 def fallen(scheduler) -> list[int]:
     return [int(trial_id) for trial_id, _ in scheduler.verdicts()]
-
-
-def chosen(scheduler, paused) -> list[int]:
-    """Those that go on, in the order they do."""
-    found = []
-    while (trial_id := scheduler.choose_trial_to_run([], [str(each) for each in paused])) is not None:
-        scheduler.on_trial_resume(trial_id)
-        found.append(int(trial_id))
-    return found
 
 
 # --- 15: partial and partly failed brackets -------------------------------------------------------
@@ -41,10 +32,9 @@ def test_15_a_bracket_that_stays_partial_is_halved_by_those_that_came(came, go_o
     answers = [report(scheduler, number, 1, number).verdict for number in range(came)]
     if came < 9:
         assert set(answers) == {PAUSE}
-        assert chosen(scheduler, range(came)) == []
+        assert went_on(scheduler) == []
         scheduler.on_no_more_trials()
-    went = chosen(scheduler, range(came)) + [came - 1] * (came == 9)
-    assert sorted(went, reverse=True) == list(range(came - 1, came - 1 - go_on, -1))
+    assert went_on(scheduler) == [str(number) for number in range(came - 1, came - 1 - go_on, -1)]
     assert len(fallen(scheduler)) == came - go_on
 
 
@@ -55,7 +45,7 @@ def test_15_every_round_lets_the_best_of_those_there_go_on(max_t, eta, samples, 
     crew = Crew(scheduler, samples=samples, workers=workers, chance=chance, fail_rate=fail_rate).run()
     rounds: dict[tuple[int, float], list[tuple[int, bool]]] = {}
     facts = {}
-    judged = [(who, each.reason, each.verdict is CONTINUE) for who, _, each in crew.decisions]
+    judged = [(who, each.reason, False) for who, _, each in crew.decisions]
     for _, reason, went in judged + [(who, reason, True) for who, reason in crew.resumed]:
         if reason["rule"] == "rung":
             key = (reason["bracket"], reason["rung"])
@@ -78,23 +68,24 @@ def test_15_failed_trials_count_as_the_worst_and_are_not_waited_for():
         scheduler.on_trial_error(str(number))
     for number in range(4, 8):
         assert report(scheduler, number, 1, number).verdict is PAUSE
-    last = report(scheduler, 8, 1, 8.0)
-    assert (last.reason["entries"], last.reason["places"], last.reason["rank"]) == (9, 3, 1)
+    report(scheduler, 8, 1, 8.0)
     assert fallen(scheduler) == [5, 4]
+    reason = scheduler.on_trial_resume("8")
+    assert (reason["entries"], reason["places"], reason["rank"]) == (9, 3, 1)
 
 
 def test_15_the_last_failure_completes_the_round():
     scheduler = nine()
     for number in range(8):
         report(scheduler, number, 1, number)
-    assert chosen(scheduler, range(8)) == []
+    assert went_on(scheduler) == []
     scheduler.on_trial_error("8")
     assert fallen(scheduler) == [4, 3, 2, 1, 0]
-    assert chosen(scheduler, range(8)) == [7, 6, 5]
+    assert went_on(scheduler) == ["7", "6", "5"]
     scheduler.on_trial_error("7")
     report(scheduler, 6, 3, 6.0)
     assert report(scheduler, 5, 3, 5.0).verdict is STOP
-    assert chosen(scheduler, [6]) == [6]
+    assert went_on(scheduler) == ["6"]
 
 
 def test_a_trial_that_fails_while_paused_gives_its_place_up():
@@ -103,7 +94,7 @@ def test_a_trial_that_fails_while_paused_gives_its_place_up():
         report(scheduler, number, 1, number)
     scheduler.on_trial_error("7")
     assert report(scheduler, 8, 1, 0.5).reason["rank"] == 7  # 7 is behind it now, and 0
-    assert chosen(scheduler, range(7)) == [6, 5, 4]
+    assert went_on(scheduler) == ["6", "5", "4"]
 
 
 def test_a_trial_that_ends_early_keeps_its_score_and_gives_its_place_up():
@@ -115,7 +106,7 @@ def test_a_trial_that_ends_early_keeps_its_score_and_gives_its_place_up():
         report(scheduler, number, 1, number)
     last = report(scheduler, 8, 1, 2.5)
     assert (last.verdict, last.reason["rank"], last.reason["entries"]) == (STOP, 7, 9)
-    assert chosen(scheduler, range(2, 8)) == [7, 6, 5]
+    assert went_on(scheduler) == ["7", "6", "5"]
 
 
 def test_all_trials_failing_leaves_nothing_waiting():
@@ -123,7 +114,7 @@ def test_all_trials_failing_leaves_nothing_waiting():
     for number in range(9):
         scheduler.on_trial_error(str(number))
     scheduler.on_no_more_trials()
-    assert fallen(scheduler) == chosen(scheduler, []) == []
+    assert fallen(scheduler) == went_on(scheduler) == []
 
 
 # --- brackets that close --------------------------------------------------------------------------
@@ -141,7 +132,7 @@ def test_trials_that_come_after_all_open_a_new_bracket():
     assert report(scheduler, 2, 3, 5.0).reason["awaits"] == 4  # a bracket of 5, which waits for the others
     scheduler.on_no_more_trials()
     scheduler.on_no_more_trials()
-    assert chosen(scheduler, [1, 2]) == [1, 2]  # the earlier bracket first, whoever is better
+    assert went_on(scheduler) == ["1", "2"]  # the earlier bracket first, whoever is better
 
 
 def test_a_trial_that_is_tried_again_goes_before_those_that_wait_for_it():
@@ -165,7 +156,7 @@ def test_10_a_trial_that_failed_in_its_pause_may_run_again():
         report(scheduler, number, 1, number)
     assert report(scheduler, 0, 0.5, 9.0) == report(scheduler, 7, 0.5, 9.0)
     again = report(scheduler, 0, 1, 100.0)
-    assert (again.verdict, again.reason) == (PAUSE, {"rule": "late report"})
+    assert (again.verdict, again.reason) == (PAUSE, {"rule": "waits", "bracket": 0, "rung": 1})
     assert report(scheduler, 7, 1, 7.0).reason["awaits"] == 1
     report(scheduler, 8, 1, 8.0)
     assert 0 in fallen(scheduler)
@@ -182,7 +173,7 @@ def test_10_one_that_goes_on_without_a_word_is_resumed_only_at_its_next_pause():
     assert len(fallen(scheduler)) == 5
     assert report(scheduler, 8, 1, 8.0) == report(scheduler, 8, 2, 8.0)
     assert report(scheduler, 8, 3, 8.0).verdict is PAUSE
-    assert chosen(scheduler, [6, 7, 8]) == [7, 6]
+    assert went_on(scheduler) == ["7", "6"]
 
 
 @given(*SIZES, st.integers(0, 2**32), st.integers(-3, 0))
@@ -227,7 +218,8 @@ def test_a_trial_that_a_restore_runs_again_after_its_end_joins_like_a_new_one(mo
         scheduler.on_no_more_trials()
     decision = report(scheduler, 0, 3, 0.0)
     assert scheduler.bracket_of("0") == 1
-    assert decision.verdict is (PAUSE if more else CONTINUE)  # alone in its bracket, it runs to its end
+    assert decision.reason["awaits"] == 4 * more
+    assert went_on(scheduler)[-1:] == (["6"] if more else ["0"])  # alone in its bracket, it goes on
     assert (report(scheduler, 0, 9, 1.0).verdict) is STOP
 
 

@@ -102,7 +102,7 @@ def test_a_limited_searcher_still_fills_the_brackets(most):
     limited = ConcurrencyLimiter(BasicVariantGenerator(), max_concurrent=most)
     scheduler = HyperBandForBOHB(metric="m", mode="max", max_t=9)
     play = Random(0, 0.0, limited, num_samples=17, cpus=8, scheduler=scheduler).run()
-    ends = Counter(each.reason.partition(", rank")[0] for each in play.controller.trials)
+    ends = Counter(each.reason.partition(" of bracket")[0] for each in play.controller.trials)
     stopped = f"stopped by {scheduler.label}: "
     assert ends == {f"{stopped}rung 1": 6, f"{stopped}rung 3": 2 + 4, f"{stopped}reached max_t=9": 5}
 
@@ -145,14 +145,14 @@ def test_every_decision_has_its_reason_in_words():
     assert set(made) == {
         (Verdict.PAUSE, "milestone"),
         (Verdict.RESUME, "rung"),
-        (Verdict.CONTINUE, "rung"),
         (Verdict.STOP, "rung"),
         (Verdict.STOP, "max_t"),
     }
     words = [each.reason for each in play.recorded(ev.StatusChanged)]
-    assert "paused by HyperBand: rung 1, waiting for 8 more" in words
+    assert "paused by HyperBand: rung 1 of bracket 0, waits for 8 more to come there" in words
     assert any(
-        each.startswith("resumed by HyperBand: rung 1, rank 1 of 9, 3 go on, cutoff") for each in words
+        each.startswith("resumed by HyperBand: rung 1 of bracket 0, rank 1 of 9, 3 go on, cutoff")
+        for each in words
     )
-    assert any(each.startswith("stopped by HyperBand: rung 1, rank 9 of 9") for each in words)
+    assert any(each.startswith("stopped by HyperBand: rung 1 of bracket 0, rank 9 of 9") for each in words)
     assert "stopped by HyperBand: reached max_t=9" in words

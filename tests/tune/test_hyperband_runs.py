@@ -77,7 +77,6 @@ def test_one_turn_trains_what_the_table_says(fit, cls, trainable):
     assert not grid.errors
     assert (grid.num_terminated, sum(TRAINED.values())) == (17, 69)
     assert all(result.metrics["seen"] == result.metrics["training_iteration"] for result in grid)
-    # The last trial of a round is judged by its report and does not pause for it.
     assert rungs_of(grid)["max_t", None, "STOP"] == 1 + 1 + 3
     judged = Counter()
     for (rule, rung, verdict), count in rungs_of(grid).items():
@@ -95,13 +94,13 @@ def test_a_trial_without_checkpoints_can_not_pause_and_says_so(fit):
 
     grid = fit(
         forgetful,
-        {"x": tune.uniform(0, 1)},
+        {"x": tune.grid_search([1, 2, 3, 4])},
         metric="m",
         mode="max",
-        num_samples=4,
+        max_concurrent_trials=1,
         scheduler=HyperBandScheduler(max_t=9),
     )
-    assert grid.num_errors == 3  # the last of a round is judged by its report, and needs no pause
+    assert grid.num_errors == 3  # the last of a round goes on in its process, and needs no pause
     assert "HyperBand paused the trial, and it has no checkpoint to go on from" in str(grid.errors[0])
 
 
@@ -137,8 +136,8 @@ def test_nothing_but_nan_ends(fit, cls):
     first = [result.reason.partition(", cutoff")[0] for result in grid if "rank 1 " in result.reason]
     # The second bracket, of 5 trials, got 3; no place of either is taken.
     assert sorted(first) == [
-        f"stopped by {cls.label}: rung 1, rank 1 of 9, 3 go on",
-        f"stopped by {cls.label}: rung 3, rank 1 of 3, 1 go on",
+        f"stopped by {cls.label}: rung 1 of bracket 0, rank 1 of 9, 3 go on",
+        f"stopped by {cls.label}: rung 3 of bracket 1, rank 1 of 3, 1 go on",
     ]
 
 

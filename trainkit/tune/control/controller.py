@@ -13,7 +13,7 @@ A trial's way:    PENDING -- Start --> starting -- Started --> running -- Report
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from trainkit.errors import ConfigError
 from trainkit.tune.control import events as ev
@@ -28,7 +28,7 @@ from trainkit.tune.control.plan import INTERRUPTED, MOST_AT_ONCE, Ending, Plan
 from trainkit.tune.control.stopping import StopRules
 from trainkit.tune.control.turns import Turns
 from trainkit.tune.control.upkeep import drop_checkpoints
-from trainkit.tune.schedulers.base import TrialScheduler
+from trainkit.tune.schedulers.base import Decision, TrialScheduler
 from trainkit.tune.suggestion.proposals import Proposals
 from trainkit.tune.suggestion.suggesting import TrialSource
 from trainkit.tune.trial import Trial, TrialStatus
@@ -48,6 +48,7 @@ class Controller:
         with_metric: ids of `trials` that have reported the metric.
         stop: the rules in `plan.stop`, told already of the reports of before; None: as they are.
         spent_s: how long the experiment has run before, in seconds.
+        owed: by trial that is paused, what was decided on it and cut off before it was carried out.
     """
 
     def __init__(
@@ -62,7 +63,9 @@ class Controller:
         *,
         stop: StopRules | None = None,
         spent_s: float = 0.0,
+        owed: Mapping[str, Decision] | None = None,
     ) -> None:
+        self._owed = owed or {}
         self.trials: list[Trial] = list(trials)
         self.ledger = ledger
         self.pace = Pace(plan.max_iteration)
@@ -106,6 +109,7 @@ class Controller:
                 drop_checkpoints(self._step, self._plan.checkpoints, trial, running=False)
         self._endings.ask(time)
         self._lives.heed(time)  # what came of trials that a restore has ended
+        self._pauses.take_up(self._owed, time)
         self._fill(time)
         return self._step.take()
 

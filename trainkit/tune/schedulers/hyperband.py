@@ -179,12 +179,12 @@ class HyperBandScheduler(TrialScheduler):
         member.time = time
         self._take_promotion(trial_id)  # it may have gone on without a word, as after a failure in its pause
         bracket.record(trial_id, score)
+        place = {"bracket": bracket.number, "rung": bracket.level, "budget": bracket.budget}
+        reason = {"rule": "milestone", **place, "awaits": bracket.awaits}
         judgement = self._settle(bracket, trial_id)
-        if judgement is None:
-            place = {"bracket": bracket.number, "rung": bracket.level, "budget": bracket.budget}
-            return Decision(Verdict.PAUSE, {"rule": "milestone", **place, "awaits": bracket.awaits})
-        reason = self._reason(bracket, judgement, trial_id)
-        return Decision(Verdict.CONTINUE if trial_id in judgement.went else Verdict.STOP, reason)
+        if judgement is not None and trial_id not in judgement.went:
+            return Decision(Verdict.STOP, self._reason(bracket, judgement, trial_id))
+        return Decision(Verdict.PAUSE, reason)
 
     def _end(self, trial_id: str, member: _Member, score: float | None) -> Decision:
         """A trial has reached `max_t`, maybe by a jump over levels; its score counts where it was awaited."""
@@ -208,17 +208,17 @@ class HyperBandScheduler(TrialScheduler):
         if time < bracket.level:
             return CONTINUE
         self.late_reports += 1
-        return Decision(Verdict.PAUSE, {"rule": "late report"})
+        return Decision(Verdict.PAUSE, {"rule": "waits", "bracket": bracket.number, "rung": bracket.level})
 
     def _settle(self, bracket: Bracket, reporter: str | None = None) -> Judgement | None:
-        """Judge the round if it is complete; the one that has just reported hears of it by the answer."""
+        """Judge the round if it is complete; one that has just reported is stopped by the answer to that."""
         judgement = bracket.judge()
         if judgement is None:
             return None
-        for trial_id in judgement.went:
-            if trial_id != reporter:
-                reason = self._reason(bracket, judgement, trial_id)
-                self._promoted.setdefault(bracket.number, {})[trial_id] = reason
+        # The reporter first: it has a process, in which it may run on.
+        for trial_id in sorted(judgement.went, key=lambda each: each != reporter):
+            reason = self._reason(bracket, judgement, trial_id)
+            self._promoted.setdefault(bracket.number, {})[trial_id] = reason
         for trial_id in judgement.fell:
             self._members[trial_id].stopped = True
             if trial_id != reporter:
@@ -247,7 +247,7 @@ class HyperBandScheduler(TrialScheduler):
     def choose_trial_to_run(
         self, pending: Sequence[str], paused: Sequence[str] = (), *, new: bool = False
     ) -> str | None:
-        """The earliest bracket first; in it those that its round waits for, and then the best that go on."""
+        """The earliest bracket first: those that its round waits for, and then the best that go on."""
         del new
         first = pending[0] if pending else None
         for number in sorted(self._promoted):

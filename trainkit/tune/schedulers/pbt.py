@@ -34,9 +34,9 @@ class PopulationBasedTraining(TrialScheduler):
     that jumps over several counts as one. If it is in the lower quantile then, it goes on from the latest
     checkpoint of a member of the upper quantile that is strictly better, in random order until one has a
     checkpoint, with that one's configuration explored: each mutated value is drawn anew with
-    `resample_probability`, or else a number is multiplied by one of `perturbation_factors`, a value of a list moves
-    one place, and a `tune.choice` stays. Values stay inside the domain that is given, and of its type; a
-    whole number moves by at least one.
+    `resample_probability`, or else a number is multiplied by one of `perturbation_factors`, a value of a
+    list moves one place, and a `tune.choice` stays. Values stay inside the domain that is given, and of its
+    type; a whole number moves by at least one.
 
     Members that have ended leave the population. NaN is exploited by nobody, and its member exploits as
     soon as there is another score. A population that is larger than what can run at once takes turns at the

@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from trainkit.errors import ConfigError
@@ -62,7 +63,7 @@ def policy_lines(
     last = max((each.iteration for each in exchanges if each.trial_id == trial_id), default=0)
     stretches = lineage(exchanges, suggested, trial_id, last)
     lines = []
-    for old, new in zip(stretches, stretches[1:], strict=False):
+    for old, new in pairwise(stretches):
         row = [tags[new.trial_id], tags[old.trial_id], new.first, new.before, old.config, new.config]
         lines.append(_line(row))
     return lines

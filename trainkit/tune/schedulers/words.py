@@ -23,7 +23,7 @@ def in_words(reason: Facts) -> str:
 
 def _rung(reason: Facts) -> str:
     judged = f"{_place(reason)}, rank {reason['rank']} of {reason['entries']}, {reason['places']} go on"
-    cutoff = f", cutoff {reason['cutoff']:.6g}" if "cutoff" in reason else ""  # no finite score is one
+    cutoff = f", cutoff {reason['cutoff']:.6g}" if "cutoff" in reason else ""  # no place yet, or no finite score
     return judged + cutoff + _skipped(reason)
 
 
@@ -49,7 +49,14 @@ def _late(reason: Facts) -> str:
 
 
 def _milestone(reason: Facts) -> str:
-    return f"{_place(reason)}, waits for {reason['awaits']} more to come there"
+    waits = (
+        f"waits for {reason['awaits']} more to come there" if reason["awaits"] else "the last to come there"
+    )
+    return f"{_place(reason)}, {waits}"
+
+
+def _waits(reason: Facts) -> str:
+    return f"it waits to be promoted from {_place(reason)}"
 
 
 def _barrier(reason: Facts) -> str:
@@ -91,4 +98,5 @@ _RULES: Mapping[str, Callable[[Facts], str]] = {
     "population": _population,
     "rung": _rung,
     "turn": _turn,
+    "waits": _waits,
 }

@@ -219,6 +219,6 @@ class MemoryReader:
 
 
 def _closes(end: ev.StatusChanged, start: ev.AttemptStarted) -> bool:
-    """A status names the attempt that runs next, where one does."""
-    waits = end.status in (TrialStatus.PENDING, TrialStatus.PAUSED)
+    """PENDING names the attempt that runs next, the others the one that ran last."""
+    waits = end.status is TrialStatus.PENDING
     return end.attempt > start.attempt if waits else end.attempt == start.attempt

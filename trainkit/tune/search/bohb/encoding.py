@@ -72,15 +72,17 @@ class _Steps(Coder):
     stepped = True
 
     def __init__(self, domain: Float | Integer) -> None:
-        self._q = Fraction(repr(domain.q))
+        q = Fraction(repr(domain.q))
+        self._first, self._last = (round(Fraction(bound) / q) for bound in domain.bounds)
+        self._numerator, self._denominator = q.numerator, q.denominator
+        self._q = float(q)
         self._whole = isinstance(domain, Integer)
         self._log = domain.log
-        self._first, self._last = (round(Fraction(bound) / self._q) for bound in domain.bounds)
         if self._log:
             self._lower, self._upper = math.log(self._first - 0.5), math.log(self._last + 0.5)
 
     def encode(self, value: Any) -> float:
-        k = round(Fraction(value) / self._q)
+        k = int(value) // self._numerator if self._whole else round(float(value) / self._q)
         if self._log:
             return (math.log(k) - self._lower) / (self._upper - self._lower)
         return (k - self._first + 0.5) / (self._last - self._first + 1)
@@ -91,9 +93,7 @@ class _Steps(Coder):
         else:
             k = self._first + math.floor(number * (self._last - self._first + 1))
         k = min(max(k, self._first), self._last)
-        if self._whole:
-            return k * self._q.numerator
-        return k * self._q.numerator / self._q.denominator
+        return k * self._numerator if self._whole else k * self._numerator / self._denominator
 
 
 class _Quantile(Coder):

