@@ -139,7 +139,7 @@ class Rebuilt(TrialScheduler):
     def decide(self, trial_id: str, time: float | None, score: float | None) -> Any:
         raise NotImplementedError
 
-    def on_trial_add(self, trial_id: str, config: Mapping[str, Any] = {}) -> None:  # noqa: B006
+    def on_trial_add(self, trial_id: str, config: Mapping[str, Any] = {}) -> None:
         self._tell("on_trial_add", trial_id, config)
 
     def on_result(self, trial_id: str, result: Mapping[str, Any]) -> Any:
