@@ -58,9 +58,7 @@ def run(scheduler: TrialScheduler, objective: Any, num_samples: int = -1, **sett
 
 def full_times(results: tune.Simulation, level: float) -> list[float]:
     """When each trial was trained to `level`, the first first."""
-    times = [
-        result.metrics["timestamp"] for result in results if result.metrics.get("resource", 0) >= level
-    ]
+    times = [result.metrics["timestamp"] for result in results if result.metrics.get("resource", 0) >= level]
     return sorted(times)
 
 
