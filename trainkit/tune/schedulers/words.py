@@ -92,7 +92,6 @@ def _listed(reason: Facts) -> str:
 
 _RULES: Mapping[str, Callable[[Facts], str]] = {
     "barrier": _barrier,
-    "waits": _waits,
     "exploit": _exploit,
     "late report": _late,
     "max_t": _max_t,
