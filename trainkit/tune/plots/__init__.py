@@ -23,6 +23,9 @@ KINDS = {
     "lineage": "lineage of a population",
     "parallel": "parallel coordinates",
     "rungs": "rungs of a scheduler",
+    "parallel": "parallel coordinates",
+    "rungs": "rungs of a scheduler",
+    "timeline": "workers against time",
 }
 """By name, which is that of its file too, what a kind is."""
 _SPELLINGS = {

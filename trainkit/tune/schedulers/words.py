@@ -57,10 +57,6 @@ def _milestone(reason: Facts) -> str:
     return f"{_place(reason)}, {waits}"
 
 
-def _waits(reason: Facts) -> str:
-    return f"it waits to be promoted from {_place(reason)}"
-
-
 def _barrier(reason: Facts) -> str:
     return f"waits at {reason['at']:g} for all members, {reason['arrived']} of {reason['members']} are there"
 
