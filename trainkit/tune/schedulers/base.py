@@ -231,6 +231,11 @@ def stop_words(reason: Mapping[str, Any], scheduler: str) -> str:
         )
     elif reason.get("rule") == "max_t":
         words = f"reached max_t={reason['max_t']:g}"
+    elif reason.get("rule") == "median":
+        words = (
+            f"best {reason['best']:.6g} at {reason['time']:g}, "
+            f"median of {reason['others']} others {reason['median']:.6g}"
+        )
     elif reason.get("rule") == "late report":
         words = "it had stopped this trial before"
     else:

@@ -11,12 +11,19 @@ from trainkit.errors import ConfigError
 from trainkit.tune.schedulers.base import TrialScheduler
 from trainkit.tune.values import holds_opaque
 
-_HOMES = {"AsyncHyperBandScheduler": "asha", "FIFOScheduler": "fifo"}
+_HOMES = {
+    "AsyncHyperBandScheduler": "asha",
+    "FIFOScheduler": "fifo",
+    "MedianStoppingRule": "median_stopping_rule",
+}
 _CLASSES = {
     "fifo": "FIFOScheduler",
     "asha": "AsyncHyperBandScheduler",
     "async_hyperband": "AsyncHyperBandScheduler",
     "asynchyperband": "AsyncHyperBandScheduler",
+    "median": "MedianStoppingRule",
+    "median_stopping_rule": "MedianStoppingRule",
+    "medianstopping": "MedianStoppingRule",
 }
 
 
