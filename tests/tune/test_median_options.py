@@ -1,4 +1,4 @@
-"""Options of the median stopping rule: its pool, what is compared, pauses; and runs through the controller."""
+"""Options of the median stopping rule: its pool, what is compared, pauses; and runs by the controller."""
 
 from __future__ import annotations
 
