@@ -270,7 +270,7 @@ def test_a_trial_takes_over_the_checkpoint_and_the_configuration_of_a_donor():
     assert game.calls[receiver.trial_id] == "setup"
     assert game.iterations[receiver.trial_id] == 2  # its own count goes on
     (change,) = game.recorded(ev.Rearranged)
-    assert (change.donor, change.donor_iteration, change.changed) == (game.trial(0), 1, True)
+    assert (change.donor, change.donor_iteration, change.config) == (game.trial(0), 1, {"x": 0.5})
 
 
 def test_a_donor_that_is_saving_is_waited_for():
@@ -332,9 +332,7 @@ def counting(results, scheduler, callbacks=()):
         Counting,
         param_space={"x": tune.grid_search([1, 2, 3])},
         tune_config=tune.TuneConfig(metric="m", mode="max", scheduler=scheduler, max_concurrent_trials=1),
-        run_config=tune.RunConfig(
-            name="e", storage_path=results, verbose=0, callbacks=list(callbacks)
-        ),
+        run_config=tune.RunConfig(name="e", storage_path=results, verbose=0, callbacks=list(callbacks)),
     )
 
 

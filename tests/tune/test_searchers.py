@@ -6,7 +6,14 @@ import optuna
 import pytest
 
 from tests.suites.searchers import Row, SearcherSuite
-from trainkit.tune.search import BasicVariantGenerator, ConcurrencyLimiter, OptunaSearch, Repeater, Searcher
+from trainkit.tune.search import (
+    BasicVariantGenerator,
+    ConcurrencyLimiter,
+    OptunaSearch,
+    Repeater,
+    Searcher,
+    TuneBOHB,
+)
 from trainkit.tune.seeds import suggestion_generator
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -31,9 +38,12 @@ ROWS = (
         "optuna-evolution",
         lambda **given: OptunaSearch(sampler=optuna.samplers.NSGAIISampler(population_size=4), **given),
     ),
+    Row("bohb", TuneBOHB),
+    Row("bohb-eager", lambda **given: TuneBOHB(bohb_config={"random_fraction": 0}, **given)),
     Row("limited", lambda **given: ConcurrencyLimiter(OptunaSearch(**given), 64)),
     Row("repeated-random", lambda **given: Repeater(BasicVariantGenerator(**given), 2), repeat=2),
     Row("repeated-optuna", lambda **given: Repeater(OptunaSearch(**given), 2), repeat=2),
+    Row("repeated-bohb", lambda **given: Repeater(TuneBOHB(**given), 2), repeat=2),
     Row("own", OwnSearch, takes_points=False),
 )
 

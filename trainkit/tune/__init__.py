@@ -67,6 +67,8 @@ if TYPE_CHECKING:
         is_session_enabled,
         report,
     )
+    from trainkit.tune.simulation.front import simulate
+    from trainkit.tune.simulation.results import Simulation
     from trainkit.tune.space import (
         choice,
         forbid,
@@ -150,6 +152,8 @@ _HOMES = {
         "is_session_enabled",
         "report",
     ),
+    "simulation.front": ("simulate",),
+    "simulation.results": ("Simulation",),
     "space": (
         "choice",
         "forbid",
@@ -218,6 +222,7 @@ __all__ = [
     "ResumeConfig",
     "RunConfig",
     "ScalingConfig",
+    "Simulation",
     "Stopper",
     "SyncConfig",
     "TimeoutStopper",
@@ -260,6 +265,7 @@ __all__ = [
     "sample_from",
     "schedulers",
     "search",
+    "simulate",
     "uniform",
     "when",
     "with_parameters",

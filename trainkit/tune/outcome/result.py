@@ -16,6 +16,7 @@ from trainkit.tune.optional import load, pandas_frame
 from trainkit.tune.outcome import show
 from trainkit.tune.outcome.ranking import best_row, spread_of
 from trainkit.tune.outcome.reading import Reader, metric_and_mode, open_experiment, trial_folder
+from trainkit.tune.schedulers.pbt_lineage import Stretch, lineage
 from trainkit.tune.trial import Attempt, Failure, Trial, TrialStatus
 from trainkit.tune.values import complete, flatten
 
@@ -144,6 +145,16 @@ class Result:
         with self._reader() as reader:
             return reader.attempts(self.trial_id)
 
+    def lineage(self) -> list[Stretch]:
+        """Where the weights of its last report come from, in order: which trial trained how long, with what.
+
+        More than one stretch where population based training made it take over the state of another trial.
+        """
+        with self._reader() as reader:
+            suggested = {trial.trial_id: trial.suggested for trial in reader.trials()}
+            last = self.metrics.get("training_iteration", 0)
+            return lineage(reader.exchanges(), suggested, self.trial_id, last)
+
     # --- older names, and Ray's for a trial -------------------------------------------------------
 
     @property
@@ -180,19 +191,21 @@ class Result:
 
 def result_of(
     trial: Trial,
-    folder: Path,
+    folder: Path | None,
     metric: str | None,
     mode: str | None,
     errors: Mapping[tuple[str, int], BaseException] | None = None,
+    open_reader: Callable[[], Reader] | None = None,
 ) -> Result:
     """Return the result of `trial`, of the experiment in `folder`.
 
     Args:
         trial: as read from the experiment.
-        folder: of the experiment.
+        folder: of the experiment; None: it has none.
         metric: what "best" means.
         mode: "min" or "max".
         errors: exceptions themselves, by trial and attempt, where this process still has them.
+        open_reader: where details are read from; None: from `folder`.
     """
     error: BaseException | None = None
     if trial.failure is not None:
@@ -206,11 +219,11 @@ def result_of(
         status=trial.status,
         reason=trial.reason,
         error=error,
-        path=str(folder / trial.dirname),
+        path="" if folder is None else str(folder / trial.dirname),
         metric=metric,
         mode=mode,
         _checkpoints={checkpoint.number: checkpoint.dirname for checkpoint in trial.checkpoints},
-        _open=partial(open_experiment, folder),
+        _open=partial(open_experiment, folder) if folder is not None else open_reader,
     )
 
 

@@ -35,7 +35,7 @@ def result_html(result: Result) -> str:
 
 def grid_text(grid: ResultGrid) -> str:
     """An experiment in one line, and its best trials in one each."""
-    head = f"ResultGrid({_counts(grid)}, in {grid.experiment_path})"
+    head = f"{type(grid).__name__}({_counts(grid)}, in {grid.experiment_path})"
     names, rows = _rows(grid)
     if not rows:
         return head
@@ -60,7 +60,8 @@ def _facts(result: Result) -> Iterable[tuple[str, str]]:
         yield "best by", f"{result.metric}, {result.mode}, scope={result.ranked_by!r}"
     yield "config", _pairs(flatten(result.config))
     yield "metrics", _pairs(_reported(result.metrics))
-    yield "path", result.path
+    if result.path:
+        yield "path", result.path
 
 
 def _pairs(values: Mapping[str, Any]) -> str:

@@ -12,18 +12,26 @@ from trainkit.tune.schedulers.base import TrialScheduler
 from trainkit.tune.values import holds_opaque
 
 _HOMES = {
-    "AsyncHyperBandScheduler": "asha",
+    "AsyncHyperBandScheduler": "async_hyperband",
     "FIFOScheduler": "fifo",
+    "HyperBandForBOHB": "hb_bohb",
+    "HyperBandScheduler": "hyperband",
     "MedianStoppingRule": "median_stopping_rule",
+    "PopulationBasedTraining": "pbt",
+    "PopulationBasedTrainingReplay": "pbt_replay",
 }
 _CLASSES = {
-    "fifo": "FIFOScheduler",
     "asha": "AsyncHyperBandScheduler",
     "async_hyperband": "AsyncHyperBandScheduler",
     "asynchyperband": "AsyncHyperBandScheduler",
+    "fifo": "FIFOScheduler",
+    "hb_bohb": "HyperBandForBOHB",
+    "hyperband": "HyperBandScheduler",
     "median": "MedianStoppingRule",
     "median_stopping_rule": "MedianStoppingRule",
     "medianstopping": "MedianStoppingRule",
+    "pbt": "PopulationBasedTraining",
+    "pbt_replay": "PopulationBasedTrainingReplay",
 }
 
 

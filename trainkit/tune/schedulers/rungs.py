@@ -7,7 +7,14 @@ Source: Jamieson and Talwalkar 2016 (SHA); Li et al. 2018, JMLR 18(185) (Hyperba
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
+import math
+from collections.abc import Container
+
+from trainkit.errors import ConfigError
+from trainkit.tune.schedulers.ranking import Key, Ranking
+
+MOST_RUNGS = 1000
+"""More come from a factor that is next to 1."""
 
 
 def rung_levels(minimum: float, maximum: float, factor: float, bracket: int = 0) -> list[float]:
@@ -16,19 +23,33 @@ def rung_levels(minimum: float, maximum: float, factor: float, bracket: int = 0)
     for _ in range(bracket):
         level *= factor
     levels = []
-    while level < maximum:
+    while _is_below(level, maximum):
         levels.append(level)
         level *= factor
     return [*levels, maximum]
 
 
 def bracket_count(minimum: float, maximum: float, factor: float) -> int:
-    """How many brackets differ: those whose first level is not above `maximum`."""
+    """How many brackets differ: those whose first level is not above `maximum`.
+
+    Raises:
+        ConfigError: they are more than a thousand.
+    """
     count, level = 0, minimum
-    while level <= maximum:
+    while not _is_below(maximum, level):
         count += 1
         level *= factor
+        if count > MOST_RUNGS:
+            raise ConfigError(
+                f"a factor of {factor} from {minimum} to {maximum} makes more than {MOST_RUNGS} rungs: "
+                "give a larger reduction_factor, such as 4"
+            )
     return count
+
+
+def _is_below(level: float, other: float) -> bool:
+    # 0.7 * 3 is 2.0999999999999996, which is no rung of its own below 2.1.
+    return level < other and not math.isclose(level, other, rel_tol=1e-12)
 
 
 def bracket_sizes(minimum: float, maximum: float, factor: float) -> list[int]:
@@ -48,28 +69,81 @@ def bracket_sizes(minimum: float, maximum: float, factor: float) -> list[int]:
 
 
 class Rung:
-    """The scores recorded at one level, larger is better.
+    """The scores recorded at one level, larger is better, and how many of them may go on.
 
-    A record costs one binary search and one move of memory: microseconds with 10,000 entries.
+    Args:
+        level: the resource spent here.
+        factor: eta; the floor(n / factor) best of n entries may go on.
+        least: how many may in any case.
     """
 
-    def __init__(self, level: float) -> None:
+    def __init__(self, level: float, factor: float, least: int = 1) -> None:
         self.level = level
-        self._ascending: list[float] = []
+        self._factor = factor
+        self._least = least
+        self._ranking = Ranking()
 
     def __len__(self) -> int:
-        return len(self._ascending)
+        return len(self._ranking)
 
     def record(self, score: float) -> int:
         """Add `score`; return its rank from 1, where equal scores that came earlier rank before it."""
-        rank = len(self._ascending) - bisect_left(self._ascending, score) + 1
-        insort(self._ascending, score)
-        return rank
+        return self._ranking.add((score, -len(self)))
 
-    def places(self, factor: float) -> int:
-        """How many of the entries so far may go on: their floor(n / factor) best, and always one."""
-        return max(1, int(len(self._ascending) // factor))
+    @property
+    def places(self) -> int:
+        """How many of the entries so far may go on."""
+        return max(self._least, int(len(self) // self._factor))
 
-    def cutoff(self, factor: float) -> float:
-        """The score at the last of these places."""
-        return self._ascending[-self.places(factor)]
+    @property
+    def cutoff(self) -> float | None:
+        """The score at the last of these places; None where there is none yet."""
+        return self._ranking.at(self.places)[0] if self.places else None
+
+
+class PromotionRung(Rung):
+    """A rung at which trials wait paused until they are promoted.
+
+    The question of who is promotable looks at those that wait from the best on, and at none below the
+    places: mostly at one.
+    """
+
+    def __init__(self, level: float, factor: float) -> None:
+        super().__init__(level, factor, least=0)
+        self._waiting = Ranking()
+        self._keys: dict[str, Key] = {}
+        self._trials: dict[Key, str] = {}  # of those that wait
+
+    def record_of(self, trial_id: str, score: float) -> int:
+        """Add the score of a trial, which waits from now on; return its rank."""
+        key = (score, -len(self))
+        self._keys[trial_id] = key
+        self.wait(trial_id)
+        return self.record(score)
+
+    def wait(self, trial_id: str) -> None:
+        """A trial with an entry waits for its promotion, be it again."""
+        key = self._keys[trial_id]
+        if key not in self._trials:
+            self._trials[key] = trial_id
+            self._waiting.add(key)
+
+    def promotable(self, among: Container[str]) -> str | None:
+        """The best of those that wait, are `among` these and hold one of the places; None: there is none."""
+        places = self.places
+        if not places or not self._waiting:
+            return None
+        last = self._ranking.at(places)
+        for key in self._waiting.best_first():
+            if key < last:
+                return None
+            if self._trials[key] in among:
+                return self._trials[key]
+        return None
+
+    def leave(self, trial_id: str) -> int:
+        """A trial waits no longer; return its rank among all entries, of which it stays one."""
+        key = self._keys[trial_id]
+        if self._trials.pop(key, None) is not None:
+            self._waiting.remove(key)
+        return self._ranking.rank(key)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from trainkit.tune.search.base import Searcher
     from trainkit.tune.search.basic_variant import BasicVariantGenerator
+    from trainkit.tune.search.bohb import TuneBOHB
     from trainkit.tune.search.concurrency_limiter import ConcurrencyLimiter
     from trainkit.tune.search.create import create_searcher
     from trainkit.tune.search.optuna import OptunaSearch
@@ -20,6 +21,7 @@ _HOME_OF = {
     "OptunaSearch": "search.optuna",
     "Repeater": "search.repeater",
     "Searcher": "search.base",
+    "TuneBOHB": "search.bohb",
     "create_searcher": "search.create",
     "grid_search": "space",
 }
@@ -30,6 +32,7 @@ __all__ = [
     "OptunaSearch",
     "Repeater",
     "Searcher",
+    "TuneBOHB",
     "create_searcher",
     "grid_search",
 ]

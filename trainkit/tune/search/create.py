@@ -16,8 +16,10 @@ _HOMES = {
     "ConcurrencyLimiter": "concurrency_limiter",
     "OptunaSearch": "optuna",
     "Repeater": "repeater",
+    "TuneBOHB": "bohb",
 }
 _CLASSES = {
+    "bohb": "TuneBOHB",
     "random": "BasicVariantGenerator",
     "variant_generator": "BasicVariantGenerator",
     "optuna": "OptunaSearch",

@@ -15,22 +15,27 @@ from trainkit.errors import ConfigError, MissingDependencyError
 from trainkit.tune.checks import checked_points, is_name, is_number, is_whole, require, require_kind
 from trainkit.tune.search.alternatives import alternatives
 from trainkit.tune.search.base import Searcher
+from trainkit.tune.schedulers.base import Decision, Verdict
+from trainkit.tune.search import optuna_samplers as samplers
 from trainkit.tune.search.optuna_spaces import Declared, Form, form_of
-from trainkit.tune.search.optuna_study import LazyStudy, quiet, reseed, seed_in
+from trainkit.tune.search.optuna_study import LazyStudy
 from trainkit.tune.seeds import suggestion_generator, suggestion_words
 from trainkit.tune.spaces.variants import Space
-from trainkit.tune.values import encode_config, lookup
+from trainkit.tune.values import encode_config, holds_opaque, lookup
 
 if TYPE_CHECKING:
     from optuna.samplers import BaseSampler
     from optuna.storages import BaseStorage
+    from optuna.trial import TrialState
 
 
 class OptunaSearch(Searcher):
     """Suggest configurations by a sampler of Optuna's.
 
     Suggestion n draws with a sampler that is seeded anew from the seed and n. A trial that fails is told as
-    failed, which samplers leave out. One whose last report of the metric is NaN is told as pruned, which TPE
+    failed, which samplers leave out. One that the scheduler stopped before its `max_t`, or that stayed paused
+    to the end, is told as pruned, with its reports: TPE ranks these after the complete ones, those that went
+    furthest first; other samplers leave them out. So is one whose last report of the metric is NaN, which TPE
     takes for bad; infinite values are told as they are.
 
     Args:
@@ -100,6 +105,8 @@ class OptunaSearch(Searcher):
         self._drawn = True
         self._left_out: set[str] = set()
         """Trials of before a change of the space, which are none of the new one's."""
+        self._cut_short: set[str] = set()
+        """Trials that the scheduler has stopped before their time, or has paused."""
 
     @property
     def arguments(self) -> dict[str, Any]:
@@ -144,13 +151,17 @@ class OptunaSearch(Searcher):
         if self._space is None:
             self._form = Declared(space)
         form = self._the_form()
-        self._sampler = self._sampler or self._default_sampler(form)
-        self._base = seed if self._seed is None else self._seed
-        if self._seed is None and (own := seed_in(self._sampler)) is not None:
-            self._base = own
-        self._study = LazyStudy(
-            self._sampler, self.mode or "min", self._study_name or "optuna", self._storage
+        self._suggester = (
+            samplers.in_params(self._sampler, form.param_of)
+            if self._sampler is not None
+            else samplers.default_sampler(form.conditional)
         )
+        self._base = seed if self._seed is None else self._seed
+        if self._seed is None and (own := samplers.seed_in(self._suggester)) is not None:
+            self._base = own
+        else:
+            samplers.settle(self._suggester, self._base)
+        self._study = LazyStudy([self.mode or "min"], self._study_name or "optuna", self._storage)
         evaluated = list(self._evaluated)
         if self._rewards is None:
             self._to_run = [form.fixed(point) for point in self._points]
@@ -158,6 +169,13 @@ class OptunaSearch(Searcher):
             evaluated += [
                 _Evaluated(point, value) for point, value in zip(self._points, self._rewards, strict=True)
             ]
+        samplers.check(
+            self._suggester,
+            objectives=1,
+            conditional=form.conditional and form.space is not None,
+            points=bool(self._to_run),
+            evaluated=bool(evaluated),
+        )
         for each in evaluated:
             self._add_evaluated(form, each)
 
@@ -174,12 +192,6 @@ class OptunaSearch(Searcher):
     def whole(self) -> bool:
         return self._space is None
 
-    def _default_sampler(self, form: Form) -> BaseSampler:
-        from optuna.samplers import TPESampler
-
-        with quiet():
-            return TPESampler(multivariate=True, group=form.conditional, constant_liar=True)
-
     def _the_form(self) -> Form:
         if self._form is None:
             raise ConfigError("OptunaSearch has no search space yet: hand it to a Tuner, in a TuneConfig")
@@ -192,15 +204,17 @@ class OptunaSearch(Searcher):
         if self._study.exhausted:
             return self.FINISHED
         redraw = self._rejected[1] if self._rejected[0] == n else 0
-        if self._sampler is not None:
-            reseed(self._sampler, lambda number: suggestion_words(self._base, n, redraw, number))
         fixed, self._drawn = self._to_run[n] if n < len(self._to_run) else ({}, True)
-        trial = self._study.ask(trial_id, fixed)
+        one = samplers.prepared(
+            self._suggester, lambda number: suggestion_words(self._base, n, redraw, number)
+        )
+        trial = self._study.ask(one, trial_id, fixed)
         try:
             config = form.suggest(trial, suggestion_generator(self._base, n, redraw))
         except BaseException:
             self._tell_failed(trial_id)
             raise
+        self._study.settle(trial_id)
         self._number += 1
         return config
 
@@ -208,12 +222,14 @@ class OptunaSearch(Searcher):
         return self._drawn
 
     def on_rejected(self, trial_id: str, result: dict[str, Any] | None) -> None:
-        # TPE and random search look at what trials came to, and would come to the same again: they are left
-        # as they were, and draw with another seed. Others count their suggestions, so they get an answer.
-        if result is None or self._remembers_by_trials:
-            self._tell_failed(trial_id)
-        else:
-            self.on_trial_complete(trial_id, result)
+        from optuna.trial import TrialState
+
+        # Some look at what trials came to alone, and would come to the same again: they are left as they were,
+        # and draw with another seed. Others count their suggestions, so they get an answer.
+        state, values = TrialState.FAIL, None
+        if result is not None and not samplers.follows_from_trials(self._suggester):
+            state, values = self._outcome(trial_id, result)
+        self._study.reject(trial_id, state, values)
         self._number -= 1
         self._rejected = (self._number, self._rejected[1] + 1 if self._rejected[0] == self._number else 1)
 
@@ -233,23 +249,18 @@ class OptunaSearch(Searcher):
     def replay(
         self, trial_id: str, config: dict[str, Any], *, same_space: bool = True
     ) -> dict[str, Any] | None:
-        if (self._remembers_by_trials or not same_space) and self.take(trial_id, config):
+        by_trials = samplers.follows_from_trials(self._suggester)
+        if (by_trials or not same_space) and self.take(trial_id, config):
             return config
-        if same_space:
+        if same_space and by_trials:
             return None
+        if same_space:  # the study in a storage of the user's has all that the sampler wrote there
+            known = self._storage is not None and not holds_opaque(config) and self._study.adopt(trial_id)
+            self._number += known
+            return config if known else None
         self._left_out.add(trial_id)  # it says nothing of the new space
         self._number += 1
         return config
-
-    @property
-    def _remembers_by_trials(self) -> bool:
-        """True if the sampler's next suggestion follows from the study's trials and its seed alone.
-
-        Others keep counts, populations or fitted models of their own, which asking again rebuilds.
-        """
-        from optuna.samplers import RandomSampler, TPESampler
-
-        return type(self._sampler) in (RandomSampler, TPESampler)
 
     # --- results ----------------------------------------------------------------------------------
 
@@ -258,20 +269,36 @@ class OptunaSearch(Searcher):
         if trial_id not in self._left_out and is_number(value) and is_whole(step):
             self._study.report(trial_id, float(value), int(step or 0))
 
+    def on_trial_decision(self, trial_id: str, result: dict[str, Any], decision: Decision) -> None:
+        if decision.verdict is Verdict.STOP and decision.reason.get("rule") != "max_t":
+            self._cut_short.add(trial_id)
+
+    def on_pause(self, trial_id: str) -> None:
+        self._cut_short.add(trial_id)
+
+    def on_unpause(self, trial_id: str) -> None:
+        self._cut_short.discard(trial_id)
+
     def on_trial_complete(
         self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False
     ) -> None:
-        from optuna.trial import TrialState
-
         if trial_id in self._left_out:
             return
+        state, values = self._outcome(trial_id, None if error else result or {})
+        self._study.tell(trial_id, state, values)
+
+    def _outcome(
+        self, trial_id: str, result: Mapping[str, Any] | None
+    ) -> tuple[TrialState, list[float] | None]:
+        """What the study is told of a trial with this last report; None: it failed."""
+        from optuna.trial import TrialState
+
         value = lookup(result or {}, self.metric or "")
-        if error or not is_number(value):
-            self._tell_failed(trial_id)
-        elif math.isnan(value):
-            self._study.tell(trial_id, TrialState.PRUNED)
-        else:
-            self._study.tell(trial_id, TrialState.COMPLETE, float(value))
+        if not is_number(value):
+            return TrialState.FAIL, None
+        if math.isnan(value) or trial_id in self._cut_short:
+            return TrialState.PRUNED, None
+        return TrialState.COMPLETE, [float(value)]
 
     def _tell_failed(self, trial_id: str) -> None:
         from optuna.trial import TrialState
@@ -312,7 +339,8 @@ class OptunaSearch(Searcher):
         # By its content: a study in a database has it already after a restore.
         content = encode_config(vars(evaluated))
         mark = f"evaluated {blake2b(content.encode(), digest_size=8).hexdigest()}"
-        self._study.add(mark, params, state, value if state is TrialState.COMPLETE else None, reports)
+        values = [float(value)] if state is TrialState.COMPLETE else None
+        self._study.add(mark, params, state, values, reports, samplers.marks_of_evaluated(self._suggester))
 
 
 @dataclass(frozen=True)

@@ -46,6 +46,13 @@ class Form(Protocol):
     def params(self, config: Mapping[str, Any]) -> Params | None:
         """What gave `config`, exactly; None where that can't be told from it."""
 
+    def param_of(self, name: str, value: Any) -> Any:
+        """What Optuna knows a parameter's value by.
+
+        Raises:
+            SpaceError: it is not one of the parameter's.
+        """
+
 
 class Declared:
     """Domains such as `tune.uniform(0, 1)`, with conditions."""
@@ -83,6 +90,14 @@ class Declared:
             {name: coder.param(values[name]) for name, coder in coders.items()},
             {name: coder.distribution for name, coder in coders.items()},
         )
+
+    def param_of(self, name: str, value: Any) -> Any:
+        if name not in self._coders:
+            raise SpaceError(f"the sampler has {name}={value!r}, and the space has {', '.join(self._coders)}")
+        domain = next(each.domain for each in self._space.parameters if each.name == name)
+        if not domain.contains(value):
+            raise SpaceError(f"the sampler has {name}={value!r}, which {domain} does not hold")
+        return self._coders[name].param(value)
 
 
 class Distributions:
@@ -129,6 +144,9 @@ class Distributions:
         if holds_opaque(config) or not self._distributions.keys() <= values.keys():
             return None
         return {name: values[name] for name in self._distributions}, dict(self._distributions)
+
+    def param_of(self, name: str, value: Any) -> Any:
+        return value
 
 
 class DefineByRun:
@@ -177,6 +195,9 @@ class DefineByRun:
         if constants.keys() & trial.params.keys():
             return None  # what was suggested was replaced by what was returned
         return dict(trial.params), dict(trial.distributions)
+
+    def param_of(self, name: str, value: Any) -> Any:
+        return value
 
     def _call(self, trial: Any) -> dict[str, Any]:
         returned = self._function(trial)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from trainkit.errors import ConfigError
 from trainkit.tune.search.optuna_spaces import Params
@@ -31,29 +32,29 @@ class _Known:
         params: values and distributions.
         reports: of the metric, by step.
         state: as Optuna has it; None: it runs.
-        value: of the metric at its end.
+        values: of the metrics at its end.
+        marks: of the sampler's, on a trial that it has not suggested.
     """
 
     trial_id: str
     params: Params
     reports: dict[int, float] = field(default_factory=dict)
     state: TrialState | None = None
-    value: float | None = None
+    values: list[float] | None = None
+    marks: dict[str, Any] = field(default_factory=dict)
 
 
 class LazyStudy:
     """See the module.
 
     Args:
-        sampler: what suggests.
-        mode: "min" or "max".
+        modes: "min" or "max", for each metric.
         name: of the study.
         storage: the user's, or an address of one; None: in memory.
     """
 
-    def __init__(self, sampler: BaseSampler, mode: str, name: str, storage: BaseStorage | str | None) -> None:
-        self._sampler = sampler
-        self._direction: Literal["minimize", "maximize"] = "minimize" if mode == "min" else "maximize"
+    def __init__(self, modes: Sequence[str], name: str, storage: BaseStorage | str | None) -> None:
+        self._directions = ["minimize" if mode == "min" else "maximize" for mode in modes]
         self._name = name
         self._given = storage
         self._backlog: list[_Known] = []
@@ -63,12 +64,15 @@ class LazyStudy:
         """True once the sampler has tried everything."""
         self._numbers: dict[str, int] = {}
         """Of each of our trials that the open study has, its number there."""
+        self._told: Counter[str] = Counter()
+        """Of trials that were found in the user's storage, how many ends of theirs it has."""
 
     # --- suggestions ------------------------------------------------------------------------------
 
-    def ask(self, trial_id: str, fixed: Mapping[str, Any] | None = None) -> Trial:
-        """Return a new trial, in which `fixed` are settled."""
+    def ask(self, sampler: BaseSampler, trial_id: str, fixed: Mapping[str, Any] | None = None) -> Trial:
+        """Return a new trial of the sampler's, in which `fixed` are settled."""
         study = self._open()
+        study.sampler = sampler
         if fixed:
             study.enqueue_trial(dict(fixed))
         trial = study.ask()
@@ -77,16 +81,37 @@ class LazyStudy:
             trial.set_user_attr(MARK, trial_id)
         return trial
 
+    def settle(self, trial_id: str) -> None:
+        """All parameters of the trial were asked for: forget what the sampler had in store for others.
+
+        TPE and the Gaussian process note beforehand what they would suggest, for those who ask meanwhile. In
+        a conditional space that holds parameters which the trial came not to have.
+        """
+        place = self._place(trial_id)
+        for key in self._storage.get_trial_system_attrs(place):
+            if ":relative_params:" in key:
+                self._storage.set_trial_system_attr(place, key, "")
+
+    def adopt(self, trial_id: str) -> bool:
+        """In a restore: take the trial that the user's storage has; False if it has none."""
+        self._open()
+        if trial_id not in self._present:
+            return False
+        trial, self._told[trial_id] = self._present[trial_id]
+        self._numbers[trial_id] = trial.number
+        return True
+
     def add(
         self,
         trial_id: str,
         params: Params,
         state: TrialState | None = None,
-        value: float | None = None,
+        values: list[float] | None = None,
         reports: Mapping[int, float] | None = None,
+        marks: Mapping[str, Any] | None = None,
     ) -> None:
         """Add a trial with these parameters, which is known from before; without a state it runs."""
-        known = _Known(trial_id, params, dict(reports or {}), state, value)
+        known = _Known(trial_id, params, dict(reports or {}), state, values, dict(marks or {}))
         if self._study is not None:
             self._create(self._study, known)
             return
@@ -99,32 +124,40 @@ class LazyStudy:
         """A trial has reported `value`."""
         if self._study is None:
             self._known[trial_id].reports[step] = value
-        elif not (trial := self._trial(trial_id)).state.is_finished():
-            number = trial.number
-            place = self._storage.get_trial_id_from_study_id_trial_number(self._study_id, number)
-            self._storage.set_trial_intermediate_value(place, step, value)
+        elif not self._trial(trial_id).state.is_finished():
+            self._storage.set_trial_intermediate_value(self._place(trial_id), step, value)
 
-    def tell(self, trial_id: str, state: TrialState, value: float | None = None) -> None:
+    def tell(self, trial_id: str, state: TrialState, values: list[float] | None = None) -> None:
         """A trial has ended. One that had ended before gets a second entry: it was gone on with."""
         if self._study is None:
             known = self._known[trial_id]
             if known.state is None:
-                known.state, known.value = state, value
+                known.state, known.values = state, values
             else:
-                self.add(trial_id, known.params, state, value, known.reports)
+                self.add(trial_id, known.params, state, values, known.reports)
+            return
+        if self._told[trial_id]:
+            self._told[trial_id] -= 1
             return
         trial = self._trial(trial_id)
         if trial.state.is_finished():
             params = (trial.params, trial.distributions)
-            self.add(trial_id, params, state, value, trial.intermediate_values)
+            self.add(trial_id, params, state, values, trial.intermediate_values)
         else:
-            self._study.tell(trial.number, value, state)
+            self._study.tell(trial.number, values, state)
+
+    def reject(self, trial_id: str, state: TrialState, values: list[float] | None = None) -> None:
+        """The trial just asked for will not be run; another will have its id."""
+        if self._study is not None and self._given is not None:
+            self._storage.set_trial_user_attr(self._place(trial_id), MARK, f"rejected for {trial_id}")
+        self.tell(trial_id, state, values)
 
     def _trial(self, trial_id: str) -> FrozenTrial:
-        number = self._numbers[trial_id]
-        return self._storage.get_trial(
-            self._storage.get_trial_id_from_study_id_trial_number(self._study_id, number)
-        )
+        return self._storage.get_trial(self._place(trial_id))
+
+    def _place(self, trial_id: str) -> int:
+        """Of a trial of ours in the storage."""
+        return self._storage.get_trial_id_from_study_id_trial_number(self._study_id, self._numbers[trial_id])
 
     # --- the study --------------------------------------------------------------------------------
 
@@ -140,29 +173,29 @@ class LazyStudy:
             study = optuna.create_study(
                 study_name=self._name,
                 storage=self._storage,
-                sampler=self._sampler,
                 pruner=optuna.pruners.NopPruner(),
-                direction=self._direction,
+                directions=self._directions,
                 load_if_exists=True,
             )
-        if study.direction.name.lower() != self._direction:
+        theirs = [direction.name.lower() for direction in study.directions]
+        if theirs != self._directions:
             raise ConfigError(
-                f"the study {self._name!r} in the storage is there to {study.direction.name.lower()}, and "
-                f"this experiment to {self._direction}: give another study_name"
+                f"the study {self._name!r} in the storage is there to {' and '.join(theirs)}, and this "
+                f"experiment to {' and '.join(self._directions)}: give another study_name"
             )
         # Samplers that have tried everything say so by stopping the loop that they think they are in.
         setattr(study, "stop", self._on_exhausted)  # noqa: B010
         self._study_id = self._storage.get_study_id_from_name(self._name)
         self._study = study
-        present = {} if self._given is None else self._marked()
+        self._present = {} if self._given is None else self._marked()
         for known in self._backlog:
-            trial = present.get(known.trial_id)
+            trial, _ = self._present.get(known.trial_id, (None, 0))
             if trial is None:
                 self._create(study, known)
                 continue
             self._numbers[known.trial_id] = trial.number
             if known.state is not None and not trial.state.is_finished():
-                study.tell(trial.number, known.value, known.state)
+                study.tell(trial.number, known.values, known.state)
         self._backlog.clear()
         self._known.clear()
         return study
@@ -170,27 +203,32 @@ class LazyStudy:
     def _on_exhausted(self) -> None:
         self.exhausted = True
 
-    def _marked(self) -> dict[str, FrozenTrial]:
-        """Trials in the user's storage that are ours, the last of each id."""
-        trials = self._storage.get_all_trials(self._study_id, deepcopy=False)
-        return {trial.user_attrs[MARK]: trial for trial in trials if MARK in trial.user_attrs}
+    def _marked(self) -> dict[str, tuple[FrozenTrial, int]]:
+        """Trials in the user's storage that are ours: the last of each id, and how often it has ended."""
+        marked: dict[str, tuple[FrozenTrial, int]] = {}
+        for trial in self._storage.get_all_trials(self._study_id, deepcopy=False):
+            if MARK in trial.user_attrs:
+                _, ends = marked.get(trial.user_attrs[MARK], (None, 0))
+                marked[trial.user_attrs[MARK]] = trial, ends + trial.state.is_finished()
+        return marked
 
     def _create(self, study: Study, known: _Known) -> None:
         from optuna.trial import TrialState, create_trial
 
-        values, distributions = known.params
+        params, distributions = known.params
         state = known.state if known.state is not None else TrialState.RUNNING
-        value = known.value
+        values = known.values
         if state is TrialState.PRUNED and known.reports:  # as Optuna's own tell has it
             last = known.reports[max(known.reports)]
-            value = None if math.isnan(last) else last
+            values = None if math.isnan(last) else [last]
         trial = create_trial(
             state=state,
-            value=value,
-            params=values,
+            values=values,
+            params=params,
             distributions=distributions,
             intermediate_values=known.reports,
             user_attrs={MARK: known.trial_id} if self._given is not None else {},
+            system_attrs=known.marks,
         )
         created = self._storage.create_new_trial(self._study_id, template_trial=trial)
         self._numbers[known.trial_id] = self._storage.get_trial_number_from_id(created)
@@ -209,40 +247,3 @@ def quiet() -> Iterator[None]:
             yield
     finally:
         optuna.logging.set_verbosity(before)
-
-
-def reseed(sampler: BaseSampler, words: Callable[[int], list[int]]) -> None:
-    """Give every generator in the sampler, and in samplers that it holds, a seed of its own.
-
-    Args:
-        sampler: to change.
-        words: so many seeds.
-    """
-    lazy = list(_generators(sampler))
-    for generator, seed in zip(lazy, words(len(lazy)), strict=True):
-        generator.rng.seed(seed)
-
-
-def seed_in(sampler: BaseSampler) -> int | None:
-    """A number that follows from the seed the user gave the sampler; None: none was given."""
-    for generator in _generators(sampler):
-        if generator._rng is not None:
-            return int(generator.rng.randint(2**31))
-    return None
-
-
-def _generators(sampler: Any) -> Iterator[Any]:
-    """Optuna's generators in the sampler: they have an `rng`, made when first used if there is no seed."""
-    seen: set[int] = set()
-
-    def look(node: Any) -> Iterator[Any]:
-        for value in vars(node).values():
-            if id(value) in seen or not type(value).__module__.startswith("optuna."):
-                continue
-            seen.add(id(value))
-            if hasattr(type(value), "rng"):
-                yield value
-            elif hasattr(value, "__dict__"):
-                yield from look(value)
-
-    yield from look(sampler)

@@ -1,0 +1,230 @@
+"""ASHA: trials compete at rungs, and one in eta goes on; two forms.
+
+"stopping": at each rung a trial is judged once, when it gets there, against all that were there before;
+it runs on or ends. No checkpoints are needed. Known from Ray Tune.
+
+"promotion": at each rung a trial pauses. A free worker goes on with the best that waits, of the highest
+rung where one is among the best 1/eta that ever came; where there is none a new trial starts. The
+published form.
+
+Source: Li et al., "A System for Massively Parallel Hyperparameter Tuning", MLSys 2020, arXiv:1810.05934,
+Algorithm 2.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any, ClassVar
+
+from trainkit.errors import ConfigError
+from trainkit.tune.checks import is_finite, is_whole
+from trainkit.tune.schedulers.base import CONTINUE, NO_CONFIG, Decision, TrialScheduler, Verdict
+from trainkit.tune.schedulers.rungs import PromotionRung, Rung, bracket_count, bracket_sizes, rung_levels
+
+FORMS = ("stopping", "promotion")
+
+
+@dataclass(slots=True)
+class _Progress:
+    """What is known of one trial.
+
+    Attributes:
+        bracket: where it was drawn into.
+        passed: how many rungs it has come by, of which the last has judged it.
+        stopped: whether it was.
+        waits_at: the rung where it is paused until it is promoted.
+    """
+
+    bracket: int
+    passed: int = 0
+    stopped: bool = False
+    waits_at: PromotionRung | None = None
+
+
+class AsyncHyperBandScheduler(TrialScheduler):
+    """Let trials compete at rungs, where the best 1/`reduction_factor` go on; end all at `max_t`.
+
+    Rungs lie at grace_period * reduction_factor**k below `max_t`. With several brackets, bracket b
+    begins b rungs later; trials are drawn into brackets in proportion to Hyperband's sizes.
+
+    type="stopping": at a rung with n entries, this trial's included, it goes on if fewer than
+    max(1, floor(n / eta)) are better, or equal and earlier; otherwise it is stopped.
+
+    type="promotion": at a rung a trial is paused. It goes on, from its checkpoint, once it is the best of
+    those that wait among the floor(n / eta) best entries, and no higher rung has such a one. What waits
+    when nothing is left to run ends as "not promoted".
+
+    In both, NaN never passes a rung. A report that jumps over rungs is judged once, at the highest it has
+    reached; one at a rung that has judged the trial before is not judged. A report without the metric
+    still ends at `max_t`.
+
+    Args:
+        time_attr: reported value that counts the resource; must not fall.
+        metric: reported value to judge by; None: the TuneConfig's.
+        mode: "min" or "max"; None: the TuneConfig's.
+        max_t: a trial ends when `time_attr` reaches this.
+        grace_period: no trial is judged before this; the first rung.
+        reduction_factor: eta; one in so many goes on.
+        brackets: how many different first rungs.
+        stop_last_trials: False lets trials run on past `max_t`.
+        type: "stopping", or "promotion", for trainables that save checkpoints.
+
+    Raises:
+        ConfigError: a value is out of range, or there are more brackets than rungs.
+    """
+
+    label: ClassVar[str] = "ASHA"
+
+    def __init__(
+        self,
+        time_attr: str = "training_iteration",
+        metric: str | None = None,
+        mode: str | None = None,
+        max_t: float = 100,
+        grace_period: float = 1,
+        reduction_factor: float = 4,
+        brackets: int = 1,
+        stop_last_trials: bool = True,
+        *,
+        type: str = "stopping",
+    ) -> None:
+        super().__init__(time_attr, metric, mode)
+        if type not in FORMS:
+            raise ConfigError(f"type={type!r}: ASHA has the forms 'stopping' and 'promotion'")
+        for name, value, least in (("max_t", max_t, 0), ("grace_period", grace_period, 0)):
+            if not is_finite(value) or value <= least:
+                raise ConfigError(f"{name}={value!r}: give a number above {least}")
+        if grace_period > max_t:
+            raise ConfigError(f"grace_period={grace_period} is above max_t={max_t}: no trial could be judged")
+        if not is_finite(reduction_factor) or reduction_factor <= 1:
+            raise ConfigError(f"reduction_factor={reduction_factor!r}: give a number above 1, such as 4")
+        rungs = bracket_count(grace_period, max_t, reduction_factor)
+        if not is_whole(brackets) or not 1 <= brackets <= rungs:
+            raise ConfigError(
+                f"brackets={brackets!r}: give 1 to {rungs}, as grace_period={grace_period}, max_t={max_t} "
+                f"and reduction_factor={reduction_factor} make {rungs} rung{'s' * (rungs != 1)}"
+            )
+        self.max_t = max_t
+        self.grace_period = grace_period
+        self.reduction_factor = reduction_factor
+        self.brackets = brackets
+        self.stop_last_trials = stop_last_trials
+        self.type = type
+        # The last level is max_t itself: there trials end, and nothing is left to judge.
+        levels = [rung_levels(grace_period, max_t, reduction_factor, b)[:-1] for b in range(brackets)]
+        kind = Rung if type == "stopping" else PromotionRung
+        self._rungs = [[kind(level, reduction_factor) for level in each] for each in levels]
+        self._levels = levels
+        # In the order in which a free worker looks for a trial to promote.
+        self._from_the_top = sorted(
+            (rung for each in self._rungs for rung in each if isinstance(rung, PromotionRung)),
+            key=lambda rung: -rung.level,
+        )
+        sizes = bracket_sizes(grace_period, max_t, reduction_factor)[:brackets]
+        self._shares = [upto / sum(sizes) for upto in accumulate(sizes)]
+        self._progress: dict[str, _Progress] = {}
+        self.late_reports = 0
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        names = (
+            "time_attr metric mode max_t grace_period reduction_factor brackets stop_last_trials type".split()
+        )
+        return {name: getattr(self, name) for name in names}
+
+    def on_trial_add(self, trial_id: str, config: Mapping[str, Any] = NO_CONFIG) -> None:
+        del config
+        bracket = 0
+        if self.brackets > 1:
+            if self.rng is None:
+                raise ConfigError("several brackets are drawn at random: call set_search_properties first")
+            bracket = min(bisect_right(self._shares, float(self.rng.random())), self.brackets - 1)
+        self._progress[trial_id] = _Progress(bracket)
+
+    def bracket_of(self, trial_id: str) -> int:
+        """The bracket a trial was drawn into, from 0."""
+        return self._progress[trial_id].bracket
+
+    def decide(self, trial_id: str, time: float | None, score: float | None) -> Decision:
+        progress = self._progress[trial_id]
+        if progress.stopped:
+            self.late_reports += 1
+            return Decision(Verdict.STOP, {"rule": "late report"})
+        if time is None:
+            return CONTINUE
+        if time >= self.max_t and self.stop_last_trials:
+            progress.stopped = True
+            budget = {} if score is None else {"budget": len(self._levels[0])}
+            return Decision(Verdict.STOP, {"rule": "max_t", "max_t": self.max_t, **budget})
+        reached = bisect_right(self._levels[progress.bracket], time)
+        if progress.waits_at is not None and reached >= progress.passed:
+            # It was run again while it waits, such as when its process died before it had saved.
+            self.late_reports += 1
+            progress.waits_at.wait(trial_id)
+            return Decision(Verdict.PAUSE, {"rule": "waits", "rung": progress.waits_at.level})
+        if score is None or reached <= progress.passed:
+            return CONTINUE
+        skipped = reached - progress.passed - 1
+        progress.passed = reached
+        return self._judge(trial_id, progress, score, {"skipped": skipped} if skipped else {})
+
+    def _judge(self, trial_id: str, progress: _Progress, score: float, more: Mapping[str, Any]) -> Decision:
+        rung = self._rungs[progress.bracket][progress.passed - 1]
+        if isinstance(rung, PromotionRung) and score > -math.inf:
+            progress.waits_at = rung
+            rank, verdict = rung.record_of(trial_id, score), Verdict.PAUSE
+        else:
+            rank = rung.record(score)
+            passes = rank <= rung.places and score > -math.inf
+            verdict = Verdict.CONTINUE if passes else Verdict.STOP
+            progress.stopped = not passes
+        return Decision(verdict, {**self._facts(progress, rung, rank), **more})
+
+    def _facts(self, progress: _Progress, rung: Rung, rank: int) -> dict[str, Any]:
+        facts: dict[str, Any] = {
+            "rule": "rung",
+            "rung": rung.level,
+            "rank": rank,
+            "entries": len(rung),
+            "places": rung.places,
+        }
+        if (cutoff := rung.cutoff) is not None and cutoff > -math.inf:
+            facts["cutoff"] = -cutoff if self.mode == "min" else cutoff
+        if progress.bracket:
+            facts["bracket"] = progress.bracket
+        # All brackets share the levels, counted from the lowest of all.
+        facts["budget"] = progress.bracket + progress.passed - 1
+        return facts
+
+    # --- promotion --------------------------------------------------------------------------------
+
+    def choose_trial_to_run(
+        self, pending: Sequence[str], paused: Sequence[str] = (), *, new: bool = False
+    ) -> str | None:
+        if self.type == "stopping":
+            return super().choose_trial_to_run(pending, paused, new=new)
+        for rung in self._from_the_top:
+            trial_id = rung.promotable(paused)
+            if trial_id is not None:
+                return trial_id
+        return pending[0] if pending else None
+
+    def on_trial_resume(self, trial_id: str) -> Mapping[str, Any]:
+        progress = self._progress[trial_id]
+        rung, progress.waits_at = progress.waits_at, None
+        return {} if rung is None else self._facts(progress, rung, rung.leave(trial_id))
+
+    def on_trial_complete(self, trial_id: str) -> None:
+        rung = self._progress[trial_id].waits_at
+        if rung is not None:
+            rung.leave(trial_id)  # it can't be promoted, and stays an entry
+
+    def on_trial_error(self, trial_id: str) -> None:
+        self.on_trial_complete(trial_id)
+
+
+ASHAScheduler = AsyncHyperBandScheduler

@@ -1,0 +1,175 @@
+"""What is particular about Optuna's samplers: their seeds, what they remember, and whose values they take.
+
+A suggestion of TPE, random search and the Gaussian process follows from the study's trials and a seed, once
+the sampler is fresh: what they keep between suggestions (the groups of a conditional space in the order in
+which trials ended, the kernel of the last fit) is a shortcut that a restore could not rebuild. CMA-ES, the
+genetic samplers, quasi-random sequences and grids write what they need into the study, as they are asked.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from trainkit.errors import ConfigError
+from trainkit.tune.search.optuna_study import quiet
+
+if TYPE_CHECKING:
+    from optuna.samplers import BaseSampler
+
+
+def default_sampler(conditional: bool) -> BaseSampler:
+    """TPE, as `OptunaSearch` has it where the user gives none."""
+    from optuna.samplers import TPESampler
+
+    with quiet():
+        return TPESampler(multivariate=True, group=conditional, constant_liar=True)
+
+
+def follows_from_trials(sampler: BaseSampler) -> bool:
+    """True if a fresh copy's suggestion follows from the study's trials and its seed alone.
+
+    Others write counts, populations or models into the study as they are asked, which asking again rebuilds.
+    """
+    from optuna.samplers import GPSampler, PartialFixedSampler, RandomSampler, TPESampler
+
+    if type(sampler) is PartialFixedSampler:
+        return follows_from_trials(sampler._base_sampler)
+    return type(sampler) in (GPSampler, RandomSampler, TPESampler)
+
+
+def prepared(sampler: BaseSampler, words: Callable[[int], list[int]]) -> BaseSampler:
+    """The sampler for one suggestion: fresh where it can be, and seeded for it.
+
+    Args:
+        sampler: as it was given.
+        words: so many seeds of 32 bits.
+    """
+    one = copy.deepcopy(sampler) if follows_from_trials(sampler) else sampler
+    generators = list(_generators(one))
+    for generator, seed in zip(generators, words(len(generators)), strict=True):
+        generator.rng.seed(seed)
+    return one
+
+
+def seed_in(sampler: BaseSampler) -> int | None:
+    """A number that follows from the seed the user gave the sampler; None: none was given."""
+    for generator in _generators(sampler):
+        if generator._rng is not None:
+            return int(generator.rng.randint(2**31))
+    return None
+
+
+def settle(sampler: BaseSampler, seed: int) -> None:
+    """Give what is one for the whole sequence, the scrambling of quasi-random points, the experiment's seed."""
+    from optuna.samplers import PartialFixedSampler, QMCSampler
+
+    if isinstance(sampler, PartialFixedSampler):
+        settle(sampler._base_sampler, seed)
+    elif isinstance(sampler, QMCSampler):
+        sampler._seed = seed
+
+
+def _generators(sampler: Any) -> Iterator[Any]:
+    """Optuna's generators in the sampler: they have an `rng`, made when first used if there is no seed."""
+    seen: set[int] = set()
+
+    def look(node: Any) -> Iterator[Any]:
+        for value in vars(node).values():
+            if id(value) in seen or not type(value).__module__.startswith("optuna."):
+                continue
+            seen.add(id(value))
+            if hasattr(type(value), "rng"):
+                yield value
+            elif hasattr(value, "__dict__"):
+                yield from look(value)
+
+    yield from look(sampler)
+
+
+# --- values and results of the user's -------------------------------------------------------------
+
+
+def in_params(sampler: BaseSampler, param_of: Callable[[str, Any], Any]) -> BaseSampler:
+    """The sampler with the values that the user fixed in it by what Optuna knows them by.
+
+    Raises:
+        SpaceError: a value is not one of its parameter's.
+    """
+    from optuna.samplers import CmaEsSampler, GridSampler, PartialFixedSampler
+
+    one = copy.deepcopy(sampler)
+    if isinstance(one, PartialFixedSampler):
+        one._base_sampler = in_params(one._base_sampler, param_of)
+        one._fixed_params = _known_by(one._fixed_params, param_of)
+    elif isinstance(one, GridSampler):
+        grid = one._search_space
+        one._search_space = {name: [param_of(name, each) for each in grid[name]] for name in grid}
+        names = one._param_names
+        one._all_grids = [
+            tuple(itertools.starmap(param_of, zip(names, values, strict=True))) for values in one._all_grids
+        ]
+    elif isinstance(one, CmaEsSampler) and one._x0 is not None:
+        one._x0 = _known_by(one._x0, param_of)
+    return one
+
+
+def _known_by(values: Mapping[str, Any], param_of: Callable[[str, Any], Any]) -> dict[str, Any]:
+    return {name: param_of(name, value) for name, value in values.items()}
+
+
+def check(sampler: BaseSampler, *, objectives: int, conditional: bool, points: bool, evaluated: bool) -> None:
+    """Refuse what the sampler would stumble over later, or not heed.
+
+    Args:
+        sampler: of the user's.
+        objectives: how many there are.
+        conditional: trials may differ in which parameters they have.
+        points: there are points to try first.
+        evaluated: there are points that were evaluated elsewhere.
+
+    Raises:
+        ConfigError: it can't do that.
+    """
+    from optuna.samplers import CmaEsSampler, GridSampler, PartialFixedSampler
+
+    if isinstance(sampler, PartialFixedSampler):
+        check(
+            sampler._base_sampler,
+            objectives=objectives,
+            conditional=conditional,
+            points=points,
+            evaluated=evaluated,
+        )
+    name = type(sampler).__name__
+    if isinstance(sampler, CmaEsSampler) and objectives > 1:
+        raise ConfigError(
+            f"{name} optimises one metric, and there are {objectives}: take NSGAIISampler, TPESampler or "
+            "GPSampler"
+        )
+    if isinstance(sampler, CmaEsSampler) and evaluated:
+        raise ConfigError(
+            f"{name} learns nothing from points evaluated elsewhere: hand them to it as source_trials, or "
+            "take another sampler"
+        )
+    if isinstance(sampler, CmaEsSampler) and sampler._with_margin and conditional:
+        raise ConfigError(
+            f"{name}(with_margin=True) needs the same parameters in every trial, and this space has "
+            "conditions: leave with_margin out, or take TPESampler"
+        )
+    if isinstance(sampler, GridSampler) and points:
+        raise ConfigError(f"{name} tries its own grid, and no points_to_evaluate: put them into the grid")
+
+
+def marks_of_evaluated(sampler: BaseSampler | None) -> dict[str, Any]:
+    """What a study says of trials from elsewhere, so that the sampler takes them: the first generation."""
+    from optuna.samplers import BaseSampler, NSGAIISampler, NSGAIIISampler, PartialFixedSampler
+
+    if isinstance(sampler, PartialFixedSampler):
+        return marks_of_evaluated(sampler._base_sampler)
+    kinds: Sequence[type[BaseSampler]] = (NSGAIISampler, NSGAIIISampler)
+    if isinstance(sampler, tuple(kinds)):
+        return {sampler._get_generation_key(): 0}
+    return {}

@@ -1,0 +1,232 @@
+"""Carries the controller's actions out on a virtual clock: attempts on workers, without a process.
+
+A trial is a `Trainable` class as the controller sees it: it saves where it is told to. Its checkpoints are
+marks, an iteration and a state, which cost nothing.
+"""
+
+from __future__ import annotations
+
+import heapq
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from trainkit.errors import ConfigError
+from trainkit.tune.checkpoint import checkpoint_dirname
+from trainkit.tune.checks import is_finite
+from trainkit.tune.control import events as ev
+from trainkit.tune.simulation.agenda import Agenda, Kind
+from trainkit.tune.simulation.chance import Failures, Measurements, Stragglers
+from trainkit.tune.trial import Failure, Trial
+from trainkit.tune.values import plain_metrics
+
+COST = "time_this_iter_s"
+HOST = "simulated"
+WORKER_FAILED = Failure("WorkerFailed", "the simulated worker failed")
+
+MAX_ITERATIONS = 10_000_000
+"""Of one attempt: who gets there has nothing that ends his trials."""
+
+_Objective = Callable[..., Mapping[str, Any]]
+
+
+@dataclass(slots=True)
+class _Run:
+    """An attempt that has a worker.
+
+    Attributes:
+        factor: that its durations are multiplied by.
+        fails_at: when it fails, if it still runs then.
+        since: iteration that it went on from.
+        spent_s: of this attempt; `before_s`: of those before.
+        state: what the objective has made of it.
+        saved_at: iteration of the last mark.
+    """
+
+    trial: Trial
+    attempt: int
+    worker: int
+    factor: float
+    fails_at: float
+    since: int
+    iteration: int
+    before_s: float
+    spent_s: float = 0.0
+    state: Any = None
+    saved_at: int = -1
+
+
+class SimulatedExecutor:
+    """Runs trials.
+
+    Args:
+        objective: from configuration, iteration and generator to metrics; one that takes `state` too is given
+            what its last report had under that name.
+        workers: how many attempts run at once.
+        agenda: what is going to happen.
+        stragglers, failures, measurements: chance.
+        resume: trials go on from where they were; False: from the beginning, each time.
+        marks: every report comes with a mark to go on from; else there is one only where the controller asks.
+
+    Attributes:
+        errors: by trial and attempt, what the objective raised.
+    """
+
+    def __init__(
+        self,
+        objective: _Objective,
+        workers: int,
+        agenda: Agenda[ev.Event],
+        *,
+        stragglers: Stragglers,
+        failures: Failures,
+        measurements: Measurements,
+        resume: bool,
+        marks: bool,
+    ) -> None:
+        self._objective = objective
+        self._with_state = "state" in inspect.signature(objective).parameters
+        self._agenda = agenda
+        self._stragglers = stragglers
+        self._failures = failures
+        self._measurements = measurements
+        self._resume = resume
+        self._marks = marks and resume
+        self._free = list(range(workers))
+        self._runs: dict[str, _Run] = {}
+        self._states: dict[str, dict[int, Any]] = {}
+        """By trial and number of the checkpoint, where there is a state."""
+        self.errors: dict[tuple[str, int], BaseException] = {}
+
+    def carry_out(self, actions: Sequence[ev.Action]) -> None:
+        """Do what the controller wants done."""
+        for action in actions:
+            match action:
+                case ev.Advance(trial_id):
+                    self._advance(self._runs[trial_id])
+                case ev.Start():
+                    self._start(action)
+                case ev.Stop(trial_id, save):
+                    run = self._runs[trial_id]
+                    self._finish(run, self._mark(run) if save else None)
+                case ev.Release(trial_id) | ev.Kill(trial_id):
+                    self._let_go(trial_id)
+                case ev.Save(trial_id):
+                    self._save(self._runs[trial_id])
+                case ev.Adopt():
+                    self._adopt(action)
+                case ev.DeleteCheckpoint(trial, checkpoint):
+                    self._states.get(trial.trial_id, {}).pop(checkpoint.number, None)
+
+    def cut(self) -> None:
+        """The experiment is over: every attempt ends here and now, wherever it is."""
+        for run in list(self._runs.values()):
+            self._finish(run, None)
+
+    # --- actions ----------------------------------------------------------------------------------
+
+    def _start(self, action: ev.Start) -> None:
+        trial, now = action.trial, self._agenda.now
+        run = _Run(
+            trial,
+            action.attempt,
+            heapq.heappop(self._free),
+            self._stragglers.factor(),
+            self._failures.due(trial.index, now),
+            action.iteration,
+            action.iteration,
+            0.0 if action.checkpoint is None else action.checkpoint.time_total_s,
+        )
+        if action.checkpoint is not None and self._with_state:
+            run.state = self._states.get(trial.trial_id, {}).get(action.checkpoint.number)
+        self._runs[trial.trial_id] = run
+        started = ev.Started(trial.trial_id, action.attempt, now, run.worker, HOST, "")
+        self._agenda.put(now, Kind.START, started)
+
+    def _advance(self, run: _Run) -> None:
+        """Run one iteration; its report comes when that ends, if the attempt lives so long."""
+        trial, now = run.trial, self._agenda.now
+        iteration = run.iteration + 1
+        try:
+            metrics = self._run_objective(run, iteration)
+        except Exception as error:
+            self.errors[trial.trial_id, run.attempt] = error
+            failure = Failure.raised(error)
+            self._agenda.put(now, Kind.FAILURE, ev.Failed(trial.trial_id, run.attempt, now, failure))
+            return
+        took_s = _cost(metrics.pop(COST, 1.0)) * run.factor
+        time = now + took_s
+        if run.fails_at < time:
+            failed = ev.Failed(trial.trial_id, run.attempt, run.fails_at, WORKER_FAILED)
+            self._agenda.put(run.fails_at, Kind.FAILURE, failed)
+            return
+        run.iteration = iteration
+        run.spent_s += took_s
+        if iteration - run.since > MAX_ITERATIONS:
+            raise ConfigError(
+                f"trial {trial.trial_id} has run {MAX_ITERATIONS} iterations, and nothing ends it: give "
+                "horizon_s or max_work, or let the objective return {'done': True}"
+            )
+        done = bool(metrics.pop("done", False))
+        filled = {
+            "training_iteration": iteration,
+            COST: took_s,
+            "time_total_s": run.before_s + run.spent_s,
+            "timestamp": time,
+            "iterations_since_restore": iteration - run.since,
+            "time_since_restore": run.spent_s,
+            **metrics,
+        }
+        mark = self._mark(run) if self._marks and not done else None
+        event = ev.Reported(trial.trial_id, run.attempt, time, iteration, filled, mark, done)
+        self._agenda.put(time, Kind.FINISH, event)
+
+    def _run_objective(self, run: _Run, iteration: int) -> dict[str, Any]:
+        rng = self._measurements.of(run.trial.index, iteration)
+        if not self._with_state:
+            return plain_metrics(self._objective(run.trial.config, iteration, rng))
+        metrics = dict(self._objective(run.trial.config, iteration, rng, state=run.state))
+        run.state = metrics.pop("state", None)
+        return plain_metrics(metrics)
+
+    def _finish(self, run: _Run, mark: str | None) -> None:
+        now = self._agenda.now
+        iteration = run.iteration if self._resume else 0
+        event = ev.Finished(run.trial.trial_id, run.attempt, now, iteration, mark)
+        self._agenda.put(now, Kind.FINISH, event)
+
+    def _mark(self, run: _Run) -> str | None:
+        """Note where the trial is, to go on from; None: there is such a mark."""
+        if run.saved_at == run.iteration:
+            return None
+        run.saved_at = run.iteration
+        number = run.trial.next_checkpoint
+        if self._with_state and self._resume:
+            self._states.setdefault(run.trial.trial_id, {})[number] = run.state
+        return checkpoint_dirname(number)
+
+    def _save(self, run: _Run) -> None:
+        now, iteration = self._agenda.now, run.iteration if self._resume else 0
+        saved = ev.Saved(run.trial.trial_id, run.attempt, now, iteration, self._mark(run))
+        self._agenda.put(now, Kind.FINISH, saved)
+
+    def _adopt(self, action: ev.Adopt) -> None:
+        trial, donor, now = action.trial, action.donor, self._agenda.now
+        if self._with_state:
+            state = self._states.get(donor.trial_id, {}).get(action.checkpoint.number)
+            number = int(action.dirname.rsplit("_", 1)[1])
+            self._states.setdefault(trial.trial_id, {})[number] = state
+        adopted = ev.Adopted(trial.trial_id, trial.attempt, now, action.dirname)
+        self._agenda.put(now, Kind.FINISH, adopted)
+
+    def _let_go(self, trial_id: str) -> None:
+        run = self._runs.pop(trial_id, None)
+        if run is not None:
+            heapq.heappush(self._free, run.worker)
+
+
+def _cost(value: Any) -> float:
+    if not is_finite(value) or value <= 0:
+        raise ConfigError(f"the objective returned {COST}={value!r}: give seconds above 0, or leave it out")
+    return float(value)
