@@ -158,10 +158,7 @@ def test_proposals_hold_what_is_active_and_nothing_else():
         "optimizer": tune.choice(["sgd", "adam"]),
         "schedule": tune.when(
             {"optimizer": "adam"},
-            {
-                "kind": tune.choice(["flat", "cosine"]),
-                "warm": tune.when({"kind": "cosine"}, tune.randint(1, 50)),
-            },
+            {"kind": tune.choice(["flat", "cosine"]), "warm": tune.when({"kind": "cosine"}, tune.randint(1, 50))},
         ),
         "lr": tune.loguniform(1e-5, 1),
         "pair": tune.forbid({"optimizer": "adam", "lr": tune.uniform(0.1, 1)}),
@@ -231,9 +228,7 @@ def test_what_was_evaluated_elsewhere_is_learned_from(fit):
         fit(parabola, PLANE, metric="loss", search_alg=searcher, run={"name": "third"})
 
 
-@pytest.mark.parametrize(
-    "make", [lambda: TuneBOHB(max_concurrent=2), lambda: ConcurrencyLimiter(TuneBOHB(), 2)]
-)
+@pytest.mark.parametrize("make", [lambda: TuneBOHB(max_concurrent=2), lambda: ConcurrencyLimiter(TuneBOHB(), 2)])
 def test_so_many_at_once_and_paused_ones_do_not_count(make):
     results = tune.simulate(
         falling, {"x": tune.uniform(0, 1)}, searched(HyperBandForBOHB(max_t=9), make(), 17), workers=9, seed=0
