@@ -17,6 +17,7 @@ _HOMES = {
     "HyperBandForBOHB": "hb_bohb",
     "HyperBandScheduler": "hyperband",
     "MedianStoppingRule": "median_stopping_rule",
+    "PB2": "pb2",
     "PopulationBasedTraining": "pbt",
     "PopulationBasedTrainingReplay": "pbt_replay",
 }
@@ -30,6 +31,7 @@ _CLASSES = {
     "median": "MedianStoppingRule",
     "median_stopping_rule": "MedianStoppingRule",
     "medianstopping": "MedianStoppingRule",
+    "pb2": "PB2",
     "pbt": "PopulationBasedTraining",
     "pbt_replay": "PopulationBasedTrainingReplay",
 }

@@ -167,8 +167,12 @@ class PopulationBasedTraining(TrialScheduler):
             return self._at_barrier(member, intervals, score)
         if intervals <= member.intervals or intervals < self._members.first:
             return CONTINUE
-        self._members.judge(member, intervals, score)
+        self.judge(member, intervals, score)
         return self._judged(member, self._quantiles())
+
+    def judge(self, member: Member, intervals: int, score: float) -> None:
+        """Take in the score of a member that is due, after so many intervals."""
+        self._members.judge(member, intervals, score)
 
     def _judged(self, member: Member, ranked: Quantiles) -> Decision:
         decision = self._exploit(member, ranked)
@@ -238,14 +242,7 @@ class PopulationBasedTraining(TrialScheduler):
         Raises:
             ConfigError: `custom_explore_fn` returns no configuration, or one outside what is declared.
         """
-        del receiver
-        config, operations = explored(
-            self._members[donor].config,
-            self.hyperparam_mutations,
-            self._generator,
-            self.resample_probability,
-            self.perturbation_factors,
-        )
+        config, operations = self.changed(self._members[donor], receiver)
         if self.custom_explore_fn is None:
             return config, operations
         before = copy.deepcopy(config)
@@ -261,6 +258,17 @@ class PopulationBasedTraining(TrialScheduler):
             if change["old"] != change["new"]:
                 operations[name] = "custom"
         return config, operations
+
+    def changed(self, donor: Member, receiver: str) -> tuple[dict[str, Any], Operations]:
+        """The same, without `custom_explore_fn`."""
+        del receiver
+        return explored(
+            donor.config,
+            self.hyperparam_mutations,
+            self._generator,
+            self.resample_probability,
+            self.perturbation_factors,
+        )
 
     def _facts(self, member: Member, ranked: Quantiles, rule: str) -> dict[str, Any]:
         return {
@@ -282,7 +290,7 @@ class PopulationBasedTraining(TrialScheduler):
         if intervals < self._target:
             return CONTINUE
         if member.trial_id not in self._arrived:  # else it failed as it waited, and comes again
-            self._members.judge(member, intervals, score)
+            self.judge(member, intervals, score)
             self._arrived[member.trial_id] = None
         self._members.pause(member)
         reason = {
