@@ -174,7 +174,7 @@ def test_choices_of_one_round_differ():
     for _ in range(3):
         pending.append(bandit.choose(5, 5.0, rng, pending))
     places = sorted(float(choice.x[0]) for choice in pending)
-    assert places[0] > 0.4
+    assert places[0] > 0.2
     assert min(b - a for a, b in itertools.pairwise(places)) > 0
 
 
