@@ -18,7 +18,15 @@ if TYPE_CHECKING:
 
     from trainkit.tune.outcome.results import ResultGrid
 
-KINDS = {"curves": "learning curves", "parallel": "parallel coordinates", "rungs": "rungs of a scheduler"}
+KINDS = {
+    "curves": "learning curves",
+    "lineage": "lineage of a population",
+    "parallel": "parallel coordinates",
+    "rungs": "rungs of a scheduler",
+    "parallel": "parallel coordinates",
+    "rungs": "rungs of a scheduler",
+    "timeline": "workers against time",
+}
 """By name, which is that of its file too, what a kind is."""
 _SPELLINGS = {
     "learning curves": "curves",

@@ -11,6 +11,7 @@ from trainkit.tune.schedulers.median_stopping_rule import MedianStoppingRule
 from trainkit.tune.schedulers.pb2 import PB2
 from trainkit.tune.schedulers.pbt import PopulationBasedTraining
 from trainkit.tune.schedulers.pbt_replay import PopulationBasedTrainingReplay
+from trainkit.tune.schedulers.resource_changing_scheduler import ResourceChangingScheduler
 
 __all__ = [
     "PB2",
@@ -23,6 +24,7 @@ __all__ = [
     "MedianStoppingRule",
     "PopulationBasedTraining",
     "PopulationBasedTrainingReplay",
+    "ResourceChangingScheduler",
     "TrialScheduler",
     "Verdict",
 ]

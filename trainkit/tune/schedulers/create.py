@@ -20,6 +20,7 @@ _HOMES = {
     "PB2": "pb2",
     "PopulationBasedTraining": "pbt",
     "PopulationBasedTrainingReplay": "pbt_replay",
+    "ResourceChangingScheduler": "resource_changing_scheduler",
 }
 _CLASSES = {
     "asha": "AsyncHyperBandScheduler",
@@ -34,6 +35,7 @@ _CLASSES = {
     "pb2": "PB2",
     "pbt": "PopulationBasedTraining",
     "pbt_replay": "PopulationBasedTrainingReplay",
+    "resource_changing": "ResourceChangingScheduler",
 }
 
 

@@ -87,6 +87,7 @@ class PB2(PopulationBasedTraining):
         self._bandit: Bandit | None = None
         self._begun: dict[str, tuple[float, Array] | None] = {}
         """By member: from which score it trains, and with what; None: that can't be learnt from."""
+        self._refused = False
         self._offers: dict[str, dict[str, Choice]] = {}
         """By member that is to exploit, and by donor: how it goes on, until it is judged."""
 
@@ -146,6 +147,7 @@ class PB2(PopulationBasedTraining):
     # --- how a member goes on ---------------------------------------------------------------------
 
     def explore(self, donor: str, receiver: str) -> tuple[dict[str, Any], Operations]:
+        self._refused = False
         config, operations = super().explore(donor, receiver)
         x, score = self._point(config), self._members[donor].score
         if x is not None and score is not None and score > -math.inf:
@@ -174,6 +176,9 @@ class PB2(PopulationBasedTraining):
     def _chosen(self, donor: Member, receiver: str) -> Array:
         if not self._numbers:
             return np.empty(0)
+        if self._refused:  # the space forbids what it chose, and would choose again
+            return self._generator.random(len(self._numbers))
+        self._refused = True
         # Of several offers to a member the first is the likeliest to be taken.
         pending = [next(iter(each.values())) for to, each in self._offers.items() if each and to != receiver]
         return self._learner.choose(donor.intervals, donor.score or 0.0, self._generator, pending).x

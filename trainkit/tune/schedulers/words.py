@@ -74,6 +74,10 @@ def _exploit(reason: Facts) -> str:
     return found + (f"; {', '.join(steps)}" if steps else "")
 
 
+def _replay(reason: Facts) -> str:
+    return f"change {reason['change']} of {reason['changes']} in its schedule, at {reason['at']:g}"
+
+
 def _population(reason: Facts) -> str:
     return f"rank {reason['rank']} of {reason['members']} with {_number(reason['score'])}"
 
@@ -98,6 +102,12 @@ def _losers_last(reason: Facts) -> str:
     return "nobody else wants the place"
 
 
+def _resources(reason: Facts) -> str:
+    return (
+        f"{reason['before']} before, {reason['after']} from now on" if "after" in reason else "it is resized"
+    )
+
+
 def _number(value: Any) -> str:
     return f"{value:.6g}" if isinstance(value, float) else "no score" if value is None else str(value)
 
@@ -115,6 +125,8 @@ _RULES: Mapping[str, Callable[[Facts], str]] = {
     "median": _median,
     "milestone": _milestone,
     "population": _population,
+    "replay": _replay,
+    "resources": _resources,
     "rung": _rung,
     "time slice": _time_slice,
     "turn": _turn,

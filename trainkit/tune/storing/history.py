@@ -26,12 +26,14 @@ from trainkit.tune.storing.log import (
     LogEntry,
     NoMoreTrials,
     Paused,
+    Regranted,
     Report,
     Resumed,
     Suggested,
 )
 from trainkit.tune.storing.past import PastResults
 from trainkit.tune.storing.schema import FILENAME, open_database
+from trainkit.tune.storing.spans import Span, read_spans
 from trainkit.tune.trial import Attempt, Failure, SavedCheckpoint, Trial, TrialStatus
 from trainkit.tune.values import decode, decode_config
 
@@ -281,6 +283,10 @@ class ExperimentReader:
             )
         ]
 
+    def spans(self) -> list[Span]:
+        """When each attempt ran, and what became of it, in the order of their starts."""
+        return read_spans(self._rows)
+
     def times(self) -> dict[str, tuple[float | None, float | None]]:
         """By trial, when its first attempt began and when it ended for good, in seconds since 1970."""
         return {
@@ -321,8 +327,13 @@ class ExperimentReader:
                     yield Resumed(trial_id)
                 case ev.NO_MORE_TRIALS:
                     yield NoMoreTrials()
-                case ev.REARRANGED if (change := decode_config(text))["config"] is not None:
-                    yield Changed(trial_id, change["config"], change["donor"])
+                case ev.REARRANGED:
+                    change = decode_config(text)
+                    if change.get("before") is not None:
+                        requests = (PlacementGroupFactory(*change[key]) for key in ("granted", "before"))
+                        yield Regranted(trial_id, *requests)
+                    if change["config"] is not None:
+                        yield Changed(trial_id, change["config"], change["donor"])
 
     def _last_results(self) -> dict[str, Report]:
         self._take_origins()  # in one go, as every trial's are needed
