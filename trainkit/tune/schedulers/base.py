@@ -4,7 +4,7 @@ A scheduler reads no clock and no file and draws from the generator that it is g
 reports give the same decisions, and an experiment is resumed by replaying what its scheduler was told:
 
     on_trial_add     on_result     on_trial_complete, on_trial_error     each by trial, in this order
-    on_trial_resume  on_trial_change  on_no_more_trials
+    on_trial_resume  on_trial_change  on_trial_request  on_no_more_trials
 
 `verdicts` is asked after each of them; `choose_trial_to_run` may be asked any time and changes nothing.
 """
@@ -27,6 +27,7 @@ from trainkit.tune.values import lookup
 if TYPE_CHECKING:
     from numpy.random import Generator
 
+    from trainkit.tune.control.view import ExperimentView
     from trainkit.tune.placement import PlacementGroupFactory
     from trainkit.tune.spaces.variants import Space
 
@@ -207,6 +208,20 @@ class TrialScheduler(ABC):
     def on_trial_change(self, trial_id: str, config: Mapping[str, Any], donor: str | None = None) -> None:
         """A trial has another configuration from now on, and the state of `donor` if there is one."""
         del trial_id, config, donor
+
+    def on_trial_request(
+        self, trial_id: str, request: PlacementGroupFactory, before: PlacementGroupFactory
+    ) -> None:
+        """A trial that was paused with a `request` reserves that from now on; `before` is what it had."""
+        del trial_id, request, before
+
+    def see(self, view: ExperimentView) -> None:
+        """The experiment is about to run, and may be looked at from now on; not called for a replay.
+
+        What is seen is in no log. So a decision that depends on it must change nothing that the scheduler
+        remembers; what comes of the decision it is told.
+        """
+        del view
 
     def on_no_more_trials(self) -> None:  # noqa: B027 - most need not know
         """No further trial comes, or none before a paused one goes on; may be told again."""
