@@ -18,6 +18,7 @@ from trainkit.tune.outcome.hyperparameters import Hyperparameter, hyperparameter
 from trainkit.tune.outcome.ranking import best_row, trial_score
 from trainkit.tune.outcome.reading import Reader, experiment_folder, metric_and_mode, open_experiment
 from trainkit.tune.outcome.result import Result, result_of, with_config
+from trainkit.tune.schedulers.pbt_lineage import Exchange
 from trainkit.tune.storing.spans import Span
 from trainkit.tune.trial import TrialStatus
 from trainkit.tune.values import first_line, flatten, lookup
@@ -230,6 +231,11 @@ class ResultGrid(Sequence[Result]):
         with self._reader() as reader:
             return reader.decisions()
 
+    def exchanges(self) -> list[Exchange]:
+        """Return how trials took over the states of others, or other configurations, in order."""
+        with self._reader() as reader:
+            return reader.exchanges()
+
     @property
     def timeline(self) -> list[Span]:
         """When each attempt of each trial ran, and what became of it, in the order of their starts."""
@@ -269,8 +275,8 @@ class ResultGrid(Sequence[Result]):
         """Draw the experiment with matplotlib.
 
         Args:
-            kind: "curves" (learning curves), "parallel" (parallel coordinates), "rungs" (of a scheduler) or
-                "timeline" (workers against time).
+            kind: "curves" (learning curves), "lineage" (of a population), "parallel" (parallel coordinates),
+                "rungs" (of a scheduler) or "timeline" (workers against time).
             ax: axes to draw into; None: a new figure, which no window shows until you ask for it.
             **options: of the kind; see `trainkit.tune.plots`.
 

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 KINDS = {
     "curves": "learning curves",
+    "lineage": "lineage of a population",
+    "parallel": "parallel coordinates",
+    "rungs": "rungs of a scheduler",
     "parallel": "parallel coordinates",
     "rungs": "rungs of a scheduler",
     "timeline": "workers against time",

@@ -16,6 +16,8 @@ _HOMES = {
     "FIFOScheduler": "fifo",
     "HyperBandForBOHB": "hb_bohb",
     "HyperBandScheduler": "hyperband",
+    "PopulationBasedTraining": "pbt",
+    "PopulationBasedTrainingReplay": "pbt_replay",
 }
 _CLASSES = {
     "fifo": "FIFOScheduler",
@@ -24,6 +26,8 @@ _CLASSES = {
     "asynchyperband": "AsyncHyperBandScheduler",
     "hb_bohb": "HyperBandForBOHB",
     "hyperband": "HyperBandScheduler",
+    "pbt": "PopulationBasedTraining",
+    "pbt_replay": "PopulationBasedTrainingReplay",
 }
 
 

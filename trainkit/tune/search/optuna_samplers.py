@@ -120,9 +120,7 @@ def _known_by(values: Mapping[str, Any], param_of: Callable[[str, Any], Any]) ->
     return {name: param_of(name, value) for name, value in values.items()}
 
 
-def check(
-    sampler: BaseSampler, *, objectives: int, conditional: bool, points: bool, evaluated: bool
-) -> None:
+def check(sampler: BaseSampler, *, objectives: int, conditional: bool, points: bool, evaluated: bool) -> None:
     """Refuse what the sampler would stumble over later, or not heed.
 
     Args:

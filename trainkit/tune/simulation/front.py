@@ -131,7 +131,7 @@ def _simulation(
     space = parts.make_space(param_space, tune)
     searcher = parts.make_searcher(tune, space, seed)
     proposals = parts.make_proposals(tune, space, searcher, seed)
-    scheduler = parts.make_scheduler(tune, seed, searcher.total_samples)
+    scheduler = parts.make_scheduler(tune, space, seed, searcher.total_samples)
     metric = tune.metric or scheduler.metric or searcher.metric
     mode = tune.mode or scheduler.mode or searcher.mode
     stop: list[Any] = list(run.stop) if isinstance(run.stop, tuple) else [run.stop] if run.stop else []
