@@ -1,8 +1,8 @@
 """PBT on the digits recipe against its own best fixed member: `python -m benchmarks.pbt_digits [--seeds N]`.
 
-For each seed a population trains in processes of its own, and then the same members with exploit off: the same
-configurations, the same epochs, so the same cost. Prints the best member's loss and accuracy at the end of both,
-whether PBT is better, equal within two standard errors or worse, and one line of JSON.
+For each seed a population trains in processes of its own, and then the same members with exploit off: the
+same configurations, the same epochs, so the same cost. Prints the best member's loss and accuracy at the end
+of both, whether PBT is better, equal within two standard errors or worse, and one line of JSON.
 """
 
 from __future__ import annotations
