@@ -88,6 +88,7 @@ def test_every_trial_ends_though_some_are_killed(tmp_path, few, scheduler):
         assert len(iterations) <= EPOCHS
 
 
+@pytest.mark.slow
 def test_it_runs_from_the_command_line(tmp_path):
     options = ["--scheduler", "pbt-synch", "--trials", "4", "--epochs", "4", "--output", str(tmp_path)]
     said = run_recipe("digits", *options)
