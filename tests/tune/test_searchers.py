@@ -6,7 +6,14 @@ import optuna
 import pytest
 
 from tests.suites.searchers import Row, SearcherSuite
-from trainkit.tune.search import BasicVariantGenerator, ConcurrencyLimiter, OptunaSearch, Repeater, Searcher
+from trainkit.tune.search import (
+    BasicVariantGenerator,
+    ConcurrencyLimiter,
+    HyperOptSearch,
+    OptunaSearch,
+    Repeater,
+    Searcher,
+)
 from trainkit.tune.seeds import suggestion_generator
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -31,6 +38,22 @@ ROWS = (
         "optuna-evolution",
         lambda **given: OptunaSearch(sampler=optuna.samplers.NSGAIISampler(population_size=4), **given),
     ),
+    Row(
+        "optuna-cma",
+        lambda **given: OptunaSearch(
+            sampler=optuna.samplers.CmaEsSampler(popsize=4, warn_independent_sampling=False), **given
+        ),
+    ),
+    Row(
+        "optuna-qmc",
+        lambda **given: OptunaSearch(
+            sampler=optuna.samplers.QMCSampler(
+                scramble=True, warn_asynchronous_seeding=False, warn_independent_sampling=False
+            ),
+            **given,
+        ),
+    ),
+    Row("hyperopt", lambda **given: HyperOptSearch(n_initial_points=5, **given)),
     Row("limited", lambda **given: ConcurrencyLimiter(OptunaSearch(**given), 64)),
     Row("repeated-random", lambda **given: Repeater(BasicVariantGenerator(**given), 2), repeat=2),
     Row("repeated-optuna", lambda **given: Repeater(OptunaSearch(**given), 2), repeat=2),

@@ -13,14 +13,18 @@ from trainkit.tune.values import holds_opaque
 
 _HOMES = {
     "BasicVariantGenerator": "basic_variant",
+    "BayesOptSearch": "bayesopt",
     "ConcurrencyLimiter": "concurrency_limiter",
+    "HyperOptSearch": "hyperopt",
     "OptunaSearch": "optuna",
     "Repeater": "repeater",
 }
 _CLASSES = {
+    "bayesopt": "BayesOptSearch",
+    "hyperopt": "HyperOptSearch",
+    "optuna": "OptunaSearch",
     "random": "BasicVariantGenerator",
     "variant_generator": "BasicVariantGenerator",
-    "optuna": "OptunaSearch",
 }
 
 

@@ -74,11 +74,6 @@ class OptunaSearch(Searcher):
     ) -> None:
         if importlib.util.find_spec("optuna") is None:
             raise MissingDependencyError("OptunaSearch needs Optuna: pip install 'trainkit[tune]'")
-        for name, value in (("metric", metric), ("mode", mode)):
-            require(
-                value is None or isinstance(value, str),
-                f"{name}={value!r}: OptunaSearch optimises one metric",
-            )
         super().__init__(metric, mode)
         points = checked_points(points_to_evaluate)
         require(
