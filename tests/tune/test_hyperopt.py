@@ -171,7 +171,9 @@ def test_a_space_of_hyperopts_is_restored_without_asking(monkeypatch):
     search.run(28)
     asked = []
     suggest = hyperopt.tpe.suggest
-    monkeypatch.setattr(hyperopt.tpe, "suggest", lambda *given, **more: asked.append(1) or suggest(*given, **more))
+    monkeypatch.setattr(
+        hyperopt.tpe, "suggest", lambda *given, **more: asked.append(1) or suggest(*given, **more)
+    )
     restored = search.restored()
     assert not asked
     assert search.run(3) == restored.run(3)

@@ -332,9 +332,7 @@ def counting(results, scheduler, callbacks=()):
         Counting,
         param_space={"x": tune.grid_search([1, 2, 3])},
         tune_config=tune.TuneConfig(metric="m", mode="max", scheduler=scheduler, max_concurrent_trials=1),
-        run_config=tune.RunConfig(
-            name="e", storage_path=results, verbose=0, callbacks=list(callbacks)
-        ),
+        run_config=tune.RunConfig(name="e", storage_path=results, verbose=0, callbacks=list(callbacks)),
     )
 
 

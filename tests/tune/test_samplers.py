@@ -35,9 +35,7 @@ MAKES = {
     "random": samplers.RandomSampler,
     "gp": lambda: samplers.GPSampler(n_startup_trials=8, warn_independent_sampling=False),
     "cma": lambda: samplers.CmaEsSampler(popsize=4, warn_independent_sampling=False),
-    "cma-margin": lambda: samplers.CmaEsSampler(
-        popsize=4, with_margin=True, warn_independent_sampling=False
-    ),
+    "cma-margin": lambda: samplers.CmaEsSampler(popsize=4, with_margin=True, warn_independent_sampling=False),
     "cma-separable": lambda: samplers.CmaEsSampler(
         popsize=4, use_separable_cma=True, warn_independent_sampling=False
     ),
@@ -125,9 +123,7 @@ def test_cma_es_is_optunas_own():
     study = optuna.create_study(sampler=sampler)
     for n, config in enumerate(configs):
         words = suggestion_words(0, n, 0, 2)
-        for generator, word in zip(
-            (sampler._independent_sampler._rng, sampler._cma_rng), words, strict=True
-        ):
+        for generator, word in zip((sampler._independent_sampler._rng, sampler._cma_rng), words, strict=True):
             generator.rng.seed(word)
         trial = study.ask()
         assert {name: trial.suggest_float(name, -10, 10) for name in "xy"} == config
@@ -138,7 +134,11 @@ def test_cma_es_is_optunas_own():
 
 
 def test_a_grid_and_fixed_values_are_in_the_units_of_the_space():
-    space = {"steps": tune.quniform(0, 1, 0.1), "kind": tune.choice([(1, 2), (3, 4)]), "z": tune.uniform(0, 1)}
+    space = {
+        "steps": tune.quniform(0, 1, 0.1),
+        "kind": tune.choice([(1, 2), (3, 4)]),
+        "z": tune.uniform(0, 1),
+    }
     fixed = samplers.PartialFixedSampler({"steps": 0.3, "kind": (3, 4)}, samplers.RandomSampler())
     configs = Search(Row("f", lambda **given: OptunaSearch(sampler=fixed, **given)), space).run()
     assert {(config["steps"], config["kind"]) for config in configs} == {(0.3, (3, 4))}
@@ -165,7 +165,9 @@ def test_a_finite_search_in_parallel_is_restored_and_ends(sampler):
         "brute": samplers.BruteForceSampler,
     }[sampler]
     space = {"x": tune.choice([0, 2, 4]), "y": tune.randint(1, 4)}
-    search = Search(Row(sampler, lambda **given: OptunaSearch(sampler=make(), **given)), space, num_samples=20)
+    search = Search(
+        Row(sampler, lambda **given: OptunaSearch(sampler=make(), **given)), space, num_samples=20
+    )
     for _ in range(3):
         search.next()
     for index in (2, 0):

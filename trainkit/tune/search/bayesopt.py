@@ -10,7 +10,7 @@ from typing import Any
 
 from trainkit.errors import ConfigError, SpaceError
 from trainkit.tune.checks import checked_points, is_number, is_whole, require
-from trainkit.tune.domains import Domain, Float
+from trainkit.tune.domains import Float
 from trainkit.tune.optional import load
 from trainkit.tune.search.alternatives import alternatives, leaves_open
 from trainkit.tune.search.base import Searcher
@@ -23,9 +23,9 @@ _KINDS = ("ucb", "ei", "poi")
 
 
 class BayesOptSearch(Searcher):
-    """Suggest configurations by the package bayesian-optimization: a Gaussian process with a Matern 5/2 kernel.
+    """Suggest configurations by the package bayesian-optimization.
 
-    It searches real numbers only: `tune.uniform`, and `tune.loguniform` in the logarithm. Suggestion n draws
+    Its model is a Gaussian process with a Matern 5/2 kernel. It searches real numbers only: `tune.uniform`, and `tune.loguniform` in the logarithm. Suggestion n draws
     with a generator that is made from the seed and n, from a model of all that is known then; trials that run
     count as the worst so far. NaN, infinite and failed results are left out. A trial that a scheduler has
     stopped counts by its last report.
@@ -186,18 +186,20 @@ class BayesOptSearch(Searcher):
             place = self._suggested(n, redraw) | {
                 name: _in_model(self._domains[name], value) for name, value in fixed.items()
             }
-            config = self._searched.walk(
-                lambda name, domain: fixed.get(name, _of_model(self._domains[name], place[name])),
-                suggestion_generator(self._random_state, n, redraw),
-            )
+            values = {name: _of_model(domain, place[name]) for name, domain in self._domains.items()}
+            config = self._configuration({**values, **fixed}, n, redraw)
             if not self._drawn or not self._skip_duplicate or not self._was_tried(place):
                 self._known[trial_id] = self._place(config) or place, None  # as a restore will find it
                 self._number += 1
                 return config
         return self.FINISHED
 
+    def _configuration(self, values: Mapping[str, float], n: int, redraw: int) -> dict[str, Any]:
+        rng = suggestion_generator(self._random_state, n, redraw)
+        return self._searched.walk(lambda name, domain: values[name], rng)
+
     def _suggested(self, n: int, redraw: int) -> dict[str, float]:
-        """The place of suggestion n, by the package; a new model each time, so that nothing is carried over."""
+        """The place of suggestion n, by the package; of a new model each time, so nothing is carried over."""
         if not self._domains:
             return {}
         module = self._load()
@@ -370,7 +372,9 @@ def _checked_utility(given: Mapping[str, Any]) -> dict[str, Any]:
         f"utility_kwargs={given!r}: it may have {', '.join(_UTILITY)}",
     )
     utility = {**_UTILITY, **given}
-    require(utility["kind"] in _KINDS, f"utility_kwargs: kind={utility['kind']!r} is none of {', '.join(_KINDS)}")
+    require(
+        utility["kind"] in _KINDS, f"utility_kwargs: kind={utility['kind']!r} is none of {', '.join(_KINDS)}"
+    )
     for name in ("kappa", "xi", "kappa_decay", "kappa_decay_delay"):
         value = utility[name]
         require(

@@ -101,8 +101,8 @@ class _Steps(_Coder):
     def value(self, number: Any) -> float:
         k = min(max(round(number), self._first), self._last)
         if self._whole:
-            return k * self._q.numerator
-        return k * self._q.numerator / self._q.denominator
+            return int(k * self._q.numerator)
+        return float(k * self._q.numerator / self._q.denominator)
 
     def number(self, value: Any) -> float:
         return float(round(Fraction(value) / self._q))
@@ -201,15 +201,17 @@ class Expression:
         self._root = pyll.as_apply(space)
         if self._root.name != "dict" and not _leads_to_dictionaries(self._root):
             raise ConfigError(
-                "space: a configuration is a dictionary, so give HyperOptSearch a dictionary, or an hp.choice "
-                "of dictionaries"
+                "space: a configuration is a dictionary, so give HyperOptSearch a dictionary, or an "
+                "hp.choice of dictionaries"
             )
-        self.nodes = {}
+        self.nodes: dict[str, Any] = {}
         for node in pyll.dfs(self._root):
             if node.name == "hyperopt_param":
                 label = node.arg["label"].obj
                 if self.nodes.setdefault(label, node) is not node:
-                    raise ConfigError(f"space has two parameters labelled {label!r}: label each in its own way")
+                    raise ConfigError(
+                        f"space has two parameters labelled {label!r}: label each in its own way"
+                    )
         if not self.nodes:
             raise ConfigError("space has no parameter of hyperopt's, such as hp.uniform('lr', 0, 1)")
 
@@ -348,7 +350,9 @@ def form_of(space: Any, hyperopt: Any) -> Form:
         if any(isinstance(each, pyll.Apply) for each in flatten(space).values()) or _holds_apply(space, pyll):
             return Expression(dict(space), pyll)
         return Declared(Space.of(space), hyperopt.hp)
-    raise ConfigError(f"space={space!r}: give domains, or a space of hyperopt's such as {{'x': hp.uniform(...)}}")
+    raise ConfigError(
+        f"space={space!r}: give domains, or a space of hyperopt's such as {{'x': hp.uniform(...)}}"
+    )
 
 
 def _holds_apply(value: Any, pyll: Any) -> bool:
