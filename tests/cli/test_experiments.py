@@ -205,7 +205,7 @@ def test_why_tells_what_was_decided(command):
     assert "is TERMINATED: stopped by RunConfig(stop=function)" in told
     assert "configuration: x=3" in told
     assert "attempt 0: from 20" in told
-    assert "report 2: STOP, stop=stopped by RunConfig(stop=function)" in told
+    assert "report 2: STOP, stopped by RunConfig(stop=function)" in told
     told = command("why", "e", "1")
     assert "is ERROR: ValueError: two is too much" in told
     assert "in trainable" in told

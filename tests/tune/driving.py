@@ -76,7 +76,12 @@ def tuner(folder: Path, kind: str, scheduler: str, seed: int) -> tune.Tuner:
     trainable: Any = function if kind == "function" else Stepping
     if tune.Tuner.can_restore(folder / "e"):
         return tune.Tuner.restore(folder / "e", trainable)
-    asha = tune.schedulers.ASHAScheduler(max_t=STEPS, reduction_factor=2, brackets=2)
+    schedulers = {
+        "fifo": None,
+        "asha": tune.schedulers.ASHAScheduler(max_t=STEPS, reduction_factor=2, brackets=2),
+        # Two trials that run to the end, then three that pause at 2 until it is known that no fourth comes.
+        "hyperband": tune.schedulers.HyperBandScheduler(max_t=STEPS, reduction_factor=4, narrow_first=True),
+    }
     keep = {"num_to_keep": 2, "checkpoint_score_attribute": "loss", "checkpoint_score_order": "min"}
     if kind == "class":
         keep["checkpoint_frequency"] = 2
@@ -89,7 +94,7 @@ def tuner(folder: Path, kind: str, scheduler: str, seed: int) -> tune.Tuner:
             num_samples=SAMPLES,
             seed=seed,
             max_concurrent_trials=1,
-            scheduler=asha if scheduler == "asha" else None,
+            scheduler=schedulers[scheduler],
         ),
         run_config=tune.RunConfig(
             storage_path=folder, name="e", verbose=0, checkpoint_config=tune.CheckpointConfig(**keep)
@@ -120,9 +125,9 @@ def outcome(folder: Path) -> list[dict[str, Any]]:
 
 def _visible(decisions: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Of each iteration that was run again, what was decided first: a rung judges a trial once."""
-    first: dict[int, dict[str, Any]] = {}
+    first: dict[tuple[int, str], dict[str, Any]] = {}
     for each in decisions:
-        first.setdefault(each["iteration"], each)
+        first.setdefault((each["iteration"], each["verdict"]), each)
     return list(first.values())
 
 

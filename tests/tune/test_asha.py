@@ -1,4 +1,4 @@
-"""ASHA's rungs, brackets and stopping form: worked traces, edge rows, and laws that hold for every stream of reports."""
+"""ASHA's rungs, brackets and stopping form: worked traces, edge rows, laws for every stream of reports."""
 
 from __future__ import annotations
 
@@ -133,11 +133,16 @@ def test_5_a_recorded_stream_is_judged_as_optunas_pruner_does():
     assert judged > 80
 
 
-def test_5_as_many_pass_in_random_orders_as_published():
-    """Of 243 in random order 83.0 pass on average, where a synchronous rung keeps 81."""
+def test_5_as_many_pass_in_random_orders_as_the_rule_lets_through():
+    """Of n that came in random order the last is among the best max(1, n // 3) so often; 80.6 of 243.
+
+    A synchronous rung keeps 81. A mean of 83.0 over some orders, as published, is within their spread.
+    """
     rng = np.random.default_rng(0)
-    passed = [one_rung(rng.permutation(243)).count("C") for _ in range(100)]
-    assert np.mean(passed) == pytest.approx(83.0, abs=0.05 + 4 * np.std(passed) / 10)
+    passed = [one_rung(rng.permutation(243).tolist()).count("C") for _ in range(100)]
+    expected = sum(max(1, n // 3) / n for n in range(1, 244))
+    assert np.mean(passed) == pytest.approx(expected, abs=4 * np.std(passed) / 10)
+    assert abs(np.mean(passed) - 83.0) < np.std(passed)
 
 
 # --- streams of reports over several rungs --------------------------------------------------------

@@ -20,9 +20,9 @@ import pytest
 from tests.tune.driving import SAMPLES, Garage, loss_of, outcome
 
 KINDS = ["function", "class"]
-SCHEDULERS = ["fifo", "asha"]
+SCHEDULERS = ["fifo", "asha", "hyperband"]
 KILLS = 10
-"""In one experiment; with 12 of them, 120 moments, and those at random times besides."""
+"""In one experiment; with 18 of them, 180 moments, and those at random times besides."""
 
 
 @pytest.fixture(scope="module")

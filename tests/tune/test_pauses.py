@@ -270,7 +270,7 @@ def test_a_trial_takes_over_the_checkpoint_and_the_configuration_of_a_donor():
     assert game.calls[receiver.trial_id] == "setup"
     assert game.iterations[receiver.trial_id] == 2  # its own count goes on
     (change,) = game.recorded(ev.Rearranged)
-    assert (change.donor, change.donor_iteration, change.changed) == (game.trial(0), 1, True)
+    assert (change.donor, change.donor_iteration, change.config) == (game.trial(0), 1, {"x": 0.5})
 
 
 def test_a_donor_that_is_saving_is_waited_for():

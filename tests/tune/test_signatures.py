@@ -80,6 +80,8 @@ search.ConcurrencyLimiter(searcher, max_concurrent, batch=False)
 search.Repeater(searcher, repeat=1, set_index=True)
 search.OptunaSearch(space=None, metric=None, mode=None, points_to_evaluate=None, sampler=None,
     study_name=None, storage=None, seed=None, evaluated_rewards=None)
+search.TuneBOHB(space=None, bohb_config=None, metric=None, mode=None, points_to_evaluate=None, seed=None,
+    max_concurrent=0)
 stopper.MaximumIterationStopper(max_iter)
 stopper.TrialPlateauStopper(metric, std=0.01, num_results=4, grace_period=4, metric_threshold=None,
     mode=None)

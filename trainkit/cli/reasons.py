@@ -9,6 +9,7 @@ from typing import Any
 
 from trainkit.cli.experiments import chosen_trial, experiment_folder
 from trainkit.clock import SYSTEM
+from trainkit.tune.schedulers.words import in_words
 from trainkit.tune.storing.chronicle import ChronicleReader, Event
 from trainkit.tune.storing.overview import Overview
 from trainkit.tune.trial import Trial, TrialStatus
@@ -53,7 +54,8 @@ def _of_trial(overview: Overview, reader: ChronicleReader, trial: Trial) -> Iter
         )
     for decision in reader.decisions(trial.trial_id):
         facts = {name: value for name, value in decision.items() if name not in _SAID_ELSEWHERE}
-        yield f"  report {decision['iteration']}: {decision['verdict']}, {_facts(facts)}"
+        words = str(facts["stop"]) if "stop" in facts else in_words(facts)
+        yield f"  report {decision['iteration']}: {decision['verdict']}{words and f', {words}'}"
     yield from (f"  {_event_line(event)}" for event in reader.events(trial.trial_id))
     if trial.failure is not None:
         yield from (f"  {line}" for line in trial.failure.traceback.splitlines())

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from trainkit.errors import ConfigError
 from trainkit.train.keys import BATCH_COUNT, EPOCH, NUM_SAMPLES, SHOULD_STOP
 from trainkit.train.options import TrainerOptions
+from trainkit.train.overruling import Overrule, SetUp, as_set_up, differ, read_set_up, write_set_up
 from trainkit.tune.placement import PlacementGroupFactory
 from trainkit.tune.trainable import Trainable
 
@@ -41,6 +42,7 @@ class TrainerTrainable(Trainable):
     plan: ClassVar[TrialPlan]
 
     _trainer: TorchTrainer
+    _set_up: Sequence[SetUp]
 
     @property
     def trainer(self) -> TorchTrainer:
@@ -57,6 +59,7 @@ class TrainerTrainable(Trainable):
         options = self.plan.options
         arguments = {**options.arguments(), "config": merged(options.config, config)}
         self._trainer = self.plan.trainer_cls(**arguments)
+        self._set_up = self._trainer.apply_all_operators(as_set_up)
 
     def step(self) -> dict[str, Any]:
         if self.plan.step is not None:
@@ -72,9 +75,13 @@ class TrainerTrainable(Trainable):
 
     def save_checkpoint(self, checkpoint_dir: str) -> None:
         self._trainer.save(checkpoint_dir)
+        write_set_up(checkpoint_dir, self._set_up)
 
     def load_checkpoint(self, checkpoint_dir: str) -> None:
         self._trainer.load(checkpoint_dir)
+        then = read_set_up(checkpoint_dir)
+        if differ(then, self._set_up):
+            self._trainer.apply_all_operators(Overrule(then, self._set_up))
 
     def cleanup(self) -> None:
         self._trainer.shutdown()

@@ -261,9 +261,10 @@ class Experiment:
             restored.with_metric,
             stop=self._stop,
             spent_s=reader.spent_s() if self._resume is not None and self._run.stop is not None else 0.0,
+            owed=restored.owed,
         )
         callbacks = [
-            *parts.make_callbacks(self._run),
+            *parts.make_callbacks(self._run, self._scheduler),
             parts.make_watch(self.metric, self._scheduler),
             *([mirror] if mirror is not None else []),
         ]

@@ -14,12 +14,13 @@ from trainkit.tune.callbacks.csv_logger import CSVLoggerCallback
 from trainkit.tune.callbacks.json_logger import JsonLoggerCallback
 from trainkit.tune.callbacks.logger import LoggerCallback
 from trainkit.tune.callbacks.metric_watch import MetricWatch
+from trainkit.tune.callbacks.pbt_policies import PolicyFiles
 from trainkit.tune.callbacks.progress import ReporterCallback
 from trainkit.tune.callbacks.tensorboard import TBXLoggerCallback
 from trainkit.tune.config import RunConfig, TuneConfig
 from trainkit.tune.control.plan import Plan
 from trainkit.tune.control.stopping import StopRules
-from trainkit.tune.schedulers import FIFOScheduler, TrialScheduler
+from trainkit.tune.schedulers import FIFOScheduler, PopulationBasedTraining, TrialScheduler
 from trainkit.tune.search import BasicVariantGenerator, Searcher
 from trainkit.tune.seeds import scheduler_generator
 from trainkit.tune.spaces.variants import Space
@@ -106,9 +107,11 @@ def longest_way(tune: TuneConfig, run: RunConfig) -> float | None:
     return min(filter(None, limits), default=None)
 
 
-def make_callbacks(run: RunConfig) -> Sequence[Callback]:
+def make_callbacks(run: RunConfig, scheduler: TrialScheduler) -> Sequence[Callback]:
     """Return the user's callbacks, the loggers that come by themselves, and the console."""
     callbacks = list(run.callbacks)
+    if isinstance(scheduler, PopulationBasedTraining) and scheduler.log_config:
+        callbacks.append(PolicyFiles())
     for name in run.default_loggers if settings.loggers_come_by_themselves() else ():
         default = _DEFAULT_LOGGERS[name]
         if not any(isinstance(callback, default) for callback in callbacks):

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from trainkit.errors import ConfigError
-from trainkit.resources import normalize, total
+from trainkit.resources import QUANTUM, normalize, total
 from trainkit.runtime import api
 from trainkit.runtime.placement_group import PlacementGroup
 from trainkit.tune.domains.leaves import name_of
@@ -62,6 +62,11 @@ class PlacementGroupFactory:
     def required_resources(self) -> dict[str, float]:
         """Sum of all bundles, by resource name."""
         return total(self.bundles)
+
+    @functools.cached_property
+    def units(self) -> Mapping[str, int]:
+        """The same in whole ten-thousandths, for sums that are exact."""
+        return {name: round(amount * QUANTUM) for name, amount in self.required_resources.items()}
 
     @property
     def head_bundle_is_empty(self) -> bool:

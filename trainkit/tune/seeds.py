@@ -1,4 +1,4 @@
-"""One seed for an experiment, and what follows: a generator per suggestion, one more, a seed per trial.
+"""One seed for an experiment, and what follows: generators of suggestions and models, a seed per trial.
 
 Made from the seed and a number each, never drawn one after the other: so suggestion n is the same
 however many trials ran at once, and replaying needs nothing but n.
@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from trainkit.tune.seed_words import generator_of
+
 if TYPE_CHECKING:
     from numpy.random import Generator
 
@@ -17,9 +19,11 @@ _OF_SIMULATIONS = {"stragglers": 3, "failures": 4, "measurements": 5}
 
 def suggestion_generator(seed: int, index: int, redraw: int = 0) -> Generator:
     """For all that is drawn for suggestion `index`; once it was rejected, for what is drawn instead."""
+    if not redraw:
+        return generator_of(seed, index)
     from numpy.random import SeedSequence, default_rng
 
-    return default_rng(SeedSequence([seed, index, redraw] if redraw else [seed, index]))
+    return default_rng(SeedSequence([seed, index, redraw]))
 
 
 def suggestion_words(seed: int, index: int, redraw: int, number: int) -> list[int]:
@@ -71,3 +75,10 @@ def trial_draws(seed: int) -> tuple[Generator, Callable[[int, int], None]]:
         bits.state = state
 
     return Generator(bits), at
+
+
+def model_generator(seed: int, observations: int) -> Generator:
+    """For what a searcher's model of so many observations draws, whichever suggestion asks for it first."""
+    from numpy.random import SeedSequence, default_rng
+
+    return default_rng(SeedSequence(seed, spawn_key=(6, observations)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import re
 import traceback
@@ -12,7 +13,6 @@ from typing import Any, Self
 
 from trainkit.tune.checks import is_number
 from trainkit.tune.placement import DEFAULT_REQUEST, PlacementGroupFactory
-from trainkit.tune.values import flatten
 
 
 class TrialStatus(StrEnum):
@@ -207,16 +207,16 @@ def trial_dirname(trainable_name: str, trial_id: str) -> str:
     return f"{safe_name(trainable_name)[: MAX_DIRNAME - len(trial_id) - 1]}_{trial_id}"
 
 
+@functools.lru_cache(maxsize=64)
 def safe_name(trainable_name: str) -> str:
     """Letters, digits, '-', '_' and '.', none of the last three at the ends."""
     return re.sub(r"[^A-Za-z0-9_.-]+", "_", trainable_name).strip(".-_") or "trial"
 
 
-def experiment_tag(index: int, config: Mapping[str, Any], varied: set[str]) -> str:
-    """Such as '7_lr=0.0313,width=16': the index and what differs between trials."""
+def experiment_tag(index: int, varied: Mapping[str, Any]) -> str:
+    """Such as '7_lr=0.0313,width=16': the index and what differs between trials, by flat name."""
     shown = [
         f"{name.rsplit('/', 1)[-1]}={value:.4g}" if isinstance(value, float) else f"{name}={value}"
-        for name, value in flatten(config).items()
-        if name in varied
+        for name, value in varied.items()
     ]
     return f"{index}_{','.join(shown)}"[:120].rstrip("_")

@@ -67,6 +67,11 @@ class Callback:
     def on_trial_error(self, iteration: int, trials: Sequence[Trial], trial: Trial, **info: Any) -> None:
         """A trial has failed for good; `trial.failure` says why."""
 
+    def on_trial_change(self, iteration: int, trials: Sequence[Trial], trial: Trial, **info: Any) -> None:
+        """A trial goes on with another configuration; `info` holds `donor`, the trial whose state it has
+        taken over, or None, and `donor_iteration`, the donor's last report before that.
+        """
+
     def on_checkpoint(
         self,
         iteration: int,

@@ -71,6 +71,8 @@ class CallbackHub:
             case ev.CheckpointAdded(trial=trial, checkpoint=checkpoint):
                 self._of_trial("on_trial_save", trial)
                 self._of_trial("on_checkpoint", trial, checkpoint=checkpoint)
+            case ev.Rearranged(trial=trial, config=dict(), donor=donor, donor_iteration=since):
+                self._of_trial("on_trial_change", trial, donor=donor, donor_iteration=since)
             case ev.StatusChanged(trial=trial, status=TrialStatus.TERMINATED):
                 self._of_trial("on_trial_complete", trial, **self._whole(trial))
             case ev.StatusChanged(trial=trial, status=TrialStatus.ERROR):

@@ -21,26 +21,30 @@ class Ledger:
 
     def __init__(self, existing: Mapping[str, float], max_concurrent: int | None = None) -> None:
         self.existing = dict(existing)
-        self._free = {name: round(amount * QUANTUM) for name, amount in existing.items()}
+        self._all = {name: round(amount * QUANTUM) for name, amount in existing.items()}
+        self._free = dict(self._all)
         self._max_concurrent = max_concurrent
-        self._held: dict[str, dict[str, int]] = {}
-        self._asked: dict[frozenset[tuple[str, int]], dict[str, int]] = {}
+        self._held: dict[str, Mapping[str, int]] = {}
+        self._asked: dict[frozenset[tuple[str, int]], Mapping[str, int]] = {}
+        self._asked_last: Mapping[str, int] | None = None
 
     def require_feasible(self, request: PlacementGroupFactory, *, what: str) -> None:
         """Raise InfeasibleError if `request` exceeds all there is."""
-        require_feasible(request.group, self.existing, what=what)
+        if any(amount > self._all.get(name, 0) for name, amount in request.units.items()):
+            require_feasible(request.group, self.existing, what=what)
 
     def has_room(self) -> bool:
         """Whether a further trial may fit: one that asks for what some trial before it has asked for.
 
         So a configuration is suggested only when it can run, with all that is known by then.
         """
-        return not self._asked or any(self._fits(asked) for asked in self._asked.values())
+        return not self._asked or any(map(self._fits, self._asked.values()))
 
     def reserve(self, trial_id: str, request: PlacementGroupFactory) -> bool:
         """Take what `request` asks for; False, and nothing taken, if it doesn't fit now."""
-        asked = {name: round(amount * QUANTUM) for name, amount in request.required_resources.items()}
-        self._asked[frozenset(asked.items())] = asked
+        asked = request.units
+        if asked is not self._asked_last:
+            self._asked[frozenset(asked.items())] = self._asked_last = asked
         if not self._fits(asked):
             return False
         for name, amount in asked.items():

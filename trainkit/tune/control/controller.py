@@ -13,7 +13,7 @@ A trial's way:    PENDING -- Start --> starting -- Started --> running -- Report
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from trainkit.errors import ConfigError
 from trainkit.tune.control import events as ev
@@ -28,7 +28,7 @@ from trainkit.tune.control.plan import INTERRUPTED, MOST_AT_ONCE, Ending, Plan
 from trainkit.tune.control.stopping import StopRules
 from trainkit.tune.control.turns import Turns
 from trainkit.tune.control.upkeep import drop_checkpoints
-from trainkit.tune.schedulers.base import TrialScheduler
+from trainkit.tune.schedulers.base import Decision, TrialScheduler
 from trainkit.tune.suggestion.proposals import Proposals
 from trainkit.tune.suggestion.suggesting import TrialSource
 from trainkit.tune.trial import Trial, TrialStatus
@@ -48,6 +48,7 @@ class Controller:
         with_metric: ids of `trials` that have reported the metric.
         stop: the rules in `plan.stop`, told already of the reports of before; None: as they are.
         spent_s: how long the experiment has run before, in seconds.
+        owed: by trial that is paused, what was decided on it and cut off before it was carried out.
     """
 
     def __init__(
@@ -62,7 +63,9 @@ class Controller:
         *,
         stop: StopRules | None = None,
         spent_s: float = 0.0,
+        owed: Mapping[str, Decision] | None = None,
     ) -> None:
+        self._owed = owed or {}
         self.trials: list[Trial] = list(trials)
         self.ledger = ledger
         self.pace = Pace(plan.max_iteration)
@@ -106,6 +109,7 @@ class Controller:
                 drop_checkpoints(self._step, self._plan.checkpoints, trial, running=False)
         self._endings.ask(time)
         self._lives.heed(time)  # what came of trials that a restore has ended
+        self._pauses.take_up(self._owed, time)
         self._fill(time)
         return self._step.take()
 
@@ -156,8 +160,7 @@ class Controller:
     @property
     def deadline(self) -> float:
         """When to send a Tick at the latest; infinity: only events matter."""
-        limits = [live.limit for live in self._live.values()]
-        return min(self._more_by, self._endings.deadline, *limits)
+        return min(self._more_by, self._endings.deadline, self._lives.limit)
 
     def remaining_s(self, time: float) -> float | None:
         """How many seconds the experiment will take yet, so far as that can be said; None: it can't."""
@@ -186,8 +189,7 @@ class Controller:
         self._more_by = time
 
     def _start_next(self, time: float) -> bool:
-        running = [live.trial for live in self._live.values()]
-        trial = self._turns.next(running, has_room=self.ledger.has_room())
+        trial = self._turns.next(self._live, has_room=self.ledger.has_room())
         if trial is None:
             return self._nobody_comes(time)
         if trial.trial_id not in self._by_id and not self._take_in(trial, time):
@@ -202,9 +204,10 @@ class Controller:
             self._pauses.end(trial, time)
             self._lives.heed(time)
         live = Live(trial)
+        self._live[trial.trial_id] = live
         if self._plan.trial_timeout_s is not None:
             live.times_out = time + self._plan.trial_timeout_s
-        self._live[trial.trial_id] = live
+            self._lives.watch(live)
         self.pace.started(trial.trial_id, time)
         trial.iteration = trial.checkpoint.iteration if trial.checkpoint else 0
         self._step.actions.append(ev.Start(trial, trial.attempt, trial.iteration, trial.checkpoint))
@@ -259,6 +262,7 @@ class Controller:
             self._endings.end(Ending(words, resumable=True), time)
         elif (live := self._live.get(trial_id)) is not None:
             live.must_end((TrialStatus.TERMINATED, words), time + self._plan.grace_s)
+            self._lives.watch(live)
         elif (trial := self._by_id.get(trial_id)) is not None:
             if self._turns.waiting.remove(trial):
                 self._lives.terminate(trial, time, f"{words}: not run")

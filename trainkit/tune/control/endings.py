@@ -60,7 +60,9 @@ class Endings:
 
     def ask(self, time: float) -> None:
         """End the experiment if it is time to."""
-        if self.reached is None and (ending := self.guarded(time, self._due, time)) is not None:
+        if self.reached is not None or (self._stop.is_empty and time < self._budget_ends):
+            return
+        if (ending := self.guarded(time, self._due, time)) is not None:
             self.end(ending, time)
 
     def _due(self, time: float) -> Ending | None:

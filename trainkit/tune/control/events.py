@@ -1,5 +1,7 @@
 """Everything that passes the controller's door: events in, records and actions out. Values, no behaviour.
 
+Named tuples, which are made in a quarter of the time of frozen dataclasses: a report comes to a dozen.
+
 executor --Event--> controller --Record--> store, then callbacks
                                --Action--> executor
 """
@@ -8,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from trainkit.tune.schedulers.base import Decision
 from trainkit.tune.trial import Failure, SavedCheckpoint, Trial, TrialStatus
@@ -16,8 +18,7 @@ from trainkit.tune.trial import Failure, SavedCheckpoint, Trial, TrialStatus
 # --- events: what has happened; `time` is in seconds and never falls ------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Started:
+class Started(NamedTuple):
     """The trial's process has set it up and waits for the word to run."""
 
     trial_id: str
@@ -28,8 +29,7 @@ class Started:
     node_ip: str
 
 
-@dataclass(frozen=True, slots=True)
-class Reported:
+class Reported(NamedTuple):
     """The trial has reported, and waits in `report()`; with `done` it has ended too.
 
     `problem`, here and in `Finished`, is the traceback of what the user's clean-up raised.
@@ -45,8 +45,7 @@ class Reported:
     problem: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Finished:
+class Finished(NamedTuple):
     """The trial's process has nothing more to do: it ended by itself, or after a Stop."""
 
     trial_id: str
@@ -57,8 +56,7 @@ class Finished:
     problem: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Saved:
+class Saved(NamedTuple):
     """The trial has saved a checkpoint where it waits, or can't."""
 
     trial_id: str
@@ -68,8 +66,7 @@ class Saved:
     checkpoint: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class Adopted:
+class Adopted(NamedTuple):
     """A paused trial's folder holds a copy of another's checkpoint; None: `problem` says why it doesn't."""
 
     trial_id: str
@@ -79,8 +76,7 @@ class Adopted:
     problem: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Failed:
+class Failed(NamedTuple):
     """The trial raised, or its process died."""
 
     trial_id: str
@@ -89,15 +85,13 @@ class Failed:
     failure: Failure
 
 
-@dataclass(frozen=True, slots=True)
-class Interrupted:
+class Interrupted(NamedTuple):
     """The user asks for an orderly end."""
 
     time: float
 
 
-@dataclass(frozen=True, slots=True)
-class StopAsked:
+class StopAsked(NamedTuple):
     """Another process asks that a trial, or the experiment, be stopped; `by` says who."""
 
     time: float
@@ -105,8 +99,7 @@ class StopAsked:
     trial_id: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Tick:
+class Tick(NamedTuple):
     """Nothing but time has passed."""
 
     time: float
@@ -118,15 +111,13 @@ Event = Started | Reported | Finished | Saved | Adopted | Failed | Interrupted |
 # --- records: what the store keeps, in this order -------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class TrialAdded:
+class TrialAdded(NamedTuple):
     """A configuration was suggested."""
 
     trial: Trial
 
 
-@dataclass(frozen=True, slots=True)
-class AttemptStarted:
+class AttemptStarted(NamedTuple):
     """An attempt runs, in this process, from this iteration on, with the trial's present configuration."""
 
     trial: Trial
@@ -138,8 +129,7 @@ class AttemptStarted:
     iteration: int
 
 
-@dataclass(frozen=True, slots=True)
-class ResultAdded:
+class ResultAdded(NamedTuple):
     """A report; `result` is what callbacks see, `metrics` what the trial sent."""
 
     trial: Trial
@@ -150,8 +140,7 @@ class ResultAdded:
     result: Mapping[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class DecisionMade:
+class DecisionMade(NamedTuple):
     """What was decided on a report, and why."""
 
     trial: Trial
@@ -160,8 +149,7 @@ class DecisionMade:
     decision: Decision
 
 
-@dataclass(frozen=True, slots=True)
-class CheckpointAdded:
+class CheckpointAdded(NamedTuple):
     """A checkpoint is complete, on disk and committed."""
 
     trial: Trial
@@ -169,16 +157,14 @@ class CheckpointAdded:
     checkpoint: SavedCheckpoint
 
 
-@dataclass(frozen=True, slots=True)
-class CheckpointDropped:
+class CheckpointDropped(NamedTuple):
     """A checkpoint is no longer needed; its folder goes once this is committed."""
 
     trial: Trial
     checkpoint: SavedCheckpoint
 
 
-@dataclass(frozen=True, slots=True)
-class StatusChanged:
+class StatusChanged(NamedTuple):
     """A trial's status, with the reason; `attempt` is the one that runs next, if one does."""
 
     trial: Trial
@@ -191,22 +177,23 @@ class StatusChanged:
     retried: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Rearranged:
+class Rearranged(NamedTuple):
     """A trial's next attempt runs otherwise: alone, with what is now its configuration or its request.
 
-    `donor` is the trial whose checkpoint it took over, which had reported `donor_iteration` times by then.
+    Attributes:
+        config: its new configuration; None: the same as before.
+        donor: whose checkpoint it goes on from; None: its own.
+        donor_iteration: how many reports the donor had made before that checkpoint.
     """
 
     trial: Trial
     time: float
-    changed: bool
+    config: dict[str, Any] | None = None
     donor: Trial | None = None
     donor_iteration: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Noted:
+class Noted(NamedTuple):
     """Something about the experiment as a whole, or worth knowing of a trial."""
 
     time: float
@@ -236,8 +223,7 @@ Record = (
 # --- actions: what the executor does, after the records are committed -----------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Start:
+class Start(NamedTuple):
     """Start a process for this attempt of the trial, from its checkpoint if it has one."""
 
     trial: Trial
@@ -246,22 +232,19 @@ class Start:
     checkpoint: SavedCheckpoint | None
 
 
-@dataclass(frozen=True, slots=True)
-class Advance:
+class Advance(NamedTuple):
     """Let the trial run to its next report."""
 
     trial_id: str
 
 
-@dataclass(frozen=True, slots=True)
-class Save:
+class Save(NamedTuple):
     """Let the trial save a checkpoint where it waits, if it can."""
 
     trial_id: str
 
 
-@dataclass(frozen=True, slots=True)
-class Adopt:
+class Adopt(NamedTuple):
     """Put a copy of the donor's checkpoint into the trial's folder, as `dirname`."""
 
     trial: Trial
@@ -270,30 +253,26 @@ class Adopt:
     dirname: str
 
 
-@dataclass(frozen=True, slots=True)
-class Stop:
+class Stop(NamedTuple):
     """End the trial at the report where it waits; with `save`, a class saves a checkpoint first."""
 
     trial_id: str
     save: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Release:
+class Release(NamedTuple):
     """The trial is over: let its process and its resources go."""
 
     trial_id: str
 
 
-@dataclass(frozen=True, slots=True)
-class Kill:
+class Kill(NamedTuple):
     """End the trial's process now."""
 
     trial_id: str
 
 
-@dataclass(frozen=True, slots=True)
-class DeleteCheckpoint:
+class DeleteCheckpoint(NamedTuple):
     """Remove the folder of a dropped checkpoint."""
 
     trial: Trial

@@ -57,6 +57,11 @@ class Live:
         return self.outcome is not None and self.outcome[0] is TrialStatus.PAUSED
 
     @property
+    def is_ending(self) -> bool:
+        """True if the trial ends, or waits to go on after a restore: nothing else will come of it."""
+        return self.outcome is not None and not self.is_pausing
+
+    @property
     def is_saving(self) -> bool:
         """True if a checkpoint may come of where the trial stands now."""
         return self.saving or self.is_pausing

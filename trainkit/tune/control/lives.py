@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from typing import Any
 
 from trainkit.tune.control import events as ev
@@ -68,6 +70,8 @@ class Lives:
         self._pauses = pauses
         self._endings = endings
         self._failed = failed
+        self._watched: dict[str, Live] = {}
+        """Those that have a limit; until an end of the experiment gives all of them one."""
         self._handlers = {
             ev.Started: self._on_started,
             ev.Reported: self._on_reported,
@@ -126,11 +130,11 @@ class Lives:
             return
         if decision.reason or decision.verdict is not Verdict.CONTINUE:
             self._step.records.append(ev.DecisionMade(trial, trial.attempt, trial.iteration, decision))
-        words = words_for(decision, self._scheduler.label)
         if decision.verdict is Verdict.STOP:
-            live.outcome = TrialStatus.TERMINATED, words
+            live.outcome = TrialStatus.TERMINATED, words_for(decision, self._scheduler.label)
         elif decision.verdict is Verdict.PAUSE and not event.done:
-            live.outcome, live.pause = (TrialStatus.PAUSED, words), decision
+            live.outcome = TrialStatus.PAUSED, words_for(decision, self._scheduler.label)
+            live.pause = decision
         self.heed(event.time)
         if live.is_pausing and self._endings.reached is None and self._pauses.goes_on(live, event.time):
             live.outcome = None
@@ -144,6 +148,7 @@ class Lives:
             self._step.actions.append(ev.Save(trial_id) if live.saving else ev.Advance(trial_id))
             return
         live.deadline = time + self._plan.cleanup_s
+        self.watch(live)
         goes_on = live.outcome[0] in (TrialStatus.PENDING, TrialStatus.PAUSED)
         save = bool(self._plan.checkpoints.checkpoint_at_end) or goes_on
         self._step.actions.append(ev.Stop(live.trial.trial_id, save))
@@ -229,7 +234,7 @@ class Lives:
             trial.tried.append(trial.config)
             trial.config = retry.config
         if retry.alone or retry.config is not None:
-            self._step.records.append(ev.Rearranged(trial, time, changed=retry.config is not None))
+            self._step.records.append(ev.Rearranged(trial, time, retry.config))
         if retry.config is not None:
             self._endings.guarded(time, self._scheduler.on_trial_change, trial.trial_id, trial.config)
             self.heed(time)
@@ -238,14 +243,28 @@ class Lives:
             self._turns.waiting.add(trial)
 
     def _let_go(self, trial: Trial, time: float) -> None:
+        self._watched.pop(trial.trial_id, None)
         if self._live.pop(trial.trial_id, None) is not None:
             self._pace.stopped(trial.trial_id, time)
             self._ledger.release(trial.trial_id)
             self._step.actions.append(ev.Release(trial.trial_id))
 
+    def watch(self, live: Live) -> None:
+        """The attempt has a limit from now on."""
+        self._watched[live.trial.trial_id] = live
+
+    @property
+    def _limited(self) -> Mapping[str, Live]:
+        return self._watched if self._endings.reached is None else self._live
+
+    @property
+    def limit(self) -> float:
+        """When the first of them is killed, whatever it does; infinity: none is."""
+        return min([live.limit for live in self._limited.values()], default=math.inf)
+
     def kill_overdue(self, now: float) -> None:
         """End those that take longer than they may."""
-        for live in [live for live in self._live.values() if now >= live.limit]:
+        for live in [live for live in self._limited.values() if now >= live.limit]:
             self._step.actions.append(ev.Kill(live.trial.trial_id))
             if live.outcome is None:
                 words = timeout_words(self._plan.trial_timeout_s or 0.0)
@@ -267,5 +286,7 @@ class Lives:
 
     def heed(self, time: float) -> None:
         """Carry out what the scheduler, having been told something, has decided on trials that wait."""
-        for trial, reason in self._endings.guarded(time, lambda: list(self._pauses.verdicts(time))) or ():
-            self.terminate(trial, time, reason)
+        verdicts = self._endings.guarded(time, self._scheduler.verdicts)
+        if verdicts:
+            for trial, reason in self._endings.guarded(time, self._pauses.heed, verdicts, time) or ():
+                self.terminate(trial, time, reason)

@@ -7,7 +7,7 @@ PAUSE, and it would be chosen at once: it runs on in its process
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from trainkit.tune.checkpoint import checkpoint_dirname
 from trainkit.tune.control import events as ev
@@ -73,7 +73,7 @@ class Pauses:
 
     def begin(self, trial: Trial, decision: Decision, time: float, reason: str) -> Failure | None:
         """The trial's process has ended; return why it can't be paused, if it can't."""
-        if trial.checkpoint is None:
+        if trial.checkpoint is None and not self._has_donor(decision):
             text = (
                 f"{self._scheduler.label} paused the trial, and it has no checkpoint to go on from: give one "
                 "to tune.report(metrics, checkpoint=...), or define save_checkpoint() and load_checkpoint(); "
@@ -82,11 +82,24 @@ class Pauses:
             return Failure("ConfigError", text, retry=False)
         set_status(self._step, trial, time, TrialStatus.PAUSED, reason)
         self._proposals.on_pause(trial.trial_id)
+        self._carry_out(trial, decision, time)
+        return None
+
+    def _has_donor(self, decision: Decision) -> bool:
+        """Whether the state of another is there to go on from."""
+        return any(self._trials[donor.trial_id].checkpoint is not None for donor in decision.donors)
+
+    def take_up(self, owed: Mapping[str, Decision], time: float) -> None:
+        """Carry out what was decided on paused trials before a kill, and not done yet."""
+        for trial_id, decision in owed.items():
+            if self._turns.paused.remove(self._trials[trial_id]):
+                self._carry_out(self._trials[trial_id], decision, time)
+
+    def _carry_out(self, trial: Trial, decision: Decision, time: float) -> None:
         if decision.request is not None:
             trial.request = trial.granted = decision.request
-            self._step.records.append(ev.Rearranged(trial, time, changed=False))
+            self._step.records.append(ev.Rearranged(trial, time))
         self._exchange(trial, decision, time)
-        return None
 
     def _exchange(self, trial: Trial, decision: Decision, time: float) -> None:
         """Let a paused trial take over the state of a donor, if there is to be one."""
@@ -127,7 +140,7 @@ class Pauses:
         trial.tried.append(trial.config)
         trial.config = dict(donor.config)
         self._step.records.append(
-            ev.Rearranged(trial, event.time, True, self._trials[donor.trial_id], iteration)
+            ev.Rearranged(trial, event.time, trial.config, self._trials[donor.trial_id], iteration)
         )
         self._scheduler.on_trial_change(trial.trial_id, trial.config, donor.trial_id)
         return trial
@@ -152,11 +165,14 @@ class Pauses:
         adopted = self._adopting.pop(trial.trial_id, None) is not None
         return self._turns.paused.remove(trial) or hoped or adopted
 
-    def verdicts(self, time: float) -> Iterator[tuple[Trial, str]]:
-        """Heed what the scheduler has decided on trials that wait; give those to end, and why."""
-        for trial_id, decision in self._scheduler.verdicts():
+    def heed(self, verdicts: Sequence[tuple[str, Decision]], time: float) -> list[tuple[Trial, str]]:
+        """Do what the scheduler has decided on trials that wait; return those to end, and why."""
+        return list(self._heeded(verdicts, time))
+
+    def _heeded(self, verdicts: Sequence[tuple[str, Decision]], time: float) -> Iterator[tuple[Trial, str]]:
+        for trial_id, decision in verdicts:
             trial, live = self._trials[trial_id], self._live.get(trial_id)
-            if trial.status.is_finished:
+            if trial.status.is_finished or (live is not None and live.is_ending):
                 continue
             self._step.records.append(ev.DecisionMade(trial, trial.attempt, trial.iteration, decision))
             stopped = decision.verdict is Verdict.STOP

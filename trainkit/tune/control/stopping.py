@@ -43,8 +43,15 @@ class StopRules:
         Raises:
             MetricError: a rule names a value that the result lacks.
         """
+        if not self._rules:
+            return None
         reasons = [_reason(rule, trial_id, result) for rule in self._rules]
         return next((reason for reason in reasons if reason is not None), None)
+
+    @property
+    def is_empty(self) -> bool:
+        """True if there is no rule that could end the experiment."""
+        return not self._stoppers
 
     def told_again(self, trial_id: str, result: dict[str, Any]) -> None:
         """Take in a report of before a restore."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 
+from trainkit.tune.control.live import Live
 from trainkit.tune.control.waiting import WaitingLine
 from trainkit.tune.schedulers.base import TrialScheduler
 from trainkit.tune.suggestion.suggesting import TrialSource
@@ -41,15 +42,14 @@ class Turns:
         suggested = self._source.to_come
         return None if suggested is None else suggested + len(self.waiting)
 
-    def next(self, running: Iterable[Trial], *, has_room: bool) -> Trial | None:
+    def next(self, running: Mapping[str, Live], *, has_room: bool) -> Trial | None:
         """Return the trial to start or go on with, which is in no line any more; None: none now.
 
         Args:
-            running: trials that have a process.
+            running: trials that have a process, by id.
             has_room: whether another trial may fit, so that one may be suggested or its pause may end.
         """
-        running = list(running)
-        if any(trial.alone for trial in running):
+        if len(running) == 1 and next(iter(running.values())).trial.alone:  # then nothing else does
             return None
         alone = self.waiting.first_alone
         # What never ends would never leave a trial alone, so there it is its turn as soon as may be.

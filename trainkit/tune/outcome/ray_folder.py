@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from trainkit.errors import StoreError
+from trainkit.tune.schedulers.pbt_lineage import Exchange
 from trainkit.tune.trial import Attempt, Failure, SavedCheckpoint, Trial, TrialStatus
 
 PARAMS, RESULTS, ERROR = "params.json", "result.json", "error.txt"
@@ -90,6 +91,10 @@ class RayFolder:
     def stops(self) -> dict[str, dict[str, Any]]:
         """Ray keeps none."""
         return {}
+
+    def exchanges(self) -> list[Exchange]:
+        """Ray keeps them in files of their own, which PopulationBasedTrainingReplay reads."""
+        return []
 
     def attempts(self, trial_id: str) -> list[Attempt]:
         """Ray keeps none."""

@@ -9,6 +9,7 @@ from typing import Any, Protocol, Self
 
 from trainkit.errors import StoreError
 from trainkit.tune.outcome.ray_folder import RayFolder, is_ray_folder
+from trainkit.tune.schedulers.pbt_lineage import Exchange
 from trainkit.tune.storing.history import ExperimentReader
 from trainkit.tune.storing.schema import FILENAME
 from trainkit.tune.storing.storage import locate, working_folder
@@ -41,6 +42,9 @@ class Reader(Protocol):
 
     def stops(self) -> dict[str, dict[str, Any]]:
         """By trial, the reason of the stop that was decided on its last report, if one was."""
+
+    def exchanges(self) -> list[Exchange]:
+        """How trials went on with other configurations, in order."""
 
     def attempts(self, trial_id: str) -> list[Attempt]:
         """The runs of a trial."""

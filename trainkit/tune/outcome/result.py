@@ -16,6 +16,7 @@ from trainkit.tune.optional import load, pandas_frame
 from trainkit.tune.outcome import show
 from trainkit.tune.outcome.ranking import best_row, spread_of
 from trainkit.tune.outcome.reading import Reader, metric_and_mode, open_experiment, trial_folder
+from trainkit.tune.schedulers.pbt_lineage import Stretch, lineage
 from trainkit.tune.trial import Attempt, Failure, Trial, TrialStatus
 from trainkit.tune.values import complete, flatten
 
@@ -143,6 +144,16 @@ class Result:
         """The runs of this trial: the first, retries, and those that a restore went on with."""
         with self._reader() as reader:
             return reader.attempts(self.trial_id)
+
+    def lineage(self) -> list[Stretch]:
+        """Where the weights of its last report come from, in order: which trial trained how long, with what.
+
+        More than one stretch where population based training made it take over the state of another trial.
+        """
+        with self._reader() as reader:
+            suggested = {trial.trial_id: trial.suggested for trial in reader.trials()}
+            last = self.metrics.get("training_iteration", 0)
+            return lineage(reader.exchanges(), suggested, self.trial_id, last)
 
     # --- older names, and Ray's for a trial -------------------------------------------------------
 

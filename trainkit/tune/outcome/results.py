@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, overload
 
@@ -32,15 +33,15 @@ class ResultGrid(Sequence[Result]):
 
     Args:
         folder: of the experiment.
-        results: one per trial.
+        results: one per trial; looked at when the first of them is.
         metric, mode: what "best" means where a method is given none.
     """
 
     def __init__(
-        self, folder: Path, results: Sequence[Result], metric: str | None = None, mode: str | None = None
+        self, folder: Path, results: Iterable[Result], metric: str | None = None, mode: str | None = None
     ) -> None:
         self._folder = folder
-        self._results = list(results)
+        self._given = results
         self.metric = metric
         self.mode = mode
 
@@ -98,6 +99,10 @@ class ResultGrid(Sequence[Result]):
         for trial in trials:
             trial.config = (configs or {}).get(trial.trial_id, trial.config)
         return cls(folder, [result_of(trial, folder, metric, mode, errors) for trial in trials], metric, mode)
+
+    @cached_property
+    def _results(self) -> list[Result]:
+        return list(self._given)
 
     def __len__(self) -> int:
         return len(self._results)

@@ -1,10 +1,14 @@
-"""The rungs of a scheduler: who came to each, in which order, who went on, and the cutoff as it moved."""
+"""The rungs of a scheduler: who came to each, in which order, who went on, and the cutoff as it moved.
+
+A trial that was paused at a rung went on if it was resumed from there, whenever that was.
+"""
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, cast
 
@@ -29,12 +33,24 @@ WIDTH = 0.8
 
 @dataclass(frozen=True)
 class Entry:
-    """A trial that was judged at a rung."""
+    """A trial that came to a rung; NaN for the cutoff where there was none yet."""
 
     trial_id: str
     value: float
     went_on: bool
     cutoff: float
+
+
+@dataclass(frozen=True)
+class Words:
+    """What the legend calls those that left the rung, and the others."""
+
+    went_on: str
+    stayed: str
+
+
+STOPPING = Words("went on", "stopped")
+PROMOTION = Words("promoted", "not promoted")
 
 
 def draw(
@@ -57,7 +73,12 @@ def draw(
         log_y: logarithmic values; those that have no logarithm are left out.
     """
     metric, mode = style.metric_of(grid, metric, mode)
-    rungs, bracket, brackets = _rungs(grid, metric, bracket, log_y=log_y)
+    decisions = _judgements(grid)
+    bracket, brackets = _bracket(decisions, bracket)
+    rungs = _rungs(
+        grid, metric, [each for each in decisions if each.get("bracket", 0) == bracket], log_y=log_y
+    )
+    words = PROMOTION if any(each["verdict"] == "PAUSE" for each in decisions) else STOPPING
     figure, axes = style.figure_of(ax, (8.5, 5))
     levels = sorted(rungs)
     place: dict[tuple[float, str], float] = {}
@@ -65,7 +86,7 @@ def draw(
         entries = rungs[level]
         across = [index + WIDTH * ((n + 0.5) / len(entries) - 0.5) for n in range(len(entries))]
         place |= {(level, entry.trial_id): x for entry, x in zip(entries, across, strict=True)}
-        _draw_rung(axes, index, entries, across)
+        _draw_rung(axes, index, entries, across, words)
     _draw_ways(axes, rungs, place)
     style.dress(axes, title=f"rungs of {style.trials(len({each[1] for each in place}))}", x="rung", y=metric)
     if brackets > 1:
@@ -87,41 +108,57 @@ def draw(
     return figure
 
 
-def _rungs(
-    grid: ResultGrid, metric: str, bracket: int | None, *, log_y: bool
-) -> tuple[dict[float, list[Entry]], int, int]:
-    """By level, the entries in the order judged; which bracket's, and how many brackets there are."""
+def _judgements(grid: ResultGrid) -> list[dict[str, Any]]:
     decisions = [each for each in grid.decisions() if each.get("rule") == "rung"]
     if not decisions:
         raise ConfigError(
             "there are no rungs to draw: no scheduler has judged a trial at one. They come from "
             "TuneConfig(scheduler=ASHAScheduler(...)), once a trial has reached its grace_period"
         )
-    counts: dict[int, int] = {}
-    for each in decisions:
-        counts[each.get("bracket", 0)] = counts.get(each.get("bracket", 0), 0) + 1
+    return decisions
+
+
+def _bracket(decisions: Sequence[Mapping[str, Any]], bracket: int | None) -> tuple[int, int]:
+    """Which bracket to draw, and how many brackets there are."""
+    counts = Counter(each.get("bracket", 0) for each in decisions if each["verdict"] != "RESUME")
     if bracket is None:
         bracket = max(counts, key=lambda number: (counts[number], -number))
     elif bracket not in counts:
         raise ConfigError(f"bracket={bracket!r}: trials were judged in {', '.join(map(str, sorted(counts)))}")
+    return bracket, len(counts)
+
+
+def _rungs(
+    grid: ResultGrid, metric: str, decisions: Sequence[Mapping[str, Any]], *, log_y: bool
+) -> dict[float, list[Entry]]:
+    """By level, the entries in the order they came.
+
+    A trial is judged there at most once as it comes, and maybe once more later: when it goes on after a
+    pause.
+    """
     values: dict[tuple[str, int], Any] = {}  # by trial and iteration
     for result, history in grid.histories():
         values |= {
             (result.trial_id, report["training_iteration"]): lookup(report, metric) for report in history
         }
-    rungs: dict[float, list[Entry]] = {}
+    rungs: dict[float, dict[str, Entry]] = {}
     for each in decisions:
-        value: Any = values.get((each["trial_id"], each["iteration"]))
-        if each.get("bracket", 0) == bracket and is_finite(value) and (value > 0 or not log_y):
-            went_on = each["verdict"] == "CONTINUE"
-            entry = Entry(each["trial_id"], float(value), went_on, float(each["cutoff"]))
-            rungs.setdefault(each["rung"], []).append(entry)
-    if not rungs:
+        trial_id, rung = each["trial_id"], rungs.setdefault(each["rung"], {})
+        went_on = each["verdict"] in ("CONTINUE", "RESUME")
+        if trial_id in rung:
+            rung[trial_id] = replace(rung[trial_id], went_on=went_on)
+            continue
+        value: Any = values.get((trial_id, each["iteration"]))
+        if is_finite(value) and (value > 0 or not log_y):
+            rung[trial_id] = Entry(trial_id, float(value), went_on, float(each.get("cutoff", math.nan)))
+    if not any(rungs.values()):
         raise style.nothing_to_draw(grid, metric)
-    return rungs, bracket, len(counts)
+    return {level: list(entries.values()) for level, entries in rungs.items() if entries}
 
 
-def _draw_rung(axes: Axes, index: int, entries: Sequence[Entry], across: Sequence[float]) -> None:
+def _draw_rung(
+    axes: Axes, index: int, entries: Sequence[Entry], across: Sequence[float], words: Words
+) -> None:
     size = max(8.0, 46 - 0.25 * len(entries))
     # Named once for the legend; a rung at which nobody fell or passed draws an empty set.
     label = (lambda text: text) if index == 0 else (lambda text: f"_{text}")
@@ -138,7 +175,7 @@ def _draw_rung(axes: Axes, index: int, entries: Sequence[Entry], across: Sequenc
             edgecolors=WENT_ON if went_on else style.OTHERS,
             linewidths=0.0 if went_on else 1.1,
             zorder=4 if went_on else 3,
-            label=label("went on" if went_on else "stopped"),
+            label=label(words.went_on if went_on else words.stayed),
         )
     finite = [
         (x, entry.cutoff) for entry, x in zip(entries, across, strict=True) if math.isfinite(entry.cutoff)

@@ -192,7 +192,7 @@ class AsyncHyperBandScheduler(TrialScheduler):
             "entries": len(rung),
             "places": rung.places,
         }
-        if (cutoff := rung.cutoff) is not None:
+        if (cutoff := rung.cutoff) is not None and cutoff > -math.inf:
             facts["cutoff"] = -cutoff if self.mode == "min" else cutoff
         if progress.bracket:
             facts["bracket"] = progress.bracket

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from trainkit.errors import ConfigError
 from trainkit.tune.checks import is_name, is_number, require_mode
+from trainkit.tune.schedulers.words import in_words
 from trainkit.tune.values import lookup
 
 if TYPE_CHECKING:
@@ -94,6 +95,8 @@ class TrialScheduler(ABC):
     needs_metric: ClassVar[bool] = True
     label: ClassVar[str] = "the scheduler"
     """How messages call it."""
+    hears_again: ClassVar[bool] = False
+    """True if a restore tells it of the end of a trial that is run again, since others were judged by it."""
 
     def __init__(
         self, time_attr: str = "training_iteration", metric: str | None = None, mode: str | None = None
@@ -224,18 +227,5 @@ def stop_words(reason: Mapping[str, Any], scheduler: str) -> str:
     """Why a trial was stopped, as text: 'stopped by ASHA: rung 4, rank 3 of 8, 2 go on, cutoff 0.25'."""
     if "stop" in reason:
         return str(reason["stop"])
-    if reason.get("rule") == "rung":
-        words = (
-            f"rung {reason['rung']:g}, rank {reason['rank']} of {reason['entries']}, {reason['places']} go on"
-        )
-        if "cutoff" in reason:
-            words += f", cutoff {reason['cutoff']:.6g}"
-    elif reason.get("rule") == "max_t":
-        words = f"reached max_t={reason['max_t']:g}"
-    elif reason.get("rule") == "late report":
-        words = "it had stopped this trial before"
-    elif reason.get("rule") == "waits":
-        words = f"it waits to be promoted from rung {reason['rung']:g}"
-    else:
-        words = ", ".join(f"{name} {value}" for name, value in reason.items())
+    words = in_words(reason)
     return f"stopped by {scheduler}: {words}" if words else f"stopped by {scheduler}"

@@ -11,12 +11,19 @@ from trainkit.errors import ConfigError
 from trainkit.tune.schedulers.base import TrialScheduler
 from trainkit.tune.values import holds_opaque
 
-_HOMES = {"AsyncHyperBandScheduler": "async_hyperband", "FIFOScheduler": "fifo"}
+_HOMES = {
+    "AsyncHyperBandScheduler": "async_hyperband",
+    "FIFOScheduler": "fifo",
+    "HyperBandForBOHB": "hb_bohb",
+    "HyperBandScheduler": "hyperband",
+}
 _CLASSES = {
     "fifo": "FIFOScheduler",
     "asha": "AsyncHyperBandScheduler",
     "async_hyperband": "AsyncHyperBandScheduler",
     "asynchyperband": "AsyncHyperBandScheduler",
+    "hb_bohb": "HyperBandForBOHB",
+    "hyperband": "HyperBandScheduler",
 }
 
 

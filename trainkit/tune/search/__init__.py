@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from trainkit.tune.search.base import Searcher
     from trainkit.tune.search.basic_variant import BasicVariantGenerator
     from trainkit.tune.search.bayesopt import BayesOptSearch
+    from trainkit.tune.search.bohb import TuneBOHB
     from trainkit.tune.search.concurrency_limiter import ConcurrencyLimiter
     from trainkit.tune.search.create import create_searcher
     from trainkit.tune.search.hyperopt import HyperOptSearch
@@ -24,6 +25,7 @@ _HOME_OF = {
     "OptunaSearch": "search.optuna",
     "Repeater": "search.repeater",
     "Searcher": "search.base",
+    "TuneBOHB": "search.bohb",
     "create_searcher": "search.create",
     "grid_search": "space",
 }
@@ -36,6 +38,7 @@ __all__ = [
     "OptunaSearch",
     "Repeater",
     "Searcher",
+    "TuneBOHB",
     "create_searcher",
     "grid_search",
 ]

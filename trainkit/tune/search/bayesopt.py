@@ -25,10 +25,10 @@ _KINDS = ("ucb", "ei", "poi")
 class BayesOptSearch(Searcher):
     """Suggest configurations by the package bayesian-optimization.
 
-    Its model is a Gaussian process with a Matern 5/2 kernel. It searches real numbers only: `tune.uniform`, and `tune.loguniform` in the logarithm. Suggestion n draws
-    with a generator that is made from the seed and n, from a model of all that is known then; trials that run
-    count as the worst so far. NaN, infinite and failed results are left out. A trial that a scheduler has
-    stopped counts by its last report.
+    Its model is a Gaussian process with a Matern 5/2 kernel. It searches real numbers only: `tune.uniform`,
+    and `tune.loguniform` in the logarithm. Suggestion n draws with a generator that is made from the seed and
+    n, from a model of all that is known then; trials that run count as the worst so far. NaN, infinite and
+    failed results are left out. A trial that a scheduler has stopped counts by its last report.
 
     Args:
         space: bounds by name, as {"net/width": (0, 20)}, or domains as in `param_space`. None: `param_space`.

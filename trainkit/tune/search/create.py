@@ -18,11 +18,13 @@ _HOMES = {
     "HyperOptSearch": "hyperopt",
     "OptunaSearch": "optuna",
     "Repeater": "repeater",
+    "TuneBOHB": "bohb",
 }
 _CLASSES = {
     "bayesopt": "BayesOptSearch",
     "hyperopt": "HyperOptSearch",
     "optuna": "OptunaSearch",
+    "bohb": "TuneBOHB",
     "random": "BasicVariantGenerator",
     "variant_generator": "BasicVariantGenerator",
 }

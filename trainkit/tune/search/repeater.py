@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from trainkit.tune.checks import is_number, is_whole, require
+from trainkit.tune.schedulers.base import Decision
 from trainkit.tune.search.base import Searcher
 from trainkit.tune.search.wrapper import SearcherWrapper
 from trainkit.tune.spaces.variants import Space
@@ -195,6 +196,9 @@ class Repeater(SearcherWrapper):
 
     def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
         """Nothing: the searcher knows units, of which single reports say little."""
+
+    def on_trial_decision(self, trial_id: str, result: dict[str, Any], decision: Decision) -> None:
+        """Nothing, for the same reason."""
 
     def on_trial_complete(
         self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from trainkit.tune.control import events as ev
 from trainkit.tune.outcome.reading import Reader
-from trainkit.tune.outcome.result import result_of
+from trainkit.tune.outcome.result import Result, result_of
 from trainkit.tune.outcome.results import ResultGrid
 from trainkit.tune.simulation.log import line_of
 from trainkit.tune.storing.memory import MemoryStore
@@ -43,15 +43,14 @@ class Simulation(ResultGrid):
         self._store = store
         self.workers = workers
         self.ended_s = ended_s
-        trials = store.reader().trials()
-        for trial in trials:
+        super().__init__(Path(), self._found(errors, metric, mode), metric, mode)
+
+    def _found(
+        self, errors: Mapping[tuple[str, int], BaseException], metric: str | None, mode: str | None
+    ) -> Iterator[Result]:
+        for trial in self._store.reader().trials():
             trial.checkpoints.clear()  # marks, which are no files
-        super().__init__(
-            Path(),
-            [result_of(trial, None, metric, mode, errors, store.reader) for trial in trials],
-            metric,
-            mode,
-        )
+            yield result_of(trial, None, metric, mode, errors, self._store.reader)
 
     @property
     def experiment_path(self) -> str:

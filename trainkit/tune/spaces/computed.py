@@ -22,7 +22,7 @@ def compute(config: dict[str, Any], rng: Generator) -> None:
     Raises:
         SpaceError: a function needs its own value, names a key that is not there, or raises.
     """
-    with _global_generators_seeded(rng):
+    with global_generators_seeded(rng):
         _Computation(config).finish()
 
 
@@ -137,7 +137,7 @@ def _plain(value: Any) -> Any:
 
 
 @contextmanager
-def _global_generators_seeded(rng: Generator) -> Iterator[None]:
+def global_generators_seeded(rng: Generator) -> Iterator[None]:
     """Let functions that draw from the global generators repeat too, and leave those as they were."""
     import numpy as np
 

@@ -33,13 +33,12 @@ class Grid:
     ) -> None:
         self._open = {path: axis for path, axis in axes.items() if path not in given}
         self._listed = None if listed is None else list(listed)
-
-    @property
-    def size(self) -> int:
+        self.size = (
+            math.prod(len(axis.values) for axis in self._open.values())
+            if self._listed is None
+            else len(self._listed)
+        )
         """How many combinations there are; 1 without a grid."""
-        if self._listed is not None:
-            return len(self._listed)
-        return math.prod(len(axis.values) for axis in self._open.values())
 
     def combination(self, rank: int) -> dict[Path, Any]:
         """The values of the axes in combination `rank`."""

@@ -19,6 +19,7 @@ from trainkit.tune.control.retention import checkpoint_score
 from trainkit.tune.placement import PlacementGroupFactory
 from trainkit.tune.policies import CheckpointConfig
 from trainkit.tune.schedulers.base import Decision, Verdict
+from trainkit.tune.schedulers.pbt_lineage import Exchange
 from trainkit.tune.storing.log import (
     Changed,
     Ended,
@@ -247,6 +248,20 @@ class ExperimentReader:
                 "WHERE ?1 IS NULL OR trial_id = ?1 ORDER BY seq",
                 trial_id,
             )
+        ]
+
+    def exchanges(self) -> list[Exchange]:
+        """How trials went on with other configurations than they were suggested, in order."""
+        details = (
+            (trial_id, decode_config(detail))
+            for trial_id, detail in self._rows(
+                "SELECT trial_id, detail FROM events WHERE kind = ? ORDER BY seq", ev.REARRANGED
+            )
+        )
+        return [
+            Exchange(trial_id, each["iteration"], each["config"], each["donor"], each["donor_iteration"])
+            for trial_id, each in details
+            if each["config"] is not None
         ]
 
     def attempts(self, trial_id: str) -> list[Attempt]:

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Self
 
 from trainkit.tune.control import events as ev
+from trainkit.tune.schedulers.pbt_lineage import Exchange
 from trainkit.tune.storing.spans import Span, outcome_of
 from trainkit.tune.trial import Attempt, Trial, TrialStatus
 
@@ -61,6 +62,7 @@ class MemoryReader:
         self._decisions: list[ev.DecisionMade] = []
         self._attempts: defaultdict[str, list[ev.AttemptStarted]] = defaultdict(list)
         self._ends: defaultdict[str, list[ev.StatusChanged]] = defaultdict(list)
+        self._exchanges: list[Exchange] = []
         self._ending = ""
 
     def __enter__(self) -> Self:
@@ -114,6 +116,10 @@ class MemoryReader:
             for record in self._decisions
             if trial_id is None or record.trial.trial_id == trial_id
         ]
+
+    def exchanges(self) -> list[Exchange]:
+        self._take()
+        return list(self._exchanges)
 
     def stops(self) -> dict[str, dict[str, Any]]:
         self._take()
@@ -199,6 +205,13 @@ class MemoryReader:
                     self._attempts[record.trial.trial_id].append(record)
                 case ev.StatusChanged():
                     self._ends[record.trial.trial_id].append(record)
+                case ev.Rearranged(trial, config=dict() as config, donor=donor):
+                    donor_id = None if donor is None else donor.trial_id
+                    before = self._results[trial.trial_id]
+                    iteration = before[-1].iteration if before else 0
+                    self._exchanges.append(
+                        Exchange(trial.trial_id, iteration, config, donor_id, record.donor_iteration)
+                    )
                 case ev.Noted(_, "ending", detail):
                     self._ending = detail
                 case ev.TrialAdded():
@@ -206,6 +219,6 @@ class MemoryReader:
 
 
 def _closes(end: ev.StatusChanged, start: ev.AttemptStarted) -> bool:
-    """A status names the attempt that runs next, where one does."""
-    waits = end.status in (TrialStatus.PENDING, TrialStatus.PAUSED)
+    """PENDING names the attempt that runs next, the others the one that ran last."""
+    waits = end.status is TrialStatus.PENDING
     return end.attempt > start.attempt if waits else end.attempt == start.attempt

@@ -42,11 +42,14 @@ class Restored:
         trials: as the controller takes them.
         with_metric: ids of those that have reported the metric.
         records: what restoring has changed, to commit before anything runs.
+        owed: by trial that is paused, the decision that it take over another's state, or have other
+            resources, which had not been carried out yet.
     """
 
     trials: list[Trial]
     with_metric: set[str] = field(default_factory=set)
     records: list[ev.Record] = field(default_factory=list)
+    owed: dict[str, Decision] = field(default_factory=dict)
 
 
 def restore_trials(
@@ -98,8 +101,11 @@ def restore_trials(
             stop=stop,
             going_on=going_on,
             space_since=space_since,
+            owed=restored.owed,
         )
     for trial in trials:
+        if trial.status is not TrialStatus.PAUSED:
+            restored.owed.pop(trial.trial_id, None)
         trial.last_result["config"] = trial.config
         if trial.status.is_finished and not before[trial.trial_id].is_finished:
             proposals.on_trial_complete(trial.trial_id, trial.last_result)
@@ -121,6 +127,7 @@ def replay(
     stop: StopRules | None = None,
     going_on: Collection[str] = (),
     space_since: int = 0,
+    owed: dict[str, Decision] | None = None,
 ) -> set[str]:
     """Tell `proposals`, `scheduler` and `stop` what they were told, and complete the configurations.
 
@@ -133,6 +140,7 @@ def replay(
         stop: rules to tell; None: none.
         going_on: ids of trials that had ended and are to run again: for both they have not ended.
         space_since: as in `restore_trials`.
+        owed: is filled with the decisions that were not carried out, as in `Restored`.
 
     Returns:
         The ids of trials that have reported `metric`.
@@ -145,7 +153,10 @@ def replay(
     with_metric = set()
     last: dict[str, dict[str, Any]] = {}
     paused: set[str] = set()
+    owed = {} if owed is None else owed
     for entry in log:
+        if not isinstance(entry, (NoMoreTrials, Paused)):
+            owed.pop(entry.trial_id, None)
         match entry:
             case Suggested(trial_id):
                 trial = by_id[trial_id]
@@ -159,6 +170,8 @@ def replay(
                     with_metric.add(trial_id)
                 proposals.on_trial_result(trial_id, result)
                 decision = scheduler.on_result(trial_id, result)
+                if decision.donors or decision.request is not None:
+                    owed[trial_id] = decision
                 if decision.reason:
                     proposals.on_trial_decision(trial_id, result, decision)
                 if stop is not None:
@@ -181,11 +194,12 @@ def replay(
                 # A searcher that can hears of an end that was none after all, as its next suggestions did.
                 if ended or proposals.hears_again:
                     proposals.on_trial_complete(trial_id, last.get(trial_id), error=error)
-                if not ended:
+                if not ended and not scheduler.hears_again:
                     continue
                 tell = scheduler.on_trial_error if error else scheduler.on_trial_complete
                 tell(trial_id)
-        scheduler.verdicts()  # they were carried out then: the log has what came of them
+        # They were carried out then: the log has what came of them, but for what was cut off.
+        owed.update({each: verdict for each, verdict in scheduler.verdicts() if verdict.donors})
     return with_metric
 
 

@@ -250,10 +250,11 @@ class ExperimentStore:
         trial = record.trial
         detail = {
             "alone": trial.alone,
-            "config": trial.config if record.changed else None,
+            "config": record.config,
             "granted": trial.granted and [trial.granted.bundles, trial.granted.strategy],
             "donor": record.donor and record.donor.trial_id,
             "donor_iteration": record.donor_iteration,
+            "iteration": trial.checkpoint.iteration if trial.checkpoint else 0,
         }
         self._noted(ev.Noted(record.time, ev.REARRANGED, encode_config(detail), trial.trial_id))
 

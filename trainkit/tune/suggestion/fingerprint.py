@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from hashlib import blake2b
+from operator import itemgetter
 from typing import Any
 
 
@@ -18,21 +18,25 @@ def fingerprint(config: Mapping[str, Any]) -> bytes:
 
 
 def _canonical(value: Any) -> str:
-    return json.dumps(_comparable(value), sort_keys=True)
+    return repr(_comparable(value))
+
+
+_first = itemgetter(0)
 
 
 def _comparable(value: Any) -> Any:
     if value is None or type(value) in (str, int, float, bool):
         return value
     if isinstance(value, Mapping):
-        return {
-            key if type(key) is str else f"\0{json.dumps(_comparable(key))}": _comparable(child)
+        pairs = [
+            (key if type(key) is str else f"\0{_canonical(key)}", _comparable(child))
             for key, child in value.items()
-        }
+        ]
+        return ("{}", sorted(pairs, key=_first))
     if isinstance(value, (list, tuple)):
         return ["()" if isinstance(value, tuple) else "[]", *map(_comparable, value)]
     if isinstance(value, (set, frozenset)):
-        return ["{}", *sorted(json.dumps(_comparable(child)) for child in value)]
+        return ("set", sorted(map(_canonical, value)))
     if hasattr(value, "dtype") and hasattr(value, "item") and getattr(value, "shape", None) == ():
         return value.item()
     return ["object", id(value)]

@@ -100,9 +100,10 @@ class Proposals:
             rule = self._forbidden_by(config)
             if rule is not None and not drawn:
                 raise ConfigError(f"{self.name} was given {config!r} to try, which is forbidden: {rule}")
-            known = self._first.get(fingerprint(config)) if drawn and not self._allow_duplicates else None
+            print_of_it = None if self._allow_duplicates else fingerprint(config)
+            known = self._first.get(print_of_it) if drawn and print_of_it is not None else None
             if rule is None and known is None:
-                return self._accept(trial_id, config)
+                return self._accept(trial_id, config, print_of_it)
             self._tell("on_rejected", trial_id, self._results.get(known or ""))
             rejected += 1
             if rejected < (TRIES if self._searcher.whole else PATIENCE):
@@ -263,10 +264,12 @@ class Proposals:
                 return config
         return None
 
-    def _accept(self, trial_id: str, config: dict[str, Any]) -> dict[str, Any]:
+    def _accept(
+        self, trial_id: str, config: dict[str, Any], print_of_it: bytes | None = None
+    ) -> dict[str, Any]:
         self._proposed += 1
         if not self._allow_duplicates:
-            self._first.setdefault(fingerprint(config), trial_id)
+            self._first.setdefault(print_of_it or fingerprint(config), trial_id)
         return config
 
     def _why(self) -> str:

@@ -98,13 +98,14 @@ def make_trial(
     trial_id: str, index: int, config: dict[str, Any], trainable_name: str, varied: set[str]
 ) -> Trial:
     """Return a trial that has not run."""
+    evaluated = {name: value for name, value in flatten(config).items() if name in varied}
     return Trial(
         trial_id=trial_id,
         index=index,
         config=config,
         name=f"{trainable_name}_{trial_id}",
         dirname=trial_dirname(trainable_name, trial_id),
-        tag=experiment_tag(index, config, varied),
+        tag=experiment_tag(index, evaluated),
         trainable_name=trainable_name,
-        evaluated_params={name: value for name, value in flatten(config).items() if name in varied},
+        evaluated_params=evaluated,
     )

@@ -1,0 +1,375 @@
+"""TuneBOHB in experiments: what it is told, what it proposes in which space, and that it goes on after a restore."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.suites.searchers import TREE, Row, Search, loss_of
+from trainkit import tune
+from trainkit.errors import ConfigError
+from trainkit.tune.schedulers import ASHAScheduler, FIFOScheduler, HyperBandForBOHB
+from trainkit.tune.search import ConcurrencyLimiter, create_searcher
+from trainkit.tune.search.bohb import TuneBOHB
+
+pytestmark = pytest.mark.usefixtures("inline")
+
+EAGER = {"random_fraction": 0}
+PLANE = {"x": tune.uniform(-10, 10), "y": tune.uniform(-10, 10)}
+
+
+def parabola(config):
+    return {"loss": (config["x"] - 2) ** 2 + (config["y"] + 1) ** 2}
+
+
+def falling(config, training_iteration, rng):
+    return {"loss": config["x"] + 0.1 * rng.random() / training_iteration}
+
+
+class Heard(TuneBOHB):
+    """Notes what the model is taught."""
+
+    judged: Counter[tuple[str, int]] = Counter()
+
+    def on_trial_decision(self, trial_id, result, decision):
+        if "budget" in decision.reason:
+            self.judged[trial_id, decision.reason["budget"]] += 1
+        super().on_trial_decision(trial_id, result, decision)
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    Heard.judged.clear()
+
+
+def searched(scheduler, searcher, num_samples, **settings):
+    return tune.TuneConfig(
+        metric="loss",
+        mode="min",
+        num_samples=num_samples,
+        scheduler=scheduler,
+        search_alg=searcher,
+        **settings,
+    )
+
+
+# property 17: where Ray's controller does not tell of results with which a trial is stopped
+@pytest.mark.parametrize("workers", [1, 4])
+def test_every_result_at_every_budget_is_heard_once(workers):
+    """One turn of Hyperband with 9 and 3: 9-3-1, 5-1 and 3 trials, all levels of which all brackets share."""
+    results = tune.simulate(
+        falling,
+        {"x": tune.uniform(0, 1)},
+        searched(HyperBandForBOHB(max_t=9), Heard(), 17),
+        workers=workers,
+        seed=1,
+    )
+    assert set(Heard.judged.values()) == {1}
+    assert Counter(budget for _, budget in Heard.judged) == {0: 9, 1: 3 + 5, 2: 1 + 1 + 3}
+    ended = {each["trial_id"]: each["verdict"] for each in results.decisions() if "budget" in each}
+    assert set(ended.values()) == {"STOP"} and len(ended) == 17
+
+
+# property 17
+@pytest.mark.parametrize("kind", ["stopping", "promotion"])
+def test_with_asha_too(kind):
+    scheduler = ASHAScheduler(max_t=9, reduction_factor=3, brackets=2, type=kind)
+    results = tune.simulate(
+        falling, {"x": tune.uniform(0, 1)}, searched(scheduler, Heard(), 40), workers=4, seed=1
+    )
+    assert set(Heard.judged.values()) == {1}
+    levels = [1, 3, 9]
+    reached = Counter()
+    for result in results:
+        iterations = [each["training_iteration"] for each in result.history]
+        first = min(budget for trial, budget in Heard.judged if trial == result.trial_id)
+        for budget in range(first, 3):
+            reached[budget] += levels[budget] in iterations
+    assert Counter(budget for _, budget in Heard.judged) == reached
+
+
+# property 17: what is reported again after a failure, from an earlier checkpoint or from none, is heard once
+def test_reports_that_come_again_count_once():
+    run = tune.RunConfig(failure_config=tune.FailureConfig(max_failures=-1))
+    tune.simulate(
+        falling,
+        {"x": tune.uniform(0, 1)},
+        searched(HyperBandForBOHB(max_t=9), Heard(), 34),
+        workers=4,
+        seed=1,
+        failures=0.1,
+        resume=False,
+        run_config=run,
+    )
+    assert set(Heard.judged.values()) == {1}
+    assert Counter(budget for _, budget in Heard.judged) == {0: 18, 1: 16, 2: 10}
+
+
+SCHEDULERS = {
+    "hyperband": lambda: HyperBandForBOHB(max_t=9),
+    "asha": lambda: ASHAScheduler(max_t=9, reduction_factor=3),
+    "fifo": FIFOScheduler,
+}
+
+
+# property 16, row 2.6
+@pytest.mark.parametrize("name", SCHEDULERS)
+def test_it_learns_with_every_scheduler(name):
+    """The median of what it suggests late is nearer to the optimum than that of what it suggests early."""
+    results = tune.simulate(
+        lambda config, training_iteration, rng: {
+            "loss": abs(config["x"] - 0.3) + abs(config["y"] - 0.7) + 0.1 / training_iteration
+        },
+        {"x": tune.uniform(0, 1), "y": tune.uniform(0, 1)},
+        searched(SCHEDULERS[name](), "bohb", 60),
+        workers=4,
+        seed=0,
+        run_config=tune.RunConfig(stop={"training_iteration": 9}),
+    )
+    assert {result.status for result in results} == {"TERMINATED"}
+    distances = [abs(each.config["x"] - 0.3) + abs(each.config["y"] - 0.7) for each in results]
+    assert np.median(distances[30:]) < 0.6 * np.median(distances[:15])
+
+
+def test_it_finds_what_random_search_does_not(fit):
+    best = {}
+    for name in ("random", "bohb"):
+        grid = fit(
+            parabola, PLANE, metric="loss", num_samples=60, seed=1, search_alg=name, run={"name": name}
+        )
+        best[name] = grid.get_best_result().metrics["loss"]
+    assert best["bohb"] < min(best["random"], 0.5)
+
+
+# --- spaces ---------------------------------------------------------------------------------------
+
+ROW = Row("bohb", lambda **given: TuneBOHB(bohb_config=EAGER, **given))
+
+
+# property 20, rows 1.28 and 2.6
+def test_proposals_hold_what_is_active_and_nothing_else():
+    space = {
+        "momentum": tune.when({"optimizer": "sgd"}, tune.uniform(0, 1)),
+        "optimizer": tune.choice(["sgd", "adam"]),
+        "schedule": tune.when(
+            {"optimizer": "adam"},
+            {"kind": tune.choice(["flat", "cosine"]), "warm": tune.when({"kind": "cosine"}, tune.randint(1, 50))},
+        ),
+        "lr": tune.loguniform(1e-5, 1),
+        "pair": tune.forbid({"optimizer": "adam", "lr": tune.uniform(0.1, 1)}),
+    }
+    search = Search(ROW, space, num_samples=80)
+    for config in search.run():
+        names = {"optimizer", "lr", "momentum" if config["optimizer"] == "sgd" else "schedule"}
+        assert set(config) == names
+        if "schedule" in config:
+            assert ("warm" in config["schedule"]) == (config["schedule"]["kind"] == "cosine")
+            assert config["lr"] < 0.1
+    assert {config["optimizer"] for config in search.configs.values()} == {"sgd", "adam"}
+
+
+def test_a_branch_that_is_better_is_gone_into():
+    def loss(config):
+        return config["model"].get("width", 2.0) + config["a"]
+
+    search = Search(ROW, TREE, num_samples=60)
+    while (config := search.next()) is not None:
+        search.finish(list(search.configs)[-1], loss=loss(config))
+    late = [config["model"] for config in list(search.configs.values())[30:]]
+    assert sum("width" in model for model in late) > 25
+    assert np.median([model["width"] for model in late if "width" in model]) < 0.3
+
+
+def test_what_is_computed_is_computed_of_what_is_proposed():
+    space = {"x": tune.uniform(0, 1), "double": tune.sample_from(lambda spec: 2 * spec.config.x)}
+    for config in Search(ROW, space, num_samples=20).run():
+        assert config["double"] == 2 * config["x"]
+
+
+def test_a_space_of_its_own_with_constants_beside(fit):
+    grid = fit(
+        lambda config: {"loss": config["x"] * config["factor"]},
+        {"factor": 2, "net": {"width": 8}},
+        num_samples=8,
+        search_alg=TuneBOHB({"x": tune.uniform(0, 1)}, bohb_config=EAGER, metric="loss", mode="min"),
+    )
+    assert len(grid) == 8 and not grid.errors
+    assert all(
+        set(result.config) == {"x", "factor", "net"} and result.config["net"] == {"width": 8}
+        for result in grid
+    )
+    with pytest.raises(ConfigError, match="TuneBOHB has a search space of its own"):
+        fit(parabola, PLANE, metric="loss", search_alg=TuneBOHB({"z": tune.uniform(0, 1)}), run={"name": "f"})
+
+
+def test_points_are_tried_first_and_what_they_leave_open_is_drawn():
+    points = [{"x": 1.5, "y": 2.5}, {"x": 3.0}]
+    configs = Search(ROW, PLANE, num_samples=6, arguments={"points_to_evaluate": points}).run()
+    assert configs[0] == points[0] and configs[1]["x"] == 3.0
+    with pytest.raises(ConfigError, match="x=99, outside uniform"):
+        Search(ROW, PLANE, arguments={"points_to_evaluate": [{"x": 99}]})
+
+
+def test_what_was_evaluated_elsewhere_is_learned_from(fit):
+    first = fit(parabola, PLANE, metric="loss", num_samples=40, seed=3, run={"name": "first"})
+    searcher = TuneBOHB(bohb_config=EAGER)
+    searcher.add_evaluated_trials(first, "loss")
+    searcher.add_evaluated_point({"x": 9.0, "y": 9.0}, 0.0, pruned=True)
+    second = fit(parabola, PLANE, metric="loss", num_samples=10, seed=3, search_alg=searcher)
+    start = [result.metrics["loss"] for result in first][:10]
+    assert np.median([result.metrics["loss"] for result in second]) < 0.5 * np.median(start)
+    searcher.add_evaluated_point({"x": 99.0, "y": 0.0}, 1.0)
+    with pytest.raises(ConfigError, match="'x': 99.0, .* is no configuration of the search space"):
+        fit(parabola, PLANE, metric="loss", search_alg=searcher, run={"name": "third"})
+
+
+@pytest.mark.parametrize("make", [lambda: TuneBOHB(max_concurrent=2), lambda: ConcurrencyLimiter(TuneBOHB(), 2)])
+def test_so_many_at_once_and_paused_ones_do_not_count(make):
+    results = tune.simulate(
+        falling, {"x": tune.uniform(0, 1)}, searched(HyperBandForBOHB(max_t=9), make(), 17), workers=9, seed=0
+    )
+    assert {result.status for result in results} == {"TERMINATED"}
+    at = sorted({span.started for span in results.timeline})
+    running = [sum(span.started <= t < span.ended for span in results.timeline) for t in at]
+    assert len({place for span in results.timeline for place in [span.place]}) <= 9
+    assert max(running[: len(running) // 2]) >= 2
+
+
+# --- going on -------------------------------------------------------------------------------------
+
+
+class Stepping(tune.Trainable):
+    """A trial that can pause; the driver is left at a step of a trial."""
+
+    leave_at: tuple[str, int] | None = None
+
+    def setup(self, config):
+        self.x, self.number = config["x"], 0
+
+    def step(self):
+        self.number += 1
+        if (self.trial_id[-5:], self.number) == Stepping.leave_at:
+            Stepping.leave_at = None
+            raise KeyboardInterrupt
+        return {"loss": abs(self.x - 0.3) + 0.5 / self.number}
+
+    def save_checkpoint(self, path):
+        Path(path, "step").write_text(str(self.number))
+
+    def load_checkpoint(self, path):
+        self.number = int(Path(path, "step").read_text())
+
+
+# rows 1.5, 2.9: the same suggestions and decisions, wherever it was left
+@pytest.mark.parametrize("leave_at", [("00003", 1), ("00010", 2), ("00013", 3)])
+@pytest.mark.parametrize("name", SCHEDULERS)
+def test_a_restore_in_the_middle_goes_on_as_if_nothing_had_happened(fit, tmp_path, name, leave_at):
+    def run(folder):
+        return fit(
+            Stepping,
+            {"x": tune.uniform(0, 1), "kind": tune.choice(["a", "b"])},
+            metric="loss",
+            num_samples=20,
+            seed=5,
+            max_concurrent_trials=1,
+            scheduler=SCHEDULERS[name](),
+            search_alg=TuneBOHB(bohb_config={"min_points_in_model": 3}),
+            run={
+                "name": folder,
+                "stop": {"training_iteration": 9},
+                "checkpoint_config": tune.CheckpointConfig(checkpoint_frequency=1, num_to_keep=1),
+            },
+        )
+
+    def history(grid):
+        decided = [
+            (each["trial_id"][-5:], each["iteration"], each["verdict"], each.get("rung"), each.get("rank"))
+            for each in grid.decisions()
+        ]
+        return [result.config for result in grid], decided
+
+    whole = run("whole")
+    Stepping.leave_at = leave_at
+    with pytest.raises(KeyboardInterrupt):
+        run("left")
+    assert Stepping.leave_at is None
+    grid = tune.Tuner.restore(tmp_path / "left", Stepping).fit()
+    assert {result.status for result in grid} == {"TERMINATED"}
+    assert history(grid) == history(whole)
+
+
+# --- names and bad input --------------------------------------------------------------------------
+
+
+def test_it_goes_by_name_and_by_the_places_of_ray_s():
+    import trainkit.tune.suggest.bohb as older
+    from trainkit.tune.search import TuneBOHB as front
+
+    assert older.TuneBOHB is front is TuneBOHB
+    assert isinstance(create_searcher("bohb", max_concurrent=3, unknown=1), TuneBOHB)
+
+
+# row 1.29
+def test_it_needs_numpy_only():
+    """Neither SciPy nor statsmodels, ConfigSpace nor HpBandSter."""
+    code = (
+        "import sys\n"
+        "from tests.tune.test_bohb import PLANE, ROW, Search\n"
+        "for name in list(sys.modules):\n"
+        "    if name.split('.')[0] in {'scipy', 'optuna', 'statsmodels', 'ConfigSpace', 'hpbandster'}:\n"
+        "        del sys.modules[name]\n"
+        "for name in ['scipy', 'optuna', 'statsmodels', 'ConfigSpace', 'hpbandster', 'pandas', 'torch']:\n"
+        "    sys.modules[name] = None\n"
+        "assert len(Search(ROW, PLANE, num_samples=20).run()) == 20\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_a_space_of_another_package_is_refused():
+    class ConfigurationSpace:
+        pass
+
+    with pytest.raises(ConfigError, match="takes no ConfigurationSpace; give tune's domains by name"):
+        TuneBOHB(ConfigurationSpace())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"metric": ["a", "b"]}, "optimises one metric"),
+        ({"mode": "least"}, "neither 'min' nor 'max'"),
+        ({"seed": -1}, "seed=-1: give a whole number"),
+        ({"max_concurrent": 1.5}, "max_concurrent=1.5"),
+        ({"points_to_evaluate": [3]}, "give a list of dictionaries"),
+    ],
+)
+def test_wrong_arguments_are_named(arguments, words):
+    with pytest.raises(ConfigError, match=words):
+        TuneBOHB(**arguments)
+
+
+def test_without_a_metric_it_says_what_to_give(fit):
+    with pytest.raises(ConfigError, match="give one metric and its mode"):
+        fit(parabola, PLANE, search_alg=TuneBOHB())
+
+
+def test_a_metric_that_is_always_nan_ends_all_the_same(fit):
+    grid = fit(lambda config: {"loss": float("nan")}, PLANE, metric="loss", num_samples=20, search_alg="bohb")
+    assert grid.num_terminated == 20
+
+
+def test_ten_thousand_trials_are_replayed_without_a_model(monkeypatch):
+    search = Search(ROW, PLANE, num_samples=10_001)
+    rng = np.random.default_rng(0)
+    space = search.searcher.space
+    for n in range(10_000):
+        config = space.configuration(0, rng)
+        search.searcher.replay(f"t{n}", config)
+        search.searcher.on_trial_complete(f"t{n}", {"loss": loss_of(config), "training_iteration": 1})
+    assert search.searcher._model == (-1, None)
+    assert space.contains(search.searcher.suggest("next"))

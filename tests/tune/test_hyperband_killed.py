@@ -1,0 +1,64 @@
+"""Hyperband on processes of which some are killed: every trial ends, and what is left is still halved."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+from collections import Counter
+from pathlib import Path
+
+import trainkit
+from trainkit import tune
+from trainkit.tune.schedulers import HyperBandScheduler
+
+
+class Mortal(tune.Trainable):
+    """Its process dies by chance, in a step or while it saves."""
+
+    def setup(self, config):
+        self.x, self.number = config["x"], 0
+        self.chance = random.Random()
+
+    def _maybe_die(self):
+        if self.chance.random() < 0.06:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def step(self):
+        self._maybe_die()
+        self.number += 1
+        return {"m": self.x * self.number, "seen": self.number}
+
+    def save_checkpoint(self, path):
+        self._maybe_die()
+        Path(path, "number").write_text(str(self.number))
+
+    def load_checkpoint(self, path):
+        self.number = int(Path(path, "number").read_text())
+
+
+def test_16_every_trial_ends_though_processes_are_killed(fit):
+    trainkit.init(engine="local", num_cpus=4)
+    try:
+        grid = fit(
+            Mortal,
+            {"x": tune.uniform(0, 1)},
+            metric="m",
+            mode="max",
+            num_samples=17,
+            scheduler=HyperBandScheduler(max_t=9),
+            run={"failure_config": tune.FailureConfig(max_failures=1)},
+        )
+    finally:
+        trainkit.shutdown()
+    assert (len(grid), grid.num_unfinished) == (17, 0)
+    assert grid.num_terminated + grid.num_errors == 17
+    assert "not promoted" not in {result.reason for result in grid}
+    assert all(
+        result.metrics["seen"] == result.metrics["training_iteration"] for result in grid if result.metrics
+    )
+    # At most so many go on from each level as of 9 and 5 may, whoever is killed.
+    went = Counter(
+        (each["bracket"], each["rung"]) for each in grid.decisions() if each["verdict"] == "RESUME"
+    )
+    assert went[0, 1] <= 3 and went[0, 3] <= 1 and went[1, 3] <= 1

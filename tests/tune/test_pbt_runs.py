@@ -1,0 +1,271 @@
+"""Population based training on real trials, in this process: classes, functions, lineage, replay, restore."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from trainkit import tune
+from trainkit.errors import ConfigError
+from trainkit.tune.outcome.results import ResultGrid
+from trainkit.tune.schedulers import PopulationBasedTraining, PopulationBasedTrainingReplay
+
+pytestmark = pytest.mark.usefixtures("inline")
+
+MUTATIONS = {"h0": tune.uniform(0, 1), "h1": tune.uniform(0, 1), "lr": tune.loguniform(0.005, 0.1)}
+
+
+def moved(theta, config):
+    """A step of the toy of the PBT paper."""
+    return [
+        value - config["lr"] * 2 * scale * config[f"h{k}"] * value
+        for k, (value, scale) in enumerate(zip(theta, (0.75, 1.0), strict=True))
+    ]
+
+
+def quality(theta):
+    return 1.2 - (0.75 * theta[0] ** 2 + theta[1] ** 2)
+
+
+class Toy(tune.Trainable):
+    def setup(self, config):
+        self.theta = [0.9, 0.9]
+
+    def step(self):
+        self.theta = moved(self.theta, self.config)
+        return {"q": quality(self.theta), "theta": self.theta, "lr_seen": self.config["lr"]}
+
+    def save_checkpoint(self, folder):
+        return {"theta": self.theta}
+
+    def load_checkpoint(self, checkpoint):
+        self.theta = list(checkpoint["theta"])
+
+
+def toy(config):
+    """The same as a function, which saves at every second report."""
+    theta, step = [0.9, 0.9], 0
+    checkpoint = tune.get_checkpoint()
+    if checkpoint is not None:
+        with checkpoint.as_directory() as folder:
+            theta, step = json.loads(Path(folder, "state").read_text())
+    while True:
+        theta, step = moved(theta, config), step + 1
+        report = {"q": quality(theta), "theta": theta, "lr_seen": config["lr"]}
+        if step % 2:
+            tune.report(report)
+        else:
+            with tempfile.TemporaryDirectory() as folder:
+                Path(folder, "state").write_text(json.dumps([theta, step]))
+                tune.report(report, checkpoint=tune.Checkpoint.from_directory(folder))
+
+
+def pbt(**arguments) -> PopulationBasedTraining:
+    settings = {"perturbation_interval": 4, "hyperparam_mutations": MUTATIONS, **arguments}
+    return PopulationBasedTraining("training_iteration", **settings)
+
+
+@pytest.fixture
+def trained(fit):
+    def trained(trainable=Toy, *, until=16, samples=4, run=None, space=None, **arguments) -> ResultGrid:
+        run = {"stop": {"training_iteration": until}, **(run or {})}
+        return fit(
+            trainable,
+            space,
+            metric="q",
+            mode="max",
+            num_samples=samples,
+            scheduler=pbt(**arguments),
+            seed=3,
+            run=run,
+        )
+
+    return trained
+
+
+def exploits(results: ResultGrid):
+    return [each for each in results.decisions() if each["rule"] == "exploit" and each["verdict"] == "PAUSE"]
+
+
+@pytest.mark.parametrize("trainable", [Toy, toy])
+@pytest.mark.parametrize("synch", [False, True])
+def test_a_population(trained, trainable, synch):  # row 1.13
+    results = trained(trainable, synch=synch)
+    assert not results.errors
+    assert [str(result.status) for result in results] == ["TERMINATED"] * 4
+    assert exploits(results)
+    for result in results:
+        assert [report["training_iteration"] for report in result.history] == list(range(1, 17))
+        for report in result.history:
+            assert report["lr_seen"] == report["config"]["lr"]
+            for name, domain in MUTATIONS.items():
+                assert domain.contains(report["config"][name])
+        if len(result.lineage()) > 1:
+            *_, before, last = result.lineage()
+            donor = next(each for each in results if each.trial_id == before.trial_id)
+            held = donor.history[before.last - 1]["theta"]
+            after = result.history[last.first]
+            assert after["theta"] == moved(held, after["config"])
+
+
+@pytest.mark.parametrize("trainable", [Toy, toy])
+@pytest.mark.parametrize("synch", [False, True])
+def test_a_replay_ends_with_the_same_weights(trained, fit, trainable, synch, tmp_path):  # property 25
+    results = trained(trainable, synch=synch)
+    by_length = sorted(results, key=lambda result: len(result.lineage()))
+    assert len(by_length[-1].lineage()) > 1
+    for number, result in enumerate(by_length[-2:]):
+        sources = [result]
+        path = Path(results.experiment_path)
+        if (path / f"pbt_policy_{result.trial_id}.txt").exists():
+            sources.append(path / f"pbt_policy_{result.trial_id}.txt")
+        schedules = [PopulationBasedTrainingReplay(source).schedule for source in sources]
+        assert all(schedule == schedules[0] for schedule in schedules)
+        length = sum(map(len, result.lineage()))
+        (again,) = fit(
+            trainable,
+            scheduler=PopulationBasedTrainingReplay(sources[-1]),
+            run={"stop": {"training_iteration": length}, "name": f"again{number}"},
+        )
+        assert again.error is None
+        assert again.metrics["theta"] == result.metrics["theta"]
+        assert again.config == result.config
+
+
+def test_policy_files_are_rays(trained):
+    results = trained(synch=True)
+    folder = Path(results.experiment_path)
+    rows = [json.loads(line) for line in (folder / "pbt_global.txt").read_text().splitlines()]
+    assert len(rows) == len(exploits(results))
+    tags = {result.trial_id: result.metrics["experiment_tag"] for result in results}
+    for row, decision in zip(rows, exploits(results), strict=True):
+        trial, donor, iteration, step, old, new = row
+        assert (trial, donor) == (tags[decision["trial_id"]], tags[decision["donor"]])
+        assert iteration == step == decision["iteration"]
+        assert {name: change["old"] for name, change in decision["changes"].items()} == old
+        assert {name: change["new"] for name, change in decision["changes"].items()} == new
+    last = rows[-1]
+    trial_id = next(trial_id for trial_id, tag in tags.items() if tag == last[0])
+    lines = (folder / f"pbt_policy_{trial_id}.txt").read_text().splitlines()
+    assert json.loads(lines[-1]) == last
+
+
+def test_no_files_without_log_config(trained):
+    results = trained(synch=True, log_config=False)
+    assert exploits(results) and not list(Path(results.experiment_path).glob("pbt_*"))
+
+
+def test_what_stands_only_in_the_mutations_is_drawn(trained):
+    results = trained(until=1, samples=3, space={"other": 1})
+    configs = [result.config for result in results]
+    assert all(set(config) == {"other", *MUTATIONS} for config in configs)
+    assert len({config["lr"] for config in configs}) == 3
+
+
+def test_a_population_of_one(trained):
+    (result,) = trained(samples=1, until=9)
+    assert result.metrics["training_iteration"] == 9 and len(result.lineage()) == 1
+
+
+class Silent(Toy):
+    def step(self):
+        report = super().step()
+        return report if self.iteration % 3 else {"other": 1}
+
+
+@pytest.mark.parametrize("synch", [False, True])
+def test_a_metric_that_is_missing(trained, synch):
+    with pytest.raises(ConfigError, match="require_attrs=False"):
+        trained(Silent, synch=synch)
+
+
+def test_a_metric_that_may_be_missing(trained):
+    results = trained(Silent, require_attrs=False, perturbation_interval=2, until=12)
+    assert not results.errors and exploits(results)
+
+
+class Wild(Toy):
+    def step(self):
+        return {**super().step(), "q": float("nan")}
+
+
+@pytest.mark.parametrize("synch", [False, True])
+def test_nan_everywhere_ends(trained, synch):
+    results = trained(Wild, synch=synch)
+    assert not exploits(results) and {str(each.status) for each in results} == {"TERMINATED"}
+
+
+class Mortal(Toy):
+    def step(self):
+        report = super().step()
+        if self.iteration == 5 and self.trial_name.endswith("1"):
+            raise RuntimeError("no more")
+        if self.iteration == 6 and self.trial_name.endswith("2"):
+            report["done"] = True
+        return report
+
+
+@pytest.mark.parametrize("retries", [0, 1])
+@pytest.mark.parametrize("synch", [False, True])
+def test_members_that_fail_or_end_hold_nobody(trained, synch, retries):  # property 24
+    failures = tune.FailureConfig(max_failures=retries)
+    results = trained(Mortal, synch=synch, run={"failure_config": failures}, until=12)
+    assert [str(result.status) for result in results] == ["TERMINATED", "ERROR", "TERMINATED", "TERMINATED"]
+    assert [result.metrics["training_iteration"] for result in results][::3] == [12, 12]
+
+
+def never_saves(config):
+    while True:
+        tune.report({"q": config["lr"]})
+
+
+def test_a_function_that_never_saves_is_told_so(trained):
+    results = trained(never_saves)
+    assert all("has no checkpoint" in str(result.error) for result in results if result.error)
+    assert results.errors
+
+
+def test_without_quantiles_nothing_need_be_saved(trained):  # property 22
+    results = trained(never_saves, samples=2, quantile_fraction=0, until=6)
+    assert not results.errors and not list(Path(results.experiment_path).glob("*/checkpoint_*"))
+
+
+# --- a restore in the middle ------------------------------------------------------------------------
+
+
+class Interrupted(Toy):
+    """Interrupts the experiment once, at a report of one of its trials."""
+
+    at = 0
+
+    def step(self):
+        report = super().step()
+        if self.iteration == self.at and self.trial_name.endswith("2"):
+            type(self).at = 0
+            os.kill(os.getpid(), 2)
+        return report
+
+
+@pytest.mark.parametrize("synch", [False, True])
+@pytest.mark.parametrize("at", [3, 4, 5, 8, 10])
+def test_a_restore_goes_on_with_the_same_decisions(trained, tmp_path, synch, at):
+    whole = trained(synch=synch, run={"name": "whole"})
+    Interrupted.at = at
+    trained(Interrupted, synch=synch, run={"name": "cut"})
+    assert Interrupted.at == 0
+    results = tune.Tuner.restore(str(tmp_path / "cut"), Interrupted).fit()
+    assert [str(result.status) for result in results] == ["TERMINATED"] * 4
+    if synch:  # where the order of reports decides nothing
+        assert [result.config for result in results] == [result.config for result in whole]
+        assert [result.metrics["theta"] for result in results] == [
+            result.metrics["theta"] for result in whole
+        ]
+    for result in results:
+        assert [report["training_iteration"] for report in result.history] == list(range(1, 17))
+    files = {path.name: path.read_text() for path in (tmp_path / "cut").glob("pbt_*")}
+    for result in results:
+        assert (len(result.lineage()) > 1) == (f"pbt_policy_{result.trial_id}.txt" in files)

@@ -1,0 +1,270 @@
+"""Hyperband: brackets of successive halving, from many trials judged early to few that run to the end.
+
+Source: Li et al., "Hyperband: A Novel Bandit-Based Approach to Hyperparameter Optimization", JMLR 18(185),
+2018, Algorithm 1.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from trainkit.errors import ConfigError
+from trainkit.tune.checks import is_finite
+from trainkit.tune.schedulers.base import CONTINUE, NO_CONFIG, Decision, TrialScheduler, Verdict
+from trainkit.tune.schedulers.brackets import bracket_plans
+from trainkit.tune.schedulers.halving import Bracket, Judgement
+
+
+@dataclass(slots=True)
+class _Member:
+    """What is known of one trial.
+
+    Attributes:
+        bracket: that it is in.
+        time: of the report by which it was last compared.
+        at_end: it has reached `max_t`.
+        stopped: for good.
+        ended: by itself, or by failing; a restore may run it again.
+    """
+
+    bracket: Bracket
+    time: float = -math.inf
+    at_end: bool = False
+    stopped: bool = False
+    ended: bool = False
+
+
+class HyperBandScheduler(TrialScheduler):
+    """Pause trials at the levels of their bracket; the best 1/`reduction_factor` of each round go on.
+
+    Levels are max_t / reduction_factor**k, rounded half up. Bracket s, from the largest s down to 0, begins
+    s levels below `max_t` with ceil((s_max + 1) / (s + 1) * reduction_factor**s) trials; for the defaults
+    81, 34, 15, 8 and 5 trials that begin at 1, 3, 9, 27 and 81. When a bracket is full the next one opens;
+    after the last it is the first one's turn again.
+
+    A trial pauses at a level until all of its round have been there. A round waits neither for a trial that
+    has ended nor for one that will not come. Of its n trials the best max(1, floor(n / reduction_factor))
+    go on, equal ones as they arrived; a failed one counts as the worst, one that has ended by its
+    score there, and the place of either is the next one's. NaN never goes on. A report without the metric
+    leaves a trial on its way to the level, but ends it at `max_t` all the same.
+
+    Trials go on from checkpoints, so they should make some: a class by `save_checkpoint`, a function
+    with its reports.
+
+    Args:
+        time_attr: reported value that counts the resource; must not fall.
+        metric: reported value to judge by; None: the TuneConfig's.
+        mode: "min" or "max"; None: the TuneConfig's.
+        max_t: a trial ends when `time_attr` reaches this.
+        reduction_factor: eta, at least 2; one in so many goes on.
+        stop_last_trials: False lets the trials of a bracket's last round run on past `max_t`.
+        narrow_first: True opens the bracket with the fewest trials first, as Ray does, and the widest last.
+
+    Raises:
+        ConfigError: a value is out of range.
+    """
+
+    label: ClassVar[str] = "HyperBand"
+    hears_again: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        time_attr: str = "training_iteration",
+        metric: str | None = None,
+        mode: str | None = None,
+        max_t: float = 81,
+        reduction_factor: float = 3,
+        stop_last_trials: bool = True,
+        *,
+        narrow_first: bool = False,
+    ) -> None:
+        super().__init__(time_attr, metric, mode)
+        if not is_finite(max_t) or max_t <= 0:
+            raise ConfigError(f"max_t={max_t!r}: give a number above 0")
+        if not is_finite(reduction_factor) or reduction_factor < 2:
+            raise ConfigError(
+                f"reduction_factor={reduction_factor!r}: give a number of at least 2, such as 3, so that "
+                "no two levels fall on the same iteration"
+            )
+        self.max_t = max_t
+        self.reduction_factor = reduction_factor
+        self.stop_last_trials = stop_last_trials
+        self.narrow_first = narrow_first
+        plans = bracket_plans(max_t, reduction_factor)
+        self._top = plans[-1].lowest
+        self._plans = plans[::-1] if narrow_first else plans
+        self._opened = 0
+        self._open: Bracket | None = None
+        self._more_come = True
+        self._members: dict[str, _Member] = {}
+        self._promoted: dict[int, dict[str, Mapping[str, Any]]] = {}  # by bracket: why each goes on
+        self._verdicts: list[tuple[str, Decision]] = []
+        self.late_reports = 0
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        names = "time_attr metric mode max_t reduction_factor stop_last_trials narrow_first".split()
+        return {name: getattr(self, name) for name in names}
+
+    def bracket_of(self, trial_id: str) -> int:
+        """The number of the bracket that a trial is in, from 0 in the order in which they opened."""
+        return self._members[trial_id].bracket.number
+
+    # --- who is in which bracket ------------------------------------------------------------------
+
+    def on_trial_add(self, trial_id: str, config: Mapping[str, Any] = NO_CONFIG) -> None:
+        del config
+        self._more_come = True
+        self._members[trial_id] = _Member(self._joined(trial_id))
+
+    def _joined(self, trial_id: str) -> Bracket:
+        """The bracket that takes the trial: the open one, or the next one."""
+        bracket = self._open
+        if bracket is None or not bracket.takes_more:
+            plan = self._plans[self._opened % len(self._plans)]
+            bracket = self._open = Bracket(self._opened, plan, self.reduction_factor)
+            self._opened += 1
+        bracket.join(trial_id)
+        return bracket
+
+    def on_no_more_trials(self) -> None:
+        self._more_come = False
+        if self._open is not None:
+            self._open.close()
+            self._settle(self._open)
+
+    def on_trial_complete(self, trial_id: str) -> None:
+        self._leave(trial_id, failed=False)
+
+    def on_trial_error(self, trial_id: str) -> None:
+        self._leave(trial_id, failed=True)
+
+    def _leave(self, trial_id: str, *, failed: bool) -> None:
+        member = self._members[trial_id]
+        member.ended = True
+        self._take_promotion(trial_id)
+        member.bracket.leave(trial_id, failed=failed)
+        self._settle(member.bracket)
+
+    def _come_back(self, trial_id: str, member: _Member) -> None:
+        """A restore runs a trial again that had ended: its place is gone, so it joins as a new one would."""
+        member.ended, member.time = False, -math.inf
+        member.bracket = self._joined(trial_id)
+        if not self._more_come:
+            member.bracket.close()
+
+    # --- judging ----------------------------------------------------------------------------------
+
+    def decide(self, trial_id: str, time: float | None, score: float | None) -> Decision:
+        member = self._members[trial_id]
+        if member.stopped:
+            self.late_reports += 1
+            return Decision(Verdict.STOP, {"rule": "late report"})
+        if member.ended:
+            self._come_back(trial_id, member)
+        if time is None:
+            return CONTINUE
+        if time >= self.max_t and self.stop_last_trials:
+            return self._end(trial_id, member, score)
+        bracket = member.bracket
+        if not bracket.is_awaited(trial_id):  # it has been told to pause
+            return self._late(time, bracket)
+        if score is None or time < bracket.level or time <= member.time:
+            return CONTINUE
+        if bracket.is_last_round:
+            return CONTINUE if member.at_end else self._let_run_on(member)
+        member.time = time
+        self._take_promotion(trial_id)  # it may have gone on without a word, as after a failure in its pause
+        bracket.record(trial_id, score)
+        place = {"bracket": bracket.number, "rung": bracket.level, "budget": bracket.budget}
+        reason = {"rule": "milestone", **place, "awaits": bracket.awaits}
+        judgement = self._settle(bracket, trial_id)
+        if judgement is not None and trial_id not in judgement.went:
+            return Decision(Verdict.STOP, self._reason(bracket, judgement, trial_id))
+        return Decision(Verdict.PAUSE, reason)
+
+    def _end(self, trial_id: str, member: _Member, score: float | None) -> Decision:
+        """A trial has reached `max_t`, maybe by a jump over levels; its score counts where it was awaited."""
+        member.stopped = True
+        bracket = member.bracket
+        if score is not None and bracket.is_awaited(trial_id):
+            bracket.record(trial_id, score)
+        bracket.leave(trial_id)
+        self._settle(bracket)
+        reason = {"rule": "max_t", "max_t": self.max_t, "bracket": bracket.number}
+        # A report without a value is none that a searcher could learn from.
+        return Decision(Verdict.STOP, reason if score is None else {**reason, "budget": self._top})
+
+    def _let_run_on(self, member: _Member) -> Decision:
+        member.at_end = True
+        reason = {"rule": "max_t", "max_t": self.max_t, "bracket": member.bracket.number, "budget": self._top}
+        return Decision(Verdict.CONTINUE, reason)
+
+    def _late(self, time: float, bracket: Bracket) -> Decision:
+        """A report of a trial that waits, such as one that failed while it paused and has run again."""
+        if time < bracket.level:
+            return CONTINUE
+        self.late_reports += 1
+        return Decision(Verdict.PAUSE, {"rule": "waits", "bracket": bracket.number, "rung": bracket.level})
+
+    def _settle(self, bracket: Bracket, reporter: str | None = None) -> Judgement | None:
+        """Judge the round if it is complete; one that has just reported is stopped by the answer to that."""
+        judgement = bracket.judge()
+        if judgement is None:
+            return None
+        # The reporter first: it has a process, in which it may run on.
+        for trial_id in sorted(judgement.went, key=lambda each: each != reporter):
+            reason = self._reason(bracket, judgement, trial_id)
+            self._promoted.setdefault(bracket.number, {})[trial_id] = reason
+        for trial_id in judgement.fell:
+            self._members[trial_id].stopped = True
+            if trial_id != reporter:
+                reason = self._reason(bracket, judgement, trial_id)
+                self._verdicts.append((trial_id, Decision(Verdict.STOP, reason)))
+        return judgement
+
+    def _reason(self, bracket: Bracket, judgement: Judgement, trial_id: str) -> dict[str, Any]:
+        return {
+            "rule": "rung",
+            "bracket": bracket.number,
+            "rung": judgement.level,
+            "budget": judgement.budget,
+            "rank": judgement.ranks[trial_id],
+            "entries": len(judgement.ranks),
+            "places": judgement.places,
+            "cutoff": -judgement.cutoff if self.mode == "min" else judgement.cutoff,
+        }
+
+    # --- pauses -----------------------------------------------------------------------------------
+
+    def verdicts(self) -> Sequence[tuple[str, Decision]]:
+        taken, self._verdicts = self._verdicts, []
+        return taken
+
+    def choose_trial_to_run(
+        self, pending: Sequence[str], paused: Sequence[str] = (), *, new: bool = False
+    ) -> str | None:
+        """The earliest bracket first: those that its round waits for, and then the best that go on."""
+        del new
+        first = pending[0] if pending else None
+        for number in sorted(self._promoted):
+            if first is not None and self._members[first].bracket.number <= number:
+                return first
+            for trial_id in self._promoted[number]:
+                if trial_id in paused:
+                    return trial_id
+        return first
+
+    def on_trial_resume(self, trial_id: str) -> Mapping[str, Any]:
+        return self._take_promotion(trial_id)
+
+    def _take_promotion(self, trial_id: str) -> Mapping[str, Any]:
+        number = self._members[trial_id].bracket.number
+        waiting = self._promoted.get(number, {})
+        reason = waiting.pop(trial_id, {})
+        if not waiting:
+            self._promoted.pop(number, None)
+        return reason

@@ -1,0 +1,361 @@
+"""Population based training: the worst go on from the weights of the best, with values changed a little.
+
+Source: Jaderberg et al., "Population Based Training of Neural Networks", 2017, arXiv:1711.09846,
+Algorithm 1; truncation selection and perturbation as in its section 4.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from trainkit.errors import ConfigError
+from trainkit.tune.checks import is_finite, is_number
+from trainkit.tune.schedulers.base import CONTINUE, NO_CONFIG, Decision, Donor, TrialScheduler, Verdict
+from trainkit.tune.schedulers.pbt_explore import Operations, changes, explored, require_inside
+from trainkit.tune.schedulers.pbt_mutations import checked_mutations, completed
+from trainkit.tune.schedulers.pbt_population import Member, Population
+from trainkit.tune.schedulers.pbt_quantiles import Quantiles, quantiles
+from trainkit.tune.schedulers.pbt_replay import PopulationBasedTrainingReplay
+from trainkit.tune.values import lookup
+
+if TYPE_CHECKING:
+    from numpy.random import Generator
+
+__all__ = ["PopulationBasedTraining", "PopulationBasedTrainingReplay"]
+
+
+class PopulationBasedTraining(TrialScheduler):
+    """Let a population train at once; at each interval its worst take over a best one's state, and explore.
+
+    All trials are the population. A member is due at the multiples of `perturbation_interval`; a report
+    that jumps over several counts as one. If it is in the lower quantile then, it goes on from the latest
+    checkpoint of a member of the upper quantile that is strictly better, in random order until one has a
+    checkpoint, with that one's configuration explored: each mutated value is drawn anew with
+    `resample_probability`, or else a number is multiplied by one of `perturbation_factors`, a value of a
+    list moves one place, and a `tune.choice` stays. Values stay inside the domain that is given, and of its
+    type; a whole number moves by at least one.
+
+    Members that have ended leave the population. NaN is exploited by nobody, and its member exploits as
+    soon as there is another score. A population that is larger than what can run at once takes turns at the
+    intervals, the least trained first.
+
+    Args:
+        time_attr: reported value that counts the resource; must not fall.
+        metric: reported value to judge by; None: the TuneConfig's.
+        mode: "min" or "max"; None: the TuneConfig's.
+        perturbation_interval: in units of `time_attr`.
+        burn_in_period: nobody is judged before this; the first judgement is at the next multiple.
+        hyperparam_mutations: by name a domain, a list of values in order, a function that draws a value, or
+            a dictionary of these. What `param_space` lacks of it is drawn by it at the start.
+        quantile_fraction: of the population that exploits, and is exploited; 0 to 0.5. With 0 nobody does.
+        resample_probability: of drawing a value anew.
+        perturbation_factors: by one of which a number is multiplied.
+        custom_explore_fn: called with each explored configuration; returns the one to take.
+        log_config: write pbt_global.txt and pbt_policy_<trial id>.txt into the experiment's folder.
+        require_attrs: a report without `time_attr` or the metric ends the experiment with an error.
+        synch: all members wait at each interval for the last one, and are judged together.
+        tie: "arrival": of equal scores the earlier one is better, and nobody exploits an equal one;
+            "random": chance ranks them, and an equal one may be exploited.
+
+    Raises:
+        ConfigError: a value is out of range, or a mutation is none.
+    """
+
+    label: ClassVar[str] = "PBT"
+
+    def __init__(
+        self,
+        time_attr: str = "time_total_s",
+        metric: str | None = None,
+        mode: str | None = None,
+        perturbation_interval: float = 60.0,
+        burn_in_period: float = 0.0,
+        hyperparam_mutations: Mapping[str, Any] | None = None,
+        quantile_fraction: float = 0.25,
+        resample_probability: float = 0.25,
+        perturbation_factors: Sequence[float] = (1.2, 0.8),
+        custom_explore_fn: Callable[[dict[str, Any]], dict[str, Any]] | None = None,
+        log_config: bool = True,
+        require_attrs: bool = True,
+        synch: bool = False,
+        *,
+        tie: str = "arrival",
+    ) -> None:
+        super().__init__(time_attr, metric, mode)
+        _require_range("perturbation_interval", perturbation_interval, math.ulp(0.0), math.inf, "above 0")
+        _require_range("burn_in_period", burn_in_period, 0, math.inf, "of 0 or more")
+        _require_range("quantile_fraction", quantile_fraction, 0, 0.5, "from 0 to 0.5")
+        _require_range("resample_probability", resample_probability, 0, 1, "from 0 to 1")
+        factors = tuple(perturbation_factors) if isinstance(perturbation_factors, (list, tuple)) else ()
+        if not factors or not all(is_finite(factor) and factor > 0 for factor in factors):
+            raise ConfigError(
+                f"perturbation_factors={perturbation_factors!r}: give numbers above 0, such as (1.2, 0.8)"
+            )
+        if custom_explore_fn is not None and not callable(custom_explore_fn):
+            raise ConfigError(f"custom_explore_fn={custom_explore_fn!r} can't be called: give a function")
+        if tie not in ("arrival", "random"):
+            raise ConfigError(f"tie={tie!r} is neither 'arrival' nor 'random'")
+        self.hyperparam_mutations = checked_mutations(hyperparam_mutations)
+        if not self.hyperparam_mutations and custom_explore_fn is None:
+            raise ConfigError(
+                f"{type(self).__name__} has nothing to explore: give "
+                "hyperparam_mutations={'lr': tune.loguniform(1e-4, 1e-1)}, or a custom_explore_fn"
+            )
+        self.perturbation_interval = perturbation_interval
+        self.burn_in_period = burn_in_period
+        self.quantile_fraction = quantile_fraction
+        self.resample_probability = resample_probability
+        self.perturbation_factors = factors
+        self.custom_explore_fn = custom_explore_fn
+        self.log_config = log_config
+        self.require_attrs = require_attrs
+        self.synch = synch
+        self.tie = tie
+        self._members = Population(perturbation_interval, burn_in_period)
+        self._total: int | None = None
+        self._no_more = False
+        # Of synch=True: who waits for the others, after how many intervals, and what came of the last time.
+        self._arrived: dict[str, None] = {}
+        self._target = self._members.first
+        self._verdicts: dict[str, Decision] = {}
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        names = (
+            "time_attr metric mode perturbation_interval burn_in_period hyperparam_mutations "
+            "quantile_fraction resample_probability perturbation_factors custom_explore_fn log_config "
+            "require_attrs synch tie"
+        ).split()
+        return {name: getattr(self, name) for name in names}
+
+    def completed_space(self, space: Mapping[str, Any]) -> Mapping[str, Any]:
+        return completed(space, self.hyperparam_mutations)
+
+    def set_search_properties(
+        self, metric: str | None, mode: str | None, rng: Generator, total_samples: int | None = None
+    ) -> None:
+        super().set_search_properties(metric, mode, rng, total_samples)
+        self._total = total_samples
+
+    def on_trial_add(self, trial_id: str, config: Mapping[str, Any] = NO_CONFIG) -> None:
+        self._members.by_id[trial_id] = Member(trial_id, copy.deepcopy(dict(config)))
+
+    # --- reports ----------------------------------------------------------------------------------
+
+    def on_result(self, trial_id: str, result: Mapping[str, Any]) -> Decision:
+        if self.require_attrs:
+            for role, name in (("time_attr", self.time_attr), ("metric", self.metric or "")):
+                if not is_number(lookup(result, name)):
+                    raise ConfigError(
+                        f"trial {trial_id} reported {', '.join(sorted(result))} without a number for "
+                        f"{role}={name!r}, by which {type(self).__name__} judges: report it each time, or "
+                        "give require_attrs=False, with which such a report is passed over"
+                    )
+        return super().on_result(trial_id, result)
+
+    def decide(self, trial_id: str, time: float | None, score: float | None) -> Decision:
+        member = self._members[trial_id]
+        member.paused = None  # it runs, also where it was paused and failed before it could go on
+        self._verdicts.pop(trial_id, None)
+        if time is None or score is None or not math.isfinite(time) or not member.active:
+            return CONTINUE
+        intervals = self._members.advance(member, time)
+        if self.synch:
+            return self._at_barrier(member, intervals, score)
+        if intervals <= member.intervals or intervals < self._members.first:
+            return CONTINUE
+        self._members.judge(member, intervals, score)
+        return self._judged(member, self._quantiles())
+
+    def _judged(self, member: Member, ranked: Quantiles) -> Decision:
+        decision = self._exploit(member, ranked)
+        if decision is None:
+            reason = self._facts(member, ranked, "population")
+            verdict = Verdict.CONTINUE
+            if self._must_share(member):
+                verdict, reason["turn"] = Verdict.PAUSE, "others"
+            decision = Decision(verdict, reason, save=member.trial_id in ranked.upper)
+        if decision.verdict is Verdict.PAUSE:
+            self._members.pause(member)
+        return decision
+
+    def _must_share(self, member: Member) -> bool:
+        """True if someone waits whose turn comes before this member's next."""
+        return self._more_to_come or any(
+            other.paused is not None and other.time <= member.time for other in self._members.active()
+        )
+
+    @property
+    def _more_to_come(self) -> bool:
+        """Of a search without end nobody waits to begin."""
+        return self._total is not None and not self._no_more and len(self._members) < self._total
+
+    # --- exploit and explore ----------------------------------------------------------------------
+
+    def _quantiles(self) -> Quantiles:
+        shuffle = self._generator.permutation if self.tie == "random" else None
+        return quantiles(self._members.scores(shuffle), self.quantile_fraction)
+
+    @property
+    def _generator(self) -> Generator:
+        if self.rng is None:
+            raise ConfigError(f"{type(self).__name__} draws at random: call set_search_properties first")
+        return self.rng
+
+    def _exploit(self, member: Member, ranked: Quantiles) -> Decision | None:
+        """What a member of the lower quantile is to do; None: nobody is there to exploit."""
+        if member.trial_id not in ranked.lower:
+            return None
+        upper = [self._members[trial_id] for trial_id in ranked.upper]
+        donors = [other for other in upper if self._may_donate(other, member)]
+        if not donors:
+            return None
+        donors = [donors[place] for place in self._generator.permutation(len(donors))]
+        offers = [self.explore(donor.trial_id, member.trial_id) for donor in donors]
+        member.offered = {donor.trial_id: donor.mark for donor in donors}
+        (config, operations), first = offers[0], donors[0]
+        reason = self._facts(member, ranked, "exploit") | {
+            "donor": first.trial_id,
+            "donor_score": self._signed(first.score),
+            "changes": changes(first.config, config, self.hyperparam_mutations, operations),
+        }
+        if donors[1:]:
+            reason["other_donors"] = [donor.trial_id for donor in donors[1:]]
+        offered = (Donor(donor.trial_id, offer) for donor, (offer, _) in zip(donors, offers, strict=True))
+        return Decision(Verdict.PAUSE, reason, donors=tuple(offered))
+
+    def _may_donate(self, donor: Member, member: Member) -> bool:
+        if donor is member or donor.inherited or donor.score is None or member.score is None:
+            return False
+        return donor.score > member.score or (self.tie == "random" and donor.score == member.score)
+
+    def explore(self, donor: str, receiver: str) -> tuple[dict[str, Any], Operations]:
+        """Return the donor's configuration, changed for the receiver, and what was done to its values.
+
+        Raises:
+            ConfigError: `custom_explore_fn` returns no configuration, or one outside what is declared.
+        """
+        del receiver
+        config, operations = explored(
+            self._members[donor].config,
+            self.hyperparam_mutations,
+            self._generator,
+            self.resample_probability,
+            self.perturbation_factors,
+        )
+        if self.custom_explore_fn is None:
+            return config, operations
+        before = copy.deepcopy(config)
+        made = self.custom_explore_fn(config)
+        if not isinstance(made, Mapping):
+            raise ConfigError(
+                f"custom_explore_fn returned {made!r}, which is no configuration: return the dictionary "
+                "that it was given, with values changed"
+            )
+        config = dict(made)
+        require_inside(config, self.hyperparam_mutations, "custom_explore_fn")
+        for name, change in changes(before, config, self.hyperparam_mutations, operations).items():
+            if change["old"] != change["new"]:
+                operations[name] = "custom"
+        return config, operations
+
+    def _facts(self, member: Member, ranked: Quantiles, rule: str) -> dict[str, Any]:
+        return {
+            "rule": rule,
+            "rank": ranked.rank(member.trial_id),
+            "members": len(ranked.ranked),
+            "score": self._signed(member.score),
+        }
+
+    def _signed(self, score: float | None) -> float | None:
+        """A score as the user reports it; None for one that doesn't count."""
+        if score is None or score == -math.inf:
+            return None
+        return -score if self.mode == "min" else score
+
+    # --- synchronous ------------------------------------------------------------------------------
+
+    def _at_barrier(self, member: Member, intervals: int, score: float) -> Decision:
+        if intervals < self._target:
+            return CONTINUE
+        if member.trial_id not in self._arrived:  # else it failed as it waited, and comes again
+            self._members.judge(member, intervals, score)
+            self._arrived[member.trial_id] = None
+        self._members.pause(member)
+        reason = {
+            "rule": "barrier",
+            "at": self._target * self.perturbation_interval,
+            "arrived": len(self._arrived),
+            "members": sum(1 for _ in self._members.active()),
+        }
+        best = self._open_barrier_if_all_came()
+        # Where the last to come is among the best and runs on at once, it is a donor all the same.
+        return Decision(Verdict.PAUSE, reason, save=member.trial_id in best)
+
+    def _open_barrier_if_all_came(self) -> Sequence[str]:
+        """Judge those that wait, once all are there; return the best of them."""
+        if not self._arrived or self._more_to_come:
+            return ()
+        if any(member.trial_id not in self._arrived for member in self._members.active()):
+            return ()
+        ranked = self._quantiles()
+        for trial_id in self._arrived:
+            decision = self._exploit(self._members[trial_id], ranked)
+            if decision is not None:
+                self._verdicts[trial_id] = decision
+        # Past the one that has come furthest: a long report must not leave the others behind for good.
+        self._target = max(self._members[trial_id].intervals for trial_id in self._arrived) + 1
+        self._arrived.clear()
+        return ranked.upper
+
+    def verdicts(self) -> Sequence[tuple[str, Decision]]:
+        waiting, self._verdicts = list(self._verdicts.items()), {}
+        return waiting
+
+    # --- turns and ends ---------------------------------------------------------------------------
+
+    def choose_trial_to_run(
+        self, pending: Sequence[str], paused: Sequence[str] = (), *, new: bool = False
+    ) -> str | None:
+        if pending:
+            return pending[0]
+        if new and self._total is not None:  # of a search without end paused members would never go on
+            return None
+        free = [self._members[trial_id] for trial_id in paused if trial_id not in self._arrived]
+        first = min(free, key=lambda member: (member.time, member.paused or 0), default=None)
+        return None if first is None else first.trial_id
+
+    def on_trial_resume(self, trial_id: str) -> Mapping[str, Any]:
+        member = self._members[trial_id]
+        member.paused = None
+        self._verdicts.pop(trial_id, None)
+        return {"rule": "turn", "time": member.time}
+
+    def on_trial_change(self, trial_id: str, config: Mapping[str, Any], donor: str | None = None) -> None:
+        member = self._members[trial_id]
+        member.config = copy.deepcopy(dict(config))
+        if donor is not None:
+            member.inherited = True
+            member.change = member.offered.get(donor, self._members[donor].mark)
+        self._verdicts.pop(trial_id, None)
+
+    def on_trial_complete(self, trial_id: str) -> None:
+        self._members[trial_id].active = False
+        self._arrived.pop(trial_id, None)
+        self._verdicts.pop(trial_id, None)
+        self._open_barrier_if_all_came()
+
+    def on_trial_error(self, trial_id: str) -> None:
+        self.on_trial_complete(trial_id)
+
+    def on_no_more_trials(self) -> None:
+        self._no_more = True
+        self._open_barrier_if_all_came()
+
+
+def _require_range(name: str, value: Any, least: float, most: float, words: str) -> None:
+    if not is_finite(value) or not least <= value <= most:
+        raise ConfigError(f"{name}={value!r}: give a number {words}")

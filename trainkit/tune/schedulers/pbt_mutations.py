@@ -1,0 +1,108 @@
+"""What may be mutated: the dictionary that a user gives, checked, and what it adds to the search space."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from trainkit.errors import ConfigError
+from trainkit.tune.domains import Categorical, Domain, Forbid, GridSearch, SampleFrom, When
+
+Path = tuple[str, ...]
+
+
+def checked_mutations(
+    mutations: Mapping[str, Any] | None, name: str = "hyperparam_mutations"
+) -> dict[str, Any]:
+    """Return a copy of `mutations`, with lists for tuples.
+
+    Raises:
+        ConfigError: a mutation is empty, or is none that a value can be explored by; its key is named.
+    """
+    if mutations is None:
+        return {}
+    if not isinstance(mutations, Mapping):
+        raise ConfigError(
+            f"{name}={mutations!r}: give a dictionary such as {{'lr': tune.loguniform(1e-4, 1)}}"
+        )
+    return {key: _checked(value, f"{name}[{key!r}]") for key, value in mutations.items()}
+
+
+def _checked(value: Any, name: str) -> Any:
+    if isinstance(value, Mapping):
+        if not value:
+            raise ConfigError(f"{name} is empty: name what to mutate in it, or leave it out")
+        if set(value) == {"grid_search"}:
+            raise ConfigError(f"{name} is a grid, which is no distribution: give a list to move in")
+        return checked_mutations(value, name)
+    if isinstance(value, (list, tuple)):
+        if not value:
+            raise ConfigError(f"{name} is empty: give at least one value")
+        return list(value)
+    if isinstance(value, (GridSearch, SampleFrom, When, Forbid)):
+        raise ConfigError(
+            f"{name} is {value}, which is no distribution to explore by: give a domain such as "
+            "tune.uniform(0, 1), a list of values in order, or a function that draws one"
+        )
+    if isinstance(value, Domain) or callable(value):
+        return value
+    raise ConfigError(
+        f"{name}={value!r}: give a domain such as tune.uniform(0, 1), a list of values in order, a function "
+        "that draws one, or a dictionary of these"
+    )
+
+
+def leaves(mutations: Mapping[str, Any], path: Path = ()) -> Iterator[tuple[Path, Any]]:
+    """All mutations with their paths, in the order given."""
+    for key, value in mutations.items():
+        if isinstance(value, Mapping):
+            yield from leaves(value, (*path, key))
+        else:
+            yield (*path, key), value
+
+
+def completed(space: Mapping[str, Any], mutations: Mapping[str, Any], at: Path = ()) -> dict[str, Any]:
+    """Return `space` with what stands only in `mutations` added, to be drawn by them at the start.
+
+    Raises:
+        ConfigError: a mutation can't change the values that the space gives at its place.
+    """
+    whole = dict(space)
+    for key, mutation in mutations.items():
+        name = "/".join((*at, key))
+        if isinstance(mutation, Mapping):
+            inner = whole.get(key, {})
+            if isinstance(inner, When):
+                continue  # there or not; what is there is explored
+            if not isinstance(inner, Mapping):
+                raise ConfigError(
+                    f"hyperparam_mutations mutates inside {name!r}, which is {inner} in param_space: "
+                    "give a dictionary in both, or in none"
+                )
+            whole[key] = completed(inner, mutation, (*at, key))
+        elif key not in whole:
+            whole[key] = start_of(mutation)
+        else:
+            _require_explorable(name, whole[key], mutation)
+    return whole
+
+
+def start_of(mutation: Any) -> Any:
+    """What the search space has for a value that only a mutation speaks of."""
+    if isinstance(mutation, list):
+        return Categorical(tuple(mutation))
+    return mutation if isinstance(mutation, Domain) else SampleFrom(mutation)
+
+
+def _require_explorable(name: str, start: Any, mutation: Any) -> None:
+    """A number can't be made of a text by multiplying it."""
+    if not isinstance(mutation, Domain) or isinstance(mutation, Categorical):
+        return
+    starts = start.categories if isinstance(start, Categorical) else ()
+    starts = start.values if isinstance(start, GridSearch) else starts or (start,)
+    for value in starts:
+        if isinstance(value, (str, bool, Mapping, list, tuple)) or value is None:
+            raise ConfigError(
+                f"{name!r} is {value!r} in param_space, which its mutation {mutation} doesn't contain: "
+                "give a number there, or a list in hyperparam_mutations"
+            )

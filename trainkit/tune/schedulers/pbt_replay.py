@@ -1,0 +1,130 @@
+"""Replays what population based training came to: one trial, with the configurations that led to a result."""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+
+from trainkit.errors import ConfigError
+from trainkit.tune.schedulers.base import CONTINUE, NO_CONFIG, Decision, Donor, TrialScheduler, Verdict
+from trainkit.tune.schedulers.pbt_lineage import Stretch
+from trainkit.tune.schedulers.pbt_policy import Schedule, policy_file, read_policy
+from trainkit.tune.values import encode_config
+
+if TYPE_CHECKING:
+    from numpy.random import Generator
+
+
+class HasLineage(Protocol):
+    """As a `Result` has one."""
+
+    def lineage(self) -> Sequence[Stretch]: ...
+
+
+class PopulationBasedTrainingReplay(TrialScheduler):
+    """Train one trial with the schedule of configurations that population based training has found.
+
+    It begins with the first configuration of the lineage, whatever `param_space` says of these keys, and
+    goes on from its own checkpoint with the next one after as many iterations as were trained with the one
+    before. So a deterministic trainable ends with the same weights, after as many iterations as the lineage
+    has; when to end is for RunConfig(stop=...) to say.
+
+    Args:
+        policy_file: a `pbt_policy_<trial id>.txt`, of ours or Ray's; or the `Result` of a trial; or the
+            folder of an experiment, with `trial_id`.
+        trial_id: of the trial in that folder.
+
+    Attributes:
+        schedule: the configuration at the start, and after how many iterations which takes its place.
+
+    Raises:
+        ConfigError: there is no such file, or it is none of population based training.
+    """
+
+    needs_metric: ClassVar[bool] = False
+    label: ClassVar[str] = "PBT replay"
+
+    def __init__(
+        self,
+        policy_file: str | os.PathLike[str] | HasLineage | Mapping[str, Any],
+        *,
+        trial_id: str | None = None,
+    ) -> None:
+        super().__init__()
+        self.schedule = _schedule_of(policy_file, trial_id)
+        self._trial: str | None = None
+        self._changed = 0
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        # What it has read: the file may be gone when the experiment goes on.
+        changes = [[step, config] for step, config in self.schedule.changes]
+        return {"policy_file": {"initial": self.schedule.initial, "changes": changes}}
+
+    def completed_space(self, space: Mapping[str, Any]) -> Mapping[str, Any]:
+        return {**space, **copy.deepcopy(self.schedule.initial)}
+
+    def set_search_properties(
+        self, metric: str | None, mode: str | None, rng: Generator, total_samples: int | None = None
+    ) -> None:
+        super().set_search_properties(metric, mode, rng, total_samples)
+        if total_samples != 1:
+            how_many = "no end of" if total_samples is None else total_samples
+            raise ConfigError(
+                f"a replay trains one trial, and there would be {how_many}: leave num_samples at 1 and axes "
+                "out of param_space"
+            )
+
+    def on_trial_add(self, trial_id: str, config: Mapping[str, Any] = NO_CONFIG) -> None:
+        differing = [
+            key for key, value in self.schedule.initial.items() if _text(config.get(key)) != _text(value)
+        ]
+        if differing:
+            raise ConfigError(
+                f"a replay begins with {', '.join(differing)} as it was trained with, and the searcher "
+                "suggests another value: leave search_alg and points_to_evaluate out"
+            )
+        self._trial = trial_id
+
+    def decide(self, trial_id: str, time: float | None, score: float | None) -> Decision:
+        del score
+        if time is None or trial_id != self._trial:
+            return CONTINUE
+        due = sum(1 for step, _ in self.schedule.changes if step <= time)
+        if due <= self._changed:
+            return CONTINUE
+        step, config = self.schedule.changes[due - 1]
+        self._changed = due
+        reason = {"rule": "replay", "at": step, "change": due, "changes": len(self.schedule.changes)}
+        return Decision(Verdict.PAUSE, reason, donors=(Donor(trial_id, copy.deepcopy(config)),))
+
+
+def _schedule_of(source: Any, trial_id: str | None) -> Schedule:
+    if isinstance(source, Mapping):
+        return Schedule(source["initial"], tuple((step, config) for step, config in source["changes"]))
+    if hasattr(source, "lineage"):
+        return Schedule.of(source.lineage())
+    if not isinstance(source, (str, os.PathLike)):
+        raise ConfigError(
+            f"policy_file={source!r}: give the path of a pbt_policy_<trial id>.txt, or a Result"
+        )
+    path = Path(source).expanduser()
+    if path.is_dir():
+        if trial_id is None:
+            raise ConfigError(f"{path} is a folder: say which of its trials with trial_id='...'")
+        path = path / policy_file(trial_id)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"{path} cannot be read: {error}. A trial has such a file once it has taken over another's "
+            "state, with log_config=True; of any trial, Result.from_path(its folder) can be given too"
+        ) from error
+    return read_policy(text, str(path))
+
+
+def _text(value: Any) -> str:
+    return encode_config(value)

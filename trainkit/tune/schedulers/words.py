@@ -1,0 +1,102 @@
+"""The facts of a decision as text, by the rule that made it; no effects.
+
+A scheduler's decision names its rule and gives facts; here they become words, for the console, for
+`trainkit why` and for a trial's reason. A rule without words of its own shows its facts as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+Facts = Mapping[str, Any]
+
+
+def in_words(reason: Facts) -> str:
+    """Such as 'rung 4, rank 3 of 8, 2 go on, cutoff 0.25'; '' where nothing was judged."""
+    words = _RULES.get(str(reason.get("rule")))
+    try:
+        return words(reason) if words is not None else _listed(reason)
+    except (KeyError, TypeError, ValueError):  # a scheduler of the user's may have a rule of the same name
+        return _listed(reason)
+
+
+def _rung(reason: Facts) -> str:
+    judged = f"{_place(reason)}, rank {reason['rank']} of {reason['entries']}, {reason['places']} go on"
+    cutoff = f", cutoff {reason['cutoff']:.6g}" if "cutoff" in reason else ""  # no place yet, or no finite score
+    return judged + cutoff + _skipped(reason)
+
+
+def _place(reason: Facts) -> str:
+    return f"rung {reason['rung']:g}" + (f" of bracket {reason['bracket']}" if "bracket" in reason else "")
+
+
+def _skipped(reason: Facts) -> str:
+    return f", past {reason['skipped']} lower" if "skipped" in reason else ""
+
+
+def _waits(reason: Facts) -> str:
+    return f"it waits to be promoted from {_place(reason)}"
+
+
+def _max_t(reason: Facts) -> str:
+    return f"reached max_t={reason['max_t']:g}"
+
+
+def _late(reason: Facts) -> str:
+    del reason
+    return "it had stopped this trial before"
+
+
+def _milestone(reason: Facts) -> str:
+    waits = (
+        f"waits for {reason['awaits']} more to come there" if reason["awaits"] else "the last to come there"
+    )
+    return f"{_place(reason)}, {waits}"
+
+
+def _waits(reason: Facts) -> str:
+    return f"it waits to be promoted from {_place(reason)}"
+
+
+def _barrier(reason: Facts) -> str:
+    return f"waits at {reason['at']:g} for all members, {reason['arrived']} of {reason['members']} are there"
+
+
+def _turn(reason: Facts) -> str:
+    return f"its turn again, from {reason['time']:g} on"
+
+
+def _exploit(reason: Facts) -> str:
+    found = f"{_population(reason)}, takes over {reason['donor']} with {_number(reason['donor_score'])}"
+    steps = [
+        f"{name} {_number(change['old'])} -> {_number(change['new'])}"
+        for name, change in reason.get("changes", {}).items()
+    ]
+    return found + (f"; {', '.join(steps)}" if steps else "")
+
+
+def _population(reason: Facts) -> str:
+    return f"rank {reason['rank']} of {reason['members']} with {_number(reason['score'])}"
+
+
+def _number(value: Any) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else "no score" if value is None else str(value)
+
+
+def _listed(reason: Facts) -> str:
+    return ", ".join(f"{name} {_number(value)}" for name, value in reason.items())
+
+
+_RULES: Mapping[str, Callable[[Facts], str]] = {
+    "barrier": _barrier,
+    "waits": _waits,
+    "exploit": _exploit,
+    "late report": _late,
+    "max_t": _max_t,
+    "milestone": _milestone,
+    "population": _population,
+    "rung": _rung,
+    "turn": _turn,
+    "waits": _waits,
+}

@@ -1,0 +1,205 @@
+"""Configurations as rows of numbers: every parameter in [0, 1], or the index of a category."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from fractions import Fraction
+from statistics import NormalDist
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from trainkit.errors import SpaceError
+from trainkit.tune.domains import Categorical, Domain, Float, Integer, Normal, place_of
+from trainkit.tune.domains.listed import distinct
+from trainkit.tune.search.bohb.kde import Column
+from trainkit.tune.spaces.variants import Space
+
+if TYPE_CHECKING:
+    from numpy.random import Generator
+
+    from trainkit.tune.search.bohb.kde import Floats
+
+
+class Coder(ABC):
+    """Between a parameter's values and the numbers of its column.
+
+    Attributes:
+        column: where the numbers lie.
+        stepped: True if many numbers stand for one value.
+    """
+
+    column = Column()
+    stepped = False
+
+    @abstractmethod
+    def encode(self, value: Any) -> float:
+        """The number of a value of the domain; of one that many stand for, the one in the middle."""
+
+    @abstractmethod
+    def decode(self, number: float) -> Any:
+        """The value of the domain that a number in the column stands for."""
+
+
+class _Real(Coder):
+    """Linear in the value, or in its logarithm."""
+
+    def __init__(self, domain: Float) -> None:
+        self._domain = domain
+        self._last = math.nextafter(domain.upper, domain.lower)
+
+    def encode(self, value: Any) -> float:
+        lower, upper, value = self._domain.lower, self._domain.upper, float(value)
+        if self._domain.log:
+            lower, upper, value = math.log(lower), math.log(upper), math.log(value)
+        # Halves, since upper - lower may overflow.
+        return (value / 2 - lower / 2) / (upper / 2 - lower / 2)
+
+    def decode(self, number: float) -> float:
+        lower, upper = self._domain.lower, self._domain.upper
+        if self._domain.log:
+            value = math.exp(math.log(lower) * (1 - number) + math.log(upper) * number)
+        else:
+            value = lower * (1 - number) + upper * number
+        return min(max(value, lower), self._last)
+
+
+class _Steps(Coder):
+    """Multiples k of a step: each owns what rounds to it, so the column is all from first - 1/2 to last + 1/2."""
+
+    stepped = True
+
+    def __init__(self, domain: Float | Integer) -> None:
+        q = Fraction(repr(domain.q))
+        self._first, self._last = (round(Fraction(bound) / q) for bound in domain.bounds)
+        self._numerator, self._denominator = q.numerator, q.denominator
+        self._q = float(q)
+        self._whole = isinstance(domain, Integer)
+        self._log = domain.log
+        if self._log:
+            self._lower, self._upper = math.log(self._first - 0.5), math.log(self._last + 0.5)
+
+    def encode(self, value: Any) -> float:
+        k = int(value) // self._numerator if self._whole else round(float(value) / self._q)
+        if self._log:
+            return (math.log(k) - self._lower) / (self._upper - self._lower)
+        return (k - self._first + 0.5) / (self._last - self._first + 1)
+
+    def decode(self, number: float) -> float:
+        if self._log:
+            k = round(math.exp(self._lower * (1 - number) + self._upper * number))
+        else:
+            k = self._first + math.floor(number * (self._last - self._first + 1))
+        k = min(max(k, self._first), self._last)
+        return k * self._numerator if self._whole else k * self._numerator / self._denominator
+
+
+class _Quantile(Coder):
+    """A normal distribution by its quantiles, so that the whole column is as likely."""
+
+    def __init__(self, domain: Normal) -> None:
+        self._normal = NormalDist(domain.mean, domain.sd)
+        self._q = None if domain.q is None else Fraction(repr(domain.q))
+        self.stepped = domain.q is not None
+
+    def encode(self, value: Any) -> float:
+        return self._normal.cdf(float(value))
+
+    def decode(self, number: float) -> float:
+        value = self._normal.inv_cdf(min(max(number, 2.0**-53), 1 - 2.0**-53))
+        if self._q is None:
+            return value
+        k = round(Fraction(value) / self._q)
+        return k * self._q.numerator / self._q.denominator
+
+
+class _Choice(Coder):
+    """The index of a category; one that is listed twice is one."""
+
+    def __init__(self, domain: Categorical) -> None:
+        self._categories = distinct(domain.categories)
+        self.column = Column(categories=len(self._categories))
+
+    def encode(self, value: Any) -> float:
+        place = place_of(value, self._categories)
+        if place is None:
+            raise SpaceError(f"{value!r} is not in {self._categories!r}")
+        return float(place)
+
+    def decode(self, number: float) -> Any:
+        return self._categories[int(number)]
+
+
+def coder_of(name: str, domain: Domain) -> Coder:
+    """Return what encodes values of `domain`.
+
+    Raises:
+        SpaceError: it is no domain of ours.
+    """
+    match domain:
+        case Float(q=None):
+            return _Real(domain)
+        case Float() | Integer():
+            return _Steps(domain)
+        case Normal():
+            return _Quantile(domain)
+        case Categorical():
+            return _Choice(domain)
+    raise SpaceError(f"{name}: TuneBOHB does not know {domain}; give one of tune's domains")
+
+
+class Encoding:
+    """Of a space: rows with a column for each parameter, NaN where one is not active.
+
+    Args:
+        space: without a grid.
+
+    Attributes:
+        columns: in the order of the space's parameters.
+
+    Raises:
+        SpaceError: the space has a grid, or a domain that is none of ours.
+    """
+
+    def __init__(self, space: Space) -> None:
+        if space.axes:
+            names = ", ".join(parameter.name for parameter in space.parameters if parameter.is_axis)
+            raise SpaceError(
+                f"{names}: TuneBOHB draws, and can't try every value of a grid_search; use choice"
+            )
+        self._space = space
+        self._coders = {each.name: coder_of(each.name, each.domain) for each in space.parameters}
+        self._places = {name: place for place, name in enumerate(self._coders)}
+        self.columns = tuple(coder.column for coder in self._coders.values())
+
+    def row(self, config: Mapping[str, Any]) -> Floats:
+        """The row of a configuration.
+
+        Raises:
+            SpaceError: it is none of the space.
+        """
+        row = np.full(len(self.columns), math.nan)
+        for name, value in self._space.choices(config).items():
+            row[self._places[name]] = self._coders[name].encode(value)
+        return row
+
+    def config(self, row: Floats, rng: Generator) -> dict[str, Any]:
+        """The configuration of a row; columns of what is not active in it are not looked at.
+
+        Args:
+            row: without NaN where a parameter is active.
+            rng: for what `sample_from` functions draw.
+        """
+        return self._space.walk(
+            lambda name, domain: self._coders[name].decode(float(row[self._places[name]])), rng
+        )
+
+    def snapped(self, rows: Floats) -> Floats:
+        """`rows`, each number moved to the one that its value is encoded by."""
+        moved = rows.copy()
+        for place, coder in enumerate(self._coders.values()):
+            if coder.stepped:
+                moved[:, place] = [coder.encode(coder.decode(number)) for number in rows[:, place].tolist()]
+        return moved
