@@ -9,6 +9,7 @@ from tests.suites.searchers import Row, SearcherSuite
 from trainkit.tune.search import (
     BasicVariantGenerator,
     ConcurrencyLimiter,
+    HyperOptSearch,
     OptunaSearch,
     Repeater,
     Searcher,
@@ -38,6 +39,22 @@ ROWS = (
         "optuna-evolution",
         lambda **given: OptunaSearch(sampler=optuna.samplers.NSGAIISampler(population_size=4), **given),
     ),
+    Row(
+        "optuna-cma",
+        lambda **given: OptunaSearch(
+            sampler=optuna.samplers.CmaEsSampler(popsize=4, warn_independent_sampling=False), **given
+        ),
+    ),
+    Row(
+        "optuna-qmc",
+        lambda **given: OptunaSearch(
+            sampler=optuna.samplers.QMCSampler(
+                scramble=True, warn_asynchronous_seeding=False, warn_independent_sampling=False
+            ),
+            **given,
+        ),
+    ),
+    Row("hyperopt", lambda **given: HyperOptSearch(n_initial_points=5, **given)),
     Row("bohb", TuneBOHB),
     Row("bohb-eager", lambda **given: TuneBOHB(bohb_config={"random_fraction": 0}, **given)),
     Row("limited", lambda **given: ConcurrencyLimiter(OptunaSearch(**given), 64)),
@@ -48,6 +65,7 @@ ROWS = (
 )
 
 
+@pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
 @pytest.mark.parametrize("row", ROWS, ids=str, indirect=True)
 class TestSearchers(SearcherSuite):
     pass

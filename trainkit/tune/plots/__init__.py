@@ -20,9 +20,7 @@ if TYPE_CHECKING:
 
 KINDS = {
     "curves": "learning curves",
-    "lineage": "lineage of a population",
-    "parallel": "parallel coordinates",
-    "rungs": "rungs of a scheduler",
+    "lineage": "where the members of a population got their weights",
     "parallel": "parallel coordinates",
     "rungs": "rungs of a scheduler",
     "timeline": "workers against time",

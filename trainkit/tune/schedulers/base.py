@@ -14,10 +14,10 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from trainkit.errors import ConfigError
 from trainkit.tune.checks import is_name, is_number, require_mode
@@ -52,8 +52,10 @@ class Donor:
     config: Mapping[str, Any]
 
 
-@dataclass(frozen=True)
-class Decision:
+NO_FACTS: Mapping[str, Any] = MappingProxyType({})
+
+
+class Decision(NamedTuple):
     """A verdict and what led to it.
 
     Attributes:
@@ -66,7 +68,7 @@ class Decision:
     """
 
     verdict: Verdict
-    reason: Mapping[str, Any] = field(default_factory=dict)
+    reason: Mapping[str, Any] = NO_FACTS
     save: bool = False
     donors: tuple[Donor, ...] = ()
     request: PlacementGroupFactory | None = None

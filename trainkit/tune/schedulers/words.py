@@ -47,7 +47,7 @@ def _max_t(reason: Facts) -> str:
 
 def _late(reason: Facts) -> str:
     del reason
-    return "it had stopped this trial before"
+    return "too late to count, it was judged before"
 
 
 def _milestone(reason: Facts) -> str:

@@ -8,16 +8,20 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from trainkit.tune.search.base import Searcher
     from trainkit.tune.search.basic_variant import BasicVariantGenerator
+    from trainkit.tune.search.bayesopt import BayesOptSearch
     from trainkit.tune.search.bohb import TuneBOHB
     from trainkit.tune.search.concurrency_limiter import ConcurrencyLimiter
     from trainkit.tune.search.create import create_searcher
+    from trainkit.tune.search.hyperopt import HyperOptSearch
     from trainkit.tune.search.optuna import OptunaSearch
     from trainkit.tune.search.repeater import Repeater
     from trainkit.tune.space import grid_search
 
 _HOME_OF = {
     "BasicVariantGenerator": "search.basic_variant",
+    "BayesOptSearch": "search.bayesopt",
     "ConcurrencyLimiter": "search.concurrency_limiter",
+    "HyperOptSearch": "search.hyperopt",
     "OptunaSearch": "search.optuna",
     "Repeater": "search.repeater",
     "Searcher": "search.base",
@@ -28,7 +32,9 @@ _HOME_OF = {
 
 __all__ = [
     "BasicVariantGenerator",
+    "BayesOptSearch",
     "ConcurrencyLimiter",
+    "HyperOptSearch",
     "OptunaSearch",
     "Repeater",
     "Searcher",

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
 from trainkit.errors import ConfigError
-from trainkit.tune.checks import is_number, require_mode
+from trainkit.tune.checks import is_number, require, require_mode
 from trainkit.tune.schedulers.base import Decision
 from trainkit.tune.spaces.variants import Space
 from trainkit.tune.values import lookup
@@ -54,6 +54,11 @@ class Searcher(ABC):
     FINISHED: ClassVar[str] = "FINISHED"
 
     def __init__(self, metric: str | None = None, mode: str | None = None) -> None:
+        for name, value in (("metric", metric), ("mode", mode)):
+            require(
+                value is None or isinstance(value, str),
+                f"{name}={value!r}: {type(self).__name__} optimises one metric",
+            )
         require_mode(mode)
         self._metric = metric
         self._mode = mode

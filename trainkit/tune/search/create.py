@@ -13,16 +13,20 @@ from trainkit.tune.values import holds_opaque
 
 _HOMES = {
     "BasicVariantGenerator": "basic_variant",
+    "BayesOptSearch": "bayesopt",
     "ConcurrencyLimiter": "concurrency_limiter",
+    "HyperOptSearch": "hyperopt",
     "OptunaSearch": "optuna",
     "Repeater": "repeater",
     "TuneBOHB": "bohb",
 }
 _CLASSES = {
+    "bayesopt": "BayesOptSearch",
+    "hyperopt": "HyperOptSearch",
+    "optuna": "OptunaSearch",
     "bohb": "TuneBOHB",
     "random": "BasicVariantGenerator",
     "variant_generator": "BasicVariantGenerator",
-    "optuna": "OptunaSearch",
 }
 
 

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from trainkit.errors import ConfigError, MissingDependencyError
 from trainkit.tune.checks import checked_points, is_name, is_number, is_whole, require, require_kind
-from trainkit.tune.search.alternatives import alternatives
-from trainkit.tune.search.base import Searcher
 from trainkit.tune.schedulers.base import Decision, Verdict
 from trainkit.tune.search import optuna_samplers as samplers
+from trainkit.tune.search.alternatives import alternatives
+from trainkit.tune.search.base import Searcher
 from trainkit.tune.search.optuna_spaces import Declared, Form, form_of
 from trainkit.tune.search.optuna_study import LazyStudy
 from trainkit.tune.seeds import suggestion_generator, suggestion_words
@@ -74,11 +74,6 @@ class OptunaSearch(Searcher):
     ) -> None:
         if importlib.util.find_spec("optuna") is None:
             raise MissingDependencyError("OptunaSearch needs Optuna: pip install 'trainkit[tune]'")
-        for name, value in (("metric", metric), ("mode", mode)):
-            require(
-                value is None or isinstance(value, str),
-                f"{name}={value!r}: OptunaSearch optimises one metric",
-            )
         super().__init__(metric, mode)
         points = checked_points(points_to_evaluate)
         require(
@@ -224,8 +219,8 @@ class OptunaSearch(Searcher):
     def on_rejected(self, trial_id: str, result: dict[str, Any] | None) -> None:
         from optuna.trial import TrialState
 
-        # Some look at what trials came to alone, and would come to the same again: they are left as they were,
-        # and draw with another seed. Others count their suggestions, so they get an answer.
+        # Some look at what trials came to alone, and would come to the same again: they are left as they
+        # were, and draw with another seed. Others count their suggestions, so they get an answer.
         state, values = TrialState.FAIL, None
         if result is not None and not samplers.follows_from_trials(self._suggester):
             state, values = self._outcome(trial_id, result)

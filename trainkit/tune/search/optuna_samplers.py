@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from trainkit.errors import ConfigError
@@ -63,7 +63,7 @@ def seed_in(sampler: BaseSampler) -> int | None:
 
 
 def settle(sampler: BaseSampler, seed: int) -> None:
-    """Give what is one for the whole sequence, the scrambling of quasi-random points, the experiment's seed."""
+    """Seed what is one for the whole sequence, the scrambling of quasi-random points."""
     from optuna.samplers import PartialFixedSampler, QMCSampler
 
     if isinstance(sampler, PartialFixedSampler):
@@ -163,13 +163,12 @@ def check(sampler: BaseSampler, *, objectives: int, conditional: bool, points: b
         raise ConfigError(f"{name} tries its own grid, and no points_to_evaluate: put them into the grid")
 
 
-def marks_of_evaluated(sampler: BaseSampler | None) -> dict[str, Any]:
+def marks_of_evaluated(sampler: BaseSampler) -> dict[str, Any]:
     """What a study says of trials from elsewhere, so that the sampler takes them: the first generation."""
-    from optuna.samplers import BaseSampler, NSGAIISampler, NSGAIIISampler, PartialFixedSampler
+    from optuna.samplers import NSGAIIISampler, NSGAIISampler, PartialFixedSampler
 
     if isinstance(sampler, PartialFixedSampler):
         return marks_of_evaluated(sampler._base_sampler)
-    kinds: Sequence[type[BaseSampler]] = (NSGAIISampler, NSGAIIISampler)
-    if isinstance(sampler, tuple(kinds)):
+    if isinstance(sampler, (NSGAIIISampler, NSGAIISampler)):
         return {sampler._get_generation_key(): 0}
     return {}

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from trainkit.errors import ConfigError
 from trainkit.tune.search.optuna_spaces import Params
@@ -54,7 +54,9 @@ class LazyStudy:
     """
 
     def __init__(self, modes: Sequence[str], name: str, storage: BaseStorage | str | None) -> None:
-        self._directions = ["minimize" if mode == "min" else "maximize" for mode in modes]
+        self._directions: list[Literal["minimize", "maximize"]] = [
+            "minimize" if mode == "min" else "maximize" for mode in modes
+        ]
         self._name = name
         self._given = storage
         self._backlog: list[_Known] = []

@@ -149,7 +149,7 @@ class ExperimentReader:
         ends = [*(seq for seq, _, _ in runs[1:]), sys.maxsize]
         return sum(
             max(until, self._last_report(seq, end)) - since
-            for (seq, since, until), end in zip(runs, ends, strict=True)
+            for (seq, since, until), end in zip(runs, ends, strict=False)  # a kill may come before the first
         )
 
     def _last_report(self, after: int, before: int) -> float:

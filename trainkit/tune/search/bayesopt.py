@@ -1,0 +1,384 @@
+"""The package bayesian-optimization as a searcher: a Gaussian process over continuous parameters."""
+
+from __future__ import annotations
+
+import math
+import numbers
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from trainkit.errors import ConfigError, SpaceError
+from trainkit.tune.checks import checked_points, is_number, is_whole, require
+from trainkit.tune.domains import Float
+from trainkit.tune.optional import load
+from trainkit.tune.search.alternatives import alternatives, leaves_open
+from trainkit.tune.search.base import Searcher
+from trainkit.tune.seeds import suggestion_generator, suggestion_words
+from trainkit.tune.spaces.variants import Space
+from trainkit.tune.values import flatten, lookup
+
+_UTILITY = {"kind": "ucb", "kappa": 2.576, "xi": 0.0, "kappa_decay": 1.0, "kappa_decay_delay": 0}
+_KINDS = ("ucb", "ei", "poi")
+
+
+class BayesOptSearch(Searcher):
+    """Suggest configurations by the package bayesian-optimization.
+
+    Its model is a Gaussian process with a Matern 5/2 kernel. It searches real numbers only: `tune.uniform`,
+    and `tune.loguniform` in the logarithm. Suggestion n draws with a generator that is made from the seed and
+    n, from a model of all that is known then; trials that run count as the worst so far. NaN, infinite and
+    failed results are left out. A trial that a scheduler has stopped counts by its last report.
+
+    Args:
+        space: bounds by name, as {"net/width": (0, 20)}, or domains as in `param_space`. None: `param_space`.
+            With a space here, `param_space` may only hold constants, which every configuration gets.
+        metric: what to optimise; None: as in the TuneConfig.
+        mode: the same.
+        points_to_evaluate: configurations, or parts of them, to try first; they count for `num_samples`.
+        utility_kwargs: of the acquisition function: `kind`, "ucb", "ei" or "poi"; `kappa` standard deviations
+            for the first, which shrink by `kappa_decay` with each suggestion after `kappa_decay_delay` of
+            them; `xi`, the least improvement, for the others.
+        random_state: seed of the searcher's.
+        random_search_steps: suggestions that are drawn at random before the first of the model.
+        verbose: 0 for silence; the package prints what it learns otherwise.
+        patience: draws in a row that were tried before, after which the search ends.
+        skip_duplicate: False tries a configuration again where it is suggested again.
+        analysis: results to learn from: a `ResultGrid`, or a list of `Result`s.
+        repeat_float_precision: digits after the point by which configurations are told apart.
+
+    Raises:
+        MissingDependencyError: bayesian-optimization is not installed.
+        ConfigError: an argument is wrong.
+    """
+
+    def __init__(
+        self,
+        space: Mapping[str, Any] | None = None,
+        metric: str | None = None,
+        mode: str | None = None,
+        points_to_evaluate: Sequence[Mapping[str, Any]] | None = None,
+        utility_kwargs: Mapping[str, Any] | None = None,
+        random_state: int = 42,
+        random_search_steps: int = 10,
+        verbose: int = 0,
+        patience: int = 5,
+        skip_duplicate: bool = True,
+        analysis: Any = None,
+        repeat_float_precision: int = 5,
+    ) -> None:
+        self._load()
+        super().__init__(metric, mode)
+        self._points = checked_points(points_to_evaluate)
+        self._utility = _checked_utility(utility_kwargs or {})
+        least = {
+            "random_state": 0,
+            "random_search_steps": 0,
+            "verbose": 0,
+            "patience": 1,
+            "repeat_float_precision": 0,
+        }
+        given = locals()
+        for name, bound in least.items():
+            require(
+                is_whole(given[name]) and given[name] >= bound,
+                f"{name}={given[name]!r}: give a whole number of {bound} or more",
+            )
+        self._space = space
+        self._own = None if space is None else _space_of(space)
+        self._utility_kwargs = utility_kwargs
+        self._random_state = random_state
+        self._random_search_steps = random_search_steps
+        self._verbose = verbose
+        self._patience = patience
+        self._skip_duplicate = bool(skip_duplicate)
+        self._analysis = analysis
+        self._precision = repeat_float_precision
+        self._evaluated: list[tuple[dict[str, Any], float]] = []
+        self._to_run: list[tuple[dict[str, float], bool]] = []
+        self._known: dict[str, tuple[dict[str, float], float | None]] = {}
+        """By trial: where it is, and what it came to, more being better; None: it runs; NaN: it failed."""
+        self._number = 0
+        self._redraws = (-1, 0)
+        """Of which suggestion how many tries were rejected."""
+        self._drawn = True
+
+    @staticmethod
+    def _load() -> Any:
+        return load("bayes_opt", "searches by BayesOptSearch", "bayesopt")
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        given: dict[str, Any] = {
+            "space": self._space,
+            "metric": self.metric,
+            "mode": self.mode,
+            "points_to_evaluate": self._points,
+            "utility_kwargs": self._utility_kwargs,
+            "random_state": self._random_state,
+            "random_search_steps": self._random_search_steps,
+            "verbose": self._verbose,
+            "patience": self._patience,
+            "skip_duplicate": self._skip_duplicate,
+            "analysis": self._analysis,
+            "repeat_float_precision": self._precision,
+        }
+        # Points told by add_evaluated_point no file holds: a restore then asks for the searcher.
+        return {**given, "evaluated": self._evaluated} if self._evaluated else given
+
+    # --- what is searched -------------------------------------------------------------------------
+
+    def begin(
+        self, space: Space, *, metric: str | None, mode: str | None, num_samples: int, seed: int
+    ) -> None:
+        super().begin(space, metric=metric, mode=mode, num_samples=num_samples, seed=seed)
+        require(
+            self.metric is not None and self.mode is not None,
+            "BayesOptSearch needs to know what to optimise: give metric and mode, in the TuneConfig or here",
+        )
+        self._searched = space if self._own is None else self._own
+        self._domains = _real_domains(self._searched)
+        for point in self._points:
+            opened = leaves_open(self._searched, self._searched.preset(point))
+            self._to_run.append((self._searched.point(point), opened))
+        if self._analysis is not None:
+            self.add_evaluated_trials(self._analysis, self.metric or "")
+        for number, (point, value) in enumerate(self._evaluated):
+            place = self._place(point)
+            if place is None:
+                raise ConfigError(
+                    f"the evaluated point {point!r} is no configuration of the search space: give every "
+                    "parameter, with a value that it may have"
+                )
+            self._known[f"evaluated {number}"] = place, None
+            self._tell(f"evaluated {number}", value)
+
+    def set_search_properties(
+        self, metric: str | None, mode: str | None, config: dict[str, Any], **spec: Any
+    ) -> bool:
+        return self._space is None
+
+    @property
+    def hears_again(self) -> bool:
+        return True
+
+    @property
+    def whole(self) -> bool:
+        return self._space is None
+
+    def _place(self, config: Mapping[str, Any]) -> dict[str, float] | None:
+        """Where a configuration is, in the model's coordinates; None: outside the space."""
+        try:
+            values = self._searched.choices(config)
+        except SpaceError:
+            return None
+        return {name: _in_model(self._domains[name], value) for name, value in values.items()}
+
+    # --- suggestions ------------------------------------------------------------------------------
+
+    def suggest(self, trial_id: str) -> dict[str, Any] | str | None:
+        n = self._number
+        fixed, self._drawn = self._to_run[n] if n < len(self._to_run) else ({}, True)
+        rejected = self._redraws[1] if self._redraws[0] == n else 0
+        # What the model suggests again it may do for ever: it has found the best, as far as it can see.
+        for again in range(self._patience):
+            redraw = rejected * self._patience + again
+            place = self._suggested(n, redraw) | {
+                name: _in_model(self._domains[name], value) for name, value in fixed.items()
+            }
+            values = {name: _of_model(domain, place[name]) for name, domain in self._domains.items()}
+            config = self._configuration({**values, **fixed}, n, redraw)
+            if not self._drawn or not self._skip_duplicate or not self._was_tried(place):
+                self._known[trial_id] = self._place(config) or place, None  # as a restore will find it
+                self._number += 1
+                return config
+        return self.FINISHED
+
+    def _configuration(self, values: Mapping[str, float], n: int, redraw: int) -> dict[str, Any]:
+        rng = suggestion_generator(self._random_state, n, redraw)
+        return self._searched.walk(lambda name, domain: values[name], rng)
+
+    def _suggested(self, n: int, redraw: int) -> dict[str, float]:
+        """The place of suggestion n, by the package; of a new model each time, so nothing is carried over."""
+        if not self._domains:
+            return {}
+        module = self._load()
+        kind, xi = self._utility["kind"], self._utility["xi"]
+        decays = max(0, n - self._utility["kappa_decay_delay"])
+        kappa = self._utility["kappa"] * self._utility["kappa_decay"] ** decays
+        functions = module.acquisition
+        acquisition = {
+            "ucb": lambda: functions.UpperConfidenceBound(kappa=kappa),
+            "ei": lambda: functions.ExpectedImprovement(xi=xi),
+            "poi": lambda: functions.ProbabilityOfImprovement(xi=xi),
+        }[kind]()
+        model = module.BayesianOptimization(
+            f=None,
+            pbounds={name: _bounds(domain) for name, domain in self._domains.items()},
+            acquisition_function=acquisition,
+            random_state=suggestion_words(self._random_state, n, redraw, 1)[0],
+            verbose=self._verbose,
+            allow_duplicate_points=True,
+        )
+        told = [value for _, value in self._known.values() if value is not None and not math.isnan(value)]
+        if n >= self._random_search_steps and told:
+            for place, value in self._known.values():
+                if value is None:  # it runs: as if nothing good were there, so that others go elsewhere
+                    model.register(place, min(told))
+                elif not math.isnan(value):
+                    model.register(place, value)
+            # Of small matrices: more threads take the CPUs of the trials, and are slower.
+            one_thread = load("threadpoolctl", "searches by BayesOptSearch", "bayesopt").threadpool_limits(1)
+            with warnings.catch_warnings(), one_thread:
+                warnings.simplefilter("ignore")  # of scikit-learn's, on kernels at the end of their bounds
+                suggested = model.suggest()
+        else:
+            suggested = model.random_sample()[0]
+        return {name: float(value) for name, value in suggested.items()}
+
+    def _was_tried(self, place: Mapping[str, float]) -> bool:
+        mark = self._mark(place)
+        return any(mark == self._mark(other) for other, _ in self._known.values())
+
+    def _mark(self, place: Mapping[str, float]) -> list[tuple[str, float]]:
+        return sorted((name, round(value, self._precision)) for name, value in place.items())
+
+    def is_drawn(self, trial_id: str) -> bool:
+        return self._drawn and self._skip_duplicate
+
+    def on_rejected(self, trial_id: str, result: dict[str, Any] | None) -> None:
+        del self._known[trial_id]
+        self._number -= 1
+        self._redraws = (self._number, self._redraws[1] + 1 if self._redraws[0] == self._number else 1)
+
+    def alternatives(self, trial_id: str) -> Iterator[dict[str, Any]]:
+        rng = suggestion_generator(self._random_state, self._number, self._redraws[1])
+        return alternatives(self._searched, rng) if self._space is None else iter(())
+
+    def take(self, trial_id: str, config: dict[str, Any]) -> bool:
+        place = self._place(config)
+        if place is not None:
+            self._known[trial_id] = place, None
+            self._number += 1
+        return place is not None
+
+    def replay(
+        self, trial_id: str, config: dict[str, Any], *, same_space: bool = True
+    ) -> dict[str, Any] | None:
+        if not self.take(trial_id, config):
+            if same_space:
+                return None
+            self._number += 1  # it says nothing of the new space
+        return config
+
+    # --- results ----------------------------------------------------------------------------------
+
+    def on_trial_complete(
+        self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False
+    ) -> None:
+        value = lookup(result or {}, self.metric or "")
+        self._tell(trial_id, float(value) if not error and is_number(value) else math.nan)
+
+    def _tell(self, trial_id: str, value: float) -> None:
+        if trial_id not in self._known:
+            return  # of before a change of the space
+        place, _ = self._known[trial_id]
+        better = value if self.mode == "max" else -value
+        self._known[trial_id] = place, better if math.isfinite(value) else math.nan
+
+    # --- what is known from elsewhere -------------------------------------------------------------
+
+    def add_evaluated_point(
+        self,
+        parameters: dict[str, Any],
+        value: float,
+        error: bool = False,
+        pruned: bool = False,
+        intermediate_values: list[float] | None = None,
+    ) -> None:
+        require(
+            error or isinstance(value, numbers.Real),
+            f"add_evaluated_point({parameters!r}, {value!r}): give the value of the metric, a number",
+        )
+        self._evaluated.append((dict(parameters), math.nan if error else float(value)))
+
+
+# --- domains --------------------------------------------------------------------------------------
+
+
+def _space_of(space: Any) -> Space:
+    """The user's own: bounds by name, or domains.
+
+    Raises:
+        ConfigError: it is neither.
+    """
+    require(
+        isinstance(space, Mapping) and bool(space),
+        f"space={space!r}: give bounds by name, such as {{'x': (0, 1)}}, or domains",
+    )
+    tree: dict[str, Any] = {}
+    for name, value in flatten(space).items():
+        bounds = isinstance(value, (tuple, list)) and len(value) == 2 and all(map(is_number, value))
+        *path, last = name.split("/")
+        inner = tree
+        for key in path:
+            inner = inner.setdefault(key, {})
+        inner[last] = Float(float(value[0]), float(value[1])) if bounds else value
+    return Space.of(tree)
+
+
+def _real_domains(space: Space) -> dict[str, Float]:
+    """The domains by name.
+
+    Raises:
+        ConfigError: one is not of real numbers, or depends on another.
+    """
+    found: dict[str, Float] = {}
+    for each in space.parameters:
+        domain = each.domain
+        if each.is_axis or not isinstance(domain, Float) or domain.q is not None:
+            raise ConfigError(
+                f"{each.name}: BayesOptSearch searches real numbers without steps, as tune.uniform and "
+                f"tune.loguniform give, and this is {domain}; take OptunaSearch for others"
+            )
+        if each.is_conditional:
+            raise ConfigError(
+                f"{each.name}: BayesOptSearch needs the same parameters in every trial, and this one has a "
+                "condition; take OptunaSearch"
+            )
+        found[each.name] = domain
+    return found
+
+
+def _bounds(domain: Float) -> tuple[float, float]:
+    if domain.log:
+        return math.log(domain.lower), math.log(domain.upper)
+    return domain.lower, domain.upper
+
+
+def _in_model(domain: Float, value: float) -> float:
+    low, high = _bounds(domain)
+    return min(max(math.log(value) if domain.log else float(value), low), high)
+
+
+def _of_model(domain: Float, place: float) -> float:
+    value = math.exp(place) if domain.log else place
+    return min(max(value, domain.lower), math.nextafter(domain.upper, domain.lower))
+
+
+def _checked_utility(given: Mapping[str, Any]) -> dict[str, Any]:
+    require(
+        isinstance(given, Mapping) and given.keys() <= _UTILITY.keys(),
+        f"utility_kwargs={given!r}: it may have {', '.join(_UTILITY)}",
+    )
+    utility = {**_UTILITY, **given}
+    require(
+        utility["kind"] in _KINDS, f"utility_kwargs: kind={utility['kind']!r} is none of {', '.join(_KINDS)}"
+    )
+    for name in ("kappa", "xi", "kappa_decay", "kappa_decay_delay"):
+        value = utility[name]
+        require(
+            is_number(value) and 0 <= value < math.inf,
+            f"utility_kwargs: {name}={value!r}: give a number of 0 or more",
+        )
+    return utility
