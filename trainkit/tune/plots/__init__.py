@@ -18,7 +18,12 @@ if TYPE_CHECKING:
 
     from trainkit.tune.outcome.results import ResultGrid
 
-KINDS = {"curves": "learning curves", "parallel": "parallel coordinates", "rungs": "rungs of a scheduler"}
+KINDS = {
+    "curves": "learning curves",
+    "parallel": "parallel coordinates",
+    "pareto": "the Pareto front of two objectives",
+    "rungs": "rungs of a scheduler",
+}
 """By name, which is that of its file too, what a kind is."""
 _SPELLINGS = {
     "learning curves": "curves",

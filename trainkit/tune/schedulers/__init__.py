@@ -7,6 +7,7 @@ from trainkit.tune.schedulers.base import Decision, TrialScheduler, Verdict
 from trainkit.tune.schedulers.fifo import FIFOScheduler
 from trainkit.tune.schedulers.hb_bohb import HyperBandForBOHB
 from trainkit.tune.schedulers.hyperband import HyperBandScheduler
+from trainkit.tune.schedulers.pareto import ParetoScheduler
 from trainkit.tune.schedulers.pbt import PopulationBasedTraining
 from trainkit.tune.schedulers.pbt_replay import PopulationBasedTrainingReplay
 
@@ -17,6 +18,7 @@ __all__ = [
     "FIFOScheduler",
     "HyperBandForBOHB",
     "HyperBandScheduler",
+    "ParetoScheduler",
     "PopulationBasedTraining",
     "PopulationBasedTrainingReplay",
     "TrialScheduler",

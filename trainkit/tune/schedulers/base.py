@@ -27,7 +27,8 @@ from trainkit.tune.values import lookup
 if TYPE_CHECKING:
     from numpy.random import Generator
 
-    from trainkit.tune.placement import PlacementGroupFactory
+    from trainkit.tune.objectives import Objective
+from trainkit.tune.placement import PlacementGroupFactory
 
 
 class Verdict(StrEnum):
@@ -117,6 +118,24 @@ class TrialScheduler(ABC):
     def completed_space(self, space: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the search space with what the scheduler adds to it; called once, when that is made."""
         return space
+
+    @property
+    def objectives(self) -> tuple[Objective, ...]:
+        """Several, where it judges by them."""
+        return ()
+
+    def set_objectives(self, objectives: tuple[Objective, ...]) -> None:
+        """Take several objectives of the experiment's, before `set_search_properties`; none: it has one.
+
+        Raises:
+            ConfigError: it judges by one metric.
+        """
+        if objectives and self.needs_metric and (self.metric is None or self.mode is None):
+            names = [each.metric for each in objectives]
+            raise ConfigError(
+                f"{type(self).__name__} judges trials by one metric, and the objectives are {names}: take "
+                f"ParetoScheduler, or say by which one, {type(self).__name__}(metric={names[0]!r}, mode=...)"
+            )
 
     def set_search_properties(
         self, metric: str | None, mode: str | None, rng: Generator, total_samples: int | None = None

@@ -16,6 +16,7 @@ _HOMES = {
     "FIFOScheduler": "fifo",
     "HyperBandForBOHB": "hb_bohb",
     "HyperBandScheduler": "hyperband",
+    "ParetoScheduler": "pareto",
 }
 _CLASSES = {
     "fifo": "FIFOScheduler",
@@ -24,6 +25,7 @@ _CLASSES = {
     "asynchyperband": "AsyncHyperBandScheduler",
     "hb_bohb": "HyperBandForBOHB",
     "hyperband": "HyperBandScheduler",
+    "pareto": "ParetoScheduler",
 }
 
 

@@ -23,7 +23,9 @@ def in_words(reason: Facts) -> str:
 
 def _rung(reason: Facts) -> str:
     judged = f"{_place(reason)}, rank {reason['rank']} of {reason['entries']}, {reason['places']} go on"
-    cutoff = f", cutoff {reason['cutoff']:.6g}" if "cutoff" in reason else ""  # no place yet, or no finite score
+    cutoff = (
+        f", cutoff {reason['cutoff']:.6g}" if "cutoff" in reason else ""
+    )  # no place yet, or no finite score
     return judged + cutoff + _skipped(reason)
 
 
