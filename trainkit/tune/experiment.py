@@ -98,9 +98,8 @@ class Experiment:
         self._now: Callable[[], float] = lambda: start + (clock.monotonic() - zero)
         self._seed: int = self._facts["seed"]
         self._take_parts()
-        self.objectives = tune.objectives or self._searcher.objectives or self._scheduler.objectives
-        self.metric = tune.one_metric or self._scheduler.metric or self._searcher.metric
-        self.mode = tune.one_mode or self._scheduler.mode or self._searcher.mode
+        self.metric, self.mode, self.objectives = parts.goal_of(tune, self._searcher, self._scheduler)
+        self._goal: dict[str, Any] = {"metric": self.metric, "mode": self.mode, "objectives": self.objectives}
         self._plan = parts.make_plan(tune, run, self.metric, self.objectives)
 
     @classmethod
@@ -203,9 +202,7 @@ class Experiment:
             raise controller.error
         grid = ResultGrid.load(
             self.folder,
-            metric=self.metric,
-            mode=self.mode,
-            objectives=self.objectives,
+            **self._goal,
             errors=executor.errors,
             configs={trial.trial_id: trial.config for trial in controller.trials},
         )
@@ -226,9 +223,7 @@ class Experiment:
             self._take_parts(rehearsal=True)
             replay(log, trials, self._proposals, self._scheduler, space_since=self._space_since)
         configs = {trial.trial_id: trial.config for trial in trials}
-        return ResultGrid.load(
-            self.folder, metric=self.metric, mode=self.mode, objectives=self.objectives, configs=configs
-        )
+        return ResultGrid.load(self.folder, **self._goal, configs=configs)
 
     def _run_loop(
         self,
@@ -285,9 +280,7 @@ class Experiment:
             num_samples=self._tune.num_samples,
             total_num_samples=self._searcher.total_samples,
             experiment_path=str(self.folder),
-            metric=self.metric,
-            mode=self.mode,
-            objectives=self.objectives,
+            **self._goal,
             time=self._now(),
             resources=ledger.existing,
             past=lambda: [(by_id[trial_id], each) for trial_id, each in reader.past().items() if by_id],

@@ -83,6 +83,17 @@ def _copied(name: str, given: object, copy_it: Callable[[], Part]) -> Part:
         ) from error
 
 
+def goal_of(
+    tune: TuneConfig, searcher: Searcher, scheduler: TrialScheduler
+) -> tuple[str | None, str | None, tuple[Objective, ...]]:
+    """What "best" means: a metric and its mode, or several objectives."""
+    return (
+        tune.one_metric or scheduler.metric or searcher.metric,
+        tune.one_mode or scheduler.mode or searcher.mode,
+        tune.objectives or searcher.objectives or scheduler.objectives,
+    )
+
+
 def metrics_of(metric: str | None, objectives: Sequence[Objective]) -> tuple[str, ...]:
     """What every trial must have reported: the one metric, or those of several objectives."""
     if not settings.metric_is_required():

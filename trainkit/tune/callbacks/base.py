@@ -30,8 +30,8 @@ class Callback:
         """The experiment begins, or goes on.
 
         `num_samples` is TuneConfig's; `total_num_samples` is how many trials there will be, grids counted,
-        and None if there is no end. `info` holds `experiment_path`, `metric`, `mode`, `objectives`, `time`, `resources`,
-        `trials`, and `past`: a function that gives each trial that has reported with its results, of an
+        and None if there is no end. `info` holds `experiment_path`, `metric`, `mode`, `objectives`, `time`,
+        `resources`, `trials`, and `past`: a function that gives each trial that has reported with its results, of an
         experiment that goes on; they are read when they are looked at, and how many there are is known
         without reading.
         """

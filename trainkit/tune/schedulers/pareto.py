@@ -101,7 +101,7 @@ class ParetoScheduler(TrialScheduler):
         self._objectives = self._own or objectives
         require(
             bool(self._objectives),
-            "ParetoScheduler judges trials by several metrics: set TuneConfig(metric=['accuracy', 'latency'], "
+            "ParetoScheduler judges trials by several metrics: set TuneConfig(metric=['accuracy', 'loss'], "
             "mode=['max', 'min']) to what your trainable reports, or take ASHAScheduler for one",
         )
 

@@ -54,7 +54,8 @@ class OptunaSearch(Searcher):
         storage: an Optuna storage, or the address of one, in which trials are kept too; those that are in its
             study already are learned from.
         seed: for the sampler; None: the sampler's own, or else the TuneConfig's.
-        evaluated_rewards: for one metric, what each of `points_to_evaluate` came to; they are then learned from, not run.
+        evaluated_rewards: for one metric, what each of `points_to_evaluate` came to; they are then learned
+            from, not run.
 
     Raises:
         MissingDependencyError: Optuna is not installed.

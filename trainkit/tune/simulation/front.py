@@ -132,9 +132,7 @@ def _simulation(
     searcher = parts.make_searcher(tune, space, seed)
     proposals = parts.make_proposals(tune, space, searcher, seed)
     scheduler = parts.make_scheduler(tune, seed, searcher.total_samples, searcher.objectives)
-    objectives = tune.objectives or searcher.objectives or scheduler.objectives
-    metric = tune.one_metric or scheduler.metric or searcher.metric
-    mode = tune.one_mode or scheduler.mode or searcher.mode
+    metric, mode, objectives = parts.goal_of(tune, searcher, scheduler)
     stop: list[Any] = list(run.stop) if isinstance(run.stop, tuple) else [run.stop] if run.stop else []
     if max_work is not None:
         stop.append(WorkLimit(max_work))

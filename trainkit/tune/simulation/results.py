@@ -8,8 +8,7 @@ from functools import cached_property
 from pathlib import Path
 
 from trainkit.tune.control import events as ev
-from trainkit.tune.outcome.reading import known_objectives
-from trainkit.tune.outcome.reading import Reader
+from trainkit.tune.outcome.reading import Reader, known_objectives
 from trainkit.tune.outcome.result import Result, result_of
 from trainkit.tune.outcome.results import ResultGrid
 from trainkit.tune.simulation.log import line_of
