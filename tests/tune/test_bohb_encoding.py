@@ -100,5 +100,5 @@ def test_what_is_not_active_has_no_number_and_none_comes_of_it():
 
 
 def test_a_grid_is_refused():
-    with pytest.raises(ConfigError, match="width: TuneBOHB draws, .* use choice"):
+    with pytest.raises(ConfigError, match=r"width: TuneBOHB draws, .* use choice"):
         Encoding(Space.of({"width": tune.grid_search([1, 2])}))

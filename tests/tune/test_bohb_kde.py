@@ -105,7 +105,7 @@ def test_samples_follow_the_density():
     density = KernelDensity(data, [UNIT, Column(3)])
     drawn = density.sample(np.random.default_rng(0), 40_000)
     assert ((drawn[:, 0] >= 0) & (drawn[:, 0] <= 1)).all()
-    seen, edges = np.histogram(drawn[:, 0], bins=20, range=(0, 1))
+    seen, _ = np.histogram(drawn[:, 0], bins=20, range=(0, 1))
     ticks = (np.arange(4000) + 0.5) / 4000
     points = np.array([(x, label) for label in range(3) for x in ticks])
     expected = density.pdf(points).reshape(3, 20, 200).sum(axis=(0, 2)) / 4000

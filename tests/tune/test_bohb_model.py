@@ -230,7 +230,7 @@ def test_where_nothing_is_judged_the_longest_trained_are_compared():
     known.end("short 0", 27, 0.1)  # it went on
     assert basis(2) == {"longer", "short 0"}
     known.fail("long")
-    assert dict(map(lambda each: (each.trial_id, each.loss), known.basis(everything)))["long"] == math.inf
+    assert {each.trial_id: each.loss for each in known.basis(everything)}["long"] == math.inf
 
 
 def test_a_failure_counts_where_a_trial_never_came():

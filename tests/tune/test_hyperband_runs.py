@@ -178,3 +178,59 @@ def test_failed_trials_that_run_again_disturb_nobody(fit, tmp_path):
     tune.Tuner.restore(tmp_path / "e", Climbing).fit()
     with ExperimentReader(tmp_path / "e") as reader:
         assert {str(trial.status) for trial in reader.trials()} == {"TERMINATED"}
+
+
+class CutShort(tune.Callback):
+    def __init__(self, after: int) -> None:
+        self.after, self.seen = after, 0
+
+    def on_step_end(self, iteration, trials, **info):
+        self.seen += 1
+        if self.seen == self.after:
+            raise KeyboardInterrupt
+
+
+def decided(folder: Path) -> list[dict]:
+    """In order, what was decided on each trial by its number, and why."""
+    with ExperimentReader(folder) as reader:
+        return [
+            {**each, "trial_id": each["trial_id"][-5:], "time": None, "attempt": None}
+            for each in reader.decisions()
+        ]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory) -> list[dict]:
+    folder = tmp_path_factory.mktemp("whole")
+    turn(folder, 0).fit()
+    return decided(folder / "e")
+
+
+def turn(folder: Path, after: int) -> tune.Tuner:
+    return tune.Tuner(
+        Climbing,
+        param_space={"x": tune.uniform(0, 1)},
+        tune_config=tune.TuneConfig(
+            metric="m",
+            mode="max",
+            num_samples=17,
+            seed=1,
+            max_concurrent_trials=1,
+            scheduler=HyperBandScheduler(max_t=9),
+        ),
+        run_config=tune.RunConfig(
+            name="e", storage_path=folder, verbose=0, callbacks=[CutShort(after)], default_loggers=()
+        ),
+    )
+
+
+@pytest.mark.parametrize("after", [2, 20, 27, 35, 50, 77, 90, 101])
+def test_28_a_restore_from_any_step_goes_on_with_the_same_decisions(tmp_path, undisturbed, after):
+    with pytest.raises(KeyboardInterrupt):
+        turn(tmp_path, after).fit()
+    cut = decided(tmp_path / "e")
+    assert cut == undisturbed[: len(cut)] != undisturbed
+    run = tune.RunConfig(callbacks=[CutShort(0)])
+    grid = tune.Tuner.restore(tmp_path / "e", Climbing, run_config=run).fit()
+    assert grid.num_terminated == 17
+    assert decided(tmp_path / "e") == undisturbed

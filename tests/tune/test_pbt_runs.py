@@ -166,6 +166,12 @@ def test_what_stands_only_in_the_mutations_is_drawn(trained):
     assert len({config["lr"] for config in configs}) == 3
 
 
+@pytest.mark.parametrize(("interval", "warned"), [(10, True), (4, False)])
+def test_an_interval_that_no_trial_reaches_is_told(trained, caplog, interval, warned):
+    results = trained(samples=2, until=10, perturbation_interval=interval)
+    assert ("none will be changed" in caplog.text) == warned and not results.errors
+
+
 def test_a_population_of_one(trained):
     (result,) = trained(samples=1, until=9)
     assert result.metrics["training_iteration"] == 9 and len(result.lineage()) == 1
@@ -227,6 +233,37 @@ def test_a_function_that_never_saves_is_told_so(trained):
     results = trained(never_saves)
     assert all("has no checkpoint" in str(result.error) for result in results if result.error)
     assert results.errors
+
+
+def saves_late(config):
+    """Only the members that begin well save, so that the others have nothing of their own to go on from."""
+    checkpoint, step = tune.get_checkpoint(), 0
+    if checkpoint is not None:
+        step = int(Path(checkpoint.path, "step").read_text())
+    while True:
+        step += 1
+        with tempfile.TemporaryDirectory() as folder:
+            Path(folder, "step").write_text(str(step))
+            saved = tune.Checkpoint.from_directory(folder)
+            tune.report({"q": config["lr"], "step": step}, checkpoint=saved if config["good"] else None)
+
+
+def test_a_member_that_has_not_saved_goes_on_from_its_donor(trained):
+    space = {"good": tune.grid_search([True, False]), "lr": tune.sample_from(lambda spec: 0.01 + spec.good)}
+    mutations = {"lr": tune.uniform(0, 2)}
+    results = trained(
+        saves_late,
+        samples=1,
+        space=space,
+        until=6,
+        perturbation_interval=2,
+        quantile_fraction=0.5,
+        hyperparam_mutations=mutations,
+    )
+    assert not results.errors
+    late = results[1]
+    assert late.config["good"] and len(late.lineage()) == 2
+    assert [report["training_iteration"] for report in late.history] == [1, 2, 3, 4, 5, 6]
 
 
 def test_without_quantiles_nothing_need_be_saved(trained):  # property 22

@@ -133,7 +133,7 @@ def test_ties_broken_at_random_find_the_optimum():
 
 
 def test_all_of_it():
-    """h and the rate drawn, and explored: not behind what is known at 20, 50 and 100 steps."""
+    """Both weights and the rate drawn, and explored: not behind what is known at 20, 50 and 100 steps."""
     found = []
     for seed in range(SEEDS):
         rng = np.random.default_rng(seed)

@@ -159,7 +159,7 @@ def test_into_axes_of_the_users(grid):
 @pytest.mark.parametrize(
     ("arguments", "error", "words"),
     [
-        ({"kind": "curve"}, ConfigError, "the kinds are 'curves' (learning curves), 'parallel'"),
+        ({"kind": "curve"}, ConfigError, "the kinds are 'curves' (learning curves), 'lineage'"),
         ({"kind": "curves", "logx": True}, ConfigError, "Did you mean 'log_x'"),
         ({"kind": "curves", "metric": "los"}, MetricError, "Did you mean 'loss'"),
         ({"kind": "curves", "x": "token"}, MetricError, "Did you mean 'tokens'"),

@@ -73,6 +73,10 @@ Trainable.reset_config(self, new_config)
 Trainable.default_resource_request(config)
 schedulers.ASHAScheduler(time_attr="training_iteration", metric=None, mode=None, max_t=100,
     grace_period=1, reduction_factor=4, brackets=1, stop_last_trials=True)
+schedulers.HyperBandForBOHB(time_attr="training_iteration", metric=None, mode=None, max_t=81,
+    reduction_factor=3, stop_last_trials=True)
+schedulers.HyperBandScheduler(time_attr="training_iteration", metric=None, mode=None, max_t=81,
+    reduction_factor=3, stop_last_trials=True)
 search.Searcher(metric=None, mode=None)
 search.BasicVariantGenerator(points_to_evaluate=None, max_concurrent=0, constant_grid_search=False,
     random_state=None)

@@ -207,3 +207,28 @@ def test_wrong_arguments_are_named(wrong, words):
 def test_an_iteration_takes_time(cost):
     with pytest.raises(ConfigError, match="time_this_iter_s="):
         tune.simulate(lambda config, training_iteration, rng: {"time_this_iter_s": cost}, {}, seed=0)
+
+
+def test_the_timeline_has_a_row_for_each_worker():
+    results = tune.simulate(
+        objective,
+        SPACE,
+        search(30, scheduler=ASHAScheduler(max_t=9, reduction_factor=3)),
+        workers=4,
+        horizon_s=12.0,
+        failures=0.03,
+        seed=2,
+    )
+    (axes,) = results.plot("timeline").axes
+    assert axes.get_title(loc="left") == f"{len(results)} trials on 4 workers"
+    legend = {text.get_text() for text in axes.get_legend().get_texts()}
+    assert legend == {
+        f"{outcome} ({count})"
+        for outcome, count in Counter(span.outcome for span in results.timeline).items()
+    }
+    assert {"finished", "stopped", "failed", "cut"} == {words.split()[0] for words in legend}
+
+
+def test_without_trials_there_is_no_timeline():
+    results = tune.simulate(objective, SPACE, search(1), horizon_s=0.5, seed=0)
+    assert [span.outcome for span in results.timeline] == ["cut"]

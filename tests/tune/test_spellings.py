@@ -176,6 +176,8 @@ PLACES = {
     "trainkit.tune.registry": "get_trainable_cls register_env register_trainable",
     "trainkit.tune.result_grid": "ResultGrid",
     "trainkit.tune.schedulers": "ASHAScheduler AsyncHyperBandScheduler FIFOScheduler TrialScheduler",
+    "trainkit.tune.schedulers.hb_bohb": "HyperBandForBOHB",
+    "trainkit.tune.schedulers.hyperband": "HyperBandScheduler",
     "trainkit.tune.stopper": "Stopper",
     "trainkit.tune.suggest": "BasicVariantGenerator Searcher",
     "trainkit.tune.suggest.basic_variant": "BasicVariantGenerator",

@@ -165,6 +165,7 @@ class Experiment:
             TuneError: as many trials have failed as max_failed_trials says.
         """
         settings.warn_of_old_variables()
+        parts.warn_if_never_perturbed(self._tune, self._run)
         self._take_parts()  # anew, as those of an earlier call have seen its trials
         ledger = Ledger(api.cluster_resources(), self._tune.max_concurrent_trials or None)
         self._check_before_anything_runs(ledger)
@@ -373,7 +374,7 @@ class Experiment:
         self._searcher = parts.make_searcher(self._tune, self._space, self._seed, rehearsal=rehearsal)
         self._proposals = parts.make_proposals(self._tune, self._space, self._searcher, self._seed)
         self._scheduler = parts.make_scheduler(
-            self._tune, self._seed, self._searcher.total_samples, self._searcher.objectives
+            self._tune, self._space, self._seed, self._searcher.total_samples, self._searcher.objectives
         )
         self._stop = StopRules.of(self._run.stop)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
@@ -26,6 +27,8 @@ from trainkit.tune.search import BasicVariantGenerator, Searcher
 from trainkit.tune.seeds import scheduler_generator
 from trainkit.tune.spaces.variants import Space
 from trainkit.tune.suggestion.proposals import Proposals
+
+logger = logging.getLogger("trainkit.tune")
 
 Part = TypeVar("Part")
 
@@ -62,13 +65,18 @@ def make_proposals(tune: TuneConfig, space: Space, searcher: Searcher, seed: int
 
 
 def make_scheduler(
-    tune: TuneConfig, seed: int, total_samples: int | None, objectives: tuple[Objective, ...] = ()
+    tune: TuneConfig,
+    space: Space,
+    seed: int,
+    total_samples: int | None,
+    objectives: tuple[Objective, ...] = (),
 ) -> TrialScheduler:
     """Return the scheduler, a copy too; for these objectives, where there are several."""
     given = cast("TrialScheduler | None", tune.scheduler) or FIFOScheduler()
     scheduler = _copied("scheduler", given, lambda: copy.deepcopy(given))
     scheduler.set_objectives(objectives or tune.objectives)
     scheduler.set_search_properties(tune.one_metric, tune.one_mode, scheduler_generator(seed), total_samples)
+    scheduler.take_space(space)
     return scheduler
 
 
@@ -133,6 +141,21 @@ def longest_way(tune: TuneConfig, run: RunConfig) -> float | None:
     if isinstance(scheduler, TrialScheduler) and scheduler.time_attr == "training_iteration":
         limits.append(getattr(scheduler, "max_t", None))
     return min(filter(None, limits), default=None)
+
+
+def warn_if_never_perturbed(tune: TuneConfig, run: RunConfig) -> None:
+    """Say so where all trials end before population based training changes any."""
+    scheduler, longest = tune.scheduler, longest_way(tune, run)
+    if not isinstance(scheduler, PopulationBasedTraining) or longest is None:
+        return
+    if scheduler.time_attr == "training_iteration" and longest <= scheduler.first_due:
+        logger.warning(
+            "%s judges no trial before training_iteration=%g, and they end at %g: none will be changed. Make "
+            "perturbation_interval or burn_in_period smaller",
+            type(scheduler).__name__,
+            scheduler.first_due,
+            longest,
+        )
 
 
 def make_callbacks(run: RunConfig, scheduler: TrialScheduler) -> Sequence[Callback]:

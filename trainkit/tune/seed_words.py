@@ -41,7 +41,8 @@ def _maker() -> Any:
         def generate_state(self, n_words: int, dtype: Any = None) -> NDArray[Any]:
             return self._words
 
-    return lambda words: Generator(PCG64(Words(words)))
+    seeded: Any = PCG64
+    return lambda words: Generator(seeded(Words(words)))
 
 
 def _of_words(words: NDArray[Any]) -> Generator:
@@ -77,19 +78,19 @@ def _mixed(entropy: list[NDArray[Any]]) -> list[NDArray[Any]]:
 
     constant = _INIT_A
 
-    def hashed(value: NDArray[Any]) -> NDArray[Any]:
+    def hashed(value: Any) -> Any:
         nonlocal constant
         value = value ^ numpy.uint32(constant)
         constant = constant * _MULT_A & _MASK
         value = value * numpy.uint32(constant)
         return value ^ (value >> numpy.uint32(16))
 
-    def mixed(x: NDArray[Any], y: NDArray[Any]) -> NDArray[Any]:
+    def mixed(x: Any, y: Any) -> Any:
         value = x * numpy.uint32(_MIX_L) - y * numpy.uint32(_MIX_R)
         return value ^ (value >> numpy.uint32(16))
 
     zero = numpy.zeros(BLOCK, numpy.uint32)
-    pool = [hashed(entropy[place] if place < len(entropy) else zero) for place in range(_POOL)]
+    pool: list[Any] = [hashed(entropy[place] if place < len(entropy) else zero) for place in range(_POOL)]
     for source in range(_POOL):
         for target in range(_POOL):
             if source != target:

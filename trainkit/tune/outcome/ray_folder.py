@@ -16,6 +16,7 @@ from typing import Any, Self
 
 from trainkit.errors import StoreError
 from trainkit.tune.schedulers.pbt_lineage import Exchange
+from trainkit.tune.storing.spans import Span, outcome_of
 from trainkit.tune.trial import Attempt, Failure, SavedCheckpoint, Trial, TrialStatus
 
 PARAMS, RESULTS, ERROR = "params.json", "result.json", "error.txt"
@@ -100,6 +101,17 @@ class RayFolder:
         """Ray keeps none."""
         del trial_id
         return []
+
+    def spans(self) -> list[Span]:
+        """A trial each, as Ray tells no attempts apart."""
+        trials = {trial.trial_id: trial for trial in self.trials()}
+        spans = []
+        for trial_id, (started, ended) in self.times().items():
+            if started is not None and trial_id in trials:
+                status = trials[trial_id].status
+                outcome = outcome_of(status, "finished", failed=False, endings=())
+                spans.append(Span(trial_id, 0, ("", 0), started, ended, status, "", outcome))
+        return sorted(spans, key=lambda span: span.started)
 
     def times(self) -> dict[str, tuple[float | None, float | None]]:
         """By trial, when it began and when it last reported, as its reports say."""

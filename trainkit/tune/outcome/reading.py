@@ -13,6 +13,7 @@ from trainkit.tune.outcome.ray_folder import RayFolder, is_ray_folder
 from trainkit.tune.schedulers.pbt_lineage import Exchange
 from trainkit.tune.storing.history import ExperimentReader
 from trainkit.tune.storing.schema import FILENAME
+from trainkit.tune.storing.spans import Span
 from trainkit.tune.storing.storage import locate, working_folder
 from trainkit.tune.trial import Attempt, Trial
 
@@ -49,6 +50,9 @@ class Reader(Protocol):
 
     def attempts(self, trial_id: str) -> list[Attempt]:
         """The runs of a trial."""
+
+    def spans(self) -> list[Span]:
+        """When each attempt ran, and what became of it, in the order of their starts."""
 
     def times(self) -> dict[str, tuple[float | None, float | None]]:
         """By trial, when it began and when it ended, in seconds since 1970."""

@@ -26,6 +26,8 @@ from trainkit.tune.outcome.reading import (
     open_experiment,
 )
 from trainkit.tune.outcome.result import Result, result_of, with_config
+from trainkit.tune.schedulers.pbt_lineage import Exchange
+from trainkit.tune.storing.spans import Span
 from trainkit.tune.trial import TrialStatus
 from trainkit.tune.values import first_line, flatten, lookup
 
@@ -290,6 +292,17 @@ class ResultGrid(Sequence[Result]):
         with self._reader() as reader:
             return reader.decisions()
 
+    def exchanges(self) -> list[Exchange]:
+        """Return how trials took over the states of others, or other configurations, in order."""
+        with self._reader() as reader:
+            return reader.exchanges()
+
+    @property
+    def timeline(self) -> list[Span]:
+        """When each attempt of each trial ran, and what became of it, in the order of their starts."""
+        with self._reader() as reader:
+            return reader.spans()
+
     def hyperparameters(self, results: Sequence[Result] | None = None) -> list[Hyperparameter]:
         """Return the hyperparameters that vary, under flat names, over `results`; None: over all trials."""
         with self._reader() as reader:
@@ -324,8 +337,9 @@ class ResultGrid(Sequence[Result]):
         """Draw the experiment with matplotlib.
 
         Args:
-            kind: "curves" (learning curves), "parallel" (parallel coordinates), "pareto" (front of two
-                objectives) or "rungs" (of a scheduler).
+            kind: "curves" (learning curves), "lineage" (of a population), "parallel" (parallel coordinates),
+                "pareto" (front of two objectives), "rungs" (of a scheduler) or "timeline" (workers against
+                time).
             ax: axes to draw into; None: a new figure, which no window shows until you ask for it.
             **options: of the kind; see `trainkit.tune.plots`.
 

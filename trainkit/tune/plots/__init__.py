@@ -20,9 +20,11 @@ if TYPE_CHECKING:
 
 KINDS = {
     "curves": "learning curves",
+    "lineage": "lineage of a population",
     "parallel": "parallel coordinates",
     "pareto": "the Pareto front of two objectives",
     "rungs": "rungs of a scheduler",
+    "timeline": "workers against time",
 }
 """By name, which is that of its file too, what a kind is."""
 _SPELLINGS = {

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from numpy.random import Generator
 
     from trainkit.tune.objectives import Objective
-from trainkit.tune.placement import PlacementGroupFactory
+    from trainkit.tune.placement import PlacementGroupFactory
+    from trainkit.tune.spaces.variants import Space
 
 
 class Verdict(StrEnum):
@@ -118,6 +119,10 @@ class TrialScheduler(ABC):
     def completed_space(self, space: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the search space with what the scheduler adds to it; called once, when that is made."""
         return space
+
+    def take_space(self, space: Space) -> None:
+        """Take the search space, completed; called once, before the first trial."""
+        del space
 
     @property
     def objectives(self) -> tuple[Objective, ...]:

@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from trainkit.errors import ConfigError
 from trainkit.tune.checks import is_finite, is_number
+from trainkit.tune.domains import same
 from trainkit.tune.schedulers.base import CONTINUE, NO_CONFIG, Decision, Donor, TrialScheduler, Verdict
 from trainkit.tune.schedulers.pbt_explore import Operations, changes, explored, require_inside
+from trainkit.tune.schedulers.pbt_fitting import fitted
 from trainkit.tune.schedulers.pbt_mutations import checked_mutations, completed
 from trainkit.tune.schedulers.pbt_population import Member, Population
 from trainkit.tune.schedulers.pbt_quantiles import Quantiles, quantiles
@@ -24,7 +26,12 @@ from trainkit.tune.values import lookup
 if TYPE_CHECKING:
     from numpy.random import Generator
 
+    from trainkit.tune.spaces.variants import Space
+
 __all__ = ["PopulationBasedTraining", "PopulationBasedTrainingReplay"]
+
+MOST_TRIES = 100
+"""Explorations in a row that rules of the space may forbid."""
 
 
 class PopulationBasedTraining(TrialScheduler):
@@ -115,6 +122,7 @@ class PopulationBasedTraining(TrialScheduler):
         self.synch = synch
         self.tie = tie
         self._members = Population(perturbation_interval, burn_in_period)
+        self._space: Space | None = None
         self._total: int | None = None
         self._no_more = False
         # Of synch=True: who waits for the others, after how many intervals, and what came of the last time.
@@ -131,8 +139,16 @@ class PopulationBasedTraining(TrialScheduler):
         ).split()
         return {name: getattr(self, name) for name in names}
 
+    @property
+    def first_due(self) -> float:
+        """The time at which a member is judged for the first time."""
+        return self._members.first * self.perturbation_interval
+
     def completed_space(self, space: Mapping[str, Any]) -> Mapping[str, Any]:
         return completed(space, self.hyperparam_mutations)
+
+    def take_space(self, space: Space) -> None:
+        self._space = space
 
     def set_search_properties(
         self, metric: str | None, mode: str | None, rng: Generator, total_samples: int | None = None
@@ -235,32 +251,43 @@ class PopulationBasedTraining(TrialScheduler):
     def explore(self, donor: str, receiver: str) -> tuple[dict[str, Any], Operations]:
         """Return the donor's configuration, changed for the receiver, and what was done to its values.
 
+        What a rule of the space forbids is explored again; if that goes on, the configuration stays.
+
         Raises:
             ConfigError: `custom_explore_fn` returns no configuration, or one outside what is declared.
         """
         del receiver
-        config, operations = explored(
-            self._members[donor].config,
-            self.hyperparam_mutations,
-            self._generator,
-            self.resample_probability,
-            self.perturbation_factors,
-        )
-        if self.custom_explore_fn is None:
-            return config, operations
+        before = self._members[donor].config
+        for _ in range(MOST_TRIES):
+            config, operations = explored(
+                before,
+                self.hyperparam_mutations,
+                self._generator,
+                self.resample_probability,
+                self.perturbation_factors,
+            )
+            if self._space is not None:
+                config = fitted(config, self._space, self._generator)
+            if self.custom_explore_fn is not None:
+                config = self._customised(config, operations)
+            if self._space is None or self._space.forbidden_by(config) is None:
+                return config, operations
+        return copy.deepcopy(dict(before)), dict.fromkeys(operations, "keep")
+
+    def _customised(self, config: dict[str, Any], operations: Operations) -> dict[str, Any]:
         before = copy.deepcopy(config)
-        made = self.custom_explore_fn(config)
+        made = self.custom_explore_fn(config) if self.custom_explore_fn is not None else config
         if not isinstance(made, Mapping):
             raise ConfigError(
                 f"custom_explore_fn returned {made!r}, which is no configuration: return the dictionary "
                 "that it was given, with values changed"
             )
-        config = dict(made)
-        require_inside(config, self.hyperparam_mutations, "custom_explore_fn")
-        for name, change in changes(before, config, self.hyperparam_mutations, operations).items():
-            if change["old"] != change["new"]:
+        after = dict(made)
+        require_inside(after, self.hyperparam_mutations, "custom_explore_fn")
+        for name, change in changes(before, after, self.hyperparam_mutations, operations).items():
+            if not same(change["old"], change["new"]):
                 operations[name] = "custom"
-        return config, operations
+        return after
 
     def _facts(self, member: Member, ranked: Quantiles, rule: str) -> dict[str, Any]:
         return {
@@ -302,8 +329,8 @@ class PopulationBasedTraining(TrialScheduler):
         if any(member.trial_id not in self._arrived for member in self._members.active()):
             return ()
         ranked = self._quantiles()
-        for trial_id in self._arrived:
-            decision = self._exploit(self._members[trial_id], ranked)
+        for trial_id, member in self._members.by_id.items():  # so that nothing depends on who came when
+            decision = self._exploit(member, ranked) if trial_id in self._arrived else None
             if decision is not None:
                 self._verdicts[trial_id] = decision
         # Past the one that has come furthest: a long report must not leave the others behind for good.

@@ -7,6 +7,7 @@ from typing import Any
 
 from trainkit.errors import ConfigError
 from trainkit.tune.domains import Categorical, Domain, Forbid, GridSearch, SampleFrom, When
+from trainkit.tune.spaces.tree import holds_leaf
 
 Path = tuple[str, ...]
 
@@ -35,6 +36,12 @@ def _checked(value: Any, name: str) -> Any:
         if set(value) == {"grid_search"}:
             raise ConfigError(f"{name} is a grid, which is no distribution: give a list to move in")
         return checked_mutations(value, name)
+    options = value.categories if isinstance(value, Categorical) else value
+    if isinstance(options, (list, tuple)) and any(map(holds_leaf, options)):
+        raise ConfigError(
+            f"{name} holds options with domains of their own, which can't be explored as one: give plain "
+            "values, and mutate what depends on them by its own name"
+        )
     if isinstance(value, (list, tuple)):
         if not value:
             raise ConfigError(f"{name} is empty: give at least one value")

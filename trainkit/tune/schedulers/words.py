@@ -57,10 +57,6 @@ def _milestone(reason: Facts) -> str:
     return f"{_place(reason)}, {waits}"
 
 
-def _waits(reason: Facts) -> str:
-    return f"it waits to be promoted from {_place(reason)}"
-
-
 def _barrier(reason: Facts) -> str:
     return f"waits at {reason['at']:g} for all members, {reason['arrived']} of {reason['members']} are there"
 
@@ -76,6 +72,10 @@ def _exploit(reason: Facts) -> str:
         for name, change in reason.get("changes", {}).items()
     ]
     return found + (f"; {', '.join(steps)}" if steps else "")
+
+
+def _replay(reason: Facts) -> str:
+    return f"change {reason['change']} of {reason['changes']} in its schedule, at {reason['at']:g}"
 
 
 def _population(reason: Facts) -> str:
@@ -98,6 +98,7 @@ _RULES: Mapping[str, Callable[[Facts], str]] = {
     "max_t": _max_t,
     "milestone": _milestone,
     "population": _population,
+    "replay": _replay,
     "rung": _rung,
     "turn": _turn,
     "waits": _waits,

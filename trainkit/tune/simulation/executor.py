@@ -18,11 +18,11 @@ from trainkit.tune.checks import is_finite
 from trainkit.tune.control import events as ev
 from trainkit.tune.simulation.agenda import Agenda, Kind
 from trainkit.tune.simulation.chance import Failures, Measurements, Stragglers
+from trainkit.tune.storing.spans import SIMULATED
 from trainkit.tune.trial import Failure, Trial
 from trainkit.tune.values import plain_metrics
 
 COST = "time_this_iter_s"
-HOST = "simulated"
 WORKER_FAILED = Failure("WorkerFailed", "the simulated worker failed")
 
 MAX_ITERATIONS = 10_000_000
@@ -141,7 +141,7 @@ class SimulatedExecutor:
         if action.checkpoint is not None and self._with_state:
             run.state = self._states.get(trial.trial_id, {}).get(action.checkpoint.number)
         self._runs[trial.trial_id] = run
-        started = ev.Started(trial.trial_id, action.attempt, now, run.worker, HOST, "")
+        started = ev.Started(trial.trial_id, action.attempt, now, run.worker, SIMULATED, "")
         self._agenda.put(now, Kind.START, started)
 
     def _advance(self, run: _Run) -> None:

@@ -131,7 +131,7 @@ def _simulation(
     space = parts.make_space(param_space, tune)
     searcher = parts.make_searcher(tune, space, seed)
     proposals = parts.make_proposals(tune, space, searcher, seed)
-    scheduler = parts.make_scheduler(tune, seed, searcher.total_samples, searcher.objectives)
+    scheduler = parts.make_scheduler(tune, space, seed, searcher.total_samples, searcher.objectives)
     metric, mode, objectives = parts.goal_of(tune, searcher, scheduler)
     stop: list[Any] = list(run.stop) if isinstance(run.stop, tuple) else [run.stop] if run.stop else []
     if max_work is not None:

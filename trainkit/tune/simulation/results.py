@@ -13,7 +13,6 @@ from trainkit.tune.outcome.result import Result, result_of
 from trainkit.tune.outcome.results import ResultGrid
 from trainkit.tune.simulation.log import line_of
 from trainkit.tune.storing.memory import MemoryStore
-from trainkit.tune.storing.spans import Span
 
 
 class Simulation(ResultGrid):
@@ -57,11 +56,6 @@ class Simulation(ResultGrid):
     def experiment_path(self) -> str:
         """A simulation has no folder."""
         return "memory"
-
-    @property
-    def timeline(self) -> list[Span]:
-        """Every attempt with its worker, its start and end, in order of the starts."""
-        return self._store.reader().spans()
 
     @property
     def work(self) -> int:

@@ -67,6 +67,11 @@ def look_up(config: Any, path: Path) -> Any:
     return config
 
 
+def is_there(found: Any) -> bool:
+    """True for what `look_up` has found."""
+    return found is not _ABSENT
+
+
 class Names:
     """The names by which conditions may call the leaves of a space."""
 

@@ -32,6 +32,7 @@ from trainkit.tune.storing.log import (
 )
 from trainkit.tune.storing.past import PastResults
 from trainkit.tune.storing.schema import FILENAME, open_database
+from trainkit.tune.storing.spans import Span, read_spans
 from trainkit.tune.trial import Attempt, Failure, SavedCheckpoint, Trial, TrialStatus
 from trainkit.tune.values import decode, decode_config
 
@@ -280,6 +281,10 @@ class ExperimentReader:
                 trial_id,
             )
         ]
+
+    def spans(self) -> list[Span]:
+        """When each attempt ran, and what became of it, in the order of their starts."""
+        return read_spans(self._rows)
 
     def times(self) -> dict[str, tuple[float | None, float | None]]:
         """By trial, when its first attempt began and when it ended for good, in seconds since 1970."""

@@ -63,7 +63,7 @@ class MemoryReader:
         self._attempts: defaultdict[str, list[ev.AttemptStarted]] = defaultdict(list)
         self._ends: defaultdict[str, list[ev.StatusChanged]] = defaultdict(list)
         self._exchanges: list[Exchange] = []
-        self._ending = ""
+        self._endings: set[str] = set()
 
     def __enter__(self) -> Self:
         return self
@@ -186,7 +186,7 @@ class MemoryReader:
                     None if end is None else end.time,
                     status,
                     reason,
-                    outcome_of(status, reason, failed=failed, ending=self._ending),
+                    outcome_of(status, reason, failed=failed, endings=self._endings),
                 )
             )
         return spans
@@ -213,7 +213,7 @@ class MemoryReader:
                         Exchange(trial.trial_id, iteration, config, donor_id, record.donor_iteration)
                     )
                 case ev.Noted(_, "ending", detail):
-                    self._ending = detail
+                    self._endings.add(detail)
                 case ev.TrialAdded():
                     self._trials.append(record.trial)
 

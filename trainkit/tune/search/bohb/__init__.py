@@ -1,4 +1,4 @@
-"""BOHB's searcher: kernel densities of good and of bad configurations, on the largest budget that has enough."""
+"""BOHB's searcher: densities of good and of bad configurations, on the largest budget that has enough."""
 
 from __future__ import annotations
 

@@ -9,17 +9,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from trainkit.errors import ConfigError, SpaceError
 from trainkit.tune.checks import checked_points, is_number, is_whole, require
 from trainkit.tune.schedulers.base import Decision, score_of
 from trainkit.tune.search.alternatives import alternatives, leaves_open
 from trainkit.tune.search.base import Searcher
 from trainkit.tune.search.bohb.encoding import Encoding
-from trainkit.tune.search.bohb.model import BOHBConfig, Model
-from trainkit.tune.search.bohb.observations import Observations, budget_of
-from trainkit.tune.seeds import model_generator, suggestion_generator
+from trainkit.tune.search.bohb.knowledge import Knowledge
+from trainkit.tune.search.bohb.model import BOHBConfig
+from trainkit.tune.search.bohb.observations import budget_of
+from trainkit.tune.seeds import suggestion_generator
 from trainkit.tune.spaces.variants import Path, Space
 from trainkit.tune.values import lookup
 
@@ -37,16 +36,17 @@ class TuneBOHB(Searcher):
     density is put over either part, and of 64 candidates near good configurations the one is suggested whose
     densities have the largest ratio of good to bad.
 
-    A budget is a level at which the scheduler judges trials; every such result counts once, whatever is decided
-    on the trial. `HyperBandForBOHB` is made for it, `ASHAScheduler` serves too. Where the scheduler judges at no
-    level, as FIFO, trials are observed at their end. NaN, infinite values and failures are worst of all.
+    A budget is a level at which the scheduler judges trials; every such result counts once, whatever is
+    decided on the trial. `HyperBandForBOHB` is made for it, `ASHAScheduler` serves too. Where the scheduler
+    judges at no level, as FIFO, trials are observed at their end. NaN, infinite values and failures are worst
+    of all.
 
     Source: Falkner, Klein, Hutter, "BOHB: Robust and Efficient Hyperparameter Optimization at Scale", ICML
     2018, arXiv:1807.01774, Algorithm 2.
 
     Args:
-        space: domains as in `param_space`; None: `param_space`. With a space here, `param_space` may only hold
-            constants, which every configuration gets.
+        space: domains as in `param_space`; None: `param_space`. With a space here, `param_space` may only
+            hold constants, which every configuration gets.
         bohb_config: numbers of the model, by HpBandSter's names: `min_points_in_model` (None, d + 1),
             `top_n_percent` (15), `num_samples` (64), `random_fraction` (1/3), `bandwidth_factor` (3),
             `min_bandwidth` (1e-3); and `split`, "paper" or "hpbandster".
@@ -78,8 +78,8 @@ class TuneBOHB(Searcher):
         super().__init__(metric, mode)
         if space is not None and not isinstance(space, Mapping):
             raise ConfigError(
-                f"space={space!r}: TuneBOHB takes no ConfigurationSpace; give tune's domains by name, such as "
-                "{'lr': tune.loguniform(1e-4, 1), 'momentum': tune.when({'optimizer': 'sgd'}, "
+                f"space={space!r}: TuneBOHB takes no ConfigurationSpace; give tune's domains by name, such "
+                "as {'lr': tune.loguniform(1e-4, 1), 'momentum': tune.when({'optimizer': 'sgd'}, "
                 "tune.uniform(0, 1))}"
             )
         require(
@@ -102,12 +102,7 @@ class TuneBOHB(Searcher):
         self._rejected = (-1, 0)
         """Of which suggestion how many tries were rejected."""
         self._drawn = True
-        self._rows: dict[str, Floats] = {}
-        """Of every trial of the space; others have nothing to tell about it."""
         self._running: set[str] = set()
-        self._observations = Observations()
-        self._model: tuple[int, Model | None] = (-1, None)
-        """What was made, and of which version of the observations."""
 
     @property
     def arguments(self) -> dict[str, Any]:
@@ -139,12 +134,15 @@ class TuneBOHB(Searcher):
         super().begin(space, metric=metric, mode=mode, num_samples=num_samples, seed=seed)
         require(
             isinstance(self.metric, str) and isinstance(self.mode, str),
-            "TuneBOHB needs to know what to optimise: give one metric and its mode, in the TuneConfig or here",
+            "TuneBOHB needs to know what to optimise: give one metric and its mode, in the TuneConfig or "
+            "here",
         )
         if self._given_space is None:
             self._searched = space
         self._encoding = Encoding(self._searched)
         self._base = seed if self._seed is None else self._seed
+        # Trials that are none of the space have no row in it, and nothing to tell about it.
+        self._known = Knowledge(self._encoding.columns, self._config, self._base)
         for point in self._points:
             self._searched.point(point)  # raises for a value that the model could not know
         self._presets = [self._searched.preset(point) for point in self._points]
@@ -178,7 +176,7 @@ class TuneBOHB(Searcher):
         return config
 
     def _proposed(self, rng: Generator) -> dict[str, Any]:
-        if rng.random() < self._config.random_fraction or (model := self._current_model()) is None:
+        if rng.random() < self._config.random_fraction or (model := self._known.model()) is None:
             return self._searched.configuration(0, rng)
         ranked = model.ranked(self._encoding.snapped(model.candidates(rng)))
         for candidate in ranked:
@@ -187,35 +185,12 @@ class TuneBOHB(Searcher):
                 return config
         return self._searched.configuration(0, rng)
 
-    def _current_model(self) -> Model | None:
-        version, model = self._model
-        if version != self._observations.version:
-            model = self._fitted()
-            self._model = (self._observations.version, model)
-        return model
-
-    def _fitted(self) -> Model | None:
-        columns, config = self._encoding.columns, self._config
-        dimensions = len(columns)
-        found = self._observations.basis(
-            lambda number, finite: config.split_sizes(number, finite, dimensions) is not None
-        )
-        if not dimensions or found is None:
-            return None
-        losses = [each.loss for each in found]
-        sizes = config.split_sizes(len(losses), sum(map(math.isfinite, losses)), dimensions)
-        if sizes is None:
-            return None
-        rows = np.stack([self._rows[each.trial_id] for each in found])
-        # From how much is known, not from the suggestion: the next one after a restore has the same model.
-        return Model(rows, losses, columns, config, sizes, model_generator(self._base, len(losses)))
-
     @property
     def _redraws(self) -> int:
         return self._rejected[1] if self._rejected[0] == self._number else 0
 
     def _note(self, trial_id: str, row: Floats) -> None:
-        self._rows[trial_id] = row
+        self._known.rows[trial_id] = row
         self._running.add(trial_id)
         self._number += 1
 
@@ -224,7 +199,7 @@ class TuneBOHB(Searcher):
 
     def on_rejected(self, trial_id: str, result: dict[str, Any] | None) -> None:
         # What is known of the configuration is known by the trial that had it.
-        del self._rows[trial_id]
+        del self._known.rows[trial_id]
         self._running.discard(trial_id)
         self._number -= 1
         self._rejected = (self._number, self._redraws + 1)
@@ -261,24 +236,25 @@ class TuneBOHB(Searcher):
     # --- results ----------------------------------------------------------------------------------
 
     def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
-        self._observations.go_on(trial_id)
+        self._known.observations.go_on(trial_id)
 
     def on_trial_decision(self, trial_id: str, result: dict[str, Any], decision: Decision) -> None:
         budget, loss = budget_of(decision.reason), self._loss(result)
-        if budget is not None and loss is not None and trial_id in self._rows:
-            self._observations.judge(trial_id, budget, loss)
+        if budget is not None and loss is not None and trial_id in self._known.rows:
+            self._known.observations.judge(trial_id, budget, loss)
 
     def on_trial_complete(
         self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False
     ) -> None:
         self._running.discard(trial_id)
-        if trial_id not in self._rows:
+        if trial_id not in self._known.rows:
             return
         if error:
-            self._observations.fail(trial_id)
+            self._known.observations.fail(trial_id)
         elif (loss := self._loss(result or {})) is not None:
             iteration = lookup(result or {}, "training_iteration")
-            self._observations.end(trial_id, float(iteration) if is_number(iteration) else 0.0, loss)
+            time = float(iteration) if is_number(iteration) else 0.0
+            self._known.observations.end(trial_id, time, loss)
 
     def _loss(self, result: Mapping[str, Any]) -> float | None:
         """Less is better; NaN and infinities of either sign are worst; None: the metric is missing."""
@@ -323,8 +299,8 @@ class TuneBOHB(Searcher):
                 f"the evaluated point {evaluated.parameters!r} is no configuration of the search space: give "
                 "every parameter, with a value that it may have"
             )
-        self._rows[name] = row
-        self._observations.evaluate(name, -score_of(evaluated.value, self.mode))
+        self._known.rows[name] = row
+        self._known.observations.evaluate(name, -score_of(evaluated.value, self.mode))
 
 
 @dataclass(frozen=True)

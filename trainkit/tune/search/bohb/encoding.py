@@ -51,11 +51,11 @@ class _Real(Coder):
         self._last = math.nextafter(domain.upper, domain.lower)
 
     def encode(self, value: Any) -> float:
-        lower, upper, value = self._domain.lower, self._domain.upper, float(value)
+        lower, upper, number = self._domain.lower, self._domain.upper, float(value)
         if self._domain.log:
-            lower, upper, value = math.log(lower), math.log(upper), math.log(value)
+            lower, upper, number = math.log(lower), math.log(upper), math.log(number)
         # Halves, since upper - lower may overflow.
-        return (value / 2 - lower / 2) / (upper / 2 - lower / 2)
+        return (number / 2 - lower / 2) / (upper / 2 - lower / 2)
 
     def decode(self, number: float) -> float:
         lower, upper = self._domain.lower, self._domain.upper
@@ -67,7 +67,7 @@ class _Real(Coder):
 
 
 class _Steps(Coder):
-    """Multiples k of a step: each owns what rounds to it, so the column is all from first - 1/2 to last + 1/2."""
+    """Multiples k of a step: each owns what rounds to it, so the column is first - 1/2 to last + 1/2."""
 
     stepped = True
 

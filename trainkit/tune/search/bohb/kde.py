@@ -64,7 +64,7 @@ def bandwidths(data: Floats, columns: Sequence[Column], least: float = 0.0) -> F
     """
     number, dimensions = data.shape
     scale = 1.06 * float(number) ** (-1.0 / (4 + dimensions))
-    found = np.maximum(scale * data.std(axis=0), least)
+    found: Floats = np.maximum(scale * data.std(axis=0), least)
     for place, column in enumerate(columns):
         if column.categories is not None:
             shares = np.bincount(data[:, place].astype(int), minlength=column.categories) / number

@@ -1,0 +1,262 @@
+"""The same reports, other decisions? `python -m benchmarks.decisions [--seeds 5] [--list]`.
+
+Recorded streams of reports go through our ASHAScheduler and through Ray's, Optuna's and Syne Tune's own
+classes; each is told of a trial until ours ends it. Every decision that differs is traced to its cause: the
+peer's own rule at that rung, on what lay there, must give its decision, ours must give ours, and what lay
+there must be what lay at ours, but for entries that an earlier fault has left. Prints a table and one line of JSON; a difference
+without such a cause is printed, and makes it exit with 1. `--list` prints all differences.
+
+Peers are loaded where they are installed: ray, optuna, and syne-tune 0.16, which wants packages of its own
+and is best installed elsewhere: `PYTHONPATH=where/it/is`. One that is missing is said and left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Set
+from dataclasses import dataclass, field
+
+from benchmarks.decision_peers import Optuna, Ray, RungPeer, Rungs, SyneTune, named
+from benchmarks.decision_streams import KINDS, MAX_T, Report, stream
+from trainkit.tune.schedulers import ASHAScheduler, Decision, Verdict
+from trainkit.tune.seeds import scheduler_generator
+
+ETA = 4
+
+# The faults, as far as they are more than another rule at a rung.
+NAN_GOES_ON = "NaN never stops"
+NAN_IS_NO_ENTRY = "NaN is no entry, or ignored by the percentile"
+INFINITY = "plus infinity is the best there is"
+INFINITY_GOES_ON = "minus infinity goes on where it is first, or the percentile is no number"
+JUMP_AGAIN = "after a jump judged again, at a lower rung, with a late value"
+JUMP_ALL = "after a jump judged at every rung that was passed, with one late value"
+LATE_ENTRIES = "the rung holds late values, of trials that had jumped over it"
+STOPPED_ENTRIES = "the rung holds a report that came after the stop"
+JUMP_BEFORE = "after a jump it had stopped the trial at a lower rung before"
+LACKING = "the rung lacks trials that were stopped lower, after a jump"
+AFTER_STOP = "a report after the stop is judged as any other"
+NO_METRIC = "without the metric, not even max_t ends the trial"
+
+
+@dataclass
+class Case:
+    """One report, and what came of it on both sides.
+
+    Attributes:
+        ours: our decision.
+        stops: whether the peer stops the trial.
+        before, after: what lay at the peer's rungs.
+        lay: what lay at ours before.
+        skipped: by trial, the levels that it has jumped over.
+        ended: trials that ours had ended before.
+        lost: trials that the peer alone had stopped before, at a rung that they had jumped over.
+    """
+
+    report: Report
+    ours: Decision
+    stops: bool
+    before: Rungs
+    after: Rungs
+    lay: Rungs
+    skipped: Mapping[str, set[int]]
+    ended: Set[str]
+    lost: Set[str]
+
+
+@dataclass
+class Tally:
+    """What a peer made of the streams of one kind."""
+
+    reports: int = 0
+    judged: int = 0
+    causes: Counter[str] = field(default_factory=Counter)
+    lines: list[tuple[str | None, str]] = field(default_factory=list)
+
+
+def drive(peer: RungPeer, kind: str, seed: int, tally: Tally) -> None:
+    """Tell both sides one stream; a trial lives as long as ours lets it."""
+    ours = ASHAScheduler(metric="u", mode="max", max_t=MAX_T, reduction_factor=ETA)
+    ours.set_search_properties("u", "max", scheduler_generator(seed))
+    lay: Rungs = {1: {}, 4: {}, 16: {}, 64: {}}
+    skipped: dict[str, set[int]] = {}
+    ended: set[str] = set()
+    heard_late: set[str] = set()
+    lost: set[str] = set()
+    for report in stream(kind, seed):
+        trial, t, value = report
+        if trial in ended and (kind != "late" or trial in heard_late):
+            continue
+        if trial in ended:
+            heard_late.add(trial)
+        if trial not in skipped:
+            skipped[trial] = set()
+            ours.on_trial_add(trial)
+            peer.add(trial)
+        result = {"training_iteration": t} | ({} if value is None else {"u": value})
+        decision = ours.on_result(trial, result)
+        tally.reports += 1
+        tally.judged += decision.reason.get("rule") == "rung"
+        if decision.reason.get("rule") == "max_t" and isinstance(peer, Optuna):
+            peer.ended(trial)  # whose objective ends by itself
+            ended.add(trial)
+            continue
+        before = peer.rungs()
+        stops = peer.stops(trial, t, value)
+        if stops != (decision.verdict is Verdict.STOP):
+            case = Case(report, decision, stops, before, peer.rungs(), lay, skipped, ended, lost)
+            cause = cause_of(peer, case)
+            if cause == JUMP_ALL and stops:
+                lost.add(trial)
+            tally.causes[cause or "UNEXPLAINED"] += 1
+            tally.lines.append((cause, _line(peer, kind, seed, case, cause)))
+        if decision.reason.get("rule") == "rung":
+            level = int(decision.reason["rung"])
+            skipped[trial] |= {each for each in lay if each < level and trial not in lay[each]}
+            assert value is not None
+            lay[level][trial] = value
+        if decision.verdict is Verdict.STOP and trial not in ended:
+            ended.add(trial)
+            peer.ended(trial)
+
+
+def cause_of(peer: RungPeer, case: Case) -> str | None:
+    """Why the peer decides otherwise; None if what is known of it does not say."""
+    trial, _, value = case.report
+    rule = case.ours.reason.get("rule")
+    if value is None:
+        return NO_METRIC if rule == "max_t" and not case.stops else None
+    judged = [
+        level
+        for level in sorted(case.after)
+        if trial in case.after[level] and trial not in named(case.before, level)
+    ]
+    if math.isnan(value) and not judged:  # Optuna stops it and records nothing, as ours would stop it
+        judged = [int(case.ours.reason["rung"])] if rule == "rung" else []
+    predicted = any(peer.rule(list(named(case.before, level).values()), value) for level in judged)
+    if predicted != case.stops:
+        return None
+    if rule == "late report":
+        return AFTER_STOP
+    if trial in case.lost:
+        return JUMP_BEFORE
+    if rule is None:
+        return JUMP_AGAIN if judged and set(judged) <= case.skipped[trial] else None
+    if rule != "rung":
+        return None
+    lay = case.lay[int(case.ours.reason["rung"])]
+    if rule_of_ours(lay.values(), value) != (case.ours.verdict is Verdict.STOP):
+        return None  # the fault is ours
+    if math.isnan(value):
+        return NAN_GOES_ON
+    if math.isinf(value):
+        return INFINITY if value > 0 else INFINITY_GOES_ON
+    level = int(case.ours.reason["rung"])
+    if judged != [level]:
+        passed = {each for each in case.lay if each <= level}
+        return JUMP_ALL if "skipped" in case.ours.reason and set(judged) <= passed else None
+    return _cause_at(peer, case, level, value)
+
+
+def rule_of_ours(before: Iterable[float], value: float) -> bool:
+    """Whether a trial stops at a rung where these were recorded before, in their order: written out."""
+    if not math.isfinite(value):
+        return True
+    before = list(before)
+    ahead = sum(math.isfinite(each) and each >= value for each in before)
+    return ahead >= max(1, (len(before) + 1) // ETA)
+
+
+def _cause_at(peer: RungPeer, case: Case, level: int, value: float) -> str | None:
+    """Both have judged a finite value at this rung."""
+    theirs, ours = named(case.before, level), case.lay[level]
+    causes = set()
+    for trial in theirs.keys() ^ ours.keys():
+        if trial in ours and math.isnan(ours[trial]):
+            causes.add(NAN_IS_NO_ENTRY)
+        elif trial in theirs and level in case.skipped[trial]:
+            causes.add(LATE_ENTRIES)
+        elif trial in theirs and trial in case.ended:
+            causes.add(STOPPED_ENTRIES)
+        elif trial in ours and case.skipped[trial]:
+            causes.add(LACKING)
+        else:
+            return None
+    for trial in theirs.keys() & ours.keys():
+        if theirs[trial] != ours[trial] and not math.isnan(ours[trial]):
+            if not case.skipped[trial]:
+                return None
+            causes.add(LATE_ENTRIES)
+    if causes:
+        return "; ".join(sorted(causes))
+    if any(math.isnan(each) for each in theirs.values()):
+        return NAN_IS_NO_ENTRY
+    if math.inf in theirs.values():
+        return INFINITY
+    if value in theirs.values():
+        return peer.tie_words
+    return peer.rule_words
+
+
+def _line(peer: RungPeer, kind: str, seed: int, case: Case, cause: str | None) -> str:
+    facts = " ".join(f"{name}={fact}" for name, fact in case.ours.reason.items())
+    return (
+        f"{peer.name}, {kind} {seed}: trial {case.report.trial} at {case.report.t} with {case.report.value}: "
+        f"{'STOP' if case.stops else 'CONTINUE'}, ours {case.ours.verdict} ({facts or 'not judged'}): "
+        f"{cause or 'UNEXPLAINED'}"
+    )
+
+
+def compare(make: Callable[[int], RungPeer], seeds: int) -> dict[str, Tally]:
+    """By kind of stream, what a peer makes of them."""
+    tallies: dict[str, Tally] = {}
+    for kind in KINDS:
+        for seed in range(seeds):
+            peer = make(ETA)
+            if kind not in peer.kinds:
+                break
+            drive(peer, kind, seed, tallies.setdefault(kind, Tally()))
+    return tallies
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--seeds", type=int, default=5, help="streams of each kind")
+    parser.add_argument("--list", action="store_true", help="print every difference")
+    given = parser.parse_args()
+    warnings.filterwarnings("ignore", module="optuna")
+    warnings.filterwarnings("ignore", category=RuntimeWarning)  # Ray's percentile of NaN and infinities
+    figures: dict[str, dict[str, dict[str, int]]] = {}
+    unexplained = []
+    for peer in (Ray, Optuna, SyneTune):
+        try:
+            tallies = compare(peer, given.seeds)
+        except ImportError as error:
+            print(f"{peer.name}: left out, as it is not installed ({error})\n")
+            continue
+        print(f"{peer.name}, eta {ETA}, rungs 1 4 16 64 of {MAX_T}, {given.seeds} streams of each kind")
+        for kind, tally in tallies.items():
+            differ = sum(tally.causes.values())
+            print(f"  {kind}: {tally.reports} reports, {tally.judged} judged, {differ} decided otherwise")
+            for cause, count in tally.causes.most_common():
+                print(f"    {count:5d}  {cause}")
+            unexplained += [line for cause, line in tally.lines if cause is None]
+            if given.list:
+                print("".join(f"      {line}\n" for _, line in tally.lines), end="")
+        left_out = [kind for kind in KINDS if kind not in tallies]
+        if left_out:
+            print(f"  not driven, as it says nothing of them: {', '.join(left_out)}")
+        print()
+        figures[peer.name] = {kind: dict(tally.causes) for kind, tally in tallies.items()}
+    for line in unexplained:
+        print(line)
+    print(json.dumps({"differences": figures, "unexplained": len(unexplained)}))
+    return 1 if unexplained else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,185 @@
+"""What the simulator says of the papers' examples, and what it costs.
+
+    python -m benchmarks.simulator [--seeds 25] [--folder pictures] [--only toy stragglers scaling cost large]
+
+Seconds of CPU are this process's, so that other work on the machine counts little.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.simulated_work import (
+    STRAGGLERS,
+    Rungs,
+    Spread,
+    asha,
+    first_full,
+    full_times,
+    run,
+    sha,
+    straggling,
+)
+from trainkit import tune
+from trainkit.tune.schedulers import ASHAScheduler, FIFOScheduler, TrialScheduler
+
+
+def toy(arguments: argparse.Namespace) -> None:
+    """Figure 1 of the ASHA paper."""
+    print("First configuration of the toy bracket trained to R: 9 workers, eta 3, r 1, R 9")
+    for name, make in (("ASHA", asha), ("SHA", sha)):
+        scratch, resumed = (first_full(resume, make(9, 3)) for resume in (False, True))
+        print(f"  {name:5} t = {scratch:g} from scratch (13), t = {resumed:g} resumed (9)")
+    results = run(asha(9, 3), Rungs(3), 9, workers=9, seed=0)
+    _save(results, "timeline", arguments.folder / "toy_timeline.png")
+
+
+def stragglers(arguments: argparse.Namespace) -> None:
+    """Appendix A.1 of the ASHA paper."""
+    seeds = range(arguments.seeds)
+    print(
+        "\nStragglers and lost jobs: 25 workers, eta 4, r 1, R 256, n 256, from scratch, 2000 units of time,"
+    )
+    print(f"{arguments.seeds} seeds; reference in brackets, * where it is more than two standard errors away")
+    print("  std   p      trained to R: SHA, ASHA; the first at: SHA, ASHA")
+    for (std, hazard), reference in STRAGGLERS.items():
+        counts, firsts = zip(*(straggling(make, std, hazard, seeds) for make in (sha, asha)), strict=True)
+        cells = [
+            f"{got} ({expected[0]:g}±{expected[1]:g}){_far(got, *expected)}"
+            for got, expected in zip((*counts, *firsts), reference, strict=True)
+        ]
+        print(f"  {std:<4g}  {hazard:<5g}  {'  '.join(cells)}", flush=True)
+    results = run(asha(256, 4), Rungs(4), workers=25, horizon_s=1000, stragglers=0.56, failures=0.001, seed=0)
+    _save(results, "timeline", arguments.folder / "stragglers_timeline.png")
+    _save(results, "rungs", arguments.folder / "stragglers_rungs.png")
+
+
+def _far(got: Spread, mean: float, deviation: float) -> str:
+    """A mark where two means differ by more than two of their standard errors, and by a hundredth."""
+    number = len(got.values)
+    error = (got.deviation**2 / number + deviation**2 / 25) ** 0.5
+    return "*" if abs(got.mean - mean) > max(2 * error, 0.01 * mean) else ""
+
+
+def scaling(arguments: argparse.Namespace) -> None:
+    """How much more 512 workers do than one."""
+    reference = {1: 1.40, 4: 1.45, 16: 1.36, 64: 1.26, 256: 1.17, 512: 1.15}
+    print("\nThroughput of ASHA: stragglers .24, rank noise .1, from scratch, 2000 units of time")
+    for workers, expected in reference.items():
+        seeds = range(max(1, min(8, 64 // workers)))
+        values, busy = [], []
+        for seed in seeds:
+            results = run(
+                asha(256, 4),
+                Rungs(4, 0.1),
+                workers=workers,
+                horizon_s=2000,
+                stragglers=0.24,
+                resume=False,
+                seed=seed,
+            )
+            values.append(len(full_times(results, 256)) / workers)
+            busy.append(results.utilisation)
+        got = Spread(values)
+        print(
+            f"  {workers:4} workers: trained to R per worker {got.mean:.2f} ({expected:.2f}), "
+            f"utilisation {Spread(busy).mean:.3f}, {len(values)} seeds",
+            flush=True,
+        )
+
+
+def one(config: Any, training_iteration: int, rng: Any) -> dict[str, Any]:
+    """An iteration of one unit."""
+    return {"loss": config["x"] / training_iteration}
+
+
+KINDS: dict[str, tuple[Callable[[], TrialScheduler], Any]] = {
+    "FIFO, 27 reports a trial": (FIFOScheduler, one),
+    "ASHA stopping, a report a rung": (
+        lambda: ASHAScheduler("resource", max_t=256, reduction_factor=4),
+        Rungs(4),
+    ),
+    "ASHA promotion, a report a rung": (lambda: asha(256, 4), Rungs(4)),
+}
+
+
+def cost(arguments: argparse.Namespace) -> None:
+    """Jobs a second: a job is what a worker does from one report to the next."""
+    print("\nJobs a second of CPU, records kept: 25 workers, 50,000 jobs, the best of three")
+    for name, (make, objective) in KINDS.items():
+        print(f"  {name:32} {max(_rate(make(), objective, 25, 50_000) for _ in range(3)):8,.0f}", flush=True)
+
+
+def _rate(scheduler: TrialScheduler, objective: Any, workers: int, jobs: int) -> float:
+    gc.collect()
+    config = tune.TuneConfig(metric="loss", mode="min", num_samples=-1, scheduler=scheduler)
+    stop = tune.RunConfig(stop={"training_iteration": 27})
+    began = time.process_time()
+    results = tune.simulate(
+        objective,
+        {"x": tune.uniform(0, 1)},
+        config,
+        workers=workers,
+        max_work=jobs,
+        seed=0,
+        run_config=stop if isinstance(scheduler, FIFOScheduler) else None,
+    )
+    spent = time.process_time() - began
+    return results.work / spent
+
+
+def large(arguments: argparse.Namespace) -> None:
+    """10,000 workers, in a process of its own, as its memory is looked at."""
+    print("\n10,000 workers, 200,000 jobs (ASHA, a report a rung)", flush=True)
+    subprocess.run([sys.executable, "-m", "benchmarks.simulator", "--only", "large-alone"], check=True)
+
+
+def large_alone(arguments: argparse.Namespace) -> None:
+    """See `large`."""
+    began, wall = time.process_time(), time.monotonic()
+    make, objective = KINDS["ASHA stopping, a report a rung"]
+    _rate(make(), objective, 10_000, 200_000)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    print(
+        f"  {time.process_time() - began:.1f} s of CPU, {time.monotonic() - wall:.1f} s by the clock, "
+        f"{peak:.0f} MiB at the most"
+    )
+
+
+def _save(results: tune.Simulation, kind: str, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    results.plot(kind).savefig(path, dpi=120)
+    print(f"  {path}")
+
+
+PARTS = {
+    "toy": toy,
+    "stragglers": stragglers,
+    "scaling": scaling,
+    "cost": cost,
+    "large": large,
+    "large-alone": large_alone,
+}
+
+
+def main(given: Sequence[str] | None = None) -> None:
+    """Print all, or what was asked for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=25, help="of the straggler table")
+    parser.add_argument("--folder", type=Path, default=Path("pictures"), help="for the plots")
+    parser.add_argument("--only", nargs="+", choices=PARTS, help="some of the parts")
+    arguments = parser.parse_args(given)
+    for name in arguments.only or [name for name in PARTS if name != "large-alone"]:
+        PARTS[name](arguments)
+
+
+if __name__ == "__main__":
+    main()

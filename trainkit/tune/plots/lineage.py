@@ -1,0 +1,162 @@
+"""The lineage of a population: each member's way, where it took over another's state, and what lasts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from trainkit.errors import ConfigError
+from trainkit.tune.checks import is_finite
+from trainkit.tune.optional import load
+from trainkit.tune.plots import style
+from trainkit.tune.schedulers.pbt_lineage import Exchange, Stretch
+from trainkit.tune.values import lookup
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from trainkit.tune.outcome.results import ResultGrid
+
+WINNER = style.BEST[0]
+TAKES_OVER = style.BEST[1]
+
+
+def draw(
+    grid: ResultGrid,
+    *,
+    ax: Axes | None = None,
+    metric: str | None = None,
+    mode: str | None = None,
+    hyperparameter: str | None = None,
+    log_y: bool = False,
+) -> Figure:
+    """Draw the metric, or a hyperparameter, of every member against its reports, with every exchange.
+
+    A thin line leads from the donor to the member that took over its state. The way that led to the best
+    member's last report stands out: what others trained before is part of it.
+
+    Args:
+        grid: the experiment.
+        ax: to draw into.
+        metric: by which members are ranked, and which is drawn; None: the experiment's.
+        mode: None: the experiment's.
+        hyperparameter: to draw in place of the metric, such as "lr" or "net/width".
+        log_y: logarithmic values; those that have no logarithm are left out.
+    """
+    metric, mode = style.metric_of(grid, metric, mode)
+    exchanges = [each for each in grid.exchanges() if each.donor is not None]
+    if not exchanges:
+        raise ConfigError(
+            "there is no lineage to draw: no trial has taken over the state of another. That comes with "
+            "TuneConfig(scheduler=PopulationBasedTraining(...)), once trials have reached its "
+            "perturbation_interval"
+        )
+    drawn = hyperparameter or metric
+    ways = _ways(grid, metric, hyperparameter, log_y=log_y)
+    if not any(ways.values()):
+        raise style.nothing_to_draw(grid, drawn)
+    figure, axes = style.figure_of(ax, (8.5, 5))
+    best = next(iter(style.ranked(grid, metric, mode)), None)
+    _draw_members(axes, ways, exchanges)
+    _draw_exchanges(axes, ways, exchanges)
+    if best is not None:
+        _draw_winner(axes, ways, best.lineage())
+    style.dress(
+        axes, title=f"lineage of {style.trials(len(ways))}, {len(exchanges)} exchanges", x="report", y=drawn
+    )
+    axes.set_yscale("log" if log_y else "linear")
+    values = [value for way in ways.values() for value in way.values()]
+    ends = None if log_y else style.limit(values, mode)
+    if ends is not None and hyperparameter is None:
+        axes.set_ylim(*ends)
+    axes.legend(frameon=False, fontsize=9, labelcolor=style.TEXT, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    return figure
+
+
+def _ways(
+    grid: ResultGrid, metric: str, hyperparameter: str | None, *, log_y: bool
+) -> dict[str, dict[int, float]]:
+    """By trial, the value of each of its reports that is a number."""
+    ways: dict[str, dict[int, float]] = {}
+    for result, history in grid.histories():
+        way = ways.setdefault(result.trial_id, {})
+        for report in history:
+            value: Any = (
+                lookup(report["config"], hyperparameter) if hyperparameter else lookup(report, metric)
+            )
+            if is_finite(value) and (value > 0 or not log_y):
+                way[report["training_iteration"]] = float(value)
+    return ways
+
+
+def _pieces(way: Mapping[int, float], cuts: Sequence[int]) -> list[list[tuple[int, float]]]:
+    """The points of a way, cut where another state was taken over: nothing leads across."""
+    pieces: list[list[tuple[int, float]]] = [[]]
+    left = sorted(cuts)
+    for iteration in sorted(way):
+        while left and iteration > left[0]:
+            left.pop(0)
+            pieces.append([])
+        pieces[-1].append((iteration, way[iteration]))
+    return [piece for piece in pieces if piece]
+
+
+def _draw_members(axes: Axes, ways: Mapping[str, Mapping[int, float]], exchanges: Sequence[Exchange]) -> None:
+    pieces = [
+        piece
+        for trial_id, way in ways.items()
+        for piece in _pieces(way, [each.iteration for each in exchanges if each.trial_id == trial_id])
+    ]
+    alpha = min(0.9, max(0.2, 4 / math.sqrt(len(pieces) or 1)))
+    collection = load("matplotlib.collections", "plots", "tune").LineCollection
+    axes.add_collection(
+        collection(pieces, colors=style.OTHERS, linewidths=1.1, alpha=alpha, zorder=2, label="members")
+    )
+    axes.autoscale_view()
+
+
+def _draw_exchanges(
+    axes: Axes, ways: Mapping[str, Mapping[int, float]], exchanges: Sequence[Exchange]
+) -> None:
+    """From the donor's report to the first of the member with its state."""
+    lines = []
+    for each in exchanges:
+        donor, member = ways.get(each.donor or "", {}), ways.get(each.trial_id, {})
+        since, after = each.donor_iteration or 0, each.iteration + 1
+        if since in donor and after in member:
+            lines.append([(since, donor[since]), (after, member[after])])
+    collection = load("matplotlib.collections", "plots", "tune").LineCollection
+    alpha = min(0.8, max(0.15, 3 / math.sqrt(len(lines) or 1)))
+    axes.add_collection(
+        collection(
+            lines,
+            colors=TAKES_OVER,
+            linewidths=0.9,
+            alpha=alpha,
+            linestyles="--",
+            zorder=3,
+            label="takes over",
+        )
+    )
+
+
+def _draw_winner(axes: Axes, ways: Mapping[str, Mapping[int, float]], stretches: Sequence[Stretch]) -> None:
+    across: list[int] = []
+    up: list[float] = []
+    for stretch in stretches:
+        way = ways.get(stretch.trial_id, {})
+        for iteration in sorted(way):
+            if stretch.first < iteration <= stretch.last:
+                across.append(iteration)
+                up.append(way[iteration])
+    axes.plot(across, up, color=WINNER, linewidth=2.2, zorder=5, label="way of the best")
+    begins = [
+        (stretch.first + 1, ways.get(stretch.trial_id, {}).get(stretch.first + 1))
+        for stretch in stretches[1:]
+    ]
+    marks = [(x, y) for x, y in begins if y is not None]
+    if marks:
+        xs, ys = zip(*marks, strict=True)
+        axes.scatter(xs, ys, s=26, color=WINNER, zorder=6)
