@@ -43,6 +43,9 @@ format: $(READY)  ## Rewrite the code in the project's format
 bench: $(READY)  ## Run the benchmarks, each in turn
 	$(BIN)/python -m benchmarks.runtime
 	$(BIN)/python -m benchmarks.tuning
+	$(BIN)/python -m benchmarks.search
+	$(BIN)/python -m benchmarks.decision_cost
+	$(BIN)/python -m benchmarks.pbt_digits
 	$(BIN)/python -m benchmarks.training
 
 clean:  ## Remove the environment and all caches

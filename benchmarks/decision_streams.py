@@ -27,13 +27,13 @@ class Report(NamedTuple):
     value: float | None
 
 
-def stream(kind: str, seed: int, trials: int = 40) -> list[Report]:
-    """What all trials would report up to MAX_T and a little beyond, in the order of time."""
+def stream(kind: str, seed: int, trials: int = 40, last_t: int = MAX_T + 5) -> list[Report]:
+    """What all trials would report up to `last_t`, in the order of time."""
     rng = np.random.default_rng([seed, *kind.encode()])
     timed: list[tuple[float, Report]] = []
     for number in range(trials):
         quality, clock, t = rng.normal(), float(rng.uniform(0, trials)), 0
-        while t < MAX_T + 5:
+        while t < last_t:
             t = _next(kind, t, rng)
             clock += float(rng.exponential())
             value: float | None = float(quality + 0.02 * t + 0.5 * rng.normal())

@@ -3,8 +3,12 @@
 Recorded streams of reports go through our ASHAScheduler and through Ray's, Optuna's and Syne Tune's own
 classes; each is told of a trial until ours ends it. Every decision that differs is traced to its cause: the
 peer's own rule at that rung, on what lay there, must give its decision, ours must give ours, and what lay
-there must be what lay at ours, but for entries that an earlier fault has left. Prints a table and one line of JSON; a difference
-without such a cause is printed, and makes it exit with 1. `--list` prints all differences.
+there must be what lay at ours, but for entries that an earlier fault has left. Ray's HyperBand and the median
+rules of Ray and Optuna are compared in the same way (`decision_brackets.py`, `decision_medians.py`). Kinds
+of streams that a peer has no rule for, such as NaN in Syne Tune, are not driven.
+
+Prints a table and one line of JSON. A difference without such a cause is printed, and makes it exit with 1.
+`--list` prints all differences.
 
 Peers are loaded where they are installed: ray, optuna, and syne-tune 0.16, which wants packages of its own
 and is best installed elsewhere: `PYTHONPATH=where/it/is`. One that is missing is said and left out.
@@ -20,7 +24,9 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass, field
+from functools import partial
 
+from benchmarks import decision_brackets, decision_medians
 from benchmarks.decision_peers import Optuna, Ray, RungPeer, Rungs, SyneTune, named
 from benchmarks.decision_streams import KINDS, MAX_T, Report, stream
 from trainkit.tune.schedulers import ASHAScheduler, Decision, Verdict
@@ -74,8 +80,12 @@ class Tally:
 
     reports: int = 0
     judged: int = 0
-    causes: Counter[str] = field(default_factory=Counter)
     lines: list[tuple[str | None, str]] = field(default_factory=list)
+
+    @property
+    def causes(self) -> Counter[str]:
+        """How many decisions differ, by cause."""
+        return Counter(cause or "UNEXPLAINED" for cause, _ in self.lines)
 
 
 def drive(peer: RungPeer, kind: str, seed: int, tally: Tally) -> None:
@@ -112,7 +122,6 @@ def drive(peer: RungPeer, kind: str, seed: int, tally: Tally) -> None:
             cause = cause_of(peer, case)
             if cause == JUMP_ALL and stops:
                 lost.add(trial)
-            tally.causes[cause or "UNEXPLAINED"] += 1
             tally.lines.append((cause, _line(peer, kind, seed, case, cause)))
         if decision.reason.get("rule") == "rung":
             level = int(decision.reason["rung"])
@@ -211,7 +220,7 @@ def _line(peer: RungPeer, kind: str, seed: int, case: Case, cause: str | None) -
     )
 
 
-def compare(make: Callable[[int], RungPeer], seeds: int) -> dict[str, Tally]:
+def at_rungs(make: Callable[[int], RungPeer], seeds: int) -> dict[str, Tally]:
     """By kind of stream, what a peer makes of them."""
     tallies: dict[str, Tally] = {}
     for kind in KINDS:
@@ -223,6 +232,50 @@ def compare(make: Callable[[int], RungPeer], seeds: int) -> dict[str, Tally]:
     return tallies
 
 
+def by_medians(make: Callable[[], decision_medians.MedianPeer], seeds: int) -> dict[str, Tally]:
+    """The same for a median rule, which judges every report."""
+    tallies: dict[str, Tally] = {}
+    for kind in KINDS:
+        for seed in range(seeds):
+            peer = make()
+            if kind not in peer.kinds:
+                break
+            reports, lines = decision_medians.drive(peer, kind, seed)
+            tally = tallies.setdefault(kind, Tally())
+            tally.reports, tally.judged = tally.reports + reports, tally.judged + reports
+            tally.lines += lines
+    return tallies
+
+
+def in_brackets(seeds: int) -> dict[str, Tally]:
+    """The same for Ray's brackets, which judge all their trials at once."""
+    tallies: dict[str, Tally] = {}
+    for kind in decision_brackets.KINDS:
+        tally = tallies.setdefault(kind, Tally())
+        for seed in range(seeds):
+            reports, lines = decision_brackets.drive(kind, seed)
+            tally.reports, tally.judged = tally.reports + reports, tally.judged + reports
+            tally.lines += lines
+    return tallies
+
+
+def show(name: str, tallies: Mapping[str, Tally], *, every: bool) -> None:
+    """Print what a peer made of the streams."""
+    print(name)
+    for kind, tally in tallies.items():
+        print(
+            f"  {kind}: {tally.reports} reports, {tally.judged} judged, {len(tally.lines)} decided otherwise"
+        )
+        for cause, count in tally.causes.most_common():
+            print(f"    {count:5d}  {cause}")
+        if every:
+            print("".join(f"      {line}\n" for _, line in tally.lines), end="")
+    left_out = [kind for kind in KINDS if kind not in tallies]
+    if left_out:
+        print(f"  not driven: {', '.join(left_out)}")
+    print()
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--seeds", type=int, default=5, help="streams of each kind")
@@ -230,30 +283,25 @@ def main() -> int:
     given = parser.parse_args()
     warnings.filterwarnings("ignore", module="optuna")
     warnings.filterwarnings("ignore", category=RuntimeWarning)  # Ray's percentile of NaN and infinities
+    print(f"{given.seeds} streams of each kind; rungs 1 4 16 64 of {MAX_T}, eta {ETA}\n")
     figures: dict[str, dict[str, dict[str, int]]] = {}
-    unexplained = []
-    for peer in (Ray, Optuna, SyneTune):
+    unexplained: list[str] = []
+    sides: list[tuple[str, Callable[[], dict[str, Tally]]]] = [
+        *((peer.name, partial(at_rungs, peer, given.seeds)) for peer in (Ray, Optuna, SyneTune)),
+        (decision_brackets.NAME, partial(in_brackets, given.seeds)),
+        *((peer.name, partial(by_medians, peer, given.seeds)) for peer in decision_medians.PEERS),
+    ]
+    for name, run in sides:
         try:
-            tallies = compare(peer, given.seeds)
+            tallies = run()
         except ImportError as error:
-            print(f"{peer.name}: left out, as it is not installed ({error})\n")
+            print(f"{name}: left out, as it is not installed ({error})\n")
             continue
-        print(f"{peer.name}, eta {ETA}, rungs 1 4 16 64 of {MAX_T}, {given.seeds} streams of each kind")
-        for kind, tally in tallies.items():
-            differ = sum(tally.causes.values())
-            print(f"  {kind}: {tally.reports} reports, {tally.judged} judged, {differ} decided otherwise")
-            for cause, count in tally.causes.most_common():
-                print(f"    {count:5d}  {cause}")
+        show(name, tallies, every=given.list)
+        for tally in tallies.values():
             unexplained += [line for cause, line in tally.lines if cause is None]
-            if given.list:
-                print("".join(f"      {line}\n" for _, line in tally.lines), end="")
-        left_out = [kind for kind in KINDS if kind not in tallies]
-        if left_out:
-            print(f"  not driven, as it says nothing of them: {', '.join(left_out)}")
-        print()
-        figures[peer.name] = {kind: dict(tally.causes) for kind, tally in tallies.items()}
-    for line in unexplained:
-        print(line)
+        figures[name] = {kind: dict(tally.causes) for kind, tally in tallies.items()}
+    print("".join(f"{line}\n" for line in unexplained), end="")
     print(json.dumps({"differences": figures, "unexplained": len(unexplained)}))
     return 1 if unexplained else 0
 

@@ -1,7 +1,7 @@
 """What other libraries reach on the same problems: measured once, with the versions named here.
 
 Ray 2.60.0, Syne Tune 0.16.0, Optuna 5.0.0, hyperopt 0.3.0, HpBandSter 0.7.4 with ConfigSpace 0.7.1. Each row
-has the work at which it was looked at, in units of the largest resource, and means ± deviations over its seeds.
+has the work at which it was looked at, in units of the largest resource, and means ± deviations over seeds.
 """
 
 from __future__ import annotations

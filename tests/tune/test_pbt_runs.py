@@ -13,6 +13,7 @@ from trainkit import tune
 from trainkit.errors import ConfigError
 from trainkit.tune.outcome.results import ResultGrid
 from trainkit.tune.schedulers import PopulationBasedTraining, PopulationBasedTrainingReplay
+from trainkit.tune.storing.store import ExperimentStore
 
 pytestmark = pytest.mark.usefixtures("inline")
 
@@ -306,3 +307,14 @@ def test_a_restore_goes_on_with_the_same_decisions(trained, tmp_path, synch, at)
     files = {path.name: path.read_text() for path in (tmp_path / "cut").glob("pbt_*")}
     for result in results:
         assert (len(result.lineage()) > 1) == (f"pbt_policy_{result.trial_id}.txt" in files)
+
+
+def test_a_kill_before_the_first_step_is_restored(trained, tmp_path):
+    """The file is there, and nothing in it."""
+    store = ExperimentStore.create
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ExperimentStore, "create", lambda *args: (store(*args).close(), 1 / 0))
+        with pytest.raises(ZeroDivisionError):
+            trained(synch=True, run={"name": "cut"})
+    results = tune.Tuner.restore(str(tmp_path / "cut"), Toy).fit()
+    assert [str(result.status) for result in results] == ["TERMINATED"] * 4

@@ -28,6 +28,7 @@ from trainkit.tune.control.plan import INTERRUPTED, MOST_AT_ONCE, Ending, Plan
 from trainkit.tune.control.stopping import StopRules
 from trainkit.tune.control.turns import Turns
 from trainkit.tune.control.upkeep import drop_checkpoints
+from trainkit.tune.control.view import ExperimentView
 from trainkit.tune.schedulers.base import Decision, TrialScheduler
 from trainkit.tune.suggestion.proposals import Proposals
 from trainkit.tune.suggestion.suggesting import TrialSource
@@ -97,6 +98,7 @@ class Controller:
         self._none_come = False
         """The scheduler knows that it need not wait for further trials."""
         self._more_by = math.inf
+        scheduler.see(ExperimentView(self.trials, self._by_id, ledger))
 
     # --- what the loop calls ----------------------------------------------------------------------
 

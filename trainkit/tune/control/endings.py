@@ -51,6 +51,8 @@ class Endings:
         """When to ask again at the latest."""
         if self.reached is not None:
             return math.inf
+        if self._stop.is_empty:
+            return self._budget_ends
         return min(self._budget_ends, self._began + self._stop.deadline_s - self._spent_s)
 
     @property

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from trainkit.tune.placement import PlacementGroupFactory
 from trainkit.tune.schedulers.base import Decision
 from trainkit.tune.trial import Failure, SavedCheckpoint, Trial, TrialStatus
 
@@ -184,6 +185,7 @@ class Rearranged(NamedTuple):
         config: its new configuration; None: the same as before.
         donor: whose checkpoint it goes on from; None: its own.
         donor_iteration: how many reports the donor had made before that checkpoint.
+        before: what it reserved, where its scheduler has changed that; None: it has not.
     """
 
     trial: Trial
@@ -191,6 +193,7 @@ class Rearranged(NamedTuple):
     config: dict[str, Any] | None = None
     donor: Trial | None = None
     donor_iteration: int = 0
+    before: PlacementGroupFactory | None = None
 
 
 class Noted(NamedTuple):

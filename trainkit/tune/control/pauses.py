@@ -97,8 +97,10 @@ class Pauses:
 
     def _carry_out(self, trial: Trial, decision: Decision, time: float) -> None:
         if decision.request is not None:
-            trial.request = trial.granted = decision.request
-            self._step.records.append(ev.Rearranged(trial, time))
+            before, trial.request = trial.request, decision.request
+            trial.granted = decision.request
+            self._step.records.append(ev.Rearranged(trial, time, before=before))
+            self._scheduler.on_trial_request(trial.trial_id, trial.request, before)
         self._exchange(trial, decision, time)
 
     def _exchange(self, trial: Trial, decision: Decision, time: float) -> None:

@@ -45,8 +45,11 @@ class StopRules:
         """
         if not self._rules:
             return None
-        reasons = [_reason(rule, trial_id, result) for rule in self._rules]
-        return next((reason for reason in reasons if reason is not None), None)
+        found = None
+        for rule in self._rules:  # all of them, whichever is named
+            reason = _reason(rule, trial_id, result)
+            found = reason if found is None else found
+        return found
 
     @property
     def is_empty(self) -> bool:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 KINDS = {
     "curves": "learning curves",
-    "lineage": "lineage of a population",
+    "lineage": "where the members of a population got their weights",
     "parallel": "parallel coordinates",
     "pareto": "the Pareto front of two objectives",
     "rungs": "rungs of a scheduler",

@@ -4,7 +4,7 @@ A scheduler reads no clock and no file and draws from the generator that it is g
 reports give the same decisions, and an experiment is resumed by replaying what its scheduler was told:
 
     on_trial_add     on_result     on_trial_complete, on_trial_error     each by trial, in this order
-    on_trial_resume  on_trial_change  on_no_more_trials
+    on_trial_resume  on_trial_change  on_trial_request  on_no_more_trials
 
 `verdicts` is asked after each of them; `choose_trial_to_run` may be asked any time and changes nothing.
 """
@@ -14,10 +14,10 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from trainkit.errors import ConfigError
 from trainkit.tune.checks import is_name, is_number, require_mode
@@ -27,6 +27,7 @@ from trainkit.tune.values import lookup
 if TYPE_CHECKING:
     from numpy.random import Generator
 
+    from trainkit.tune.control.view import ExperimentView
     from trainkit.tune.objectives import Objective
     from trainkit.tune.placement import PlacementGroupFactory
     from trainkit.tune.spaces.variants import Space
@@ -52,8 +53,10 @@ class Donor:
     config: Mapping[str, Any]
 
 
-@dataclass(frozen=True)
-class Decision:
+NO_FACTS: Mapping[str, Any] = MappingProxyType({})
+
+
+class Decision(NamedTuple):
     """A verdict and what led to it.
 
     Attributes:
@@ -66,7 +69,7 @@ class Decision:
     """
 
     verdict: Verdict
-    reason: Mapping[str, Any] = field(default_factory=dict)
+    reason: Mapping[str, Any] = NO_FACTS
     save: bool = False
     donors: tuple[Donor, ...] = ()
     request: PlacementGroupFactory | None = None
@@ -226,6 +229,20 @@ class TrialScheduler(ABC):
     def on_trial_change(self, trial_id: str, config: Mapping[str, Any], donor: str | None = None) -> None:
         """A trial has another configuration from now on, and the state of `donor` if there is one."""
         del trial_id, config, donor
+
+    def on_trial_request(
+        self, trial_id: str, request: PlacementGroupFactory, before: PlacementGroupFactory
+    ) -> None:
+        """A trial that was paused with a `request` reserves that from now on; `before` is what it had."""
+        del trial_id, request, before
+
+    def see(self, view: ExperimentView) -> None:
+        """The experiment is about to run, and may be looked at from now on; not called for a replay.
+
+        What is seen is in no log. So a decision that depends on it must change nothing that the scheduler
+        remembers; what comes of the decision it is told.
+        """
+        del view
 
     def on_no_more_trials(self) -> None:  # noqa: B027 - most need not know
         """No further trial comes, or none before a paused one goes on; may be told again."""

@@ -183,8 +183,12 @@ class PopulationBasedTraining(TrialScheduler):
             return self._at_barrier(member, intervals, score)
         if intervals <= member.intervals or intervals < self._members.first:
             return CONTINUE
-        self._members.judge(member, intervals, score)
+        self.judge(member, intervals, score)
         return self._judged(member, self._quantiles())
+
+    def judge(self, member: Member, intervals: int, score: float) -> None:
+        """Take in the score of a member that is due, after so many intervals."""
+        self._members.judge(member, intervals, score)
 
     def _judged(self, member: Member, ranked: Quantiles) -> Decision:
         decision = self._exploit(member, ranked)
@@ -256,16 +260,9 @@ class PopulationBasedTraining(TrialScheduler):
         Raises:
             ConfigError: `custom_explore_fn` returns no configuration, or one outside what is declared.
         """
-        del receiver
         before = self._members[donor].config
         for _ in range(MOST_TRIES):
-            config, operations = explored(
-                before,
-                self.hyperparam_mutations,
-                self._generator,
-                self.resample_probability,
-                self.perturbation_factors,
-            )
+            config, operations = self.changed(self._members[donor], receiver)
             if self._space is not None:
                 config = fitted(config, self._space, self._generator)
             if self.custom_explore_fn is not None:
@@ -289,6 +286,17 @@ class PopulationBasedTraining(TrialScheduler):
                 operations[name] = "custom"
         return after
 
+    def changed(self, donor: Member, receiver: str) -> tuple[dict[str, Any], Operations]:
+        """The same, but for `custom_explore_fn`, and for what the space forbids."""
+        del receiver
+        return explored(
+            donor.config,
+            self.hyperparam_mutations,
+            self._generator,
+            self.resample_probability,
+            self.perturbation_factors,
+        )
+
     def _facts(self, member: Member, ranked: Quantiles, rule: str) -> dict[str, Any]:
         return {
             "rule": rule,
@@ -309,7 +317,7 @@ class PopulationBasedTraining(TrialScheduler):
         if intervals < self._target:
             return CONTINUE
         if member.trial_id not in self._arrived:  # else it failed as it waited, and comes again
-            self._members.judge(member, intervals, score)
+            self.judge(member, intervals, score)
             self._arrived[member.trial_id] = None
         self._members.pause(member)
         reason = {

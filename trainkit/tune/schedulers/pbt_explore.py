@@ -47,7 +47,7 @@ def explored(
     new: dict[str, Any] = copy.deepcopy(dict(config))
     operations = {}
     for path, mutation in leaves(mutations):
-        node = _node(new, path[:-1])
+        node = node_at(new, path[:-1])
         if node is None or path[-1] not in node:
             continue
         name = "/".join(path)
@@ -142,7 +142,8 @@ def _drawn(mutation: Domain | Callable[[], Any], value: Any, rng: Generator, nam
     return plain
 
 
-def _node(config: Mapping[str, Any], path: Path) -> Any:
+def node_at(config: Mapping[str, Any], path: Path) -> Any:
+    """The dictionary at `path` inside a configuration; None if there is none."""
     node: Any = config
     for part in path:
         node = node.get(part) if isinstance(node, Mapping) else None
@@ -158,7 +159,7 @@ def changes(
     """By the name of each mutated value: the old one, the new one, and how it came about."""
     found = {}
     for path, _ in leaves(mutations):
-        before, after = _node(old, path[:-1]), _node(new, path[:-1])
+        before, after = node_at(old, path[:-1]), node_at(new, path[:-1])
         if after is not None and path[-1] in after:
             name = "/".join(path)
             found[name] = {
@@ -172,7 +173,7 @@ def changes(
 def require_inside(config: Mapping[str, Any], mutations: Mapping[str, Any], who: str) -> None:
     """Raise ConfigError if a value that `who` has given is outside the domain that its mutation declares."""
     for path, mutation in leaves(mutations):
-        node = _node(config, path[:-1])
+        node = node_at(config, path[:-1])
         if node is None or path[-1] not in node:
             continue
         value = node[path[-1]]

@@ -6,7 +6,7 @@ blocks below and one binary search.
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
+from bisect import bisect_left
 from collections.abc import Iterator
 
 Key = tuple[float, int]
@@ -29,17 +29,20 @@ class Ranking:
     def add(self, key: Key) -> int:
         """Take in `key`; return its rank, 1 for the best."""
         self._length += 1
-        if not self._blocks:
+        blocks = self._blocks
+        if not blocks:
             self._blocks, self._best = [[key]], [key]
             return 1
-        at = min(bisect_left(self._best, key), len(self._blocks) - 1)
-        block = self._blocks[at]
-        insort(block, key)
+        at = min(bisect_left(self._best, key), len(blocks) - 1)
+        block = blocks[at]
+        place = bisect_left(block, key)
+        block.insert(place, key)
+        rank = len(block) - place + (sum(map(len, blocks[at + 1 :])) if at + 1 < len(blocks) else 0)
         self._best[at] = block[-1]
         if len(block) > 2 * BLOCK:
-            self._blocks[at : at + 1] = block[:BLOCK], block[BLOCK:]
+            blocks[at : at + 1] = block[:BLOCK], block[BLOCK:]
             self._best[at : at + 1] = block[BLOCK - 1], block[-1]
-        return self.rank(key)
+        return rank
 
     def remove(self, key: Key) -> None:
         """Let go of `key`, which is there."""

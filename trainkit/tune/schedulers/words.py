@@ -47,7 +47,7 @@ def _max_t(reason: Facts) -> str:
 
 def _late(reason: Facts) -> str:
     del reason
-    return "it had stopped this trial before"
+    return "too late to count, it was judged before"
 
 
 def _milestone(reason: Facts) -> str:
@@ -82,6 +82,32 @@ def _population(reason: Facts) -> str:
     return f"rank {reason['rank']} of {reason['members']} with {_number(reason['score'])}"
 
 
+def _median(reason: Facts) -> str:
+    return (
+        f"best {reason['best']:.6g} at {reason['time']:g}, "
+        f"median of {reason['others']} others {reason['median']:.6g}"
+    )
+
+
+def _time_slice(reason: Facts) -> str:
+    if "needed" not in reason:
+        return "its turn again"
+    return (
+        f"makes way at {reason['time']:g}, as {reason['others']} of {reason['needed']} others have got there"
+    )
+
+
+def _losers_last(reason: Facts) -> str:
+    del reason
+    return "nobody else wants the place"
+
+
+def _resources(reason: Facts) -> str:
+    return (
+        f"{reason['before']} before, {reason['after']} from now on" if "after" in reason else "it is resized"
+    )
+
+
 def _number(value: Any) -> str:
     return f"{value:.6g}" if isinstance(value, float) else "no score" if value is None else str(value)
 
@@ -92,14 +118,17 @@ def _listed(reason: Facts) -> str:
 
 _RULES: Mapping[str, Callable[[Facts], str]] = {
     "barrier": _barrier,
-    "waits": _waits,
     "exploit": _exploit,
     "late report": _late,
+    "losers last": _losers_last,
     "max_t": _max_t,
+    "median": _median,
     "milestone": _milestone,
     "population": _population,
     "replay": _replay,
+    "resources": _resources,
     "rung": _rung,
+    "time slice": _time_slice,
     "turn": _turn,
     "waits": _waits,
 }

@@ -26,6 +26,7 @@ from trainkit.tune.storing.log import (
     LogEntry,
     NoMoreTrials,
     Paused,
+    Regranted,
     Report,
     Resumed,
     Suggested,
@@ -148,7 +149,7 @@ class ExperimentReader:
         ends = [*(seq for seq, _, _ in runs[1:]), sys.maxsize]
         return sum(
             max(until, self._last_report(seq, end)) - since
-            for (seq, since, until), end in zip(runs, ends, strict=True)
+            for (seq, since, until), end in zip(runs, ends, strict=False)  # a kill may come before the first
         )
 
     def _last_report(self, after: int, before: int) -> float:
@@ -326,8 +327,13 @@ class ExperimentReader:
                     yield Resumed(trial_id)
                 case ev.NO_MORE_TRIALS:
                     yield NoMoreTrials()
-                case ev.REARRANGED if (change := decode_config(text))["config"] is not None:
-                    yield Changed(trial_id, change["config"], change["donor"])
+                case ev.REARRANGED:
+                    change = decode_config(text)
+                    if change.get("before") is not None:
+                        requests = (PlacementGroupFactory(*change[key]) for key in ("granted", "before"))
+                        yield Regranted(trial_id, *requests)
+                    if change["config"] is not None:
+                        yield Changed(trial_id, change["config"], change["donor"])
 
     def _last_results(self) -> dict[str, Report]:
         self._take_origins()  # in one go, as every trial's are needed

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from trainkit.tune.placement import PlacementGroupFactory
+
 
 @dataclass(frozen=True, slots=True)
 class Suggested:
@@ -56,8 +58,17 @@ class Changed:
 
 
 @dataclass(frozen=True, slots=True)
+class Regranted:
+    """Entry of the log: a paused trial reserves something else from here on."""
+
+    trial_id: str
+    request: PlacementGroupFactory
+    before: PlacementGroupFactory
+
+
+@dataclass(frozen=True, slots=True)
 class NoMoreTrials:
     """Entry of the log: the scheduler need not wait for further trials."""
 
 
-LogEntry = Suggested | Report | Ended | Paused | Resumed | Changed | NoMoreTrials
+LogEntry = Suggested | Report | Ended | Paused | Resumed | Changed | Regranted | NoMoreTrials

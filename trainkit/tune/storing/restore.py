@@ -23,6 +23,7 @@ from trainkit.tune.storing.log import (
     LogEntry,
     NoMoreTrials,
     Paused,
+    Regranted,
     Report,
     Resumed,
     Suggested,
@@ -187,6 +188,8 @@ def replay(
             case Changed(trial_id, config, donor):
                 config = complete(config, by_id[trial_id].suggested)
                 scheduler.on_trial_change(trial_id, config, donor)
+            case Regranted(trial_id, request, before):
+                scheduler.on_trial_request(trial_id, request, before)
             case NoMoreTrials():
                 scheduler.on_no_more_trials()
             case Ended(trial_id, error, final):

@@ -252,6 +252,7 @@ class ExperimentStore:
             "alone": trial.alone,
             "config": record.config,
             "granted": trial.granted and [trial.granted.bundles, trial.granted.strategy],
+            "before": record.before and [record.before.bundles, record.before.strategy],
             "donor": record.donor and record.donor.trial_id,
             "donor_iteration": record.donor_iteration,
             "iteration": trial.checkpoint.iteration if trial.checkpoint else 0,

@@ -1,0 +1,95 @@
+"""PBT on the digits recipe against its own best fixed member: `python -m benchmarks.pbt_digits [--seeds N]`.
+
+For each seed a population trains in processes of its own, and then the same members with exploit off: the
+same configurations, the same epochs, so the same cost. Prints the best member's loss and accuracy at the end
+of both, whether PBT is better, equal within two standard errors or worse, and one line of JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+from typing import Any
+
+import trainkit
+from benchmarks.comparing import Cell, paired
+from recipes import digits
+from trainkit import tune
+from trainkit.tune import schedulers as sch
+
+SEEDS, MEMBERS, EPOCHS, INTERVAL = 5, 8, 24, 4
+
+
+def best(data: dict[str, Any], folder: str, seed: int, *, fixed: bool) -> tuple[float, float]:
+    """Loss and accuracy of the member that ends best by loss.
+
+    Args:
+        data: the digits.
+        folder: for the experiment.
+        seed: of configurations and scheduler.
+        fixed: nobody exploits.
+    """
+    scheduler = sch.PopulationBasedTraining(
+        time_attr="training_iteration",
+        perturbation_interval=INTERVAL,
+        hyperparam_mutations=digits.SPACE,
+        quantile_fraction=0 if fixed else 0.25,
+        synch=not fixed,
+        log_config=False,
+    )
+    results = tune.Tuner(
+        tune.with_parameters(digits.Network, data=data),
+        param_space=digits.SPACE,
+        tune_config=tune.TuneConfig(
+            metric="loss", mode="min", num_samples=MEMBERS, scheduler=scheduler, seed=seed, reuse_actors=True
+        ),
+        run_config=tune.RunConfig(
+            name=f"{'fixed' if fixed else 'pbt'}-{seed}",
+            storage_path=folder,
+            stop={"training_iteration": EPOCHS},
+            verbose=0,
+        ),
+    ).fit()
+    if (
+        results.num_terminated != MEMBERS
+        or sum(len(result.history) for result in results) != MEMBERS * EPOCHS
+    ):
+        raise RuntimeError(f"{MEMBERS} members were to run {EPOCHS} epochs each, and these came: {results}")
+    last = results.get_best_result().metrics
+    return last["loss"], last["accuracy"]
+
+
+def main() -> None:
+    """Run and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=SEEDS, help="%(default)s")
+    arguments = parser.parse_args()
+    trainkit.init(num_cpus=os.cpu_count())
+    data = digits.load()
+    print(f"{'seed':<8}{'PBT: loss, accuracy':>24}{'best fixed member':>24}")
+    pairs = []
+    with tempfile.TemporaryDirectory() as folder:
+        for seed in range(arguments.seeds):
+            pairs.append((best(data, folder, seed, fixed=False), best(data, folder, seed, fixed=True)))
+            told = [f"{loss:.4f}, {accuracy:.2%}" for loss, accuracy in pairs[-1]]
+            print(f"{seed:<8}{told[0]:>24}{told[1]:>24}", flush=True)
+    trainkit.shutdown()
+    losses = [[side[0] for side in sides] for sides in zip(*pairs, strict=True)]
+    misses = [[1 - side[1] for side in sides] for sides in zip(*pairs, strict=True)]
+    verdicts = {}
+    for name, (ours, theirs) in {"loss": losses, "error": misses}.items():
+        comparison = paired(ours, theirs)
+        verdicts[name] = comparison.verdict
+        print(
+            f"{name:<8}{Cell.of(ours)!s:>24}{Cell.of(theirs)!s:>24}  PBT is {comparison.verdict}: lower by "
+            f"{comparison.gain:.4f}, standard error {comparison.error:.4f}"
+        )
+    told = {"benchmark": "pbt_digits", "seeds": arguments.seeds, "verdicts": verdicts}
+    sys.stdout.write(json.dumps(told | {"loss": losses}) + "\n")
+
+
+if __name__ == "__main__":
+    main()

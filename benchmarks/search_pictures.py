@@ -1,0 +1,108 @@
+"""Pictures of simulated runs, one of each algorithm: `python -m benchmarks.search --plots FOLDER`.
+
+The same problem for all but populations: learning curves of 81 configurations, on four workers. A folder
+`docs/images` gets the pictures that the pages on the algorithms show.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from trainkit import tune
+from trainkit.tune import schedulers as sch
+from trainkit.tune.plots import style
+
+LAST = 81
+SIZE, DPI = (12.0, 3.8), 75
+SPACE = {"lr": tune.loguniform(1e-4, 1.0), "width": tune.choice([16, 32, 64, 128])}
+ITERATION = {"time_attr": "training_iteration"}
+
+
+def learning(config: Mapping[str, Any], training_iteration: int, rng: np.random.Generator) -> dict[str, Any]:
+    """A curve that falls towards what the configuration is worth."""
+    off = abs(np.log10(config["lr"]) + 2) / 2
+    floor = 0.05 + 0.2 * off**2 + 0.05 * abs(np.log2(config["width"]) - 6) / 2
+    loss = floor + (1 - floor) * (1 + training_iteration / 2) ** -0.8 + 0.01 * rng.normal()
+    return {"loss": float(loss), "done": training_iteration == LAST}
+
+
+def drifting(
+    config: Mapping[str, Any], training_iteration: int, rng: np.random.Generator, state: Any = None
+) -> dict[str, Any]:
+    """The best learning rate falls as training goes on, and what was learnt stays with the weights."""
+    loss = 1.0 if state is None else state
+    best = 10 ** (-0.5 - 2.5 * training_iteration / LAST)
+    rate = 0.06 * max(0.0, 1 - abs(np.log10(config["lr"] / best)))
+    loss += (0.02 - loss) * rate + 0.003 * rng.normal()
+    return {"loss": float(loss), "state": loss, "done": training_iteration == LAST}
+
+
+def _pbt() -> sch.TrialScheduler:
+    return sch.PopulationBasedTraining(
+        **ITERATION,
+        perturbation_interval=9,
+        hyperparam_mutations={"lr": SPACE["lr"]},
+        synch=True,
+        log_config=False,
+    )
+
+
+def _pb2() -> sch.TrialScheduler:
+    bounds = {"lr": [1e-4, 1.0]}
+    return sch.PB2(**ITERATION, perturbation_interval=9, hyperparam_bounds=bounds, synch=True)
+
+
+Made = Callable[[], sch.TrialScheduler]
+RUNS: dict[str, tuple[Made, str]] = {
+    "asha": (lambda: sch.ASHAScheduler(max_t=LAST, reduction_factor=3), "rungs"),
+    "asha-promotion": (lambda: sch.ASHAScheduler(max_t=LAST, reduction_factor=3, type="promotion"), "rungs"),
+    "hyperband": (lambda: sch.HyperBandScheduler(max_t=LAST), "rungs"),
+    "bohb": (lambda: sch.HyperBandForBOHB(max_t=LAST), "rungs"),
+    "median": (lambda: sch.MedianStoppingRule(**ITERATION, grace_period=5), "curves"),
+    "pbt": (_pbt, "lineage"),
+    "pb2": (_pb2, "lineage"),
+}
+"""By the name of a page, the scheduler and what is drawn of its run beside the timeline."""
+
+
+def simulated(name: str) -> tune.ResultGrid:
+    """The run that the picture of this name shows."""
+    population = name in ("pbt", "pb2")
+    return tune.simulate(
+        drifting if population else learning,
+        param_space={"lr": SPACE["lr"]} if population else SPACE,
+        tune_config=tune.TuneConfig(
+            metric="loss",
+            mode="min",
+            num_samples=8 if population else 81,
+            scheduler=RUNS[name][0](),
+            search_alg=tune.search.TuneBOHB() if name == "bohb" else None,
+        ),
+        workers=8 if population else 4,
+        seed=1,
+    )
+
+
+def draw(name: str, folder: Path) -> Path:
+    """Draw one run: what its scheduler did, and who worked when."""
+    results, kind = simulated(name), RUNS[name][1]
+    _, left = style.figure_of(None, SIZE)
+    figure = left.get_figure()
+    left.remove()
+    left, right = figure.subplots(1, 2, width_ratios=[3, 2])
+    results.plot(kind, ax=left)
+    results.plot("timeline", ax=right)
+    path = folder / f"tuning-{name}.png"
+    figure.savefig(path, dpi=DPI)
+    return path
+
+
+def draw_all(folder: Path) -> Iterator[Path]:
+    """Draw a simulated run of each algorithm into `folder`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in RUNS:
+        yield draw(name, folder)

@@ -1,0 +1,213 @@
+"""Bad input under every scheduler: a clear error or a documented rule, and always an end."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from trainkit import tune
+from trainkit.errors import ConfigError, MetricError, SpaceError
+from trainkit.tune import schedulers as sch
+from trainkit.tune.search import TuneBOHB
+
+SPACE = {"lr": tune.loguniform(1e-3, 1.0), "n": tune.randint(1, 9)}
+TIME = {"time_attr": "training_iteration"}
+LAST = 9
+
+SCHEDULERS: dict[str, Callable[[], sch.TrialScheduler]] = {
+    "fifo": lambda: sch.FIFOScheduler(),
+    "asha": lambda: sch.ASHAScheduler(max_t=LAST, reduction_factor=3),
+    "asha, brackets": lambda: sch.ASHAScheduler(max_t=LAST, reduction_factor=3, brackets=2),
+    "asha, promotion": lambda: sch.ASHAScheduler(max_t=LAST, reduction_factor=3, type="promotion"),
+    "hyperband": lambda: sch.HyperBandScheduler(max_t=LAST),
+    "bohb": lambda: sch.HyperBandForBOHB(max_t=LAST),
+    "median": lambda: sch.MedianStoppingRule(**TIME, grace_period=1),
+    "median, soft": lambda: sch.MedianStoppingRule(**TIME, grace_period=1, hard_stop=False, min_time_slice=2),
+    "pbt": lambda: pbt(),
+    "pbt, synch": lambda: pbt(synch=True),
+    "pb2": lambda: sch.PB2(**TIME, perturbation_interval=2, hyperparam_bounds={"lr": [1e-3, 1.0]}),
+}
+POPULATIONS = ("pbt", "pbt, synch", "pb2")
+
+
+def pbt(**given: Any) -> sch.PopulationBasedTraining:
+    given = {"hyperparam_mutations": {"lr": tune.loguniform(1e-3, 1.0)}, **given}
+    return sch.PopulationBasedTraining(**TIME, perturbation_interval=2, **given)
+
+
+def simulate(objective: Any, scheduler: str | sch.TrialScheduler, space: Any = None, **settings: Any) -> Any:
+    searcher = {"search_alg": TuneBOHB()} if scheduler == "bohb" else {}
+    if isinstance(scheduler, str):
+        scheduler = SCHEDULERS[scheduler]()
+    config = {"metric": "loss", "mode": "min", "num_samples": 12, **searcher, **settings}
+    return tune.simulate(
+        objective,
+        param_space=SPACE if space is None else space,
+        tune_config=tune.TuneConfig(scheduler=scheduler, **config),
+        workers=3,
+        seed=0,
+    )
+
+
+def statuses(results: Any) -> set[str]:
+    return {str(result.status) for result in results}
+
+
+# --- what is reported -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scheduler", SCHEDULERS)
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_nan_everywhere_ends(scheduler, value):
+    results = simulate(lambda config, t, rng: {"loss": value, "done": t == LAST}, scheduler)
+    assert len(results) == 12
+    assert statuses(results) == {"TERMINATED"}
+    if scheduler.startswith(("asha", "hyperband", "bohb")):  # no rung lets NaN pass
+        assert sum(len(result.history) for result in results) < 12 * LAST
+
+
+@pytest.mark.parametrize("scheduler", SCHEDULERS)
+def test_nan_in_turns_ends(scheduler):
+    def objective(config, t, rng):
+        return {"loss": math.nan if (t + config["n"]) % 2 else config["lr"] / t, "done": t == LAST}
+
+    assert statuses(simulate(objective, scheduler)) == {"TERMINATED"}
+
+
+@pytest.mark.parametrize("scheduler", SCHEDULERS)
+def test_a_metric_that_never_comes_is_an_error_that_names_it(scheduler):
+    def objective(config, t, rng):
+        return {"los": 1.0, "done": t == LAST}
+
+    if scheduler in POPULATIONS:  # they can't go on without, and say so
+        with pytest.raises((ConfigError, MetricError), match="'loss'"):
+            simulate(objective, scheduler)
+        return
+    results = simulate(objective, scheduler)
+    assert statuses(results) == {"ERROR"}
+    assert all(isinstance(error, MetricError) and "'loss'" in str(error) for error in results.errors)
+
+
+def test_a_population_may_lack_the_metric_where_it_is_told_so():
+    results = simulate(
+        lambda config, t, rng: {"loss": config["lr"], "done": t == LAST} if t % 2 else {"done": t == LAST},
+        pbt(require_attrs=False),
+    )
+    assert statuses(results) == {"TERMINATED"}
+
+
+@pytest.mark.parametrize("scheduler", SCHEDULERS)
+def test_a_metric_that_is_no_number_is_an_error(scheduler):
+    def objective(config, t, rng):
+        return {"loss": "low", "done": t == LAST}
+
+    if scheduler in POPULATIONS:
+        with pytest.raises(ConfigError, match="without a number for metric='loss'"):
+            simulate(objective, scheduler)
+        return
+    results = simulate(objective, scheduler)
+    assert statuses(results) == {"ERROR"}
+    assert all("'low'" in str(error) for error in results.errors)
+
+
+@pytest.mark.parametrize("scheduler", SCHEDULERS)
+def test_every_trial_fails(scheduler):
+    def objective(config, t, rng):
+        raise OSError("no disk")
+
+    results = simulate(objective, scheduler)
+    assert len(results) == 12
+    assert statuses(results) == {"ERROR"}
+
+
+@pytest.mark.parametrize("scheduler", SCHEDULERS)
+def test_trials_end_before_any_rung(scheduler):
+    """With fewer reports than the scheduler waits for, nobody waits for ever."""
+    results = simulate(
+        lambda config, t, rng: {"loss": config["lr"], "done": t == config["n"] % 3 + 1}, scheduler
+    )
+    assert statuses(results) == {"TERMINATED"}
+
+
+@pytest.mark.parametrize("scheduler", [name for name in SCHEDULERS if name != "fifo"])
+def test_without_a_metric_nothing_starts(scheduler):
+    with pytest.raises(ConfigError, match="metric"):
+        simulate(lambda config, t, rng: {"loss": 1.0}, scheduler, metric=None, mode=None)
+
+
+# --- arguments ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: sch.ASHAScheduler(max_t=5, grace_period=6), ["grace_period=6", "max_t=5"]),
+        (lambda: sch.ASHAScheduler(max_t=5, grace_period=6, type="promotion"), ["grace_period=6", "max_t=5"]),
+        (lambda: sch.ASHAScheduler(max_t=100, brackets=5), ["brackets=5", "1 to 4"]),
+        (lambda: sch.HyperBandScheduler(max_t=0), ["max_t=0"]),
+        (lambda: sch.HyperBandScheduler(reduction_factor=1), ["reduction_factor=1"]),
+        (lambda: sch.HyperBandForBOHB(max_t=math.nan), ["max_t=nan"]),
+        (lambda: sch.MedianStoppingRule(min_samples_required=0), ["min_samples_required=0"]),
+        (lambda: pbt(quantile_fraction=0.6), ["quantile_fraction=0.6"]),
+        (lambda: pbt(hyperparam_mutations={}), ["hyperparam_mutations"]),
+        (lambda: pbt(hyperparam_mutations={"lr": 0.1}), ["lr", "0.1"]),
+        (lambda: pbt(hyperparam_mutations={"lr": []}), ["lr"]),
+        (lambda: sch.PB2(hyperparam_bounds={"lr": [1.0, 0.1]}), ["lr"]),
+        (lambda: sch.PB2(hyperparam_bounds={}), ["hyperparam_bounds"]),
+    ],
+)
+def test_arguments_are_checked_where_they_are_given(make, words):
+    with pytest.raises(ConfigError) as caught:
+        make()
+    for word in words:
+        assert word in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: tune.loguniform(0, 1),
+        lambda: tune.loguniform(-1, 1),
+        lambda: tune.uniform(1, 0),
+        lambda: tune.randint(3, 3),
+        lambda: tune.choice([]),
+    ],
+)
+@pytest.mark.parametrize("scheduler", ["asha", "hyperband", "bohb", "pbt"])
+def test_a_forbidden_bound_starts_nothing(make, scheduler):
+    began = []
+    with pytest.raises((SpaceError, ConfigError)):
+        simulate(lambda config, t, rng: began.append(1) or {"loss": 1.0}, scheduler, {"lr": make()})
+    assert not began
+
+
+# --- mutations ------------------------------------------------------------------------------------
+
+
+def explores(config: dict[str, Any]) -> dict[str, Any]:
+    return {**config, "lr": 7.0}
+
+
+def test_a_mutation_outside_its_domain_is_an_error_that_names_it():
+    scheduler = pbt(custom_explore_fn=explores)
+    with pytest.raises(ConfigError, match=r"lr.*7\.0|7\.0.*lr"):
+        simulate(lambda config, t, rng: {"loss": config["lr"], "done": t == LAST}, scheduler)
+
+
+def test_no_mutation_leaves_its_domain():
+    low, high = 0.4, 0.5
+    mutations = {"lr": tune.uniform(low, high), "n": tune.randint(1, 3)}
+    results = simulate(
+        lambda config, t, rng: {
+            "loss": config["lr"] + config["n"],
+            "inside": low <= config["lr"] <= high and config["n"] in (1, 2),
+            "done": t == 20,
+        },
+        pbt(hyperparam_mutations=mutations, resample_probability=0.2),
+        mutations,
+    )
+    assert all(report["inside"] for result in results for report in result.history)
+    assert any(each.get("rule") == "exploit" for each in results.decisions())

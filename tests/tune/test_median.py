@@ -1,0 +1,287 @@
+"""The median stopping rule: its worked example, and laws that hold for every stream of reports."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trainkit.tune.schedulers import Decision, MedianStoppingRule, Verdict
+from trainkit.tune.schedulers.standings import Standings, median
+from trainkit.tune.seeds import scheduler_generator
+
+STOP, CONTINUE, PAUSE = Verdict.STOP, Verdict.CONTINUE, Verdict.PAUSE
+
+
+def rule(mode: str = "max", trials: str = "", **arguments: Any) -> MedianStoppingRule:
+    arguments = {"time_attr": "t", "grace_period": 1, **arguments}
+    scheduler = MedianStoppingRule(metric="m", mode=mode, **arguments)
+    scheduler.set_search_properties("m", mode, scheduler_generator(0))
+    for trial_id in trials:
+        scheduler.on_trial_add(trial_id)
+    return scheduler
+
+
+def report(scheduler: MedianStoppingRule, trial_id: str, t: float, m: float) -> Decision:
+    return scheduler.on_result(trial_id, {"t": t, "m": m})
+
+
+def with_others(mode: str = "max", **arguments: Any) -> MedianStoppingRule:
+    """A reports 1 2 3, B 2 3 4, D 3 4 5 at t = 1 2 3; in mode "min" the same, negated; E and F come next."""
+    scheduler = rule(mode, "ABDEF", **arguments)
+    for trial_id, first in zip("ABD", (1, 2, 3), strict=True):
+        for t in (1, 2, 3):
+            value = first + t - 1
+            assert report(scheduler, trial_id, t, value if mode == "max" else -value).verdict is CONTINUE
+    return scheduler
+
+
+# --- 21: the worked example -----------------------------------------------------------------------
+
+
+def test_21_the_worked_example():
+    scheduler = with_others()
+    first = report(scheduler, "E", 1, 1.9)
+    assert first.verdict is STOP
+    assert first.reason == {"rule": "median", "time": 1.0, "best": 1.9, "median": 2.0, "others": 3}
+    second = report(scheduler, "F", 1, 2.0)
+    assert (second.verdict, second.reason["median"], second.reason["others"]) == (CONTINUE, 1.95, 4)
+    third = report(scheduler, "F", 2, 2.0)
+    assert (third.verdict, third.reason["median"], third.reason["others"]) == (STOP, 2.5, 3)
+
+
+def test_21_the_worked_example_in_the_other_mode():
+    scheduler = rule("min", "ABDEF")
+    for trial_id, value in zip("ABD", (3, 4, 5), strict=True):
+        report(scheduler, trial_id, 1, value)
+    first = report(scheduler, "E", 1, 4.1)
+    assert (first.verdict, first.reason["best"], first.reason["median"]) == (STOP, 4.1, 4.0)
+    second = report(scheduler, "F", 1, 4.0)
+    assert (second.verdict, second.reason["median"]) == (CONTINUE, 4.05)
+
+
+def test_21_a_completed_trial_counts_once():
+    scheduler = with_others()
+    for trial_id in "ABD":
+        scheduler.on_trial_complete(trial_id)
+    # Had the last report of each counted twice, the averages were 2.25, 3.25 and 4.25.
+    decision = report(scheduler, "E", 3, 3.0)
+    assert (decision.verdict, decision.reason["median"]) == (CONTINUE, 3.0)
+
+
+@given(
+    st.lists(
+        st.lists(st.integers(-3, 3) | st.just(math.nan), min_size=1, max_size=4), min_size=3, max_size=7
+    ),
+    st.randoms(use_true_random=False),
+    st.lists(st.integers(-3, 3), min_size=1, max_size=4),
+)
+@settings(max_examples=60)
+def test_21_the_order_in_which_others_report_at_equal_times_changes_nothing(others, random, own):
+    def decisions(shuffled: bool) -> list[Decision]:
+        # Judgements among the others differ by the order, so nobody is stopped before all have reported.
+        scheduler = rule(grace_period=1, hard_stop=False)
+        order = list(range(len(others)))
+        for number in order:
+            scheduler.on_trial_add(str(number))
+        scheduler.on_trial_add("own")
+        for t in range(1, 5):
+            if shuffled:
+                random.shuffle(order)
+            for number in order:
+                if t <= len(others[number]):
+                    report(scheduler, str(number), t, others[number][t - 1])
+        return [report(scheduler, "own", t, value) for t, value in enumerate(own, 1)]
+
+    assert repr(decisions(shuffled=True)) == repr(decisions(shuffled=False))
+
+
+# --- the rule, written down plainly ---------------------------------------------------------------
+
+numbers = st.integers(-4, 4).map(float) | st.sampled_from([math.nan, math.inf, -math.inf])
+steps = st.sampled_from([0.5, 1.0, 1.0, 1.0, 2.5])
+streams = st.lists(st.tuples(st.integers(0, 5), steps, numbers), max_size=60)
+
+
+def plain_verdicts(stream, grace: float, needed: int, compare: str) -> list[Verdict]:
+    """The rule over lists of all that was reported, for mode "max"."""
+    told: dict[int, list[tuple[float, float]]] = {number: [] for number in range(6)}
+    stopped: set[int] = set()
+    verdicts = []
+    for number, time, value in timed(stream):
+        score = value if math.isfinite(value) else -math.inf
+        if number in stopped:
+            verdicts.append(STOP)
+            continue
+        stand = []
+        for other, reports in told.items():
+            scores = [s for t, s in reports if grace <= t <= time]
+            if other != number and reports and reports[-1][0] >= time and scores:
+                stand.append(scores[-1] if compare == "value" else statistics.fmean(scores))
+        told[number].append((time, score))
+        best = max(s for _, s in told[number])
+        stops = time >= grace and len(stand) >= needed and best < statistics.median(stand) - 1e-9
+        stopped |= {number} if stops else set()
+        verdicts.append(STOP if stops else CONTINUE)
+    return verdicts
+
+
+def timed(stream) -> list[tuple[int, float, float]]:
+    now = [0.0] * 6
+    result = []
+    for number, step, value in stream:
+        now[number] += step
+        result.append((number, now[number], value))
+    return result
+
+
+def verdicts_of(scheduler: MedianStoppingRule, stream, sign: int = 1) -> list[Verdict]:
+    for number in range(6):
+        scheduler.on_trial_add(str(number))
+    return [report(scheduler, str(n), t, sign * value).verdict for n, t, value in timed(stream)]
+
+
+@given(streams, st.sampled_from([0, 1, 2.5]), st.integers(1, 3), st.sampled_from(["average", "value"]))
+@settings(max_examples=150)
+def test_the_rule_is_the_one_written_down(stream, grace, needed, compare):
+    ours = verdicts_of(rule(grace_period=grace, min_samples_required=needed, compare=compare), stream)
+    assert ours == plain_verdicts(stream, grace, needed, compare)
+
+
+def test_6_min_of_the_negated_metric_decides_the_same():
+    generator = scheduler_generator(6)
+    values = [-3.0, -1.0, 0.0, 1.0, 2.0, math.nan, math.inf, -math.inf]
+    stopped = 0
+    for number in range(1000):
+        same = {"min_samples_required": 1 + number % 2, "compare": "value" if number % 3 else "average"}
+        stream = [
+            (int(generator.integers(6)), 1.0, values[int(generator.integers(len(values)))]) for _ in range(20)
+        ]
+        verdicts = verdicts_of(rule("max", **same), stream)
+        assert verdicts == verdicts_of(rule("min", **same), stream, sign=-1)
+        stopped += STOP in verdicts
+    assert stopped > 100
+
+
+@given(st.floats(allow_nan=False, allow_infinity=False), st.integers(1, 8))
+def test_7_ties_go_on(value, n):
+    scheduler = rule(trials="ABCDE", min_samples_required=1)
+    for t in range(1, n + 1):
+        for trial_id in "ABCDE":
+            assert report(scheduler, trial_id, t, value).verdict is CONTINUE
+
+
+@given(streams)
+def test_8_nan_and_infinity_count_as_the_worst(stream):
+    worst = [(n, step, v if math.isfinite(v) else -math.inf) for n, step, v in stream]
+    assert verdicts_of(rule(), stream) == verdicts_of(rule(), worst)
+
+
+def test_8_an_own_nan_stops_only_when_there_are_others_to_judge_by():
+    scheduler = rule(trials="ABCDE", min_samples_required=3)
+    assert report(scheduler, "E", 1, math.nan).verdict is CONTINUE
+    for trial_id in "ABC":
+        report(scheduler, trial_id, 1, 1.0)
+    assert report(scheduler, "D", 1, math.nan).verdict is STOP
+    assert report(scheduler, "E", 2, math.nan).verdict is CONTINUE  # nobody else has got so far
+    for trial_id in "ABC":
+        report(scheduler, trial_id, 2, 1.0)
+    assert report(scheduler, "E", 3, 0.0).verdict is CONTINUE
+
+
+def test_8_nan_of_others_stops_nobody():
+    scheduler = rule(trials="ABCE")
+    for trial_id in "ABC":
+        assert report(scheduler, trial_id, 1, math.nan).verdict is CONTINUE
+    assert report(scheduler, "E", 1, -5.0).verdict is CONTINUE
+
+
+@given(streams, st.sampled_from([0.0, 0.25, 1.0]), st.sampled_from(["all", "completed"]))
+@settings(max_examples=200)
+def test_10_late_duplicate_and_backward_reports_change_nothing(stream, back, pool):
+    clean, disturbed = (rule(min_samples_required=1, pool=pool) for _ in range(2))
+    for number in range(6):
+        clean.on_trial_add(str(number))
+        disturbed.on_trial_add(str(number))
+    stopped = set()
+    for number, time, value in timed(stream):
+        expected = report(clean, str(number), time, value)
+        assert repr(report(disturbed, str(number), time, value)) == repr(expected)
+        again = report(disturbed, str(number), time - back, 99.0)
+        stopped |= {number} if expected.verdict is STOP else set()
+        assert again.verdict is (STOP if number in stopped else CONTINUE)
+
+
+def test_10_a_trial_that_has_ended_reports_in_vain():
+    scheduler = with_others()
+    scheduler.on_trial_complete("A")
+    scheduler.on_trial_error("B")
+    for trial_id in "AB":
+        assert report(scheduler, trial_id, 4, 100.0) == Decision(CONTINUE)
+    assert report(scheduler, "E", 1, 2.0).reason["median"] == 2.0
+
+
+def test_11_a_report_without_time_or_metric_is_passed_over():
+    scheduler = with_others()
+    for result in ({"t": 1}, {"m": -9}, {"t": None, "m": -9}, {"t": math.inf, "m": -9}, {"t": 1, "m": None}):
+        assert scheduler.on_result("E", result) == Decision(CONTINUE)
+    assert report(scheduler, "E", 1, 2.0).verdict is CONTINUE
+
+
+def test_a_time_that_is_jumped_is_judged_at_the_time_reported():
+    scheduler = with_others()
+    decision = report(scheduler, "E", 3, 1.0)
+    assert (decision.verdict, decision.reason["median"]) == (STOP, 3.0)  # averages at 3 are 2, 3, 4
+
+
+def test_an_early_best_counts_and_an_early_average_does_not():
+    scheduler = rule(trials="ABCE", grace_period=3)
+    for trial_id in "ABC":
+        for t, value in enumerate((100, 100, 5, 5), 1):
+            report(scheduler, trial_id, t, value)
+    assert report(scheduler, "E", 1, 6.0) == Decision(CONTINUE)
+    for t in (2, 3):
+        decision = report(scheduler, "E", t, 0.0)
+    assert decision.reason == {"rule": "median", "time": 3.0, "best": 6.0, "median": 5.0, "others": 3}
+
+
+def test_the_average_of_numbers_near_the_end_of_the_range_is_one():
+    standings = Standings(0, averaged=True)
+    standings.add("a", member=True)
+    for t, value in enumerate((1.7e308, -1.7e308, 1.7e308, 1.7e308)):
+        standings.record("a", t, value)
+    (average,) = standings.at(3)
+    assert average == pytest.approx(0.85e308)
+    assert median([-1.5e308, 1.5e308]) == 0.0
+    assert median([1.7e308, 1.7e308]) == 1.7e308
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 30), st.sampled_from([0.3, 1.0, 1.0, 4.0])), max_size=120),
+    st.lists(st.floats(0, 12) | st.integers(0, 12).map(float), max_size=40),
+)
+def test_lists_of_times_asked_before_are_kept_up_to_date(stream, questions):
+    standings, plain = Standings(2, averaged=True), {}
+    now: dict[int, float] = {}
+    questions = iter(questions * 3)
+    for number, step in stream:
+        if number not in now:
+            now[number], plain[number] = 0.0, []
+            standings.add(str(number), member=number % 3 > 0)
+        now[number] += step
+        standings.record(str(number), now[number], now[number] * number % 7)
+        plain[number].append((now[number], now[number] * number % 7))
+        if number == 3:  # which counts from now on
+            standings.join(str(number))
+        members = {n for n in now if n % 3 > 0 or n == 3}
+        time = next(questions, 4.0)
+        expected = [
+            statistics.fmean(scores)
+            for n in members
+            if plain[n][-1][0] >= time and (scores := [s for t, s in plain[n] if 2 <= t <= time])
+        ]
+        assert list(standings.at(time)) == pytest.approx(sorted(expected))

@@ -1,0 +1,177 @@
+"""Which hyperparameters to train with next: where mean + sqrt(beta) * sd of the expected gain is largest.
+
+Source: Parker-Holder, Nguyen, Roberts, "Provably Efficient Online Hyperparameter Optimization with
+Population-Based Bandits", NeurIPS 2020, arXiv:2002.02518, Algorithm 1. Choices whose gain is not known yet
+enter the standard deviation, which does not depend on the gains: so those of one round differ.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from threadpoolctl import threadpool_limits
+
+from trainkit.tune.optional import load
+from trainkit.tune.schedulers.pb2_process import Array, Kernel, Points, Process, fitted
+
+if TYPE_CHECKING:
+    from numpy.random import Generator
+
+C1, C2 = 0.2, 0.4
+WINDOW = 200
+"""The process is fitted to so many of the latest gains; those before are forgotten anyway."""
+CLIP = 2.0
+CANDIDATES = 512
+REFINED = 4
+
+
+def beta(rounds: float) -> float:
+    """How much the standard deviation weighs, squared: c1 + log(c2 t) after t rounds, and at least c1."""
+    return C1 + max(0.0, math.log(C2 * rounds)) if rounds > 0 else C1
+
+
+class Gains:
+    """What was observed: from which score, with which hyperparameters, and how much it rose in a round.
+
+    Args:
+        dimensions: how many hyperparameters, each from 0 to 1.
+    """
+
+    def __init__(self, dimensions: int) -> None:
+        self.dimensions = dimensions
+        self._rows: list[tuple[float, float, float, Array]] = []  # round, score before, gain, hyperparameters
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def add(self, choice: Choice, gain: float) -> None:
+        """Take in what became of a choice."""
+        self._rows.append((choice.round, choice.before, gain, choice.x))
+
+    def latest(self) -> tuple[Array, Array, Array, Array]:
+        """The latest by round: rounds, scores before, gains, shape (n,), and hyperparameters, (n, d)."""
+        rows = sorted(self._rows, key=lambda row: row[0])[-WINDOW:]
+        columns = np.array([row[:3] for row in rows]).reshape(-1, 3).T
+        return (
+            columns[0],
+            columns[1],
+            columns[2],
+            np.array([row[3] for row in rows]).reshape(-1, self.dimensions),
+        )
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Hyperparameters to train with for a round.
+
+    Attributes:
+        round: the number of the round, from 0; need not be whole.
+        before: the score at its beginning, larger is better.
+        x: from 0 to 1, shape (d,).
+    """
+
+    round: float
+    before: float
+    x: Array
+
+
+def standardized(gains: Array) -> Array:
+    """With mean 0 and standard deviation 1, but none beyond 2; all 0 where they are equal."""
+    spread = float(gains.std()) if len(gains) else 0.0
+    if not 1e-12 * float(np.abs(gains).max(initial=0.0)) < spread < math.inf:
+        return np.zeros_like(gains)
+    clipped: Array = np.clip((gains - gains.mean()) / spread, -CLIP, CLIP)
+    return clipped
+
+
+class Bandit:
+    """Chooses points in the unit cube.
+
+    Args:
+        dimensions: of the cube.
+    """
+
+    def __init__(self, dimensions: int) -> None:
+        self.gains = Gains(dimensions)
+        self._kernel = Kernel()
+        self._fitted_to = 0
+
+    def acquisition(self, now: float, before: float, pending: Sequence[Choice] = ()) -> Acquisition:
+        """What is maximised for a member that has `before` at round `now`; the kernel fits what was observed.
+
+        Args:
+            now: the round that will be trained.
+            before: the score at its beginning.
+            pending: choices whose gain is not known yet.
+        """
+        rounds, scores, gains, x = self.gains.latest()
+        low, high = (float(scores.min()), float(scores.max())) if len(scores) else (before, before)
+        span = high - low if 0 < high - low < math.inf else 1.0
+        known, y = Points((scores - low) / span, x, rounds), standardized(gains)
+        if len(self.gains) != self._fitted_to and len(y) > 2:
+            self._kernel = fitted(known, y, dict.fromkeys((Kernel(), self._kernel)))
+            self._fitted_to = len(self.gains)
+        waiting = Points(
+            np.array([(choice.before - low) / span for choice in pending]),
+            np.array([choice.x for choice in pending]).reshape(-1, self.gains.dimensions),
+            np.array([choice.round for choice in pending]),
+        )
+        return Acquisition(self._kernel, known, y, waiting, now, (before - low) / span)
+
+    def choose(self, now: float, before: float, rng: Generator, pending: Sequence[Choice] = ()) -> Choice:
+        """Return the choice with the largest acquisition; `rng` says where the search begins."""
+        with threadpool_limits(1, "blas"):  # these matrices are small: threads would only wait for each other
+            x = maximised(self.acquisition(now, before, pending), self.gains.dimensions, rng)
+        return Choice(now, before, x)
+
+
+class Acquisition:
+    """mean + sqrt(beta) * sd: the mean from what was observed, the sd from that and what is pending.
+
+    Args:
+        kernel: of the process.
+        known, y: what was observed.
+        pending: what is pending.
+        now: the round asked about.
+        context: the score before it, scaled as those of `known`.
+    """
+
+    def __init__(
+        self, kernel: Kernel, known: Points, y: Array, pending: Points, now: float, context: float
+    ) -> None:
+        self._expected = self._spread = Process(kernel, known, y)
+        if len(pending):  # the sd doesn't depend on what will be observed: any numbers do
+            self._spread = Process(kernel, known.and_(pending), np.append(y, np.zeros(len(pending))))
+        self._now, self._context = now, context
+        self._weight = math.sqrt(beta(now))
+
+    def __call__(self, x: Array) -> Array:
+        """At each of `x`, shape (m, d)."""
+        points = Points(np.full(len(x), self._context), x, np.full(len(x), self._now))
+        value: Array = self._expected.mean(points) + self._weight * self._spread.sd(points)
+        return value
+
+
+def maximised(acquisition: Callable[[Array], Array], dimensions: int, rng: Generator) -> Array:
+    """Return the point of the unit cube where `acquisition` is largest: the best of many, refined."""
+    optimize: Any = load("scipy.optimize", "PB2's choices", "tune")
+    candidates = rng.random((CANDIDATES, dimensions))
+    values = acquisition(candidates)
+    order = np.argsort(-values, kind="stable")
+    best, largest = candidates[order[0]], float(values[order[0]])
+    for start in candidates[order[:REFINED]]:
+        found = optimize.minimize(
+            lambda x: -float(acquisition(x[None, :])[0]),
+            start,
+            method="L-BFGS-B",
+            bounds=[(0.0, 1.0)] * dimensions,
+            options={"maxiter": 30},
+        )
+        if -float(found.fun) > largest:
+            best, largest = found.x, -float(found.fun)
+    inside: Array = np.clip(best, 0.0, 1.0)
+    return inside
