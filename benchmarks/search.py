@@ -6,8 +6,8 @@ at the largest resource seen so far, and its regret is looked at without noise. 
 says whether ours is better, equal within two standard errors of the difference, or worse; where a rule of
 theirs runs on the same streams, by the differences seed by seed.
 
-Prints tables and one line of JSON. It runs for some minutes on two cores; --quick takes a tenth of the seeds
-and only shows that it runs. --plots draws a simulated run of each algorithm, and no more.
+Prints tables and one line of JSON. It runs for about ten minutes on two cores; --quick takes a tenth of the
+seeds and only shows that it runs. --plots draws a simulated run of each algorithm, and no more.
 """
 
 from __future__ import annotations

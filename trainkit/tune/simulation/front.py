@@ -171,6 +171,7 @@ def _simulation(
         measurements=Measurements(seed),
         resume=resume,
         marks=retried,
+        endless=not limits and max_work is None and plan.max_iteration is None,
     )
     facts = {
         "created": 0.0,
