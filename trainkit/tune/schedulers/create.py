@@ -16,16 +16,28 @@ _HOMES = {
     "FIFOScheduler": "fifo",
     "HyperBandForBOHB": "hb_bohb",
     "HyperBandScheduler": "hyperband",
+    "MedianStoppingRule": "median_stopping_rule",
+    "PB2": "pb2",
     "ParetoScheduler": "pareto",
+    "PopulationBasedTraining": "pbt",
+    "PopulationBasedTrainingReplay": "pbt_replay",
+    "ResourceChangingScheduler": "resource_changing_scheduler",
 }
 _CLASSES = {
-    "fifo": "FIFOScheduler",
     "asha": "AsyncHyperBandScheduler",
     "async_hyperband": "AsyncHyperBandScheduler",
     "asynchyperband": "AsyncHyperBandScheduler",
+    "fifo": "FIFOScheduler",
     "hb_bohb": "HyperBandForBOHB",
     "hyperband": "HyperBandScheduler",
+    "median": "MedianStoppingRule",
+    "median_stopping_rule": "MedianStoppingRule",
+    "medianstopping": "MedianStoppingRule",
     "pareto": "ParetoScheduler",
+    "pb2": "PB2",
+    "pbt": "PopulationBasedTraining",
+    "pbt_replay": "PopulationBasedTrainingReplay",
+    "resource_changing": "ResourceChangingScheduler",
 }
 
 
