@@ -221,6 +221,8 @@ def test_the_front_is_drawn(fit, inline):
     assert (axes.get_xlabel(), axes.get_ylabel()) == ("accuracy", "latency")
     front = {line.get_label(): line for line in axes.get_lines()}["front"]
     assert len(front.get_xdata()) == len(grid.pareto_front())
+    with pytest.raises(MetricError, match="missing"):
+        grid.plot("pareto", metric=["missing", "latency"], mode=["max", "min"])
     with pytest.raises(ConfigError, match="two axes"):
         grid.plot("pareto", metric=["accuracy", "latency", "other"], mode=["max", "min", "min"])
 

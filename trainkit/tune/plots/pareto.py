@@ -46,6 +46,8 @@ def draw(
         )
     front = grid.pareto_front(metric, mode)
     x, y = (each.metric for each in objectives)
+    if not front:
+        raise style.nothing_to_draw(grid, x, y)
     figure, axes = style.figure_of(ax, (6.5, 5))
     best = {result.trial_id for result in front}
 
