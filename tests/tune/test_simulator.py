@@ -229,6 +229,11 @@ def test_the_timeline_has_a_row_for_each_worker():
     assert {"finished", "stopped", "failed", "cut"} == {words.split()[0] for words in legend}
 
 
-def test_without_trials_there_is_no_timeline():
+def test_what_was_cut_before_its_first_report_is_on_the_timeline_too():
     results = tune.simulate(objective, SPACE, search(1), horizon_s=0.5, seed=0)
-    assert [span.outcome for span in results.timeline] == ["cut"]
+    assert [(span.ended, span.outcome) for span in results.timeline] == [(0.5, "cut")]
+
+
+def test_a_trial_that_nothing_ends_is_told_of():
+    with pytest.raises(ConfigError, match="nothing is known to end it: give horizon_s or max_work"):
+        tune.simulate(objective, SPACE, search(1), seed=0)

@@ -25,8 +25,8 @@ from trainkit.tune.values import plain_metrics
 COST = "time_this_iter_s"
 WORKER_FAILED = Failure("WorkerFailed", "the simulated worker failed")
 
-MAX_ITERATIONS = 10_000_000
-"""Of one attempt: who gets there has nothing that ends his trials."""
+PATIENCE = 10_000
+"""Iterations of a trial that nothing is known to end: then it is taken to be endless."""
 
 _Objective = Callable[..., Mapping[str, Any]]
 
@@ -67,6 +67,7 @@ class SimulatedExecutor:
         agenda: what is going to happen.
         stragglers, failures, measurements: chance.
         resume: trials go on from where they were; False: from the beginning, each time.
+        endless: nothing is known to end a trial, so it is an error if one goes on and on.
         marks: every report comes with a mark to go on from; else there is one only where the controller asks.
 
     Attributes:
@@ -84,6 +85,7 @@ class SimulatedExecutor:
         measurements: Measurements,
         resume: bool,
         marks: bool,
+        endless: bool,
     ) -> None:
         self._objective = objective
         self._with_state = "state" in inspect.signature(objective).parameters
@@ -93,6 +95,7 @@ class SimulatedExecutor:
         self._measurements = measurements
         self._resume = resume
         self._marks = marks and resume
+        self._endless = endless
         self._free = list(range(workers))
         self._runs: dict[str, _Run] = {}
         self._states: dict[str, dict[int, Any]] = {}
@@ -163,10 +166,11 @@ class SimulatedExecutor:
             return
         run.iteration = iteration
         run.spent_s += took_s
-        if iteration - run.since > MAX_ITERATIONS:
+        if self._endless and iteration > PATIENCE:
             raise ConfigError(
-                f"trial {trial.trial_id} has run {MAX_ITERATIONS} iterations, and nothing ends it: give "
-                "horizon_s or max_work, or let the objective return {'done': True}"
+                f"trial {trial.trial_id} has run {PATIENCE} iterations, and nothing is known to end it: give "
+                "horizon_s or max_work, RunConfig(stop={'training_iteration': ...}), or let the objective "
+                "return {'done': True} in time"
             )
         done = bool(metrics.pop("done", False))
         filled = {
