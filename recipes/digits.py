@@ -119,6 +119,9 @@ SCHEDULERS: dict[str, Callable[[int], schedulers.TrialScheduler]] = {
         perturbation_interval=3,
         hyperparam_bounds={"lr": [1e-3, 1.0], "momentum": [0.0, 0.95], "decay": [1e-6, 1e-2]},
     ),
+    "resources": lambda epochs: schedulers.ResourceChangingScheduler(
+        schedulers.ASHAScheduler(max_t=epochs, reduction_factor=3)
+    ),
 }
 """By name, from the number of epochs."""
 

@@ -28,6 +28,7 @@ SCHEDULERS: dict[str, Callable[[], sch.TrialScheduler]] = {
     "median, soft": lambda: sch.MedianStoppingRule(**TIME, grace_period=1, hard_stop=False, min_time_slice=2),
     "pbt": lambda: pbt(),
     "pbt, synch": lambda: pbt(synch=True),
+    "resources": lambda: sch.ResourceChangingScheduler(sch.ASHAScheduler(max_t=LAST, reduction_factor=3)),
     "pb2": lambda: sch.PB2(**TIME, perturbation_interval=2, hyperparam_bounds={"lr": [1e-3, 1.0]}),
 }
 POPULATIONS = ("pbt", "pbt, synch", "pb2")
@@ -65,7 +66,7 @@ def test_nan_everywhere_ends(scheduler, value):
     results = simulate(lambda config, t, rng: {"loss": value, "done": t == LAST}, scheduler)
     assert len(results) == 12
     assert statuses(results) == {"TERMINATED"}
-    if scheduler.startswith(("asha", "hyperband", "bohb")):  # no rung lets NaN pass
+    if scheduler.startswith(("asha", "hyperband", "bohb", "resources")):  # no rung lets NaN pass
         assert sum(len(result.history) for result in results) < 12 * LAST
 
 

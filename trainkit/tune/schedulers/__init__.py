@@ -8,6 +8,7 @@ from trainkit.tune.schedulers.fifo import FIFOScheduler
 from trainkit.tune.schedulers.hb_bohb import HyperBandForBOHB
 from trainkit.tune.schedulers.hyperband import HyperBandScheduler
 from trainkit.tune.schedulers.median_stopping_rule import MedianStoppingRule
+from trainkit.tune.schedulers.pareto import ParetoScheduler
 from trainkit.tune.schedulers.pb2 import PB2
 from trainkit.tune.schedulers.pbt import PopulationBasedTraining
 from trainkit.tune.schedulers.pbt_replay import PopulationBasedTrainingReplay
@@ -22,6 +23,7 @@ __all__ = [
     "HyperBandForBOHB",
     "HyperBandScheduler",
     "MedianStoppingRule",
+    "ParetoScheduler",
     "PopulationBasedTraining",
     "PopulationBasedTrainingReplay",
     "ResourceChangingScheduler",
