@@ -152,8 +152,8 @@ class Consulted:
         if chosen is None or (isinstance(chosen, str) and (chosen in pending or chosen in paused)):
             return chosen
         raise ConfigError(
-            f"the scheduler's {self.name}.choose_trial_to_run() returned {chosen!r}: return one of the ids in "
-            "`pending` or `paused`, or None for none of them now"
+            f"the scheduler's {self.name}.choose_trial_to_run() returned {chosen!r}: return one of the ids "
+            "in `pending` or `paused`, or None for none of them now"
         )
 
     def on_trial_resume(self, trial_id: str) -> Mapping[str, Any]:
@@ -161,8 +161,8 @@ class Consulted:
         facts: Any = self._call("on_trial_resume", trial_id)
         if not isinstance(facts, Mapping):
             raise ConfigError(
-                f"the scheduler's {self.name}.on_trial_resume() returned {facts!r} for trial {trial_id}: return "
-                "a dictionary of facts, such as {'rung': 2}, or an empty one"
+                f"the scheduler's {self.name}.on_trial_resume() returned {facts!r} for trial {trial_id}: "
+                "return a dictionary of facts, such as {'rung': 2}, or an empty one"
             )
         return facts
 
@@ -187,8 +187,10 @@ def _problem(decision: Any, verdicts: Sequence[Verdict]) -> str | None:
     """What is wrong with a decision that a scheduler has returned, and what would be right."""
     if not isinstance(decision, Decision):
         return f"return a Decision of trainkit.tune.schedulers, such as {_EXAMPLE}"
-    if not isinstance(decision.verdict, Verdict) or decision.verdict not in verdicts:
+    verdict: Any = decision.verdict
+    if not isinstance(verdict, Verdict) or verdict not in verdicts:  # a text would equal one
         return f"its verdict must be {' or '.join(f'Verdict.{each}' for each in verdicts)}"
-    if not isinstance(decision.reason, Mapping):
+    reason: Any = decision.reason
+    if not isinstance(reason, Mapping):
         return f"its reason must be a dictionary of facts, as in {_EXAMPLE}"
     return None

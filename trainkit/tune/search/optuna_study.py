@@ -241,7 +241,7 @@ class LazyStudy:
 
 @contextmanager
 def saying_once(said: set[str]) -> Iterator[None]:
-    """No line of Optuna's samplers, in this thread, that was `said` before but for the number of the trial."""
+    """No line of Optuna's samplers that was `said` before, but for the trial's number; in this thread."""
     here = threading.get_ident()
 
     def is_new(record: logging.LogRecord) -> bool:
