@@ -107,7 +107,7 @@ def nothing(self, trial_id, time, score):
 @pytest.mark.parametrize(
     ("returned", "words"),
     [
-        ("STOP", r"returned 'STOP' for trial .*: return a Decision of trainkit.tune.schedulers, such as"),
+        ("STOP", "returned 'STOP' for trial .*: return a Decision of trainkit.tune.schedulers, such as"),
         (None, "returned None for trial .*: return a Decision"),
         (Verdict.STOP, "return a Decision"),
         (Decision("STOP"), "its verdict must be Verdict.CONTINUE or Verdict.PAUSE or Verdict.STOP"),
@@ -117,7 +117,7 @@ def nothing(self, trial_id, time, score):
 )
 def test_what_is_no_decision_is_the_schedulers(fit, returned, words):
     scheduler = own(decide=lambda self, trial_id, time, score: returned)
-    with pytest.raises(ConfigError, match=rf"the scheduler's Own\.decide\(\) {words}"):
+    with pytest.raises(ConfigError, match=rf"the scheduler's Own\.decide\(\) .*{words}"):
         fit(trainable, scheduler=scheduler)
 
 
@@ -165,7 +165,7 @@ def test_a_constructor_that_forgets_its_base_is_told_so():
 
 
 def test_errors_call_asha_as_its_users_do(fit):
-    with pytest.raises(TypeError, match="ASHAScheduler.*unexpected keyword argument 'max_time'"):
+    with pytest.raises(TypeError, match=r"ASHAScheduler.*unexpected keyword argument 'max_time'"):
         ASHAScheduler(max_time=3)
-    with pytest.raises(ConfigError, match="^ASHAScheduler judges trials by a metric"):
+    with pytest.raises(ConfigError, match=r"^ASHAScheduler judges trials by a metric"):
         fit(trainable, scheduler=ASHAScheduler())

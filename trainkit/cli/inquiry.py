@@ -36,8 +36,8 @@ def why(wanted: str) -> int:
         problems = "".join(f"; {found.problem}" for found in surveys if found.problem)
         raise ConfigError(
             f"{not_found(wanted)}; and nothing in your {len(surveys)} sessions has that name, or an id that "
-            "starts so. A trial is found by its experiment: `trainkit why EXPERIMENT TRIAL`; `trainkit ls DIR` "
-            f"shows which experiments are in DIR, `trainkit status` what is in your sessions{problems}"
+            "starts so. A trial is found by its experiment: `trainkit why EXPERIMENT TRIAL`. "
+            f"`trainkit ls DIR` shows which are in DIR, `trainkit status` what is in your sessions{problems}"
         )
     sys.stdout.write("\n".join(lines) + "\n")
     return 0
