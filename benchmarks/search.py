@@ -61,11 +61,11 @@ def compare(table: Table, row: Row, ours: Columns, others: dict[str, Columns]) -
 def show(row: Row, ours: Columns, lines: Sequence[Line]) -> Counter[str]:
     """Print ours and what it is held against; count the verdicts."""
     cells = [Cell.of(column) for column in ours]
-    print(f"{f'{row.name} ({cells[0].seeds} seeds)':<48}" + "".join(f"{cell!s:>16}{'':8}" for cell in cells))
+    print(f"{f'{row.name} ({cells[0].seeds} seeds)':<62}" + "".join(f"{cell!s:>16}{'':8}" for cell in cells))
     verdicts: Counter[str] = Counter()
     for name, found in lines:
         told = "".join(f"{cell!s:>16} {comparison.verdict:<7}" for cell, comparison in found)
-        print(f"{f'  {name} ({found[0][0].seeds})':<48}{told}".rstrip())
+        print(f"{f'  {name} ({found[0][0].seeds})':<62}{told}".rstrip())
         verdicts.update(comparison.verdict for _, comparison in found)
     return verdicts
 
@@ -79,7 +79,7 @@ def run(names: Sequence[str], *, quick: bool) -> dict[str, Any]:
             table, start, verdicts = tables()[name], time.perf_counter(), Counter[str]()
             others: dict[str, Columns] = {}
             told[name] = {}
-            print(f"\n{table.title + ':':<48}" + "".join(f"{point:>16g}{'':8}" for point in table.points))
+            print(f"\n{table.title + ':':<62}" + "".join(f"{point:>16g}{'':8}" for point in table.points))
             for row in table.rows:
                 seeds = max(3, row.seeds // 10) if quick else row.seeds
                 ours = columns(pool, row.work, seeds)

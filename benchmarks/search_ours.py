@@ -60,6 +60,12 @@ SIDES: dict[str, Side] = {
         arguments={"reduction_factor": 3},
         from_scratch=True,
     ),
+    "BOHB, from scratch, bandwidths of 0.1 at least": Side(
+        sch.HyperBandForBOHB,
+        lambda: tune.search.TuneBOHB(bohb_config={"min_bandwidth": 0.1}),
+        arguments={"reduction_factor": 3},
+        from_scratch=True,
+    ),
     "median": Side(_median),
     "Optuna TPE": Side(sch.FIFOScheduler, lambda: tune.search.OptunaSearch()),
     "Optuna TPE + ASHA": Side(

@@ -331,7 +331,7 @@ def test_our_domains_may_be_handed_to_the_searcher():
 @pytest.mark.parametrize(
     ("arguments", "space", "words"),
     [
-        ({"metric": ["a", "b"], "mode": ["min", "max"]}, PLANE, r"\['a', 'b'\].* one metric"),
+        ({"metric": ["a", "b"], "mode": "min"}, PLANE, r"\['a', 'b'\].* two lists of one length"),
         ({"mode": "least"}, PLANE, "'least'"),
         ({"points_to_evaluate": [3]}, PLANE, "list of dictionaries"),
         ({"points_to_evaluate": [{"z": 3}]}, PLANE, "z=3"),

@@ -11,6 +11,7 @@ from typing import Any, Literal, cast
 from trainkit.tune.callbacks.base import Callback
 from trainkit.tune.callbacks.progress import ProgressReporter
 from trainkit.tune.checks import is_finite, is_name, is_whole, require, require_kind, require_mode
+from trainkit.tune.objectives import Objective, objectives_of
 from trainkit.tune.policies import CheckpointConfig as CheckpointConfig
 from trainkit.tune.policies import FailureConfig as FailureConfig
 from trainkit.tune.policies import ResumeConfig as ResumeConfig
@@ -37,8 +38,8 @@ class TuneConfig:
     """What is searched for, and how.
 
     Args:
-        mode: "min" or "max".
-        metric: name of the reported value to optimise, such as "eval/accuracy".
+        mode: "min" or "max"; for several objectives a list, with one for each metric.
+        metric: name of the reported value to optimise, such as "eval/accuracy"; or a list of several.
         search_alg: what suggests configurations, or its name; grid and random by default.
         scheduler: what stops trials early, or its name; none by default.
         num_samples: draws from the space; a grid is repeated this often; -1: until something ends it, such as
@@ -60,8 +61,8 @@ class TuneConfig:
         ConfigError: a value is out of range.
     """
 
-    mode: Mode | None = None
-    metric: str | None = None
+    mode: Mode | Sequence[Mode] | None = None
+    metric: str | Sequence[str] | None = None
     search_alg: Searcher | str | None = None
     scheduler: TrialScheduler | str | None = None
     num_samples: int = 1
@@ -75,15 +76,16 @@ class TuneConfig:
     allow_duplicates: bool = False
 
     def __post_init__(self) -> None:
-        require(
-            self.metric is None or is_name(self.metric),
-            f"metric={self.metric!r}: give the name of a reported value",
-        )
-        require_mode(self.mode)
-        require(
-            self.metric is None or self.mode is not None,
-            f"metric={self.metric!r} needs mode='min' or mode='max'",
-        )
+        if not self.objectives:
+            require(
+                self.metric is None or is_name(self.metric),
+                f"metric={self.metric!r}: give the name of a reported value",
+            )
+            require_mode(self.mode)
+            require(
+                self.metric is None or self.mode is not None,
+                f"metric={self.metric!r} needs mode='min' or mode='max'",
+            )
         require(
             is_whole(self.num_samples) and (self.num_samples >= 1 or self.num_samples == -1),
             f"num_samples={self.num_samples!r}: give 1 or more, or -1 to go on until something ends it",
@@ -114,6 +116,21 @@ class TuneConfig:
         for name in ("trial_name_creator", "trial_dirname_creator"):
             value = getattr(self, name)
             require(value is None or callable(value), f"{name}={value!r}: give a function of a trial")
+
+    @property
+    def objectives(self) -> tuple[Objective, ...]:
+        """Several, where lists were given; none otherwise."""
+        return objectives_of(self.metric, self.mode)
+
+    @property
+    def one_metric(self) -> str | None:
+        """The metric where there is one."""
+        return self.metric if isinstance(self.metric, str) else None
+
+    @property
+    def one_mode(self) -> str | None:
+        """The mode of the one metric."""
+        return self.mode if isinstance(self.mode, str) else None
 
     def _check_seconds(self, name: str) -> None:
         value = getattr(self, name)

@@ -1,9 +1,10 @@
-"""For modules that stand where Ray's scripts look for them: the names of another, when first asked for."""
+"""Modules that have the names of others, which are loaded when first asked for."""
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Mapping
 from typing import Any
 
 
@@ -27,5 +28,27 @@ def names_of(module: str, *homes: str) -> tuple[Callable[[str], Any], Callable[[
 
     def __dir__() -> list[str]:
         return sorted({name for home in homes for name in dir(importlib.import_module(home))})
+
+    return __getattr__, __dir__
+
+
+def lazily(module: str, home_of: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """Return `__getattr__` and `__dir__` of a package whose names are loaded when first used.
+
+    Args:
+        module: its own name.
+        home_of: by name, the module that has it; one in the package by its last part.
+    """
+
+    def __getattr__(name: str) -> Any:
+        if name not in home_of:
+            raise AttributeError(f"module {module!r} has no attribute {name!r}")
+        home = home_of[name] if "." in home_of[name] else f"{module}.{home_of[name]}"
+        value = getattr(importlib.import_module(home), name)
+        setattr(sys.modules[module], name, value)
+        return value
+
+    def __dir__() -> list[str]:
+        return sorted(home_of)
 
     return __getattr__, __dir__

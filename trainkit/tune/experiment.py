@@ -98,9 +98,9 @@ class Experiment:
         self._now: Callable[[], float] = lambda: start + (clock.monotonic() - zero)
         self._seed: int = self._facts["seed"]
         self._take_parts()
-        self.metric = tune.metric or self._scheduler.metric or self._searcher.metric
-        self.mode = tune.mode or self._scheduler.mode or self._searcher.mode
-        self._plan = parts.make_plan(tune, run, self.metric)
+        self.metric, self.mode, self.objectives = parts.goal_of(tune, self._searcher, self._scheduler)
+        self._goal: dict[str, Any] = {"metric": self.metric, "mode": self.mode, "objectives": self.objectives}
+        self._plan = parts.make_plan(tune, run, self.metric, self.objectives)
 
     @classmethod
     def new(cls, bound: Bound, space: Space, tune: TuneConfig, run: RunConfig) -> Experiment:
@@ -203,8 +203,7 @@ class Experiment:
             raise controller.error
         grid = ResultGrid.load(
             self.folder,
-            metric=self.metric,
-            mode=self.mode,
+            **self._goal,
             errors=executor.errors,
             configs={trial.trial_id: trial.config for trial in controller.trials},
         )
@@ -225,7 +224,7 @@ class Experiment:
             self._take_parts(rehearsal=True)
             replay(log, trials, self._proposals, self._scheduler, space_since=self._space_since)
         configs = {trial.trial_id: trial.config for trial in trials}
-        return ResultGrid.load(self.folder, metric=self.metric, mode=self.mode, configs=configs)
+        return ResultGrid.load(self.folder, **self._goal, configs=configs)
 
     def _run_loop(
         self,
@@ -266,7 +265,7 @@ class Experiment:
         )
         callbacks = [
             *parts.make_callbacks(self._run, self._scheduler),
-            parts.make_watch(self.metric, self._scheduler),
+            parts.make_watch(self._plan.metrics, self._scheduler),
             *([mirror] if mirror is not None else []),
         ]
         hub = CallbackHub(
@@ -282,8 +281,7 @@ class Experiment:
             num_samples=self._tune.num_samples,
             total_num_samples=self._searcher.total_samples,
             experiment_path=str(self.folder),
-            metric=self.metric,
-            mode=self.mode,
+            **self._goal,
             time=self._now(),
             resources=ledger.existing,
             past=lambda: [(by_id[trial_id], each) for trial_id, each in reader.past().items() if by_id],
@@ -291,6 +289,7 @@ class Experiment:
         # For who looks at it from outside: a searcher or scheduler may say what these are.
         store.set_fact("total_samples", self._searcher.total_samples)
         store.set_fact("objective", [self.metric, self.mode])
+        store.set_fact("objectives", [[each.metric, each.mode] for each in self.objectives])
         loop = ExperimentLoop(
             controller,
             executor,
@@ -327,7 +326,7 @@ class Experiment:
             self._proposals,
             self._scheduler,
             rule,
-            self.metric,
+            self._plan.metrics,
             now,
             self._stop,
             space_since=self._space_since,
@@ -375,7 +374,7 @@ class Experiment:
         self._searcher = parts.make_searcher(self._tune, self._space, self._seed, rehearsal=rehearsal)
         self._proposals = parts.make_proposals(self._tune, self._space, self._searcher, self._seed)
         self._scheduler = parts.make_scheduler(
-            self._tune, self._space, self._seed, self._searcher.total_samples
+            self._tune, self._space, self._seed, self._searcher.total_samples, self._searcher.objectives
         )
         self._stop = StopRules.of(self._run.stop)
 

@@ -21,6 +21,7 @@ from trainkit.tune.callbacks.tensorboard import TBXLoggerCallback
 from trainkit.tune.config import RunConfig, TuneConfig
 from trainkit.tune.control.plan import Plan
 from trainkit.tune.control.stopping import StopRules
+from trainkit.tune.objectives import Objective
 from trainkit.tune.schedulers import FIFOScheduler, PopulationBasedTraining, TrialScheduler
 from trainkit.tune.search import BasicVariantGenerator, Searcher
 from trainkit.tune.seeds import scheduler_generator
@@ -52,7 +53,9 @@ def make_searcher(tune: TuneConfig, space: Space, seed: int, *, rehearsal: bool 
     """
     given = cast("Searcher | None", tune.search_alg) or BasicVariantGenerator()
     searcher = _copied("search_alg", given, given.rehearsal if rehearsal else lambda: copy.deepcopy(given))
-    searcher.begin(space, metric=tune.metric, mode=tune.mode, num_samples=tune.num_samples, seed=seed)
+    if tune.objectives:
+        searcher.set_objectives(tune.objectives)
+    searcher.begin(space, metric=tune.one_metric, mode=tune.one_mode, num_samples=tune.num_samples, seed=seed)
     return searcher
 
 
@@ -61,11 +64,18 @@ def make_proposals(tune: TuneConfig, space: Space, searcher: Searcher, seed: int
     return Proposals(searcher, space, seed=seed, allow_duplicates=tune.allow_duplicates)
 
 
-def make_scheduler(tune: TuneConfig, space: Space, seed: int, total_samples: int | None) -> TrialScheduler:
-    """Return the scheduler, a copy too."""
+def make_scheduler(
+    tune: TuneConfig,
+    space: Space,
+    seed: int,
+    total_samples: int | None,
+    objectives: tuple[Objective, ...] = (),
+) -> TrialScheduler:
+    """Return the scheduler, a copy too; for these objectives, where there are several."""
     given = cast("TrialScheduler | None", tune.scheduler) or FIFOScheduler()
     scheduler = _copied("scheduler", given, lambda: copy.deepcopy(given))
-    scheduler.set_search_properties(tune.metric, tune.mode, scheduler_generator(seed), total_samples)
+    scheduler.set_objectives(objectives or tune.objectives)
+    scheduler.set_search_properties(tune.one_metric, tune.one_mode, scheduler_generator(seed), total_samples)
     scheduler.take_space(space)
     return scheduler
 
@@ -81,10 +91,32 @@ def _copied(name: str, given: object, copy_it: Callable[[], Part]) -> Part:
         ) from error
 
 
-def make_plan(tune: TuneConfig, run: RunConfig, metric: str | None) -> Plan:
+def goal_of(
+    tune: TuneConfig, searcher: Searcher, scheduler: TrialScheduler
+) -> tuple[str | None, str | None, tuple[Objective, ...]]:
+    """What "best" means: a metric and its mode, or several objectives."""
+    return (
+        tune.one_metric or scheduler.metric or searcher.metric,
+        tune.one_mode or scheduler.mode or searcher.mode,
+        tune.objectives or searcher.objectives or scheduler.objectives,
+    )
+
+
+def metrics_of(metric: str | None, objectives: Sequence[Objective]) -> tuple[str, ...]:
+    """What every trial must have reported: the one metric, or those of several objectives."""
+    if not settings.metric_is_required():
+        return ()
+    return tuple(each.metric for each in objectives) or (() if metric is None else (metric,))
+
+
+def make_plan(
+    tune: TuneConfig, run: RunConfig, metric: str | None, objectives: Sequence[Objective] = ()
+) -> Plan:
     """Return the rules that the controller goes by."""
+    first, *others = metrics_of(metric, objectives) or (None,)
     return Plan(
-        metric=metric if settings.metric_is_required() else None,
+        metric=first,
+        other_metrics=tuple(each for each in others if each is not None),
         stop=run.stop,
         time_budget_s=cast("float | None", tune.time_budget_s),
         trial_timeout_s=cast("float | None", tune.trial_timeout_s),
@@ -142,6 +174,6 @@ def make_callbacks(run: RunConfig, scheduler: TrialScheduler) -> Sequence[Callba
     return callbacks
 
 
-def make_watch(metric: str | None, scheduler: TrialScheduler) -> Callback:
+def make_watch(metrics: Sequence[str], scheduler: TrialScheduler) -> Callback:
     """Return what looks out for a misspelt metric, where one must come, and for the time_attr."""
-    return MetricWatch(metric if settings.metric_is_required() else None, scheduler.time_attr)
+    return MetricWatch(metrics, scheduler.time_attr)

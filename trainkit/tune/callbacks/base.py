@@ -30,10 +30,10 @@ class Callback:
         """The experiment begins, or goes on.
 
         `num_samples` is TuneConfig's; `total_num_samples` is how many trials there will be, grids counted,
-        and None if there is no end. `info` holds `experiment_path`, `metric`, `mode`, `time`, `resources`,
-        `trials`, and `past`: a function that gives each trial that has reported with its results, of an
-        experiment that goes on; they are read when they are looked at, and how many there are is known
-        without reading.
+        and None if there is no end. `info` holds `experiment_path`, `metric`, `mode`, `objectives`, `time`,
+        `resources`, `trials`, and `past`: a function that gives each trial that has reported with its
+        results, of an experiment that goes on; they are read when they are looked at, and how many there are
+        is known without reading.
         """
 
     def on_step_begin(self, iteration: int, trials: Sequence[Trial], **info: Any) -> None:

@@ -50,6 +50,8 @@ class ConsoleCallback(Callback):
         **info: Any,
     ) -> None:
         self._standing = Standing(info["metric"], info["mode"], info["time"])
+        several = tuple(each.metric for each in info.get("objectives", ()))
+        self._metrics = several or tuple(filter(None, [info["metric"]]))
         self._path = info["experiment_path"]
         self._drawn = info["time"]
         if info["metric"]:
@@ -77,7 +79,7 @@ class ConsoleCallback(Callback):
     ) -> None:
         self._standing.take(trial, result)
         if self._verbose > 1:
-            say(f"{trial.trial_id} {_report_words(result, self._standing.metric, self._verbose)}")
+            say(f"{trial.trial_id} {_report_words(result, self._metrics, self._verbose)}")
 
     def on_trial_complete(self, iteration: int, trials: Sequence[Trial], trial: Trial, **info: Any) -> None:
         self._line(trial)
@@ -123,9 +125,7 @@ class ConsoleCallback(Callback):
         if self._outlet is not None or (self._lines[trial.status] >= MAX_LINES and self._verbose < 2):
             return
         self._lines[trial.status] += 1
-        metric = self._standing.metric
-        value = number_words(lookup(trial.last_result, metric)) if metric else ""
-        shown = f" {metric}={value}" if value else ""
+        shown = _values_words(trial.last_result, self._metrics)
         reports = f"{trial.iteration} report{'s' * (trial.iteration != 1)}"
         why = first_line(trial.reason)
         line = f"{trial.trial_id} {trial.status} after {reports}{shown}: {why}"
@@ -140,11 +140,18 @@ class ConsoleCallback(Callback):
             self._outlet.show(picture_of(self._standing, info, self._path, ending))
 
 
-def _report_words(result: Mapping[str, Any], metric: str | None, verbose: int) -> str:
+def _values_words(result: Mapping[str, Any], metrics: Sequence[str]) -> str:
+    """Such as ' loss=0.25'; '' where none is a number."""
+    words = [(metric, number_words(lookup(result, metric))) for metric in metrics]
+    shown = " ".join(f"{metric}={value}" for metric, value in words if value)
+    return f" {shown}" if shown else ""
+
+
+def _report_words(result: Mapping[str, Any], metrics: Sequence[str], verbose: int) -> str:
     iteration = result.get("training_iteration")
     if verbose > 2:
-        metrics = {name: value for name, value in result.items() if name != "config"}
-        shown = [f"{name}={number_words(value) or value}" for name, value in flatten(metrics).items()]
-        return f"report {iteration}: {', '.join(shown)}"
-    value = number_words(lookup(result, metric)) if metric else ""
-    return f"report {iteration}{f': {metric}={value}' if value else ''}"
+        reported = {name: value for name, value in result.items() if name != "config"}
+        listed = [f"{name}={number_words(value) or value}" for name, value in flatten(reported).items()]
+        return f"report {iteration}: {', '.join(listed)}"
+    shown = _values_words(result, metrics)
+    return f"report {iteration}{f':{shown}' if shown else ''}"

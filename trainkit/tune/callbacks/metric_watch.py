@@ -21,12 +21,12 @@ class MetricWatch(Callback):
     """Warns once; trials fail only at their end, since the metric may come with a later report.
 
     Args:
-        metric: to be reported; None: none must be.
+        metrics: to be reported.
         time_attr: what the scheduler counts by.
     """
 
-    def __init__(self, metric: str | None, time_attr: str) -> None:
-        self._metric = metric
+    def __init__(self, metrics: Sequence[str], time_attr: str) -> None:
+        self._metrics = metrics
         self._time_attr = time_attr
         self._seen = False
 
@@ -36,8 +36,9 @@ class MetricWatch(Callback):
         if self._seen:
             return
         self._seen = True
-        if self._metric is not None and (words := misspelt(self._metric, result)):
-            logger.warning("%s", words)
+        for metric in self._metrics:
+            if words := misspelt(metric, result):
+                logger.warning("%s", words)
         if lookup(result, self._time_attr) is None:
             logger.warning(
                 "the first report has no %r, which the scheduler's time_attr names: it stops no trial by a "

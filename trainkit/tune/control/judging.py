@@ -59,19 +59,22 @@ class Judge:
         return decision
 
     def _check_metric(self, trial_id: str, result: Mapping[str, Any]) -> None:
-        if self._plan.metric is None:
-            return
-        value = lookup(result, self._plan.metric)
-        if value is None:
-            return
-        if not is_number(value):
-            raise MetricError(f"metric {self._plan.metric!r} is {value!r}, which is not a number")
-        self._with_metric.add(trial_id)
+        metrics = self._plan.metrics
+        values = [lookup(result, metric) for metric in metrics]
+        for metric, value in zip(metrics, values, strict=True):
+            if value is not None and not is_number(value):
+                raise MetricError(f"metric {metric!r} is {value!r}, which is not a number")
+        if metrics and None not in values:
+            self._with_metric.add(trial_id)
 
     def at_end(self, trial: Trial) -> Failure | None:
         """Say that a trial has ended without ever reporting the metric; None if all is well."""
-        metric = self._plan.metric
-        if metric is None or trial.trial_id in self._with_metric:
+        metrics = self._plan.metrics
+        if not metrics or trial.trial_id in self._with_metric:
             return None
+        lacking = [metric for metric in metrics if lookup(trial.last_result, metric) is None]
+        if not lacking:  # an odd end: its last report has what it is said never to have had
+            return None
+        metric = lacking[0]
         text = f"TuneConfig(metric=...) is {missing_metric(metric, [trial.last_result])}"
         return Failure("MetricError", text, retry=False)

@@ -36,6 +36,7 @@ class Plan:
 
     Attributes:
         metric: that every trial must have reported when it ends; None: no such rule.
+        other_metrics: that must be in that report too, where there are several objectives.
         stop: ends single trials, or the experiment.
         time_budget_s: from `begin`; then every trial ends at its next report.
         trial_timeout_s: that each attempt may take, from its start; then it is killed, and has failed.
@@ -47,6 +48,7 @@ class Plan:
     """
 
     metric: str | None = None
+    other_metrics: tuple[str, ...] = ()
     stop: StopRule | None = None
     time_budget_s: float | None = None
     trial_timeout_s: float | None = None
@@ -56,3 +58,8 @@ class Plan:
     grace_s: float = 5.0
     cleanup_s: float = 60.0
     keeps_processes: bool = True
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """What every trial must have in a report when it ends."""
+        return () if self.metric is None else (self.metric, *self.other_metrics)

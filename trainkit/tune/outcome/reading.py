@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol, Self
 
 from trainkit.errors import StoreError
+from trainkit.tune.objectives import Objective
 from trainkit.tune.outcome.ray_folder import RayFolder, is_ray_folder
 from trainkit.tune.schedulers.pbt_lineage import Exchange
 from trainkit.tune.storing.history import ExperimentReader
@@ -104,4 +105,9 @@ def metric_and_mode(facts: Mapping[str, Any]) -> tuple[str | None, str | None]:
     """What "best" means in the experiment with these facts; None where it hasn't said."""
     settings = facts["tune_config"]
     metric, mode = facts.get("objective", (settings["metric"], settings["mode"]))
-    return metric, mode
+    return (None, None) if isinstance(metric, list) else (metric, mode)
+
+
+def known_objectives(facts: Mapping[str, Any]) -> tuple[Objective, ...]:
+    """The objectives of the experiment with these facts, where it has several."""
+    return tuple(Objective(metric, mode) for metric, mode in facts.get("objectives", []))

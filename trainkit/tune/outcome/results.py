@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -12,11 +13,18 @@ from typing import TYPE_CHECKING, Any, NoReturn, overload
 from trainkit.errors import ConfigError, MetricError
 from trainkit.tune import plots
 from trainkit.tune.control.stopping import missing_metric
+from trainkit.tune.objectives import Objective, front_of, objectives_of, point_of
 from trainkit.tune.optional import load, pandas_frame
 from trainkit.tune.outcome import show, study
 from trainkit.tune.outcome.hyperparameters import Hyperparameter, hyperparameters_of
 from trainkit.tune.outcome.ranking import best_row, trial_score
-from trainkit.tune.outcome.reading import Reader, experiment_folder, metric_and_mode, open_experiment
+from trainkit.tune.outcome.reading import (
+    Reader,
+    experiment_folder,
+    known_objectives,
+    metric_and_mode,
+    open_experiment,
+)
 from trainkit.tune.outcome.result import Result, result_of, with_config
 from trainkit.tune.schedulers.pbt_lineage import Exchange
 from trainkit.tune.storing.spans import Span
@@ -37,15 +45,22 @@ class ResultGrid(Sequence[Result]):
         folder: of the experiment.
         results: one per trial; looked at when the first of them is.
         metric, mode: what "best" means where a method is given none.
+        objectives: where the experiment has several.
     """
 
     def __init__(
-        self, folder: Path, results: Iterable[Result], metric: str | None = None, mode: str | None = None
+        self,
+        folder: Path,
+        results: Iterable[Result],
+        metric: str | None = None,
+        mode: str | None = None,
+        objectives: Sequence[Objective] = (),
     ) -> None:
         self._folder = folder
         self._given = results
         self.metric = metric
         self.mode = mode
+        self.objectives = tuple(objectives)
 
     @classmethod
     def from_path(
@@ -79,6 +94,7 @@ class ResultGrid(Sequence[Result]):
         *,
         metric: str | None = None,
         mode: str | None = None,
+        objectives: Sequence[Objective] = (),
         errors: Mapping[tuple[str, int], BaseException] | None = None,
         configs: Mapping[str, dict[str, Any]] | None = None,
     ) -> ResultGrid:
@@ -88,6 +104,7 @@ class ResultGrid(Sequence[Result]):
             folder: of the experiment.
             metric: as above.
             mode: as above.
+            objectives: where there are several; none: as the experiment was started with.
             errors: exceptions themselves, by trial and attempt.
             configs: configurations by trial, which may hold objects that text can't.
 
@@ -96,11 +113,13 @@ class ResultGrid(Sequence[Result]):
         """
         with open_experiment(folder) as reader:
             known = metric_and_mode(reader.facts())
+            objectives = objectives or known_objectives(reader.facts())
             metric, mode = metric or known[0], mode or known[1]
             trials = reader.trials()
         for trial in trials:
             trial.config = (configs or {}).get(trial.trial_id, trial.config)
-        return cls(folder, [result_of(trial, folder, metric, mode, errors) for trial in trials], metric, mode)
+        results = [result_of(trial, folder, metric, mode, errors) for trial in trials]
+        return cls(folder, results, metric, mode, objectives)
 
     @cached_property
     def _results(self) -> list[Result]:
@@ -197,6 +216,48 @@ class ResultGrid(Sequence[Result]):
         )
         return replace(best, metric=metric, mode=mode, ranked_by=scope)
 
+    def pareto_front(
+        self, metric: Sequence[str] | None = None, mode: Sequence[str] | None = None
+    ) -> list[Result]:
+        """Return the trials that none is better than in every objective, in the order suggested.
+
+        A trial dominates another if its last report is nowhere worse and somewhere better. Those with equal
+        values are all in; one that failed, or whose last report lacks an objective or has it as no finite
+        number, is not.
+
+        Args:
+            metric: reported values; None: the experiment's objectives.
+            mode: "min" or "max" for each; None: the experiment's.
+
+        Raises:
+            ConfigError: there are not several objectives.
+        """
+        objectives = self.objectives_or(metric, mode)
+        entered: list[Result] = []
+        points = []
+        for result in self._results:
+            point = None if result.error is not None else point_of(result.metrics or {}, objectives)
+            if point is not None and -math.inf not in point:
+                entered.append(result)
+                points.append(point)
+        return [entered[place] for place in front_of(points)]
+
+    def objectives_or(
+        self, metric: Sequence[str] | None = None, mode: Sequence[str] | None = None
+    ) -> tuple[Objective, ...]:
+        """Several objectives: those given, or else the experiment's.
+
+        Raises:
+            ConfigError: there are none.
+        """
+        objectives = objectives_of(metric, mode) or (self.objectives if metric is None else ())
+        if not objectives:
+            raise ConfigError(
+                "a Pareto front is of several objectives: give metric=['accuracy', 'latency'], "
+                "mode=['max', 'min'] here, or in the TuneConfig"
+            )
+        return objectives
+
     def get_dataframe(
         self, filter_metric: str | None = None, filter_mode: str | None = None
     ) -> pandas.DataFrame:
@@ -255,7 +316,7 @@ class ResultGrid(Sequence[Result]):
         """Return an Optuna study, in memory, with every trial: for Optuna's plots and importance measures.
 
         Args:
-            metric: reported value that becomes a trial's value; None: the experiment's.
+            metric: reported value that becomes a trial's value; None: the experiment's, or all of several.
             mode: "min" or "max"; None: the experiment's.
             scope: which of a trial's reports stands for it, as in `get_best_result`.
 
@@ -267,16 +328,18 @@ class ResultGrid(Sequence[Result]):
             ConfigError: no metric or mode is known.
             MissingDependencyError: Optuna is not installed.
         """
-        metric, mode = self._metric_and_mode(metric, mode)
+        aims: Sequence[Objective] = self.objectives if metric is None and self.metric is None else ()
+        aims = aims or (Objective(*self._metric_and_mode(metric, mode)),)
         with self._reader() as reader:
-            return study.optuna_study(self._results, reader, metric, mode, scope, self._folder.name)
+            return study.optuna_study(self._results, reader, aims, scope, self._folder.name)
 
     def plot(self, kind: str = "curves", *, ax: Axes | None = None, **options: Any) -> Figure:
         """Draw the experiment with matplotlib.
 
         Args:
             kind: "curves" (learning curves), "lineage" (of a population), "parallel" (parallel coordinates),
-                "rungs" (of a scheduler) or "timeline" (workers against time).
+                "pareto" (front of two objectives), "rungs" (of a scheduler) or "timeline" (workers against
+                time).
             ax: axes to draw into; None: a new figure, which no window shows until you ask for it.
             **options: of the kind; see `trainkit.tune.plots`.
 
@@ -292,6 +355,12 @@ class ResultGrid(Sequence[Result]):
 
     def _metric_and_mode(self, metric: str | None, mode: str | None) -> tuple[str, str]:
         metric, mode = metric or self.metric, mode or self.mode
+        if self.objectives and (metric is None or mode is None):
+            names = [each.metric for each in self.objectives]
+            raise ConfigError(
+                f"the objectives are {names}, and none of them alone says what is best: give one as metric, "
+                "with its mode, or look at pareto_front()"
+            )
         if metric is None or mode is None:
             raise ConfigError(
                 "which trial is best? Give metric and mode here, or in TuneConfig(metric='loss', mode='min')"

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from trainkit.tune.checks import is_number
+from trainkit.tune.objectives import Objective
 from trainkit.tune.optional import load
 from trainkit.tune.outcome.hyperparameters import Hyperparameter, hyperparameters_of
 from trainkit.tune.outcome.ranking import trial_score
@@ -24,15 +25,14 @@ _DATED = ("COMPLETE", "PRUNED", "FAIL")
 
 
 def optuna_study(
-    results: Sequence[Result], reader: Reader, metric: str, mode: str, scope: str, name: str
+    results: Sequence[Result], reader: Reader, objectives: Sequence[Objective], scope: str, name: str
 ) -> optuna.Study:
     """Return the study.
 
     Args:
         results: the trials.
         reader: of their experiment.
-        metric: the objective.
-        mode: "min" or "max".
+        objectives: one, or several.
         scope: which of a trial's reports stands for it.
         name: of the study.
 
@@ -47,8 +47,10 @@ def optuna_study(
     trials = []
     for place, result in enumerate(results):
         history = histories.get(result.trial_id, [])
-        score = trial_score(history, metric, mode, scope, keep_all=False)
-        state = trial_state(result, stops.get(result.trial_id), has_value=score is not None)
+        values = [_value(history, objective, scope) for objective in objectives]
+        known = [value for value in values if value is not None]
+        has_value = len(known) == len(values)
+        state = trial_state(result, stops.get(result.trial_id), has_value=has_value)
         started, ended = times.get(result.trial_id, (None, None))
         active = [each for each in parameters if place in each.values]
         trials.append(
@@ -56,19 +58,21 @@ def optuna_study(
                 number=place,
                 trial_id=place,
                 state=module.trial.TrialState[state],
-                value=_signed(score, mode) if state in ("COMPLETE", "PRUNED") else None,
+                value=None,
+                values=known if has_value and state in ("COMPLETE", "PRUNED") else None,
                 datetime_start=_date(started) if state != "WAITING" else None,
                 datetime_complete=_date(ended) if state in _DATED else None,
                 params={each.name: param_of(each, place) for each in active},
                 distributions={each.name: distributions[each.name] for each in active},
                 user_attrs={"trial_id": result.trial_id, "reason": result.reason},
                 system_attrs={},
-                intermediate_values=_intermediate(history, metric),
+                # Optuna has none for several objectives.
+                intermediate_values={} if len(values) > 1 else _intermediate(history, objectives[0].metric),
             )
         )
     study: optuna.Study = module.create_study(
         study_name=name,
-        direction="minimize" if mode == "min" else "maximize",
+        directions=["minimize" if each.mode == "min" else "maximize" for each in objectives],
         storage=module.storages.InMemoryStorage(),
     )
     study.add_trials(trials)
@@ -122,8 +126,9 @@ def param_of(parameter: Hyperparameter, place: int) -> Any:
     return str(value) if not parameter.is_numeric and parameter.is_mixed else value
 
 
-def _signed(score: float | None, mode: str) -> float | None:
-    return -score if score is not None and mode == "min" else score
+def _value(history: Sequence[Mapping[str, Any]], objective: Objective, scope: str) -> float | None:
+    score = trial_score(history, objective.metric, objective.mode, scope, keep_all=False)
+    return -score if score is not None and objective.mode == "min" else score
 
 
 def _date(seconds: float | None) -> datetime.datetime:

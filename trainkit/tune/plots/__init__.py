@@ -22,6 +22,7 @@ KINDS = {
     "curves": "learning curves",
     "lineage": "where the members of a population got their weights",
     "parallel": "parallel coordinates",
+    "pareto": "the Pareto front of two objectives",
     "rungs": "rungs of a scheduler",
     "timeline": "workers against time",
 }

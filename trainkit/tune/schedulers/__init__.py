@@ -1,17 +1,42 @@
-"""Schedulers: which trials are stopped early."""
+"""Schedulers: which trials go on, pause or stop."""
 
 from __future__ import annotations
 
-from trainkit.tune.schedulers.async_hyperband import ASHAScheduler, AsyncHyperBandScheduler
-from trainkit.tune.schedulers.base import Decision, TrialScheduler, Verdict
-from trainkit.tune.schedulers.fifo import FIFOScheduler
-from trainkit.tune.schedulers.hb_bohb import HyperBandForBOHB
-from trainkit.tune.schedulers.hyperband import HyperBandScheduler
-from trainkit.tune.schedulers.median_stopping_rule import MedianStoppingRule
-from trainkit.tune.schedulers.pb2 import PB2
-from trainkit.tune.schedulers.pbt import PopulationBasedTraining
-from trainkit.tune.schedulers.pbt_replay import PopulationBasedTrainingReplay
-from trainkit.tune.schedulers.resource_changing_scheduler import ResourceChangingScheduler
+from typing import TYPE_CHECKING
+
+from trainkit.tune.elsewhere import lazily
+
+if TYPE_CHECKING:
+    from trainkit.tune.schedulers.async_hyperband import ASHAScheduler, AsyncHyperBandScheduler
+    from trainkit.tune.schedulers.base import Decision, TrialScheduler, Verdict
+    from trainkit.tune.schedulers.create import create_scheduler
+    from trainkit.tune.schedulers.fifo import FIFOScheduler
+    from trainkit.tune.schedulers.hb_bohb import HyperBandForBOHB
+    from trainkit.tune.schedulers.hyperband import HyperBandScheduler
+    from trainkit.tune.schedulers.median_stopping_rule import MedianStoppingRule
+    from trainkit.tune.schedulers.pareto import ParetoScheduler
+    from trainkit.tune.schedulers.pb2 import PB2
+    from trainkit.tune.schedulers.pbt import PopulationBasedTraining
+    from trainkit.tune.schedulers.pbt_replay import PopulationBasedTrainingReplay
+    from trainkit.tune.schedulers.resource_changing_scheduler import ResourceChangingScheduler
+
+_HOME_OF = {
+    "ASHAScheduler": "async_hyperband",
+    "AsyncHyperBandScheduler": "async_hyperband",
+    "Decision": "base",
+    "FIFOScheduler": "fifo",
+    "HyperBandForBOHB": "hb_bohb",
+    "HyperBandScheduler": "hyperband",
+    "MedianStoppingRule": "median_stopping_rule",
+    "PB2": "pb2",
+    "ParetoScheduler": "pareto",
+    "PopulationBasedTraining": "pbt",
+    "PopulationBasedTrainingReplay": "pbt_replay",
+    "ResourceChangingScheduler": "resource_changing_scheduler",
+    "TrialScheduler": "base",
+    "Verdict": "base",
+    "create_scheduler": "create",
+}
 
 __all__ = [
     "PB2",
@@ -22,9 +47,13 @@ __all__ = [
     "HyperBandForBOHB",
     "HyperBandScheduler",
     "MedianStoppingRule",
+    "ParetoScheduler",
     "PopulationBasedTraining",
     "PopulationBasedTrainingReplay",
     "ResourceChangingScheduler",
     "TrialScheduler",
     "Verdict",
+    "create_scheduler",
 ]
+
+__getattr__, __dir__ = lazily(__name__, _HOME_OF)

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from numpy.random import Generator
 
     from trainkit.tune.control.view import ExperimentView
+    from trainkit.tune.objectives import Objective
     from trainkit.tune.placement import PlacementGroupFactory
     from trainkit.tune.spaces.variants import Space
 
@@ -125,6 +126,24 @@ class TrialScheduler(ABC):
     def take_space(self, space: Space) -> None:
         """Take the search space, completed; called once, before the first trial."""
         del space
+
+    @property
+    def objectives(self) -> tuple[Objective, ...]:
+        """Several, where it judges by them."""
+        return ()
+
+    def set_objectives(self, objectives: tuple[Objective, ...]) -> None:
+        """Take several objectives of the experiment's, before `set_search_properties`; none: it has one.
+
+        Raises:
+            ConfigError: it judges by one metric.
+        """
+        if objectives and self.needs_metric and (self.metric is None or self.mode is None):
+            names = [each.metric for each in objectives]
+            raise ConfigError(
+                f"{type(self).__name__} judges trials by one metric, and the objectives are {names}: take "
+                f"ParetoScheduler, or say by which one, {type(self).__name__}(metric={names[0]!r}, mode=...)"
+            )
 
     def set_search_properties(
         self, metric: str | None, mode: str | None, rng: Generator, total_samples: int | None = None

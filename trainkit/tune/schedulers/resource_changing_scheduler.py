@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from numpy.random import Generator
 
     from trainkit.tune.control.view import ExperimentView
+    from trainkit.tune.objectives import Objective
     from trainkit.tune.spaces.variants import Space
 
 __all__ = [
@@ -117,6 +118,13 @@ class ResourceChangingScheduler(TrialScheduler):
 
     def completed_space(self, space: Mapping[str, Any]) -> Mapping[str, Any]:
         return self.base_scheduler.completed_space(space)
+
+    @property
+    def objectives(self) -> tuple[Objective, ...]:
+        return self.base_scheduler.objectives
+
+    def set_objectives(self, objectives: tuple[Objective, ...]) -> None:
+        self.base_scheduler.set_objectives(objectives)
 
     def set_search_properties(
         self, metric: str | None, mode: str | None, rng: Generator, total_samples: int | None = None

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from trainkit.tune.elsewhere import lazily
 
 if TYPE_CHECKING:
     from trainkit.tune.search.base import Searcher
@@ -18,16 +19,16 @@ if TYPE_CHECKING:
     from trainkit.tune.space import grid_search
 
 _HOME_OF = {
-    "BasicVariantGenerator": "search.basic_variant",
-    "BayesOptSearch": "search.bayesopt",
-    "ConcurrencyLimiter": "search.concurrency_limiter",
-    "HyperOptSearch": "search.hyperopt",
-    "OptunaSearch": "search.optuna",
-    "Repeater": "search.repeater",
-    "Searcher": "search.base",
-    "TuneBOHB": "search.bohb",
-    "create_searcher": "search.create",
-    "grid_search": "space",
+    "BasicVariantGenerator": "basic_variant",
+    "BayesOptSearch": "bayesopt",
+    "ConcurrencyLimiter": "concurrency_limiter",
+    "HyperOptSearch": "hyperopt",
+    "OptunaSearch": "optuna",
+    "Repeater": "repeater",
+    "Searcher": "base",
+    "TuneBOHB": "bohb",
+    "create_searcher": "create",
+    "grid_search": "trainkit.tune.space",
 }
 
 __all__ = [
@@ -43,14 +44,4 @@ __all__ = [
     "grid_search",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME_OF:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"trainkit.tune.{_HOME_OF[name]}"), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return __all__
+__getattr__, __dir__ = lazily(__name__, _HOME_OF)

@@ -17,6 +17,7 @@ from typing import Any, ClassVar, Protocol
 
 from trainkit.errors import ConfigError
 from trainkit.tune.checks import is_number, require, require_mode
+from trainkit.tune.objectives import Objective
 from trainkit.tune.schedulers.base import Decision
 from trainkit.tune.spaces.variants import Space
 from trainkit.tune.values import lookup
@@ -52,6 +53,8 @@ class Searcher(ABC):
     """
 
     FINISHED: ClassVar[str] = "FINISHED"
+    several: ClassVar[bool] = False
+    """True for searchers that take several objectives."""
 
     def __init__(self, metric: str | None = None, mode: str | None = None) -> None:
         for name, value in (("metric", metric), ("mode", mode)):
@@ -62,9 +65,33 @@ class Searcher(ABC):
         require_mode(mode)
         self._metric = metric
         self._mode = mode
+        self._objectives: tuple[Objective, ...] = ()
         self.space = Space.of(None)
         self.num_samples = 1
         self.seed = 0
+
+    @property
+    def objectives(self) -> tuple[Objective, ...]:
+        """What to optimise where there are several; `metric` and `mode` are then None."""
+        return self._objectives
+
+    def set_objectives(self, objectives: tuple[Objective, ...]) -> None:
+        """Take several objectives, before `begin`.
+
+        Raises:
+            ConfigError: it optimises one, or has others of its own.
+        """
+        if not self.several:
+            names = [each.metric for each in objectives]
+            raise ConfigError(
+                f"{type(self).__name__} optimises one metric, and the objectives are {names}: take "
+                "OptunaSearch, or random search, or name one metric in the TuneConfig"
+            )
+        require(
+            self.metric is None and self._objectives in ((), objectives),
+            f"{type(self).__name__} and TuneConfig name different metrics: give them in one place",
+        )
+        self._objectives = objectives
 
     @property
     def metric(self) -> str | None:

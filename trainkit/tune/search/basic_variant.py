@@ -34,6 +34,8 @@ class BasicVariantGenerator(Searcher):
         ConfigError: `points_to_evaluate` is not a list of dictionaries, or a number is out of range.
     """
 
+    several = True
+
     def __init__(
         self,
         points_to_evaluate: Sequence[Mapping[str, Any]] | None = None,

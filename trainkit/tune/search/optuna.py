@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainkit.errors import ConfigError, MissingDependencyError
 from trainkit.tune.checks import checked_points, is_name, is_number, is_whole, require, require_kind
+from trainkit.tune.objectives import Objective, objectives_of
 from trainkit.tune.schedulers.base import Decision, Verdict
 from trainkit.tune.search import optuna_samplers as samplers
 from trainkit.tune.search.alternatives import alternatives
@@ -43,8 +44,8 @@ class OptunaSearch(Searcher):
             `config["net"]["width"]`; or a function of an Optuna trial, which asks it for values, with
             branches at will, and may return constants. None: `param_space`. With a space here, `param_space`
             may only hold constants, which every configuration gets.
-        metric: what to optimise; None: as in the TuneConfig.
-        mode: the same.
+        metric: what to optimise, or a list of several metrics; None: as in the TuneConfig.
+        mode: the same; a list with one for each of several.
         points_to_evaluate: configurations, or parts of them, to try first; they count for `num_samples`.
         sampler: of Optuna's; a copy is used. None: `TPESampler`, multivariate, in groups where trials differ
             in their parameters, with running trials taken for bad (`constant_liar`), so that concurrent ones
@@ -53,18 +54,21 @@ class OptunaSearch(Searcher):
         storage: an Optuna storage, or the address of one, in which trials are kept too; those that are in its
             study already are learned from.
         seed: for the sampler; None: the sampler's own, or else the TuneConfig's.
-        evaluated_rewards: what each of `points_to_evaluate` came to; they are then learned from, not run.
+        evaluated_rewards: for one metric, what each of `points_to_evaluate` came to; they are then learned
+            from, not run.
 
     Raises:
         MissingDependencyError: Optuna is not installed.
         ConfigError: an argument is wrong.
     """
 
+    several = True
+
     def __init__(
         self,
         space: Mapping[str, Any] | Callable[[Any], Any] | None = None,
-        metric: str | None = None,
-        mode: str | None = None,
+        metric: str | Sequence[str] | None = None,
+        mode: str | Sequence[str] | None = None,
         points_to_evaluate: Sequence[Mapping[str, Any]] | None = None,
         sampler: BaseSampler | None = None,
         study_name: str | None = None,
@@ -74,7 +78,9 @@ class OptunaSearch(Searcher):
     ) -> None:
         if importlib.util.find_spec("optuna") is None:
             raise MissingDependencyError("OptunaSearch needs Optuna: pip install 'trainkit[tune]'")
-        super().__init__(metric, mode)
+        objectives = objectives_of(metric, mode)
+        super().__init__(*(None, None) if objectives else (metric, mode))  # type: ignore[arg-type]
+        self._objectives = objectives
         points = checked_points(points_to_evaluate)
         require(
             seed is None or (is_whole(seed) and seed >= 0), f"seed={seed!r}: give a whole number of 0 or more"
@@ -107,8 +113,8 @@ class OptunaSearch(Searcher):
     def arguments(self) -> dict[str, Any]:
         given: dict[str, Any] = {
             "space": self._space,
-            "metric": self.metric,
-            "mode": self.mode,
+            "metric": self.metric or [each.metric for each in self._objectives] or None,
+            "mode": self.mode or [each.mode for each in self._objectives] or None,
             "points_to_evaluate": self._points,
             "sampler": self._sampler,
             "study_name": self._study_name,
@@ -140,7 +146,7 @@ class OptunaSearch(Searcher):
     ) -> None:
         super().begin(space, metric=metric, mode=mode, num_samples=num_samples, seed=seed)
         require(
-            self.metric is not None and self.mode is not None,
+            bool(self._objectives) or (self.metric is not None and self.mode is not None),
             "OptunaSearch needs to know what to optimise: give metric and mode, in the TuneConfig or here",
         )
         if self._space is None:
@@ -156,7 +162,14 @@ class OptunaSearch(Searcher):
             self._base = own
         else:
             samplers.settle(self._suggester, self._base)
-        self._study = LazyStudy([self.mode or "min"], self._study_name or "optuna", self._storage)
+        self._aims = self._objectives or (Objective(self.metric or "", self.mode or "min"),)
+        require(
+            len(self._aims) == 1 or (self._rewards is None and not self._evaluated),
+            "evaluated points have one value each, and there are several objectives: leave them out",
+        )
+        self._study = LazyStudy(
+            [each.mode for each in self._aims], self._study_name or "optuna", self._storage
+        )
         evaluated = list(self._evaluated)
         if self._rewards is None:
             self._to_run = [form.fixed(point) for point in self._points]
@@ -166,7 +179,7 @@ class OptunaSearch(Searcher):
             ]
         samplers.check(
             self._suggester,
-            objectives=1,
+            objectives=len(self._aims),
             conditional=form.conditional and form.space is not None,
             points=bool(self._to_run),
             evaluated=bool(evaluated),
@@ -260,7 +273,9 @@ class OptunaSearch(Searcher):
     # --- results ----------------------------------------------------------------------------------
 
     def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
-        value, step = lookup(result, self.metric or ""), result.get("training_iteration")
+        if len(self._aims) > 1:
+            return  # Optuna takes no reports where there are several objectives
+        value, step = lookup(result, self._aims[0].metric), result.get("training_iteration")
         if trial_id not in self._left_out and is_number(value) and is_whole(step):
             self._study.report(trial_id, float(value), int(step or 0))
 
@@ -288,12 +303,12 @@ class OptunaSearch(Searcher):
         """What the study is told of a trial with this last report; None: it failed."""
         from optuna.trial import TrialState
 
-        value = lookup(result or {}, self.metric or "")
-        if not is_number(value):
+        values = [lookup(result or {}, each.metric) for each in self._aims]
+        if not all(map(is_number, values)):
             return TrialState.FAIL, None
-        if math.isnan(value) or trial_id in self._cut_short:
+        if any(map(math.isnan, values)) or trial_id in self._cut_short:
             return TrialState.PRUNED, None
-        return TrialState.COMPLETE, [float(value)]
+        return TrialState.COMPLETE, list(map(float, values))
 
     def _tell_failed(self, trial_id: str) -> None:
         from optuna.trial import TrialState

@@ -110,6 +110,10 @@ class Repeater(SearcherWrapper):
             f"num_samples={num_samples} is less than one configuration's repeat={self.repeat}: num_samples "
             f"counts all trials, so give a multiple of {self.repeat}",
         )
+        require(
+            not self.objectives,
+            "Repeater tells the mean of one metric, and there are several objectives: name one",
+        )
         super().begin(space, metric=metric, mode=mode, num_samples=units, seed=seed)
         require(
             self.skip is None or (self.metric is not None and self.mode is not None),

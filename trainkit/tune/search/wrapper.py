@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from trainkit.tune.checks import require_kind
+from trainkit.tune.objectives import Objective
 from trainkit.tune.schedulers.base import Decision
 from trainkit.tune.search.base import Searcher
 from trainkit.tune.spaces.variants import Space
@@ -23,6 +24,13 @@ class SearcherWrapper(Searcher):
         require_kind("searcher", searcher, Searcher, "trainkit.tune.search.BasicVariantGenerator()")
         super().__init__(searcher.metric, searcher.mode)
         self.searcher = searcher
+
+    @property
+    def objectives(self) -> tuple[Objective, ...]:
+        return self.searcher.objectives
+
+    def set_objectives(self, objectives: tuple[Objective, ...]) -> None:
+        self.searcher.set_objectives(objectives)
 
     @property
     def metric(self) -> str | None:

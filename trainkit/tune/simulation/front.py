@@ -131,16 +131,15 @@ def _simulation(
     space = parts.make_space(param_space, tune)
     searcher = parts.make_searcher(tune, space, seed)
     proposals = parts.make_proposals(tune, space, searcher, seed)
-    scheduler = parts.make_scheduler(tune, space, seed, searcher.total_samples)
-    metric = tune.metric or scheduler.metric or searcher.metric
-    mode = tune.mode or scheduler.mode or searcher.mode
+    scheduler = parts.make_scheduler(tune, space, seed, searcher.total_samples, searcher.objectives)
+    metric, mode, objectives = parts.goal_of(tune, searcher, scheduler)
     stop: list[Any] = list(run.stop) if isinstance(run.stop, tuple) else [run.stop] if run.stop else []
     if max_work is not None:
         stop.append(WorkLimit(max_work))
     limits = [limit for limit in (horizon_s, cast("float | None", tune.time_budget_s)) if limit is not None]
     retried = run.failure_config.max_failures != 0
     plan = replace(
-        parts.make_plan(tune, run, metric),
+        parts.make_plan(tune, run, metric, objectives),
         stop=stop or None,
         time_budget_s=min(limits, default=None),
         checkpoints=CheckpointConfig(num_to_keep=1),
@@ -185,6 +184,7 @@ def _simulation(
         "space": space.tree,
         "total_samples": searcher.total_samples,
         "objective": [metric, mode],
+        "objectives": [[each.metric, each.mode] for each in objectives],
         **describe_settings(tune, run),
     }
     store = MemoryStore(facts)

@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 
 from trainkit.tune.control import events as ev
-from trainkit.tune.outcome.reading import Reader
+from trainkit.tune.outcome.reading import Reader, known_objectives
 from trainkit.tune.outcome.result import Result, result_of
 from trainkit.tune.outcome.results import ResultGrid
 from trainkit.tune.simulation.log import line_of
@@ -42,7 +42,8 @@ class Simulation(ResultGrid):
         self._store = store
         self.workers = workers
         self.ended_s = ended_s
-        super().__init__(Path(), self._found(errors, metric, mode), metric, mode)
+        objectives = known_objectives(store.reader().facts())
+        super().__init__(Path(), self._found(errors, metric, mode), metric, mode, objectives)
 
     def _found(
         self, errors: Mapping[tuple[str, int], BaseException], metric: str | None, mode: str | None

@@ -31,8 +31,8 @@ def describe_settings(tune: TuneConfig, run: RunConfig) -> dict[str, Any]:
     """Return what the experiment's file keeps of the two."""
     return {
         "tune_config": {
-            "metric": tune.metric,
-            "mode": tune.mode,
+            "metric": tune.one_metric or [each.metric for each in tune.objectives] or None,
+            "mode": tune.one_mode or [each.mode for each in tune.objectives] or None,
             "num_samples": tune.num_samples,
             "max_concurrent_trials": tune.max_concurrent_trials,
             "time_budget_s": tune.time_budget_s,

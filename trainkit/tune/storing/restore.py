@@ -58,7 +58,7 @@ def restore_trials(
     proposals: Proposals,
     scheduler: TrialScheduler,
     rule: ResumeRule,
-    metric: str | None,
+    metrics: Sequence[str],
     time: float,
     stop: StopRules,
     *,
@@ -72,7 +72,7 @@ def restore_trials(
         proposals: as they were at the start.
         scheduler: the same.
         rule: which trials go on.
-        metric: that every trial must report; None: no such rule.
+        metrics: that every trial must report.
         time: now.
         stop: the rules of RunConfig(stop=...), told of nothing yet.
         space_since: index of the first trial that was drawn from the space that `proposals` have.
@@ -98,7 +98,7 @@ def restore_trials(
             trials,
             proposals,
             scheduler,
-            metric,
+            metrics,
             stop=stop,
             going_on=going_on,
             space_since=space_since,
@@ -123,7 +123,7 @@ def replay(
     trials: Sequence[Trial],
     proposals: Proposals,
     scheduler: TrialScheduler,
-    metric: str | None = None,
+    metrics: Sequence[str] = (),
     *,
     stop: StopRules | None = None,
     going_on: Collection[str] = (),
@@ -137,14 +137,14 @@ def replay(
         trials: as the file has them.
         proposals: as they were at the start.
         scheduler: the same.
-        metric: to look for.
+        metrics: to look for.
         stop: rules to tell; None: none.
         going_on: ids of trials that had ended and are to run again: for both they have not ended.
         space_since: as in `restore_trials`.
         owed: is filled with the decisions that were not carried out, as in `Restored`.
 
     Returns:
-        The ids of trials that have reported `metric`.
+        The ids of trials that have reported them all at once.
 
     Raises:
         ConfigError: the searcher suggests fewer configurations than it did.
@@ -167,7 +167,7 @@ def replay(
                 scheduler.on_trial_add(trial_id, suggested)
             case Report(trial_id=trial_id, result=result):
                 last[trial_id] = result
-                if metric is not None and is_number(lookup(result, metric)):
+                if metrics and all(is_number(lookup(result, metric)) for metric in metrics):
                     with_metric.add(trial_id)
                 proposals.on_trial_result(trial_id, result)
                 decision = scheduler.on_result(trial_id, result)

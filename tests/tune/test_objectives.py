@@ -1,0 +1,355 @@
+"""Several objectives: fronts and ranks, who knows them, and what the others say."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import math
+
+import numpy as np
+import optuna
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainkit import tune
+from trainkit.errors import ConfigError, MetricError
+from trainkit.tune.objectives import Objective, dominates, front_of, objectives_of, point_of, ranked
+from trainkit.tune.schedulers import ASHAScheduler, ParetoScheduler, Verdict
+from trainkit.tune.search import BayesOptSearch, ConcurrencyLimiter, HyperOptSearch, OptunaSearch, Repeater
+
+optuna.logging.set_verbosity(optuna.logging.WARNING)
+
+BOTH = {"metric": ["accuracy", "latency"], "mode": ["max", "min"]}
+SPACE = {"x": tune.uniform(0, 2), "y": tune.uniform(0, 2)}
+QUIET = tune.RunConfig(verbose=0)
+numbers = st.floats(-10, 10) | st.just(-math.inf)
+clouds = st.lists(st.tuples(numbers, numbers), min_size=1, max_size=25)
+
+
+def trade_off(config):
+    """The front is y = 0 with x in [0, 1]."""
+    x, y = config["x"], config["y"]
+    return {"accuracy": x - y, "latency": x**2 + y, "other": 1}
+
+
+def reports(config):
+    for step in range(1, 10):
+        tune.report({**trade_off(config), "step": step})
+
+
+def simulated(num_samples, **settings):
+    return tune.simulate(
+        lambda config, training_iteration, rng: {**trade_off(config), "done": True},
+        param_space=SPACE,
+        tune_config=tune.TuneConfig(num_samples=num_samples, **BOTH, **settings),
+        seed=0,
+    )
+
+
+# --- fronts and ranks -----------------------------------------------------------------------------
+
+
+@given(clouds)
+def test_a_front_is_what_none_dominates(points):
+    expected = [
+        place for place, one in enumerate(points) if not any(dominates(other, one) for other in points)
+    ]
+    assert front_of(points) == expected
+
+
+@given(clouds)
+def test_ranks_hold_each_once_and_none_before_what_dominates_it(points):
+    order = ranked(points)
+    assert sorted(order) == list(range(len(points)))
+    place_of = {place: rank for rank, place in enumerate(order)}
+    for one, other in itertools.permutations(range(len(points)), 2):
+        if dominates(points[one], points[other]):
+            assert place_of[one] < place_of[other]
+
+
+@given(clouds)
+def test_a_front_knows_no_units(points):
+    assert front_of([(2 * one, other) for one, other in points]) == front_of(points)
+
+
+def test_inside_a_front_the_far_ones_come_first():
+    points = [(0.0, 10.0), (1.0, 9.0), (10.0, 0.0), (5.0, 5.0)]
+    assert ranked(points) == [0, 2, 3, 1]
+    assert ranked([(x * 1000, y) for x, y in points]) == [0, 2, 3, 1]
+
+
+def test_a_point_has_more_for_better_and_nan_worst():
+    objectives = objectives_of(["a/b", "c"], ["min", "max"])
+    assert point_of({"a": {"b": 2}, "c": 3}, objectives) == (-2, 3)
+    assert point_of({"a/b": math.nan, "c": math.inf}, objectives) == (-math.inf, -math.inf)
+    assert point_of({"c": 3}, objectives) is None
+
+
+# --- settings -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"metric": ["a", "b"], "mode": "max"},
+        {"metric": ["a", "b"], "mode": ["max"]},
+        {"metric": ["a"], "mode": ["max"]},
+        {"metric": ["a", "a"], "mode": ["max", "min"]},
+        {"metric": ["a", 3], "mode": ["max", "min"]},
+        {"metric": ["a", "b"], "mode": ["max", "best"]},
+        {"metric": "a", "mode": ["max", "min"]},
+    ],
+)
+def test_lists_that_do_not_fit_are_refused(settings):
+    for make in (tune.TuneConfig, OptunaSearch):
+        with pytest.raises(ConfigError, match="mode"):
+            make(**settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"search_alg": HyperOptSearch()}, "HyperOptSearch optimises one metric.*OptunaSearch"),
+        ({"search_alg": BayesOptSearch()}, "BayesOptSearch optimises one metric"),
+        ({"search_alg": ConcurrencyLimiter(HyperOptSearch(), 2)}, "HyperOptSearch optimises one metric"),
+        (
+            {"search_alg": Repeater(OptunaSearch(), 2), "num_samples": 2},
+            "Repeater tells the mean of one metric",
+        ),
+        ({"search_alg": OptunaSearch(metric="loss", mode="min")}, "different metrics"),
+        (
+            {"search_alg": OptunaSearch(sampler=optuna.samplers.CmaEsSampler())},
+            "CmaEsSampler optimises one metric",
+        ),
+        ({"scheduler": ASHAScheduler()}, "judges trials by one metric.*ParetoScheduler"),
+        (
+            {"metric": "loss", "mode": "min", "scheduler": ParetoScheduler()},
+            "ParetoScheduler judges trials by several",
+        ),
+        (
+            {"scheduler": ParetoScheduler(metric=["a", "b"], mode=["min", "min"])},
+            "different objectives",
+        ),
+    ],
+)
+def test_who_knows_one_metric_only_says_so(fit, inline, settings, words):
+    with pytest.raises(ConfigError, match=words):
+        fit(trade_off, SPACE, run={"name": "refused"}, **{**BOTH, **settings})
+
+
+def test_asha_may_be_told_by_which(fit, inline):
+    scheduler = ASHAScheduler(metric="accuracy", mode="max", max_t=9, reduction_factor=3)
+    grid = fit(reports, SPACE, num_samples=6, scheduler=scheduler, **BOTH)
+    assert {len(result.metrics_dataframe) for result in grid} != {9}
+    assert grid.pareto_front()
+
+
+# --- results --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["random", "optuna"])
+def test_the_front_of_an_experiment(fit, inline, tmp_path, name):
+    grid = fit(trade_off, SPACE, num_samples=30, seed=0, search_alg=name, **BOTH)
+    front = grid.pareto_front()
+    rows = [(result.metrics["accuracy"], -result.metrics["latency"]) for result in grid]
+    expected = [
+        grid[place] for place in range(30) if not any(dominates(other, rows[place]) for other in rows)
+    ]
+    assert [result.trial_id for result in front] == [result.trial_id for result in expected]
+    assert 1 < len(front) < 30
+    read = tune.ResultGrid.from_path(tmp_path / "e")
+    assert read.objectives == (Objective("accuracy", "max"), Objective("latency", "min"))
+    assert [each.trial_id for each in read.pareto_front()] == [each.trial_id for each in front]
+    best = grid.get_best_result("latency", "min")
+    assert best.metrics["latency"] == min(result.metrics["latency"] for result in grid)
+    with pytest.raises(ConfigError, match=r"\['accuracy', 'latency'\].*pareto_front"):
+        grid.get_best_result()
+    best = grid.get_best_result("accuracy", "max")
+    assert grid.pareto_front(["accuracy", "other"], ["max", "max"])[0].trial_id == best.trial_id
+
+
+def test_a_front_of_one_metric_is_asked_for_two(fit, inline):
+    grid = fit(trade_off, SPACE, metric="accuracy", mode="max", num_samples=2)
+    with pytest.raises(ConfigError, match="several objectives"):
+        grid.pareto_front()
+    assert grid.pareto_front(["accuracy", "latency"], ["max", "min"])
+
+
+def test_failed_trials_and_nan_are_not_on_the_front(fit, inline):
+    def fails(config):
+        if config["n"] == 0:
+            return {"accuracy": math.nan, "latency": 0}
+        if config["n"] == 1:
+            tune.report({"accuracy": 99, "latency": -9})
+            raise RuntimeError("no luck")
+        return {"accuracy": config["n"], "latency": 1}
+
+    grid = fit(fails, {"n": tune.grid_search([0, 1, 2, 3, 3])}, **BOTH)
+    assert [result.config["n"] for result in grid.pareto_front()] == [3, 3]
+
+
+def test_a_trial_that_lacks_an_objective_has_failed_and_a_misspelt_one_is_told(fit, inline, caplog):
+    with caplog.at_level(logging.WARNING):
+        grid = fit(lambda config: {"accuracy": 1, "latencyy": 2}, SPACE, num_samples=1, **BOTH)
+    assert isinstance(grid.errors[0], MetricError)
+    assert "'latency'" in str(grid.errors[0])
+    assert "Did you mean 'latencyy'" in caplog.text
+
+
+def test_the_console_shows_all(fit, inline, capfd):
+    fit(trade_off, {"x": 0.5, "y": 0.25}, run={"verbose": 1}, **BOTH)
+    shown = capfd.readouterr()
+    assert "accuracy=0.25 latency=0.5" in shown.out + shown.err
+
+
+def test_an_optuna_study_of_all(fit, inline):
+    grid = fit(trade_off, SPACE, num_samples=12, seed=0, **BOTH)
+    study = grid.to_optuna()
+    assert [each.name for each in study.directions] == ["MAXIMIZE", "MINIMIZE"]
+    ids = [trial.user_attrs["trial_id"] for trial in study.best_trials]
+    assert sorted(ids) == sorted(result.trial_id for result in grid.pareto_front())
+    assert (
+        grid.to_optuna("latency", "min").best_value
+        == grid.get_best_result("latency", "min").metrics["latency"]
+    )
+
+
+def test_the_front_is_drawn(fit, inline):
+    grid = fit(trade_off, SPACE, num_samples=12, seed=0, **BOTH)
+    (axes,) = grid.plot("pareto").axes
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("accuracy", "latency")
+    front = {line.get_label(): line for line in axes.get_lines()}["front"]
+    assert len(front.get_xdata()) == len(grid.pareto_front())
+    with pytest.raises(MetricError, match="missing"):
+        grid.plot("pareto", metric=["missing", "latency"], mode=["max", "min"])
+    with pytest.raises(ConfigError, match="two axes"):
+        grid.plot("pareto", metric=["accuracy", "latency", "other"], mode=["max", "min", "min"])
+
+
+# --- searching ------------------------------------------------------------------------------------
+
+
+def hypervolume(configs) -> float:
+    """Of what the front covers, from accuracy -2 and latency 6."""
+    points = sorted((trade_off(config)["accuracy"], trade_off(config)["latency"]) for config in configs)
+    covered, low = 0.0, 6.0
+    for accuracy, latency in reversed(points):
+        if latency < low:
+            covered += (accuracy + 2) * (low - latency)
+            low = latency
+    return covered
+
+
+@pytest.mark.parametrize(
+    "make", [OptunaSearch, lambda: OptunaSearch(sampler=optuna.samplers.NSGAIISampler(population_size=10))]
+)
+def test_optuna_covers_more_than_random_search(make):
+    found = {}
+    for name, search in (("random", None), ("optuna", make())):
+        grid = simulated(150, search_alg=search)
+        found[name] = hypervolume([result.config for result in grid])
+    assert found["optuna"] > found["random"]
+
+
+# row 1.5
+@pytest.mark.parametrize("own", [True, False])
+def test_an_interrupted_search_goes_on(fit, inline, tmp_path, own):
+    search = OptunaSearch(**BOTH) if own else OptunaSearch()
+    settings = {"seed": 2, "max_concurrent_trials": 1, **({} if own else BOTH)}
+    whole = fit(trade_off, SPACE, num_samples=16, search_alg=search, run={"name": "w"}, **settings)
+    fit(trade_off, SPACE, num_samples=12, search_alg=search, **settings)
+    more = tune.TuneConfig(num_samples=16)
+    restored = tune.Tuner.restore(tmp_path / "e", trade_off, tune_config=more, run_config=QUIET).fit()
+    assert [result.config for result in restored] == [result.config for result in whole]
+    assert [each.trial_id for each in restored.pareto_front()]
+
+
+# --- the scheduler --------------------------------------------------------------------------------
+
+
+def judged(scheduler, trial_id, accuracy, latency, time=1):
+    return scheduler.on_result(
+        trial_id, {"accuracy": accuracy, "latency": latency, "training_iteration": time}
+    )
+
+
+def scheduler_of(**arguments) -> ParetoScheduler:
+    scheduler = ParetoScheduler(**{"max_t": 9, "reduction_factor": 3, **arguments})
+    scheduler.set_objectives(objectives_of(BOTH["metric"], BOTH["mode"]))
+    scheduler.set_search_properties(None, None, np.random.default_rng(0))
+    return scheduler
+
+
+def test_dominated_trials_are_stopped_at_a_rung():
+    scheduler = scheduler_of()
+    verdicts = [
+        judged(scheduler, "a", 5, 5),
+        judged(scheduler, "b", 4, 6),  # a is better in both
+        judged(scheduler, "c", 9, 9),  # on the front, but one of three goes on, and a came first
+        judged(scheduler, "d", 10, 1),  # better than all
+        judged(scheduler, "e", math.nan, 0),
+        judged(scheduler, "f", 11, 2),  # two of six go on: d and it
+    ]
+    assert [each.verdict is Verdict.CONTINUE for each in verdicts] == [True, False, False, True, False, True]
+    assert verdicts[1].reason == {"rule": "rung", "rung": 1, "rank": 2, "entries": 2, "places": 1}
+    assert judged(scheduler, "a", 0, 0, time=2).reason == {}
+    assert judged(scheduler, "a", 0, 0, time=1).reason == {}  # judged once a rung
+    assert judged(scheduler, "d", 0, 0, time=9).reason == {"rule": "max_t", "max_t": 9}
+    assert scheduler.on_result("z", {"training_iteration": 9}).verdict is Verdict.STOP  # property 11
+
+
+@given(clouds)
+def test_not_all_pass_and_one_always_may(points):
+    scheduler = scheduler_of()
+    passed = 0
+    for number, (accuracy, latency) in enumerate(points):
+        decision = judged(scheduler, str(number), accuracy, latency)
+        reason = decision.reason
+        assert (decision.verdict is Verdict.CONTINUE) == (reason["rank"] <= reason["places"])
+        passed += decision.verdict is Verdict.CONTINUE
+    assert passed >= 1
+
+
+def test_it_spends_less_and_keeps_the_front():
+    grid = tune.simulate(
+        lambda config, training_iteration, rng: trade_off(config),
+        param_space=SPACE,
+        tune_config=tune.TuneConfig(num_samples=60, scheduler=ParetoScheduler(max_t=9), **BOTH),
+        workers=4,
+        seed=0,
+    )
+    iterations = [result.metrics["training_iteration"] for result in grid]
+    assert sum(iterations) < 60 * 9 / 2
+    assert set(iterations) == {1, 3, 9}
+    front = grid.pareto_front()
+    assert any(result.metrics["training_iteration"] == 9 for result in front)
+
+
+def test_it_is_restored_with_its_rungs(fit, inline, tmp_path):
+    scheduler = ParetoScheduler(max_t=9, reduction_factor=3)
+    settings = {"seed": 1, "max_concurrent_trials": 1, **BOTH}
+    whole = fit(reports, SPACE, num_samples=12, scheduler=scheduler, run={"name": "w"}, **settings)
+    fit(reports, SPACE, num_samples=7, scheduler="pareto", **settings)
+    fit(reports, SPACE, num_samples=7, scheduler=scheduler, run={"name": "s"}, **settings)
+    more = tune.TuneConfig(num_samples=12)
+    restored = tune.Tuner.restore(tmp_path / "s", reports, tune_config=more, run_config=QUIET).fit()
+    assert [len(each.metrics_dataframe) for each in restored] == [
+        len(each.metrics_dataframe) for each in whole
+    ]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"max_t": 0},
+        {"grace_period": 5, "max_t": 4},
+        {"reduction_factor": 1},
+        {"metric": "loss", "mode": "min"},
+        {"metric": ["a", "b"]},
+        {"time_attr": ""},
+    ],
+)
+def test_a_mistake_is_named(arguments):
+    with pytest.raises(ConfigError, match=next(iter(arguments))):
+        ParetoScheduler(**arguments)

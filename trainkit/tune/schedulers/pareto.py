@@ -1,0 +1,134 @@
+"""Asynchronous successive halving for several objectives: dominated trials are stopped at rungs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from trainkit.tune.checks import is_number, is_whole, require
+from trainkit.tune.objectives import Objective, Point, objectives_of, point_of, ranked
+from trainkit.tune.schedulers.base import CONTINUE, Decision, TrialScheduler, Verdict
+from trainkit.tune.values import lookup
+
+
+class ParetoScheduler(TrialScheduler):
+    """Stop trials that are dominated: at each rung, all but the best `1 / reduction_factor` by rank.
+
+    Rungs are at `grace_period`, that times `reduction_factor`, and so on below `max_t`. A trial that comes to
+    one is ranked among all that came there before it, by non-dominated sorting: those that no other is better
+    than in every objective come first, then those that only these dominate, and so on; inside a front, those
+    far from each other first. It goes on if its rank is among the best `max(1, n // reduction_factor)` of n.
+    R. Schmucker et al., "Multi-objective Asynchronous Successive Halving" (arXiv 2106.12639), section 4.
+
+    A value that is NaN or infinite is worst. A report without the time, or at a rung without one of the
+    objectives, decides nothing, but `max_t` ends a trial all the same.
+
+    Args:
+        time_attr: reported value that counts the resource spent.
+        metric: reported values to judge by; None: the TuneConfig's.
+        mode: "min" or "max" for each; None: the TuneConfig's.
+        max_t: where every trial ends, in `time_attr`.
+        grace_period: the first rung.
+        reduction_factor: of so many trials at a rung, one goes on.
+
+    Raises:
+        ConfigError: a number is out of range.
+    """
+
+    label: ClassVar[str] = "the Pareto scheduler"
+
+    def __init__(
+        self,
+        time_attr: str = "training_iteration",
+        metric: Sequence[str] | None = None,
+        mode: Sequence[str] | None = None,
+        max_t: int = 100,
+        grace_period: int = 1,
+        reduction_factor: int = 3,
+    ) -> None:
+        super().__init__(time_attr)
+        require(
+            is_whole(grace_period) and grace_period >= 1, f"grace_period={grace_period!r}: give 1 or more"
+        )
+        require(
+            is_whole(max_t) and max_t >= grace_period,
+            f"max_t={max_t!r}: give a whole number of grace_period={grace_period!r} or more",
+        )
+        require(
+            is_whole(reduction_factor) and reduction_factor >= 2,
+            f"reduction_factor={reduction_factor!r}: give a whole number of 2 or more",
+        )
+        require(
+            (metric is None) == (mode is None) and (metric is None or not isinstance(metric, str)),
+            f"metric={metric!r} and mode={mode!r}: ParetoScheduler takes a list of each, or neither",
+        )
+        self.max_t, self.grace_period, self.reduction_factor = (
+            int(max_t),
+            int(grace_period),
+            int(reduction_factor),
+        )
+        self._own = objectives_of(metric, mode)
+        self._objectives: tuple[Objective, ...] = self._own
+        levels = []
+        level = self.grace_period
+        while level < self.max_t:
+            levels.append(level)
+            level *= self.reduction_factor
+        self._rungs: dict[int, list[Point]] = {level: [] for level in levels}
+        self._passed: dict[str, int] = {}
+        """By trial, the highest rung that has judged it."""
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        return {
+            "time_attr": self.time_attr,
+            "metric": [each.metric for each in self._own] or None,
+            "mode": [each.mode for each in self._own] or None,
+            "max_t": self.max_t,
+            "grace_period": self.grace_period,
+            "reduction_factor": self.reduction_factor,
+        }
+
+    @property
+    def objectives(self) -> tuple[Objective, ...]:
+        return self._objectives
+
+    def set_objectives(self, objectives: tuple[Objective, ...]) -> None:
+        require(
+            not self._own or not objectives or self._own == objectives,
+            "ParetoScheduler and TuneConfig name different objectives: give them in one place",
+        )
+        self._objectives = self._own or objectives
+        require(
+            bool(self._objectives),
+            "ParetoScheduler judges trials by several metrics: set TuneConfig(metric=['accuracy', 'loss'], "
+            "mode=['max', 'min']) to what your trainable reports, or take ASHAScheduler for one",
+        )
+
+    needs_metric: ClassVar[bool] = False
+
+    def on_result(self, trial_id: str, result: Mapping[str, Any]) -> Decision:
+        time = lookup(result, self.time_attr)
+        if not is_number(time):
+            return CONTINUE
+        decision = self._judged(trial_id, float(time), point_of(result, self._objectives))
+        if time >= self.max_t:
+            return Decision(Verdict.STOP, {"rule": "max_t", "max_t": self.max_t})
+        return decision
+
+    def decide(self, trial_id: str, time: float | None, score: float | None) -> Decision:
+        """Nothing by one score: `on_result` looks at all objectives."""
+        return CONTINUE
+
+    def _judged(self, trial_id: str, time: float, point: Point | None) -> Decision:
+        reached = [level for level in self._rungs if self._passed.get(trial_id, 0) < level <= time]
+        if point is None or not reached:
+            return CONTINUE
+        level = reached[-1]
+        self._passed[trial_id] = level
+        entries = self._rungs[level]
+        entries.append(point)
+        rank = ranked(entries).index(len(entries) - 1) + 1
+        places = max(1, len(entries) // self.reduction_factor)
+        reason = {"rule": "rung", "rung": level, "rank": rank, "entries": len(entries), "places": places}
+        return Decision(Verdict.CONTINUE if rank <= places else Verdict.STOP, reason)
