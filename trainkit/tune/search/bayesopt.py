@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import math
 import numbers
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
+
+from threadpoolctl import threadpool_limits
 
 from trainkit.errors import ConfigError, SpaceError
 from trainkit.tune.checks import checked_points, is_number, is_whole, require
@@ -222,14 +226,16 @@ class BayesOptSearch(Searcher):
         )
         told = [value for _, value in self._known.values() if value is not None and not math.isnan(value)]
         if n >= self._random_search_steps and told:
-            for place, value in self._known.values():
-                if value is None:  # it runs: as if nothing good were there, so that others go elsewhere
-                    model.register(place, min(told))
-                elif not math.isnan(value):
-                    model.register(place, value)
+            # The package prints each place that comes twice, however silent it was asked to be.
+            silence = contextlib.nullcontext() if self._verbose else contextlib.redirect_stdout(io.StringIO())
+            with silence:
+                for place, value in self._known.values():
+                    if value is None:  # it runs: as if nothing good were there, so that others go elsewhere
+                        model.register(place, min(told))
+                    elif not math.isnan(value):
+                        model.register(place, value)
             # Of small matrices: more threads take the CPUs of the trials, and are slower.
-            one_thread = load("threadpoolctl", "searches by BayesOptSearch", "bayesopt").threadpool_limits(1)
-            with warnings.catch_warnings(), one_thread:
+            with warnings.catch_warnings(), threadpool_limits(1):
                 warnings.simplefilter("ignore")  # of scikit-learn's, on kernels at the end of their bounds
                 suggested = model.suggest()
         else:
