@@ -60,9 +60,9 @@ SIDES: dict[str, Side] = {
         arguments={"reduction_factor": 3},
         from_scratch=True,
     ),
-    "BOHB, from scratch, bandwidths of 0.1 at least": Side(
+    "BOHB, from scratch, HpBandSter's min_bandwidth": Side(
         sch.HyperBandForBOHB,
-        lambda: tune.search.TuneBOHB(bohb_config={"min_bandwidth": 0.1}),
+        lambda: tune.search.TuneBOHB(bohb_config={"min_bandwidth": 1e-3}),
         arguments={"reduction_factor": 3},
         from_scratch=True,
     ),

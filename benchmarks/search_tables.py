@@ -111,7 +111,7 @@ def _ones(d: int, points: Sequence[float], peers: Mapping[str, Mapping[float, Ce
         ("random", "Optuna random", RANDOM),
         ("HyperBand, from scratch", "HpBandSter Hyperband", RANDOM),
         ("BOHB, from scratch", "HpBandSter BOHB", MODEL),
-        ("BOHB, from scratch, bandwidths of 0.1 at least", "HpBandSter BOHB", MODEL),
+        ("BOHB, from scratch, HpBandSter's min_bandwidth", "HpBandSter BOHB", MODEL),
         ("ASHA, promotion", "Optuna random + HyperbandPruner", RANDOM),
         ("Optuna TPE", "Optuna TPE", MODEL),
         ("Optuna TPE + ASHA", "Optuna TPE + HyperbandPruner", MODEL),
