@@ -89,7 +89,7 @@ def trained(fit):
 
 
 def exploits(results: ResultGrid):
-    return [each for each in results.decisions() if each["rule"] == "exploit" and each["verdict"] == "PAUSE"]
+    return [each for each in results.decisions() if each.get("rule") == "exploit" and each["verdict"] == "PAUSE"]
 
 
 @pytest.mark.parametrize("trainable", [Toy, toy])
@@ -318,3 +318,28 @@ def test_a_kill_before_the_first_step_is_restored(trained, tmp_path):
             trained(synch=True, run={"name": "cut"})
     results = tune.Tuner.restore(str(tmp_path / "cut"), Toy).fit()
     assert [str(result.status) for result in results] == ["TERMINATED"] * 4
+
+
+# --- what is kept -----------------------------------------------------------------------------------
+
+
+class Lossy(Toy):
+    def step(self):
+        report = super().step()
+        return {**report, "loss": 2 - report["q"]}
+
+
+def test_a_state_taken_over_displaces_no_better_checkpoint(trained):
+    """No report goes with it, so it ranks last, and is kept only while it is what the trial goes on from."""
+    best = {"checkpoint_score_attribute": "loss", "checkpoint_score_order": "min", "num_to_keep": 2}
+    results = trained(
+        Lossy,
+        synch=True,
+        perturbation_interval=2,
+        until=11,
+        run={"checkpoint_config": tune.CheckpointConfig(checkpoint_frequency=1, **best)},
+    )
+    assert exploits(results)
+    for result in results:
+        losses = sorted(report["loss"] for report in result.history)
+        assert sorted(report["loss"] for _, report in result.best_checkpoints) == losses[:2]

@@ -85,7 +85,7 @@ class ExperimentReader:
                 result = decode(metrics) if metrics else {}
                 # One of another trial's goes with no report; the time goes on from this one's last.
                 spent = result or (last[trial_id].result if trial_id in last else {})
-                if policy is not None and result:
+                if policy is not None:
                     score = checkpoint_score(policy, result)
                 checkpoints[trial_id].append(SavedCheckpoint.after(number, dirname, iteration, score, spent))
         trials = []
