@@ -19,9 +19,8 @@ from trainkit.tune.schedulers.pb2_bounds import Bounded, checked_bounds, fitting
 from trainkit.tune.schedulers.pb2_process import Array
 from trainkit.tune.schedulers.pbt import PopulationBasedTraining
 from trainkit.tune.schedulers.pbt_explore import Operations, explored_value, node_at
-from trainkit.tune.schedulers.pbt_mutations import Path, completed, leaves
+from trainkit.tune.schedulers.pbt_mutations import Path, completed, leaves, name_of
 from trainkit.tune.schedulers.pbt_population import Member
-from trainkit.tune.values import lookup
 
 __all__ = ["PB2"]
 
@@ -140,7 +139,8 @@ class PB2(PopulationBasedTraining):
 
     def _point(self, config: Mapping[str, Any]) -> Array | None:
         """Where a configuration lies in the unit cube; None where it lacks a number."""
-        shares = [to_unit(lookup(config, "/".join(path)), domain) for path, domain in self._numbers]
+        nodes = [(node_at(config, path[:-1]) or {}, path[-1], domain) for path, domain in self._numbers]
+        shares = [to_unit(node.get(key), domain) for node, key, domain in nodes]
         known = [share for share in shares if share is not None]
         return np.array(known) if len(known) == len(shares) else None
 
@@ -164,7 +164,7 @@ class PB2(PopulationBasedTraining):
             node = node_at(config, path[:-1])
             if node is None or path[-1] not in node:
                 continue
-            old, name = node[path[-1]], "/".join(path)
+            old, name = node[path[-1]], name_of(path)
             if share is None:
                 node[path[-1]], operations[name] = explored_value(
                     old, domain, self._generator, RESAMPLE_PROBABILITY, self.perturbation_factors, name

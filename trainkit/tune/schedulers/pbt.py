@@ -21,7 +21,7 @@ from trainkit.tune.schedulers.pbt_mutations import checked_mutations, completed
 from trainkit.tune.schedulers.pbt_population import Member, Population
 from trainkit.tune.schedulers.pbt_quantiles import Quantiles, quantiles
 from trainkit.tune.schedulers.pbt_replay import PopulationBasedTrainingReplay
-from trainkit.tune.values import lookup
+from trainkit.tune.values import lookup, without_objects
 
 if TYPE_CHECKING:
     from numpy.random import Generator
@@ -240,7 +240,7 @@ class PopulationBasedTraining(TrialScheduler):
         reason = self._facts(member, ranked, "exploit") | {
             "donor": first.trial_id,
             "donor_score": self._signed(first.score),
-            "changes": changes(first.config, config, self.hyperparam_mutations, operations),
+            "changes": without_objects(changes(first.config, config, self.hyperparam_mutations, operations)),
         }
         if donors[1:]:
             reason["other_donors"] = [donor.trial_id for donor in donors[1:]]

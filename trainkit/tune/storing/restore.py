@@ -186,7 +186,7 @@ def replay(
                     paused.remove(trial_id)
                     proposals.on_unpause(trial_id)
             case Changed(trial_id, config, donor):
-                config = complete(config, by_id[trial_id].suggested)
+                config = complete(objects(config), by_id[trial_id].suggested)
                 scheduler.on_trial_change(trial_id, config, donor)
             case Regranted(trial_id, request, before):
                 scheduler.on_trial_request(trial_id, request, before)
