@@ -115,6 +115,11 @@ class TrialScheduler(ABC):
         self.rng: Generator | None = None
 
     @property
+    def deciding(self) -> TrialScheduler:
+        """The one that judges trials: itself, or the scheduler that it wraps."""
+        return self
+
+    @property
     @abstractmethod
     def arguments(self) -> dict[str, Any]:
         """What the constructor takes to make this scheduler again; numbers and texts."""
