@@ -89,7 +89,9 @@ def trained(fit):
 
 
 def exploits(results: ResultGrid):
-    return [each for each in results.decisions() if each.get("rule") == "exploit" and each["verdict"] == "PAUSE"]
+    return [
+        each for each in results.decisions() if each.get("rule") == "exploit" and each["verdict"] == "PAUSE"
+    ]
 
 
 @pytest.mark.parametrize("trainable", [Toy, toy])
@@ -358,7 +360,10 @@ class Kinds(Interrupted):
 
 @pytest.mark.parametrize("mutated", [True, False])
 def test_objects_are_taken_over_too(trained, tmp_path, mutated):
-    kinds, run = [int, float, str, list], {"samples": 6, "space": {"kind": tune.choice([int, float, str, list])}}
+    kinds, run = (
+        [int, float, str, list],
+        {"samples": 6, "space": {"kind": tune.choice([int, float, str, list])}},
+    )
     mutations = {**MUTATIONS, **({"kind": kinds} if mutated else {})}
     how = {"synch": True, "perturbation_interval": 2, "hyperparam_mutations": mutations}
     whole = trained(Kinds, run={"name": "whole"}, **run, **how)

@@ -20,14 +20,7 @@ from trainkit.tune.control import events as ev
 from trainkit.tune.control.capacity import Ledger
 from trainkit.tune.control.view import ExperimentView
 from trainkit.tune.placement import PlacementGroupFactory
-from trainkit.tune.schedulers import (
-    ASHAScheduler,
-    HyperBandScheduler,
-    PopulationBasedTraining,
-    ResourceChangingScheduler,
-    TrialScheduler,
-    Verdict,
-)
+from trainkit.tune.schedulers import ASHAScheduler, ResourceChangingScheduler, TrialScheduler, Verdict
 from trainkit.tune.schedulers.create import described_scheduler
 from trainkit.tune.schedulers.resource_changing_scheduler import (
     DistributeResources,
@@ -365,41 +358,3 @@ def test_28_a_restore_from_any_step_goes_on_with_what_was_given(inline, results,
         taken = json.loads(result.metrics["cpus"])
         assert len(taken) == 4
         assert taken in ([1, 2, 2, 2], [1, 1, 2, 2])  # a change that was not stored is decided again
-
-
-class Counting(tune.Trainable):
-    def setup(self, config):
-        self.n = 0
-
-    def step(self):
-        self.n += 1
-        return {"m": self.config["x"] * self.n}
-
-    def save_checkpoint(self, folder):
-        return {"n": self.n}
-
-    def load_checkpoint(self, checkpoint):
-        self.n = checkpoint["n"]
-
-
-@pytest.mark.usefixtures("inline")
-@pytest.mark.parametrize(("interval", "written"), [(2, True), (9, False)])
-def test_population_based_training_inside_is_as_without(fit, tmp_path, caplog, interval, written):
-    pbt = PopulationBasedTraining(
-        "training_iteration", perturbation_interval=interval, hyperparam_mutations={"x": tune.uniform(0, 1)}
-    )
-    fit(
-        Counting,
-        metric="m",
-        mode="max",
-        num_samples=4,
-        scheduler=ResourceChangingScheduler(pbt),
-        run={"stop": {"training_iteration": 6}},
-    )
-    assert (tmp_path / "e" / "pbt_global.txt").exists() == written
-    assert ("none will be changed" in caplog.text) == (not written)
-
-
-def test_what_the_other_scheduler_must_hear_after_a_restore_it_hears():
-    assert ResourceChangingScheduler(HyperBandScheduler()).hears_again
-    assert not ResourceChangingScheduler(ASHAScheduler()).hears_again

@@ -205,6 +205,10 @@ class TrialScheduler(ABC):
         """A trial has failed for good."""
         del trial_id
 
+    def on_trial_again(self, trial_id: str) -> None:
+        """A trial that had ended runs again, after a restore; told where `hears_again`."""
+        del trial_id
+
     # --- pauses -----------------------------------------------------------------------------------
 
     def verdicts(self) -> Sequence[tuple[str, Decision]]:

@@ -170,6 +170,9 @@ class ResourceChangingScheduler(TrialScheduler):
         self._forget(trial_id)
         self.base_scheduler.on_trial_error(trial_id)
 
+    def on_trial_again(self, trial_id: str) -> None:
+        self.base_scheduler.on_trial_again(trial_id)
+
     def on_no_more_trials(self) -> None:
         self.base_scheduler.on_no_more_trials()
 

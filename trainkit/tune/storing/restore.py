@@ -18,6 +18,7 @@ from trainkit.tune.policies import CheckpointConfig, Resume
 from trainkit.tune.schedulers.base import Decision, TrialScheduler, Verdict, words_for
 from trainkit.tune.storing.history import ExperimentReader
 from trainkit.tune.storing.log import (
+    Again,
     Changed,
     Ended,
     LogEntry,
@@ -111,6 +112,8 @@ def restore_trials(
         if trial.status.is_finished and not before[trial.trial_id].is_finished:
             proposals.on_trial_complete(trial.trial_id, trial.last_result)
             scheduler.on_trial_complete(trial.trial_id)
+        if before[trial.trial_id].is_finished and not trial.status.is_finished and scheduler.hears_again:
+            scheduler.on_trial_again(trial.trial_id)
         if trial.status is TrialStatus.PAUSED and before[trial.trial_id] is not TrialStatus.PAUSED:
             proposals.on_pause(trial.trial_id)
         if trial.status is TrialStatus.PENDING and (trial.trial_id, trial.attempt) in started:
@@ -201,6 +204,9 @@ def replay(
                     continue
                 tell = scheduler.on_trial_error if error else scheduler.on_trial_complete
                 tell(trial_id)
+            case Again(trial_id):
+                if scheduler.hears_again:
+                    scheduler.on_trial_again(trial_id)
         # They were carried out then: the log has what came of them, but for what was cut off.
         owed.update({each: verdict for each, verdict in scheduler.verdicts() if verdict.donors})
     return with_metric
