@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from tests.tune.test_pbt_runs import Toy, exploits, trained
+from tests.tune.test_pbt_runs import Toy, exploits, moved, trained
 from trainkit import tune
 
 __all__ = ["trained"]
@@ -40,6 +40,15 @@ def at_intervals(results) -> bool:
     return len(set(places)) == len(places) and all(iteration % 4 == 0 for _, iteration in places)
 
 
+def retrained(stretches):
+    """The weights that the stretches of a lineage lead to."""
+    theta = [0.9, 0.9]
+    for stretch in stretches:
+        for _ in range(len(stretch)):
+            theta = moved(theta, stretch.config)
+    return theta
+
+
 @pytest.mark.parametrize("how", ["resume_errored", "restart_errored"])
 @pytest.mark.parametrize("at", [10, 13, 0])
 def test_a_member_that_failed_runs_again(trained, tmp_path, at, how):
@@ -52,6 +61,10 @@ def test_a_member_that_failed_runs_again(trained, tmp_path, at, how):
         results = tune.Tuner.restore(str(tmp_path / "e"), Fragile, **{how: True}).fit()
         assert [str(result.status) for result in results] == ["TERMINATED"] * 4
         assert results.exchanges()[: len(before)] == before and at_intervals(results)
+        for result in results:
+            assert result.metrics["theta"] == retrained(result.lineage())
+            policy = tmp_path / "e" / f"pbt_policy_{result.trial_id}.txt"
+            assert policy.exists() == (len(result.lineage()) > 1)
 
 
 def test_a_population_that_is_extended_keeps_its_intervals(trained, tmp_path):

@@ -267,6 +267,8 @@ def _settle(
     if status is TrialStatus.PENDING and what is Resume.RESTART:
         restored.records += [ev.CheckpointDropped(trial, checkpoint) for checkpoint in trial.checkpoints]
         trial.checkpoints.clear()
+        if trial.tried:  # else nothing tells that it begins anew with what it came to
+            restored.records.append(ev.Rearranged(trial, time, trial.config))
     if finished:
         words = "run again after an error" if trial.status is TrialStatus.ERROR else "extended"
         trial.attempt, trial.failures, trial.failure = trial.attempt + 1, 0, None
