@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from trainkit.tune.domains import Categorical
+from trainkit.tune.optional import load
 from trainkit.tune.schedulers.pb2_bandit import Bandit, Choice
 from trainkit.tune.schedulers.pb2_bounds import Bounded, checked_bounds, fitting, from_unit, to_unit
 from trainkit.tune.schedulers.pb2_process import Array
@@ -52,6 +53,7 @@ class PB2(PopulationBasedTraining):
 
     Raises:
         ConfigError: a value is out of range, or the bounds are none.
+        MissingDependencyError: SciPy is not installed.
     """
 
     label: ClassVar[str] = "PB2"
@@ -69,6 +71,7 @@ class PB2(PopulationBasedTraining):
         synch: bool = False,
         custom_explore_fn: Callable[[dict[str, Any]], dict[str, Any]] | None = None,
     ) -> None:
+        load("scipy.optimize", "PB2's choices", "tune")  # now, and not after the first interval
         self._given = hyperparam_bounds or {}
         super().__init__(
             time_attr=time_attr,
