@@ -18,6 +18,7 @@ from trainkit.tune.policies import CheckpointConfig, Resume
 from trainkit.tune.schedulers.base import Decision, TrialScheduler, Verdict, words_for
 from trainkit.tune.storing.history import ExperimentReader
 from trainkit.tune.storing.log import (
+    Again,
     Changed,
     Ended,
     LogEntry,
@@ -113,6 +114,8 @@ def restore_trials(
         if trial.status.is_finished and not before[trial.trial_id].is_finished:
             proposals.on_trial_complete(trial.trial_id, trial.last_result)
             scheduler.on_trial_complete(trial.trial_id)
+        if before[trial.trial_id].is_finished and not trial.status.is_finished and scheduler.hears_again:
+            scheduler.on_trial_again(trial.trial_id)
         if trial.status is TrialStatus.PAUSED and before[trial.trial_id] is not TrialStatus.PAUSED:
             proposals.on_pause(trial.trial_id)
         if trial.status is TrialStatus.PENDING and (trial.trial_id, trial.attempt) in started:
@@ -196,7 +199,7 @@ def replay(
                     paused.remove(trial_id)
                     proposals.on_unpause(trial_id)
             case Changed(trial_id, config, donor):
-                config = complete(config, by_id[trial_id].suggested)
+                config = complete(objects(config), by_id[trial_id].suggested)
                 scheduler.on_trial_change(trial_id, config, donor)
                 if trial_id in owed and owed[trial_id].verdict is Verdict.PAUSE:
                     del owed[trial_id]
@@ -213,6 +216,9 @@ def replay(
                     continue
                 tell = scheduler.on_trial_error if error else scheduler.on_trial_complete
                 tell(trial_id)
+            case Again(trial_id):
+                if scheduler.hears_again:
+                    scheduler.on_trial_again(trial_id)
         # They were carried out then, unless by another scheduler: the log has what came of them, but for
         # what was cut off.
         owed.update(scheduler.verdicts())
@@ -274,6 +280,8 @@ def _settle(
     if status is TrialStatus.PENDING and what is Resume.RESTART:
         restored.records += [ev.CheckpointDropped(trial, checkpoint) for checkpoint in trial.checkpoints]
         trial.checkpoints.clear()
+        if trial.tried:  # else nothing tells that it begins anew with what it came to
+            restored.records.append(ev.Rearranged(trial, time, trial.config))
     if finished:
         words = "run again after an error" if trial.status is TrialStatus.ERROR else "extended"
         trial.attempt, trial.failures, trial.failure = trial.attempt + 1, 0, None
