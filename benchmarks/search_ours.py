@@ -71,6 +71,9 @@ SIDES: dict[str, Side] = {
     "Optuna TPE + ASHA": Side(
         sch.ASHAScheduler, lambda: tune.search.OptunaSearch(), arguments=_ASHA | {"brackets": 5}
     ),
+    "Optuna TPE + ASHA, promotion": Side(
+        sch.ASHAScheduler, lambda: tune.search.OptunaSearch(), arguments=_ASHA | {"type": "promotion"}
+    ),
     "hyperopt TPE": Side(sch.FIFOScheduler, lambda: tune.search.HyperOptSearch()),
 }
 

@@ -115,6 +115,7 @@ def _ones(d: int, points: Sequence[float], peers: Mapping[str, Mapping[float, Ce
         ("ASHA, promotion", "Optuna random + HyperbandPruner", RANDOM),
         ("Optuna TPE", "Optuna TPE", MODEL),
         ("Optuna TPE + ASHA", "Optuna TPE + HyperbandPruner", MODEL),
+        ("Optuna TPE + ASHA, promotion", "Optuna TPE + HyperbandPruner", MODEL),
         ("hyperopt TPE", "hyperopt TPE", MODEL),
     ]
     return Table(

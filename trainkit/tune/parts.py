@@ -139,13 +139,13 @@ def longest_way(tune: TuneConfig, run: RunConfig) -> float | None:
     scheduler = tune.scheduler
     limits = [StopRules.of(run.stop).max_iteration]
     if isinstance(scheduler, TrialScheduler) and scheduler.time_attr == "training_iteration":
-        limits.append(getattr(scheduler, "max_t", None))
+        limits.append(getattr(scheduler.deciding, "max_t", None))
     return min(filter(None, limits), default=None)
 
 
 def warn_if_never_perturbed(tune: TuneConfig, run: RunConfig) -> None:
     """Say so where all trials end before population based training changes any."""
-    scheduler, longest = tune.scheduler, longest_way(tune, run)
+    scheduler, longest = getattr(tune.scheduler, "deciding", None), longest_way(tune, run)
     if not isinstance(scheduler, PopulationBasedTraining) or longest is None:
         return
     if scheduler.time_attr == "training_iteration" and longest <= scheduler.first_due:
@@ -160,7 +160,7 @@ def warn_if_never_perturbed(tune: TuneConfig, run: RunConfig) -> None:
 
 def make_callbacks(run: RunConfig, scheduler: TrialScheduler) -> Sequence[Callback]:
     """Return the user's callbacks, the loggers that come by themselves, and the console."""
-    callbacks = list(run.callbacks)
+    callbacks, scheduler = list(run.callbacks), scheduler.deciding
     if isinstance(scheduler, PopulationBasedTraining) and scheduler.log_config:
         callbacks.append(PolicyFiles())
     for name in run.default_loggers if settings.loggers_come_by_themselves() else ():
