@@ -89,7 +89,9 @@ def trained(fit):
 
 
 def exploits(results: ResultGrid):
-    return [each for each in results.decisions() if each["rule"] == "exploit" and each["verdict"] == "PAUSE"]
+    return [
+        each for each in results.decisions() if each.get("rule") == "exploit" and each["verdict"] == "PAUSE"
+    ]
 
 
 @pytest.mark.parametrize("trainable", [Toy, toy])

@@ -101,6 +101,10 @@ class ResourceChangingScheduler(TrialScheduler):
         return self._base
 
     @property
+    def first_judgement(self) -> float | None:
+        return self.base_scheduler.first_judgement
+
+    @property
     def arguments(self) -> dict[str, Any]:
         base, allocate = self.base_scheduler, self._allocate
         described = {"class": type(base).__qualname__, "arguments": base.arguments}
