@@ -10,9 +10,9 @@ from matplotlib.collections import LineCollection
 
 from tests.tune.test_pbt_runs import MUTATIONS, Toy, pbt
 from trainkit.errors import ConfigError
-from trainkit.tune.plots.lineage import ages
 from trainkit.tune.plots.style import BEST
 from trainkit.tune.schedulers import PopulationBasedTraining
+from trainkit.tune.schedulers.pbt_lineage import Exchange, ages
 
 pytestmark = pytest.mark.usefixtures("inline")
 
@@ -91,3 +91,22 @@ def test_without_an_exchange_there_is_nothing_to_draw(fit):
     grid = fit(lambda config: {"q": 1.0}, metric="q", mode="max", num_samples=2)
     with pytest.raises(ConfigError, match="PopulationBasedTraining"):
         grid.plot("lineage")
+
+
+def test_reports_are_counted_along_the_weights():
+    age = ages(
+        [
+            Exchange("a", 4, {}, donor="b", donor_iteration=8),
+            Exchange("a", 4, {}),  # tried again with another configuration, from the state taken over
+            Exchange("c", 6, {}, donor="a", donor_iteration=6),
+            Exchange("b", 0, {}),  # begun anew
+        ]
+    )
+    assert [age("a", iteration) for iteration in (3, 4, 5, 6)] == [3, 4, 9, 10]
+    assert [age("c", iteration) for iteration in (6, 7)] == [6, 11]
+    assert age("b", 9) == 9
+
+
+def test_a_trial_begun_anew_has_all_its_reports_again():
+    taken = Exchange("a", 4, {}, donor="b", donor_iteration=8)
+    assert ages([taken, Exchange("a", 0, {})])("a", 6) == 6

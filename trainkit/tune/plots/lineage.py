@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from trainkit.errors import ConfigError
 from trainkit.tune.checks import is_finite
 from trainkit.tune.optional import load
 from trainkit.tune.plots import style
-from trainkit.tune.schedulers.pbt_lineage import Exchange, Stretch
+from trainkit.tune.schedulers.pbt_lineage import Exchange, Stretch, ages
 from trainkit.tune.values import lookup
 
 if TYPE_CHECKING:
@@ -48,7 +48,8 @@ def draw(
         log_y: logarithmic values; those that have no logarithm are left out.
     """
     metric, mode = style.metric_of(grid, metric, mode)
-    exchanges = [each for each in grid.exchanges() if each.donor is not None]
+    changes = grid.exchanges()
+    exchanges = [each for each in changes if each.donor is not None]
     if not exchanges:
         raise ConfigError(
             "there is no lineage to draw: no trial has taken over the state of another. That comes with "
@@ -56,7 +57,7 @@ def draw(
             "perturbation_interval"
         )
     drawn = hyperparameter or metric
-    ways = _ways(grid, metric, hyperparameter, exchanges, log_y=log_y)
+    ways = _ways(grid, metric, hyperparameter, changes, log_y=log_y)
     if not any(ways.values()):
         raise style.nothing_to_draw(grid, drawn)
     figure, axes = style.figure_of(ax, (8.5, 5))
@@ -82,22 +83,6 @@ def draw(
 
 Way = Mapping[int, tuple[int, float]]
 """By the iteration of a trial: how many reports its weights have by then, and the value reported."""
-
-
-def ages(exchanges: Sequence[Exchange]) -> Callable[[str, int], int]:
-    """Return what says of a trial at one of its reports how many reports have led to its weights."""
-    shifts: dict[str, list[tuple[int, int]]] = {}
-
-    def age(trial_id: str, iteration: int) -> int:
-        """Of the exchanges before this report the last one counts."""
-        before = (shift for since, shift in reversed(shifts.get(trial_id, [])) if since < iteration)
-        return iteration + next(before, 0)
-
-    for each in exchanges:
-        if each.donor is not None and each.donor_iteration is not None:
-            shift = age(each.donor, each.donor_iteration) - each.iteration
-            shifts.setdefault(each.trial_id, []).append((each.iteration, shift))
-    return age
 
 
 def _ways(
