@@ -139,39 +139,44 @@ def longest_way(tune: TuneConfig, run: RunConfig) -> float | None:
     scheduler = tune.scheduler
     limits = [StopRules.of(run.stop).max_iteration]
     if isinstance(scheduler, TrialScheduler) and scheduler.time_attr == "training_iteration":
-        limits.append(getattr(scheduler, "max_t", None))
+        limits.append(getattr(scheduler.deciding, "max_t", None))
     return min(filter(None, limits), default=None)
 
 
 def warn_if_never_perturbed(tune: TuneConfig, run: RunConfig, total_samples: int | None) -> None:
-    """Say so where population based training changes none: all end before, or there is only one."""
-    scheduler = tune.scheduler
-    if isinstance(scheduler, PopulationBasedTraining) and total_samples == 1:
+    """Say so where population based training changes none: there is only one, or all end before."""
+    population = _population(tune)
+    if population is not None and total_samples == 1:
         logger.warning(
             "%s has a population of one, which nobody can take anything over from: give "
             "TuneConfig(num_samples=...) as many members as it is to have, 4 or more",
-            type(scheduler).__name__,
+            type(population).__name__,
         )
-    if _never_perturbed(tune, run):
+    if population is not None and _never_perturbed(tune, run):
         logger.warning(
             "%s judges no trial before training_iteration=%g, and they end at %g: none will be changed. Make "
             "perturbation_interval or burn_in_period smaller",
-            type(scheduler).__name__,
-            getattr(scheduler, "first_judgement", None),
+            type(population).__name__,
+            population.first_judgement,
             longest_way(tune, run),
         )
 
 
+def _population(tune: TuneConfig) -> PopulationBasedTraining | None:
+    deciding = getattr(tune.scheduler, "deciding", None)
+    return deciding if isinstance(deciding, PopulationBasedTraining) else None
+
+
 def _never_perturbed(tune: TuneConfig, run: RunConfig) -> bool:
-    scheduler, longest = tune.scheduler, longest_way(tune, run)
-    if not isinstance(scheduler, PopulationBasedTraining) or longest is None:
+    population, longest = _population(tune), longest_way(tune, run)
+    if population is None or longest is None:
         return False
-    return scheduler.time_attr == "training_iteration" and longest <= scheduler.first_judgement
+    return population.time_attr == "training_iteration" and longest <= population.first_judgement
 
 
 def make_callbacks(run: RunConfig, scheduler: TrialScheduler) -> Sequence[Callback]:
     """Return the user's callbacks, the loggers that come by themselves, and the console."""
-    callbacks = list(run.callbacks)
+    callbacks, scheduler = list(run.callbacks), scheduler.deciding
     if isinstance(scheduler, PopulationBasedTraining) and scheduler.log_config:
         callbacks.append(PolicyFiles())
     for name in run.default_loggers if settings.loggers_come_by_themselves() else ():
@@ -189,6 +194,6 @@ def make_watch(
     metrics: Sequence[str], scheduler: TrialScheduler, tune: TuneConfig, run: RunConfig
 ) -> Callback:
     """Return what looks out for a misspelt metric, where one must come, and for the time_attr."""
-    told = _never_perturbed(tune, run)  # as the experiment began
-    first = None if told else scheduler.first_judgement
-    return MetricWatch(metrics, scheduler.time_attr, type(scheduler).__name__, first)
+    deciding, told = scheduler.deciding, _never_perturbed(tune, run)  # told as the experiment began
+    first = None if told else deciding.first_judgement
+    return MetricWatch(metrics, deciding.time_attr, type(deciding).__name__, first)

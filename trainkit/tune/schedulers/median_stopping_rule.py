@@ -171,7 +171,7 @@ class MedianStoppingRule(TrialScheduler):
 
     def on_trial_complete(self, trial_id: str) -> None:
         self._leave(trial_id)
-        if trial_id not in self._losers:
+        if not (self.hard_stop and trial_id in self._losers):  # a loser that went on has ended by itself
             self._standings.join(trial_id)
 
     def on_trial_error(self, trial_id: str) -> None:

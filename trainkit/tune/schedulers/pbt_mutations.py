@@ -12,7 +12,8 @@ from trainkit.tune.checks import is_number
 from trainkit.tune.domains import Categorical, Domain, Forbid, GridSearch, SampleFrom, When
 from trainkit.tune.spaces.tree import holds_leaf
 
-Path = tuple[str, ...]
+Path = tuple[Any, ...]
+"""Keys, of which some may be numbers."""
 
 ALIKE = 0.8
 """How alike two names are that are taken for one (difflib)."""
@@ -71,6 +72,11 @@ def _checked(value: Any, name: str) -> Any:
     )
 
 
+def name_of(path: Path) -> str:
+    """Such as 'net/lr'."""
+    return "/".join(map(str, path))
+
+
 def leaves(mutations: Mapping[str, Any], path: Path = ()) -> Iterator[tuple[Path, Any]]:
     """All mutations with their paths, in the order given."""
     for key, value in mutations.items():
@@ -89,7 +95,7 @@ def completed(space: Mapping[str, Any], mutations: Mapping[str, Any], at: Path =
     """
     whole = dict(space)
     for key, mutation in mutations.items():
-        name = "/".join((*at, key))
+        name = name_of((*at, key))
         if isinstance(mutation, Mapping):
             inner = whole.get(key, {})
             if isinstance(inner, When):
