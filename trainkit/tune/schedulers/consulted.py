@@ -97,6 +97,10 @@ class Consulted:
         """As the scheduler's."""
         self._call("on_trial_error", trial_id)
 
+    def on_trial_again(self, trial_id: str) -> None:
+        """As the scheduler's."""
+        self._call("on_trial_again", trial_id)
+
     def on_trial_change(self, trial_id: str, config: Mapping[str, Any], donor: str | None = None) -> None:
         """As the scheduler's."""
         self._call("on_trial_change", trial_id, config, donor)
