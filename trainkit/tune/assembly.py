@@ -194,13 +194,10 @@ class Experiment:
         if controller.ended_by is FAILED_TRIALS:
             raise TuneError(too_many_failed(controller.trials, str(self.folder)))
         if controller.ended_by is not None and controller.ended_by.resumable:
-            # Why it has ended, the console has said, or the user's reporter, unless there is none.
+            # The console, or the user's reporter, has said why, unless there is none.
             why = "" if self._run.verbose else f"Ended early: {controller.ending}. "
-            logger.warning(
-                "%sAll that was reported is kept; go on by Tuner.restore(%r, trainable).fit()",
-                why,
-                str(self.folder),
-            )
+            how = f"go on by Tuner.restore({str(self.folder)!r}, trainable).fit()"
+            logger.warning("%sAll that was reported is kept; %s", why, how)
         if controller.error is not None:
             raise controller.error
         grid = ResultGrid.load(
