@@ -165,7 +165,7 @@ class Experiment:
             TuneError: as many trials have failed as max_failed_trials says.
         """
         settings.warn_of_old_variables()
-        parts.warn_if_never_perturbed(self._tune, self._run)
+        parts.warn_if_never_perturbed(self._tune, self._run, self._searcher.total_samples)
         self._take_parts()  # anew, as those of an earlier call have seen its trials
         ledger = Ledger(api.cluster_resources(), self._tune.max_concurrent_trials or None)
         self._check_before_anything_runs(ledger)
@@ -265,7 +265,7 @@ class Experiment:
         )
         callbacks = [
             *parts.make_callbacks(self._run, self._scheduler),
-            parts.make_watch(self._plan.metrics, self._scheduler),
+            parts.make_watch(self._plan.metrics, self._scheduler, self._tune, self._run),
             *([mirror] if mirror is not None else []),
         ]
         hub = CallbackHub(

@@ -143,19 +143,35 @@ def longest_way(tune: TuneConfig, run: RunConfig) -> float | None:
     return min(filter(None, limits), default=None)
 
 
-def warn_if_never_perturbed(tune: TuneConfig, run: RunConfig) -> None:
-    """Say so where all trials end before population based training changes any."""
-    scheduler, longest = getattr(tune.scheduler, "deciding", None), longest_way(tune, run)
-    if not isinstance(scheduler, PopulationBasedTraining) or longest is None:
-        return
-    if scheduler.time_attr == "training_iteration" and longest <= scheduler.first_due:
+def warn_if_never_perturbed(tune: TuneConfig, run: RunConfig, total_samples: int | None) -> None:
+    """Say so where population based training changes none: there is only one, or all end before."""
+    population = _population(tune)
+    if population is not None and total_samples == 1:
+        logger.warning(
+            "%s has a population of one, which nobody can take anything over from: give "
+            "TuneConfig(num_samples=...) as many members as it is to have, 4 or more",
+            type(population).__name__,
+        )
+    if population is not None and _never_perturbed(tune, run):
         logger.warning(
             "%s judges no trial before training_iteration=%g, and they end at %g: none will be changed. Make "
             "perturbation_interval or burn_in_period smaller",
-            type(scheduler).__name__,
-            scheduler.first_due,
-            longest,
+            type(population).__name__,
+            population.first_judgement,
+            longest_way(tune, run),
         )
+
+
+def _population(tune: TuneConfig) -> PopulationBasedTraining | None:
+    deciding = getattr(tune.scheduler, "deciding", None)
+    return deciding if isinstance(deciding, PopulationBasedTraining) else None
+
+
+def _never_perturbed(tune: TuneConfig, run: RunConfig) -> bool:
+    population, longest = _population(tune), longest_way(tune, run)
+    if population is None or longest is None:
+        return False
+    return population.time_attr == "training_iteration" and longest <= population.first_judgement
 
 
 def make_callbacks(run: RunConfig, scheduler: TrialScheduler) -> Sequence[Callback]:
@@ -174,6 +190,10 @@ def make_callbacks(run: RunConfig, scheduler: TrialScheduler) -> Sequence[Callba
     return callbacks
 
 
-def make_watch(metrics: Sequence[str], scheduler: TrialScheduler) -> Callback:
+def make_watch(
+    metrics: Sequence[str], scheduler: TrialScheduler, tune: TuneConfig, run: RunConfig
+) -> Callback:
     """Return what looks out for a misspelt metric, where one must come, and for the time_attr."""
-    return MetricWatch(metrics, scheduler.time_attr)
+    deciding, told = scheduler.deciding, _never_perturbed(tune, run)  # told as the experiment began
+    first = None if told else deciding.first_judgement
+    return MetricWatch(metrics, deciding.time_attr, type(deciding).__name__, first)

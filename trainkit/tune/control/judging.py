@@ -55,7 +55,7 @@ class Judge:
             message = f"{error} (raised by what RunConfig(stop=...) was given)"
             return Failure.raised(error, message)
         if reached is not None:
-            return Decision(Verdict.STOP, {**decision.reason, **reached})
+            return Decision(Verdict.STOP, {**_that_holds(decision), **reached})
         return decision
 
     def _check_metric(self, trial_id: str, result: Mapping[str, Any]) -> None:
@@ -78,3 +78,8 @@ class Judge:
         metric = lacking[0]
         text = f"TuneConfig(metric=...) is {missing_metric(metric, [trial.last_result])}"
         return Failure("MetricError", text, retry=False)
+
+
+def _that_holds(decision: Decision) -> Mapping[str, Any]:
+    """The facts of a decision that gives way to a stop: where nothing was taken over, none may say so."""
+    return {"instead_of": decision.reason} if decision.donors else decision.reason

@@ -124,6 +124,11 @@ class TrialScheduler(ABC):
     def arguments(self) -> dict[str, Any]:
         """What the constructor takes to make this scheduler again; numbers and texts."""
 
+    @property
+    def first_judgement(self) -> float | None:
+        """The value of `time_attr` at which a trial is judged at the earliest; None: nobody need know."""
+        return None
+
     def completed_space(self, space: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the search space with what the scheduler adds to it; called once, when that is made."""
         return space

@@ -93,6 +93,10 @@ class MedianStoppingRule(TrialScheduler):
         )
         return {name: getattr(self, name) for name in names.split()}
 
+    @property
+    def first_judgement(self) -> float:
+        return self.grace_period
+
     def on_trial_add(self, trial_id: str, config: Mapping[str, Any] = NO_CONFIG) -> None:
         del config
         self._standings.add(trial_id, member=self.pool == "all")

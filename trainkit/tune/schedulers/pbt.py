@@ -141,8 +141,7 @@ class PopulationBasedTraining(TrialScheduler):
         return {name: getattr(self, name) for name in names}
 
     @property
-    def first_due(self) -> float:
-        """The time at which a member is judged for the first time."""
+    def first_judgement(self) -> float:
         return self._members.first * self.perturbation_interval
 
     def completed_space(self, space: Mapping[str, Any]) -> Mapping[str, Any]:

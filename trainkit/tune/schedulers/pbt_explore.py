@@ -89,7 +89,9 @@ def explored_value(
 def multiplied(value: float, factor: float, mutation: Domain | Callable[[], Any]) -> float:
     """Return `value` times `factor`, inside the range of `mutation`, which may have none, and of its type.
 
-    A whole number moves by at least one, a multiple of q by at least one step, unless the range ends there.
+    A whole number of a domain moves by at least one, a multiple of q by at least one step, unless the range
+    ends there. What a function draws says of no type or range what it is: a float is multiplied, a whole
+    number is rounded then, and neither comes to zero or past it.
     """
     if isinstance(mutation, Integer):
         return int(_inside(_moved(value, factor, mutation.q), *mutation.bounds))
@@ -99,7 +101,7 @@ def multiplied(value: float, factor: float, mutation: Domain | Callable[[], Any]
         return _inside(_moved(value, factor, mutation.q), *mutation.bounds)
     if isinstance(mutation, Normal):
         return float(value * factor) if mutation.q is None else _moved(value, factor, mutation.q)
-    return int(_moved(value, factor, 1)) if isinstance(value, int) else value * factor
+    return value * factor if isinstance(value, float) else round(value * factor) or value
 
 
 def _moved(value: float, factor: float, step: float) -> float:
