@@ -75,13 +75,8 @@ class BayesOptSearch(Searcher):
         super().__init__(metric, mode)
         self._points = checked_points(points_to_evaluate)
         self._utility = _checked_utility(utility_kwargs or {})
-        least = {
-            "random_state": 0,
-            "random_search_steps": 0,
-            "verbose": 0,
-            "patience": 1,
-            "repeat_float_precision": 0,
-        }
+        least = {"random_state": 0, "random_search_steps": 0, "verbose": 0, "patience": 1}
+        least["repeat_float_precision"] = 0
         given = locals()
         for name, bound in least.items():
             require(
@@ -212,11 +207,10 @@ class BayesOptSearch(Searcher):
         kind, xi = self._utility["kind"], self._utility["xi"]
         decays = max(0, n - self._utility["kappa_decay_delay"])
         kappa = self._utility["kappa"] * self._utility["kappa_decay"] ** decays
-        functions = module.acquisition
         acquisition = {
-            "ucb": lambda: functions.UpperConfidenceBound(kappa=kappa),
-            "ei": lambda: functions.ExpectedImprovement(xi=xi),
-            "poi": lambda: functions.ProbabilityOfImprovement(xi=xi),
+            "ucb": lambda: module.acquisition.UpperConfidenceBound(kappa=kappa),
+            "ei": lambda: module.acquisition.ExpectedImprovement(xi=xi),
+            "poi": lambda: module.acquisition.ProbabilityOfImprovement(xi=xi),
         }[kind]()
         model = module.BayesianOptimization(
             f=None,
@@ -230,15 +224,14 @@ class BayesOptSearch(Searcher):
         if n >= self._random_search_steps and told:
             # The package prints each place that comes twice, however silent it was asked to be.
             silence = contextlib.nullcontext() if self._verbose else contextlib.redirect_stdout(io.StringIO())
-            with silence:
+            # Of small matrices: more threads take the CPUs of the trials, and are slower.
+            with silence, warnings.catch_warnings(), threadpool_limits(1):
+                warnings.simplefilter("ignore")  # of scikit-learn's, on kernels at the end of their bounds
                 for place, value in self._known.values():
                     if value is None:  # it runs: as if nothing good were there, so that others go elsewhere
                         model.register(place, min(told))
                     elif not math.isnan(value):
                         model.register(place, value)
-            # Of small matrices: more threads take the CPUs of the trials, and are slower.
-            with warnings.catch_warnings(), threadpool_limits(1):
-                warnings.simplefilter("ignore")  # of scikit-learn's, on kernels at the end of their bounds
                 suggested = model.suggest()
         else:
             suggested = model.random_sample()[0]
