@@ -10,9 +10,11 @@ from trainkit.tune.schedulers import (
     ASHAScheduler,
     Decision,
     FIFOScheduler,
+    ResourceChangingScheduler,
     TrialScheduler,
     Verdict,
 )
+from trainkit.tune.schedulers.create import described_scheduler
 
 pytestmark = pytest.mark.usefixtures("inline")
 
@@ -162,6 +164,18 @@ def test_a_constructor_that_forgets_its_base_is_told_so():
 
     with pytest.raises(ConfigError, match=r"let Forgetful\.__init__\(\) begin with super\(\)\.__init__\(\)"):
         tune.TuneConfig(scheduler=Forgetful())
+    with pytest.raises(ConfigError, match="the scheduler Forgetful was made without its base"):
+        ResourceChangingScheduler(Forgetful())
+
+
+def test_who_is_wrapped_is_named(fit):
+    with pytest.raises(ConfigError, match=r"the scheduler's Own\.decide\(\) raised KeyError"):
+        fit(trainable, scheduler=ResourceChangingScheduler(own(decide=nothing)))
+
+
+def test_files_that_call_asha_by_its_longer_name_are_read():
+    old = {"class": "AsyncHyperBandScheduler", "arguments": ASHAScheduler(max_t=9).arguments}
+    assert described_scheduler(old).arguments == old["arguments"]
 
 
 def test_errors_call_asha_as_its_users_do(fit):

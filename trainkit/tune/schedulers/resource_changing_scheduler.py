@@ -13,8 +13,10 @@ from trainkit.errors import ConfigError
 from trainkit.resources import describe
 from trainkit.tune.placement import PlacementGroupFactory, as_request
 from trainkit.tune.schedulers.base import NO_CONFIG, Decision, TrialScheduler, Verdict
+from trainkit.tune.schedulers.consulted import Consulted
 from trainkit.tune.schedulers.create import described_scheduler
 from trainkit.tune.schedulers.fifo import FIFOScheduler
+from trainkit.tune.schedulers.own import check_made
 from trainkit.tune.schedulers.resource_allocation import (
     DistributeResources,
     DistributeResourcesToTopJob,
@@ -77,6 +79,7 @@ class ResourceChangingScheduler(TrialScheduler):
         base = FIFOScheduler() if base is None else base
         if not isinstance(base, TrialScheduler) or isinstance(base, ResourceChangingScheduler):
             raise ConfigError(f"base_scheduler={base!r}: give a scheduler such as ASHAScheduler(), or None")
+        check_made(base)
         if allocate is not None and not callable(allocate):
             raise ConfigError(
                 f"resources_allocation_function={allocate!r} can't be called: give such as "
@@ -187,7 +190,7 @@ class ResourceChangingScheduler(TrialScheduler):
 
     def on_result(self, trial_id: str, result: Mapping[str, Any]) -> Decision:
         self._forget(trial_id)  # it runs
-        decision = self.base_scheduler.on_result(trial_id, result)
+        decision = Consulted(self.base_scheduler).on_result(trial_id, result)
         if decision.verdict is Verdict.PAUSE:
             self._theirs.add(trial_id)
         if decision.verdict is not Verdict.CONTINUE or self._view is None or self._allocate is None:
