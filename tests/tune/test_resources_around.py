@@ -17,6 +17,7 @@ def test_population_based_training_has_its_files_and_its_warning(fit, tmp_path, 
         mode="max",
         num_samples=4,
         scheduler=ResourceChangingScheduler(pbt(perturbation_interval=interval)),
+        seed=0,
         run={"stop": {"training_iteration": 6}},
     )
     assert (tmp_path / "e" / "pbt_global.txt").exists() == written
