@@ -23,6 +23,7 @@ from trainkit.tune.control.plan import Plan
 from trainkit.tune.control.stopping import StopRules
 from trainkit.tune.objectives import Objective
 from trainkit.tune.schedulers import FIFOScheduler, PopulationBasedTraining, TrialScheduler
+from trainkit.tune.schedulers.consulted import Consulted
 from trainkit.tune.search import BasicVariantGenerator, Searcher
 from trainkit.tune.seeds import scheduler_generator
 from trainkit.tune.spaces.variants import Space
@@ -40,7 +41,7 @@ def make_space(param_space: Mapping[str, Any] | None, tune: TuneConfig) -> Space
         SpaceError: it is none.
     """
     if isinstance(tune.scheduler, TrialScheduler):
-        param_space = tune.scheduler.completed_space(param_space or {})
+        param_space = Consulted(tune.scheduler).completed_space(param_space or {})
     return Space.of(param_space)
 
 
@@ -74,9 +75,14 @@ def make_scheduler(
     """Return the scheduler, a copy too; for these objectives, where there are several."""
     given = cast("TrialScheduler | None", tune.scheduler) or FIFOScheduler()
     scheduler = _copied("scheduler", given, lambda: copy.deepcopy(given))
-    scheduler.set_objectives(objectives or tune.objectives)
-    scheduler.set_search_properties(tune.one_metric, tune.one_mode, scheduler_generator(seed), total_samples)
-    scheduler.take_space(space)
+    Consulted(scheduler).begin(
+        space,
+        objectives=objectives or tune.objectives,
+        metric=tune.one_metric,
+        mode=tune.one_mode,
+        rng=scheduler_generator(seed),
+        total_samples=total_samples,
+    )
     return scheduler
 
 

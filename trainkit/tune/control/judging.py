@@ -10,7 +10,8 @@ from trainkit.tune.checks import is_number
 from trainkit.tune.control.missing import missing_metric
 from trainkit.tune.control.plan import Plan
 from trainkit.tune.control.stopping import StopRules
-from trainkit.tune.schedulers.base import Decision, TrialScheduler, Verdict
+from trainkit.tune.schedulers.base import Decision, Verdict
+from trainkit.tune.schedulers.consulted import Consulted
 from trainkit.tune.trial import Failure, Trial
 from trainkit.tune.values import lookup
 
@@ -29,7 +30,7 @@ class Judge:
     def __init__(
         self,
         plan: Plan,
-        scheduler: TrialScheduler,
+        scheduler: Consulted,
         stop: StopRules,
         with_metric: Iterable[str] = (),
         tell: Callable[[str, dict[str, Any], Decision], None] | None = None,

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from trainkit.errors import ConfigError
 from trainkit.tune.checks import is_name, is_number, require_mode
+from trainkit.tune.schedulers.own import check_methods
 from trainkit.tune.schedulers.words import in_words
 from trainkit.tune.values import lookup
 
@@ -113,6 +114,10 @@ class TrialScheduler(ABC):
         self.metric = metric
         self.mode = mode
         self.rng: Generator | None = None
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        check_methods(cls, TrialScheduler)
 
     @property
     def deciding(self) -> TrialScheduler:

@@ -194,9 +194,11 @@ class Experiment:
         if controller.ended_by is FAILED_TRIALS:
             raise TuneError(too_many_failed(controller.trials, str(self.folder)))
         if controller.ended_by is not None and controller.ended_by.resumable:
+            # Why it has ended, the console has said, or the user's reporter, unless there is none.
+            why = "" if self._run.verbose else f"Ended early: {controller.ending}. "
             logger.warning(
-                "Ended early: %s. All that was reported is kept; go on by Tuner.restore(%r, trainable).fit()",
-                controller.ending,
+                "%sAll that was reported is kept; go on by Tuner.restore(%r, trainable).fit()",
+                why,
                 str(self.folder),
             )
         if controller.error is not None:
