@@ -9,6 +9,7 @@ from typing import Any, TypeVar, cast
 
 from trainkit import settings
 from trainkit.errors import ConfigError
+from trainkit.runtime import api
 from trainkit.tune.callbacks.base import Callback
 from trainkit.tune.callbacks.console import ConsoleCallback
 from trainkit.tune.callbacks.csv_logger import CSVLoggerCallback
@@ -19,15 +20,18 @@ from trainkit.tune.callbacks.pbt_policies import PolicyFiles
 from trainkit.tune.callbacks.progress import ReporterCallback
 from trainkit.tune.callbacks.tensorboard import TBXLoggerCallback
 from trainkit.tune.config import RunConfig, TuneConfig
+from trainkit.tune.control.capacity import Ledger
 from trainkit.tune.control.plan import Plan
 from trainkit.tune.control.stopping import StopRules
 from trainkit.tune.objectives import Objective
+from trainkit.tune.placement import Bound
 from trainkit.tune.schedulers import FIFOScheduler, PopulationBasedTraining, TrialScheduler
 from trainkit.tune.schedulers.consulted import Consulted
 from trainkit.tune.search import BasicVariantGenerator, Searcher
 from trainkit.tune.seeds import scheduler_generator
 from trainkit.tune.spaces.variants import Space
 from trainkit.tune.suggestion.proposals import Proposals
+from trainkit.tune.trial import trial_id_of
 
 logger = logging.getLogger("trainkit.tune")
 
@@ -203,3 +207,22 @@ def make_watch(
     deciding, told = scheduler.deciding, _never_perturbed(tune, run)  # told as the experiment began
     first = None if told else deciding.first_judgement
     return MetricWatch(metrics, deciding.time_attr, type(deciding).__name__, first)
+
+
+def require_startable(
+    bound: Bound, space: Space, tune: TuneConfig, seed: int, prefix: str, ledger: Ledger
+) -> None:
+    """Find out before anything is written whether a first trial could run.
+
+    Raises:
+        SerializationError: a value of the space can't be sent to a worker.
+        InfeasibleError: there is not what the first trial asks for.
+    """
+    for name, value in space.values():
+        if not isinstance(value, (str, int, float, bool, type(None))):
+            api.ensure_serializable(value, f"the value {value!r:.100} of param_space[{name!r}]")
+    # Another searcher is asked for the first configuration: requests may be functions of it.
+    searcher = make_searcher(tune, space, seed, rehearsal=True)
+    config = make_proposals(tune, space, searcher, seed).propose(trial_id_of(prefix, 0))
+    if isinstance(config, dict):
+        ledger.require_feasible(bound.request(config), what=f"a trial of {bound.name}")
