@@ -157,6 +157,7 @@ class Experiment:
         """Run the experiment to its end and return its results.
 
         Raises:
+            ConfigError: the scheduler pauses trials, and they save no checkpoints.
             InfeasibleError: a trial could never start, for want of resources.
             SerializationError: the trainable or a value can't be sent to a worker.
             StoreError: the folder can't be written, or another process is at it.
@@ -387,6 +388,7 @@ class Experiment:
         return trial_seed(self._seed, index) if self._facts["seed_given"] else None
 
     def _check_before_anything_runs(self, ledger: Ledger) -> None:
+        parts.require_saving(self._bound, self._scheduler)
         for name, value in self._space.values():
             if not isinstance(value, (str, int, float, bool, type(None))):
                 api.ensure_serializable(value, f"the value {value!r:.100} of param_space[{name!r}]")

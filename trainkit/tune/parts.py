@@ -19,9 +19,11 @@ from trainkit.tune.callbacks.pbt_policies import PolicyFiles
 from trainkit.tune.callbacks.progress import ReporterCallback
 from trainkit.tune.callbacks.tensorboard import TBXLoggerCallback
 from trainkit.tune.config import RunConfig, TuneConfig
+from trainkit.tune.control.pauses import NO_CHECKPOINT
 from trainkit.tune.control.plan import Plan
 from trainkit.tune.control.stopping import StopRules
 from trainkit.tune.objectives import Objective
+from trainkit.tune.placement import Bound
 from trainkit.tune.schedulers import FIFOScheduler, PopulationBasedTraining, TrialScheduler
 from trainkit.tune.search import BasicVariantGenerator, Searcher
 from trainkit.tune.seeds import scheduler_generator
@@ -158,6 +160,17 @@ def warn_if_never_perturbed(tune: TuneConfig, run: RunConfig) -> None:
         )
 
 
+def require_saving(bound: Bound, scheduler: TrialScheduler) -> None:
+    """Refuse a class that can't save, where the scheduler pauses trials; of a function it can't be known.
+
+    Raises:
+        ConfigError: it is so.
+    """
+    trainable = bound.trainable
+    if scheduler.pauses and isinstance(trainable, type) and not trainable.can_save():
+        raise ConfigError(f"{scheduler.label} pauses trials, and those of {bound.name} have {NO_CHECKPOINT}")
+
+
 def make_callbacks(run: RunConfig, scheduler: TrialScheduler) -> Sequence[Callback]:
     """Return the user's callbacks, the loggers that come by themselves, and the console."""
     callbacks = list(run.callbacks)
@@ -175,5 +188,7 @@ def make_callbacks(run: RunConfig, scheduler: TrialScheduler) -> Sequence[Callba
 
 
 def make_watch(metrics: Sequence[str], scheduler: TrialScheduler) -> Callback:
-    """Return what looks out for a misspelt metric, where one must come, and for the time_attr."""
-    return MetricWatch(metrics, scheduler.time_attr)
+    """Return what looks out for a misspelt metric, where one must come, and for what the scheduler reads."""
+    return MetricWatch(
+        metrics, scheduler.time_attr, scheduler.metric if scheduler.needs_metric else None, scheduler.label
+    )

@@ -1,13 +1,14 @@
-"""Tells at the first report that the metric seems to be misspelt, or lacks what the scheduler counts by."""
+"""Tells at the first report that it lacks the metric, or what the scheduler counts by."""
 
 from __future__ import annotations
 
 import difflib
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from trainkit.tune.callbacks.base import Callback
+from trainkit.tune.control.missing import AUTOMATIC
 from trainkit.tune.trial import Trial
 from trainkit.tune.values import flatten, lookup
 
@@ -23,11 +24,21 @@ class MetricWatch(Callback):
     Args:
         metrics: to be reported.
         time_attr: what the scheduler counts by.
+        judged_by: the metric that the scheduler judges by; None: by none.
+        scheduler: how messages call it.
     """
 
-    def __init__(self, metrics: Sequence[str], time_attr: str) -> None:
+    def __init__(
+        self,
+        metrics: Sequence[str],
+        time_attr: str,
+        judged_by: str | None = None,
+        scheduler: str = "the scheduler",
+    ) -> None:
         self._metrics = metrics
         self._time_attr = time_attr
+        self._judged_by = judged_by
+        self._scheduler = scheduler
         self._seen = False
 
     def on_trial_result(
@@ -36,26 +47,35 @@ class MetricWatch(Callback):
         if self._seen:
             return
         self._seen = True
-        for metric in self._metrics:
-            if words := misspelt(metric, result):
-                logger.warning("%s", words)
+        judged_by = () if self._judged_by is None else (self._judged_by,)
+        for metric in dict.fromkeys((*self._metrics, *judged_by)):
+            if lookup(result, metric) is None:
+                logger.warning(
+                    "the first report has no %r, which is the metric: %s. %s",
+                    metric,
+                    reported_words(metric, result),
+                    " ".join(self._effects(metric)),
+                )
         if lookup(result, self._time_attr) is None:
             logger.warning(
-                "the first report has no %r, which the scheduler's time_attr names: it stops no trial by a "
-                "report without it",
+                "the first report has no %r, which the scheduler's time_attr names: %s. %s judges and stops no "
+                "trial by a report without it",
                 self._time_attr,
+                reported_words(self._time_attr, result),
+                self._scheduler,
             )
 
+    def _effects(self, metric: str) -> Iterator[str]:
+        if metric == self._judged_by:
+            yield f"{self._scheduler} judges no trial by a report without it."
+        if metric in self._metrics:
+            yield "It may come later; a trial that ends without it fails"
 
-def misspelt(metric: str, result: Mapping[str, Any]) -> str:
-    """Say that `result` has not the metric but a name much like it; '' if not so."""
-    if lookup(result, metric) is not None:
-        return ""
-    reported = flatten({name: value for name, value in result.items() if name != "config"})
-    near = difflib.get_close_matches(metric, reported, n=1, cutoff=ALIKE)
-    if not near:
-        return ""
-    return (
-        f"the first report has no {metric!r}, which TuneConfig(metric=...) names. Did you mean {near[0]!r}? "
-        "A trial that ends without having reported the metric fails"
-    )
+
+def reported_words(name: str, result: Mapping[str, Any]) -> str:
+    """What `result` has in place of `name`: the nearest name, if one is much like it, and all others."""
+    names = flatten({name: value for name, value in result.items() if name != "config"})
+    reported = sorted(set(names) - AUTOMATIC)
+    text = f"reported were {', '.join(reported)}" if reported else "nothing else was reported"
+    near = difflib.get_close_matches(name, names, n=1, cutoff=ALIKE)
+    return f"{text}. Did you mean {near[0]!r}?" if near else text

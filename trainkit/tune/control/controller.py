@@ -144,7 +144,7 @@ class Controller:
 
     @property
     def error(self) -> Exception | None:
-        """What searcher, scheduler or stopper raised, for `fit` to raise once those that ran have ended."""
+        """What searcher, scheduler or stopper raised, or what is wrong with the trainable, for `fit` to raise once those that ran have ended."""
         return self._endings.error
 
     @property
@@ -252,7 +252,8 @@ class Controller:
     def _let_paused_go(self, time: float, reason: str) -> None:
         for trial in [trial for trial in self.trials if trial.status is TrialStatus.PAUSED]:
             if self._pauses.remove(trial):  # the end of another may have ended it
-                self._lives.terminate(trial, time, reason)
+                words = self._endings.guarded(time, self._pauses.why_not_chosen, trial)
+                self._lives.terminate(trial, time, f"{reason}: {words}" if words else reason)
 
     # --- ends of the experiment -------------------------------------------------------------------
 

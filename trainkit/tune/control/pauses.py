@@ -16,8 +16,15 @@ from trainkit.tune.control.plan import Plan
 from trainkit.tune.control.turns import Turns
 from trainkit.tune.control.upkeep import adopt_checkpoint, set_status
 from trainkit.tune.schedulers.base import Decision, Donor, TrialScheduler, Verdict, words_for
+from trainkit.tune.schedulers.words import in_words
 from trainkit.tune.suggestion.proposals import Proposals
 from trainkit.tune.trial import Failure, Trial, TrialStatus
+
+NO_CHECKPOINT = (
+    "no checkpoint to go on from: give one to tune.report(metrics, checkpoint=...), or define "
+    "save_checkpoint() and load_checkpoint(); or choose a scheduler that pauses no trial, such as "
+    "ASHAScheduler()"
+)
 
 
 class Pauses:
@@ -74,16 +81,17 @@ class Pauses:
     def begin(self, trial: Trial, decision: Decision, time: float, reason: str) -> Failure | None:
         """The trial's process has ended; return why it can't be paused, if it can't."""
         if trial.checkpoint is None and not self._has_donor(decision):
-            text = (
-                f"{self._scheduler.label} paused the trial, and it has no checkpoint to go on from: give one "
-                "to tune.report(metrics, checkpoint=...), or define save_checkpoint() and load_checkpoint(); "
-                "or choose a scheduler that pauses no trial, such as ASHAScheduler()"
-            )
+            text = f"{self._scheduler.label} paused the trial, and it has {NO_CHECKPOINT}"
             return Failure("ConfigError", text, retry=False)
         set_status(self._step, trial, time, TrialStatus.PAUSED, reason)
         self._proposals.on_pause(trial.trial_id)
         self._carry_out(trial, decision, time)
         return None
+
+    @property
+    def nobody_saves(self) -> bool:
+        """True if no trial of the experiment has ever had a checkpoint."""
+        return not any(trial.next_checkpoint for trial in self._trials.values())
 
     def _has_donor(self, decision: Decision) -> bool:
         """Whether the state of another is there to go on from."""
@@ -160,6 +168,13 @@ class Pauses:
         decision = Decision(Verdict.RESUME, self._scheduler.on_trial_resume(trial.trial_id))
         self._step.records.append(ev.DecisionMade(trial, trial.attempt, trial.iteration, decision))
         return words_for(decision, self._scheduler.label)
+
+    def why_not_chosen(self, trial: Trial) -> str:
+        """Note and say why a trial, which is paused and will be ended, did not go on; '' if nothing is known."""
+        decision = Decision(Verdict.STOP, self._scheduler.why_not_chosen(trial.trial_id))
+        if decision.reason:
+            self._step.records.append(ev.DecisionMade(trial, trial.attempt, trial.iteration, decision))
+        return in_words(decision.reason)
 
     def remove(self, trial: Trial) -> bool:
         """Forget a paused trial, which is to be ended; False if it isn't paused."""

@@ -352,6 +352,10 @@ class PopulationBasedTraining(TrialScheduler):
 
     # --- turns and ends ---------------------------------------------------------------------------
 
+    @property
+    def pauses(self) -> bool:
+        return self.synch or self.quantile_fraction > 0
+
     def choose_trial_to_run(
         self, pending: Sequence[str], paused: Sequence[str] = (), *, new: bool = False
     ) -> str | None:
