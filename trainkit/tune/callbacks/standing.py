@@ -128,8 +128,8 @@ def config_words(config: Mapping[str, Any]) -> str:
 
 
 _SHORTER = (
-    # The status beside it tells that it was stopped, and one scheduler is at work.
-    (re.compile(r"^(?:stopped|paused|resumed) by [^:]+: (?!not run$)"), ""),
+    # The status beside it tells that it was stopped, and the rest that its scheduler did that.
+    (re.compile(r"^(?:stopped|paused) by [^:]+: (?=rung |reached max_t)"), ""),
     (re.compile(r"(rung \S+) of bracket \d+"), r"\1"),
     (re.compile(r"(rank \d+) of (\d+)"), r"\1/\2"),
 )
