@@ -60,9 +60,9 @@ SIDES: dict[str, Side] = {
         arguments={"reduction_factor": 3},
         from_scratch=True,
     ),
-    "BOHB, from scratch, bandwidths of 0.1 at least": Side(
+    "BOHB, from scratch, HpBandSter's min_bandwidth": Side(
         sch.HyperBandForBOHB,
-        lambda: tune.search.TuneBOHB(bohb_config={"min_bandwidth": 0.1}),
+        lambda: tune.search.TuneBOHB(bohb_config={"min_bandwidth": 1e-3}),
         arguments={"reduction_factor": 3},
         from_scratch=True,
     ),
@@ -70,6 +70,9 @@ SIDES: dict[str, Side] = {
     "Optuna TPE": Side(sch.FIFOScheduler, lambda: tune.search.OptunaSearch()),
     "Optuna TPE + ASHA": Side(
         sch.ASHAScheduler, lambda: tune.search.OptunaSearch(), arguments=_ASHA | {"brackets": 5}
+    ),
+    "Optuna TPE + ASHA, promotion": Side(
+        sch.ASHAScheduler, lambda: tune.search.OptunaSearch(), arguments=_ASHA | {"type": "promotion"}
     ),
     "hyperopt TPE": Side(sch.FIFOScheduler, lambda: tune.search.HyperOptSearch()),
 }

@@ -111,10 +111,11 @@ def _ones(d: int, points: Sequence[float], peers: Mapping[str, Mapping[float, Ce
         ("random", "Optuna random", RANDOM),
         ("HyperBand, from scratch", "HpBandSter Hyperband", RANDOM),
         ("BOHB, from scratch", "HpBandSter BOHB", MODEL),
-        ("BOHB, from scratch, bandwidths of 0.1 at least", "HpBandSter BOHB", MODEL),
+        ("BOHB, from scratch, HpBandSter's min_bandwidth", "HpBandSter BOHB", MODEL),
         ("ASHA, promotion", "Optuna random + HyperbandPruner", RANDOM),
         ("Optuna TPE", "Optuna TPE", MODEL),
         ("Optuna TPE + ASHA", "Optuna TPE + HyperbandPruner", MODEL),
+        ("Optuna TPE + ASHA, promotion", "Optuna TPE + HyperbandPruner", MODEL),
         ("hyperopt TPE", "hyperopt TPE", MODEL),
     ]
     return Table(

@@ -208,3 +208,9 @@ def test_without_the_package_the_command_to_install_it_is_named():
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert said.startswith("MissingDependencyError")
     assert "pip install 'trainkit[bayesopt]'" in said
+
+
+def test_a_place_that_comes_twice_is_no_reason_to_speak(capfd):
+    search = Search(row_of(points_to_evaluate=[{"x": 1.0, "net/lr": 0.1}] * 2), PLANE, seed=0)
+    assert len(run(search, 7)) == 7
+    assert capfd.readouterr().out == ""

@@ -10,7 +10,8 @@ import pytest
 from tests.tune.harness import Play
 from trainkit import tune
 from trainkit.errors import ConfigError
-from trainkit.tune.search import BasicVariantGenerator, OptunaSearch, Searcher
+from trainkit.tune.search import BasicVariantGenerator, HyperOptSearch, OptunaSearch, Searcher
+from trainkit.tune.search.bohb import TuneBOHB
 from trainkit.tune.storing.history import ExperimentReader
 from trainkit.tune.suggestion.fingerprint import fingerprint
 from trainkit.tune.suggestion.merging import merged, nested
@@ -218,3 +219,30 @@ def test_keys_with_slashes_are_paths():
     with pytest.raises(ConfigError, match="'a/b'"):
         nested({"a": 1, "a/b": 2})
     assert merged({"a": {"b": 1}, "c": 2}, {"a": {"d": 3}}) == {"a": {"b": 1, "d": 3}, "c": 2}
+
+
+OWN = {"a": tune.choice([1, 2]), "b": tune.randint(0, 3)}
+
+
+@pytest.mark.parametrize("make", [OptunaSearch, HyperOptSearch, TuneBOHB])
+def test_alternatives_of_a_searcher_s_own_space_get_the_constants_too(make):
+    grid = tune.simulate(
+        lambda config, training_iteration, rng: {"loss": config["a"] + config["c"], "done": True},
+        {"c": 5, "s": tune.sample_from(lambda config: 10 * config["a"])},
+        tune.TuneConfig(metric="loss", mode="min", num_samples=30, search_alg=make(OWN)),
+        seed=0,
+    )
+    assert len(grid) == 6 and not grid.errors
+    assert all(result.config.keys() == {"a", "b", "c", "s"} for result in grid)
+
+
+def test_a_searcher_that_ends_before_its_time_is_named(fit, tmp_path):
+    class Two(Searcher):
+        number = 0
+
+        def suggest(self, trial_id):
+            self.number += 1
+            return {"x": self.number} if self.number <= 2 else self.FINISHED
+
+    assert len(fit(once, num_samples=6, search_alg=Two())) == 2
+    assert ending(tmp_path / "e") == "Two has no more to suggest"

@@ -196,6 +196,7 @@ def test_more_trials_begin_at_once_than_a_step_takes():
         ({"tune_config": tune.TuneConfig(num_samples=-1)}, "num_samples=-1 without an end"),
         ({"run_config": tune.RunConfig(name="x", verbose=0)}, "run_config gives name, verbose"),
         ({"objective": 3}, "objective=3"),
+        ({"objective": lambda config: {}}, r"too many positional arguments; it is called with \(config"),
     ],
 )
 def test_wrong_arguments_are_named(wrong, words):
@@ -203,7 +204,7 @@ def test_wrong_arguments_are_named(wrong, words):
         tune.simulate(**{"objective": objective, "param_space": SPACE, **wrong})
 
 
-@pytest.mark.parametrize("cost", [0, -1.0, float("inf"), "long"])
+@pytest.mark.parametrize("cost", [0, -1.0, float("inf"), "long", 1e308])
 def test_an_iteration_takes_time(cost):
     with pytest.raises(ConfigError, match="time_this_iter_s="):
         tune.simulate(lambda config, training_iteration, rng: {"time_this_iter_s": cost}, {}, seed=0)
@@ -237,3 +238,28 @@ def test_what_was_cut_before_its_first_report_is_on_the_timeline_too():
 def test_a_trial_that_nothing_ends_is_told_of():
     with pytest.raises(ConfigError, match="nothing is known to end it: give horizon_s or max_work"):
         tune.simulate(objective, SPACE, search(1), seed=0)
+
+
+@pytest.mark.parametrize(
+    ("failing", "settings"),
+    [
+        (lambda config, training_iteration, rng: {}["loss"], {"horizon_s": 10}),
+        (objective, {"max_work": 10, "failures": [(0.5, trial) for trial in range(2000)]}),
+    ],
+)
+def test_failures_without_end_are_told_of(failing, settings):
+    with pytest.raises(ConfigError, match="1000 attempts have failed in a row"):
+        tune.simulate(failing, SPACE, search(-1), workers=2000, seed=0, **settings)
+
+
+def test_failures_that_take_time_go_on_to_the_horizon():
+    results = tune.simulate(
+        objective,
+        SPACE,
+        search(-1),
+        workers=1200,
+        horizon_s=0.75,
+        failures=[(0.5, trial) for trial in range(1200)],
+        seed=0,
+    )
+    assert results.num_errors == 1200

@@ -196,6 +196,11 @@ class Controller:
             return self._nobody_comes(time)
         if trial.trial_id not in self._by_id and not self._take_in(trial, time):
             return True
+        if trial.status is TrialStatus.PAUSED and trial.alone and self._live:
+            self._pauses.end(trial, time)
+            self._turns.waiting.add(trial)  # until nothing else runs
+            self._lives.heed(time)
+            return True
         if not self.ledger.reserve(trial.trial_id, trial.request):
             (self._turns.paused if trial.status is TrialStatus.PAUSED else self._turns.waiting).add(trial)
             if not self._live:  # nothing will ever be given back that it could wait for

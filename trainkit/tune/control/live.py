@@ -57,6 +57,11 @@ class Live:
         return self.outcome is not None and self.outcome[0] is TrialStatus.PAUSED
 
     @property
+    def may_pause(self) -> bool:
+        """True unless it is settled that the trial will have ended."""
+        return self.outcome is None or not self.outcome[0].is_finished
+
+    @property
     def is_ending(self) -> bool:
         """True if the trial ends, or waits to go on after a restore: nothing else will come of it."""
         return self.outcome is not None and not self.is_pausing

@@ -120,7 +120,7 @@ class Lives:
         # What is decided on this very report goes before an end that was asked of all trials.
         self._endings.guarded(event.time, self._decide, live, result, event)
         self._endings.ask(event.time)
-        result["done"] = live.outcome is not None
+        result["done"] = live.outcome is not None and live.outcome[0].is_finished
         if event.done:
             self._finish(live, event.time)
         else:
@@ -138,7 +138,7 @@ class Lives:
             self._step.records.append(ev.DecisionMade(trial, trial.attempt, trial.iteration, decision))
         if decision.verdict is Verdict.STOP:
             live.outcome = TrialStatus.TERMINATED, words_for(decision, self._scheduler.label)
-        elif decision.verdict is Verdict.PAUSE and not event.done:
+        elif decision.verdict is Verdict.PAUSE and live.may_pause:
             live.outcome = TrialStatus.PAUSED, words_for(decision, self._scheduler.label)
             live.pause = decision
         self.heed(event.time)
@@ -170,12 +170,12 @@ class Lives:
             keep_checkpoint(self._step, self._plan.checkpoints, live.trial, event.checkpoint, event.iteration)
         note_problem(self._step, live.trial, event.time, event.problem)
         live.outcome = live.outcome or FINISHED
-        self._finish(live, event.time)
+        self._finish(live, event.time, event.problem)
 
     # --- ends of a trial --------------------------------------------------------------------------
 
-    def _finish(self, live: Live, time: float) -> None:
-        """The trial's process has nothing more to do: settle what the trial now is."""
+    def _finish(self, live: Live, time: float, problem: str = "") -> None:
+        """The trial's process has nothing more to do, and may have ended with a problem: settle the rest."""
         trial, (status, reason) = live.trial, live.outcome or FINISHED
         if live.failure is not None:
             self.fail(trial, live.failure, time)
@@ -186,9 +186,8 @@ class Lives:
             return
         self._let_go(trial, time)
         if status is TrialStatus.PAUSED:
-            refused = self._endings.guarded(
-                time, self._pauses.begin, trial, live.pause or Decision(Verdict.PAUSE), time, reason
-            )
+            decision = live.pause or Decision(Verdict.PAUSE)
+            refused = self._endings.guarded(time, self._pauses.begin, trial, decision, time, reason, problem)
             if refused is not None:
                 self.fail(trial, refused, time)
                 if not refused.retry and self._pauses.nobody_saves:
@@ -279,8 +278,9 @@ class Lives:
                 self.fail(live.trial, Failure(TIMEOUT, words), now)
                 continue
             status, reason = live.outcome
-            live.outcome = status, f"{reason}; killed, as it did not end in time"
-            self._finish(live, now)
+            problem = "killed, as it did not end in time"
+            live.outcome = status, f"{reason}; {problem}"
+            self._finish(live, now, problem)
 
     def request_for(self, trial: Trial, time: float) -> bool:
         """Ask what the trial needs; False, and the trial has failed, if it can't be said or never be met."""

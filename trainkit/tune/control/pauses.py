@@ -78,9 +78,14 @@ class Pauses:
         self._resumed(live.trial)
         return True
 
-    def begin(self, trial: Trial, decision: Decision, time: float, reason: str) -> Failure | None:
-        """The trial's process has ended; return why it can't be paused, if it can't."""
+    def begin(
+        self, trial: Trial, decision: Decision, time: float, reason: str, problem: str
+    ) -> Failure | None:
+        """The trial's process has ended, maybe with a problem; return why it can't be paused, if it can't."""
         if trial.checkpoint is None and not self._has_donor(decision):
+            if problem:  # such as a kill while it saved: the next attempt may do better
+                text = f"{self._scheduler.label} paused the trial, which left no checkpoint to go on from: "
+                return Failure("CheckpointError", text + problem)
             text = f"{self._scheduler.label} paused the trial, and it has {NO_CHECKPOINT}"
             return Failure("ConfigError", text, retry=False)
         set_status(self._step, trial, time, TrialStatus.PAUSED, reason)

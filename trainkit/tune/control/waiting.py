@@ -19,18 +19,19 @@ class WaitingLine:
 
     def __init__(self, trials: Sequence[Trial], status: TrialStatus = TrialStatus.PENDING) -> None:
         self._trials = trials
+        self._parts = status is TrialStatus.PENDING
         self._shared: list[int] = []
         self._alone: list[int] = []
         self._by_id: dict[str, Trial] = {}
-        self.sharing: Sequence[str] = _Ids(trials, self._shared, self._by_id)
-        """Ids of those that run beside others; no copy, as there may be thousands at each step."""
+        self.sharing: Sequence[str] = _Ids(trials, self._shared, self._by_id, self._parts)
+        """Ids of those that run beside others, or are paused; no copy, as there may be thousands."""
         for trial in trials:
             if trial.status is status:
                 self.add(trial)
 
     def add(self, trial: Trial) -> None:
         """Take its place by index, whenever it comes."""
-        insort(self._alone if trial.alone else self._shared, trial.index)
+        insort(self._line_of(trial), trial.index)
         self._by_id[trial.trial_id] = trial
 
     def take(self, trial_id: str) -> Trial:
@@ -43,9 +44,13 @@ class WaitingLine:
         """Leave the line; False if it wasn't in it."""
         if self._by_id.pop(trial.trial_id, None) is None:
             return False
-        line = self._alone if trial.alone else self._shared
+        line = self._line_of(trial)
         del line[bisect_left(line, trial.index)]
         return True
+
+    def _line_of(self, trial: Trial) -> list[int]:
+        # Whether a paused trial goes on is the scheduler's word, beside what it goes on comes after that.
+        return self._alone if trial.alone and self._parts else self._shared
 
     @property
     def first_alone(self) -> Trial | None:
@@ -62,13 +67,17 @@ class WaitingLine:
 class _Ids(Sequence[str]):
     """The ids of some trials, without a copy."""
 
-    def __init__(self, trials: Sequence[Trial], indices: Sequence[int], known: Mapping[str, Trial]) -> None:
+    def __init__(
+        self, trials: Sequence[Trial], indices: Sequence[int], known: Mapping[str, Trial], parts: bool
+    ) -> None:
+        self._parts = parts
         self._trials = trials
         self._indices = indices
         self._known = known
 
     def __contains__(self, trial_id: object) -> bool:
-        return trial_id in self._known and not self._known[trial_id].alone  # type: ignore[index]
+        trial = self._known.get(trial_id)  # type: ignore[call-overload]
+        return trial is not None and not (trial.alone and self._parts)
 
     def __len__(self) -> int:
         return len(self._indices)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import math
 import numbers
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
+
+from threadpoolctl import threadpool_limits
 
 from trainkit.errors import ConfigError, SpaceError
 from trainkit.tune.checks import checked_points, is_number, is_whole, require
@@ -28,7 +32,7 @@ class BayesOptSearch(Searcher):
     Its model is a Gaussian process with a Matern 5/2 kernel. It searches real numbers only: `tune.uniform`,
     and `tune.loguniform` in the logarithm. Suggestion n draws with a generator that is made from the seed and
     n, from a model of all that is known then; trials that run count as the worst so far. NaN, infinite and
-    failed results are left out. A trial that a scheduler has stopped counts by its last report.
+    failed results are left out. Trials that a scheduler has stopped or paused count by their last report.
 
     Args:
         space: bounds by name, as {"net/width": (0, 20)}, or domains as in `param_space`. None: `param_space`.
@@ -102,6 +106,8 @@ class BayesOptSearch(Searcher):
         self._redraws = (-1, 0)
         """Of which suggestion how many tries were rejected."""
         self._drawn = True
+        self._last: dict[str, float] = {}
+        """By trial that has not ended: the metric, as reported last."""
 
     @staticmethod
     def _load() -> Any:
@@ -222,14 +228,16 @@ class BayesOptSearch(Searcher):
         )
         told = [value for _, value in self._known.values() if value is not None and not math.isnan(value)]
         if n >= self._random_search_steps and told:
-            for place, value in self._known.values():
-                if value is None:  # it runs: as if nothing good were there, so that others go elsewhere
-                    model.register(place, min(told))
-                elif not math.isnan(value):
-                    model.register(place, value)
+            # The package prints each place that comes twice, however silent it was asked to be.
+            silence = contextlib.nullcontext() if self._verbose else contextlib.redirect_stdout(io.StringIO())
+            with silence:
+                for place, value in self._known.values():
+                    if value is None:  # it runs: as if nothing good were there, so that others go elsewhere
+                        model.register(place, min(told))
+                    elif not math.isnan(value):
+                        model.register(place, value)
             # Of small matrices: more threads take the CPUs of the trials, and are slower.
-            one_thread = load("threadpoolctl", "searches by BayesOptSearch", "bayesopt").threadpool_limits(1)
-            with warnings.catch_warnings(), one_thread:
+            with warnings.catch_warnings(), threadpool_limits(1):
                 warnings.simplefilter("ignore")  # of scikit-learn's, on kernels at the end of their bounds
                 suggested = model.suggest()
         else:
@@ -273,9 +281,23 @@ class BayesOptSearch(Searcher):
 
     # --- results ----------------------------------------------------------------------------------
 
+    def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
+        value = lookup(result, self.metric or "")
+        if trial_id in self._known and is_number(value):
+            self._last[trial_id] = float(value)
+
+    def on_pause(self, trial_id: str) -> None:
+        if trial_id in self._last:
+            self._tell(trial_id, self._last[trial_id])
+
+    def on_unpause(self, trial_id: str) -> None:
+        if trial_id in self._last:
+            self._known[trial_id] = self._known[trial_id][0], None
+
     def on_trial_complete(
         self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False
     ) -> None:
+        self._last.pop(trial_id, None)
         value = lookup(result or {}, self.metric or "")
         self._tell(trial_id, float(value) if not error and is_number(value) else math.nan)
 

@@ -25,7 +25,7 @@ class HyperOptSearch(Searcher):
 
     Suggestion n draws with a generator that is made from the seed and n. Trials that run, and those whose
     last report of the metric is NaN or infinite, count as worse than all others; one that fails is left out.
-    A trial that a scheduler has stopped counts by its last report.
+    Trials that a scheduler has stopped or paused count by their last report.
 
     Args:
         space: domains as in `param_space`, or a space of hyperopt's, with `hp.choice` and the like in it.
@@ -83,6 +83,8 @@ class HyperOptSearch(Searcher):
         self._drawn = True
         self._left_out: set[str] = set()
         """Trials of before a change of the space, which are none of the new one's."""
+        self._last: dict[str, float] = {}
+        """By trial that has not ended: the metric, as reported last."""
 
     @staticmethod
     def _load() -> Any:
@@ -243,11 +245,25 @@ class HyperOptSearch(Searcher):
 
     # --- results ----------------------------------------------------------------------------------
 
+    def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
+        value = lookup(result, self.metric or "")
+        if trial_id not in self._left_out and is_number(value):
+            self._last[trial_id] = float(value)
+
+    def on_pause(self, trial_id: str) -> None:
+        if trial_id in self._last:
+            self._tell(trial_id, self._last[trial_id])
+
+    def on_unpause(self, trial_id: str) -> None:
+        if trial_id in self._last:
+            self._runs(trial_id)
+
     def on_trial_complete(
         self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False
     ) -> None:
         if trial_id in self._left_out:
             return
+        self._last.pop(trial_id, None)
         value = lookup(result or {}, self.metric or "")
         self._tell(trial_id, float(value) if not error and is_number(value) else None)
 
@@ -260,6 +276,10 @@ class HyperOptSearch(Searcher):
         else:
             loss = value if self.mode == "min" else -value
             document["state"], document["result"] = 2, {"status": "ok", "loss": loss}
+
+    def _runs(self, trial_id: str) -> None:
+        document = self._documents[trial_id]
+        document["state"], document["result"] = 1, {"status": "running"}
 
     # --- what is known from elsewhere -------------------------------------------------------------
 

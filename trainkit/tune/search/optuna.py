@@ -37,7 +37,8 @@ class OptunaSearch(Searcher):
     failed, which samplers leave out. One that the scheduler stopped before its `max_t`, or that stayed paused
     to the end, is told as pruned, with its reports: TPE ranks these after the complete ones, those that went
     furthest first; other samplers leave them out. So is one whose last report of the metric is NaN, which TPE
-    takes for bad; infinite values are told as they are.
+    takes for bad; infinite values are told as they are. While a trial is paused, TPE sees it as pruned, until
+    it goes on; nothing of that is written to `storage`, which has it as running.
 
     Args:
         space: domains as in `param_space`; Optuna's distributions by name, where 'net/width' is
@@ -273,6 +274,7 @@ class OptunaSearch(Searcher):
     # --- results ----------------------------------------------------------------------------------
 
     def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
+        self._cut_short.discard(trial_id)  # it runs, as one does that a restore begins anew
         if len(self._aims) > 1:
             return  # Optuna takes no reports where there are several objectives
         value, step = lookup(result, self._aims[0].metric), result.get("training_iteration")
@@ -285,9 +287,12 @@ class OptunaSearch(Searcher):
 
     def on_pause(self, trial_id: str) -> None:
         self._cut_short.add(trial_id)
+        if samplers.learns_from_pruned(self._suggester):
+            self._study.pause(trial_id)
 
     def on_unpause(self, trial_id: str) -> None:
         self._cut_short.discard(trial_id)
+        self._study.unpause(trial_id)
 
     def on_trial_complete(
         self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False

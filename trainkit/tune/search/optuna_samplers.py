@@ -40,6 +40,19 @@ def follows_from_trials(sampler: BaseSampler) -> bool:
     return type(sampler) in (GPSampler, RandomSampler, TPESampler)
 
 
+def learns_from_pruned(sampler: BaseSampler) -> bool:
+    """True if a trial may be pruned for one suggestion, run for the next, and teaches something meanwhile.
+
+    TPE ranks pruned trials by their reports. A Gaussian process leaves them out, but keeps away from those
+    that run. Samplers that go from the first suggestion to the last rely on it that what has ended stays so.
+    """
+    from optuna.samplers import PartialFixedSampler, TPESampler
+
+    if type(sampler) is PartialFixedSampler:
+        return learns_from_pruned(sampler._base_sampler)
+    return type(sampler) is TPESampler
+
+
 def prepared(sampler: BaseSampler, words: Callable[[int], list[int]]) -> BaseSampler:
     """The sampler for one suggestion: fresh where it can be, and seeded for it.
 

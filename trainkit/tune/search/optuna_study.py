@@ -8,9 +8,10 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from trainkit.errors import ConfigError
+from trainkit.tune.search.optuna_paused import PausedAsPruned
 from trainkit.tune.search.optuna_spaces import Params
 
 if TYPE_CHECKING:
@@ -68,6 +69,7 @@ class LazyStudy:
         """Of each of our trials that the open study has, its number there."""
         self._told: Counter[str] = Counter()
         """Of trials that were found in the user's storage, how many ends of theirs it has."""
+        self._paused: set[str] = set()
 
     # --- suggestions ------------------------------------------------------------------------------
 
@@ -123,14 +125,27 @@ class LazyStudy:
     # --- results ----------------------------------------------------------------------------------
 
     def report(self, trial_id: str, value: float, step: int) -> None:
-        """A trial has reported `value`."""
+        """A trial has reported `value`, so it runs."""
+        self._paused.discard(trial_id)
         if self._study is None:
             self._known[trial_id].reports[step] = value
         elif not self._trial(trial_id).state.is_finished():
             self._storage.set_trial_intermediate_value(self._place(trial_id), step, value)
 
+    def pause(self, trial_id: str) -> None:
+        """Show a trial as pruned to samplers, if it has reported, until it goes on or ends."""
+        self._paused.add(trial_id)
+
+    def unpause(self, trial_id: str) -> None:
+        """A paused trial goes on."""
+        self._paused.discard(trial_id)
+
+    def _numbers_paused(self) -> set[int]:
+        return {self._numbers[each] for each in self._paused if each in self._numbers}
+
     def tell(self, trial_id: str, state: TrialState, values: list[float] | None = None) -> None:
         """A trial has ended. One that had ended before gets a second entry: it was gone on with."""
+        self._paused.discard(trial_id)
         if self._study is None:
             known = self._known[trial_id]
             if known.state is None:
@@ -174,7 +189,7 @@ class LazyStudy:
         with quiet():
             study = optuna.create_study(
                 study_name=self._name,
-                storage=self._storage,
+                storage=cast("BaseStorage", PausedAsPruned(self._storage, self._numbers_paused)),
                 pruner=optuna.pruners.NopPruner(),
                 directions=self._directions,
                 load_if_exists=True,

@@ -204,6 +204,12 @@ class Repeater(SearcherWrapper):
     def on_trial_decision(self, trial_id: str, result: dict[str, Any], decision: Decision) -> None:
         """Nothing, for the same reason."""
 
+    def on_pause(self, trial_id: str) -> None:
+        """Nothing: a unit has ended once all of its trials have."""
+
+    def on_unpause(self, trial_id: str) -> None:
+        """Nothing, as it heard of no pause."""
+
     def on_trial_complete(
         self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False
     ) -> None:

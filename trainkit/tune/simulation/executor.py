@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import heapq
 import inspect
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -27,6 +28,9 @@ WORKER_FAILED = Failure("WorkerFailed", "the simulated worker failed")
 
 PATIENCE = 10_000
 """Iterations of a trial that nothing is known to end: then it is taken to be endless."""
+
+FAILURES = 1000
+"""Attempts that fail in a row, where others will always follow: then that is taken to be endless."""
 
 _Objective = Callable[..., Mapping[str, Any]]
 
@@ -68,10 +72,15 @@ class SimulatedExecutor:
         stragglers, failures, measurements: chance.
         resume: trials go on from where they were; False: from the beginning, each time.
         endless: nothing is known to end a trial, so it is an error if one goes on and on.
+        relentless: after a failure there is always another attempt, so it is an error if all of them fail.
+        timed: the experiment ends at a given time, so a failure that takes time brings the end nearer.
         marks: every report comes with a mark to go on from; else there is one only where the controller asks.
 
     Attributes:
         errors: by trial and attempt, what the objective raised.
+
+    Raises:
+        ConfigError: the objective can't be called with `(config, training_iteration, rng)`.
     """
 
     def __init__(
@@ -86,9 +95,11 @@ class SimulatedExecutor:
         resume: bool,
         marks: bool,
         endless: bool,
+        relentless: bool,
+        timed: bool,
     ) -> None:
         self._objective = objective
-        self._with_state = "state" in inspect.signature(objective).parameters
+        self._with_state = _takes_state(objective)
         self._agenda = agenda
         self._stragglers = stragglers
         self._failures = failures
@@ -96,6 +107,9 @@ class SimulatedExecutor:
         self._resume = resume
         self._marks = marks and resume
         self._endless = endless
+        self._relentless = relentless
+        self._timed = timed
+        self._failed_in_a_row = 0
         self._free = list(range(workers))
         self._runs: dict[str, _Run] = {}
         self._states: dict[str, dict[int, Any]] = {}
@@ -155,15 +169,18 @@ class SimulatedExecutor:
             metrics = self._run_objective(run, iteration)
         except Exception as error:
             self.errors[trial.trial_id, run.attempt] = error
-            failure = Failure.raised(error)
-            self._agenda.put(now, Kind.FAILURE, ev.Failed(trial.trial_id, run.attempt, now, failure))
+            self._fail(run, now, Failure.raised(error))
             return
         took_s = _cost(metrics.pop(COST, 1.0)) * run.factor
         time = now + took_s
         if run.fails_at < time:
-            failed = ev.Failed(trial.trial_id, run.attempt, run.fails_at, WORKER_FAILED)
-            self._agenda.put(run.fails_at, Kind.FAILURE, failed)
+            self._fail(run, run.fails_at, WORKER_FAILED)
             return
+        if math.isinf(time):
+            raise ConfigError(
+                f"with {COST}={took_s!r} of trial {trial.trial_id} the clock passes all numbers"
+            )
+        self._failed_in_a_row = 0
         run.iteration = iteration
         run.spent_s += took_s
         if self._endless and iteration > PATIENCE:
@@ -185,6 +202,16 @@ class SimulatedExecutor:
         mark = self._mark(run) if self._marks and not done else None
         event = ev.Reported(trial.trial_id, run.attempt, time, iteration, filled, mark, done)
         self._agenda.put(time, Kind.FINISH, event)
+
+    def _fail(self, run: _Run, time: float, failure: Failure) -> None:
+        self._failed_in_a_row += not (self._timed and time > self._agenda.now)
+        if self._relentless and self._failed_in_a_row > FAILURES:
+            raise ConfigError(
+                f"{FAILURES} attempts have failed in a row, the last by {failure.kind}: {failure.message}; "
+                "others would follow without end: correct the objective, or the failures, or give "
+                "FailureConfig(max_failed_trials=...)"
+            )
+        self._agenda.put(time, Kind.FAILURE, ev.Failed(run.trial.trial_id, run.attempt, time, failure))
 
     def _run_objective(self, run: _Run, iteration: int) -> dict[str, Any]:
         rng = self._measurements.of(run.trial.index, iteration)
@@ -228,6 +255,19 @@ class SimulatedExecutor:
         run = self._runs.pop(trial_id, None)
         if run is not None:
             heapq.heappush(self._free, run.worker)
+
+
+def _takes_state(objective: _Objective) -> bool:
+    try:
+        signature = inspect.signature(objective)
+        takes = "state" in signature.parameters
+        signature.bind({}, 1, None, **({"state": None} if takes else {}))
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"objective: {error}; it is called with (config, training_iteration, rng), and with state= where "
+            "it has a parameter of that name"
+        ) from error
+    return takes
 
 
 def _cost(value: Any) -> float:

@@ -172,6 +172,8 @@ def _simulation(
         resume=resume,
         marks=retried,
         endless=not limits and max_work is None and plan.max_iteration is None,
+        relentless=tune.num_samples == -1 or run.failure_config.max_failures == -1,
+        timed=bool(limits),
     )
     facts = {
         "created": 0.0,

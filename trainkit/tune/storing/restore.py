@@ -93,7 +93,7 @@ def restore_trials(
         _settle(restored, trial, rule, verdicts.get(trial.trial_id), scheduler, time)
     going_on = {trial.trial_id for trial in trials if not trial.status.is_finished}
     with contextlib.closing(reader.log()) as log:
-        restored.with_metric = replay(
+        replayed = replay(
             log,
             trials,
             proposals,
@@ -102,11 +102,13 @@ def restore_trials(
             stop=stop,
             going_on=going_on,
             space_since=space_since,
-            owed=restored.owed,
         )
+    restored.with_metric = replayed.with_metric
     for trial in trials:
-        if trial.status is not TrialStatus.PAUSED:
-            restored.owed.pop(trial.trial_id, None)
+        if trial.status is TrialStatus.PAUSED and trial.trial_id in replayed.owed:
+            _owe(restored, trial, replayed.owed[trial.trial_id], scheduler, time)
+        if trial.status is TrialStatus.PENDING and trial.trial_id in replayed.paused:
+            proposals.on_unpause(trial.trial_id)
         trial.last_result["config"] = trial.config
         if trial.status.is_finished and not before[trial.trial_id].is_finished:
             proposals.on_trial_complete(trial.trial_id, trial.last_result)
@@ -116,6 +118,21 @@ def restore_trials(
         if trial.status is TrialStatus.PENDING and (trial.trial_id, trial.attempt) in started:
             trial.attempt += 1
     return restored
+
+
+@dataclass
+class Replayed:
+    """What a replay has found.
+
+    Attributes:
+        with_metric: ids of trials that have reported the metrics, all at once.
+        paused: ids of trials that the searcher takes to be paused.
+        owed: by trial, what the scheduler has decided last, where the log has nothing that came of it.
+    """
+
+    with_metric: set[str] = field(default_factory=set)
+    paused: set[str] = field(default_factory=set)
+    owed: dict[str, Decision] = field(default_factory=dict)
 
 
 def replay(
@@ -128,8 +145,7 @@ def replay(
     stop: StopRules | None = None,
     going_on: Collection[str] = (),
     space_since: int = 0,
-    owed: dict[str, Decision] | None = None,
-) -> set[str]:
+) -> Replayed:
     """Tell `proposals`, `scheduler` and `stop` what they were told, and complete the configurations.
 
     Args:
@@ -141,22 +157,17 @@ def replay(
         stop: rules to tell; None: none.
         going_on: ids of trials that had ended and are to run again: for both they have not ended.
         space_since: as in `restore_trials`.
-        owed: is filled with the decisions that were not carried out, as in `Restored`.
-
-    Returns:
-        The ids of trials that have reported them all at once.
 
     Raises:
         ConfigError: the searcher suggests fewer configurations than it did.
     """
     by_id = {trial.trial_id: trial for trial in trials}
     objects = with_objects(proposals.space)
-    with_metric = set()
     last: dict[str, dict[str, Any]] = {}
-    paused: set[str] = set()
-    owed = {} if owed is None else owed
+    replayed = Replayed()
+    with_metric, paused, owed = replayed.with_metric, replayed.paused, replayed.owed
     for entry in log:
-        if not isinstance(entry, (NoMoreTrials, Paused)):
+        if not isinstance(entry, (NoMoreTrials, Paused, Changed)):
             owed.pop(entry.trial_id, None)
         match entry:
             case Suggested(trial_id):
@@ -171,8 +182,7 @@ def replay(
                     with_metric.add(trial_id)
                 proposals.on_trial_result(trial_id, result)
                 decision = scheduler.on_result(trial_id, result)
-                if decision.donors or decision.request is not None:
-                    owed[trial_id] = decision
+                owed[trial_id] = decision
                 if decision.reason:
                     proposals.on_trial_decision(trial_id, result, decision)
                 if stop is not None:
@@ -188,6 +198,8 @@ def replay(
             case Changed(trial_id, config, donor):
                 config = complete(config, by_id[trial_id].suggested)
                 scheduler.on_trial_change(trial_id, config, donor)
+                if trial_id in owed and owed[trial_id].verdict is Verdict.PAUSE:
+                    del owed[trial_id]
             case Regranted(trial_id, request, before):
                 scheduler.on_trial_request(trial_id, request, before)
             case NoMoreTrials():
@@ -201,9 +213,10 @@ def replay(
                     continue
                 tell = scheduler.on_trial_error if error else scheduler.on_trial_complete
                 tell(trial_id)
-        # They were carried out then: the log has what came of them, but for what was cut off.
-        owed.update({each: verdict for each, verdict in scheduler.verdicts() if verdict.donors})
-    return with_metric
+        # They were carried out then, unless by another scheduler: the log has what came of them, but for
+        # what was cut off.
+        owed.update(scheduler.verdicts())
+    return replayed
 
 
 def _remember(
@@ -266,8 +279,24 @@ def _settle(
         trial.attempt, trial.failures, trial.failure = trial.attempt + 1, 0, None
         reason = words
     if (status, reason) != (trial.status, trial.reason):
-        trial.status, trial.reason = status, reason
-        restored.records.append(ev.StatusChanged(trial, time, status, reason, trial.attempt, trial.failures))
+        _set_status(restored, trial, status, reason, time)
+
+
+def _owe(restored: Restored, trial: Trial, last: Decision, scheduler: TrialScheduler, time: float) -> None:
+    """A trial is paused, and `last` was decided on it: settle it, or leave that to who can carry it out."""
+    if last.donors or last.request is not None:
+        restored.owed[trial.trial_id] = last
+    elif last.verdict is Verdict.STOP:
+        _set_status(restored, trial, TrialStatus.TERMINATED, words_for(last, scheduler.label), time)
+    elif (
+        last.verdict is Verdict.CONTINUE
+    ):  # it was paused by another scheduler: this one would never choose it
+        _set_status(restored, trial, TrialStatus.PENDING, "resumed", time)
+
+
+def _set_status(restored: Restored, trial: Trial, status: TrialStatus, reason: str, time: float) -> None:
+    trial.status, trial.reason = status, reason
+    restored.records.append(ev.StatusChanged(trial, time, status, reason, trial.attempt, trial.failures))
 
 
 def _forget_lost(restored: Restored, trial: Trial, folder: Path, time: float) -> None:

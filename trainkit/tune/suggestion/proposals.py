@@ -92,8 +92,7 @@ class Proposals:
             if suggestion is None:
                 return None
             if isinstance(suggestion, str):
-                if self._gave_up:
-                    self.reason = self._why()
+                self.reason = self._why() if self._gave_up else f"{self.name} has no more to suggest"
                 return Searcher.FINISHED
             config = self._whole(suggestion)
             drawn = self._searcher.is_drawn(trial_id)
@@ -255,11 +254,12 @@ class Proposals:
         return self.space.forbidden_by(config) if self.space.rules else None
 
     def _alternative(self, trial_id: str) -> dict[str, Any] | None:
-        for config in self._searcher.alternatives(trial_id):
+        for suggestion in self._searcher.alternatives(trial_id):
+            config = self._whole(suggestion)
             if (
                 self._forbidden_by(config) is None
                 and (self._allow_duplicates or fingerprint(config) not in self._first)
-                and self._searcher.take(trial_id, config)
+                and self._searcher.take(trial_id, suggestion)
             ):
                 return config
         return None

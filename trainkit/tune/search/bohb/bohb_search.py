@@ -49,7 +49,8 @@ class TuneBOHB(Searcher):
             hold constants, which every configuration gets.
         bohb_config: numbers of the model, by HpBandSter's names: `min_points_in_model` (None, d + 1),
             `top_n_percent` (15), `num_samples` (64), `random_fraction` (1/3), `bandwidth_factor` (3),
-            `min_bandwidth` (1e-3); and `split`, "paper" or "hpbandster".
+            `min_bandwidth` (0.05, where HpBandSter has 1e-3, with which a search narrows too early); and
+            `split`, "paper" or "hpbandster".
         metric: what to optimise; None: as in the TuneConfig.
         mode: the same.
         points_to_evaluate: configurations, or parts of them, to try first; they count for `num_samples`, and

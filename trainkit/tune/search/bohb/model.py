@@ -28,7 +28,7 @@ LEAST_DENSITY = 1e-32
 
 @dataclass(frozen=True)
 class BOHBConfig:
-    """What `bohb_config` may hold; the names are HpBandSter's, the defaults the paper's.
+    """What `bohb_config` may hold; the names are HpBandSter's, the defaults the paper's but one.
 
     Attributes:
         min_points_in_model: the least number of good configurations, and of bad ones; None, and anything
@@ -37,7 +37,10 @@ class BOHBConfig:
         num_samples: candidates of which the best is suggested.
         random_fraction: probability of a random configuration instead, from 0 to 1.
         bandwidth_factor: times the bandwidth that candidates of numbers are spread around good ones.
-        min_bandwidth: no bandwidth is smaller, where the whole range of a parameter is 1.
+        min_bandwidth: no bandwidth is smaller, where the whole range of a parameter is 1. HpBandSter's is
+            1e-3: once the few best configurations are close together, so are the candidates around them, and
+            a search stays where it happens to be. 0.05 was as good within error, mostly better, in all that
+            docs/tuning/bohb.md has measured.
         split: "paper": good and bad overlap where there are few, so the first model needs d + 3 observations.
             "hpbandster": they don't, so it needs 2 (d + 1).
     """
@@ -47,7 +50,7 @@ class BOHBConfig:
     num_samples: int = 64
     random_fraction: float = 1 / 3
     bandwidth_factor: float = 3
-    min_bandwidth: float = 1e-3
+    min_bandwidth: float = 0.05
     split: str = "paper"
 
     def __post_init__(self) -> None:
