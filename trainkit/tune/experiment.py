@@ -157,7 +157,6 @@ class Experiment:
         """Run the experiment to its end and return its results.
 
         Raises:
-            ConfigError: the scheduler pauses trials, and they save no checkpoints.
             InfeasibleError: a trial could never start, for want of resources.
             SerializationError: the trainable or a value can't be sent to a worker.
             StoreError: the folder can't be written, or another process is at it.

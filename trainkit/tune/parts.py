@@ -29,6 +29,7 @@ from trainkit.tune.search import BasicVariantGenerator, Searcher
 from trainkit.tune.seeds import scheduler_generator
 from trainkit.tune.spaces.variants import Space
 from trainkit.tune.suggestion.proposals import Proposals
+from trainkit.tune.trainable import Trainable
 
 logger = logging.getLogger("trainkit.tune")
 
@@ -166,8 +167,9 @@ def require_saving(bound: Bound, scheduler: TrialScheduler) -> None:
     Raises:
         ConfigError: it is so.
     """
-    trainable = bound.trainable
-    if scheduler.pauses and isinstance(trainable, type) and not trainable.can_save():
+    cls = bound.trainable
+    is_class = isinstance(cls, type) and issubclass(cls, Trainable)
+    if scheduler.pauses and is_class and not cls.can_save():
         raise ConfigError(f"{scheduler.label} pauses trials, and those of {bound.name} have {NO_CHECKPOINT}")
 
 

@@ -51,14 +51,14 @@ class MetricWatch(Callback):
         for metric in dict.fromkeys((*self._metrics, *judged_by)):
             if lookup(result, metric) is None:
                 logger.warning(
-                    "the first report has no %r, which is the metric: %s. %s",
+                    "the first report has no %r, which is the metric: %s %s",
                     metric,
                     reported_words(metric, result),
                     " ".join(self._effects(metric)),
                 )
         if lookup(result, self._time_attr) is None:
             logger.warning(
-                "the first report has no %r, which the scheduler's time_attr names: %s. %s judges and stops no "
+                "the first report has no %r, which the scheduler's time_attr names: %s %s judges and stops no "
                 "trial by a report without it",
                 self._time_attr,
                 reported_words(self._time_attr, result),
@@ -78,4 +78,4 @@ def reported_words(name: str, result: Mapping[str, Any]) -> str:
     reported = sorted(set(names) - AUTOMATIC)
     text = f"reported were {', '.join(reported)}" if reported else "nothing else was reported"
     near = difflib.get_close_matches(name, names, n=1, cutoff=ALIKE)
-    return f"{text}. Did you mean {near[0]!r}?" if near else text
+    return f"{text}. Did you mean {near[0]!r}?" if near else f"{text}."

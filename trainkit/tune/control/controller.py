@@ -144,7 +144,10 @@ class Controller:
 
     @property
     def error(self) -> Exception | None:
-        """What searcher, scheduler or stopper raised, or what is wrong with the trainable, for `fit` to raise once those that ran have ended."""
+        """What broke the experiment off, for `fit` to raise once those that ran have ended.
+
+        Such as what searcher, scheduler or stopper raised.
+        """
         return self._endings.error
 
     @property

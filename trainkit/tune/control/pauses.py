@@ -175,7 +175,7 @@ class Pauses:
         return words_for(decision, self._scheduler.label)
 
     def why_not_chosen(self, trial: Trial) -> str:
-        """Note and say why a trial, which is paused and will be ended, did not go on; '' if nothing is known."""
+        """Note and say why a trial, paused to the end, did not go on; '' if that is not known."""
         decision = Decision(Verdict.STOP, self._scheduler.why_not_chosen(trial.trial_id))
         if decision.reason:
             self._step.records.append(ev.DecisionMade(trial, trial.attempt, trial.iteration, decision))

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 WENT_ON = style.BEST[1]
 CUTOFF = style.BEST[0]
 JUDGED, CAME = "rung", "milestone"
-"""Rules of decisions: on a trial that came to a rung, or waits there; and that it came and is judged later."""
+"""Rules of decisions: a trial was judged at a rung; it has come there, and is judged later."""
 WIDTH = 0.8
 """Of one rung; the distance between two is 1."""
 

@@ -65,8 +65,11 @@ class Space:
         if param_space is None:
             param_space = {}
         if not isinstance(param_space, Mapping):
-            hint = meant_as_domain(param_space) or f"{param_space!r} is not a dictionary of hyperparameters"
-            raise SpaceError(f"param_space: {hint}")
+            raise SpaceError(
+                f"param_space: {meant_as_domain(param_space)}"
+                if meant_as_domain(param_space)
+                else f"param_space={param_space!r} is not a dictionary of hyperparameters"
+            )
         tree = canonical(param_space)
         leaves = tuple(sites(tree))
         names = Names(leaves)
