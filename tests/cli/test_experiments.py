@@ -213,7 +213,9 @@ def test_why_tells_what_was_decided(command):
     assert "ended: all trials have ended" in told and "began" in told
     assert "means 4 trials" in command("why", "e", "trainable", code=1)
     assert "no trial has an id" in command("why", "e", "17", code=1)
-    assert "nothing in your" in command("why", "anything", code=1)
+    told = command("why", "anything", code=1)
+    assert "'anything' is no experiment: no " in told and "/anything or in /" in told
+    assert "nothing in your" in told and "`trainkit why EXPERIMENT TRIAL`" in told
 
 
 def test_stop_refuses_what_nobody_runs(command):

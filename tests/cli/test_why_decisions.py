@@ -110,3 +110,51 @@ def test_why_tells_pauses_and_promotions(tmp_path, capsys):
     assert "report 3: STOP, reached max_t=3" in told[2]
     first = results[0].decisions[0]
     assert (first["verdict"], first["rule"], first["rung"], first["awaits"]) == ("PAUSE", "milestone", 1, 2)
+
+
+@pytest.mark.usefixtures("inline")
+def test_why_tells_an_exchange_once_and_in_words(tmp_path, capsys):
+    population = sch.PopulationBasedTraining(
+        **ITERATION, perturbation_interval=1, hyperparam_mutations={**MUTATIONS, "kind": tune.choice(["a"])},
+        quantile_fraction=0.5, log_config=False, resample_probability=0,
+    )  # fmt: skip
+    results = tune.Tuner(
+        Climbs,
+        param_space={"x": tune.grid_search([1.0, 2.0])},
+        tune_config=tune.TuneConfig(metric="loss", mode="min", scheduler=population, seed=0),
+        run_config=tune.RunConfig(name="e", storage_path=tmp_path, verbose=0, stop={"training_iteration": 2}),
+    ).fit()
+    (exchange,) = results.exchanges()
+    exploits = [each for each in results.decisions() if each.get("rule") == "exploit"]
+    assert [each["trial_id"] for each in exploits] == [exchange.trial_id], "no stop calls itself an exploit"
+    assert {each["trial_id"] for each in results.decisions() if each["verdict"] == "STOP"} == {
+        result.trial_id for result in results
+    }
+    assert main(["why", str(tmp_path / "e"), exchange.trial_id]) == 0
+    told = capsys.readouterr().out
+    assert f"rearranged: goes on from {exchange.donor} after 1 report\n" in told
+    assert "on, 1 report\n" in told or "on, 1 report," in told
+    assert "1 reports" not in told and "{" not in told
+    assert told.count(f"takes over {exchange.donor}") == 1
+    assert "; x 1 -> " in told and "kind" not in told.partition("takes over")[2].partition("\n")[0]
+
+
+@pytest.mark.usefixtures("inline")
+def test_a_stop_where_an_exploit_was_due(tmp_path):
+    results = tune.Tuner(
+        Climbs,
+        param_space={"x": tune.grid_search([1.0, 2.0])},
+        tune_config=tune.TuneConfig(
+            metric="loss", mode="min", max_concurrent_trials=1, seed=0,
+            scheduler=sch.PopulationBasedTraining(
+                **ITERATION, perturbation_interval=2, hyperparam_mutations=MUTATIONS, quantile_fraction=0.5,
+            ),
+        ),
+        run_config=tune.RunConfig(
+            name="e", storage_path=tmp_path, verbose=0,
+            stop=lambda trial_id, result: result["training_iteration"] == (2 if result["loss"] >= 1.0 else 4),
+        ),
+    ).fit()  # fmt: skip
+    (stop,) = [each for each in results.decisions() if "instead_of" in each]
+    assert (stop["verdict"], stop["stop"]) == ("STOP", "stopped by RunConfig(stop=function)")
+    assert stop["instead_of"]["rule"] == "exploit" and "rule" not in stop and not results.exchanges()

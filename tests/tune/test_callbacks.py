@@ -134,6 +134,7 @@ def test_a_callback_that_raises_is_told_once_and_touches_nothing(fit, caplog, ho
         "on_trial_error",
         "on_trial_save",
         "on_checkpoint",
+        "on_trial_change",
     }
     assert len(told) == (0 if hook in never_happens else 1)
 

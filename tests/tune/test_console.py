@@ -185,6 +185,15 @@ def test_in_a_real_terminal(tmp_path):  # row 1.22
     assert "\x1b[?25h" in last
     assert "go on by Tuner.restore(" in last
     assert last.count("TERMINATED") >= 1
+    assert "Ended early" not in last
+
+
+def test_ctrl_c_is_said_once(tmp_path):
+    command = [sys.executable, "-c", SCRIPT, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert (done.stdout + done.stderr).count("interrupted") == 1
+    assert "Ended early: interrupted. " in done.stdout
+    assert "All that was reported is kept; go on by Tuner.restore(" in done.stderr
 
 
 class Displayed:

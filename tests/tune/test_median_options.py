@@ -28,6 +28,17 @@ def test_the_pool_may_be_of_completed_trials_alone():
     assert report(scheduler, "E", 2, 2.0).reason["others"] == 3
 
 
+def test_losers_that_went_on_to_their_end_have_completed():
+    scheduler = with_others(pool="completed", hard_stop=False)
+    for trial_id in "ABD":
+        scheduler.on_trial_complete(trial_id)
+    assert report(scheduler, "F", 1, 1.9).verdict == PAUSE
+    scheduler.on_trial_resume("F")
+    report(scheduler, "F", 2, 1.9)
+    scheduler.on_trial_complete("F")
+    assert report(scheduler, "E", 2, 2.0).reason["others"] == 4
+
+
 def test_completed_trials_that_failed_do_not_count():
     scheduler = with_others(pool="completed", min_samples_required=1)
     scheduler.on_trial_error("A")

@@ -136,6 +136,19 @@ def test_a_paused_trial_that_never_reported_teaches_nothing(name):
     assert after(paused) == after(running)
 
 
+def test_a_paused_trial_that_is_begun_anew_is_complete_at_its_end():
+    """As `resume_config` may have it: it reports, and nobody has said that it goes on."""
+    storage = optuna.storages.InMemoryStorage()
+    search = Search(Row("default", lambda: OptunaSearch(storage=storage)), PLANE)
+    search.next()
+    search.searcher.on_trial_result("t_00000", {"loss": 2.0, "training_iteration": 1})
+    search.searcher.on_pause("t_00000")
+    search.searcher.on_trial_result("t_00000", {"loss": 1.0, "training_iteration": 2})
+    search.searcher.on_trial_complete("t_00000", {"loss": 1.0, "training_iteration": 2})
+    (trial,) = optuna.load_study(study_name="optuna", storage=storage).trials
+    assert (trial.state.name, trial.value) == ("COMPLETE", 1.0)
+
+
 @pytest.mark.parametrize("name", ["tpe", "hyperopt"])
 def test_what_is_asked_beforehand_is_what_comes(name):
     search = begun(name)

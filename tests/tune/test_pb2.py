@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -261,3 +263,15 @@ def test_bounds_are_searched_as_the_space_draws_the_value():
     assert made.arguments == scheduler.arguments
     with pytest.raises(ConfigError, match=r"hyperparam_bounds\['lr'\]=\[0, 1\] doesn't fit loguniform"):
         PB2(hyperparam_bounds={"lr": [0, 1]}).completed_space(space)
+
+
+def test_without_scipy_the_command_to_install_it_is_named_at_once():
+    code = (
+        "import sys; sys.modules['scipy'] = None\n"
+        "from trainkit.tune.schedulers import PB2\n"
+        "try: PB2(hyperparam_bounds={'lr': [0.1, 1]})\n"
+        "except ImportError as error: print(type(error).__name__, error)"
+    )
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert said.startswith("MissingDependencyError")
+    assert "pip install 'trainkit[tune]'" in said

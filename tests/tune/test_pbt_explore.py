@@ -116,8 +116,60 @@ def test_a_start_outside_the_range_comes_inside():
 
 def test_two_does_not_stay_two():
     rng = np.random.default_rng(0)
-    found = {explored_value(2, lambda: random.randint(1, 10), rng, 0.0, FACTORS)[0] for _ in range(50)}
+    found = {explored_value(2, tune.randint(1, 11), rng, 0.0, FACTORS)[0] for _ in range(50)}
     assert found == {1, 3}
+
+
+@pytest.mark.parametrize("zero", [0, 0.0])
+def test_zero_of_a_function_stays_zero_until_it_is_drawn_anew(zero):
+    rng = np.random.default_rng(0)
+
+    def draw():
+        return random.choice([zero, 1e-4, 1e-3])
+
+    assert {explored_value(zero, draw, rng, 0.0, FACTORS)[0] for _ in range(50)} == {zero}
+    assert {explored_value(zero, draw, rng, 1.0, FACTORS)[0] for _ in range(50)} == {zero, 1e-4, 1e-3}
+
+
+@given(value=st.integers(-1000, 1000), factor=st.sampled_from([0.2, 0.8, 1.2, 3.0]))
+def test_a_whole_number_of_a_function_is_multiplied(value, factor):
+    new = multiplied(value, factor, lambda: value)
+    assert type(new) is int and abs(new - value * factor) < 1
+    assert (new > 0) == (value > 0) and (new < 0) == (value < 0)
+
+
+def test_floats_of_a_function_are_multiplied():
+    assert multiplied(0.5, 1.2, lambda: 0.5) == 0.6
+
+
+def test_a_tuple_of_two_numbers_may_mean_two_things():
+    with pytest.raises(ConfigError, match=r"tune\.uniform\(0, 1\) for a range, or the list \[0, 1\]"):
+        checked_mutations({"x": (0, 1)})
+    assert checked_mutations({"x": ("a", "b"), "y": (1, 2, 3)}) == {"x": ["a", "b"], "y": [1, 2, 3]}
+
+
+@pytest.mark.parametrize(
+    ("space", "mutated", "meant"),
+    [
+        ({"x": 1.0}, {"X": 1}, "'x'"),
+        ({"momentum": 1.0}, {"momentun": 1}, "'momentum'"),
+        ({"net": {"width": 4}}, {"net": {"widht": 1}}, "'width'"),
+        ({"h1": 1.0}, {"h2": 1}, None),
+        ({"beta1": 1.0}, {"beta2": 1}, None),
+        ({"lr": 1.0}, {"dropout": 1}, None),
+        ({"lr": 1.0, 3: 1.0}, {"lrs": 1, "lr": 1}, None),
+    ],
+)
+def test_a_name_much_like_one_of_the_space_is_refused(space, mutated, meant):
+    def filled(tree):
+        return {name: filled(each) if isinstance(each, dict) else [1, 2] for name, each in tree.items()}
+
+    mutations = checked_mutations(filled(mutated))
+    if meant is None:
+        assert set(completed(space, mutations)) == {*space, *mutated}
+    else:
+        with pytest.raises(ConfigError, match=f"Did you mean {meant}"):
+            completed(space, mutations)
 
 
 def test_functions_draw_what_the_seed_says():
@@ -132,7 +184,7 @@ def test_functions_draw_what_the_seed_says():
 
 def test_nested_values_are_explored_and_others_are_left_alone():
     config = {"net": {"lr": 0.1, "width": 8}, "name": "a", "drop": 0.5}
-    mutations = checked_mutations({"net": {"lr": tune.uniform(0, 1)}, "drop": (0.1, 0.5), "absent": [1, 2]})
+    mutations = checked_mutations({"net": {"lr": tune.uniform(0, 1)}, "drop": [0.1, 0.5], "absent": [1, 2]})
     new, operations = explored(config, mutations, np.random.default_rng(0), 0.0, FACTORS)
     assert new == {"net": {"lr": pytest.approx(0.1, rel=0.21), "width": 8}, "name": "a", "drop": new["drop"]}
     assert config["net"]["lr"] == 0.1 and "absent" not in new

@@ -89,7 +89,9 @@ def trained(fit):
 
 
 def exploits(results: ResultGrid):
-    return [each for each in results.decisions() if each["rule"] == "exploit" and each["verdict"] == "PAUSE"]
+    return [
+        each for each in results.decisions() if each.get("rule") == "exploit" and each["verdict"] == "PAUSE"
+    ]
 
 
 @pytest.mark.parametrize("trainable", [Toy, toy])
@@ -327,3 +329,72 @@ def test_a_kill_before_the_first_step_is_restored(trained, tmp_path):
             trained(synch=True, run={"name": "cut"})
     results = tune.Tuner.restore(str(tmp_path / "cut"), Toy).fit()
     assert [str(result.status) for result in results] == ["TERMINATED"] * 4
+
+
+# --- what is kept -----------------------------------------------------------------------------------
+
+
+class Lossy(Toy):
+    def step(self):
+        report = super().step()
+        return {**report, "loss": 2 - report["q"]}
+
+
+def test_a_state_taken_over_displaces_no_better_checkpoint(trained):
+    """No report goes with it, so it ranks last, and is kept only while it is what the trial goes on from."""
+    best = {"checkpoint_score_attribute": "loss", "checkpoint_score_order": "min", "num_to_keep": 2}
+    results = trained(
+        Lossy,
+        synch=True,
+        perturbation_interval=2,
+        until=11,
+        run={"checkpoint_config": tune.CheckpointConfig(checkpoint_frequency=1, **best)},
+    )
+    assert exploits(results)
+    for result in results:
+        losses = sorted(report["loss"] for report in result.history)
+        assert sorted(report["loss"] for _, report in result.best_checkpoints) == losses[:2]
+
+
+# --- values that text doesn't hold ------------------------------------------------------------------
+
+
+class Kinds(Interrupted):
+    at = -1
+
+    def step(self):
+        report = super().step()
+        return {**report, "kind": self.config["kind"].__name__, "q": report["q"] + len(report["theta"])}
+
+
+@pytest.mark.parametrize("mutated", [True, False])
+def test_objects_are_taken_over_too(trained, tmp_path, mutated):
+    kinds, run = (
+        [int, float, str, list],
+        {"samples": 6, "space": {"kind": tune.choice([int, float, str, list])}},
+    )
+    mutations = {**MUTATIONS, **({"kind": kinds} if mutated else {})}
+    how = {"synch": True, "perturbation_interval": 2, "hyperparam_mutations": mutations}
+    whole = trained(Kinds, run={"name": "whole"}, **run, **how)
+    Kinds.at = 8
+    trained(Kinds, run={"name": "cut"}, **run, **how)
+    assert Kinds.at == 0
+    Kinds.at = -1
+    results = tune.Tuner.restore(
+        str(tmp_path / "cut"),
+        Kinds,
+        param_space=run["space"],
+        tune_config=tune.TuneConfig(metric="q", mode="max", scheduler=pbt(**how)),
+    ).fit()
+    assert not results.errors and exploits(results)
+    assert [result.config for result in results] == [result.config for result in whole]
+
+
+def test_numbers_of_numpy(trained):
+    numpy = pytest.importorskip("numpy")
+    sizes = [numpy.int64(16), numpy.int64(32), numpy.int64(64)]
+    results = trained(hyperparam_mutations={**MUTATIONS, "size": sizes}, synch=True)
+    changes = [each["changes"]["size"] for each in exploits(results)]
+    assert changes and {type(change[key]) for change in changes for key in ("old", "new")} == {int}
+    rows = (Path(results.experiment_path) / "pbt_global.txt").read_text().splitlines()
+    assert all(json.loads(row)[5]["size"] in (16, 32, 64) for row in rows)

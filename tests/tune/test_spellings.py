@@ -172,19 +172,30 @@ PLACES = {
     "get_checkpoint get_context report",
     "trainkit.tune.callback": "Callback",
     "trainkit.tune.error": "TuneError",
+    "trainkit.tune.execution.placement_groups": "PlacementGroupFactory",
+    "trainkit.tune.experiment": "Experiment Trial",
+    "trainkit.tune.experiment.experiment": "Experiment",
+    "trainkit.tune.experiment.trial": "Trial",
     "trainkit.tune.logger": "CSVLoggerCallback JsonLoggerCallback LoggerCallback",
     "trainkit.tune.registry": "get_trainable_cls register_env register_trainable",
+    "trainkit.tune.result": "DEFAULT_METRIC TIME_TOTAL_S TRAINING_ITERATION",
     "trainkit.tune.result_grid": "ResultGrid",
+    "trainkit.tune.sample": "Categorical Domain Float Integer choice sample_from uniform",
     "trainkit.tune.schedulers": "ASHAScheduler AsyncHyperBandScheduler FIFOScheduler TrialScheduler",
     "trainkit.tune.schedulers.hb_bohb": "HyperBandForBOHB",
     "trainkit.tune.schedulers.hyperband": "HyperBandScheduler",
+    "trainkit.tune.schedulers.trial_scheduler": "FIFOScheduler TrialScheduler",
+    "trainkit.tune.search.sample": "Categorical Domain Float Integer choice sample_from uniform",
+    "trainkit.tune.search.variant_generator": "grid_search",
     "trainkit.tune.stopper": "Stopper",
     "trainkit.tune.suggest": "BasicVariantGenerator Searcher",
     "trainkit.tune.suggest.basic_variant": "BasicVariantGenerator",
+    "trainkit.tune.suggest.variant_generator": "grid_search",
     "trainkit.tune.trainable": "Trainable",
     "trainkit.tune.trial": "Trial",
     "trainkit.tune.tune_config": "TuneConfig",
     "trainkit.tune.tuner": "Tuner",
+    "trainkit.tune.utils.placement_groups": "PlacementGroupFactory",
 }
 
 
@@ -203,3 +214,23 @@ def test_a_name_that_is_nowhere_is_an_attribute_error():
     with pytest.raises(ImportError, match="Nothing"):
         from trainkit.tune.suggest import Nothing  # noqa: F401
     assert "Stopper" in dir(tune.stopper)
+
+
+@pytest.mark.parametrize(
+    ("module", "searcher"),
+    [("ax", "AxSearch"), ("hebo", "HEBOSearch"), ("nevergrad", "NevergradSearch"), ("zoopt", "ZOOptSearch")],
+)
+def test_searchers_that_are_not_here_say_what_to_take(module, searcher):
+    for _ in range(2):
+        with pytest.raises(ImportError, match=f"{searcher} is not in trainkit: take OptunaSearch") as caught:
+            importlib.import_module(f"trainkit.tune.search.{module}")
+        assert caught.value.name == f"trainkit.tune.search.{module}"
+
+
+def test_reports_have_the_keys_that_rays_names_mean(fit):
+    keys = importlib.import_module("trainkit.tune.result")
+    (result,) = fit(lambda config: 0.5)
+    assert result.metrics[keys.DEFAULT_METRIC] == 0.5
+    filled_in = "TRAINING_ITERATION TIME_THIS_ITER_S TIME_TOTAL_S TIMESTAMP DONE TRIAL_ID EXPERIMENT_TAG PID "
+    for name in (filled_in + "HOSTNAME NODE_IP").split():
+        assert getattr(keys, name) in result.metrics

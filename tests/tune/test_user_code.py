@@ -117,7 +117,7 @@ def test_a_waiting_trial_that_can_never_fit_is_an_error_and_not_a_spin():
 class Refusing(tune.schedulers.FIFOScheduler):
     """Lets none of the waiting trials run."""
 
-    def choose_trial_to_run(self, pending):
+    def choose_trial_to_run(self, pending, paused=(), *, new=False):
         return None
 
 

@@ -28,16 +28,22 @@ def experiment_folder(word: str) -> Path:
     """
     folder = _folder(word)
     if folder is None:
-        raise ConfigError(
-            f"{word!r} is no experiment: no {FILENAME} is in {Path(word).expanduser().absolute()} or "
-            f"in {settings.results_dir() / word}; `trainkit ls DIR` shows which there are in DIR"
-        )
+        raise ConfigError(f"{not_found(word)}; `trainkit ls DIR` shows which there are in DIR")
     return folder
 
 
+def not_found(word: str) -> str:
+    """Where an experiment `word` was looked for, and is not."""
+    here, there = _places(word)
+    return f"{word!r} is no experiment: no {FILENAME} is in {here} or in {there}"
+
+
 def _folder(word: str) -> Path | None:
-    tried = (Path(word).expanduser().absolute(), settings.results_dir().absolute() / word)
-    return next((folder for folder in tried if (folder / FILENAME).exists()), None)
+    return next((folder for folder in _places(word) if (folder / FILENAME).exists()), None)
+
+
+def _places(word: str) -> tuple[Path, Path]:
+    return Path(word).expanduser().absolute(), settings.results_dir().absolute() / word
 
 
 def chosen_trial(trials: Sequence[Trial], word: str) -> Trial:

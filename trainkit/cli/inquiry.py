@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
+from trainkit.cli.experiments import not_found
 from trainkit.cli.status import duration, request_line
 from trainkit.cli.survey import Survey, sessions, survey
 from trainkit.errors import ConfigError
@@ -34,8 +35,9 @@ def why(wanted: str) -> int:
     if not lines:
         problems = "".join(f"; {found.problem}" for found in surveys if found.problem)
         raise ConfigError(
-            f"nothing in your {len(surveys)} sessions has the name {wanted!r}, or an id that starts so; "
-            f"`trainkit status` shows what there is{problems}"
+            f"{not_found(wanted)}; and nothing in your {len(surveys)} sessions has that name, or an id that "
+            "starts so. A trial is found by its experiment: `trainkit why EXPERIMENT TRIAL`. "
+            f"`trainkit ls DIR` shows which are in DIR, `trainkit status` what is in your sessions{problems}"
         )
     sys.stdout.write("\n".join(lines) + "\n")
     return 0

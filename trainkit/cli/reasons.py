@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
 from trainkit.cli.experiments import chosen_trial, experiment_folder
 from trainkit.clock import SYSTEM
+from trainkit.resources import describe
+from trainkit.tune.control.events import REARRANGED
+from trainkit.tune.placement import PlacementGroupFactory
 from trainkit.tune.schedulers.words import in_words
 from trainkit.tune.storing.chronicle import ChronicleReader, Event
 from trainkit.tune.storing.overview import Overview
 from trainkit.tune.trial import Trial, TrialStatus
+from trainkit.tune.values import decode_config
 
 _SAID_ELSEWHERE = ("trial_id", "attempt", "iteration", "verdict")
 
@@ -50,15 +55,42 @@ def _of_trial(overview: Overview, reader: ChronicleReader, trial: Trial) -> Iter
         own = f", with {_facts(attempt.config)}" if attempt.config != trial.config else ""
         yield (
             f"  attempt {attempt.number}: from {_when(attempt.started)} in process {attempt.pid} on "
-            f"{attempt.hostname}, from iteration {attempt.iteration} on, {attempt.reports} reports{own}"
+            f"{attempt.hostname}, from iteration {attempt.iteration} on, {_reports(attempt.reports)}{own}"
         )
+    told = set()
     for decision in reader.decisions(trial.trial_id):
         facts = {name: value for name, value in decision.items() if name not in _SAID_ELSEWHERE}
         words = str(facts["stop"]) if "stop" in facts else in_words(facts)
+        told.add(words)
         yield f"  report {decision['iteration']}: {decision['verdict']}{words and f', {words}'}"
-    yield from (f"  {_event_line(event)}" for event in reader.events(trial.trial_id))
+    for event in reader.events(trial.trial_id):
+        detail = _rearranged(event.detail) if event.kind == REARRANGED else event.detail
+        who, _, words = detail.partition(": ")  # such as 'paused by PBT', and what its decision has said
+        yield f"  {_event_line(replace(event, detail=who if words in told else detail))}"
     if trial.failure is not None:
         yield from (f"  {line}" for line in trial.failure.traceback.splitlines())
+
+
+def _rearranged(detail: str) -> str:
+    """In words what a trial goes on with: whose state, which configuration, what it reserves."""
+    change = decode_config(detail)
+    words = []
+    if change.get("donor") is not None:  # what changes with it is told by the decision
+        words.append(f"goes on from {change['donor']} after {_reports(change['donor_iteration'])}")
+    elif change["config"] is not None:
+        words.append(f"goes on with {_facts(change['config'])}")
+    if change["alone"]:
+        words.append("runs alone, as its memory was not enough")
+    if change.get("before") is not None:
+        now, before = (
+            describe(PlacementGroupFactory(*change[key]).required_resources) for key in ("granted", "before")
+        )
+        words.append(f"reserves {now}, {before} before")
+    return ", ".join(words)
+
+
+def _reports(count: int) -> str:
+    return f"{count} report" if count == 1 else f"{count} reports"
 
 
 def _event_line(event: Event) -> str:

@@ -57,6 +57,12 @@ def is_finite(value: object) -> bool:
         return False
 
 
+def require_range(name: str, value: Any, least: float, most: float, words: str) -> None:
+    """Raise ConfigError unless `value` is a number from `least` to `most`, which `words` are for."""
+    if not is_finite(value) or not least <= value <= most:
+        raise ConfigError(f"{name}={value!r}: give a number {words}")
+
+
 def is_name(value: object) -> bool:
     """True for a text that is not empty."""
     return isinstance(value, str) and value != ""

@@ -19,6 +19,7 @@ from trainkit.tune.policies import SyncConfig as SyncConfig
 from trainkit.tune.running.house import log_files
 from trainkit.tune.schedulers.base import TrialScheduler
 from trainkit.tune.schedulers.create import create_scheduler
+from trainkit.tune.schedulers.own import check_made
 from trainkit.tune.search.base import Searcher
 from trainkit.tune.search.create import create_searcher
 from trainkit.tune.stoppers import Stopper
@@ -113,6 +114,8 @@ class TuneConfig:
             object.__setattr__(self, "scheduler", create_scheduler(self.scheduler))
         require_kind("search_alg", self.search_alg, Searcher, "trainkit.tune.search.BasicVariantGenerator()")
         require_kind("scheduler", self.scheduler, TrialScheduler, "trainkit.tune.schedulers.ASHAScheduler()")
+        if self.scheduler is not None:
+            check_made(self.scheduler)
         for name in ("trial_name_creator", "trial_dirname_creator"):
             value = getattr(self, name)
             require(value is None or callable(value), f"{name}={value!r}: give a function of a trial")

@@ -32,6 +32,15 @@ def names_of(module: str, *homes: str) -> tuple[Callable[[str], Any], Callable[[
     return __getattr__, __dir__
 
 
+def nowhere(module: str, searcher: str) -> ImportError:
+    """Return what importing `module` raises, as the `searcher` that Ray has there is not here."""
+    return ImportError(
+        f"{searcher} is not in trainkit: take OptunaSearch of trainkit.tune.search.optuna, whose sampler= "
+        "takes any of Optuna's, such as GPSampler or CmaEsSampler; or extend trainkit.tune.search.Searcher",
+        name=module,
+    )
+
+
 def lazily(module: str, home_of: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """Return `__getattr__` and `__dir__` of a package whose names are loaded when first used.
 

@@ -25,6 +25,7 @@ from trainkit.tune.control.stopping import StopRules
 from trainkit.tune.objectives import Objective
 from trainkit.tune.placement import Bound
 from trainkit.tune.schedulers import FIFOScheduler, PopulationBasedTraining, TrialScheduler
+from trainkit.tune.schedulers.consulted import Consulted
 from trainkit.tune.search import BasicVariantGenerator, Searcher
 from trainkit.tune.seeds import scheduler_generator
 from trainkit.tune.spaces.variants import Space
@@ -43,7 +44,7 @@ def make_space(param_space: Mapping[str, Any] | None, tune: TuneConfig) -> Space
         SpaceError: it is none.
     """
     if isinstance(tune.scheduler, TrialScheduler):
-        param_space = tune.scheduler.completed_space(param_space or {})
+        param_space = Consulted(tune.scheduler).completed_space(param_space or {})
     return Space.of(param_space)
 
 
@@ -77,9 +78,14 @@ def make_scheduler(
     """Return the scheduler, a copy too; for these objectives, where there are several."""
     given = cast("TrialScheduler | None", tune.scheduler) or FIFOScheduler()
     scheduler = _copied("scheduler", given, lambda: copy.deepcopy(given))
-    scheduler.set_objectives(objectives or tune.objectives)
-    scheduler.set_search_properties(tune.one_metric, tune.one_mode, scheduler_generator(seed), total_samples)
-    scheduler.take_space(space)
+    Consulted(scheduler).begin(
+        space,
+        objectives=objectives or tune.objectives,
+        metric=tune.one_metric,
+        mode=tune.one_mode,
+        rng=scheduler_generator(seed),
+        total_samples=total_samples,
+    )
     return scheduler
 
 
@@ -142,23 +148,39 @@ def longest_way(tune: TuneConfig, run: RunConfig) -> float | None:
     scheduler = tune.scheduler
     limits = [StopRules.of(run.stop).max_iteration]
     if isinstance(scheduler, TrialScheduler) and scheduler.time_attr == "training_iteration":
-        limits.append(getattr(scheduler, "max_t", None))
+        limits.append(getattr(scheduler.deciding, "max_t", None))
     return min(filter(None, limits), default=None)
 
 
-def warn_if_never_perturbed(tune: TuneConfig, run: RunConfig) -> None:
-    """Say so where all trials end before population based training changes any."""
-    scheduler, longest = tune.scheduler, longest_way(tune, run)
-    if not isinstance(scheduler, PopulationBasedTraining) or longest is None:
-        return
-    if scheduler.time_attr == "training_iteration" and longest <= scheduler.first_due:
+def warn_if_never_perturbed(tune: TuneConfig, run: RunConfig, total_samples: int | None) -> None:
+    """Say so where population based training changes none: there is only one, or all end before."""
+    population = _population(tune)
+    if population is not None and total_samples == 1:
+        logger.warning(
+            "%s has a population of one, which nobody can take anything over from: give "
+            "TuneConfig(num_samples=...) as many members as it is to have, 4 or more",
+            type(population).__name__,
+        )
+    if population is not None and _never_perturbed(tune, run):
         logger.warning(
             "%s judges no trial before training_iteration=%g, and they end at %g: none will be changed. Make "
             "perturbation_interval or burn_in_period smaller",
-            type(scheduler).__name__,
-            scheduler.first_due,
-            longest,
+            type(population).__name__,
+            population.first_judgement,
+            longest_way(tune, run),
         )
+
+
+def _population(tune: TuneConfig) -> PopulationBasedTraining | None:
+    deciding = getattr(tune.scheduler, "deciding", None)
+    return deciding if isinstance(deciding, PopulationBasedTraining) else None
+
+
+def _never_perturbed(tune: TuneConfig, run: RunConfig) -> bool:
+    population, longest = _population(tune), longest_way(tune, run)
+    if population is None or longest is None:
+        return False
+    return population.time_attr == "training_iteration" and longest <= population.first_judgement
 
 
 def require_saving(bound: Bound, scheduler: TrialScheduler) -> None:
@@ -175,7 +197,7 @@ def require_saving(bound: Bound, scheduler: TrialScheduler) -> None:
 
 def make_callbacks(run: RunConfig, scheduler: TrialScheduler) -> Sequence[Callback]:
     """Return the user's callbacks, the loggers that come by themselves, and the console."""
-    callbacks = list(run.callbacks)
+    callbacks, scheduler = list(run.callbacks), scheduler.deciding
     if isinstance(scheduler, PopulationBasedTraining) and scheduler.log_config:
         callbacks.append(PolicyFiles())
     for name in run.default_loggers if settings.loggers_come_by_themselves() else ():
@@ -189,8 +211,11 @@ def make_callbacks(run: RunConfig, scheduler: TrialScheduler) -> Sequence[Callba
     return callbacks
 
 
-def make_watch(metrics: Sequence[str], scheduler: TrialScheduler) -> Callback:
-    """Return what looks out for a misspelt metric, where one must come, and for what the scheduler reads."""
-    return MetricWatch(
-        metrics, scheduler.time_attr, scheduler.metric if scheduler.needs_metric else None, scheduler.label
-    )
+def make_watch(
+    metrics: Sequence[str], scheduler: TrialScheduler, tune: TuneConfig, run: RunConfig
+) -> Callback:
+    """Return what looks out for a metric that does not come, and for what the scheduler reads."""
+    deciding, told = scheduler.deciding, _never_perturbed(tune, run)  # told as the experiment began
+    first = None if told else deciding.first_judgement
+    judged_by = deciding.metric if deciding.needs_metric else None
+    return MetricWatch(metrics, deciding.time_attr, type(deciding).__name__, first, judged_by)

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from trainkit.errors import ConfigError
+from trainkit.tune.assembly import Experiment
 from trainkit.tune.config import ResumeConfig, RunConfig, TuneConfig
-from trainkit.tune.experiment import Experiment
 from trainkit.tune.forms import checked_trainable
 from trainkit.tune.outcome.result import Result
 from trainkit.tune.outcome.results import ResultGrid

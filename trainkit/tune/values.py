@@ -136,6 +136,7 @@ def without_objects(value: Any) -> Any:
         return {str(key): without_objects(child) for key, child in value.items()}
     if isinstance(value, (list, tuple)):
         return [without_objects(child) for child in value]
+    value = _scalar(value)
     if isinstance(value, (str, int, float, bool, type(None))):
         return value
     return getattr(value, "__name__", None) or str(value)

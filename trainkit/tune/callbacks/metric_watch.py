@@ -1,4 +1,7 @@
-"""Tells at the first report that it lacks the metric, or what the scheduler counts by."""
+"""Tells at the first report that it lacks the metric, or what the scheduler counts by.
+
+And at the end that the scheduler has judged nobody, as no trial came so far.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from trainkit.tune.callbacks.base import Callback
+from trainkit.tune.checks import is_finite
 from trainkit.tune.control.missing import AUTOMATIC
 from trainkit.tune.trial import Trial
 from trainkit.tune.values import flatten, lookup
@@ -24,21 +28,24 @@ class MetricWatch(Callback):
     Args:
         metrics: to be reported.
         time_attr: what the scheduler counts by.
+        scheduler: what it is called.
+        first_judgement: the time at which it judges a trial at the earliest; None: that is not to be told.
         judged_by: the metric that the scheduler judges by; None: by none.
-        scheduler: how messages call it.
     """
 
     def __init__(
         self,
         metrics: Sequence[str],
         time_attr: str,
+        scheduler: str = "",
+        first_judgement: float | None = None,
         judged_by: str | None = None,
-        scheduler: str = "the scheduler",
     ) -> None:
         self._metrics = metrics
         self._time_attr = time_attr
-        self._judged_by = judged_by
         self._scheduler = scheduler
+        self._first_judgement = first_judgement
+        self._judged_by = judged_by
         self._seen = False
 
     def on_trial_result(
@@ -58,11 +65,26 @@ class MetricWatch(Callback):
                 )
         if lookup(result, self._time_attr) is None:
             logger.warning(
-                "the first report has no %r, which the scheduler's time_attr names: %s %s judges and stops no "
-                "trial by a report without it",
+                "the first report has no %r, which the scheduler's time_attr names: %s %s judges "
+                "no trial by a report without it",
                 self._time_attr,
                 reported_words(self._time_attr, result),
                 self._scheduler,
+            )
+
+    def on_experiment_end(self, trials: Sequence[Trial], **info: Any) -> None:
+        first, name = self._first_judgement, self._time_attr
+        if first is None or not all(trial.status.is_finished for trial in trials):
+            return
+        times = [time for trial in trials if is_finite(time := lookup(trial.last_result, name))]
+        if times and max(times) < first * (1 - 1e-9):  # of none at all the first report has told
+            logger.warning(
+                "%s has judged no trial: none came to %s=%g, the furthest to %.4g. Give a time_attr that "
+                "counts otherwise, such as 'training_iteration', or let it judge earlier",
+                self._scheduler,
+                name,
+                first,
+                max(times),
             )
 
     def _effects(self, metric: str) -> Iterator[str]:

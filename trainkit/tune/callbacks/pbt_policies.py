@@ -63,7 +63,10 @@ class PolicyFiles(Callback):
         self._write(GLOBAL_FILE, self._lines)
 
     def _write(self, name: str, lines: Sequence[str]) -> None:
-        """Aside first: who replays it while it is written finds it whole."""
+        """Aside first: who replays it while it is written finds it whole; with no lines there is no file."""
+        if not lines:
+            (self._folder / name).unlink(missing_ok=True)
+            return
         aside = self._folder / f".{name}.partial"
         aside.write_text("".join(lines), encoding="utf-8")
         aside.rename(self._folder / name)

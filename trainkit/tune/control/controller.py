@@ -30,6 +30,7 @@ from trainkit.tune.control.turns import Turns
 from trainkit.tune.control.upkeep import drop_checkpoints
 from trainkit.tune.control.view import ExperimentView
 from trainkit.tune.schedulers.base import Decision, TrialScheduler
+from trainkit.tune.schedulers.consulted import Consulted
 from trainkit.tune.suggestion.proposals import Proposals
 from trainkit.tune.suggestion.suggesting import TrialSource
 from trainkit.tune.trial import Trial, TrialStatus
@@ -72,22 +73,22 @@ class Controller:
         self.pace = Pace(plan.max_iteration)
         self._plan = plan
         self._source = source
-        self._scheduler = scheduler
+        self._scheduler = consulted = Consulted(scheduler)
         rules = StopRules.of(plan.stop) if stop is None else stop
-        self._turns = Turns(self.trials, source, scheduler)
+        self._turns = Turns(self.trials, source, consulted)
         self._by_id = {trial.trial_id: trial for trial in self.trials}
         self._live: dict[str, Live] = {}
         self._step = ev.Step()
         self._endings = Endings(plan, rules, spent_s, self._step, self._live)
-        self._pauses = Pauses(plan, self._step, scheduler, proposals, self._turns, self._by_id, self._live)
+        self._pauses = Pauses(plan, self._step, consulted, proposals, self._turns, self._by_id, self._live)
         self._lives = Lives(
             plan,
             self._step,
             self._live,
             source,
             proposals,
-            scheduler,
-            Judge(plan, scheduler, rules, with_metric, proposals.on_trial_decision),
+            consulted,
+            Judge(plan, consulted, rules, with_metric, proposals.on_trial_decision),
             ledger,
             self.pace,
             self._turns,
@@ -98,7 +99,7 @@ class Controller:
         self._none_come = False
         """The scheduler knows that it need not wait for further trials."""
         self._more_by = math.inf
-        scheduler.see(ExperimentView(self.trials, self._by_id, ledger))
+        consulted.see(ExperimentView(self.trials, self._by_id, ledger))
 
     # --- what the loop calls ----------------------------------------------------------------------
 

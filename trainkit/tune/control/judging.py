@@ -10,7 +10,8 @@ from trainkit.tune.checks import is_number
 from trainkit.tune.control.missing import missing_metric
 from trainkit.tune.control.plan import Plan
 from trainkit.tune.control.stopping import StopRules
-from trainkit.tune.schedulers.base import Decision, TrialScheduler, Verdict
+from trainkit.tune.schedulers.base import Decision, Verdict
+from trainkit.tune.schedulers.consulted import Consulted
 from trainkit.tune.trial import Failure, Trial
 from trainkit.tune.values import lookup
 
@@ -29,7 +30,7 @@ class Judge:
     def __init__(
         self,
         plan: Plan,
-        scheduler: TrialScheduler,
+        scheduler: Consulted,
         stop: StopRules,
         with_metric: Iterable[str] = (),
         tell: Callable[[str, dict[str, Any], Decision], None] | None = None,
@@ -55,7 +56,7 @@ class Judge:
             message = f"{error} (raised by what RunConfig(stop=...) was given)"
             return Failure.raised(error, message)
         if reached is not None:
-            return Decision(Verdict.STOP, {**decision.reason, **reached})
+            return Decision(Verdict.STOP, {**_that_holds(decision), **reached})
         return decision
 
     def _check_metric(self, trial_id: str, result: Mapping[str, Any]) -> None:
@@ -78,3 +79,8 @@ class Judge:
         metric = lacking[0]
         text = f"TuneConfig(metric=...) is {missing_metric(metric, [trial.last_result])}"
         return Failure("MetricError", text, retry=False)
+
+
+def _that_holds(decision: Decision) -> Mapping[str, Any]:
+    """The facts of a decision that gives way to a stop: where nothing was taken over, none may say so."""
+    return {"instead_of": decision.reason} if decision.donors else decision.reason

@@ -19,7 +19,8 @@ from trainkit.tune.control.pauses import Pauses
 from trainkit.tune.control.plan import FAIL_FAST, FAILED_TRIALS, Plan
 from trainkit.tune.control.turns import Turns
 from trainkit.tune.control.upkeep import drop_checkpoints, keep_checkpoint, note_problem, set_status
-from trainkit.tune.schedulers.base import Decision, TrialScheduler, Verdict, words_for
+from trainkit.tune.schedulers.base import Decision, Verdict, words_for
+from trainkit.tune.schedulers.consulted import Consulted
 from trainkit.tune.suggestion.proposals import Proposals
 from trainkit.tune.suggestion.suggesting import TrialSource
 from trainkit.tune.trial import Failure, Trial, TrialStatus
@@ -54,7 +55,7 @@ class Lives:
         live: dict[str, Live],
         source: TrialSource,
         proposals: Proposals,
-        scheduler: TrialScheduler,
+        scheduler: Consulted,
         judge: Judge,
         ledger: Ledger,
         pace: Pace,

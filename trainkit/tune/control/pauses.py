@@ -9,13 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from trainkit.errors import ConfigError
 from trainkit.tune.checkpoint import checkpoint_dirname
 from trainkit.tune.control import events as ev
 from trainkit.tune.control.live import Live
 from trainkit.tune.control.plan import Plan
 from trainkit.tune.control.turns import Turns
 from trainkit.tune.control.upkeep import adopt_checkpoint, set_status
-from trainkit.tune.schedulers.base import Decision, Donor, TrialScheduler, Verdict, words_for
+from trainkit.tune.schedulers.base import Decision, Donor, Verdict, words_for
+from trainkit.tune.schedulers.consulted import Consulted
 from trainkit.tune.schedulers.words import in_words
 from trainkit.tune.suggestion.proposals import Proposals
 from trainkit.tune.trial import Failure, Trial, TrialStatus
@@ -44,7 +46,7 @@ class Pauses:
         self,
         plan: Plan,
         step: ev.Step,
-        scheduler: TrialScheduler,
+        scheduler: Consulted,
         proposals: Proposals,
         turns: Turns,
         trials: Mapping[str, Trial],
@@ -193,6 +195,10 @@ class Pauses:
 
     def _heeded(self, verdicts: Sequence[tuple[str, Decision]], time: float) -> Iterator[tuple[Trial, str]]:
         for trial_id, decision in verdicts:
+            if trial_id not in self._trials:
+                raise ConfigError(
+                    f"{self._scheduler.name}.verdicts() decided on {trial_id!r}, which no trial has for an id"
+                )
             trial, live = self._trials[trial_id], self._live.get(trial_id)
             if trial.status.is_finished or (live is not None and live.is_ending):
                 continue

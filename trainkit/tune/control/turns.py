@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from trainkit.tune.control.live import Live
 from trainkit.tune.control.waiting import WaitingLine
-from trainkit.tune.schedulers.base import TrialScheduler
+from trainkit.tune.schedulers.consulted import Consulted
 from trainkit.tune.suggestion.suggesting import TrialSource
 from trainkit.tune.trial import Trial, TrialStatus
 
@@ -20,7 +20,7 @@ class Turns:
         scheduler: chooses among those that wait.
     """
 
-    def __init__(self, trials: Sequence[Trial], source: TrialSource, scheduler: TrialScheduler) -> None:
+    def __init__(self, trials: Sequence[Trial], source: TrialSource, scheduler: Consulted) -> None:
         self.waiting = WaitingLine(trials)
         self.paused = WaitingLine(trials, TrialStatus.PAUSED)
         self._source = source

@@ -22,9 +22,10 @@ def keep_checkpoint(
 
 
 def adopt_checkpoint(step: ev.Step, policy: CheckpointConfig, trial: Trial, dirname: str) -> None:
-    """Add the checkpoint in `dirname`, which another trial saved: no report of this one goes with it."""
+    """Add the checkpoint in `dirname`, which another trial saved: no report of this one ranks it."""
     number = int(dirname.rsplit("_", 1)[1])
-    saved = SavedCheckpoint.after(number, dirname, trial.iteration, None, trial.last_result)
+    score = checkpoint_score(policy, {})
+    saved = SavedCheckpoint.after(number, dirname, trial.iteration, score, trial.last_result)
     trial.checkpoints.append(saved)
     trial.next_checkpoint = number + 1
     step.records.append(ev.CheckpointAdded(trial, trial.attempt + 1, saved))

@@ -10,7 +10,7 @@ from trainkit.errors import ConfigError
 from trainkit.tune.checks import is_finite
 from trainkit.tune.optional import load
 from trainkit.tune.plots import style
-from trainkit.tune.schedulers.pbt_lineage import Exchange, Stretch
+from trainkit.tune.schedulers.pbt_lineage import Exchange, Stretch, ages
 from trainkit.tune.values import lookup
 
 if TYPE_CHECKING:
@@ -32,9 +32,11 @@ def draw(
     hyperparameter: str | None = None,
     log_y: bool = False,
 ) -> Figure:
-    """Draw the metric, or a hyperparameter, of every member against its reports, with every exchange.
+    """Draw the metric, or a hyperparameter, of every member's reports, with every exchange.
 
-    A thin line leads from the donor to the member that took over its state. The way that led to the best
+    Reports are counted along the weights: those after an exchange go on from the donor's count, so that
+    every way leads to the right, also where members have their own pace. A thin line leads from the donor
+    to the member that took over its state. The way that led to the best
     member's last report stands out: what others trained before is part of it.
 
     Args:
@@ -46,7 +48,8 @@ def draw(
         log_y: logarithmic values; those that have no logarithm are left out.
     """
     metric, mode = style.metric_of(grid, metric, mode)
-    exchanges = [each for each in grid.exchanges() if each.donor is not None]
+    changes = grid.exchanges()
+    exchanges = [each for each in changes if each.donor is not None]
     if not exchanges:
         raise ConfigError(
             "there is no lineage to draw: no trial has taken over the state of another. That comes with "
@@ -54,7 +57,7 @@ def draw(
             "perturbation_interval"
         )
     drawn = hyperparameter or metric
-    ways = _ways(grid, metric, hyperparameter, log_y=log_y)
+    ways = _ways(grid, metric, hyperparameter, changes, log_y=log_y)
     if not any(ways.values()):
         raise style.nothing_to_draw(grid, drawn)
     figure, axes = style.figure_of(ax, (8.5, 5))
@@ -64,10 +67,13 @@ def draw(
     if best is not None:
         _draw_winner(axes, ways, best.lineage())
     style.dress(
-        axes, title=f"lineage of {style.trials(len(ways))}, {len(exchanges)} exchanges", x="report", y=drawn
+        axes,
+        title=f"lineage of {style.trials(len(ways))}, {len(exchanges)} exchanges",
+        x="reports along the weights",
+        y=drawn,
     )
     axes.set_yscale("log" if log_y else "linear")
-    values = [value for way in ways.values() for value in way.values()]
+    values = [value for way in ways.values() for _, value in way.values()]
     ends = None if log_y else style.limit(values, mode)
     if ends is not None and hyperparameter is None:
         axes.set_ylim(*ends)
@@ -75,11 +81,21 @@ def draw(
     return figure
 
 
+Way = Mapping[int, tuple[int, float]]
+"""By the iteration of a trial: how many reports its weights have by then, and the value reported."""
+
+
 def _ways(
-    grid: ResultGrid, metric: str, hyperparameter: str | None, *, log_y: bool
-) -> dict[str, dict[int, float]]:
-    """By trial, the value of each of its reports that is a number."""
-    ways: dict[str, dict[int, float]] = {}
+    grid: ResultGrid,
+    metric: str,
+    hyperparameter: str | None,
+    exchanges: Sequence[Exchange],
+    *,
+    log_y: bool,
+) -> dict[str, dict[int, tuple[int, float]]]:
+    """By trial, its reports whose value is a number."""
+    ways: dict[str, dict[int, tuple[int, float]]] = {}
+    age = ages(exchanges)
     for result, history in grid.histories():
         way = ways.setdefault(result.trial_id, {})
         for report in history:
@@ -87,11 +103,12 @@ def _ways(
                 lookup(report["config"], hyperparameter) if hyperparameter else lookup(report, metric)
             )
             if is_finite(value) and (value > 0 or not log_y):
-                way[report["training_iteration"]] = float(value)
+                iteration = report["training_iteration"]
+                way[iteration] = age(result.trial_id, iteration), float(value)
     return ways
 
 
-def _pieces(way: Mapping[int, float], cuts: Sequence[int]) -> list[list[tuple[int, float]]]:
+def _pieces(way: Way, cuts: Sequence[int]) -> list[list[tuple[int, float]]]:
     """The points of a way, cut where another state was taken over: nothing leads across."""
     pieces: list[list[tuple[int, float]]] = [[]]
     left = sorted(cuts)
@@ -99,11 +116,11 @@ def _pieces(way: Mapping[int, float], cuts: Sequence[int]) -> list[list[tuple[in
         while left and iteration > left[0]:
             left.pop(0)
             pieces.append([])
-        pieces[-1].append((iteration, way[iteration]))
+        pieces[-1].append(way[iteration])
     return [piece for piece in pieces if piece]
 
 
-def _draw_members(axes: Axes, ways: Mapping[str, Mapping[int, float]], exchanges: Sequence[Exchange]) -> None:
+def _draw_members(axes: Axes, ways: Mapping[str, Way], exchanges: Sequence[Exchange]) -> None:
     pieces = [
         piece
         for trial_id, way in ways.items()
@@ -117,16 +134,14 @@ def _draw_members(axes: Axes, ways: Mapping[str, Mapping[int, float]], exchanges
     axes.autoscale_view()
 
 
-def _draw_exchanges(
-    axes: Axes, ways: Mapping[str, Mapping[int, float]], exchanges: Sequence[Exchange]
-) -> None:
+def _draw_exchanges(axes: Axes, ways: Mapping[str, Way], exchanges: Sequence[Exchange]) -> None:
     """From the donor's report to the first of the member with its state."""
     lines = []
     for each in exchanges:
         donor, member = ways.get(each.donor or "", {}), ways.get(each.trial_id, {})
         since, after = each.donor_iteration or 0, each.iteration + 1
         if since in donor and after in member:
-            lines.append([(since, donor[since]), (after, member[after])])
+            lines.append([donor[since], member[after]])
     collection = load("matplotlib.collections", "plots", "tune").LineCollection
     alpha = min(0.8, max(0.15, 3 / math.sqrt(len(lines) or 1)))
     axes.add_collection(
@@ -142,21 +157,17 @@ def _draw_exchanges(
     )
 
 
-def _draw_winner(axes: Axes, ways: Mapping[str, Mapping[int, float]], stretches: Sequence[Stretch]) -> None:
-    across: list[int] = []
-    up: list[float] = []
-    for stretch in stretches:
-        way = ways.get(stretch.trial_id, {})
-        for iteration in sorted(way):
-            if stretch.first < iteration <= stretch.last:
-                across.append(iteration)
-                up.append(way[iteration])
-    axes.plot(across, up, color=WINNER, linewidth=2.2, zorder=5, label="way of the best")
-    begins = [
-        (stretch.first + 1, ways.get(stretch.trial_id, {}).get(stretch.first + 1))
-        for stretch in stretches[1:]
+def _draw_winner(axes: Axes, ways: Mapping[str, Way], stretches: Sequence[Stretch]) -> None:
+    points = [
+        point
+        for stretch in stretches
+        for iteration, point in sorted(ways.get(stretch.trial_id, {}).items())
+        if stretch.first < iteration <= stretch.last
     ]
-    marks = [(x, y) for x, y in begins if y is not None]
+    across, up = zip(*points, strict=True) if points else ((), ())
+    axes.plot(across, up, color=WINNER, linewidth=2.2, zorder=5, label="way of the best")
+    begins = [ways.get(stretch.trial_id, {}).get(stretch.first + 1) for stretch in stretches[1:]]
+    marks = [mark for mark in begins if mark is not None]
     if marks:
         xs, ys = zip(*marks, strict=True)
         axes.scatter(xs, ys, s=26, color=WINNER, zorder=6)

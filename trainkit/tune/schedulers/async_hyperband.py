@@ -45,7 +45,7 @@ class _Progress:
     waits_at: PromotionRung | None = None
 
 
-class AsyncHyperBandScheduler(TrialScheduler):
+class ASHAScheduler(TrialScheduler):
     """Let trials compete at rungs, where the best 1/`reduction_factor` go on; end all at `max_t`.
 
     Rungs lie at grace_period * reduction_factor**k below `max_t`. With several brackets, bracket b
@@ -240,4 +240,4 @@ class AsyncHyperBandScheduler(TrialScheduler):
         self.on_trial_complete(trial_id)
 
 
-ASHAScheduler = AsyncHyperBandScheduler
+AsyncHyperBandScheduler = ASHAScheduler

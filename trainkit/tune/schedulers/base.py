@@ -4,7 +4,7 @@ A scheduler reads no clock and no file and draws from the generator that it is g
 reports give the same decisions, and an experiment is resumed by replaying what its scheduler was told:
 
     on_trial_add     on_result     on_trial_complete, on_trial_error     each by trial, in this order
-    on_trial_resume  on_trial_change  on_trial_request  on_no_more_trials
+    on_trial_resume  on_trial_change  on_trial_request  on_trial_again  on_no_more_trials
 
 `verdicts` is asked after each of them; `choose_trial_to_run` may be asked any time and changes nothing.
 """
@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from trainkit.errors import ConfigError
 from trainkit.tune.checks import is_name, is_number, require_mode
+from trainkit.tune.schedulers.own import check_methods
 from trainkit.tune.schedulers.words import in_words
 from trainkit.tune.values import lookup
 
@@ -114,10 +115,24 @@ class TrialScheduler(ABC):
         self.mode = mode
         self.rng: Generator | None = None
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        check_methods(cls, TrialScheduler)
+
+    @property
+    def deciding(self) -> TrialScheduler:
+        """The one that judges trials: itself, or the scheduler that it wraps."""
+        return self
+
     @property
     @abstractmethod
     def arguments(self) -> dict[str, Any]:
         """What the constructor takes to make this scheduler again; numbers and texts."""
+
+    @property
+    def first_judgement(self) -> float | None:
+        """The value of `time_attr` at which a trial is judged at the earliest; None: nobody need know."""
+        return None
 
     def completed_space(self, space: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the search space with what the scheduler adds to it; called once, when that is made."""
@@ -198,6 +213,10 @@ class TrialScheduler(ABC):
 
     def on_trial_error(self, trial_id: str) -> None:
         """A trial has failed for good."""
+        del trial_id
+
+    def on_trial_again(self, trial_id: str) -> None:
+        """A trial that had ended runs again, after a restore; told where `hears_again`."""
         del trial_id
 
     # --- pauses -----------------------------------------------------------------------------------

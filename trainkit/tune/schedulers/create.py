@@ -12,6 +12,7 @@ from trainkit.tune.schedulers.base import TrialScheduler
 from trainkit.tune.values import holds_opaque
 
 _HOMES = {
+    "ASHAScheduler": "async_hyperband",
     "AsyncHyperBandScheduler": "async_hyperband",
     "FIFOScheduler": "fifo",
     "HyperBandForBOHB": "hb_bohb",
@@ -24,9 +25,9 @@ _HOMES = {
     "ResourceChangingScheduler": "resource_changing_scheduler",
 }
 _CLASSES = {
-    "asha": "AsyncHyperBandScheduler",
-    "async_hyperband": "AsyncHyperBandScheduler",
-    "asynchyperband": "AsyncHyperBandScheduler",
+    "asha": "ASHAScheduler",
+    "async_hyperband": "ASHAScheduler",
+    "asynchyperband": "ASHAScheduler",
     "fifo": "FIFOScheduler",
     "hb_bohb": "HyperBandForBOHB",
     "hyperband": "HyperBandScheduler",

@@ -93,6 +93,10 @@ class MedianStoppingRule(TrialScheduler):
         )
         return {name: getattr(self, name) for name in names.split()}
 
+    @property
+    def first_judgement(self) -> float:
+        return self.grace_period
+
     def on_trial_add(self, trial_id: str, config: Mapping[str, Any] = NO_CONFIG) -> None:
         del config
         self._standings.add(trial_id, member=self.pool == "all")
@@ -171,7 +175,7 @@ class MedianStoppingRule(TrialScheduler):
 
     def on_trial_complete(self, trial_id: str) -> None:
         self._leave(trial_id)
-        if trial_id not in self._losers:
+        if not (self.hard_stop and trial_id in self._losers):  # a loser that went on has ended by itself
             self._standings.join(trial_id)
 
     def on_trial_error(self, trial_id: str) -> None:

@@ -14,14 +14,14 @@ from typing import Any, ClassVar
 import numpy as np
 
 from trainkit.tune.domains import Categorical
+from trainkit.tune.optional import load
 from trainkit.tune.schedulers.pb2_bandit import Bandit, Choice
 from trainkit.tune.schedulers.pb2_bounds import Bounded, checked_bounds, fitting, from_unit, to_unit
 from trainkit.tune.schedulers.pb2_process import Array
 from trainkit.tune.schedulers.pbt import PopulationBasedTraining
 from trainkit.tune.schedulers.pbt_explore import Operations, explored_value, node_at
-from trainkit.tune.schedulers.pbt_mutations import Path, completed, leaves
+from trainkit.tune.schedulers.pbt_mutations import Path, completed, leaves, name_of
 from trainkit.tune.schedulers.pbt_population import Member
-from trainkit.tune.values import lookup
 
 __all__ = ["PB2"]
 
@@ -53,6 +53,7 @@ class PB2(PopulationBasedTraining):
 
     Raises:
         ConfigError: a value is out of range, or the bounds are none.
+        MissingDependencyError: SciPy is not installed.
     """
 
     label: ClassVar[str] = "PB2"
@@ -70,6 +71,7 @@ class PB2(PopulationBasedTraining):
         synch: bool = False,
         custom_explore_fn: Callable[[dict[str, Any]], dict[str, Any]] | None = None,
     ) -> None:
+        load("scipy.optimize", "PB2's choices", "tune")  # now, and not after the first interval
         self._given = hyperparam_bounds or {}
         super().__init__(
             time_attr=time_attr,
@@ -140,7 +142,8 @@ class PB2(PopulationBasedTraining):
 
     def _point(self, config: Mapping[str, Any]) -> Array | None:
         """Where a configuration lies in the unit cube; None where it lacks a number."""
-        shares = [to_unit(lookup(config, "/".join(path)), domain) for path, domain in self._numbers]
+        nodes = [(node_at(config, path[:-1]) or {}, path[-1], domain) for path, domain in self._numbers]
+        shares = [to_unit(node.get(key), domain) for node, key, domain in nodes]
         known = [share for share in shares if share is not None]
         return np.array(known) if len(known) == len(shares) else None
 
@@ -164,7 +167,7 @@ class PB2(PopulationBasedTraining):
             node = node_at(config, path[:-1])
             if node is None or path[-1] not in node:
                 continue
-            old, name = node[path[-1]], "/".join(path)
+            old, name = node[path[-1]], name_of(path)
             if share is None:
                 node[path[-1]], operations[name] = explored_value(
                     old, domain, self._generator, RESAMPLE_PROBABILITY, self.perturbation_factors, name

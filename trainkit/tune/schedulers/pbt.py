@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from trainkit.errors import ConfigError
-from trainkit.tune.checks import is_finite, is_number
+from trainkit.tune.checks import is_finite, is_number, require_range
 from trainkit.tune.domains import same
 from trainkit.tune.schedulers.base import CONTINUE, NO_CONFIG, Decision, Donor, TrialScheduler, Verdict
 from trainkit.tune.schedulers.pbt_explore import Operations, changes, explored, require_inside
@@ -21,7 +21,7 @@ from trainkit.tune.schedulers.pbt_mutations import checked_mutations, completed
 from trainkit.tune.schedulers.pbt_population import Member, Population
 from trainkit.tune.schedulers.pbt_quantiles import Quantiles, quantiles
 from trainkit.tune.schedulers.pbt_replay import PopulationBasedTrainingReplay
-from trainkit.tune.values import lookup
+from trainkit.tune.values import lookup, without_objects
 
 if TYPE_CHECKING:
     from numpy.random import Generator
@@ -72,6 +72,7 @@ class PopulationBasedTraining(TrialScheduler):
     """
 
     label: ClassVar[str] = "PBT"
+    hears_again: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -92,10 +93,10 @@ class PopulationBasedTraining(TrialScheduler):
         tie: str = "arrival",
     ) -> None:
         super().__init__(time_attr, metric, mode)
-        _require_range("perturbation_interval", perturbation_interval, math.ulp(0.0), math.inf, "above 0")
-        _require_range("burn_in_period", burn_in_period, 0, math.inf, "of 0 or more")
-        _require_range("quantile_fraction", quantile_fraction, 0, 0.5, "from 0 to 0.5")
-        _require_range("resample_probability", resample_probability, 0, 1, "from 0 to 1")
+        require_range("perturbation_interval", perturbation_interval, math.ulp(0.0), math.inf, "above 0")
+        require_range("burn_in_period", burn_in_period, 0, math.inf, "of 0 or more")
+        require_range("quantile_fraction", quantile_fraction, 0, 0.5, "from 0 to 0.5")
+        require_range("resample_probability", resample_probability, 0, 1, "from 0 to 1")
         factors = tuple(perturbation_factors) if isinstance(perturbation_factors, (list, tuple)) else ()
         if not factors or not all(is_finite(factor) and factor > 0 for factor in factors):
             raise ConfigError(
@@ -140,8 +141,7 @@ class PopulationBasedTraining(TrialScheduler):
         return {name: getattr(self, name) for name in names}
 
     @property
-    def first_due(self) -> float:
-        """The time at which a member is judged for the first time."""
+    def first_judgement(self) -> float:
         return self._members.first * self.perturbation_interval
 
     def completed_space(self, space: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -240,7 +240,7 @@ class PopulationBasedTraining(TrialScheduler):
         reason = self._facts(member, ranked, "exploit") | {
             "donor": first.trial_id,
             "donor_score": self._signed(first.score),
-            "changes": changes(first.config, config, self.hyperparam_mutations, operations),
+            "changes": without_objects(changes(first.config, config, self.hyperparam_mutations, operations)),
         }
         if donors[1:]:
             reason["other_donors"] = [donor.trial_id for donor in donors[1:]]
@@ -390,11 +390,12 @@ class PopulationBasedTraining(TrialScheduler):
     def on_trial_error(self, trial_id: str) -> None:
         self.on_trial_complete(trial_id)
 
+    def on_trial_again(self, trial_id: str) -> None:
+        member = self._members[trial_id]
+        member.active = True
+        if not self._arrived:  # nobody waits for it where it has been judged before
+            self._target = max(self._target, member.intervals + 1)
+
     def on_no_more_trials(self) -> None:
         self._no_more = True
         self._open_barrier_if_all_came()
-
-
-def _require_range(name: str, value: Any, least: float, most: float, words: str) -> None:
-    if not is_finite(value) or not least <= value <= most:
-        raise ConfigError(f"{name}={value!r}: give a number {words}")

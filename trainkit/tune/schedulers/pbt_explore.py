@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from trainkit.errors import ConfigError
 from trainkit.tune.checks import is_number
 from trainkit.tune.domains import Categorical, Domain, Float, Integer, Normal, place_of
-from trainkit.tune.schedulers.pbt_mutations import Path, leaves
+from trainkit.tune.schedulers.pbt_mutations import Path, leaves, name_of
 from trainkit.tune.spaces.computed import global_generators_seeded
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def explored(
         node = node_at(new, path[:-1])
         if node is None or path[-1] not in node:
             continue
-        name = "/".join(path)
+        name = name_of(path)
         node[path[-1]], operations[name] = explored_value(
             node[path[-1]], mutation, rng, resample_probability, factors, name
         )
@@ -89,7 +89,9 @@ def explored_value(
 def multiplied(value: float, factor: float, mutation: Domain | Callable[[], Any]) -> float:
     """Return `value` times `factor`, inside the range of `mutation`, which may have none, and of its type.
 
-    A whole number moves by at least one, a multiple of q by at least one step, unless the range ends there.
+    A whole number of a domain moves by at least one, a multiple of q by at least one step, unless the range
+    ends there. What a function draws says of no type or range what it is: a float is multiplied, a whole
+    number is rounded then, and neither comes to zero or past it.
     """
     if isinstance(mutation, Integer):
         return int(_inside(_moved(value, factor, mutation.q), *mutation.bounds))
@@ -99,7 +101,7 @@ def multiplied(value: float, factor: float, mutation: Domain | Callable[[], Any]
         return _inside(_moved(value, factor, mutation.q), *mutation.bounds)
     if isinstance(mutation, Normal):
         return float(value * factor) if mutation.q is None else _moved(value, factor, mutation.q)
-    return int(_moved(value, factor, 1)) if isinstance(value, int) else value * factor
+    return value * factor if isinstance(value, float) else round(value * factor) or value
 
 
 def _moved(value: float, factor: float, step: float) -> float:
@@ -161,7 +163,7 @@ def changes(
     for path, _ in leaves(mutations):
         before, after = node_at(old, path[:-1]), node_at(new, path[:-1])
         if after is not None and path[-1] in after:
-            name = "/".join(path)
+            name = name_of(path)
             found[name] = {
                 "old": (before or {}).get(path[-1]),
                 "new": after[path[-1]],
@@ -185,6 +187,6 @@ def require_inside(config: Mapping[str, Any], mutations: Mapping[str, Any], who:
         if not inside:
             declared = mutation if isinstance(mutation, Domain) else f"the list {mutation}"
             raise ConfigError(
-                f"{who} gives {'/'.join(path)}={value!r}, which is outside {declared} of "
+                f"{who} gives {name_of(path)}={value!r}, which is outside {declared} of "
                 "hyperparam_mutations: widen that, or return a value inside"
             )

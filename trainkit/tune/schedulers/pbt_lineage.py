@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -98,3 +98,25 @@ def _last_of(exchanges: Sequence[Exchange], trial_id: str, last: int, earlier: i
         ),
         None,
     )
+
+
+def ages(exchanges: Sequence[Exchange]) -> Callable[[str, int], int]:
+    """Return what says of a trial and one of its reports how many reports have led to the weights there.
+
+    Args:
+        exchanges: of all trials, in the order in which they happened.
+    """
+    shifts: dict[str, list[tuple[int, int]]] = {}
+
+    def age(trial_id: str, iteration: int, *, after: bool = False) -> int:
+        """At a report; or `after` it, with the state that was taken over then, if one was."""
+        taken = reversed(shifts.get(trial_id, []))
+        return iteration + next((shift for since, shift in taken if since < iteration + after), 0)
+
+    for each in exchanges:
+        donor, since = each.donor or each.trial_id, each.donor_iteration
+        if each.donor is None or since is None:
+            since = each.iteration
+        shift = age(donor, since, after=True) - each.iteration
+        shifts.setdefault(each.trial_id, []).append((each.iteration, shift))
+    return age

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import difflib
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from trainkit.errors import ConfigError
+from trainkit.tune.checks import is_number
 from trainkit.tune.domains import Categorical, Domain, Forbid, GridSearch, SampleFrom, When
 from trainkit.tune.spaces.tree import holds_leaf
 
-Path = tuple[str, ...]
+Path = tuple[Any, ...]
+"""Keys, of which some may be numbers."""
+
+ALIKE = 0.8
+"""How alike two names are that are taken for one (difflib)."""
+_DIGITS = re.compile(r"\d+")
 
 
 def checked_mutations(
@@ -42,6 +50,11 @@ def _checked(value: Any, name: str) -> Any:
             f"{name} holds options with domains of their own, which can't be explored as one: give plain "
             "values, and mutate what depends on them by its own name"
         )
+    if isinstance(value, tuple) and len(value) == 2 and all(map(is_number, value)):
+        raise ConfigError(
+            f"{name}={value!r} may be a range or two values: give tune.uniform{value!r} for a range, or the "
+            f"list {list(value)!r} for these two"
+        )
     if isinstance(value, (list, tuple)):
         if not value:
             raise ConfigError(f"{name} is empty: give at least one value")
@@ -59,6 +72,11 @@ def _checked(value: Any, name: str) -> Any:
     )
 
 
+def name_of(path: Path) -> str:
+    """Such as 'net/lr'."""
+    return "/".join(map(str, path))
+
+
 def leaves(mutations: Mapping[str, Any], path: Path = ()) -> Iterator[tuple[Path, Any]]:
     """All mutations with their paths, in the order given."""
     for key, value in mutations.items():
@@ -72,11 +90,12 @@ def completed(space: Mapping[str, Any], mutations: Mapping[str, Any], at: Path =
     """Return `space` with what stands only in `mutations` added, to be drawn by them at the start.
 
     Raises:
-        ConfigError: a mutation can't change the values that the space gives at its place.
+        ConfigError: a mutation can't change the values that the space gives at its place, or its name is
+            much like one that the space has.
     """
     whole = dict(space)
     for key, mutation in mutations.items():
-        name = "/".join((*at, key))
+        name = name_of((*at, key))
         if isinstance(mutation, Mapping):
             inner = whole.get(key, {})
             if isinstance(inner, When):
@@ -88,10 +107,23 @@ def completed(space: Mapping[str, Any], mutations: Mapping[str, Any], at: Path =
                 )
             whole[key] = completed(inner, mutation, (*at, key))
         elif key not in whole:
+            _require_no_misspelling(name, key, [other for other in space if other not in mutations])
             whole[key] = start_of(mutation)
         else:
             _require_explorable(name, whole[key], mutation)
     return whole
+
+
+def _require_no_misspelling(name: str, key: Any, others: Sequence[Any]) -> None:
+    """A name much like one of the space that nothing mutates is taken for that; but 'h1' is not 'h2'."""
+    lower = str(key).lower()
+    by_lower = {other.lower(): other for other in others if isinstance(other, str)}
+    near = difflib.get_close_matches(lower, by_lower, n=1, cutoff=ALIKE)
+    if near and (near[0] == lower or _DIGITS.sub("", near[0]) != _DIGITS.sub("", lower)):
+        raise ConfigError(
+            f"{name!r} is to be mutated, and param_space has no such name. Did you mean "
+            f"{by_lower[near[0]]!r}? If it is another hyperparameter, say in param_space how it begins"
+        )
 
 
 def start_of(mutation: Any) -> Any:

@@ -84,7 +84,8 @@ class ResourceChangingScheduler(TrialScheduler):
             )
         super().__init__(base.time_attr, base.metric, base.mode)
         self.base_scheduler = base
-        self.label = base.label  # type: ignore[misc]  # it is the one that stops trials
+        # It is the one that judges trials, so it must hear what it would by itself.
+        self.label, self.hears_again = base.label, base.hears_again  # type: ignore[misc]
         self._allocate = allocate
         self._view: ExperimentView | None = None
         self._base: PlacementGroupFactory | None = None
@@ -99,6 +100,10 @@ class ResourceChangingScheduler(TrialScheduler):
     def base_trial_resources(self) -> PlacementGroupFactory | None:
         """What trials reserve at first; None before any has reported."""
         return self._base
+
+    @property
+    def deciding(self) -> TrialScheduler:
+        return self.base_scheduler
 
     @property
     def arguments(self) -> dict[str, Any]:
@@ -164,6 +169,9 @@ class ResourceChangingScheduler(TrialScheduler):
     def on_trial_error(self, trial_id: str) -> None:
         self._forget(trial_id)
         self.base_scheduler.on_trial_error(trial_id)
+
+    def on_trial_again(self, trial_id: str) -> None:
+        self.base_scheduler.on_trial_again(trial_id)
 
     def on_no_more_trials(self) -> None:
         self.base_scheduler.on_no_more_trials()

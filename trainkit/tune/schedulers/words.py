@@ -78,6 +78,7 @@ def _exploit(reason: Facts) -> str:
     steps = [
         f"{name} {_number(change['old'])} -> {_number(change['new'])}"
         for name, change in reason.get("changes", {}).items()
+        if change["old"] != change["new"]
     ]
     return found + (f"; {', '.join(steps)}" if steps else "")
 

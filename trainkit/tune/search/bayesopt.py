@@ -14,13 +14,13 @@ from threadpoolctl import threadpool_limits
 
 from trainkit.errors import ConfigError, SpaceError
 from trainkit.tune.checks import checked_points, is_number, is_whole, require
-from trainkit.tune.domains import Float
 from trainkit.tune.optional import load
 from trainkit.tune.search.alternatives import alternatives, leaves_open
 from trainkit.tune.search.base import Searcher
+from trainkit.tune.search.bayesopt_space import bounds, in_model, of_model, real_domains, space_of
 from trainkit.tune.seeds import suggestion_generator, suggestion_words
 from trainkit.tune.spaces.variants import Space
-from trainkit.tune.values import flatten, lookup
+from trainkit.tune.values import lookup
 
 _UTILITY = {"kind": "ucb", "kappa": 2.576, "xi": 0.0, "kappa_decay": 1.0, "kappa_decay_delay": 0}
 _KINDS = ("ucb", "ei", "poi")
@@ -75,13 +75,8 @@ class BayesOptSearch(Searcher):
         super().__init__(metric, mode)
         self._points = checked_points(points_to_evaluate)
         self._utility = _checked_utility(utility_kwargs or {})
-        least = {
-            "random_state": 0,
-            "random_search_steps": 0,
-            "verbose": 0,
-            "patience": 1,
-            "repeat_float_precision": 0,
-        }
+        least = {"random_state": 0, "random_search_steps": 0, "verbose": 0, "patience": 1}
+        least["repeat_float_precision"] = 0
         given = locals()
         for name, bound in least.items():
             require(
@@ -89,7 +84,7 @@ class BayesOptSearch(Searcher):
                 f"{name}={given[name]!r}: give a whole number of {bound} or more",
             )
         self._space = space
-        self._own = None if space is None else _space_of(space)
+        self._own = None if space is None else space_of(space)
         self._utility_kwargs = utility_kwargs
         self._random_state = random_state
         self._random_search_steps = random_search_steps
@@ -143,7 +138,7 @@ class BayesOptSearch(Searcher):
             "BayesOptSearch needs to know what to optimise: give metric and mode, in the TuneConfig or here",
         )
         self._searched = space if self._own is None else self._own
-        self._domains = _real_domains(self._searched)
+        self._domains = real_domains(self._searched)
         for point in self._points:
             opened = leaves_open(self._searched, self._searched.preset(point))
             self._to_run.append((self._searched.point(point), opened))
@@ -178,7 +173,7 @@ class BayesOptSearch(Searcher):
             values = self._searched.choices(config)
         except SpaceError:
             return None
-        return {name: _in_model(self._domains[name], value) for name, value in values.items()}
+        return {name: in_model(self._domains[name], value) for name, value in values.items()}
 
     # --- suggestions ------------------------------------------------------------------------------
 
@@ -190,9 +185,9 @@ class BayesOptSearch(Searcher):
         for again in range(self._patience):
             redraw = rejected * self._patience + again
             place = self._suggested(n, redraw) | {
-                name: _in_model(self._domains[name], value) for name, value in fixed.items()
+                name: in_model(self._domains[name], value) for name, value in fixed.items()
             }
-            values = {name: _of_model(domain, place[name]) for name, domain in self._domains.items()}
+            values = {name: of_model(domain, place[name]) for name, domain in self._domains.items()}
             config = self._configuration({**values, **fixed}, n, redraw)
             if not self._drawn or not self._skip_duplicate or not self._was_tried(place):
                 self._known[trial_id] = self._place(config) or place, None  # as a restore will find it
@@ -212,15 +207,14 @@ class BayesOptSearch(Searcher):
         kind, xi = self._utility["kind"], self._utility["xi"]
         decays = max(0, n - self._utility["kappa_decay_delay"])
         kappa = self._utility["kappa"] * self._utility["kappa_decay"] ** decays
-        functions = module.acquisition
         acquisition = {
-            "ucb": lambda: functions.UpperConfidenceBound(kappa=kappa),
-            "ei": lambda: functions.ExpectedImprovement(xi=xi),
-            "poi": lambda: functions.ProbabilityOfImprovement(xi=xi),
+            "ucb": lambda: module.acquisition.UpperConfidenceBound(kappa=kappa),
+            "ei": lambda: module.acquisition.ExpectedImprovement(xi=xi),
+            "poi": lambda: module.acquisition.ProbabilityOfImprovement(xi=xi),
         }[kind]()
         model = module.BayesianOptimization(
             f=None,
-            pbounds={name: _bounds(domain) for name, domain in self._domains.items()},
+            pbounds={name: bounds(domain) for name, domain in self._domains.items()},
             acquisition_function=acquisition,
             random_state=suggestion_words(self._random_state, n, redraw, 1)[0],
             verbose=self._verbose,
@@ -230,15 +224,14 @@ class BayesOptSearch(Searcher):
         if n >= self._random_search_steps and told:
             # The package prints each place that comes twice, however silent it was asked to be.
             silence = contextlib.nullcontext() if self._verbose else contextlib.redirect_stdout(io.StringIO())
-            with silence:
+            # Of small matrices: more threads take the CPUs of the trials, and are slower.
+            with silence, warnings.catch_warnings(), threadpool_limits(1):
+                warnings.simplefilter("ignore")  # of scikit-learn's, on kernels at the end of their bounds
                 for place, value in self._known.values():
                     if value is None:  # it runs: as if nothing good were there, so that others go elsewhere
                         model.register(place, min(told))
                     elif not math.isnan(value):
                         model.register(place, value)
-            # Of small matrices: more threads take the CPUs of the trials, and are slower.
-            with warnings.catch_warnings(), threadpool_limits(1):
-                warnings.simplefilter("ignore")  # of scikit-learn's, on kernels at the end of their bounds
                 suggested = model.suggest()
         else:
             suggested = model.random_sample()[0]
@@ -326,66 +319,6 @@ class BayesOptSearch(Searcher):
 
 
 # --- domains --------------------------------------------------------------------------------------
-
-
-def _space_of(space: Any) -> Space:
-    """The user's own: bounds by name, or domains.
-
-    Raises:
-        ConfigError: it is neither.
-    """
-    require(
-        isinstance(space, Mapping) and bool(space),
-        f"space={space!r}: give bounds by name, such as {{'x': (0, 1)}}, or domains",
-    )
-    tree: dict[str, Any] = {}
-    for name, value in flatten(space).items():
-        bounds = isinstance(value, (tuple, list)) and len(value) == 2 and all(map(is_number, value))
-        *path, last = name.split("/")
-        inner = tree
-        for key in path:
-            inner = inner.setdefault(key, {})
-        inner[last] = Float(float(value[0]), float(value[1])) if bounds else value
-    return Space.of(tree)
-
-
-def _real_domains(space: Space) -> dict[str, Float]:
-    """The domains by name.
-
-    Raises:
-        ConfigError: one is not of real numbers, or depends on another.
-    """
-    found: dict[str, Float] = {}
-    for each in space.parameters:
-        domain = each.domain
-        if each.is_axis or not isinstance(domain, Float) or domain.q is not None:
-            raise ConfigError(
-                f"{each.name}: BayesOptSearch searches real numbers without steps, as tune.uniform and "
-                f"tune.loguniform give, and this is {domain}; take OptunaSearch for others"
-            )
-        if each.is_conditional:
-            raise ConfigError(
-                f"{each.name}: BayesOptSearch needs the same parameters in every trial, and this one has a "
-                "condition; take OptunaSearch"
-            )
-        found[each.name] = domain
-    return found
-
-
-def _bounds(domain: Float) -> tuple[float, float]:
-    if domain.log:
-        return math.log(domain.lower), math.log(domain.upper)
-    return domain.lower, domain.upper
-
-
-def _in_model(domain: Float, value: float) -> float:
-    low, high = _bounds(domain)
-    return min(max(math.log(value) if domain.log else float(value), low), high)
-
-
-def _of_model(domain: Float, place: float) -> float:
-    value = math.exp(place) if domain.log else place
-    return min(max(value, domain.lower), math.nextafter(domain.upper, domain.lower))
 
 
 def _checked_utility(given: Mapping[str, Any]) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from trainkit.tune.search import optuna_samplers as samplers
 from trainkit.tune.search.alternatives import alternatives
 from trainkit.tune.search.base import Searcher
 from trainkit.tune.search.optuna_spaces import Declared, Form, form_of
-from trainkit.tune.search.optuna_study import LazyStudy
+from trainkit.tune.search.optuna_study import LazyStudy, saying_once
 from trainkit.tune.seeds import suggestion_generator, suggestion_words
 from trainkit.tune.spaces.variants import Space
 from trainkit.tune.values import encode_config, holds_opaque, lookup
@@ -108,6 +108,8 @@ class OptunaSearch(Searcher):
         self._left_out: set[str] = set()
         """Trials of before a change of the space, which are none of the new one's."""
         self._cut_short: set[str] = set()
+        self._said: set[str] = set()
+        """Warnings of the sampler's."""
         """Trials that the scheduler has stopped before their time, or has paused."""
 
     @property
@@ -217,12 +219,13 @@ class OptunaSearch(Searcher):
         one = samplers.prepared(
             self._suggester, lambda number: suggestion_words(self._base, n, redraw, number)
         )
-        trial = self._study.ask(one, trial_id, fixed)
-        try:
-            config = form.suggest(trial, suggestion_generator(self._base, n, redraw))
-        except BaseException:
-            self._tell_failed(trial_id)
-            raise
+        with saying_once(self._said):
+            trial = self._study.ask(one, trial_id, fixed)
+            try:
+                config = form.suggest(trial, suggestion_generator(self._base, n, redraw))
+            except BaseException:
+                self._tell_failed(trial_id)
+                raise
         self._study.settle(trial_id)
         self._number += 1
         return config

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import math
+import re
+import threading
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -249,6 +252,31 @@ class LazyStudy:
         )
         created = self._storage.create_new_trial(self._study_id, template_trial=trial)
         self._numbers[known.trial_id] = self._storage.get_trial_number_from_id(created)
+
+
+@contextmanager
+def saying_once(said: set[str]) -> Iterator[None]:
+    """No line of Optuna's samplers that was `said` before, but for the trial's number; in this thread."""
+    here = threading.get_ident()
+
+    def is_new(record: logging.LogRecord) -> bool:
+        if record.thread != here:
+            return True
+        words = re.sub(r"Trial#\d+", "", record.getMessage())
+        new = words not in said
+        said.add(words)
+        return new
+
+    # A filter sees what is logged to the very logger that has it, and each module of theirs has its own.
+    names = [name for name in list(logging.Logger.manager.loggerDict) if name.startswith("optuna.samplers")]
+    loggers = [logging.getLogger(name) for name in names]
+    for each in loggers:
+        each.addFilter(is_new)
+    try:
+        yield
+    finally:
+        for each in loggers:
+            each.removeFilter(is_new)
 
 
 @contextmanager

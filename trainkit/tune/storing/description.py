@@ -9,6 +9,7 @@ from trainkit.errors import ConfigError
 from trainkit.tune.config import CheckpointConfig, FailureConfig, RunConfig, SyncConfig, TuneConfig
 from trainkit.tune.control.stored_stop import describe_stop, stop_of
 from trainkit.tune.schedulers.base import TrialScheduler
+from trainkit.tune.schedulers.consulted import Consulted
 from trainkit.tune.schedulers.create import described_scheduler
 from trainkit.tune.search.base import Searcher
 from trainkit.tune.search.create import describe_searcher, described_searcher
@@ -119,7 +120,7 @@ def _describe(made: TrialScheduler | Searcher | str | None) -> dict[str, Any] | 
         return None
     if isinstance(made, Searcher):
         return describe_searcher(made)
-    return {"class": type(made).__qualname__, "arguments": made.arguments}
+    return {"class": type(made).__qualname__, "arguments": Consulted(made).arguments}
 
 
 def _require_all(lacking: Mapping[str, str], call: str) -> None:

@@ -21,6 +21,7 @@ from trainkit.tune.policies import CheckpointConfig
 from trainkit.tune.schedulers.base import Decision, Verdict
 from trainkit.tune.schedulers.pbt_lineage import Exchange
 from trainkit.tune.storing.log import (
+    Again,
     Changed,
     Ended,
     LogEntry,
@@ -85,7 +86,7 @@ class ExperimentReader:
                 result = decode(metrics) if metrics else {}
                 # One of another trial's goes with no report; the time goes on from this one's last.
                 spent = result or (last[trial_id].result if trial_id in last else {})
-                if policy is not None and result:
+                if policy is not None:
                     score = checkpoint_score(policy, result)
                 checkpoints[trial_id].append(SavedCheckpoint.after(number, dirname, iteration, score, spent))
         trials = []
@@ -308,6 +309,9 @@ class ExperimentReader:
             "UNION ALL SELECT e.seq, 'end', e.trial_id, t.status IN ('TERMINATED', 'ERROR') AND e.seq = "
             "max(e.seq) OVER (PARTITION BY e.trial_id), 0, e.kind FROM events e JOIN trials t "
             "USING (trial_id) WHERE e.kind IN ('TERMINATED', 'ERROR') "
+            "UNION ALL SELECT seq, 'again', trial_id, 0, 0, '' FROM (SELECT seq, trial_id, kind, lag(kind) "
+            "OVER (PARTITION BY trial_id ORDER BY seq) AS before FROM events WHERE kind IN "
+            "('PENDING', 'TERMINATED', 'ERROR')) WHERE kind = 'PENDING' AND before <> 'PENDING' "
             "UNION ALL SELECT seq, 'RESUME', trial_id, 0, 0, '' FROM decisions WHERE verdict = 'RESUME' "
             "UNION ALL SELECT seq, kind, trial_id, 0, 0, detail FROM events WHERE kind IN (?, ?, 'PAUSED')"
             ") ORDER BY seq",
@@ -321,6 +325,8 @@ class ExperimentReader:
                     yield Report(trial_id, attempt, iteration, self._result(trial_id, attempt, text))
                 case "end":
                     yield Ended(trial_id, text == "ERROR", bool(attempt))
+                case "again":
+                    yield Again(trial_id)
                 case "PAUSED":
                     yield Paused(trial_id)
                 case "RESUME":

@@ -35,6 +35,13 @@ class Ended:
 
 
 @dataclass(frozen=True, slots=True)
+class Again:
+    """Entry of the log: a trial that had ended runs again from here on."""
+
+    trial_id: str
+
+
+@dataclass(frozen=True, slots=True)
 class Paused:
     """Entry of the log: a trial's process has ended, and it waits for the scheduler's word."""
 
@@ -71,4 +78,4 @@ class NoMoreTrials:
     """Entry of the log: the scheduler need not wait for further trials."""
 
 
-LogEntry = Suggested | Report | Ended | Paused | Resumed | Changed | Regranted | NoMoreTrials
+LogEntry = Suggested | Report | Ended | Again | Paused | Resumed | Changed | Regranted | NoMoreTrials

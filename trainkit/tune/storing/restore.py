@@ -16,8 +16,10 @@ from trainkit.tune.control import events as ev
 from trainkit.tune.control.stopping import StopRules
 from trainkit.tune.policies import CheckpointConfig, Resume
 from trainkit.tune.schedulers.base import Decision, TrialScheduler, Verdict, words_for
+from trainkit.tune.schedulers.consulted import Consulted
 from trainkit.tune.storing.history import ExperimentReader
 from trainkit.tune.storing.log import (
+    Again,
     Changed,
     Ended,
     LogEntry,
@@ -81,6 +83,7 @@ def restore_trials(
     Raises:
         ConfigError: a trial can't go on as asked, or the searcher suggests fewer configurations than it did.
     """
+    consulted = Consulted(scheduler)
     restored = Restored(reader.trials(checkpoints))
     trials = restored.trials
     require_known(rule, trials, reader.folder)
@@ -112,7 +115,9 @@ def restore_trials(
         trial.last_result["config"] = trial.config
         if trial.status.is_finished and not before[trial.trial_id].is_finished:
             proposals.on_trial_complete(trial.trial_id, trial.last_result)
-            scheduler.on_trial_complete(trial.trial_id)
+            consulted.on_trial_complete(trial.trial_id)
+        if before[trial.trial_id].is_finished and not trial.status.is_finished and consulted.hears_again:
+            consulted.on_trial_again(trial.trial_id)
         if trial.status is TrialStatus.PAUSED and before[trial.trial_id] is not TrialStatus.PAUSED:
             proposals.on_pause(trial.trial_id)
         if trial.status is TrialStatus.PENDING and (trial.trial_id, trial.attempt) in started:
@@ -161,6 +166,7 @@ def replay(
     Raises:
         ConfigError: the searcher suggests fewer configurations than it did.
     """
+    consulted = Consulted(scheduler)
     by_id = {trial.trial_id: trial for trial in trials}
     objects = with_objects(proposals.space)
     last: dict[str, dict[str, Any]] = {}
@@ -175,13 +181,13 @@ def replay(
                 suggested = _remember(proposals, trial, objects, same_space=trial.index >= space_since)
                 if trial_id in going_on and holds_opaque(trial.config):
                     raise _unknown_object(trial)
-                scheduler.on_trial_add(trial_id, suggested)
+                consulted.on_trial_add(trial_id, suggested)
             case Report(trial_id=trial_id, result=result):
                 last[trial_id] = result
                 if metrics and all(is_number(lookup(result, metric)) for metric in metrics):
                     with_metric.add(trial_id)
                 proposals.on_trial_result(trial_id, result)
-                decision = scheduler.on_result(trial_id, result)
+                decision = consulted.on_result(trial_id, result)
                 owed[trial_id] = decision
                 if decision.reason:
                     proposals.on_trial_decision(trial_id, result, decision)
@@ -191,31 +197,34 @@ def replay(
                 paused.add(trial_id)
                 proposals.on_pause(trial_id)
             case Resumed(trial_id):
-                scheduler.on_trial_resume(trial_id)
+                consulted.on_trial_resume(trial_id)
                 if trial_id in paused:
                     paused.remove(trial_id)
                     proposals.on_unpause(trial_id)
             case Changed(trial_id, config, donor):
-                config = complete(config, by_id[trial_id].suggested)
-                scheduler.on_trial_change(trial_id, config, donor)
+                config = complete(objects(config), by_id[trial_id].suggested)
+                consulted.on_trial_change(trial_id, config, donor)
                 if trial_id in owed and owed[trial_id].verdict is Verdict.PAUSE:
                     del owed[trial_id]
             case Regranted(trial_id, request, before):
-                scheduler.on_trial_request(trial_id, request, before)
+                consulted.on_trial_request(trial_id, request, before)
             case NoMoreTrials():
-                scheduler.on_no_more_trials()
+                consulted.on_no_more_trials()
             case Ended(trial_id, error, final):
                 ended = final and trial_id not in going_on
                 # A searcher that can hears of an end that was none after all, as its next suggestions did.
                 if ended or proposals.hears_again:
                     proposals.on_trial_complete(trial_id, last.get(trial_id), error=error)
-                if not ended and not scheduler.hears_again:
+                if not ended and not consulted.hears_again:
                     continue
-                tell = scheduler.on_trial_error if error else scheduler.on_trial_complete
+                tell = consulted.on_trial_error if error else consulted.on_trial_complete
                 tell(trial_id)
+            case Again(trial_id):
+                if consulted.hears_again:
+                    consulted.on_trial_again(trial_id)
         # They were carried out then, unless by another scheduler: the log has what came of them, but for
         # what was cut off.
-        owed.update(scheduler.verdicts())
+        owed.update(consulted.verdicts())
     return replayed
 
 
@@ -274,6 +283,8 @@ def _settle(
     if status is TrialStatus.PENDING and what is Resume.RESTART:
         restored.records += [ev.CheckpointDropped(trial, checkpoint) for checkpoint in trial.checkpoints]
         trial.checkpoints.clear()
+        if trial.tried:  # else nothing tells that it begins anew with what it came to
+            restored.records.append(ev.Rearranged(trial, time, trial.config))
     if finished:
         words = "run again after an error" if trial.status is TrialStatus.ERROR else "extended"
         trial.attempt, trial.failures, trial.failure = trial.attempt + 1, 0, None

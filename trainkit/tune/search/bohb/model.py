@@ -39,8 +39,8 @@ class BOHBConfig:
         bandwidth_factor: times the bandwidth that candidates of numbers are spread around good ones.
         min_bandwidth: no bandwidth is smaller, where the whole range of a parameter is 1. HpBandSter's is
             1e-3: once the few best configurations are close together, so are the candidates around them, and
-            a search stays where it happens to be. 0.05 was as good within error, mostly better, in all that
-            docs/tuning/bohb.md has measured.
+            a search stays where it happens to be. With 0.05 most of what
+            was measured came out better; a long search for a narrow optimum needs less (docs/tuning/bohb.md).
         split: "paper": good and bad overlap where there are few, so the first model needs d + 3 observations.
             "hpbandster": they don't, so it needs 2 (d + 1).
     """

@@ -165,7 +165,7 @@ class Experiment:
             TuneError: as many trials have failed as max_failed_trials says.
         """
         settings.warn_of_old_variables()
-        parts.warn_if_never_perturbed(self._tune, self._run)
+        parts.warn_if_never_perturbed(self._tune, self._run, self._searcher.total_samples)
         self._take_parts()  # anew, as those of an earlier call have seen its trials
         ledger = Ledger(api.cluster_resources(), self._tune.max_concurrent_trials or None)
         self._check_before_anything_runs(ledger)
@@ -194,9 +194,11 @@ class Experiment:
         if controller.ended_by is FAILED_TRIALS:
             raise TuneError(too_many_failed(controller.trials, str(self.folder)))
         if controller.ended_by is not None and controller.ended_by.resumable:
+            # Why it has ended, the console has said, or the user's reporter, unless there is none.
+            why = "" if self._run.verbose else f"Ended early: {controller.ending}. "
             logger.warning(
-                "Ended early: %s. All that was reported is kept; go on by Tuner.restore(%r, trainable).fit()",
-                controller.ending,
+                "%sAll that was reported is kept; go on by Tuner.restore(%r, trainable).fit()",
+                why,
                 str(self.folder),
             )
         if controller.error is not None:
@@ -265,7 +267,7 @@ class Experiment:
         )
         callbacks = [
             *parts.make_callbacks(self._run, self._scheduler),
-            parts.make_watch(self._plan.metrics, self._scheduler),
+            parts.make_watch(self._plan.metrics, self._scheduler, self._tune, self._run),
             *([mirror] if mirror is not None else []),
         ]
         hub = CallbackHub(

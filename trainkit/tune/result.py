@@ -1,0 +1,26 @@
+"""Names of what reports hold, by those of `ray.tune.result`."""
+
+from __future__ import annotations
+
+# Filled in, unless a trial reports them itself.
+TRAINING_ITERATION = "training_iteration"
+TIME_THIS_ITER_S = "time_this_iter_s"
+TIME_TOTAL_S = "time_total_s"
+TIMESTAMP = "timestamp"
+DONE = "done"
+TRIAL_ID = "trial_id"
+EXPERIMENT_TAG = "experiment_tag"
+PID = "pid"
+HOSTNAME = "hostname"
+NODE_IP = "node_ip"
+
+# Reported by trials: a number alone is the first of these.
+DEFAULT_METRIC = "_metric"
+SHOULD_CHECKPOINT = "should_checkpoint"
+TIMESTEPS_THIS_ITER = "timesteps_this_iter"
+TIMESTEPS_TOTAL = "timesteps_total"
+EPISODES_THIS_ITER = "episodes_this_iter"
+EPISODES_TOTAL = "episodes_total"
+EPISODE_REWARD_MEAN = "episode_reward_mean"
+MEAN_ACCURACY = "mean_accuracy"
+MEAN_LOSS = "mean_loss"

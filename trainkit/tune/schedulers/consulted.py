@@ -1,0 +1,210 @@
+"""A scheduler as an experiment asks it: what it raises, or returns wrongly, is said to be its own fault."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from trainkit.errors import ConfigError, TrainkitError
+from trainkit.tune.schedulers.base import Decision, TrialScheduler, Verdict
+
+if TYPE_CHECKING:
+    from numpy.random import Generator
+
+    from trainkit.tune.control.view import ExperimentView
+    from trainkit.tune.objectives import Objective
+    from trainkit.tune.placement import PlacementGroupFactory
+    from trainkit.tune.spaces.variants import Space
+
+T = TypeVar("T")
+_EXAMPLE = "Decision(Verdict.STOP, {'rule': 'target'})"
+
+
+class Consulted:
+    """Has the scheduler's methods that an experiment calls; each may raise ConfigError.
+
+    Args:
+        scheduler: which may be the user's own.
+
+    Attributes:
+        name: of its class, for messages.
+    """
+
+    def __init__(self, scheduler: TrialScheduler) -> None:
+        self._scheduler = scheduler
+        self.name = type(scheduler).__name__
+        # The rule is what most define: then it is what they find again.
+        self._judges_by = (
+            "decide()" if type(scheduler).on_result is TrialScheduler.on_result else "on_result()"
+        )
+
+    @property
+    def label(self) -> str:
+        """How messages call it."""
+        return self._scheduler.label
+
+    @property
+    def hears_again(self) -> bool:
+        """As the scheduler's."""
+        return self._scheduler.hears_again
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """As the scheduler's, and a dictionary indeed."""
+        given: Any = self._blamed("arguments", lambda: self._scheduler.arguments)
+        if not isinstance(given, dict):
+            raise ConfigError(
+                f"the scheduler's {self.name}.arguments is {given!r}: return a dictionary of what "
+                f"{self.name}() takes to make this scheduler again, such as {{'target': 0.5}}"
+            )
+        return given
+
+    def completed_space(self, space: Mapping[str, Any]) -> Mapping[str, Any]:
+        """As the scheduler's."""
+        completed: Mapping[str, Any] = self._call("completed_space", space)
+        return completed
+
+    def begin(
+        self,
+        space: Space,
+        *,
+        objectives: tuple[Objective, ...],
+        metric: str | None,
+        mode: str | None,
+        rng: Generator,
+        total_samples: int | None,
+    ) -> None:
+        """Give it what the experiment decides, and the space."""
+        self._call("set_objectives", objectives)
+        self._call("set_search_properties", metric, mode, rng, total_samples)
+        self._call("take_space", space)
+
+    # --- told -------------------------------------------------------------------------------------
+
+    def see(self, view: ExperimentView) -> None:
+        """As the scheduler's."""
+        self._call("see", view)
+
+    def on_trial_add(self, trial_id: str, config: Mapping[str, Any]) -> None:
+        """As the scheduler's."""
+        self._call("on_trial_add", trial_id, config)
+
+    def on_trial_complete(self, trial_id: str) -> None:
+        """As the scheduler's."""
+        self._call("on_trial_complete", trial_id)
+
+    def on_trial_error(self, trial_id: str) -> None:
+        """As the scheduler's."""
+        self._call("on_trial_error", trial_id)
+
+    def on_trial_again(self, trial_id: str) -> None:
+        """As the scheduler's."""
+        self._call("on_trial_again", trial_id)
+
+    def on_trial_change(self, trial_id: str, config: Mapping[str, Any], donor: str | None = None) -> None:
+        """As the scheduler's."""
+        self._call("on_trial_change", trial_id, config, donor)
+
+    def on_trial_request(
+        self, trial_id: str, request: PlacementGroupFactory, before: PlacementGroupFactory
+    ) -> None:
+        """As the scheduler's."""
+        self._call("on_trial_request", trial_id, request, before)
+
+    def on_no_more_trials(self) -> None:
+        """As the scheduler's."""
+        self._call("on_no_more_trials")
+
+    # --- asked ------------------------------------------------------------------------------------
+
+    def on_result(self, trial_id: str, result: Mapping[str, Any]) -> Decision:
+        """As the scheduler's, and a decision indeed."""
+        about = f", told of a report of trial {trial_id}"
+        decision = self._blamed(self._judges_by, lambda: self._scheduler.on_result(trial_id, result), about)
+        if (problem := _problem(decision, (Verdict.CONTINUE, Verdict.PAUSE, Verdict.STOP))) is not None:
+            raise ConfigError(
+                f"the scheduler's {self.name}.{self._judges_by} returned {decision!r} for trial "
+                f"{trial_id}: {problem}"
+            )
+        return decision
+
+    def verdicts(self) -> Sequence[tuple[str, Decision]]:
+        """As the scheduler's, and decisions indeed."""
+        verdicts: Any = self._call("verdicts")
+        if not isinstance(verdicts, Sequence):
+            raise ConfigError(
+                f"the scheduler's {self.name}.verdicts() returned {verdicts!r}: return a list of pairs of a "
+                f"trial's id and a decision on it, such as {_EXAMPLE}"
+            )
+        for each in verdicts:
+            if not isinstance(each, tuple) or len(each) != 2:
+                raise ConfigError(
+                    f"the scheduler's {self.name}.verdicts() has {each!r}: give pairs of a trial's id and "
+                    f"a decision on it, such as {_EXAMPLE}"
+                )
+            if (problem := _problem(each[1], (Verdict.PAUSE, Verdict.STOP))) is not None:
+                raise ConfigError(
+                    f"the scheduler's {self.name}.verdicts() has {each[1]!r} on {each[0]!r}: {problem}"
+                )
+        return verdicts
+
+    def choose_trial_to_run(
+        self, pending: Sequence[str], paused: Sequence[str] = (), *, new: bool = False
+    ) -> str | None:
+        """As the scheduler's, and one of those that wait."""
+        chosen: Any = self._call("choose_trial_to_run", pending, paused, new=new)
+        if chosen is None or (isinstance(chosen, str) and (chosen in pending or chosen in paused)):
+            return chosen
+        raise ConfigError(
+            f"the scheduler's {self.name}.choose_trial_to_run() returned {chosen!r}: return one of the ids "
+            "in `pending` or `paused`, or None for none of them now"
+        )
+
+    def on_trial_resume(self, trial_id: str) -> Mapping[str, Any]:
+        """As the scheduler's, and facts indeed."""
+        facts: Any = self._call("on_trial_resume", trial_id)
+        if not isinstance(facts, Mapping):
+            raise ConfigError(
+                f"the scheduler's {self.name}.on_trial_resume() returned {facts!r} for trial {trial_id}: "
+                "return a dictionary of facts, such as {'rung': 2}, or an empty one"
+            )
+        return facts
+
+    def why_not_chosen(self, trial_id: str) -> Mapping[str, Any]:
+        """As the scheduler's, and facts indeed."""
+        facts: Any = self._call("why_not_chosen", trial_id)
+        if not isinstance(facts, Mapping):
+            raise ConfigError(
+                f"the scheduler's {self.name}.why_not_chosen() returned {facts!r} for trial {trial_id}: "
+                "return a dictionary of facts, such as {'rank': 3}, or an empty one"
+            )
+        return facts
+
+    # --- blame ------------------------------------------------------------------------------------
+
+    def _call(self, verb: str, *args: Any, **options: Any) -> Any:
+        about = f", told of trial {args[0]}" if verb.startswith("on_trial") else ""
+        return self._blamed(f"{verb}()", lambda: getattr(self._scheduler, verb)(*args, **options), about)
+
+    def _blamed(self, what: str, ask: Callable[[], T], about: str = "") -> T:
+        try:
+            return ask()
+        except TrainkitError:  # says what is wrong by itself
+            raise
+        except Exception as error:
+            raise ConfigError(
+                f"the scheduler's {self.name}.{what} raised {type(error).__name__}{about}: {error}"
+            ) from error
+
+
+def _problem(decision: Any, verdicts: Sequence[Verdict]) -> str | None:
+    """What is wrong with a decision that a scheduler has returned, and what would be right."""
+    if not isinstance(decision, Decision):
+        return f"return a Decision of trainkit.tune.schedulers, such as {_EXAMPLE}"
+    verdict: Any = decision.verdict
+    if not isinstance(verdict, Verdict) or verdict not in verdicts:  # a text would equal one
+        return f"its verdict must be {' or '.join(f'Verdict.{each}' for each in verdicts)}"
+    reason: Any = decision.reason
+    if not isinstance(reason, Mapping):
+        return f"its reason must be a dictionary of facts, as in {_EXAMPLE}"
+    return None

@@ -1,0 +1,1 @@
+"""What has its home elsewhere, by the names of `ray.tune.utils`."""
