@@ -118,11 +118,11 @@ def test_a_late_metric_is_no_mistake(fit, caplog):
     [
         (
             {"metric": "score"},
-            "no 'score', which is the metric: reported were epoch, loss. AsyncHyperBandScheduler judges no trial",
+            "no 'score', which is the metric: reported were epoch, loss. ASHAScheduler judges no trial",
         ),
         (
             {"metric": "los"},
-            "no 'los', which is the metric: reported were epoch, loss. Did you mean 'loss'? AsyncHyperBandScheduler judges",
+            "no 'los', which is the metric: reported were epoch, loss. Did you mean 'loss'? ASHAScheduler judges",
         ),
         (
             {"metric": "loss", "time_attr": "training_iterations"},
@@ -131,7 +131,7 @@ def test_a_late_metric_is_no_mistake(fit, caplog):
         ),
         (
             {"metric": "loss", "time_attr": "hours"},
-            "no 'hours', which the scheduler's time_attr names: reported were epoch, loss. AsyncHyperBandScheduler judges",
+            "no 'hours', which the scheduler's time_attr names: reported were epoch, loss. ASHAScheduler judges",
         ),
     ],
 )
@@ -157,5 +157,5 @@ def test_what_a_scheduler_judges_by_is_told_where_no_metric_need_come(fit, caplo
     scheduler = tune.schedulers.ASHAScheduler(max_t=2)
     (result,) = fit(lambda config: {"loss": 1.0}, metric="score", scheduler=scheduler)
     assert result.error is None
-    assert "no 'score', which is the metric: reported were loss. AsyncHyperBandScheduler judges no trial" in caplog.text
+    assert "no 'score', which is the metric: reported were loss. ASHAScheduler judges no trial" in caplog.text
     assert "fails" not in caplog.text
