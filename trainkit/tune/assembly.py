@@ -43,7 +43,7 @@ from trainkit.tune.storing.storage import Address, describe_address, new_place, 
 from trainkit.tune.storing.store import ExperimentStore
 from trainkit.tune.suggestion.naming import Namer
 from trainkit.tune.suggestion.suggesting import TrialSource
-from trainkit.tune.trial import experiment_prefix, safe_name, trial_id_of
+from trainkit.tune.trial import experiment_prefix, safe_name
 from trainkit.tune.values import holds_opaque
 
 logger = logging.getLogger("trainkit.tune")
@@ -168,7 +168,9 @@ class Experiment:
         parts.warn_if_never_perturbed(self._tune, self._run, self._searcher.total_samples)
         self._take_parts()  # anew, as those of an earlier call have seen its trials
         ledger = Ledger(api.cluster_resources(), self._tune.max_concurrent_trials or None)
-        self._check_before_anything_runs(ledger)
+        parts.require_startable(
+            self._bound, self._space, self._tune, self._seed, self._facts["prefix"], ledger
+        )
         executor = Executor(
             self._bound,
             SpecMaker(self.folder, self._run, self._seed_of_trial, self._bound.start_from),
@@ -387,16 +389,3 @@ class Experiment:
 
     def _seed_of_trial(self, index: int) -> int | None:
         return trial_seed(self._seed, index) if self._facts["seed_given"] else None
-
-    def _check_before_anything_runs(self, ledger: Ledger) -> None:
-        parts.require_saving(self._bound, self._scheduler)
-        for name, value in self._space.values():
-            if not isinstance(value, (str, int, float, bool, type(None))):
-                api.ensure_serializable(value, f"the value {value!r:.100} of param_space[{name!r}]")
-        # Another searcher is asked for the first configuration: requests may be functions of it.
-        searcher = parts.make_searcher(self._tune, self._space, self._seed, rehearsal=True)
-        config = parts.make_proposals(self._tune, self._space, searcher, self._seed).propose(
-            trial_id_of(self._facts["prefix"], 0)
-        )
-        if isinstance(config, dict):
-            ledger.require_feasible(self._bound.request(config), what=f"a trial of {self._bound.name}")

@@ -9,6 +9,7 @@ from typing import Any, TypeVar, cast
 
 from trainkit import settings
 from trainkit.errors import ConfigError
+from trainkit.runtime import api
 from trainkit.tune.callbacks.base import Callback
 from trainkit.tune.callbacks.console import ConsoleCallback
 from trainkit.tune.callbacks.csv_logger import CSVLoggerCallback
@@ -19,6 +20,7 @@ from trainkit.tune.callbacks.pbt_policies import PolicyFiles
 from trainkit.tune.callbacks.progress import ReporterCallback
 from trainkit.tune.callbacks.tensorboard import TBXLoggerCallback
 from trainkit.tune.config import RunConfig, TuneConfig
+from trainkit.tune.control.capacity import Ledger
 from trainkit.tune.control.pauses import NO_CHECKPOINT
 from trainkit.tune.control.plan import Plan
 from trainkit.tune.control.stopping import StopRules
@@ -31,6 +33,7 @@ from trainkit.tune.seeds import scheduler_generator
 from trainkit.tune.spaces.variants import Space
 from trainkit.tune.suggestion.proposals import Proposals
 from trainkit.tune.trainable import Trainable
+from trainkit.tune.trial import trial_id_of
 
 logger = logging.getLogger("trainkit.tune")
 
@@ -183,18 +186,6 @@ def _never_perturbed(tune: TuneConfig, run: RunConfig) -> bool:
     return population.time_attr == "training_iteration" and longest <= population.first_judgement
 
 
-def require_saving(bound: Bound, scheduler: TrialScheduler) -> None:
-    """Refuse a class that can't save, where the scheduler pauses trials; of a function it can't be known.
-
-    Raises:
-        ConfigError: it is so.
-    """
-    cls = bound.trainable
-    is_class = isinstance(cls, type) and issubclass(cls, Trainable)
-    if scheduler.pauses and is_class and not cls.can_save():
-        raise ConfigError(f"{scheduler.label} pauses trials, and those of {bound.name} have {NO_CHECKPOINT}")
-
-
 def make_callbacks(run: RunConfig, scheduler: TrialScheduler) -> Sequence[Callback]:
     """Return the user's callbacks, the loggers that come by themselves, and the console."""
     callbacks, scheduler = list(run.callbacks), scheduler.deciding
@@ -219,3 +210,33 @@ def make_watch(
     first = None if told else deciding.first_judgement
     judged_by = deciding.metric if deciding.needs_metric else None
     return MetricWatch(metrics, deciding.time_attr, type(deciding).__name__, first, judged_by)
+
+
+def require_startable(
+    bound: Bound, space: Space, tune: TuneConfig, seed: int, prefix: str, ledger: Ledger
+) -> None:
+    """Find out before anything is written whether a first trial could run.
+
+    Raises:
+        ConfigError: the scheduler pauses trials, and they are of a class that can't save.
+        SerializationError: a value of the space can't be sent to a worker.
+        InfeasibleError: there is not what the first trial asks for.
+    """
+    if isinstance(tune.scheduler, TrialScheduler):
+        _require_saving(bound, tune.scheduler)
+    for name, value in space.values():
+        if not isinstance(value, (str, int, float, bool, type(None))):
+            api.ensure_serializable(value, f"the value {value!r:.100} of param_space[{name!r}]")
+    # Another searcher is asked for the first configuration: requests may be functions of it.
+    searcher = make_searcher(tune, space, seed, rehearsal=True)
+    config = make_proposals(tune, space, searcher, seed).propose(trial_id_of(prefix, 0))
+    if isinstance(config, dict):
+        ledger.require_feasible(bound.request(config), what=f"a trial of {bound.name}")
+
+
+def _require_saving(bound: Bound, scheduler: TrialScheduler) -> None:
+    """Refuse a class that can't save, where the scheduler pauses trials; of a function it can't be known."""
+    cls = bound.trainable
+    is_class = isinstance(cls, type) and issubclass(cls, Trainable)
+    if scheduler.pauses and is_class and not cls.can_save():
+        raise ConfigError(f"{scheduler.label} pauses trials, and those of {bound.name} have {NO_CHECKPOINT}")
