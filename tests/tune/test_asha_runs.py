@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainkit import tune
+from trainkit.errors import ConfigError
 from trainkit.tune.schedulers import ASHAScheduler
 from trainkit.tune.schedulers.create import create_scheduler
 from trainkit.tune.simulation.results import Simulation
@@ -65,12 +66,20 @@ def number(results: Simulation, trial_id: str) -> int:
 def test_4_the_worked_trace_on_the_controller(resume, work):
     results = simulated(LOSSES, resume=resume)
     reached = {}  # a job ends with a pause or at max_t
-    ends = [each for each in results.decisions() if each["verdict"] in ("PAUSE", "STOP")]
+    ends = [
+        each
+        for each in results.decisions()
+        if each["verdict"] in ("PAUSE", "STOP") and each["rule"] != "not chosen"
+    ]
     assert [(number(results, each["trial_id"]), each["iteration"]) for each in ends] == JOBS
     reached = {result.metrics["loss"]: result.metrics["training_iteration"] for result in results}
     assert reached == {loss: {0.1: 9, 0.2: 3, 0.3: 3}.get(loss, 1) for loss in LOSSES}
     assert results.work == work
-    assert {result.reason for result in results} == {"not promoted", "stopped by ASHA: reached max_t=9"}
+    assert {(result.metrics["loss"], result.reason) for result in results} == {
+        (0.1, "stopped by ASHA: reached max_t=9"),
+        *((loss / 10, f"not promoted: rung 3, rank {loss} of 3, 1 place") for loss in (2, 3)),
+        *((loss / 10, f"not promoted: rung 1, rank {loss} of 9, 3 places") for loss in range(4, 10)),
+    }
     assert results.num_terminated == 9
 
 
@@ -211,7 +220,11 @@ def check_the_trace(grid):
 def test_trials_go_on_from_their_checkpoints(trainable, tmp_path):
     grid = search(trainable, tmp_path).fit()
     check_the_trace(grid)
-    ends = [each for each in grid.decisions() if each["verdict"] in ("PAUSE", "STOP")]
+    ends = [
+        each
+        for each in grid.decisions()
+        if each["verdict"] in ("PAUSE", "STOP") and each["rule"] != "not chosen"
+    ]
     ids = [result.trial_id for result in grid]
     assert [(ids.index(each["trial_id"]), each["iteration"]) for each in ends] == JOBS
     best = grid.get_best_result()
@@ -260,14 +273,38 @@ def test_28_a_restore_goes_on_with_the_same_decisions(after, tmp_path):
     assert decided(grid) == decided(whole)
 
 
-def test_a_trainable_without_checkpoints_is_told_to_have_them(tmp_path):
+def test_a_trainable_without_checkpoints_is_told_once_to_have_them(tmp_path):
     def forgetful(config):
         for _ in range(9):
             tune.report({"loss": config["loss"]})
 
-    grid = search(forgetful, tmp_path).fit()
-    assert {str(result.status) for result in grid} == {"ERROR"}
-    assert "ASHA paused the trial, and it has no checkpoint to go on from" in str(grid.errors[0])
+    with pytest.raises(
+        ConfigError, match=r"ASHA paused the trial, and it has no checkpoint to go on from.*ends"
+    ):
+        search(forgetful, tmp_path).fit()
+    restored = tune.Tuner.restore(tmp_path / "e", counting, restart_errored=True)
+    (result,) = restored.get_results()
+    assert (result.status, result.metrics["loss"]) == ("ERROR", LOSSES[0])
+    check_the_trace(restored.fit())
+
+
+def test_a_class_that_can_not_save_is_refused_before_anything_runs(tmp_path):
+    class Forgetful(tune.Trainable):
+        def step(self):
+            raise AssertionError("it runs")
+
+    tuner = search(Forgetful, tmp_path)
+    with pytest.raises(ConfigError, match="ASHA pauses trials, and those of Forgetful have no checkpoint"):
+        tuner.fit()
+    assert not (tmp_path / "e").exists()
+
+
+def test_stopping_needs_no_checkpoints(tmp_path):
+    class Forgetful(tune.Trainable):
+        def step(self):
+            return {"loss": self.config["loss"]}
+
+    assert search(Forgetful, tmp_path, ASHAScheduler(max_t=9, reduction_factor=3)).fit().num_errors == 0
 
 
 def test_it_is_made_by_name_too():

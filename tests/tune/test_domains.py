@@ -259,8 +259,18 @@ def test_a_distribution_of_scipy_is_named():
 
 def test_a_domain_of_another_library_is_named():
     optuna = pytest.importorskip("optuna")
-    with pytest.raises(SpaceError, match=r"^lr: optuna\.distributions.*trainkit\.tune"):
+    with pytest.raises(SpaceError, match=r"^lr: optuna\.distributions.*tune\.uniform\(low, high\)"):
         Space.of({"lr": optuna.distributions.FloatDistribution(0, 1)})
+
+
+def test_an_expression_of_hyperopts_is_refused_and_its_searcher_named(fit):
+    hp = pytest.importorskip("hyperopt").hp
+    for space, name in (
+        ({"net": {"lr": hp.uniform("lr", 0, 1)}}, "net/lr"),
+        (hp.choice("net", [{"lr": 1}]), "param_space"),
+    ):
+        with pytest.raises(SpaceError, match=rf"^{name}: .*search_alg=HyperOptSearch\(space\)"):
+            fit(lambda config: {"loss": 0}, space, metric="loss")
 
 
 def test_functions_and_classes_stay_what_they_are():

@@ -67,6 +67,59 @@ def test_16_nothing_is_left_paused_or_pending(max_t, eta, samples, workers, seed
     assert "not promoted" not in {result.reason for result in simulation}
 
 
+def test_those_that_an_end_finds_paused_say_how_they_stood():
+    scheduler = HyperBandScheduler(max_t=9)
+    simulation = simulate(scheduler, 17, workers=1, horizon_s=5.5)
+    left = [each for each in simulation.decisions() if each["rule"] == "not chosen"]
+    assert len(left) == 5  # and one that ran when the end came
+    assert {(each["entries"], each["awaits"], each["rung"]) for each in left} == {(6, 3, 1)}
+    reasons = [result.reason for result in simulation if "not promoted" in result.reason]
+    words = "time budget: not promoted: rung 1 of bracket 0, rank {} of 6 so far, 3 more were to come there"
+    assert sorted(reasons) == sorted(words.format(each["rank"]) for each in left)
+
+    simulation = simulate(scheduler, 17, workers=1, horizon_s=9.5)  # the round is judged, and one goes on
+    reasons = [result.reason for result in simulation if "not promoted" in result.reason]
+    assert sorted(reasons) == [
+        f"time budget: not promoted: rung 1 of bracket 0, rank {rank} of 9, 3 places, its turn had not come"
+        for rank in (2, 3)
+    ]
+
+
+def test_rungs_are_drawn_in_the_order_of_arrival_with_one_cutoff_each():
+    pytest.importorskip("matplotlib")
+    from matplotlib.collections import PathCollection
+
+    simulation = simulate(HyperBandScheduler(max_t=9), 9, workers=4, stragglers=0.5)
+    (axes,) = simulation.plot("rungs").axes
+    decisions = simulation.decisions()
+    for index, level in enumerate((1, 3)):
+        arrived: dict[str, float] = {}
+        for each in decisions:
+            if each.get("rung") == level:
+                arrived.setdefault(each["trial_id"], each["iteration"])
+        histories = {result.trial_id: history for result, history in simulation.histories()}
+        expected = [
+            next(
+                report["m"]
+                for report in histories[trial_id]
+                if report["training_iteration"] == arrived[trial_id]
+            )
+            for trial_id in arrived
+        ]
+        points = [
+            point
+            for each in axes.collections
+            if isinstance(each, PathCollection)
+            for point in each.get_offsets()
+            if index - 0.5 < point[0] < index + 0.5
+        ]
+        assert [y for _, y in sorted(map(tuple, points))] == pytest.approx(expected)
+        cutoffs = {each["cutoff"] for each in decisions if each["rule"] == "rung" and each["rung"] == level}
+        assert len(cutoffs) == 1
+        assert set(axes.get_lines()[index].get_ydata()) == cutoffs
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["stopped", "went on", "cutoff"]
+
+
 def test_27_the_same_seed_gives_the_same_log():
     hashes = {
         simulate(

@@ -109,4 +109,53 @@ def test_a_late_metric_is_no_mistake(fit, caplog):
 
     (result,) = fit(trainable, metric="val_loss")
     assert result.error is None
-    assert "val_loss" not in caplog.text
+    told = "no 'val_loss', which is the metric: reported were loss, train_loss. It may come later"
+    assert caplog.text.count(told) == 1 and "Did you mean" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("names", "told"),
+    [
+        (
+            {"metric": "score"},
+            "no 'score', which is the metric: reported were epoch, loss. ASHAScheduler judges no trial",
+        ),
+        (
+            {"metric": "los"},
+            "no 'los', which is the metric: reported were epoch, loss. Did you mean 'loss'? ASHAScheduler judges",
+        ),
+        (
+            {"metric": "loss", "time_attr": "training_iterations"},
+            "no 'training_iterations', which the scheduler's time_attr names: reported were epoch, loss. "
+            "Did you mean 'training_iteration'?",
+        ),
+        (
+            {"metric": "loss", "time_attr": "hours"},
+            "no 'hours', which the scheduler's time_attr names: reported were epoch, loss. ASHAScheduler judges",
+        ),
+    ],
+)
+def test_what_the_first_report_lacks_is_told_at_once_with_what_it_has(fit, caplog, names, told):
+    class Looks(tune.Callback):
+        def on_trial_result(self, iteration, trials, trial, result, **info):
+            if result["training_iteration"] == 2:
+                seen.append(caplog.text.count(told))
+
+    def trainable(config):
+        for epoch in range(3):
+            tune.report({"loss": 1.0, "epoch": epoch})
+
+    seen: list[int] = []
+    scheduler = tune.schedulers.ASHAScheduler(time_attr=names.get("time_attr", "training_iteration"), max_t=9)
+    run = {"callbacks": [Looks()]}
+    fit(trainable, metric=names["metric"], scheduler=scheduler, run=run)
+    assert seen == [caplog.text.count(told)] == [1]
+
+
+def test_what_a_scheduler_judges_by_is_told_where_no_metric_need_come(fit, caplog, monkeypatch):
+    monkeypatch.setenv("TUNE_DISABLE_STRICT_METRIC_CHECKING", "1")
+    scheduler = tune.schedulers.ASHAScheduler(max_t=2)
+    (result,) = fit(lambda config: {"loss": 1.0}, metric="score", scheduler=scheduler)
+    assert result.error is None
+    assert "no 'score', which is the metric: reported were loss. ASHAScheduler judges no trial" in caplog.text
+    assert "fails" not in caplog.text

@@ -19,7 +19,8 @@ MUTATIONS = {"x": tune.uniform(0, 1)}
 
 def train(config):
     for step in range(3):
-        tune.report({"loss": config["x"] / (step + 1), "steps": 10 * (step + 1)})
+        saved = tune.Checkpoint.from_dict({"step": step})
+        tune.report({"loss": config["x"] / (step + 1), "steps": 10 * (step + 1)}, checkpoint=saved)
 
 
 SCHEDULERS = {

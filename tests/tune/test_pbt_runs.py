@@ -233,9 +233,18 @@ def never_saves(config):
 
 
 def test_a_function_that_never_saves_is_told_so(trained):
-    results = trained(never_saves)
-    assert all("has no checkpoint" in str(result.error) for result in results if result.error)
-    assert results.errors
+    with pytest.raises(ConfigError, match="PBT paused the trial, and it has no checkpoint to go on from"):
+        trained(never_saves)
+
+
+@pytest.mark.parametrize("synch", [False, True])
+def test_a_class_that_can_not_save_is_refused_before_anything_runs(trained, synch):
+    class Forgetful(tune.Trainable):
+        def step(self):
+            raise AssertionError("it runs")
+
+    with pytest.raises(ConfigError, match="PBT pauses trials, and those of Forgetful have no checkpoint"):
+        trained(Forgetful, synch=synch)
 
 
 def saves_late(config):

@@ -37,6 +37,36 @@ def test_long_names_and_reasons_leave_room_for_the_numbers(width):
     assert re.search(r"^0_x=0.2923,.*…? +TERMINATED +4 +-0.0730871 +1.2 +stopped by", row), row
 
 
+@pytest.mark.parametrize(
+    ("reason", "short"),
+    [
+        (
+            "stopped by HyperBand: rung 1 of bracket 0, rank 9 of 9, 3 go on, cutoff 0.25",
+            "rung 1, rank 9/9, 3 go on, cutoff 0.25",
+        ),
+        (
+            "paused by BOHB's HyperBand: rung 9 of bracket 1, waits for 3 more to come there",
+            "rung 9, waits for",
+        ),
+        ("stopped by ASHA: reached max_t=9", "reached max_t=9"),
+        ("stopped by Plateau: std 0", "stopped by Plateau: std 0"),
+        ("stopped by ann@box (pid 1): not run", "stopped by ann@box (pid 1): not run"),
+        ("ValueError: one\ntwo", "ValueError: one"),
+    ],
+)
+def test_a_schedulers_reason_is_short_in_the_table_and_whole_beside_it(reason, short):
+    assert standing.short_reason(reason).startswith(short)
+    trial = Trial("a", 0, {}, name="a", dirname="a", tag="0_lr=0.0004492", iteration=4, reason=reason)
+    trial.last_result = {"loss": -0.0730871, "time_total_s": 1.25}
+    known = Standing("loss", "min", 0.0)
+    known.look([trial])
+    info = {"time": 9.0, "total_samples": 1, "resources": {}, "resources_used": {}}
+    console = rich.console.Console(width=100, file=io.StringIO())
+    console.print(in_terminal(picture_of(known, info, "/somewhere")))
+    assert short in console.file.getvalue().splitlines()[-1]
+    assert trial.reason == reason
+
+
 def test_a_picture_is_escaped_in_html_and_aligned_as_text():
     picture = Picture(["<script>"], {"a": 1, "b": 1}, [["1", "<b>"], ["22", ""]], below="& more", strong=0)
     page = as_html(picture)

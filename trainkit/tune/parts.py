@@ -21,6 +21,7 @@ from trainkit.tune.callbacks.progress import ReporterCallback
 from trainkit.tune.callbacks.tensorboard import TBXLoggerCallback
 from trainkit.tune.config import RunConfig, TuneConfig
 from trainkit.tune.control.capacity import Ledger
+from trainkit.tune.control.pauses import NO_CHECKPOINT
 from trainkit.tune.control.plan import Plan
 from trainkit.tune.control.stopping import StopRules
 from trainkit.tune.objectives import Objective
@@ -31,6 +32,7 @@ from trainkit.tune.search import BasicVariantGenerator, Searcher
 from trainkit.tune.seeds import scheduler_generator
 from trainkit.tune.spaces.variants import Space
 from trainkit.tune.suggestion.proposals import Proposals
+from trainkit.tune.trainable import Trainable
 from trainkit.tune.trial import trial_id_of
 
 logger = logging.getLogger("trainkit.tune")
@@ -203,10 +205,11 @@ def make_callbacks(run: RunConfig, scheduler: TrialScheduler) -> Sequence[Callba
 def make_watch(
     metrics: Sequence[str], scheduler: TrialScheduler, tune: TuneConfig, run: RunConfig
 ) -> Callback:
-    """Return what looks out for a misspelt metric, where one must come, and for the time_attr."""
+    """Return what looks out for a metric that does not come, and for what the scheduler reads."""
     deciding, told = scheduler.deciding, _never_perturbed(tune, run)  # told as the experiment began
     first = None if told else deciding.first_judgement
-    return MetricWatch(metrics, deciding.time_attr, type(deciding).__name__, first)
+    judged_by = deciding.metric if deciding.needs_metric else None
+    return MetricWatch(metrics, deciding.time_attr, type(deciding).__name__, first, judged_by)
 
 
 def require_startable(
@@ -215,9 +218,12 @@ def require_startable(
     """Find out before anything is written whether a first trial could run.
 
     Raises:
+        ConfigError: the scheduler pauses trials, and they are of a class that can't save.
         SerializationError: a value of the space can't be sent to a worker.
         InfeasibleError: there is not what the first trial asks for.
     """
+    if isinstance(tune.scheduler, TrialScheduler):
+        _require_saving(bound, tune.scheduler)
     for name, value in space.values():
         if not isinstance(value, (str, int, float, bool, type(None))):
             api.ensure_serializable(value, f"the value {value!r:.100} of param_space[{name!r}]")
@@ -226,3 +232,11 @@ def require_startable(
     config = make_proposals(tune, space, searcher, seed).propose(trial_id_of(prefix, 0))
     if isinstance(config, dict):
         ledger.require_feasible(bound.request(config), what=f"a trial of {bound.name}")
+
+
+def _require_saving(bound: Bound, scheduler: TrialScheduler) -> None:
+    """Refuse a class that can't save, where the scheduler pauses trials; of a function it can't be known."""
+    cls = bound.trainable
+    is_class = isinstance(cls, type) and issubclass(cls, Trainable)
+    if scheduler.pauses and is_class and not cls.can_save():
+        raise ConfigError(f"{scheduler.label} pauses trials, and those of {bound.name} have {NO_CHECKPOINT}")

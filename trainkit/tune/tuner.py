@@ -59,7 +59,8 @@ class Tuner:
         Raises:
             InfeasibleError: a trial asks for more than the machine has.
             SerializationError: the trainable or a value can't be sent to a worker; the part is named.
-            ConfigError: the folder holds an experiment already.
+            ConfigError: the folder holds an experiment already; or the scheduler pauses trials, and they save
+                no checkpoints: what was reported is kept.
             StoreError: the folder can't be written.
             StorageError: the copy at storage_path can't be written, or is not complete in the end; the
                 results are there all the same, by `get_results`.

@@ -1,4 +1,4 @@
-"""Tells at the first report that the metric seems to be misspelt, or lacks what the scheduler counts by.
+"""Tells at the first report that it lacks the metric, or what the scheduler counts by.
 
 And at the end that the scheduler has judged nobody, as no trial came so far.
 """
@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import difflib
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from trainkit.tune.callbacks.base import Callback
 from trainkit.tune.checks import is_finite
+from trainkit.tune.control.missing import AUTOMATIC
 from trainkit.tune.trial import Trial
 from trainkit.tune.values import flatten, lookup
 
@@ -29,6 +30,7 @@ class MetricWatch(Callback):
         time_attr: what the scheduler counts by.
         scheduler: what it is called.
         first_judgement: the time at which it judges a trial at the earliest; None: that is not to be told.
+        judged_by: the metric that the scheduler judges by; None: by none.
     """
 
     def __init__(
@@ -37,11 +39,13 @@ class MetricWatch(Callback):
         time_attr: str,
         scheduler: str = "",
         first_judgement: float | None = None,
+        judged_by: str | None = None,
     ) -> None:
         self._metrics = metrics
         self._time_attr = time_attr
         self._scheduler = scheduler
         self._first_judgement = first_judgement
+        self._judged_by = judged_by
         self._seen = False
 
     def on_trial_result(
@@ -50,14 +54,22 @@ class MetricWatch(Callback):
         if self._seen:
             return
         self._seen = True
-        for metric in self._metrics:
-            if words := misspelt(metric, result):
-                logger.warning("%s", words)
+        judged_by = () if self._judged_by is None else (self._judged_by,)
+        for metric in dict.fromkeys((*self._metrics, *judged_by)):
+            if lookup(result, metric) is None:
+                logger.warning(
+                    "the first report has no %r, which is the metric: %s %s",
+                    metric,
+                    reported_words(metric, result),
+                    " ".join(self._effects(metric)),
+                )
         if lookup(result, self._time_attr) is None:
             logger.warning(
-                "the first report has no %r, which the scheduler's time_attr names: it stops no trial by a "
-                "report without it",
+                "the first report has no %r, which the scheduler's time_attr names: %s %s judges "
+                "no trial by a report without it",
                 self._time_attr,
+                reported_words(self._time_attr, result),
+                self._scheduler,
             )
 
     def on_experiment_end(self, trials: Sequence[Trial], **info: Any) -> None:
@@ -75,16 +87,17 @@ class MetricWatch(Callback):
                 max(times),
             )
 
+    def _effects(self, metric: str) -> Iterator[str]:
+        if metric == self._judged_by:
+            yield f"{self._scheduler} judges no trial by a report without it."
+        if metric in self._metrics:
+            yield "It may come later; a trial that ends without it fails"
 
-def misspelt(metric: str, result: Mapping[str, Any]) -> str:
-    """Say that `result` has not the metric but a name much like it; '' if not so."""
-    if lookup(result, metric) is not None:
-        return ""
-    reported = flatten({name: value for name, value in result.items() if name != "config"})
-    near = difflib.get_close_matches(metric, reported, n=1, cutoff=ALIKE)
-    if not near:
-        return ""
-    return (
-        f"the first report has no {metric!r}, which TuneConfig(metric=...) names. Did you mean {near[0]!r}? "
-        "A trial that ends without having reported the metric fails"
-    )
+
+def reported_words(name: str, result: Mapping[str, Any]) -> str:
+    """What `result` has in place of `name`: the nearest name, if one is much like it, and all others."""
+    names = flatten({name: value for name, value in result.items() if name != "config"})
+    reported = sorted(set(names) - AUTOMATIC)
+    text = f"reported were {', '.join(reported)}" if reported else "nothing else was reported"
+    near = difflib.get_close_matches(name, names, n=1, cutoff=ALIKE)
+    return f"{text}. Did you mean {near[0]!r}?" if near else f"{text}."

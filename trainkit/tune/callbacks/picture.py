@@ -10,9 +10,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from trainkit.resources import describe
-from trainkit.tune.callbacks.standing import Standing, duration, number_words, one_line
+from trainkit.tune.callbacks.standing import Standing, duration, number_words, one_line, short_reason
 from trainkit.tune.trial import Trial
-from trainkit.tune.values import first_line, lookup
+from trainkit.tune.values import lookup
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -86,7 +86,7 @@ def _cells(trial: Trial, metric: str | None) -> list[str]:
         str(trial.iteration or ""),
         number_words(lookup(result, metric)) if metric else "",
         f"{float(seconds):.1f}" if seconds else "",
-        first_line(trial.reason),
+        short_reason(trial.reason),
     ]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
@@ -10,7 +11,7 @@ from typing import Any
 from trainkit.tune.checks import is_number
 from trainkit.tune.schedulers.base import score_of
 from trainkit.tune.trial import Trial, TrialStatus
-from trainkit.tune.values import flatten, lookup
+from trainkit.tune.values import first_line, flatten, lookup
 
 MAX_ROWS = 16
 """Of trials, in a table."""
@@ -124,6 +125,22 @@ def config_words(config: Mapping[str, Any]) -> str:
         for key, value in flatten(config).items()
     )
     return text if len(text) <= MAX_CONFIG else f"{text[: MAX_CONFIG - 3]}..."
+
+
+_SHORTER = (
+    # The status beside it tells that it was stopped, and the rest that its scheduler did that.
+    (re.compile(r"^(?:stopped|paused) by [^:]+: (?=rung |reached max_t)"), ""),
+    (re.compile(r"(rung \S+) of bracket \d+"), r"\1"),
+    (re.compile(r"(rank \d+) of (\d+)"), r"\1/\2"),
+)
+
+
+def short_reason(reason: str) -> str:
+    """Why a trial stands where it does, in one line and in fewer words, for a table."""
+    text = first_line(reason)
+    for pattern, shorter in _SHORTER:
+        text = pattern.sub(shorter, text)
+    return text
 
 
 def number_words(value: Any) -> str:

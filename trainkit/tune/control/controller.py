@@ -145,7 +145,10 @@ class Controller:
 
     @property
     def error(self) -> Exception | None:
-        """What searcher, scheduler or stopper raised, for `fit` to raise once those that ran have ended."""
+        """What broke the experiment off, for `fit` to raise once those that ran have ended.
+
+        Such as what searcher, scheduler or stopper raised.
+        """
         return self._endings.error
 
     @property
@@ -258,7 +261,8 @@ class Controller:
     def _let_paused_go(self, time: float, reason: str) -> None:
         for trial in [trial for trial in self.trials if trial.status is TrialStatus.PAUSED]:
             if self._pauses.remove(trial):  # the end of another may have ended it
-                self._lives.terminate(trial, time, reason)
+                words = self._endings.guarded(time, self._pauses.why_not_chosen, trial)
+                self._lives.terminate(trial, time, f"{reason}: {words}" if words else reason)
 
     # --- ends of the experiment -------------------------------------------------------------------
 

@@ -27,7 +27,7 @@ class Endings:
 
     Attributes:
         reached: what has ended the experiment; None as long as it goes on.
-        error: what searcher, scheduler or stopper raised first, if one did.
+        error: what searcher, scheduler or stopper raised first, if one did, or what broke the experiment off.
     """
 
     def __init__(
@@ -81,6 +81,12 @@ class Endings:
             self.error = self.error or error
             self.end(BROKEN, time)
             return None
+
+    def break_off(self, error: Exception, time: float) -> None:
+        """End the experiment by an error, unless something else has ended it."""
+        if self.reached is None:
+            self.error = error
+            self.end(BROKEN, time)
 
     def end(self, ending: Ending, time: float) -> None:
         """Stop every trial at its next report, and start no other."""

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from trainkit.errors import ConfigError
 from trainkit.tune.control import events as ev
 from trainkit.tune.control.autofill import Origin, full_result
 from trainkit.tune.control.capacity import Ledger
@@ -23,6 +24,11 @@ from trainkit.tune.schedulers.consulted import Consulted
 from trainkit.tune.suggestion.proposals import Proposals
 from trainkit.tune.suggestion.suggesting import TrialSource
 from trainkit.tune.trial import Failure, Trial, TrialStatus
+
+NOBODY_SAVES = (
+    "No trial has given a checkpoint yet, so the experiment ends here, and the others don't fail one by one. "
+    "What was reported is kept: go on by tune.Tuner.restore(path, trainable, restart_errored=True).fit()"
+)
 
 
 class Lives:
@@ -185,6 +191,8 @@ class Lives:
             refused = self._endings.guarded(time, self._pauses.begin, trial, decision, time, reason, problem)
             if refused is not None:
                 self.fail(trial, refused, time)
+                if not refused.retry and self._pauses.nobody_saves:
+                    self._endings.break_off(ConfigError(f"{refused.message}. {NOBODY_SAVES}"), time)
         elif status is TrialStatus.PENDING:
             trial.attempt += 1
             set_status(self._step, trial, time, status, reason)

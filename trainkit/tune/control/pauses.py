@@ -18,8 +18,15 @@ from trainkit.tune.control.turns import Turns
 from trainkit.tune.control.upkeep import adopt_checkpoint, set_status
 from trainkit.tune.schedulers.base import Decision, Donor, Verdict, words_for
 from trainkit.tune.schedulers.consulted import Consulted
+from trainkit.tune.schedulers.words import in_words
 from trainkit.tune.suggestion.proposals import Proposals
 from trainkit.tune.trial import Failure, Trial, TrialStatus
+
+NO_CHECKPOINT = (
+    "no checkpoint to go on from: give one to tune.report(metrics, checkpoint=...), or define "
+    "save_checkpoint() and load_checkpoint(); or choose a scheduler that pauses no trial, such as "
+    "ASHAScheduler()"
+)
 
 
 class Pauses:
@@ -81,16 +88,17 @@ class Pauses:
             if problem:  # such as a kill while it saved: the next attempt may do better
                 text = f"{self._scheduler.label} paused the trial, which left no checkpoint to go on from: "
                 return Failure("CheckpointError", text + problem)
-            text = (
-                f"{self._scheduler.label} paused the trial, and it has no checkpoint to go on from: give one "
-                "to tune.report(metrics, checkpoint=...), or define save_checkpoint() and load_checkpoint(); "
-                "or choose a scheduler that pauses no trial, such as ASHAScheduler()"
-            )
+            text = f"{self._scheduler.label} paused the trial, and it has {NO_CHECKPOINT}"
             return Failure("ConfigError", text, retry=False)
         set_status(self._step, trial, time, TrialStatus.PAUSED, reason)
         self._proposals.on_pause(trial.trial_id)
         self._carry_out(trial, decision, time)
         return None
+
+    @property
+    def nobody_saves(self) -> bool:
+        """True if no trial of the experiment has ever had a checkpoint."""
+        return not any(trial.next_checkpoint for trial in self._trials.values())
 
     def _has_donor(self, decision: Decision) -> bool:
         """Whether the state of another is there to go on from."""
@@ -167,6 +175,13 @@ class Pauses:
         decision = Decision(Verdict.RESUME, self._scheduler.on_trial_resume(trial.trial_id))
         self._step.records.append(ev.DecisionMade(trial, trial.attempt, trial.iteration, decision))
         return words_for(decision, self._scheduler.label)
+
+    def why_not_chosen(self, trial: Trial) -> str:
+        """Note and say why a trial, paused to the end, did not go on; '' if that is not known."""
+        decision = Decision(Verdict.STOP, self._scheduler.why_not_chosen(trial.trial_id))
+        if decision.reason:
+            self._step.records.append(ev.DecisionMade(trial, trial.attempt, trial.iteration, decision))
+        return in_words(decision.reason)
 
     def remove(self, trial: Trial) -> bool:
         """Forget a paused trial, which is to be ended; False if it isn't paused."""

@@ -1,6 +1,7 @@
-"""The rungs of a scheduler: who came to each, in which order, who went on, and the cutoff as it moved.
+"""The rungs of a scheduler: who came to each, in which order, who went on, and the cutoff.
 
-A trial that was paused at a rung went on if it was resumed from there, whenever that was.
+A trial that was paused at a rung went on if it was resumed from there, whenever that was. Where trials wait
+for each other, and are judged together, they are drawn as they came, with the one cutoff for all.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 
 WENT_ON = style.BEST[1]
 CUTOFF = style.BEST[0]
+JUDGED, CAME = "rung", "milestone"
+"""Rules of decisions: a trial was judged at a rung; it has come there, and is judged later."""
 WIDTH = 0.8
 """Of one rung; the distance between two is 1."""
 
@@ -51,6 +54,7 @@ class Words:
 
 STOPPING = Words("went on", "stopped")
 PROMOTION = Words("promoted", "not promoted")
+WAITING = Words("went on", "stopped, or still waiting")
 
 
 def draw(
@@ -78,7 +82,7 @@ def draw(
     rungs = _rungs(
         grid, metric, [each for each in decisions if each.get("bracket", 0) == bracket], log_y=log_y
     )
-    words = PROMOTION if any(each["verdict"] == "PAUSE" for each in decisions) else STOPPING
+    words = _words(decisions, rungs)
     figure, axes = style.figure_of(ax, (8.5, 5))
     levels = sorted(rungs)
     place: dict[tuple[float, str], float] = {}
@@ -86,7 +90,7 @@ def draw(
         entries = rungs[level]
         across = [index + WIDTH * ((n + 0.5) / len(entries) - 0.5) for n in range(len(entries))]
         place |= {(level, entry.trial_id): x for entry, x in zip(entries, across, strict=True)}
-        _draw_rung(axes, index, entries, across, words)
+        _draw_rung(axes, index, entries, across, words, at_once=_at_once(decisions))
     _draw_ways(axes, rungs, place)
     style.dress(axes, title=f"rungs of {style.trials(len({each[1] for each in place}))}", x="rung", y=metric)
     if brackets > 1:
@@ -109,8 +113,8 @@ def draw(
 
 
 def _judgements(grid: ResultGrid) -> list[dict[str, Any]]:
-    decisions = [each for each in grid.decisions() if each.get("rule") == "rung"]
-    if not decisions:
+    decisions = [each for each in grid.decisions() if each.get("rule") in (JUDGED, CAME)]
+    if not any(each["rule"] == JUDGED for each in decisions):
         raise ConfigError(
             "there are no rungs to draw: no scheduler has judged a trial at one. They come from "
             "TuneConfig(scheduler=ASHAScheduler(...)), once a trial has reached its grace_period"
@@ -118,9 +122,23 @@ def _judgements(grid: ResultGrid) -> list[dict[str, Any]]:
     return decisions
 
 
+def _at_once(decisions: Sequence[Mapping[str, Any]]) -> bool:
+    """True if trials wait at a rung until they are judged together."""
+    return any(each["rule"] == CAME for each in decisions)
+
+
+def _words(decisions: Sequence[Mapping[str, Any]], rungs: Mapping[float, Sequence[Entry]]) -> Words:
+    if not _at_once(decisions):
+        return PROMOTION if any(each["verdict"] == "PAUSE" for each in decisions) else STOPPING
+    # The rung's cutoff is known once its trials have been judged.
+    waits = any(math.isnan(entry.cutoff) for entries in rungs.values() for entry in entries)
+    return WAITING if waits else STOPPING
+
+
 def _bracket(decisions: Sequence[Mapping[str, Any]], bracket: int | None) -> tuple[int, int]:
     """Which bracket to draw, and how many brackets there are."""
-    counts = Counter(each.get("bracket", 0) for each in decisions if each["verdict"] != "RESUME")
+    judged = (each for each in decisions if each["rule"] == JUDGED)
+    counts = Counter(each.get("bracket", 0) for each in judged if each["verdict"] != "RESUME")
     if bracket is None:
         bracket = max(counts, key=lambda number: (counts[number], -number))
     elif bracket not in counts:
@@ -134,7 +152,7 @@ def _rungs(
     """By level, the entries in the order they came.
 
     A trial is judged there at most once as it comes, and maybe once more later: when it goes on after a
-    pause.
+    pause, or when those that it waited for have come.
     """
     values: dict[tuple[str, int], Any] = {}  # by trial and iteration
     for result, history in grid.histories():
@@ -142,12 +160,18 @@ def _rungs(
             (result.trial_id, report["training_iteration"]): lookup(report, metric) for report in history
         }
     rungs: dict[float, dict[str, Entry]] = {}
+    came: set[str] = set()
     for each in decisions:
         trial_id, rung = each["trial_id"], rungs.setdefault(each["rung"], {})
         went_on = each["verdict"] in ("CONTINUE", "RESUME")
         if trial_id in rung:
-            rung[trial_id] = replace(rung[trial_id], went_on=went_on)
+            entry = replace(rung[trial_id], went_on=went_on)
+            if trial_id in came:  # and is judged now
+                entry = replace(entry, cutoff=float(each.get("cutoff", math.nan)))
+            rung[trial_id] = entry
             continue
+        if each["rule"] == CAME:
+            came.add(trial_id)
         value: Any = values.get((trial_id, each["iteration"]))
         if is_finite(value) and (value > 0 or not log_y):
             rung[trial_id] = Entry(trial_id, float(value), went_on, float(each.get("cutoff", math.nan)))
@@ -157,7 +181,7 @@ def _rungs(
 
 
 def _draw_rung(
-    axes: Axes, index: int, entries: Sequence[Entry], across: Sequence[float], words: Words
+    axes: Axes, index: int, entries: Sequence[Entry], across: Sequence[float], words: Words, *, at_once: bool
 ) -> None:
     size = max(8.0, 46 - 0.25 * len(entries))
     # Named once for the legend; a rung at which nobody fell or passed draws an empty set.
@@ -190,7 +214,7 @@ def _draw_rung(
             color=CUTOFF,
             linewidth=1.6,
             zorder=5,
-            label=label("cutoff, as it moved"),
+            label=label("cutoff" if at_once else "cutoff, as it moved"),
         )
     axes.axvspan(
         index - WIDTH / 2 - 0.04,

@@ -202,6 +202,10 @@ class ASHAScheduler(TrialScheduler):
 
     # --- promotion --------------------------------------------------------------------------------
 
+    @property
+    def pauses(self) -> bool:
+        return self.type == "promotion"
+
     def choose_trial_to_run(
         self, pending: Sequence[str], paused: Sequence[str] = (), *, new: bool = False
     ) -> str | None:
@@ -217,6 +221,15 @@ class ASHAScheduler(TrialScheduler):
         progress = self._progress[trial_id]
         rung, progress.waits_at = progress.waits_at, None
         return {} if rung is None else self._facts(progress, rung, rung.leave(trial_id))
+
+    def why_not_chosen(self, trial_id: str) -> Mapping[str, Any]:
+        progress = self._progress[trial_id]
+        rung = progress.waits_at
+        if rung is None:
+            return {}
+        rank = rung.rank_of(trial_id)
+        due = {"due": True} if rank <= rung.places else {}
+        return {**self._facts(progress, rung, rank), "rule": "not chosen", **due}
 
     def on_trial_complete(self, trial_id: str) -> None:
         rung = self._progress[trial_id].waits_at

@@ -221,6 +221,11 @@ class TrialScheduler(ABC):
 
     # --- pauses -----------------------------------------------------------------------------------
 
+    @property
+    def pauses(self) -> bool:
+        """True if its way is to pause trials, so that each must be able to save."""
+        return False
+
     def verdicts(self) -> Sequence[tuple[str, Decision]]:
         """What is decided on trials that wait paused, once each: to STOP, or to PAUSE with donors."""
         return ()
@@ -244,6 +249,11 @@ class TrialScheduler(ABC):
         """A paused trial goes on; return why, as facts for the log."""
         del trial_id
         return {}
+
+    def why_not_chosen(self, trial_id: str) -> Mapping[str, Any]:
+        """Why a trial that is paused to the end did not go on, as facts; a question, that changes nothing."""
+        del trial_id
+        return NO_FACTS
 
     def on_trial_change(self, trial_id: str, config: Mapping[str, Any], donor: str | None = None) -> None:
         """A trial has another configuration from now on, and the state of `donor` if there is one."""

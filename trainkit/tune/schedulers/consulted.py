@@ -170,6 +170,16 @@ class Consulted:
             )
         return facts
 
+    def why_not_chosen(self, trial_id: str) -> Mapping[str, Any]:
+        """As the scheduler's, and facts indeed."""
+        facts: Any = self._call("why_not_chosen", trial_id)
+        if not isinstance(facts, Mapping):
+            raise ConfigError(
+                f"the scheduler's {self.name}.why_not_chosen() returned {facts!r} for trial {trial_id}: "
+                "return a dictionary of facts, such as {'rank': 3}, or an empty one"
+            )
+        return facts
+
     # --- blame ------------------------------------------------------------------------------------
 
     def _call(self, verb: str, *args: Any, **options: Any) -> Any:

@@ -110,6 +110,15 @@ class Bracket:
             if failed:
                 self._scores[trial_id] = -math.inf
 
+    def standing(self, trial_id: str) -> tuple[int, int] | None:
+        """The rank of a trial among those of this round that have been at `level`, and how many; or None."""
+        if trial_id not in self._scores:
+            return None
+        return self._in_order().index(trial_id) + 1, len(self._scores)
+
+    def _in_order(self) -> list[str]:
+        return sorted(self._scores, key=lambda trial_id: -self._scores[trial_id])  # stable: ties by arrival
+
     def judge(self) -> Judgement | None:
         """Compare the trials and begin the next round, if this one is complete; None if it isn't.
 
@@ -118,7 +127,7 @@ class Bracket:
         """
         if self.awaits or self.is_last_round or not self._scores:
             return None
-        order = sorted(self._scores, key=lambda trial_id: -self._scores[trial_id])  # stable: ties by arrival
+        order = self._in_order()
         open_places = places(len(order), self._factor)
         able = [each for each in order if each not in self._gone]
         went = [each for each in able if self._scores[each] > -math.inf][:open_places]

@@ -258,6 +258,22 @@ class HyperBandScheduler(TrialScheduler):
                     return trial_id
         return first
 
+    @property
+    def pauses(self) -> bool:
+        return True
+
+    def why_not_chosen(self, trial_id: str) -> Mapping[str, Any]:
+        bracket = self._members[trial_id].bracket
+        promoted = self._promoted.get(bracket.number, {}).get(trial_id)
+        if promoted is not None:
+            return {**promoted, "rule": "not chosen", "due": True}
+        standing = bracket.standing(trial_id)
+        if standing is None:
+            return {}
+        rank, entries = standing
+        place = {"bracket": bracket.number, "rung": bracket.level, "budget": bracket.budget}
+        return {"rule": "not chosen", **place, "rank": rank, "entries": entries, "awaits": bracket.awaits}
+
     def on_trial_resume(self, trial_id: str) -> Mapping[str, Any]:
         return self._take_promotion(trial_id)
 

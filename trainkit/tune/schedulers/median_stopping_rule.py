@@ -155,6 +155,10 @@ class MedianStoppingRule(TrialScheduler):
 
     # --- pauses and ends --------------------------------------------------------------------------
 
+    @property
+    def pauses(self) -> bool:
+        return not self.hard_stop or bool(self.min_time_slice)
+
     def choose_trial_to_run(
         self, pending: Sequence[str], paused: Sequence[str] = (), *, new: bool = False
     ) -> str | None:

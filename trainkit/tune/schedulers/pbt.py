@@ -120,8 +120,7 @@ class PopulationBasedTraining(TrialScheduler):
         self.custom_explore_fn = custom_explore_fn
         self.log_config = log_config
         self.require_attrs = require_attrs
-        self.synch = synch
-        self.tie = tie
+        self.synch, self.tie = synch, tie
         self._members = Population(perturbation_interval, burn_in_period)
         self._space: Space | None = None
         self._total: int | None = None
@@ -351,6 +350,10 @@ class PopulationBasedTraining(TrialScheduler):
         return waiting
 
     # --- turns and ends ---------------------------------------------------------------------------
+
+    @property
+    def pauses(self) -> bool:
+        return self.synch or self.quantile_fraction > 0
 
     def choose_trial_to_run(
         self, pending: Sequence[str], paused: Sequence[str] = (), *, new: bool = False

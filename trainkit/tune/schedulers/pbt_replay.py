@@ -89,6 +89,10 @@ class PopulationBasedTrainingReplay(TrialScheduler):
             )
         self._trial = trial_id
 
+    @property
+    def pauses(self) -> bool:
+        return bool(self.schedule.changes)
+
     def decide(self, trial_id: str, time: float | None, score: float | None) -> Decision:
         del score
         if time is None or trial_id != self._trial:

@@ -244,6 +244,13 @@ class ResourceChangingScheduler(TrialScheduler):
             return ours
         return self.base_scheduler.choose_trial_to_run(pending, paused, new=new)
 
+    @property
+    def pauses(self) -> bool:
+        return self._allocate is not None or self.base_scheduler.pauses
+
+    def why_not_chosen(self, trial_id: str) -> Mapping[str, Any]:
+        return self.base_scheduler.why_not_chosen(trial_id) if trial_id in self._theirs else {}
+
     def on_trial_resume(self, trial_id: str) -> Mapping[str, Any]:
         if trial_id in self._ours:
             del self._ours[trial_id]

@@ -141,9 +141,13 @@ class PromotionRung(Rung):
                 return self._trials[key]
         return None
 
+    def rank_of(self, trial_id: str) -> int:
+        """The rank of a trial among all entries so far."""
+        return self._ranking.rank(self._keys[trial_id])
+
     def leave(self, trial_id: str) -> int:
         """A trial waits no longer; return its rank among all entries, of which it stays one."""
         key = self._keys[trial_id]
         if self._trials.pop(key, None) is not None:
             self._waiting.remove(key)
-        return self._ranking.rank(key)
+        return self.rank_of(trial_id)

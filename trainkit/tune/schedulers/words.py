@@ -37,6 +37,14 @@ def _skipped(reason: Facts) -> str:
     return f", past {reason['skipped']} lower" if "skipped" in reason else ""
 
 
+def _not_chosen(reason: Facts) -> str:
+    rank = f"{_place(reason)}, rank {reason['rank']} of {reason['entries']}"
+    if "awaits" in reason:
+        return f"{rank} so far, {reason['awaits']} more were to come there"
+    places = f"{reason['places']} place{'s' * (reason['places'] != 1)}"
+    return f"{rank}, {places}" + (", its turn had not come" if "due" in reason else "")
+
+
 def _waits(reason: Facts) -> str:
     return f"it waits to be promoted from {_place(reason)}"
 
@@ -125,6 +133,7 @@ _RULES: Mapping[str, Callable[[Facts], str]] = {
     "max_t": _max_t,
     "median": _median,
     "milestone": _milestone,
+    "not chosen": _not_chosen,
     "population": _population,
     "replay": _replay,
     "resources": _resources,

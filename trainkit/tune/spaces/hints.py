@@ -19,6 +19,11 @@ _INSTEAD = {
     "reciprocal": "tune.loguniform(lower, upper)",
     "norm": "tune.randn(mean, sd)",
 }
+_OPTUNA = {
+    "FloatDistribution": "tune.uniform(low, high), or tune.loguniform(low, high) for log=True",
+    "IntDistribution": "tune.randint(low, high + 1), or tune.lograndint(low, high + 1) for log=True",
+    "CategoricalDistribution": "tune.choice([...])",
+}
 _OWN = "trainkit.tune.space"
 
 
@@ -41,9 +46,16 @@ def meant_as_domain(value: Any) -> str | None:
         name = getattr(getattr(value, "dist", value), "name", "")
         instead = _INSTEAD.get(name, "tune.sample_from(lambda spec: distribution.rvs())")
         return f"a distribution of scipy.stats would be handed to the trials as it is; write {instead}"
-    if kind.__module__.startswith(("ray.tune", "optuna.distributions")):
+    if kind.__module__.startswith("hyperopt.pyll"):
         return (
-            f"{kind.__module__}.{kind.__qualname__} is a domain of another library; "
-            "write that of trainkit.tune, which has the same names as Ray's"
+            "an expression of hyperopt would be handed to the trials as it is; give the space to "
+            "search_alg=HyperOptSearch(space), without a param_space, or write domains of trainkit.tune, "
+            "such as tune.uniform(lower, upper)"
         )
+    foreign = f"{kind.__module__}.{kind.__qualname__} is a domain of another library"
+    if kind.__module__.startswith("optuna.distributions"):
+        instead = _OPTUNA.get(kind.__name__, "a domain of trainkit.tune")
+        return f"{foreign}; write {instead}, or give the space to search_alg=OptunaSearch(space)"
+    if kind.__module__.startswith("ray.tune"):
+        return f"{foreign}; write that of trainkit.tune, which has the same names as Ray's"
     return None

@@ -21,6 +21,7 @@ from trainkit.tune.spaces.conditions import Condition, Names, Rule, rules, when_
 from trainkit.tune.spaces.counting import count
 from trainkit.tune.spaces.grid import Grid, listing, require_settled_axes
 from trainkit.tune.spaces.growing import grow
+from trainkit.tune.spaces.hints import meant_as_domain
 from trainkit.tune.spaces.matching import choices_of
 from trainkit.tune.spaces.parameters import Parameter, parameters
 from trainkit.tune.spaces.points import preset_of
@@ -64,7 +65,11 @@ class Space:
         if param_space is None:
             param_space = {}
         if not isinstance(param_space, Mapping):
-            raise SpaceError(f"param_space={param_space!r} is not a dictionary of hyperparameters")
+            raise SpaceError(
+                f"param_space: {meant_as_domain(param_space)}"
+                if meant_as_domain(param_space)
+                else f"param_space={param_space!r} is not a dictionary of hyperparameters"
+            )
         tree = canonical(param_space)
         leaves = tuple(sites(tree))
         names = Names(leaves)
