@@ -122,7 +122,8 @@ def test_a_late_metric_is_no_mistake(fit, caplog):
         ),
         (
             {"metric": "los"},
-            "no 'los', which is the metric: reported were epoch, loss. Did you mean 'loss'? ASHAScheduler judges",
+            "no 'los', which is the metric: reported were epoch, loss. Did you mean 'loss'? "
+            "ASHAScheduler judges",
         ),
         (
             {"metric": "loss", "time_attr": "training_iterations"},
@@ -131,7 +132,8 @@ def test_a_late_metric_is_no_mistake(fit, caplog):
         ),
         (
             {"metric": "loss", "time_attr": "hours"},
-            "no 'hours', which the scheduler's time_attr names: reported were epoch, loss. ASHAScheduler judges",
+            "no 'hours', which the scheduler's time_attr names: reported were epoch, loss. "
+            "ASHAScheduler judges",
         ),
     ],
 )
