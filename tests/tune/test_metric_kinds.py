@@ -118,11 +118,11 @@ def test_a_late_metric_is_no_mistake(fit, caplog):
     [
         (
             {"metric": "score"},
-            "no 'score', which is the metric: reported were epoch, loss. ASHAScheduler judges no trial",
+            "no 'score', which is the metric: reported were epoch, loss. ASHAScheduler",
         ),
         (
             {"metric": "los"},
-            "no 'los', which is the metric: reported were epoch, loss. Did you mean 'loss'? ASHAScheduler judges",
+            "no 'los', which is the metric: reported were epoch, loss. Did you mean 'loss'? ASHAScheduler",
         ),
         (
             {"metric": "loss", "time_attr": "training_iterations"},
