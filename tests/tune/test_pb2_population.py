@@ -191,4 +191,4 @@ def test_an_experiment_takes_over_and_ends(inline, fit):
     )
     assert {result.status for result in results} == {"TERMINATED"}
     assert all(0 <= result.config["h"] <= 1 for result in results)
-    assert any(decision["rule"] == "exploit" for result in results for decision in result.decisions)
+    assert any(decision.get("rule") == "exploit" for result in results for decision in result.decisions)
