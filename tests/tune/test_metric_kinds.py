@@ -131,7 +131,7 @@ def test_a_late_metric_is_no_mistake(fit, caplog):
         ),
         (
             {"metric": "loss", "time_attr": "hours"},
-            "no 'hours', which the scheduler's time_attr names: reported were epoch, loss. ASHAScheduler judges",
+            "no 'hours', which the scheduler's time_attr names: reported were epoch, loss. ASHAScheduler",
         ),
     ],
 )
