@@ -157,6 +157,9 @@ class Rebuilt(TrialScheduler):
     def on_trial_change(self, trial_id: str, config: Mapping[str, Any], donor: str | None = None) -> None:
         self._tell("on_trial_change", trial_id, config, donor)
 
+    def why_not_chosen(self, trial_id: str) -> Mapping[str, Any]:
+        return self.inner.why_not_chosen(trial_id)
+
     def on_no_more_trials(self) -> None:
         self._tell("on_no_more_trials")
 

@@ -51,7 +51,7 @@ class Endings:
         """When to ask again at the latest."""
         if self.reached is not None:
             return math.inf
-        if self._stop.is_empty:
+        if self._stop.ends_none:
             return self._budget_ends
         return min(self._budget_ends, self._began + self._stop.deadline_s - self._spent_s)
 
@@ -62,7 +62,7 @@ class Endings:
 
     def ask(self, time: float) -> None:
         """End the experiment if it is time to."""
-        if self.reached is not None or (self._stop.is_empty and time < self._budget_ends):
+        if self.reached is not None or (self._stop.ends_none and time < self._budget_ends):
             return
         if (ending := self.guarded(time, self._due, time)) is not None:
             self.end(ending, time)

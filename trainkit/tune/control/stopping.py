@@ -26,6 +26,8 @@ class StopRules:
     def __init__(self, rules: Sequence[OneStopRule]) -> None:
         self._rules = rules
         self._stoppers = [rule for rule in rules if isinstance(rule, Stopper)]
+        self.ends_none = not self._stoppers
+        """True if there is no rule that could end the experiment; asked at every report."""
 
     @classmethod
     def of(cls, rule: StopRule | None) -> StopRules:
@@ -50,11 +52,6 @@ class StopRules:
             reason = _reason(rule, trial_id, result)
             found = reason if found is None else found
         return found
-
-    @property
-    def is_empty(self) -> bool:
-        """True if there is no rule that could end the experiment."""
-        return not self._stoppers
 
     def told_again(self, trial_id: str, result: dict[str, Any]) -> None:
         """Take in a report of before a restore."""

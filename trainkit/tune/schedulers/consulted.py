@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from trainkit.errors import ConfigError, TrainkitError
-from trainkit.tune.schedulers.base import Decision, TrialScheduler, Verdict
+from trainkit.tune.schedulers.base import CONTINUE, Decision, TrialScheduler, Verdict
 
 if TYPE_CHECKING:
     from numpy.random import Generator
@@ -119,8 +119,14 @@ class Consulted:
 
     def on_result(self, trial_id: str, result: Mapping[str, Any]) -> Decision:
         """As the scheduler's, and a decision indeed."""
-        about = f", told of a report of trial {trial_id}"
-        decision = self._blamed(self._judges_by, lambda: self._scheduler.on_result(trial_id, result), about)
+        try:  # asked at every report, so without a function around it
+            decision = self._scheduler.on_result(trial_id, result)
+        except TrainkitError:  # says what is wrong by itself
+            raise
+        except Exception as error:
+            raise self._blame(self._judges_by, error, f", told of a report of trial {trial_id}") from error
+        if decision is CONTINUE:
+            return decision
         if (problem := _problem(decision, (Verdict.CONTINUE, Verdict.PAUSE, Verdict.STOP))) is not None:
             raise ConfigError(
                 f"the scheduler's {self.name}.{self._judges_by} returned {decision!r} for trial "
@@ -130,7 +136,14 @@ class Consulted:
 
     def verdicts(self) -> Sequence[tuple[str, Decision]]:
         """As the scheduler's, and decisions indeed."""
-        verdicts: Any = self._call("verdicts")
+        try:  # asked as often
+            verdicts: Any = self._scheduler.verdicts()
+        except TrainkitError:
+            raise
+        except Exception as error:
+            raise self._blame("verdicts()", error) from error
+        if verdicts == ():
+            return ()
         if not isinstance(verdicts, Sequence):
             raise ConfigError(
                 f"the scheduler's {self.name}.verdicts() returned {verdicts!r}: return a list of pairs of a "
@@ -189,12 +202,15 @@ class Consulted:
     def _blamed(self, what: str, ask: Callable[[], T], about: str = "") -> T:
         try:
             return ask()
-        except TrainkitError:  # says what is wrong by itself
+        except TrainkitError:
             raise
         except Exception as error:
-            raise ConfigError(
-                f"the scheduler's {self.name}.{what} raised {type(error).__name__}{about}: {error}"
-            ) from error
+            raise self._blame(what, error, about) from error
+
+    def _blame(self, what: str, error: Exception, about: str = "") -> ConfigError:
+        return ConfigError(
+            f"the scheduler's {self.name}.{what} raised {type(error).__name__}{about}: {error}"
+        )
 
 
 def _problem(decision: Any, verdicts: Sequence[Verdict]) -> str | None:
