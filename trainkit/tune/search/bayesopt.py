@@ -16,8 +16,8 @@ from trainkit.errors import ConfigError, SpaceError
 from trainkit.tune.checks import checked_points, is_number, is_whole, require
 from trainkit.tune.optional import load
 from trainkit.tune.search.alternatives import alternatives, leaves_open
-from trainkit.tune.search.base import Searcher
 from trainkit.tune.search.bayesopt_space import bounds, in_model, of_model, real_domains, space_of
+from trainkit.tune.search.modelled import ModelledSearcher
 from trainkit.tune.seeds import suggestion_generator, suggestion_words
 from trainkit.tune.spaces.variants import Space
 from trainkit.tune.values import lookup
@@ -26,7 +26,7 @@ _UTILITY = {"kind": "ucb", "kappa": 2.576, "xi": 0.0, "kappa_decay": 1.0, "kappa
 _KINDS = ("ucb", "ei", "poi")
 
 
-class BayesOptSearch(Searcher):
+class BayesOptSearch(ModelledSearcher):
     """Suggest configurations by the package bayesian-optimization.
 
     Its model is a Gaussian process with a Matern 5/2 kernel. It searches real numbers only: `tune.uniform`,
@@ -153,19 +153,6 @@ class BayesOptSearch(Searcher):
                 )
             self._known[f"evaluated {number}"] = place, None
             self._tell(f"evaluated {number}", value)
-
-    def set_search_properties(
-        self, metric: str | None, mode: str | None, config: dict[str, Any], **spec: Any
-    ) -> bool:
-        return self._space is None
-
-    @property
-    def hears_again(self) -> bool:
-        return True
-
-    @property
-    def whole(self) -> bool:
-        return self._space is None
 
     def _place(self, config: Mapping[str, Any]) -> dict[str, float] | None:
         """Where a configuration is, in the model's coordinates; None: outside the space."""

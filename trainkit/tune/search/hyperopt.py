@@ -12,14 +12,14 @@ from trainkit.errors import ConfigError
 from trainkit.tune.checks import checked_points, is_number, is_whole, require
 from trainkit.tune.optional import load
 from trainkit.tune.search.alternatives import alternatives
-from trainkit.tune.search.base import Searcher
 from trainkit.tune.search.hyperopt_spaces import Declared, Form, Values, form_of
+from trainkit.tune.search.modelled import ModelledSearcher
 from trainkit.tune.seeds import suggestion_generator, suggestion_words
 from trainkit.tune.spaces.variants import Space
 from trainkit.tune.values import encode_config, lookup
 
 
-class HyperOptSearch(Searcher):
+class HyperOptSearch(ModelledSearcher):
     """Suggest configurations by hyperopt's TPE: J. Bergstra et al., "Algorithms for Hyper-Parameter
     Optimization" (NeurIPS 2011), section 4.
 
@@ -139,19 +139,6 @@ class HyperOptSearch(Searcher):
                 )
             self._note(f"evaluated {number}", values)
             self._tell(f"evaluated {number}", None if error else value)
-
-    def set_search_properties(
-        self, metric: str | None, mode: str | None, config: dict[str, Any], **spec: Any
-    ) -> bool:
-        return self._space is None
-
-    @property
-    def hears_again(self) -> bool:
-        return True
-
-    @property
-    def whole(self) -> bool:
-        return self._space is None
 
     def _the_form(self) -> Form:
         if self._form is None:

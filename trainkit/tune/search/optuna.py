@@ -18,6 +18,7 @@ from trainkit.tune.schedulers.base import Decision, Verdict
 from trainkit.tune.search import optuna_samplers as samplers
 from trainkit.tune.search.alternatives import alternatives
 from trainkit.tune.search.base import Searcher
+from trainkit.tune.search.modelled import ModelledSearcher
 from trainkit.tune.search.optuna_spaces import Declared, Form, form_of
 from trainkit.tune.search.optuna_study import LazyStudy, saying_once
 from trainkit.tune.seeds import suggestion_generator, suggestion_words
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from optuna.trial import TrialState
 
 
-class OptunaSearch(Searcher):
+class OptunaSearch(ModelledSearcher):
     """Suggest configurations by a sampler of Optuna's.
 
     Suggestion n draws with a sampler that is seeded anew from the seed and n. A trial that fails is told as
@@ -189,19 +190,6 @@ class OptunaSearch(Searcher):
         )
         for each in evaluated:
             self._add_evaluated(form, each)
-
-    def set_search_properties(
-        self, metric: str | None, mode: str | None, config: dict[str, Any], **spec: Any
-    ) -> bool:
-        return self._space is None
-
-    @property
-    def hears_again(self) -> bool:
-        return True
-
-    @property
-    def whole(self) -> bool:
-        return self._space is None
 
     def _the_form(self) -> Form:
         if self._form is None:

@@ -13,11 +13,11 @@ from trainkit.errors import ConfigError, SpaceError
 from trainkit.tune.checks import checked_points, is_number, is_whole, require
 from trainkit.tune.schedulers.base import Decision, score_of
 from trainkit.tune.search.alternatives import alternatives, leaves_open
-from trainkit.tune.search.base import Searcher
 from trainkit.tune.search.bohb.encoding import Encoding
 from trainkit.tune.search.bohb.knowledge import Knowledge
 from trainkit.tune.search.bohb.model import BOHBConfig
 from trainkit.tune.search.bohb.observations import budget_of
+from trainkit.tune.search.modelled import ModelledSearcher
 from trainkit.tune.seeds import suggestion_generator
 from trainkit.tune.spaces.variants import Path, Space
 from trainkit.tune.values import lookup
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from trainkit.tune.search.bohb.kde import Floats
 
 
-class TuneBOHB(Searcher):
+class TuneBOHB(ModelledSearcher):
     """Suggest configurations by BOHB's model, from what trials came to on the largest budget known enough.
 
     With probability 1/3 a configuration is random. Otherwise the observations of the largest budget that has
@@ -92,7 +92,7 @@ class TuneBOHB(Searcher):
         )
         self._config = BOHBConfig.of(bohb_config)
         self._given_config = None if bohb_config is None else dict(bohb_config)
-        self._given_space = space
+        self._space = space
         self._searched = Space.of(space)
         self._points = checked_points(points_to_evaluate)
         self._seed = seed
@@ -108,7 +108,7 @@ class TuneBOHB(Searcher):
     @property
     def arguments(self) -> dict[str, Any]:
         given: dict[str, Any] = {
-            "space": self._given_space,
+            "space": self._space,
             "bohb_config": self._given_config,
             "metric": self.metric,
             "mode": self.mode,
@@ -122,7 +122,7 @@ class TuneBOHB(Searcher):
     def __deepcopy__(self, memo: dict[int, Any]) -> TuneBOHB:
         twin = copy.copy(self)
         memo[id(self)] = twin
-        for fixed in (self._given_space, self._searched):
+        for fixed in (self._space, self._searched):
             memo[id(fixed)] = fixed
         vars(twin).update({name: copy.deepcopy(value, memo) for name, value in vars(self).items()})
         return twin
@@ -138,7 +138,7 @@ class TuneBOHB(Searcher):
             "TuneBOHB needs to know what to optimise: give one metric and its mode, in the TuneConfig or "
             "here",
         )
-        if self._given_space is None:
+        if self._space is None:
             self._searched = space
         self._encoding = Encoding(self._searched)
         self._base = seed if self._seed is None else self._seed
@@ -149,19 +149,6 @@ class TuneBOHB(Searcher):
         self._presets = [self._searched.preset(point) for point in self._points]
         for number, each in enumerate(self._evaluated):
             self._learn(f"evaluated {number}", each)
-
-    def set_search_properties(
-        self, metric: str | None, mode: str | None, config: dict[str, Any], **spec: Any
-    ) -> bool:
-        return self._given_space is None
-
-    @property
-    def hears_again(self) -> bool:
-        return True
-
-    @property
-    def whole(self) -> bool:
-        return self._given_space is None
 
     # --- suggestions ------------------------------------------------------------------------------
 
