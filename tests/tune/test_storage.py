@@ -194,9 +194,21 @@ def test_a_store_is_never_copied_before_its_checkpoints(fit, tmp_path):
                         text = (there / trial.dirname / kept.dirname / "step").read_text()
                         seen.append(int(text) == kept.iteration)
 
-    keep = tune.CheckpointConfig(num_to_keep=1)
+    class Unhurried(tune.Trainable):
+        """Leaves the copy time to be looked at between two reports, on however busy a machine."""
+
+        def step(self):
+            before = len(seen)
+            if self.iteration:
+                eventually(lambda: len(seen) > before, seconds=0.2)
+            return {"done": self.iteration == 9}
+
+        def save_checkpoint(self, checkpoint_dir):
+            Path(checkpoint_dir, "step").write_text(str(self.iteration))
+
+    keep = tune.CheckpointConfig(num_to_keep=1, checkpoint_frequency=1)
     run = at(Looks(), tmp_path, checkpoint_config=keep, sync_config=tune.SyncConfig(sync_period=0.001))
-    fit(saving, {"steps": 30}, num_samples=2, run=run)
+    fit(Unhurried, num_samples=2, run=run)
     assert len(seen) > 2
     assert all(seen)
 

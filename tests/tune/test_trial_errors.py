@@ -97,7 +97,7 @@ def test_a_breakpoint_in_a_trial_takes_commands(tmp_path):  # row 1.39
         [sys.executable, "debugged.py"],
         input="p secret\nsecret = 43\ncontinue\n",
         cwd=tmp_path,
-        env=os.environ
+        env={name: value for name, value in os.environ.items() if name != "PYTHONBREAKPOINT"}  # Ray sets it
         | {"PYTHONPATH": str(Path(__file__).parents[2]), "TRAINKIT_RESULTS_DIR": str(tmp_path)},
         capture_output=True,
         text=True,
