@@ -19,7 +19,7 @@ from trainkit.tune.schedulers import (
     TrialScheduler,
     Verdict,
 )
-from trainkit.tune.schedulers.rungs import bracket_count, bracket_sizes, rung_levels
+from trainkit.tune.schedulers.halving.rungs import bracket_count, bracket_sizes, rung_levels
 from trainkit.tune.seeds import scheduler_generator
 
 STOP, CONTINUE = Verdict.STOP, Verdict.CONTINUE

@@ -14,8 +14,8 @@ from tests.tune.crew import Crew
 from trainkit import tune
 from trainkit.errors import ConfigError
 from trainkit.tune.schedulers import HyperBandForBOHB, HyperBandScheduler, TrialScheduler, Verdict
-from trainkit.tune.schedulers.brackets import bracket_plans, shared_levels
 from trainkit.tune.schedulers.create import create_scheduler
+from trainkit.tune.schedulers.halving.brackets import bracket_plans, shared_levels
 from trainkit.tune.seeds import scheduler_generator
 
 STOP, CONTINUE, PAUSE = Verdict.STOP, Verdict.CONTINUE, Verdict.PAUSE

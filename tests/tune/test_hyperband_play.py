@@ -13,7 +13,7 @@ from tests.tune.harness import Play
 from trainkit import tune
 from trainkit.tune.control import events as ev
 from trainkit.tune.schedulers import HyperBandForBOHB, HyperBandScheduler, Verdict
-from trainkit.tune.schedulers.brackets import bracket_plans, shared_levels
+from trainkit.tune.schedulers.halving.brackets import bracket_plans, shared_levels
 from trainkit.tune.search import BasicVariantGenerator, ConcurrencyLimiter, Searcher
 
 

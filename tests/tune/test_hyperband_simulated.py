@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.tune.test_hyperband import BOTH, TOTALS
 from trainkit import tune
 from trainkit.tune.schedulers import HyperBandScheduler
-from trainkit.tune.schedulers.brackets import bracket_plans
+from trainkit.tune.schedulers.halving.brackets import bracket_plans
 
 
 def noisy(config, training_iteration, rng):

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainkit.tune.schedulers import Decision, MedianStoppingRule, Verdict
-from trainkit.tune.schedulers.standings import Standings, median
+from trainkit.tune.schedulers.median.standings import Standings, median
 from trainkit.tune.seeds import scheduler_generator
 
 STOP, CONTINUE, PAUSE = Verdict.STOP, Verdict.CONTINUE, Verdict.PAUSE

@@ -14,7 +14,7 @@ from tests.suites.searchers import SPACE, TREE, Row, Search, loss_of
 from trainkit import tune
 from trainkit.errors import ConfigError, MissingDependencyError
 from trainkit.tune.search import ConcurrencyLimiter, OptunaSearch
-from trainkit.tune.search.optuna_study import MARK
+from trainkit.tune.search.optuna.study import MARK
 
 pytestmark = pytest.mark.usefixtures("inline")
 optuna.logging.set_verbosity(optuna.logging.WARNING)

@@ -14,7 +14,7 @@ from tests.suites.searchers import TREE, Row, Search, loss_of
 from trainkit import tune
 from trainkit.tune.schedulers import ASHAScheduler, Decision, HyperBandScheduler, Verdict
 from trainkit.tune.search import BayesOptSearch, HyperOptSearch, OptunaSearch, Repeater
-from trainkit.tune.search.optuna_study import MARK
+from trainkit.tune.search.optuna.study import MARK
 
 pytestmark = [
     pytest.mark.usefixtures("inline"),

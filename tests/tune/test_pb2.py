@@ -17,7 +17,7 @@ from trainkit.errors import ConfigError
 from trainkit.tune.domains import Float, Integer
 from trainkit.tune.schedulers import PB2
 from trainkit.tune.schedulers.create import described_scheduler
-from trainkit.tune.schedulers.pb2_bandit import (
+from trainkit.tune.schedulers.pb2.bandit import (
     Acquisition,
     Bandit,
     Choice,
@@ -25,8 +25,8 @@ from trainkit.tune.schedulers.pb2_bandit import (
     maximised,
     standardized,
 )
-from trainkit.tune.schedulers.pb2_bounds import from_unit, to_unit
-from trainkit.tune.schedulers.pb2_process import (
+from trainkit.tune.schedulers.pb2.bounds import from_unit, to_unit
+from trainkit.tune.schedulers.pb2.process import (
     HIGHEST,
     LOWEST,
     Kernel,

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from trainkit import tune
 from trainkit.tune.schedulers import PopulationBasedTraining, Verdict
-from trainkit.tune.schedulers.pbt_quantiles import quantile_size, quantiles
+from trainkit.tune.schedulers.pbt.quantiles import quantile_size, quantiles
 from trainkit.tune.seeds import scheduler_generator
 
 CONTINUE, PAUSE = Verdict.CONTINUE, Verdict.PAUSE

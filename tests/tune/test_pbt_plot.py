@@ -12,7 +12,7 @@ from tests.tune.test_pbt_runs import MUTATIONS, Toy, pbt
 from trainkit.errors import ConfigError
 from trainkit.tune.plots.style import BEST
 from trainkit.tune.schedulers import PopulationBasedTraining
-from trainkit.tune.schedulers.pbt_lineage import Exchange, ages
+from trainkit.tune.schedulers.pbt.lineage import Exchange, ages
 
 pytestmark = pytest.mark.usefixtures("inline")
 

@@ -10,8 +10,8 @@ from trainkit import tune
 from trainkit.errors import ConfigError
 from trainkit.tune.schedulers import PopulationBasedTrainingReplay, Verdict
 from trainkit.tune.schedulers.create import create_scheduler, described_scheduler
-from trainkit.tune.schedulers.pbt_lineage import Exchange, lineage
-from trainkit.tune.schedulers.pbt_policy import policy_lines, read_policy
+from trainkit.tune.schedulers.pbt.lineage import Exchange, lineage
+from trainkit.tune.schedulers.pbt.policy import policy_lines, read_policy
 from trainkit.tune.seeds import scheduler_generator
 from trainkit.tune.values import decode_config, encode_config
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainkit.tune.schedulers import ranking
-from trainkit.tune.schedulers.ranking import Ranking
+from trainkit.tune.schedulers.halving import ranking
+from trainkit.tune.schedulers.halving.ranking import Ranking
 
 moves = st.lists(st.tuples(st.integers(-3, 3), st.booleans(), st.integers(0, 100)), max_size=80)
 

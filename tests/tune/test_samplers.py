@@ -16,7 +16,7 @@ from trainkit import tune
 from trainkit.errors import ConfigError, SpaceError
 from trainkit.tune.schedulers.base import Decision, Verdict
 from trainkit.tune.search import OptunaSearch
-from trainkit.tune.search.optuna_study import MARK
+from trainkit.tune.search.optuna.study import MARK
 
 pytestmark = [
     pytest.mark.usefixtures("inline"),

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from trainkit.tune.callbacks.base import Callback
-from trainkit.tune.schedulers.pbt_lineage import Exchange
-from trainkit.tune.schedulers.pbt_policy import GLOBAL_FILE, policy_file, policy_lines
+from trainkit.tune.schedulers.pbt.lineage import Exchange
+from trainkit.tune.schedulers.pbt.policy import GLOBAL_FILE, policy_file, policy_lines
 from trainkit.tune.storing.history import ExperimentReader
 from trainkit.tune.trial import Trial
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from trainkit.errors import StoreError
-from trainkit.tune.schedulers.pbt_lineage import Exchange
+from trainkit.tune.schedulers.pbt.lineage import Exchange
 from trainkit.tune.storing.spans import Span, outcome_of
 from trainkit.tune.trial import Attempt, Failure, SavedCheckpoint, Trial, TrialStatus
 

@@ -10,7 +10,7 @@ from typing import Any, Protocol, Self
 from trainkit.errors import StoreError
 from trainkit.tune.objectives import Objective
 from trainkit.tune.outcome.ray_folder import RayFolder, is_ray_folder
-from trainkit.tune.schedulers.pbt_lineage import Exchange
+from trainkit.tune.schedulers.pbt.lineage import Exchange
 from trainkit.tune.storing.history import ExperimentReader
 from trainkit.tune.storing.schema import FILENAME
 from trainkit.tune.storing.spans import Span

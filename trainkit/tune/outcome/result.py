@@ -16,7 +16,7 @@ from trainkit.tune.optional import load, pandas_frame
 from trainkit.tune.outcome import show
 from trainkit.tune.outcome.ranking import best_row, spread_of
 from trainkit.tune.outcome.reading import Reader, metric_and_mode, open_experiment, trial_folder
-from trainkit.tune.schedulers.pbt_lineage import Stretch, lineage
+from trainkit.tune.schedulers.pbt.lineage import Stretch, lineage
 from trainkit.tune.trial import Attempt, Failure, Trial, TrialStatus
 from trainkit.tune.values import complete, flatten
 

@@ -26,7 +26,7 @@ from trainkit.tune.outcome.reading import (
     open_experiment,
 )
 from trainkit.tune.outcome.result import Result, result_of, with_config
-from trainkit.tune.schedulers.pbt_lineage import Exchange
+from trainkit.tune.schedulers.pbt.lineage import Exchange
 from trainkit.tune.storing.spans import Span
 from trainkit.tune.trial import TrialStatus
 from trainkit.tune.values import first_line, flatten, lookup

@@ -10,7 +10,7 @@ from trainkit.errors import ConfigError
 from trainkit.tune.checks import is_finite
 from trainkit.tune.optional import load
 from trainkit.tune.plots import style
-from trainkit.tune.schedulers.pbt_lineage import Exchange, Stretch, ages
+from trainkit.tune.schedulers.pbt.lineage import Exchange, Stretch, ages
 from trainkit.tune.values import lookup
 
 if TYPE_CHECKING:

@@ -16,8 +16,7 @@ if TYPE_CHECKING:
     from trainkit.tune.schedulers.median_stopping_rule import MedianStoppingRule
     from trainkit.tune.schedulers.pareto import ParetoScheduler
     from trainkit.tune.schedulers.pb2 import PB2
-    from trainkit.tune.schedulers.pbt import PopulationBasedTraining
-    from trainkit.tune.schedulers.pbt_replay import PopulationBasedTrainingReplay
+    from trainkit.tune.schedulers.pbt import PopulationBasedTraining, PopulationBasedTrainingReplay
     from trainkit.tune.schedulers.resource_changing_scheduler import ResourceChangingScheduler
 
 _HOME_OF = {
@@ -31,7 +30,7 @@ _HOME_OF = {
     "PB2": "pb2",
     "ParetoScheduler": "pareto",
     "PopulationBasedTraining": "pbt",
-    "PopulationBasedTrainingReplay": "pbt_replay",
+    "PopulationBasedTrainingReplay": "pbt",
     "ResourceChangingScheduler": "resource_changing_scheduler",
     "TrialScheduler": "base",
     "Verdict": "base",

@@ -21,7 +21,7 @@ _HOMES = {
     "PB2": "pb2",
     "ParetoScheduler": "pareto",
     "PopulationBasedTraining": "pbt",
-    "PopulationBasedTrainingReplay": "pbt_replay",
+    "PopulationBasedTrainingReplay": "pbt",
     "ResourceChangingScheduler": "resource_changing_scheduler",
 }
 _CLASSES = {

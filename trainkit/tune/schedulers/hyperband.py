@@ -14,8 +14,8 @@ from typing import Any, ClassVar
 from trainkit.errors import ConfigError
 from trainkit.tune.checks import is_finite
 from trainkit.tune.schedulers.base import CONTINUE, NO_CONFIG, Decision, TrialScheduler, Verdict
-from trainkit.tune.schedulers.brackets import bracket_plans
-from trainkit.tune.schedulers.halving import Bracket, Judgement
+from trainkit.tune.schedulers.halving.bracket import Bracket, Judgement
+from trainkit.tune.schedulers.halving.brackets import bracket_plans
 
 
 @dataclass(slots=True)

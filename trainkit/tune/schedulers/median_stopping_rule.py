@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 from trainkit.errors import ConfigError
 from trainkit.tune.checks import is_finite, is_whole
 from trainkit.tune.schedulers.base import CONTINUE, NO_CONFIG, Decision, TrialScheduler, Verdict
-from trainkit.tune.schedulers.standings import Standings, median
+from trainkit.tune.schedulers.median.standings import Standings, median
 
 POOLS = ("all", "completed")
 COMPARED = ("average", "value")

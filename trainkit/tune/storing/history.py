@@ -19,7 +19,7 @@ from trainkit.tune.control.retention import checkpoint_score
 from trainkit.tune.placement import PlacementGroupFactory
 from trainkit.tune.policies import CheckpointConfig
 from trainkit.tune.schedulers.base import Decision, Verdict
-from trainkit.tune.schedulers.pbt_lineage import Exchange
+from trainkit.tune.schedulers.pbt.lineage import Exchange
 from trainkit.tune.storing.log import (
     Again,
     Changed,

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Self
 
 from trainkit.tune.control import events as ev
-from trainkit.tune.schedulers.pbt_lineage import Exchange
+from trainkit.tune.schedulers.pbt.lineage import Exchange
 from trainkit.tune.storing.spans import Span, outcome_of
 from trainkit.tune.trial import Attempt, Trial, TrialStatus
 

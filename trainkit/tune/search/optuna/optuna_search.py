@@ -15,12 +15,12 @@ from trainkit.errors import ConfigError, MissingDependencyError
 from trainkit.tune.checks import checked_points, is_name, is_number, is_whole, require, require_kind
 from trainkit.tune.objectives import Objective, objectives_of
 from trainkit.tune.schedulers.base import Decision, Verdict
-from trainkit.tune.search import optuna_samplers as samplers
 from trainkit.tune.search.alternatives import alternatives
 from trainkit.tune.search.base import Searcher
 from trainkit.tune.search.modelled import ModelledSearcher
-from trainkit.tune.search.optuna_spaces import Declared, Form, form_of
-from trainkit.tune.search.optuna_study import LazyStudy, saying_once
+from trainkit.tune.search.optuna import samplers
+from trainkit.tune.search.optuna.spaces import Declared, Form, form_of
+from trainkit.tune.search.optuna.study import LazyStudy, saying_once
 from trainkit.tune.seeds import suggestion_generator, suggestion_words
 from trainkit.tune.spaces.variants import Space
 from trainkit.tune.values import encode_config, holds_opaque, lookup

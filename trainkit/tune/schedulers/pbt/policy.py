@@ -16,7 +16,7 @@ from itertools import pairwise
 from typing import Any
 
 from trainkit.errors import ConfigError
-from trainkit.tune.schedulers.pbt_lineage import Exchange, Stretch, lineage
+from trainkit.tune.schedulers.pbt.lineage import Exchange, Stretch, lineage
 from trainkit.tune.values import without_objects
 
 GLOBAL_FILE = "pbt_global.txt"

@@ -15,12 +15,12 @@ from trainkit.errors import ConfigError
 from trainkit.tune.checks import is_finite, is_number, require_range
 from trainkit.tune.domains import same
 from trainkit.tune.schedulers.base import CONTINUE, NO_CONFIG, Decision, Donor, TrialScheduler, Verdict
-from trainkit.tune.schedulers.pbt_explore import Operations, changes, explored, require_inside
-from trainkit.tune.schedulers.pbt_fitting import fitted
-from trainkit.tune.schedulers.pbt_mutations import checked_mutations, completed
-from trainkit.tune.schedulers.pbt_population import Member, Population
-from trainkit.tune.schedulers.pbt_quantiles import Quantiles, quantiles
-from trainkit.tune.schedulers.pbt_replay import PopulationBasedTrainingReplay
+from trainkit.tune.schedulers.pbt.explore import Operations, changes, explored, require_inside
+from trainkit.tune.schedulers.pbt.fitting import fitted
+from trainkit.tune.schedulers.pbt.mutations import checked_mutations, completed
+from trainkit.tune.schedulers.pbt.population import Member, Population
+from trainkit.tune.schedulers.pbt.quantiles import Quantiles, quantiles
+from trainkit.tune.schedulers.pbt.replay import PopulationBasedTrainingReplay
 from trainkit.tune.values import lookup, without_objects
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from trainkit.tune.optional import load
-from trainkit.tune.schedulers.pb2_process import Array, Kernel, Points, Process, fitted
+from trainkit.tune.schedulers.pb2.process import Array, Kernel, Points, Process, fitted
 
 if TYPE_CHECKING:
     from numpy.random import Generator

@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from trainkit.tune.schedulers.brackets import BracketPlan, places
+from trainkit.tune.schedulers.halving.brackets import BracketPlan, places
 
 
 @dataclass(frozen=True)

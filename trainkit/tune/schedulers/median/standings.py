@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from trainkit.tune.schedulers.timelines import Timelines
+from trainkit.tune.schedulers.median.timelines import Timelines
 
 
 class Standings:

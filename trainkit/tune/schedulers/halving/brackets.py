@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from trainkit.tune.schedulers.rungs import bracket_count, bracket_sizes
+from trainkit.tune.schedulers.halving.rungs import bracket_count, bracket_sizes
 
 
 @dataclass(frozen=True)

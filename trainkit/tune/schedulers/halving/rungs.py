@@ -11,7 +11,7 @@ import math
 from collections.abc import Container
 
 from trainkit.errors import ConfigError
-from trainkit.tune.schedulers.ranking import Key, Ranking
+from trainkit.tune.schedulers.halving.ranking import Key, Ranking
 
 MOST_RUNGS = 1000
 """More come from a factor that is next to 1."""

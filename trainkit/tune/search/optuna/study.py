@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from trainkit.errors import ConfigError
-from trainkit.tune.search.optuna_paused import PausedAsPruned
-from trainkit.tune.search.optuna_spaces import Params
+from trainkit.tune.search.optuna.paused import PausedAsPruned
+from trainkit.tune.search.optuna.spaces import Params
 
 if TYPE_CHECKING:
     from optuna import Study

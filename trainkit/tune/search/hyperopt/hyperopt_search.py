@@ -12,7 +12,7 @@ from trainkit.errors import ConfigError
 from trainkit.tune.checks import checked_points, is_number, is_whole, require
 from trainkit.tune.optional import load
 from trainkit.tune.search.alternatives import alternatives
-from trainkit.tune.search.hyperopt_spaces import Declared, Form, Values, form_of
+from trainkit.tune.search.hyperopt.spaces import Declared, Form, Values, form_of
 from trainkit.tune.search.modelled import ModelledSearcher
 from trainkit.tune.seeds import suggestion_generator, suggestion_words
 from trainkit.tune.spaces.variants import Space

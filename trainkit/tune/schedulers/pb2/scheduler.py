@@ -15,13 +15,13 @@ import numpy as np
 
 from trainkit.tune.domains import Categorical
 from trainkit.tune.optional import load
-from trainkit.tune.schedulers.pb2_bandit import Bandit, Choice
-from trainkit.tune.schedulers.pb2_bounds import Bounded, checked_bounds, fitting, from_unit, to_unit
-from trainkit.tune.schedulers.pb2_process import Array
-from trainkit.tune.schedulers.pbt import PopulationBasedTraining
-from trainkit.tune.schedulers.pbt_explore import Operations, explored_value, node_at
-from trainkit.tune.schedulers.pbt_mutations import Path, completed, leaves, name_of
-from trainkit.tune.schedulers.pbt_population import Member
+from trainkit.tune.schedulers.pb2.bandit import Bandit, Choice
+from trainkit.tune.schedulers.pb2.bounds import Bounded, checked_bounds, fitting, from_unit, to_unit
+from trainkit.tune.schedulers.pb2.process import Array
+from trainkit.tune.schedulers.pbt.explore import Operations, explored_value, node_at
+from trainkit.tune.schedulers.pbt.mutations import Path, completed, leaves, name_of
+from trainkit.tune.schedulers.pbt.population import Member
+from trainkit.tune.schedulers.pbt.scheduler import PopulationBasedTraining
 
 __all__ = ["PB2"]
 

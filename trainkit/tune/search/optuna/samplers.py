@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from trainkit.errors import ConfigError
-from trainkit.tune.search.optuna_study import quiet
+from trainkit.tune.search.optuna.study import quiet
 
 if TYPE_CHECKING:
     from optuna.samplers import BaseSampler

@@ -16,7 +16,7 @@ from trainkit.errors import ConfigError, SpaceError
 from trainkit.tune.checks import checked_points, is_number, is_whole, require
 from trainkit.tune.optional import load
 from trainkit.tune.search.alternatives import alternatives, leaves_open
-from trainkit.tune.search.bayesopt_space import bounds, in_model, of_model, real_domains, space_of
+from trainkit.tune.search.bayesopt.space import bounds, in_model, of_model, real_domains, space_of
 from trainkit.tune.search.modelled import ModelledSearcher
 from trainkit.tune.seeds import suggestion_generator, suggestion_words
 from trainkit.tune.spaces.variants import Space

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from trainkit.errors import ConfigError
 from trainkit.tune.schedulers.base import CONTINUE, NO_CONFIG, Decision, Donor, TrialScheduler, Verdict
-from trainkit.tune.schedulers.pbt_lineage import Stretch
-from trainkit.tune.schedulers.pbt_policy import Schedule, policy_file, read_policy
+from trainkit.tune.schedulers.pbt.lineage import Stretch
+from trainkit.tune.schedulers.pbt.policy import Schedule, policy_file, read_policy
 from trainkit.tune.values import encode_config
 
 if TYPE_CHECKING:

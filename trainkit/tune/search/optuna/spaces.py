@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from trainkit.errors import ConfigError, SpaceError
 from trainkit.tune.search.alternatives import leaves_open
-from trainkit.tune.search.optuna_domains import Coder, coder_of
+from trainkit.tune.search.optuna.domains import Coder, coder_of
 from trainkit.tune.spaces.tree import everything, holds_leaf
 from trainkit.tune.spaces.variants import Space
 from trainkit.tune.values import flatten, holds_opaque

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from trainkit.errors import ConfigError
 from trainkit.tune.checks import is_number
 from trainkit.tune.domains import Categorical, Domain, Float, Integer, Normal, place_of
-from trainkit.tune.schedulers.pbt_mutations import Path, leaves, name_of
+from trainkit.tune.schedulers.pbt.mutations import Path, leaves, name_of
 from trainkit.tune.spaces.computed import global_generators_seeded
 
 if TYPE_CHECKING:
