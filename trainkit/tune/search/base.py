@@ -11,27 +11,16 @@ import copy
 import inspect
 import pickle
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 from trainkit.errors import ConfigError
-from trainkit.tune.checks import is_number, require, require_mode
+from trainkit.tune.checks import require, require_mode
 from trainkit.tune.objectives import Objective
 from trainkit.tune.schedulers.base import Decision
+from trainkit.tune.search.evaluated import Finished, evaluated_of
 from trainkit.tune.spaces.variants import Space
-from trainkit.tune.values import lookup
-
-
-class Finished(Protocol):
-    """A trial of another experiment, as a `Result` is one."""
-
-    @property
-    def config(self) -> Mapping[str, Any] | None: ...
-    @property
-    def metrics(self) -> Mapping[str, Any] | None: ...
-    @property
-    def error(self) -> Exception | None: ...
 
 
 class Searcher(ABC):
@@ -285,14 +274,8 @@ class Searcher(ABC):
             ConfigError: none reported `metric` as a number.
             NotImplementedError: this searcher learns nothing.
         """
-        known = 0
-        for trial in trials:
-            value = lookup(trial.metrics or {}, metric)
-            if trial.config is not None and is_number(value):
-                self.add_evaluated_point(dict(trial.config), float(value), error=trial.error is not None)
-                known += 1
-        if not known:
-            raise ConfigError(f"none of these trials reported {metric!r} as a number: correct the metric")
+        for each in evaluated_of(trials, metric):
+            self.add_evaluated_point(each.parameters, each.value, error=each.error)
 
     # --- files of the user's ----------------------------------------------------------------------
 
