@@ -8,14 +8,14 @@ asked changes what a model proposes, never what chance gives.
 from __future__ import annotations
 
 import copy
-import inspect
 import pickle
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
 from trainkit.errors import ConfigError
+from trainkit.tune.calling import taken
 from trainkit.tune.checks import require, require_mode
 from trainkit.tune.objectives import Objective
 from trainkit.tune.schedulers.base import Decision
@@ -110,7 +110,8 @@ class Searcher(ABC):
         self.space = space
         self.num_samples = num_samples
         self.seed = seed
-        spec = _taken(self.set_search_properties, num_samples=num_samples, seed=seed)
+        # Searchers of Ray 1.x know of no `spec`.
+        spec = taken(self.set_search_properties, {"num_samples": num_samples, "seed": seed})
         if self.set_search_properties(self._metric, self._mode, space.tree, **spec) is False and (
             space.axes or space.domains
         ):
@@ -295,11 +296,3 @@ class Searcher(ABC):
         """Limit the trials at once, for a `ConcurrencyLimiter` around; False: the limiter does it itself."""
         del max_concurrent
         return False
-
-
-def _taken(function: Callable[..., Any], **arguments: Any) -> dict[str, Any]:
-    """Those of `arguments` that `function` takes: searchers of Ray 1.x know of no `spec`."""
-    parameters = inspect.signature(function).parameters
-    if any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
-        return arguments
-    return {name: value for name, value in arguments.items() if name in parameters}

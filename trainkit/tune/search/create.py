@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import importlib
-import inspect
 from collections.abc import Mapping
 from typing import Any
 
 from trainkit.errors import ConfigError
+from trainkit.tune.calling import taken
 from trainkit.tune.search.base import Searcher
 from trainkit.tune.search.modelled import ModelledSearcher
 from trainkit.tune.values import holds_opaque
@@ -48,8 +48,7 @@ def create_searcher(search_alg: str, **kwargs: Any) -> Searcher:
     cls = searcher_class(_CLASSES.get(str(search_alg).lower(), ""))
     if cls is None:
         raise ConfigError(f"search_alg={search_alg!r} is none of {', '.join(sorted(_CLASSES))}")
-    taken = inspect.signature(cls).parameters
-    return cls(**{name: value for name, value in kwargs.items() if name in taken})
+    return cls(**taken(cls, kwargs))
 
 
 # --- for an experiment's file ---------------------------------------------------------------------

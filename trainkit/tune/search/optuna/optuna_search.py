@@ -36,8 +36,9 @@ class OptunaSearch(ModelledSearcher[OptunaForm]):
     failed, which samplers leave out. One that the scheduler stopped before its `max_t`, or that stayed paused
     to the end, is told as pruned, with its reports: TPE ranks these after the complete ones, those that went
     furthest first; other samplers leave them out. So is one whose last report of the metric is NaN, which TPE
-    takes for bad; infinite values are told as they are. While a trial is paused, TPE sees it as pruned, until
-    it goes on; nothing of that is written to `storage`, which has it as running.
+    takes for bad; infinite values are told as they are. While fewer trials are complete than TPE begins to
+    model with (`n_startup_trials`, 10), it sees one that is paused as pruned, until it goes on; nothing of
+    that is written to `storage`, which has it as running.
 
     Args:
         space: domains as in `param_space`; Optuna's distributions by name, where 'net/width' is
@@ -146,7 +147,10 @@ class OptunaSearch(ModelledSearcher[OptunaForm]):
             evaluated=evaluated,
         )
         self._study = LazyStudy(
-            [each.mode for each in self._aims], self._study_name or "optuna", self._storage
+            [each.mode for each in self._aims],
+            self._study_name or "optuna",
+            self._storage,
+            samplers.learns_from_paused(self._suggester),
         )
 
     def _points_to_run(self) -> Sequence[Mapping[str, Any]]:
@@ -207,8 +211,7 @@ class OptunaSearch(ModelledSearcher[OptunaForm]):
 
     def on_pause(self, trial_id: str) -> None:
         self._cut_short.add(trial_id)
-        if samplers.learns_from_pruned(self._suggester):
-            self._study.pause(trial_id)
+        self._study.pause(trial_id)
 
     def on_unpause(self, trial_id: str) -> None:
         self._cut_short.discard(trial_id)
