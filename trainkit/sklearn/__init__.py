@@ -3,5 +3,6 @@
 from __future__ import annotations
 
 from trainkit.sklearn.grid import TuneGridSearchCV
+from trainkit.sklearn.search import TuneSearchCV
 
-__all__ = ["TuneGridSearchCV"]
+__all__ = ["TuneGridSearchCV", "TuneSearchCV"]
