@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Self
 
+import numpy as np
 from sklearn.base import clone, is_classifier
 from sklearn.model_selection import check_cv
 from sklearn.model_selection._search import BaseSearchCV
@@ -18,9 +19,11 @@ from sklearn.utils import indexable
 from sklearn.utils.validation import _check_method_params
 
 from trainkit.clock import SYSTEM
-from trainkit.sklearn.cv_results import Outcome
+from trainkit.sklearn.cv_results import Outcome, metric_name
+from trainkit.sklearn.epochs import EpochTrial
 from trainkit.sklearn.evaluation import FoldTrial, Task
 from trainkit.sklearn.running import Evaluated, Finding, evaluate
+from trainkit.sklearn.stopping import EarlyStopping, early_stopping_of, judged_by
 from trainkit.tune.config import FailureConfig, RunConfig, TuneConfig
 from trainkit.tune.placement import with_parameters, with_resources
 from trainkit.tune.search.base import Searcher
@@ -32,6 +35,10 @@ class TuneBaseSearchCV(BaseSearchCV):  # type: ignore[misc]
     @abstractmethod
     def _searcher(self) -> Searcher:
         """What suggests the candidates."""
+
+    @abstractmethod
+    def _searched(self) -> Collection[str]:
+        """Names of the parameters that candidates differ in."""
 
     def fit(
         self,
@@ -77,7 +84,8 @@ class TuneBaseSearchCV(BaseSearchCV):  # type: ignore[misc]
             self.error_score,
             self.verbose,
         )
-        found = self._evaluate(task)
+        stopping = self._early_stopping(estimator)
+        found = self._evaluate(task, stopping)
         outcomes = self._outcomes(found.candidates)
         self.multimetric_ = isinstance(outcomes[0]["test_scores"], dict)
         if callable(self.scoring) and self.multimetric_:
@@ -85,21 +93,45 @@ class TuneBaseSearchCV(BaseSearchCV):  # type: ignore[misc]
             refit_metric = self.refit
         parameters = [candidate.parameters for candidate in found.candidates]
         results = self._format_results(parameters, self.n_splits_, outcomes)
+        if stopping is not None:
+            results["training_iteration"] = np.array([candidate.iterations for candidate in found.candidates])
         if self.refit or not self.multimetric_:
             self.best_index_ = self._select_best_index(self.refit, refit_metric, results)
             if not callable(self.refit):
                 self.best_score_ = results[f"mean_test_{refit_metric}"][self.best_index_]
             self.best_params_ = results["params"][self.best_index_]
         if self.refit:
-            self._refit(estimator, X, y, routed.estimator.fit)
+            best = found.candidates[self.best_index_]
+            self._refit(estimator, X, y, routed.estimator.fit, stopping, best)
         self.scorer_ = scorers._scorers if isinstance(scorers, _MultimetricScorer) else scorers
         self.cv_results_ = results
         return self
 
-    def _evaluate(self, task: Task) -> Finding:
-        trainable = with_resources(with_parameters(FoldTrial, task=task), {"cpu": self.sk_n_jobs or 1})
+    def _early_stopping(self, estimator: Any) -> EarlyStopping | None:
+        stopping = early_stopping_of(
+            self.early_stopping,
+            self.max_iters,
+            metric=metric_name(judged_by(self.scoring, self.refit, self.early_stopping)),
+            mode=self.mode or "max",
+            last_step=self.pipeline_auto_early_stop,
+        )
+        if stopping is not None:
+            stopping.require_able(estimator, self._searched())
+        return stopping
+
+    def _evaluate(self, task: Task, stopping: EarlyStopping | None) -> Finding:
+        trial = with_parameters(FoldTrial, task=task)
+        if stopping is not None:
+            trial = with_parameters(EpochTrial, task=task, **stopping.trial_arguments)
+        trainable = with_resources(trial, {"cpu": self.sk_n_jobs or 1})
         tune = TuneConfig(
-            search_alg=self._searcher(), num_samples=-1, reuse_actors=True, allow_duplicates=True
+            metric=metric_name(judged_by(self.scoring, self.refit, self.early_stopping)),
+            mode=self.mode or "max",
+            search_alg=self._searcher(),
+            scheduler=None if stopping is None else stopping.scheduler,
+            num_samples=-1,
+            reuse_actors=True,
+            allow_duplicates=True,
         )
         run = RunConfig(
             verbose=0,
@@ -116,14 +148,25 @@ class TuneBaseSearchCV(BaseSearchCV):  # type: ignore[misc]
             _insert_error_scores(outcomes, self.error_score)
         return outcomes
 
-    def _refit(self, estimator: Any, X: Any, y: Any, fit_params: Mapping[str, Any]) -> None:
-        # The parameters are cloned too, as they may be estimators.
-        self.best_estimator_ = clone(estimator).set_params(**clone(self.best_params_, safe=False))
+    def _refit(
+        self,
+        estimator: Any,
+        X: Any,
+        y: Any,
+        fit_params: Mapping[str, Any],
+        stopping: EarlyStopping | None,
+        best: Evaluated,
+    ) -> None:
         started = SYSTEM.monotonic()
-        if y is not None:
-            self.best_estimator_.fit(X, y, **fit_params)
+        if stopping is not None:
+            self.best_estimator_ = stopping.refitted(estimator, best.history, X, y, fit_params)
         else:
-            self.best_estimator_.fit(X, **fit_params)
+            # The parameters are cloned too, as they may be estimators.
+            self.best_estimator_ = clone(estimator).set_params(**clone(self.best_params_, safe=False))
+            if y is not None:
+                self.best_estimator_.fit(X, y, **fit_params)
+            else:
+                self.best_estimator_.fit(X, **fit_params)
         self.refit_time_ = SYSTEM.monotonic() - started
         if hasattr(self.best_estimator_, "feature_names_in_"):
             self.feature_names_in_ = self.best_estimator_.feature_names_in_

@@ -60,5 +60,8 @@ class TuneGridSearchCV(TuneBaseSearchCV):
         self.sk_n_jobs = sk_n_jobs
         self.mode = mode
 
+    def _searched(self) -> set[str]:
+        return {name for parameters in ParameterGrid(self.param_grid).param_grid for name in parameters}
+
     def _searcher(self) -> Searcher:
         return CandidateList(list(ParameterGrid(self.param_grid)))

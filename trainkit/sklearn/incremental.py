@@ -216,8 +216,8 @@ def _refuse_own_stop(name: str, parameters: Mapping[str, Any], words: Collection
     for word in words:
         if parameters.get(word) not in (None, False):
             raise ConfigError(
-                f"{name}({word}={parameters[word]!r}) ends each training by itself, and early_stopping of the "
-                "search trains a portion at a time: leave one of the two out"
+                f"{name}({word}={parameters[word]!r}) ends each training by itself, and early_stopping "
+                "of the search trains a portion at a time: leave one of the two out"
             )
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeAlias
 
-import joblib
+import joblib  # type: ignore[import-untyped]
 import numpy as np
 from sklearn.base import BaseEstimator, clone
 from sklearn.exceptions import ConvergenceWarning
@@ -17,7 +17,7 @@ from sklearn.utils.metadata_routing import get_routing_for_object
 from sklearn.utils.multiclass import type_of_target
 
 from trainkit.errors import ConfigError
-from trainkit.sklearn.incremental import Kind, Way, end_of, require_free, trained_step, way_of
+from trainkit.sklearn.incremental import Kind, end_of, require_free, trained_step, way_of
 
 Data: TypeAlias = tuple[Any, Any, dict[str, Any]]
 """X, y and the further arguments of `fit`; y may be None."""
@@ -68,7 +68,9 @@ class Piecewise:
     @property
     def transforms(self) -> bool:
         """True if a pipeline's transformers stand before what is trained."""
-        return self._inside and any(step not in (None, "passthrough") for _, step in self.estimator.steps[:-1])
+        return self._inside and any(
+            step not in (None, "passthrough") for _, step in self.estimator.steps[:-1]
+        )
 
     def advance(self, load: Callable[[], Data]) -> None:
         """Train one more portion.

@@ -73,6 +73,10 @@ class TuneSearchCV(TuneBaseSearchCV):
         self.search_kwargs = search_kwargs
         self.n_iter = n_iter
 
+    def _searched(self) -> set[str]:
+        given = self.param_distributions
+        return {name for each in ([given] if isinstance(given, Mapping) else given) for name in each}
+
     def _searcher(self) -> Searcher:
         if self.search_optimization != "random":
             raise ConfigError(f"search_optimization={self.search_optimization!r} is not 'random'")

@@ -70,7 +70,9 @@ class EarlyStopping:
         Args:
             estimator: to clone.
             history: parameters, and how many portions were trained with them; in this order.
-            X, y, params: what the estimator's `fit` takes.
+            X: what the estimator's `fit` takes.
+            y: the labels; None where it learns without.
+            params: further arguments of `fit`.
         """
         piecewise: Piecewise | None = None
         for parameters, portions in history:
@@ -95,7 +97,8 @@ def early_stopping_of(
     Args:
         early_stopping: None or False; True: ASHA; a scheduler, or its name.
         max_iters: portions of a training.
-        metric, mode: what candidates are judged by.
+        metric: what candidates are judged by.
+        mode: "max" or "min".
         last_step: of a pipeline, its last step is trained by portions.
 
     Raises:
@@ -106,8 +109,8 @@ def early_stopping_of(
     if early_stopping is None or early_stopping is False:
         if max_iters > 1:
             warnings.warn(
-                f"max_iters={max_iters} has no effect without early_stopping: each candidate is fitted whole. "
-                "Set early_stopping=True, or leave max_iters out",
+                f"max_iters={max_iters} has no effect without early_stopping: each candidate is fitted "
+                "whole. Set early_stopping=True, or leave max_iters out",
                 UserWarning,
                 stacklevel=3,
             )
@@ -137,8 +140,8 @@ def judged_by(scoring: Any, refit: Any, early_stopping: Any) -> str:
     if callable(scoring) or not early_stopping:
         return SINGLE
     raise ConfigError(
-        f"early_stopping judges candidates by one score, and scoring has several: set refit to the name of one "
-        f"of {', '.join(map(str, scoring))}, not {refit!r}"
+        f"early_stopping judges candidates by one score, and scoring has several: set refit to the name "
+        f"of one of {', '.join(map(str, scoring))}, not {refit!r}"
     )
 
 
@@ -171,8 +174,8 @@ def _require_agreement(scheduler: TrialScheduler, max_iters: int, metric: str, m
     first = getattr(deciding, "grace_period", None) if first is None else first
     if deciding.time_attr == COUNTED_BY and first is not None and first > max_iters:
         raise ConfigError(
-            f"{name} judges nobody before {COUNTED_BY}={first:g}, and max_iters={max_iters} ends every candidate "
-            "before: raise max_iters, or let it judge earlier"
+            f"{name} judges nobody before {COUNTED_BY}={first:g}, and max_iters={max_iters} ends every "
+            "candidate before: raise max_iters, or let it judge earlier"
         )
 
 
