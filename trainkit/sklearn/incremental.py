@@ -109,13 +109,13 @@ def way_of(estimator: Any) -> Way:
         _refuse_own_stop(name, parameters, _STOPS_ITSELF)
         return booster
     if callable(getattr(estimator, "partial_fit", None)):
-        if _descends(estimator, "sklearn", "BaseSGD", "BaseMultilayerPerceptron"):
+        if descends(estimator, "sklearn", "BaseSGD", "BaseMultilayerPerceptron"):
             _refuse_own_stop(name, parameters, ("early_stopping",))
         return Way(Kind.PARTIAL_FIT)
     if "warm_start" in parameters:
-        if _descends(estimator, "sklearn", "BaseHistGradientBoosting"):
+        if descends(estimator, "sklearn", "BaseHistGradientBoosting"):
             return Way(Kind.WARM_START_ITER, "max_iter")
-        ensemble = _descends(estimator, "sklearn", "BaseEnsemble")
+        ensemble = descends(estimator, "sklearn", "BaseEnsemble")
         if "max_iter" in parameters and not ensemble and not _is_tree(estimator):
             _refuse_cold_start(name, estimator, parameters)
             return Way(Kind.WARM_START_ITER, "max_iter", running_total=False)
@@ -184,17 +184,17 @@ def require_free(way: Way, searched: Collection[str], prefix: str = "") -> None:
 
 def _booster_of(estimator: Any, parameters: Mapping[str, Any]) -> Way | None:
     name = type(estimator).__name__
-    if _descends(estimator, "xgboost", "XGBRFClassifier", "XGBRFRegressor"):
+    if descends(estimator, "xgboost", "XGBRFClassifier", "XGBRFRegressor"):
         raise ConfigError(
             f"early_stopping: {name} grows its whole forest at once: set early_stopping=None, or take "
             f"{name.replace('RF', '')}"
         )
-    if _descends(estimator, "xgboost", "XGBModel"):
+    if descends(estimator, "xgboost", "XGBModel"):
         return Way(Kind.XGBOOST, "n_estimators", default=100)
-    if _descends(estimator, "lightgbm", "LGBMModel"):
+    if descends(estimator, "lightgbm", "LGBMModel"):
         _refuse_synonyms(name, parameters, "n_estimators", _LIGHTGBM_TREES)
         return Way(Kind.LIGHTGBM, "n_estimators", _LIGHTGBM_TREES, default=100)
-    if _descends(estimator, "catboost", "CatBoost"):
+    if descends(estimator, "catboost", "CatBoost"):
         given = [each for each in _CATBOOST_TREES if parameters.get(each) is not None]
         resource = given[0] if given else "iterations"
         return Way(Kind.CATBOOST, resource, frozenset(_CATBOOST_TREES) - {resource}, default=1000)
@@ -222,7 +222,7 @@ def _refuse_own_stop(name: str, parameters: Mapping[str, Any], words: Collection
 
 
 def _refuse_cold_start(name: str, estimator: Any, parameters: Mapping[str, Any]) -> None:
-    if _descends(estimator, "sklearn", "LogisticRegression") and parameters.get("solver") == "liblinear":
+    if descends(estimator, "sklearn", "LogisticRegression") and parameters.get("solver") == "liblinear":
         raise ConfigError(
             f"early_stopping: {name}(solver='liblinear') begins anew with each fit, warm_start or not: take "
             "solver='lbfgs' or 'saga', or set early_stopping=None"
@@ -230,10 +230,10 @@ def _refuse_cold_start(name: str, estimator: Any, parameters: Mapping[str, Any])
 
 
 def _is_tree(estimator: Any) -> bool:
-    return _descends(estimator, "sklearn", "BaseDecisionTree")
+    return descends(estimator, "sklearn", "BaseDecisionTree")
 
 
-def _descends(estimator: Any, package: str, *names: str) -> bool:
+def descends(estimator: Any, package: str, *names: str) -> bool:
     """True if it is of one of these classes; packages that aren't loaded need not be."""
     return any(
         base.__name__ in names and base.__module__.partition(".")[0] == package

@@ -14,10 +14,10 @@ from sklearn.base import BaseEstimator, clone
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.pipeline import Pipeline
 from sklearn.utils.metadata_routing import get_routing_for_object
-from sklearn.utils.multiclass import type_of_target
+from sklearn.utils.multiclass import unique_labels
 
 from trainkit.errors import ConfigError
-from trainkit.sklearn.incremental import Kind, end_of, require_free, trained_step, way_of
+from trainkit.sklearn.incremental import Kind, descends, end_of, require_free, trained_step, way_of
 
 Data: TypeAlias = tuple[Any, Any, dict[str, Any]]
 """X, y and the further arguments of `fit`; y may be None."""
@@ -168,7 +168,9 @@ class Piecewise:
         wanted = inspect.signature(self._trained.partial_fit).parameters
         if "classes" not in wanted or "classes" in params or self._labels is None:
             return {}
-        return {"classes": classes_of(self._labels)}
+        if descends(self._trained, "sklearn", "_MultiOutputEstimator"):
+            return {"classes": [np.unique(column) for column in np.asarray(self._labels).T]}
+        return {"classes": unique_labels(self._labels)}
 
     def _is_expected(self, warning: warnings.WarningMessage, amount: int) -> bool:
         """True if it comes from nothing but the division into portions."""
@@ -234,13 +236,6 @@ class _Catcher(BaseEstimator):  # type: ignore[misc]
 def _labels(y: Any) -> tuple[Any, ...]:
     """What follows X in a call: nothing where an estimator learns without."""
     return () if y is None else (y,)
-
-
-def classes_of(labels: Any) -> Any:
-    """Return all classes: an array, sorted, or a list of them by output where there are several."""
-    if type_of_target(labels) == "multiclass-multioutput":
-        return [np.unique(column) for column in np.asarray(labels).T]
-    return np.unique(np.asarray(labels))
 
 
 @contextmanager
