@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 from trainkit.tune.search.base import Searcher
 
@@ -19,6 +19,12 @@ class CandidateList(Searcher):
         super().__init__()
         self._candidates = candidates
         self._next = 0
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """The candidates stay the objects that they are: `best_params_` is to hold what was given."""
+        other = type(self)(self._candidates)
+        other._next = self._next
+        return other
 
     @property
     def total_samples(self) -> int | None:
