@@ -30,15 +30,19 @@ class Ledger:
 
     def require_feasible(self, request: PlacementGroupFactory, *, what: str) -> None:
         """Raise InfeasibleError if `request` exceeds all there is."""
-        if any(amount > self._all.get(name, 0) for name, amount in request.units.items()):
-            require_feasible(request.group, self.existing, what=what)
+        for name, amount in request.units.items():
+            if amount > self._all.get(name, 0):
+                require_feasible(request.group, self.existing, what=what)
 
     def has_room(self) -> bool:
         """Whether a further trial may fit: one that asks for what some trial before it has asked for.
 
         So a configuration is suggested only when it can run, with all that is known by then.
         """
-        return not self._asked or any(map(self._fits, self._asked.values()))
+        for asked in self._asked.values():
+            if self._fits(asked):
+                return True
+        return not self._asked
 
     def reserve(self, trial_id: str, request: PlacementGroupFactory) -> bool:
         """Take what `request` asks for; False, and nothing taken, if it doesn't fit now."""
@@ -58,7 +62,10 @@ class Ledger:
             limit = UNMETERED_LIMIT
         if limit is not None and len(self._held) >= limit:
             return False
-        return all(amount <= self._free.get(name, 0) for name, amount in asked.items())
+        for name, amount in asked.items():
+            if amount > self._free.get(name, 0):
+                return False
+        return True
 
     def release(self, trial_id: str) -> None:
         """Give back what a trial held; nothing if it held nothing."""

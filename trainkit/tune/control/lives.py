@@ -268,11 +268,14 @@ class Lives:
     @property
     def limit(self) -> float:
         """When the first of them is killed, whatever it does; infinity: none is."""
-        return min([live.limit for live in self._limited.values()], default=math.inf)
+        limited = self._limited
+        return min([live.limit for live in limited.values()]) if limited else math.inf
 
     def kill_overdue(self, now: float) -> None:
         """End those that take longer than they may."""
-        for live in [live for live in self._limited.values() if now >= live.limit]:
+        if not (limited := self._limited):
+            return
+        for live in [live for live in limited.values() if now >= live.limit]:
             self._step.actions.append(ev.Kill(live.trial.trial_id))
             if live.outcome is None:
                 words = timeout_words(self._plan.trial_timeout_s or 0.0)
@@ -295,6 +298,8 @@ class Lives:
 
     def heed(self, time: float) -> None:
         """Carry out what the scheduler, having been told something, has decided on trials that wait."""
+        if not self._scheduler.gives_verdicts:
+            return
         verdicts = self._endings.guarded(time, self._scheduler.verdicts)
         if verdicts:
             for trial, reason in self._endings.guarded(time, self._pauses.heed, verdicts, time) or ():

@@ -26,6 +26,7 @@ class StopRules:
     def __init__(self, rules: Sequence[OneStopRule]) -> None:
         self._rules = rules
         self._stoppers = [rule for rule in rules if isinstance(rule, Stopper)]
+        self._timed = [each for each in self._stoppers if type(each).deadline_s is not Stopper.deadline_s]
         self.ends_none = not self._stoppers
         """True if there is no rule that could end the experiment; asked at every report."""
 
@@ -71,7 +72,7 @@ class StopRules:
     @property
     def deadline_s(self) -> float:
         """After how many seconds of running `end` is to be asked though nothing was reported."""
-        return min((stopper.deadline_s for stopper in self._stoppers), default=math.inf)
+        return min([stopper.deadline_s for stopper in self._timed]) if self._timed else math.inf
 
     @property
     def max_iteration(self) -> float | None:

@@ -115,26 +115,21 @@ class SimulatedExecutor:
         self._states: dict[str, dict[int, Any]] = {}
         """By trial and number of the checkpoint, where there is a state."""
         self.errors: dict[tuple[str, int], BaseException] = {}
+        self._handlers: dict[type[ev.Action], Callable[[Any], None]] = {
+            ev.Start: self._start,
+            ev.Advance: self._advance,
+            ev.Save: self._save,
+            ev.Adopt: self._adopt,
+            ev.Stop: self._stop,
+            ev.Release: self._let_go,
+            ev.Kill: self._let_go,
+            ev.DeleteCheckpoint: self._forget,
+        }
 
     def carry_out(self, actions: Sequence[ev.Action]) -> None:
         """Do what the controller wants done."""
         for action in actions:
-            match action:
-                case ev.Advance(trial_id):
-                    self._advance(self._runs[trial_id])
-                case ev.Start():
-                    self._start(action)
-                case ev.Stop(trial_id, save):
-                    run = self._runs[trial_id]
-                    self._finish(run, self._mark(run) if save else None)
-                case ev.Release(trial_id) | ev.Kill(trial_id):
-                    self._let_go(trial_id)
-                case ev.Save(trial_id):
-                    self._save(self._runs[trial_id])
-                case ev.Adopt():
-                    self._adopt(action)
-                case ev.DeleteCheckpoint(trial, checkpoint):
-                    self._states.get(trial.trial_id, {}).pop(checkpoint.number, None)
+            self._handlers[type(action)](action)
 
     def cut(self) -> None:
         """The experiment is over: every attempt ends here and now, wherever it is."""
@@ -161,8 +156,9 @@ class SimulatedExecutor:
         started = ev.Started(trial.trial_id, action.attempt, now, run.worker, SIMULATED, "")
         self._agenda.put(now, Kind.START, started)
 
-    def _advance(self, run: _Run) -> None:
+    def _advance(self, action: ev.Advance) -> None:
         """Run one iteration; its report comes when that ends, if the attempt lives so long."""
+        run = self._runs[action.trial_id]
         trial, now = run.trial, self._agenda.now
         iteration = run.iteration + 1
         try:
@@ -221,6 +217,10 @@ class SimulatedExecutor:
         run.state = metrics.pop("state", None)
         return plain_metrics(metrics)
 
+    def _stop(self, action: ev.Stop) -> None:
+        run = self._runs[action.trial_id]
+        self._finish(run, self._mark(run) if action.save else None)
+
     def _finish(self, run: _Run, mark: str | None) -> None:
         now = self._agenda.now
         iteration = run.iteration if self._resume else 0
@@ -237,7 +237,8 @@ class SimulatedExecutor:
             self._states.setdefault(run.trial.trial_id, {})[number] = run.state
         return checkpoint_dirname(number)
 
-    def _save(self, run: _Run) -> None:
+    def _save(self, action: ev.Save) -> None:
+        run = self._runs[action.trial_id]
         now, iteration = self._agenda.now, run.iteration if self._resume else 0
         saved = ev.Saved(run.trial.trial_id, run.attempt, now, iteration, self._mark(run))
         self._agenda.put(now, Kind.FINISH, saved)
@@ -251,8 +252,11 @@ class SimulatedExecutor:
         adopted = ev.Adopted(trial.trial_id, trial.attempt, now, action.dirname)
         self._agenda.put(now, Kind.FINISH, adopted)
 
-    def _let_go(self, trial_id: str) -> None:
-        run = self._runs.pop(trial_id, None)
+    def _forget(self, action: ev.DeleteCheckpoint) -> None:
+        self._states.get(action.trial.trial_id, {}).pop(action.checkpoint.number, None)
+
+    def _let_go(self, action: ev.Release | ev.Kill) -> None:
+        run = self._runs.pop(action.trial_id, None)
         if run is not None:
             heapq.heappush(self._free, run.worker)
 

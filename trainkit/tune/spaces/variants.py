@@ -177,7 +177,7 @@ class Space:
             SpaceError: a `sample_from` needs itself, or names a key that is not there; or the rules leave
                 nothing.
         """
-        given = {**(preset or {}), **self.grid_values(combination, preset)}
+        given = {**(preset or {}), **self.grid_values(combination, preset)} if preset or self.axes else {}
 
         def choose(path: Path, leaf: Any) -> Any:
             return given[path] if path in given else leaf.draw(rng)
