@@ -71,8 +71,9 @@ class Turns:
 
     def _sharing(self, *, has_room: bool) -> Trial | None:
         paused = self.paused.sharing if has_room else ()
-        chosen = self._chosen(paused, new=has_room and not self._source.exhausted)
-        if chosen is None and has_room and not self._source.exhausted:
+        new = has_room and not self._source.exhausted
+        chosen = self._chosen(paused, new=new)
+        if chosen is None and new:
             if (trial := self._source.next_trial()) is not None:
                 return trial
             chosen = self._chosen(paused, new=False)  # as none comes for now

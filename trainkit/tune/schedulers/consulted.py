@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from trainkit.tune.placement import PlacementGroupFactory
     from trainkit.tune.spaces.variants import Space
 
+_ON_REPORTS = (Verdict.CONTINUE, Verdict.PAUSE, Verdict.STOP)
+_ON_WAITING = (Verdict.PAUSE, Verdict.STOP)
 _EXAMPLE = "Decision(Verdict.STOP, {'rule': 'target'})"
 
 
@@ -162,7 +164,7 @@ class Consulted:
             self._blame(self._judges_by, error, f"a report of trial {trial_id}")
         if decision is CONTINUE:
             return decision
-        if (problem := _problem(decision, (Verdict.CONTINUE, Verdict.PAUSE, Verdict.STOP))) is not None:
+        if (problem := _problem(decision, _ON_REPORTS)) is not None:
             raise ConfigError(
                 f"the scheduler's {self.name}.{self._judges_by} returned {decision!r} for trial "
                 f"{trial_id}: {problem}"
@@ -188,7 +190,7 @@ class Consulted:
                     f"the scheduler's {self.name}.verdicts() has {each!r}: give pairs of a trial's id and "
                     f"a decision on it, such as {_EXAMPLE}"
                 )
-            if (problem := _problem(each[1], (Verdict.PAUSE, Verdict.STOP))) is not None:
+            if (problem := _problem(each[1], _ON_WAITING)) is not None:
                 raise ConfigError(
                     f"the scheduler's {self.name}.verdicts() has {each[1]!r} on {each[0]!r}: {problem}"
                 )

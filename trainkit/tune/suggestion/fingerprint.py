@@ -16,7 +16,7 @@ def fingerprint(config: Mapping[str, Any]) -> bytes:
     Objects that text can't hold are told apart by identity: two of a class may have one name. That holds
     as long as they live, which those of trials do for the whole experiment.
     """
-    return blake2b(_canonical(config).encode(), digest_size=16).digest()
+    return blake2b(repr(_comparable(config)).encode(), digest_size=16).digest()
 
 
 def _canonical(value: Any) -> str:
