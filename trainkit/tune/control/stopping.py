@@ -27,7 +27,7 @@ class StopRules:
         self._rules = rules
         self._judges = list(map(_judge_of, rules))
         self._stoppers = [rule for rule in rules if isinstance(rule, Stopper)]
-        self._timed = [each for each in self._stoppers if type(each).deadline_s is not Stopper.deadline_s]
+        self._timed = [each for each in self._stoppers if _looks_at_time(each)]
         self.ends_none = not self._stoppers
         """True if there is no rule that could end the experiment; asked at every report."""
 
@@ -62,8 +62,9 @@ class StopRules:
 
     def end(self, elapsed_s: float) -> str:
         """Say why the experiment ends, `elapsed_s` seconds into its running; '' if it doesn't."""
-        for stopper in self._stoppers:
+        for stopper in self._timed:
             stopper.on_time(elapsed_s)
+        for stopper in self._stoppers:
             if stopper.stop_all():
                 return words_of(stopper)
         return ""
@@ -77,6 +78,11 @@ class StopRules:
     def max_iteration(self) -> float | None:
         """The report that ends every trial, where a rule says so."""
         return min(filter(None, map(_max_iteration, self._rules)), default=None)
+
+
+def _looks_at_time(stopper: Stopper) -> bool:
+    own = type(stopper)
+    return own.on_time is not Stopper.on_time or own.deadline_s is not Stopper.deadline_s
 
 
 def words_of(stopper: Stopper) -> str:

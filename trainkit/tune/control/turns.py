@@ -82,6 +82,6 @@ class Turns:
         return self.paused.take(chosen) if chosen in self.paused.sharing else self.waiting.take(chosen)
 
     def _chosen(self, paused: Sequence[str], *, new: bool) -> str | None:
-        if not self.waiting.sharing and not paused:
+        if not paused and not self.waiting.sharing:
             return None
         return self._scheduler.choose_trial_to_run(self.waiting.sharing, paused, new=new)
