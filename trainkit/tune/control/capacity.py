@@ -39,10 +39,7 @@ class Ledger:
 
         So a configuration is suggested only when it can run, with all that is known by then.
         """
-        for asked in self._asked.values():
-            if self._fits(asked):
-                return True
-        return not self._asked
+        return not self._asked or any(map(self._fits, self._asked.values()))
 
     def reserve(self, trial_id: str, request: PlacementGroupFactory) -> bool:
         """Take what `request` asks for; False, and nothing taken, if it doesn't fit now."""
@@ -62,10 +59,7 @@ class Ledger:
             limit = UNMETERED_LIMIT
         if limit is not None and len(self._held) >= limit:
             return False
-        for name, amount in asked.items():
-            if amount > self._free.get(name, 0):
-                return False
-        return True
+        return all(amount <= self._free.get(name, 0) for name, amount in asked.items())
 
     def release(self, trial_id: str) -> None:
         """Give back what a trial held; nothing if it held nothing."""
