@@ -17,7 +17,7 @@ from trainkit.errors import ConfigError
 from trainkit.tune.checkpoint import checkpoint_dirname
 from trainkit.tune.checks import is_finite
 from trainkit.tune.control import events as ev
-from trainkit.tune.simulation.agenda import Agenda, Kind
+from trainkit.tune.simulation.agenda import FAILURE, FINISH, START, Agenda
 from trainkit.tune.simulation.chance import Failures, Measurements, Stragglers
 from trainkit.tune.storing.spans import SIMULATED
 from trainkit.tune.trial import Failure, Trial
@@ -154,7 +154,7 @@ class SimulatedExecutor:
             run.state = self._states.get(trial.trial_id, {}).get(action.checkpoint.number)
         self._runs[trial.trial_id] = run
         started = ev.Started(trial.trial_id, action.attempt, now, run.worker, SIMULATED, "")
-        self._agenda.put(now, Kind.START, started)
+        self._agenda.put(now, START, started)
 
     def _advance(self, action: ev.Advance) -> None:
         """Run one iteration; its report comes when that ends, if the attempt lives so long."""
@@ -197,7 +197,7 @@ class SimulatedExecutor:
         }
         mark = self._mark(run) if self._marks and not done else None
         event = ev.Reported(trial.trial_id, run.attempt, time, iteration, filled, mark, done)
-        self._agenda.put(time, Kind.FINISH, event)
+        self._agenda.put(time, FINISH, event)
 
     def _fail(self, run: _Run, time: float, failure: Failure) -> None:
         self._failed_in_a_row += not (self._timed and time > self._agenda.now)
@@ -207,7 +207,7 @@ class SimulatedExecutor:
                 "others would follow without end: correct the objective, or the failures, or give "
                 "FailureConfig(max_failed_trials=...)"
             )
-        self._agenda.put(time, Kind.FAILURE, ev.Failed(run.trial.trial_id, run.attempt, time, failure))
+        self._agenda.put(time, FAILURE, ev.Failed(run.trial.trial_id, run.attempt, time, failure))
 
     def _run_objective(self, run: _Run, iteration: int) -> dict[str, Any]:
         rng = self._measurements.of(run.trial.index, iteration)
@@ -225,7 +225,7 @@ class SimulatedExecutor:
         now = self._agenda.now
         iteration = run.iteration if self._resume else 0
         event = ev.Finished(run.trial.trial_id, run.attempt, now, iteration, mark)
-        self._agenda.put(now, Kind.FINISH, event)
+        self._agenda.put(now, FINISH, event)
 
     def _mark(self, run: _Run) -> str | None:
         """Note where the trial is, to go on from; None: there is such a mark."""
@@ -241,7 +241,7 @@ class SimulatedExecutor:
         run = self._runs[action.trial_id]
         now, iteration = self._agenda.now, run.iteration if self._resume else 0
         saved = ev.Saved(run.trial.trial_id, run.attempt, now, iteration, self._mark(run))
-        self._agenda.put(now, Kind.FINISH, saved)
+        self._agenda.put(now, FINISH, saved)
 
     def _adopt(self, action: ev.Adopt) -> None:
         trial, donor, now = action.trial, action.donor, self._agenda.now
@@ -250,7 +250,7 @@ class SimulatedExecutor:
             number = int(action.dirname.rsplit("_", 1)[1])
             self._states.setdefault(trial.trial_id, {})[number] = state
         adopted = ev.Adopted(trial.trial_id, trial.attempt, now, action.dirname)
-        self._agenda.put(now, Kind.FINISH, adopted)
+        self._agenda.put(now, FINISH, adopted)
 
     def _forget(self, action: ev.DeleteCheckpoint) -> None:
         self._states.get(action.trial.trial_id, {}).pop(action.checkpoint.number, None)
