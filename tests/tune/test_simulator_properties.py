@@ -200,6 +200,9 @@ class Rebuilt(TrialScheduler):
     def decide(self, trial_id: str, time: float | None, score: float | None) -> Any:
         raise NotImplementedError
 
+    def on_begin(self) -> None:
+        self._tell("on_begin")
+
     def on_trial_add(self, trial_id: str, config: Mapping[str, Any] = {}) -> None:
         self._tell("on_trial_add", trial_id, config)
 
