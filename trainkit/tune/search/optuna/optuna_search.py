@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import importlib.util
+import logging
 import math
 import numbers
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from optuna.samplers import BaseSampler
     from optuna.storages import BaseStorage
     from optuna.trial import TrialState
+
+logger = logging.getLogger("trainkit.tune")
 
 
 class OptunaSearch(ModelledSearcher[OptunaForm]):
@@ -98,6 +101,7 @@ class OptunaSearch(ModelledSearcher[OptunaForm]):
         self._storage = storage
         self._cut_short: set[str] = set()
         """Trials that the scheduler has stopped before their time, or has paused."""
+        self._rehearses = False
         self._said: set[str] = set()
         """Warnings of the sampler's."""
 
@@ -115,7 +119,7 @@ class OptunaSearch(ModelledSearcher[OptunaForm]):
 
     def rehearsal(self) -> Searcher:
         twin = copy.deepcopy(self)
-        twin._storage = None
+        twin._storage, twin._rehearses = None, True
         return twin
 
     # --- what is searched -------------------------------------------------------------------------
@@ -139,13 +143,15 @@ class OptunaSearch(ModelledSearcher[OptunaForm]):
             len(self._aims) == 1 or not evaluated,
             "evaluated points have one value each, and there are several objectives: leave them out",
         )
-        samplers.check(
+        warning = samplers.check(
             self._suggester,
+            form.space,
             objectives=len(self._aims),
-            conditional=form.conditional and form.space is not None,
             points=bool(self._points_to_run()),
             evaluated=evaluated,
         )
+        if warning is not None and not self._rehearses:
+            logger.warning(warning)
         self._study = LazyStudy(
             [each.mode for each in self._aims],
             self._study_name or "optuna",
