@@ -143,15 +143,13 @@ class OptunaSearch(ModelledSearcher[OptunaForm]):
             len(self._aims) == 1 or not evaluated,
             "evaluated points have one value each, and there are several objectives: leave them out",
         )
-        warning = samplers.check(
+        self._warning = samplers.check(
             self._suggester,
             form.space,
             objectives=len(self._aims),
             points=bool(self._points_to_run()),
             evaluated=evaluated,
         )
-        if warning is not None and not self._rehearses:
-            logger.warning(warning)
         self._study = LazyStudy(
             [each.mode for each in self._aims],
             self._study_name or "optuna",
@@ -170,6 +168,9 @@ class OptunaSearch(ModelledSearcher[OptunaForm]):
     def _suggested(self, trial_id: str, fixed: Mapping[str, Any] | None) -> dict[str, Any] | str:
         if self._study.exhausted:
             return self.FINISHED
+        if self._warning is not None and not self._rehearses:
+            logger.warning(self._warning)
+            self._warning = None
         place = self._base, self._number, self._redraws
         one = samplers.prepared(self._suggester, lambda number: suggestion_words(*place, number))
         with saying_once(self._said):
