@@ -1,6 +1,6 @@
 """What the simulator says of the papers' examples, and what it costs.
 
-    python -m benchmarks.simulator [--seeds 25] [--folder pictures] [--only toy stragglers scaling cost large]
+    python -m benchmarks.simulator [--seeds 25] [--rows 1 2] [--folder pictures] [--only toy stragglers scaling cost large]
 
 Seconds of CPU are this process's, so that other work on the machine counts little.
 """
@@ -50,7 +50,9 @@ def stragglers(arguments: argparse.Namespace) -> None:
     )
     print(f"{arguments.seeds} seeds; reference in brackets, * where it is more than two standard errors away")
     print("  std   p      trained to R: SHA, ASHA; the first at: SHA, ASHA")
-    for (std, hazard), reference in STRAGGLERS.items():
+    for number, ((std, hazard), reference) in enumerate(STRAGGLERS.items(), 1):
+        if arguments.rows and number not in arguments.rows:
+            continue
         counts, firsts = zip(*(straggling(make, std, hazard, seeds) for make in (sha, asha)), strict=True)
         cells = [
             f"{got} ({expected[0]:g}±{expected[1]:g}){_far(got, *expected)}"
@@ -189,6 +191,7 @@ def main(given: Sequence[str] | None = None) -> None:
     """Print all, or what was asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--seeds", type=int, default=25, help="of the straggler table")
+    parser.add_argument("--rows", type=int, nargs="+", help="of that table, from 1 on; a minute each")
     parser.add_argument("--folder", type=Path, default=Path("pictures"), help="for the plots")
     parser.add_argument("--only", nargs="+", choices=PARTS, help="some of the parts")
     arguments = parser.parse_args(given)
