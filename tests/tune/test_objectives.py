@@ -15,7 +15,7 @@ from trainkit import tune
 from trainkit.errors import ConfigError, MetricError
 from trainkit.tune.objectives import (
     Objective,
-    Ranking,
+    ParetoRanking,
     dominates,
     front_of,
     objectives_of,
@@ -78,7 +78,7 @@ def test_ranks_hold_each_once_and_none_before_what_dominates_it(points):
 @given(st.lists(st.tuples(numbers, numbers, st.integers(0, 2)), min_size=1, max_size=25))
 def test_points_are_ranked_as_they_come(points):
     """The rank of the newest is that among all, and the fronts are what is left without those before."""
-    ranking = Ranking()
+    ranking = ParetoRanking()
     for number, point in enumerate(points, 1):
         assert ranking.add(point) == ranked(points[:number]).index(number - 1) + 1
     order, left = ranked(points), list(range(len(points)))
