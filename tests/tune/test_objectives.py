@@ -163,6 +163,8 @@ def test_asha_may_be_told_by_which(fit, inline):
     grid = fit(reports, SPACE, num_samples=6, scheduler=scheduler, **BOTH)
     assert {len(result.metrics_dataframe) for result in grid} != {9}
     assert grid.pareto_front()
+    least = min(result.metrics["latency"] for result in grid)
+    assert grid.get_best_result("latency").metrics["latency"] == least, "by its own mode, not the scheduler's"
 
 
 # --- results --------------------------------------------------------------------------------------
@@ -183,10 +185,20 @@ def test_the_front_of_an_experiment(fit, inline, tmp_path, name):
     assert [each.trial_id for each in read.pareto_front()] == [each.trial_id for each in front]
     best = grid.get_best_result("latency", "min")
     assert best.metrics["latency"] == min(result.metrics["latency"] for result in grid)
-    with pytest.raises(ConfigError, match=r"\['accuracy', 'latency'\].*pareto_front"):
-        grid.get_best_result()
+    assert grid.get_best_result("latency").trial_id == best.trial_id, "its mode is known"
+    for arguments in ((), (None, "max"), ("other",)):
+        with pytest.raises(ConfigError, match=r"\['accuracy', 'latency'\].*pareto_front"):
+            grid.get_best_result(*arguments)
     best = grid.get_best_result("accuracy", "max")
     assert grid.pareto_front(["accuracy", "other"], ["max", "max"])[0].trial_id == best.trial_id
+
+
+def test_the_older_door_takes_several(inline, tmp_path):
+    settings = {"num_samples": 4, "storage_path": tmp_path, "name": "r", "verbose": 0}
+    analysis = tune.run(trade_off, config=SPACE, **settings, **BOTH)
+    assert analysis.get_best_trial("latency").trial_id in {trial.trial_id for trial in analysis.trials}
+    with pytest.raises(ConfigError, match=r"\['accuracy', 'latency'\], and none of them alone"):
+        _ = analysis.best_trial
 
 
 def test_a_front_of_one_metric_is_asked_for_two(fit, inline):
