@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trainkit.errors import ConfigError
 from trainkit.tune.checks import is_number, require
-from trainkit.tune.domains import Float
+from trainkit.tune.domains import Domain, Float
+from trainkit.tune.search.forms import Declared
 from trainkit.tune.spaces.variants import Space
+from trainkit.tune.suggestion.merging import nested
 from trainkit.tune.values import flatten
+
+if TYPE_CHECKING:
+    from numpy.random import Generator
+
+
+Place = dict[str, float]
+"""Of a configuration in the model: a coordinate for each parameter."""
 
 
 def space_of(space: Any) -> Space:
@@ -23,54 +32,80 @@ def space_of(space: Any) -> Space:
         isinstance(space, Mapping) and bool(space),
         f"space={space!r}: give bounds by name, such as {{'x': (0, 1)}}, or domains",
     )
-    tree: dict[str, Any] = {}
+    tree = {}
     for name, value in flatten(space).items():
         is_range = isinstance(value, (tuple, list)) and len(value) == 2 and all(map(is_number, value))
-        *path, last = name.split("/")
-        inner = tree
-        for key in path:
-            inner = inner.setdefault(key, {})
-        inner[last] = Float(float(value[0]), float(value[1])) if is_range else value
-    return Space.of(tree)
+        tree[name] = Float(float(value[0]), float(value[1])) if is_range else value
+    return Space.of(nested(tree))
 
 
-def real_domains(space: Space) -> dict[str, Float]:
-    """The domains by name.
+class RealCode:
+    """One parameter in the model: its logarithm, where its domain is logarithmic.
+
+    Args:
+        name: of the parameter.
+        domain: of it.
+
+    Attributes:
+        bounds: between which the model looks.
+
+    Raises:
+        ConfigError: it is not of real numbers.
+    """
+
+    def __init__(self, name: str, domain: Domain) -> None:
+        if not isinstance(domain, Float) or domain.q is not None:
+            raise ConfigError(
+                f"{name}: BayesOptSearch searches real numbers without steps, as tune.uniform and "
+                f"tune.loguniform give, and this is {domain}; take OptunaSearch for others"
+            )
+        self._lower, self._last, self._log = (
+            domain.lower,
+            math.nextafter(domain.upper, domain.lower),
+            domain.log,
+        )
+        self.bounds = (
+            (math.log(domain.lower), math.log(domain.upper)) if domain.log else (domain.lower, domain.upper)
+        )
+
+    def encode(self, value: Any) -> float:
+        low, high = self.bounds
+        return min(max(math.log(value) if self._log else float(value), low), high)
+
+    def decode(self, place: float) -> float:
+        return min(max(math.exp(place) if self._log else place, self._lower), self._last)
+
+
+class Box(Declared[RealCode]):
+    """Real parameters, which all configurations have.
 
     Raises:
         ConfigError: one is not of real numbers, or depends on another.
     """
-    found: dict[str, Float] = {}
-    for each in space.parameters:
-        domain = each.domain
-        if each.is_axis or not isinstance(domain, Float) or domain.q is not None:
-            raise ConfigError(
-                f"{each.name}: BayesOptSearch searches real numbers without steps, as tune.uniform and "
-                f"tune.loguniform give, and this is {domain}; take OptunaSearch for others"
-            )
-        if each.is_conditional:
-            raise ConfigError(
-                f"{each.name}: BayesOptSearch needs the same parameters in every trial, and this one has a "
-                "condition; take OptunaSearch"
-            )
-        found[each.name] = domain
-    return found
 
+    def __init__(self, space: Space, *, own: bool) -> None:
+        super().__init__(space, RealCode, searcher="BayesOptSearch", own=own)
+        for each in space.parameters:
+            if each.is_conditional:
+                raise ConfigError(
+                    f"{each.name}: BayesOptSearch needs the same parameters in every trial, and this one has "
+                    "a condition; take OptunaSearch"
+                )
 
-def bounds(domain: Float) -> tuple[float, float]:
-    """Where the model looks for this parameter: logarithms of it, where its domain is logarithmic."""
-    if domain.log:
-        return math.log(domain.lower), math.log(domain.upper)
-    return domain.lower, domain.upper
+    @property
+    def bounds(self) -> dict[str, tuple[float, float]]:
+        """Of each parameter in the model."""
+        return {name: code.bounds for name, code in self.codes.items()}
 
+    def fixed(self, point: Mapping[str, Any]) -> tuple[dict[str, float], bool]:
+        _, open_ = super().fixed(point)
+        return self.declared.point(point), open_  # as it is: the exponential of a logarithm may be another
 
-def in_model(domain: Float, value: float) -> float:
-    """The place of a value in the model."""
-    low, high = bounds(domain)
-    return min(max(math.log(value) if domain.log else float(value), low), high)
+    def configuration(self, place: Place, fixed: Mapping[str, float], rng: Generator) -> dict[str, Any]:
+        """The configuration at a place of the model, with what is fixed; `sample_from` draws from `rng`."""
 
+        def ask(name: str, domain: Domain) -> float:
+            del domain
+            return fixed[name] if name in fixed else self.codes[name].decode(place[name])
 
-def of_model(domain: Float, place: float) -> float:
-    """The value at a place of the model, inside the domain."""
-    value = math.exp(place) if domain.log else place
-    return min(max(value, domain.lower), math.nextafter(domain.upper, domain.lower))
+        return self.declared.walk(ask, rng)
