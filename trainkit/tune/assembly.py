@@ -22,8 +22,9 @@ from trainkit.tune.control import events as ev
 from trainkit.tune.control.capacity import Ledger
 from trainkit.tune.control.controller import Controller
 from trainkit.tune.control.failing import too_many_failed
-from trainkit.tune.control.plan import FAIL_FAST, FAILED_TRIALS
+from trainkit.tune.control.plan import FAIL_FAST, FAILED_TRIALS, Ending
 from trainkit.tune.control.stopping import StopRules
+from trainkit.tune.outcome.in_memory import MemoryGrid
 from trainkit.tune.outcome.results import ResultGrid
 from trainkit.tune.placement import Bound
 from trainkit.tune.running.commands import Inbox
@@ -33,8 +34,14 @@ from trainkit.tune.running.loop import ExperimentLoop
 from trainkit.tune.running.specification import SpecMaker
 from trainkit.tune.seeds import trial_seed
 from trainkit.tune.spaces.variants import Space
-from trainkit.tune.storing.description import describe_settings, restored_run_config, restored_tune_config
+from trainkit.tune.storing.description import (
+    describe_settings,
+    new_facts,
+    restored_run_config,
+    restored_tune_config,
+)
 from trainkit.tune.storing.history import ExperimentReader
+from trainkit.tune.storing.memory import MemoryReader, MemoryStore
 from trainkit.tune.storing.mirror import Mirror
 from trainkit.tune.storing.respace import restored_space
 from trainkit.tune.storing.restore import Restored, replay, restore_trials, tidy
@@ -43,7 +50,7 @@ from trainkit.tune.storing.storage import Address, describe_address, new_place, 
 from trainkit.tune.storing.store import ExperimentStore
 from trainkit.tune.suggestion.naming import Namer
 from trainkit.tune.suggestion.suggesting import TrialSource
-from trainkit.tune.trial import experiment_prefix, safe_name
+from trainkit.tune.trial import safe_name
 from trainkit.tune.values import holds_opaque
 
 logger = logging.getLogger("trainkit.tune")
@@ -61,6 +68,7 @@ class Experiment:
         facts: of the experiment that goes on.
         changes: how `space` differs from the one of before, in words.
         address: where the folder is copied to.
+        in_memory: nothing is kept in `folder` but what trials write themselves.
         clock: to read.
         not_before: the date up to which the experiment has run: dates go on from there, even where the
             clock was set back since, or is another machine's.
@@ -81,6 +89,7 @@ class Experiment:
         facts: Mapping[str, Any] | None = None,
         changes: Sequence[str] = (),
         address: Address | None = None,
+        in_memory: bool = False,
         clock: Clock = SYSTEM,
         not_before: float = 0.0,
     ) -> None:
@@ -92,7 +101,10 @@ class Experiment:
         self._resume = resume
         self._changes = tuple(changes)
         self._address = address
-        self._facts = dict(facts) if facts is not None else self._new_facts(clock)
+        self._in_memory = in_memory
+        self.ended_by: Ending | None = None
+        """What ended it early, once `fit` has returned or raised; None: nothing did."""
+        self._facts = dict(facts or new_facts(bound.name, space, tune, run, address, clock.now()))
         start, zero = max(clock.now(), not_before), clock.monotonic()
         # Dates as the wall clock gives them, yet never falling: what controller and deadlines need.
         self._now: Callable[[], float] = lambda: start + (clock.monotonic() - zero)
@@ -177,40 +189,46 @@ class Experiment:
             now=self._now,
             leave_s=self._plan.cleanup_s,
             reuse=self._tune.reuse_actors,
+            timed=self._plan.trial_timeout_s is not None,
         )
         mirror = None
         if self._address is not None:
             mirror = Mirror(self.folder, self._address, self._run.sync_config or SyncConfig())
             mirror.check(new=self._resume is None)
-        if self._resume is None:
-            store = ExperimentStore.create(self.folder, self._facts)
-        else:
-            store = ExperimentStore.open(self.folder)
+        store = self._open_store()
         with (
             contextlib.closing(store),
             mirror.running() if mirror is not None else contextlib.nullcontext(),
-            ExperimentReader(self.folder) as reader,
+            store.reader() as reader,
             Interrupts() as interrupts,
         ):
             controller = self._run_loop(ledger, executor, store, reader, interrupts, mirror)
+        self.ended_by = controller.ended_by
         if controller.ended_by is FAILED_TRIALS:
             raise TuneError(too_many_failed(controller.trials, str(self.folder)))
-        if controller.ended_by is not None and controller.ended_by.resumable:
+        if controller.ended_by is not None and controller.ended_by.resumable and not self._in_memory:
             # The console, or the user's reporter, has said why, unless there is none.
             why = "" if self._run.verbose else f"Ended early: {controller.ending}. "
             how = f"go on by Tuner.restore({str(self.folder)!r}, trainable).fit()"
             logger.warning("%sAll that was reported is kept; %s", why, how)
         if controller.error is not None:
             raise controller.error
-        grid = ResultGrid.load(
-            self.folder,
-            **self._goal,
-            errors=executor.errors,
-            configs={trial.trial_id: trial.config for trial in controller.trials},
-        )
+        grid: ResultGrid
+        if isinstance(store, MemoryStore):
+            grid = MemoryGrid(store, self.metric, self.mode, executor.errors)
+        else:
+            configs = {trial.trial_id: trial.config for trial in controller.trials}
+            grid = ResultGrid.load(self.folder, **self._goal, errors=executor.errors, configs=configs)
         if controller.ended_by is FAIL_FAST and self._run.failure_config.fail_fast == "raise":
             raise grid.errors[0]
         return grid
+
+    def _open_store(self) -> ExperimentStore | MemoryStore:
+        if self._in_memory:
+            return MemoryStore(self._facts)
+        if self._resume is None:
+            return ExperimentStore.create(self.folder, self._facts)
+        return ExperimentStore.open(self.folder)
 
     def results(self) -> ResultGrid:
         """What the experiment's file holds now, be it finished, running or interrupted.
@@ -231,13 +249,13 @@ class Experiment:
         self,
         ledger: Ledger,
         executor: Executor,
-        store: ExperimentStore,
-        reader: ExperimentReader,
+        store: ExperimentStore | MemoryStore,
+        reader: ExperimentReader | MemoryReader,
         interrupts: Interrupts,
         mirror: Mirror | None,
     ) -> Controller:
         restored = Restored([])
-        if self._resume is not None:
+        if self._resume is not None and isinstance(reader, ExperimentReader):
             restored = self._restore(self._resume, reader, store, ledger)
         source = TrialSource(
             self._proposals,
@@ -261,7 +279,7 @@ class Experiment:
             restored.trials,
             restored.with_metric,
             stop=self._stop,
-            spent_s=reader.spent_s() if self._resume is not None and self._run.stop is not None else 0.0,
+            spent_s=reader.spent_s() if self._run.stop is not None else 0.0,
             owed=restored.owed,
         )
         callbacks = [
@@ -285,7 +303,7 @@ class Experiment:
             **self._goal,
             time=self._now(),
             resources=ledger.existing,
-            past=lambda: [(by_id[trial_id], each) for trial_id, each in reader.past().items() if by_id],
+            past=lambda: [(by_id[trial_id], each) for trial_id, each in reader.past().items()],
         )
         # For who looks at it from outside: a searcher or scheduler may say what these are.
         store.set_fact("total_samples", self._searcher.total_samples)
@@ -310,7 +328,7 @@ class Experiment:
         return controller
 
     def _restore(
-        self, rule: ResumeRule, reader: ExperimentReader, store: ExperimentStore, ledger: Ledger
+        self, rule: ResumeRule, reader: ExperimentReader, store: ExperimentStore | MemoryStore, ledger: Ledger
     ) -> Restored:
         if self._facts["trainable"] != self._bound.name:
             logger.warning(
@@ -357,19 +375,6 @@ class Experiment:
         return restored
 
     # --- parts ------------------------------------------------------------------------------------
-
-    def _new_facts(self, clock: Clock) -> dict[str, Any]:
-        seed = self._tune.seed if self._tune.seed is not None else secrets.randbits(32)
-        return {
-            "created": clock.now(),
-            "trainable": self._bound.name,
-            "seed": seed,
-            "seed_given": self._tune.seed is not None,
-            "prefix": experiment_prefix(seed, self._bound.name),
-            "space": self._space.tree,
-            **describe_settings(self._tune, self._run),
-            **describe_address(self._address),
-        }
 
     def _take_parts(self, *, rehearsal: bool = False) -> None:
         self._searcher = parts.make_searcher(self._tune, self._space, self._seed, rehearsal=rehearsal)

@@ -16,6 +16,7 @@ from trainkit.tune.running import commands
 from trainkit.tune.running.commands import Inbox
 from trainkit.tune.running.executor import Executor
 from trainkit.tune.running.interrupts import Interrupts
+from trainkit.tune.storing.memory import MemoryStore
 from trainkit.tune.storing.store import ExperimentStore
 
 ESTIMATE_EVERY_S = 1.0
@@ -35,7 +36,7 @@ class ExperimentLoop:
         self,
         controller: Controller,
         executor: Executor,
-        store: ExperimentStore,
+        store: ExperimentStore | MemoryStore,
         hub: CallbackHub,
         inbox: Inbox,
         *,

@@ -5,18 +5,15 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Mapping
 from functools import cached_property
-from pathlib import Path
 
 from trainkit.tune.control import events as ev
-from trainkit.tune.outcome.reading import Reader, known_objectives
-from trainkit.tune.outcome.result import Result, result_of
-from trainkit.tune.outcome.results import ResultGrid
+from trainkit.tune.outcome.in_memory import MemoryGrid
 from trainkit.tune.simulation.log import line_of
 from trainkit.tune.storing.memory import MemoryStore
 
 
-class Simulation(ResultGrid):
-    """The results of a simulated experiment: all that a `ResultGrid` has, but for checkpoints and a folder.
+class Simulation(MemoryGrid):
+    """The results of a simulated experiment.
 
     Args:
         store: what holds the records.
@@ -39,23 +36,9 @@ class Simulation(ResultGrid):
         ended_s: float,
         errors: Mapping[tuple[str, int], BaseException],
     ) -> None:
-        self._store = store
+        super().__init__(store, metric, mode, errors)
         self.workers = workers
         self.ended_s = ended_s
-        objectives = known_objectives(store.reader().facts())
-        super().__init__(Path(), self._found(errors, metric, mode), metric, mode, objectives)
-
-    def _found(
-        self, errors: Mapping[tuple[str, int], BaseException], metric: str | None, mode: str | None
-    ) -> Iterator[Result]:
-        for trial in self._store.reader().trials():
-            trial.checkpoints.clear()  # marks, which are no files
-            yield result_of(trial, None, metric, mode, errors, self._store.reader)
-
-    @property
-    def experiment_path(self) -> str:
-        """A simulation has no folder."""
-        return "memory"
 
     @property
     def work(self) -> int:
@@ -86,6 +69,3 @@ class Simulation(ResultGrid):
             digest.update(line.encode())
             digest.update(b"\n")
         return digest.hexdigest()
-
-    def _reader(self) -> Reader:
-        return self._store.reader()

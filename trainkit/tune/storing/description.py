@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -13,6 +14,9 @@ from trainkit.tune.schedulers.consulted import Consulted
 from trainkit.tune.schedulers.create import described_scheduler
 from trainkit.tune.search.base import Searcher
 from trainkit.tune.search.create import describe_searcher, described_searcher
+from trainkit.tune.spaces.variants import Space
+from trainkit.tune.storing.storage import Address, describe_address
+from trainkit.tune.trial import experiment_prefix
 from trainkit.tune.values import holds_opaque
 
 _POLICIES: dict[str, Callable[..., Any]] = {
@@ -26,6 +30,32 @@ _MADE_AGAIN: dict[str, Callable[[Mapping[str, Any]], TrialScheduler | Searcher |
     "scheduler": described_scheduler,
     "search_alg": described_searcher,
 }
+
+
+def new_facts(
+    trainable: str, space: Space, tune: TuneConfig, run: RunConfig, address: Address | None, created: float
+) -> dict[str, Any]:
+    """Return what holds for the whole of a new experiment; one without a seed is given one.
+
+    Args:
+        trainable: its name.
+        space: the search space.
+        tune: what is searched for, and how.
+        run: where it is kept, when trials end.
+        address: where its folder is copied to.
+        created: the date, in seconds since 1970.
+    """
+    seed = tune.seed if tune.seed is not None else secrets.randbits(32)
+    return {
+        "created": created,
+        "trainable": trainable,
+        "seed": seed,
+        "seed_given": tune.seed is not None,
+        "prefix": experiment_prefix(seed, trainable),
+        "space": space.tree,
+        **describe_settings(tune, run),
+        **describe_address(address),
+    }
 
 
 def describe_settings(tune: TuneConfig, run: RunConfig) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from typing import Any, Self
 
 from trainkit.tune.control import events as ev
 from trainkit.tune.schedulers.pbt.lineage import Exchange
+from trainkit.tune.storing.past import PastResults
 from trainkit.tune.storing.spans import Span, outcome_of
 from trainkit.tune.trial import Attempt, Trial, TrialStatus
 
@@ -152,6 +153,14 @@ class MemoryReader:
                 )
             )
         return attempts
+
+    def past(self) -> dict[str, PastResults]:
+        """Nothing: what is kept in memory is not gone on with."""
+        return {}
+
+    def spent_s(self) -> float:
+        """0, for the same reason."""
+        return 0.0
 
     def times(self) -> dict[str, tuple[float | None, float | None]]:
         self._take()

@@ -13,6 +13,7 @@ from typing import Any, Self
 
 from trainkit.errors import ConfigError, StoreError
 from trainkit.tune.control import events as ev
+from trainkit.tune.storing.history import ExperimentReader
 from trainkit.tune.storing.ownership import Ownership
 from trainkit.tune.storing.schema import FILENAME, create_database, open_database
 from trainkit.tune.storing.usage import advice
@@ -141,6 +142,10 @@ class ExperimentStore:
             self._run("INSERT OR REPLACE INTO experiment VALUES (?, ?)", key, encode_config(value))
         except sqlite3.Error as error:
             raise StoreError(f"{self.folder / FILENAME} cannot be written: {error}") from error
+
+    def reader(self) -> ExperimentReader:
+        """What reads it, also while it is written to; close it."""
+        return ExperimentReader(self.folder)
 
     def close(self) -> None:
         """Fold the log into the file and let the experiment go."""

@@ -1,0 +1,68 @@
+"""What a fold came to, as the metrics that a trial reports, and back.
+
+{"test_scores": {"auc": .9}, "fit_time": .1, ...} of fold 2  <->  split2_test_auc = .9, split2_fit_time = .1
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+Outcome: TypeAlias = dict[str, Any]
+"""Of a fold, as scikit-learn has it: `test_scores` and perhaps `train_scores`, a number or a dict by scorer;
+`fit_time` and `score_time` in seconds, `n_test_samples`, and `fit_error`, a traceback or None."""
+
+SINGLE = "score"
+"""What a scorer without a name is called in `cv_results_`."""
+
+
+def metric_name(scorer: str = SINGLE) -> str:
+    """The reported metric that is the mean of a scorer's test scores over the folds done so far."""
+    return f"average_test_{scorer}"
+
+
+def report_of(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    """Return the metrics to report after the first `len(outcomes)` folds."""
+    report: dict[str, Any] = {}
+    tests: dict[str, list[float]] = {}
+    for split, outcome in enumerate(outcomes):
+        for scorer, score in _by_scorer(outcome["test_scores"]).items():
+            tests.setdefault(scorer, []).append(score)
+            report[f"split{split}_test_{scorer}"] = score
+        for scorer, score in _by_scorer(outcome.get("train_scores", {})).items():
+            report[f"split{split}_train_{scorer}"] = score
+        for key in ("fit_time", "score_time", "n_test_samples"):
+            report[f"split{split}_{key}"] = outcome[key]
+        if outcome["fit_error"] is not None:
+            report[f"split{split}_fit_error"] = outcome["fit_error"]
+    means = {metric_name(scorer): math.fsum(scores) / len(scores) for scorer, scores in tests.items()}
+    return means | report
+
+
+def outcomes_of(report: Mapping[str, Any], folds: int) -> list[Outcome | None]:
+    """Return what each fold came to, from the last report of a candidate; None: it was not done.
+
+    Args:
+        report: as `report_of` made it.
+        folds: how many there are.
+    """
+    return [_outcome_of(report, f"split{split}_") for split in range(folds)]
+
+
+def _outcome_of(report: Mapping[str, Any], prefix: str) -> Outcome | None:
+    if f"{prefix}fit_time" not in report:
+        return None
+    outcome: Outcome = {key: report[prefix + key] for key in ("fit_time", "score_time", "n_test_samples")} | {
+        "fit_error": report.get(f"{prefix}fit_error")
+    }
+    for kind in ("test_", "train_"):
+        start = prefix + kind
+        scores = {key.removeprefix(start): value for key, value in report.items() if key.startswith(start)}
+        if scores:
+            outcome[f"{kind}scores"] = scores[SINGLE] if set(scores) == {SINGLE} else scores
+    return outcome
+
+
+def _by_scorer(scores: Any) -> dict[str, float]:
+    return dict(scores) if isinstance(scores, Mapping) else {SINGLE: scores}

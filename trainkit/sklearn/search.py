@@ -1,0 +1,81 @@
+"""`TuneSearchCV`: candidates drawn from distributions, at random or by what was learned so far."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from sklearn.model_selection import ParameterSampler
+
+from trainkit.errors import ConfigError
+from trainkit.sklearn.base import TuneBaseSearchCV
+from trainkit.sklearn.candidates import CandidateList
+from trainkit.tune.search.base import Searcher
+
+
+class TuneSearchCV(TuneBaseSearchCV):
+    """scikit-learn's `RandomizedSearchCV`, whose candidates are trials of a tuner."""
+
+    def __init__(
+        self,
+        estimator: Any,
+        param_distributions: Any,
+        early_stopping: Any = None,
+        n_trials: int = 10,
+        scoring: Any = None,
+        n_jobs: int | None = None,
+        refit: Any = True,
+        cv: Any = None,
+        verbose: int = 0,
+        random_state: Any = None,
+        error_score: Any = math.nan,
+        return_train_score: bool = False,
+        local_dir: str | None = None,
+        name: str | None = None,
+        max_iters: int = 1,
+        search_optimization: Any = "random",
+        use_gpu: bool = False,
+        loggers: Any = None,
+        pipeline_auto_early_stop: bool = True,
+        stopper: Any = None,
+        time_budget_s: Any = None,
+        sk_n_jobs: int | None = None,
+        mode: str | None = None,
+        search_kwargs: Mapping[str, Any] | None = None,
+        n_iter: int | None = None,
+    ) -> None:
+        super().__init__(
+            estimator,
+            scoring=scoring,
+            n_jobs=n_jobs,
+            refit=refit,
+            cv=cv,
+            verbose=verbose,
+            error_score=error_score,
+            return_train_score=return_train_score,
+        )
+        self.param_distributions = param_distributions
+        self.early_stopping = early_stopping
+        self.n_trials = n_trials
+        self.random_state = random_state
+        self.local_dir = local_dir
+        self.name = name
+        self.max_iters = max_iters
+        self.search_optimization = search_optimization
+        self.use_gpu = use_gpu
+        self.loggers = loggers
+        self.pipeline_auto_early_stop = pipeline_auto_early_stop
+        self.stopper = stopper
+        self.time_budget_s = time_budget_s
+        self.sk_n_jobs = sk_n_jobs
+        self.mode = mode
+        self.search_kwargs = search_kwargs
+        self.n_iter = n_iter
+
+    def _searcher(self) -> Searcher:
+        if self.search_optimization != "random":
+            raise ConfigError(f"search_optimization={self.search_optimization!r} is not 'random'")
+        n_trials = self.n_trials if self.n_iter is None else self.n_iter
+        sampler = ParameterSampler(self.param_distributions, n_trials, random_state=self.random_state)
+        return CandidateList(list(sampler))
