@@ -1,4 +1,4 @@
-"""The package bayesian-optimization as a searcher: a Gaussian process over continuous parameters."""
+"""The package bayesian-optimization as a searcher: a Gaussian process over what lies between bounds."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from trainkit.errors import ConfigError, SpaceError
 from trainkit.tune.checks import checked_points, is_number, is_whole, require
 from trainkit.tune.optional import load
 from trainkit.tune.search.alternatives import alternatives, leaves_open
-from trainkit.tune.search.bayesopt.space import bounds, in_model, of_model, real_domains, space_of
+from trainkit.tune.search.bayesopt.space import bounds, in_model, of_model, searched_domains, space_of
 from trainkit.tune.search.modelled import ModelledSearcher
 from trainkit.tune.seeds import suggestion_generator, suggestion_words
 from trainkit.tune.spaces.variants import Space
@@ -29,8 +29,9 @@ _KINDS = ("ucb", "ei", "poi")
 class BayesOptSearch(ModelledSearcher):
     """Suggest configurations by the package bayesian-optimization.
 
-    Its model is a Gaussian process with a Matern 5/2 kernel. It searches real numbers only: `tune.uniform`,
-    and `tune.loguniform` in the logarithm. Suggestion n draws with a generator that is made from the seed and
+    Its model is a Gaussian process with a Matern 5/2 kernel, over real numbers: of a logarithmic domain the
+    logarithms, whole numbers and steps are rounded to, and of a choice each value has a coordinate, of which
+    the largest counts. Suggestion n draws with a generator that is made from the seed and
     n, from a model of all that is known then; trials that run count as the worst so far. NaN, infinite and
     failed results are left out. Trials that a scheduler has stopped or paused count by their last report.
 
@@ -94,7 +95,7 @@ class BayesOptSearch(ModelledSearcher):
         self._analysis = analysis
         self._precision = repeat_float_precision
         self._evaluated: list[tuple[dict[str, Any], float]] = []
-        self._to_run: list[tuple[dict[str, float], bool]] = []
+        self._to_run: list[tuple[dict[str, Any], bool]] = []
         self._known: dict[str, tuple[dict[str, float], float | None]] = {}
         """By trial: where it is, and what it came to, more being better; None: it runs; NaN: it failed."""
         self._number = 0
@@ -138,7 +139,7 @@ class BayesOptSearch(ModelledSearcher):
             "BayesOptSearch needs to know what to optimise: give metric and mode, in the TuneConfig or here",
         )
         self._searched = space if self._own is None else self._own
-        self._domains = real_domains(self._searched)
+        self._domains = searched_domains(self._searched)
         for point in self._points:
             opened = leaves_open(self._searched, self._searched.preset(point))
             self._to_run.append((self._searched.point(point), opened))
@@ -160,7 +161,11 @@ class BayesOptSearch(ModelledSearcher):
             values = self._searched.choices(config)
         except SpaceError:
             return None
-        return {name: in_model(self._domains[name], value) for name, value in values.items()}
+        return self._in_model(values)
+
+    def _in_model(self, values: Mapping[str, Any]) -> dict[str, float]:
+        places = (in_model(name, self._domains[name], value) for name, value in values.items())
+        return {coordinate: number for place in places for coordinate, number in place.items()}
 
     # --- suggestions ------------------------------------------------------------------------------
 
@@ -171,18 +176,31 @@ class BayesOptSearch(ModelledSearcher):
         # What the model suggests again it may do for ever: it has found the best, as far as it can see.
         for again in range(self._patience):
             redraw = rejected * self._patience + again
-            place = self._suggested(n, redraw) | {
-                name: in_model(self._domains[name], value) for name, value in fixed.items()
-            }
-            values = {name: of_model(domain, place[name]) for name, domain in self._domains.items()}
+            place = self._suggested(n, redraw) | self._in_model(fixed)
+            values = {name: of_model(name, domain, place) for name, domain in self._domains.items()}
             config = self._configuration({**values, **fixed}, n, redraw)
-            if not self._drawn or not self._skip_duplicate or not self._was_tried(place):
-                self._known[trial_id] = self._place(config) or place, None  # as a restore will find it
-                self._number += 1
-                return config
+            place = self._place(config) or place  # as a restore will find it
+            if self._drawn and self._skip_duplicate and self._was_tried(place):
+                if self._searched.cardinality() is None:
+                    continue
+                rest = self._untried(n, redraw)
+                if rest is None:
+                    break
+                config, place = rest
+            self._known[trial_id] = place, None
+            self._number += 1
+            return config
         return self.FINISHED
 
-    def _configuration(self, values: Mapping[str, float], n: int, redraw: int) -> dict[str, Any]:
+    def _untried(self, n: int, redraw: int) -> tuple[dict[str, Any], dict[str, float]] | None:
+        """One of the configurations that are left of finitely many, with its place; None: there is none."""
+        for config in alternatives(self._searched, suggestion_generator(self._random_state, n, redraw)):
+            place = self._place(config)
+            if place is not None and not self._was_tried(place):
+                return config, place
+        return None
+
+    def _configuration(self, values: Mapping[str, Any], n: int, redraw: int) -> dict[str, Any]:
         rng = suggestion_generator(self._random_state, n, redraw)
         return self._searched.walk(lambda name, domain: values[name], rng)
 
@@ -201,7 +219,11 @@ class BayesOptSearch(ModelledSearcher):
         }[kind]()
         model = module.BayesianOptimization(
             f=None,
-            pbounds={name: bounds(domain) for name, domain in self._domains.items()},
+            pbounds={
+                coordinate: each
+                for name, domain in self._domains.items()
+                for coordinate, each in bounds(name, domain).items()
+            },
             acquisition_function=acquisition,
             random_state=suggestion_words(self._random_state, n, redraw, 1)[0],
             verbose=self._verbose,
