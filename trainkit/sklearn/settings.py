@@ -10,7 +10,7 @@ from typing import Any
 from trainkit.errors import ConfigError
 from trainkit.sklearn.candidates import Search
 from trainkit.sklearn.cv_results import SINGLE, metric_name
-from trainkit.sklearn.stopping import AfterAllFolds
+from trainkit.sklearn.stop_rules import AfterAllFolds
 from trainkit.tune.callbacks.base import Callback
 from trainkit.tune.config import DEFAULT_LOGGERS, RunConfig, TuneConfig
 from trainkit.tune.optional import load
