@@ -38,8 +38,8 @@ os.environ["TRAINKIT_RUNTIME_DIR"] = _FOLDER.name
 os.environ["TRAINKIT_LOG_DIR"] = f"{_FOLDER.name}/logs"
 
 
-def eventually(condition: Callable[[], bool], seconds: float = 10.0) -> bool:
-    """Whether `condition` becomes true within `seconds`."""
+def eventually(condition: Callable[[], bool], seconds: float = 60.0) -> bool:
+    """Whether `condition` becomes true within `seconds`: as many as a busy machine may need."""
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:

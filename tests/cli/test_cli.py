@@ -58,7 +58,7 @@ def finish(program: Popen[str]) -> None:
 
 
 def ended(pids: list[int]) -> bool:
-    return eventually(lambda: not any(map(process.exists, pids)), 5)
+    return eventually(lambda: not any(map(process.exists, pids)))
 
 
 def test_nothing_runs(programs: Programs) -> None:

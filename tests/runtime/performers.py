@@ -28,7 +28,7 @@ class Threaded:
         self.order: list[int] = []
 
     def wait_for_event(self) -> bool:
-        return self.event.wait(20)
+        return self.event.wait(60)
 
     def set_event(self) -> None:
         self.event.set()
@@ -80,7 +80,7 @@ class Grouped:
 
     @trainkit.method(concurrency_group="slow")
     def wait_for_event(self) -> bool:
-        return self.event.wait(20)
+        return self.event.wait(60)
 
     @trainkit.method(concurrency_group="io")
     def set_event(self) -> str:

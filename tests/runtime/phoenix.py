@@ -87,6 +87,12 @@ class Borrower:
 
         return trainkit.get(self.actor.echo.remote(value), timeout=30)
 
+    def wait_for_it(self, seconds: float) -> None:
+        """Wait until the actor has slept so long."""
+        import trainkit
+
+        trainkit.get(self.actor.sleep.remote(seconds))
+
     def ask_pid(self) -> int:
         import trainkit
 

@@ -25,7 +25,7 @@ def phoenix(*args: Any, max_restarts: int = -1, **options: Any) -> Any:
 
 
 def pid_of(actor: Any) -> int:
-    return int(trainkit.get(actor.pid.remote(), timeout=20))
+    return int(trainkit.get(actor.pid.remote(), timeout=60))
 
 
 def kill(pid: int) -> None:

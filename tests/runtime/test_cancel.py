@@ -39,7 +39,7 @@ def touches(path: Path, _: Any = None) -> None:
 
 def assert_cancelled(ref: Any) -> None:
     with pytest.raises(TaskCancelledError):
-        trainkit.get(ref, timeout=20)
+        trainkit.get(ref, timeout=60)
 
 
 def test_a_running_task_is_interrupted_and_its_finally_runs(tmp_path: Path) -> None:
@@ -47,10 +47,10 @@ def test_a_running_task_is_interrupted_and_its_finally_runs(tmp_path: Path) -> N
     assert eventually((tmp_path / "begun").exists)
     trainkit.cancel(ref)
     with pytest.raises(TaskCancelledError, match=r"sleeps \(pid \d+\) was cancelled while it ran"):
-        trainkit.get(ref, timeout=20)
+        trainkit.get(ref, timeout=60)
     assert (tmp_path / "ended").exists()
     trainkit.cancel(ref)  # has no effect any more
-    assert trainkit.get(trainkit.remote(lambda: 1).remote(), timeout=20) == 1
+    assert trainkit.get(trainkit.remote(lambda: 1).remote(), timeout=60) == 1
 
 
 @pytest.mark.parametrize("function", [time.sleep, functools.partial(time.sleep)])
@@ -73,7 +73,7 @@ def test_a_task_in_the_queue_never_begins(tmp_path: Path) -> None:
         trainkit.get(queued, timeout=0)
     for holder in holders:
         trainkit.cancel(holder)
-    trainkit.get(other, timeout=20)
+    trainkit.get(other, timeout=60)
     assert not (tmp_path / "queued").exists()
 
 
@@ -133,7 +133,7 @@ def test_busy_code_that_calls_the_runtime_is_interrupted_cleanly(tmp_path: Path)
         assert eventually(mark.exists)
         trainkit.cancel(ref)
         assert_cancelled(ref)
-    assert trainkit.get([trainkit.remote(lambda x: x).remote(i) for i in range(20)], timeout=20) == list(
+    assert trainkit.get([trainkit.remote(lambda x: x).remote(i) for i in range(20)], timeout=60) == list(
         range(20)
     )
 
@@ -151,7 +151,7 @@ def test_force_ends_the_process_and_no_other_task(tmp_path: Path) -> None:
     assert trainkit.wait([ref], timeout=0.2)[0] == [], "it has its own handler"
     trainkit.cancel(ref, force=True)
     assert_cancelled(ref)
-    assert trainkit.get(trainkit.remote(lambda: 1).remote(), timeout=20) == 1
+    assert trainkit.get(trainkit.remote(lambda: 1).remote(), timeout=60) == 1
 
 
 def test_a_task_that_swallows_the_interrupt_keeps_its_result(tmp_path: Path) -> None:
@@ -167,7 +167,7 @@ def test_a_task_that_swallows_the_interrupt_keeps_its_result(tmp_path: Path) -> 
     ref = swallows.remote()
     assert eventually((tmp_path / "begun").exists)
     trainkit.cancel(ref)
-    assert trainkit.get(ref, timeout=20) == "cleaned up"
+    assert trainkit.get(ref, timeout=60) == "cleaned up"
 
 
 def test_queued_calls_of_an_actor_never_begin_and_running_ones_go_on(tmp_path: Path) -> None:
@@ -183,9 +183,9 @@ def test_queued_calls_of_an_actor_never_begin_and_running_ones_go_on(tmp_path: P
         trainkit.cancel(ref)
     for ref in (queued, *pair):
         with pytest.raises(TaskCancelledError, match=r"Stepper.mark \(pid \d+\) was cancelled"):
-            trainkit.get(ref, timeout=20)
+            trainkit.get(ref, timeout=60)
     assert trainkit.get(running) == 0.3
-    trainkit.get(last, timeout=20)
+    trainkit.get(last, timeout=60)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["begun", "last"]
 
 
@@ -196,19 +196,19 @@ def test_a_call_of_an_actor_that_waits_for_its_arguments_never_begins(tmp_path: 
     assert eventually((tmp_path / "begun").exists)
     trainkit.cancel(cancelled)
     assert_cancelled(cancelled)
-    trainkit.get(other, timeout=20)
+    trainkit.get(other, timeout=60)
     assert not (tmp_path / "one").exists()
 
 
 def test_calls_of_an_actor_that_has_not_started(tmp_path: Path) -> None:
     holder = trainkit.remote(num_cpus=SESSION_CPUS)(Stepper).remote()
-    trainkit.get(holder.sleep.remote(0), timeout=20)
+    trainkit.get(holder.sleep.remote(0), timeout=60)
     waiting = trainkit.remote(num_cpus=1)(Stepper).remote()
     cancelled, other = waiting.mark.remote(tmp_path / "one"), waiting.mark.remote(tmp_path / "two")
     trainkit.cancel(cancelled)
     del holder
     assert_cancelled(cancelled)
-    trainkit.get(other, timeout=20)
+    trainkit.get(other, timeout=60)
     assert not (tmp_path / "one").exists()
 
 
@@ -243,7 +243,7 @@ def test_calls_queued_for_threads_and_coroutines_never_begin() -> None:
     queued = actor.count.remote(1)
     trainkit.cancel(queued)
     moved = actor.set_event.options(concurrency_group="io").remote()
-    trainkit.get([*waiting, moved], timeout=20)
+    trainkit.get([*waiting, moved], timeout=60)
     assert_cancelled(queued)
     assert trainkit.get(actor.orders.remote()) == []
 
@@ -255,7 +255,7 @@ def test_a_cancelled_stream_closes_the_generator() -> None:
     trainkit.cancel(stream)
     *_, last = stream
     assert_cancelled(last)
-    assert trainkit.get(actor.what_closed.remote(), timeout=20) == ["stream"]
+    assert trainkit.get(actor.what_closed.remote(), timeout=60) == ["stream"]
 
 
 def test_a_cancelled_streaming_task(tmp_path: Path) -> None:
@@ -268,7 +268,7 @@ def test_a_cancelled_streaming_task(tmp_path: Path) -> None:
             (tmp_path / "closed").touch()
 
     stream = halting.remote()
-    trainkit.get(next(stream), timeout=20)
+    trainkit.get(next(stream), timeout=60)
     time.sleep(0.05)
     trainkit.cancel(stream)
     assert_cancelled(next(stream))
@@ -308,7 +308,7 @@ def test_what_can_not_be_cancelled() -> None:
         trainkit.cancel(refs[0])
 
     with pytest.raises(ConfigError, match="only the one that made the call"):
-        trainkit.get(cancels.remote([running]), timeout=20)
+        trainkit.get(cancels.remote([running]), timeout=60)
     assert trainkit.get(running) == 0.2
 
 
@@ -323,7 +323,7 @@ def test_a_signal_that_nobody_asked_for_has_no_effect(tmp_path: Path) -> None:
     ref = tells_its_pid.remote()
     assert eventually((tmp_path / "begun").exists)
     os.kill(int((tmp_path / "pid").read_text()), signal.SIGINT)
-    assert trainkit.get(ref, timeout=20) == "slept"
+    assert trainkit.get(ref, timeout=60) == "slept"
 
 
 def test_many_cancelled_in_a_row_leave_the_pool_working(tmp_path: Path) -> None:
@@ -335,7 +335,7 @@ def test_many_cancelled_in_a_row_leave_the_pool_working(tmp_path: Path) -> None:
             trainkit.cancel(ref)
         for ref in refs:
             assert_cancelled(ref)
-    assert trainkit.get([trainkit.remote(lambda x: x).remote(i) for i in range(50)], timeout=20) == list(
+    assert trainkit.get([trainkit.remote(lambda x: x).remote(i) for i in range(50)], timeout=60) == list(
         range(50)
     )
     assert eventually(lambda: trainkit.available_resources() == trainkit.cluster_resources())

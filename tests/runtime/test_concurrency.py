@@ -29,25 +29,25 @@ def looped(**options: Any) -> Any:
 def test_methods_run_at_once_in_threads() -> None:
     actor = threaded(max_concurrency=2)
     waiting = actor.wait_for_event.remote()
-    trainkit.get(actor.set_event.remote(), timeout=20)
-    assert trainkit.get(waiting, timeout=20) is True
+    trainkit.get(actor.set_event.remote(), timeout=60)
+    assert trainkit.get(waiting, timeout=60) is True
     assert trainkit.get(actor.where.remote()) == (True, False)
-    assert trainkit.get(actor.nested.remote(1), timeout=20) == 2
+    assert trainkit.get(actor.nested.remote(1), timeout=60) == 2
 
 
 def test_no_more_threads_than_asked_for_and_in_the_order_sent() -> None:
     actor = threaded(max_concurrency=3)
-    assert max(trainkit.get([actor.count.remote(i) for i in range(12)], timeout=20)) == 3
+    assert max(trainkit.get([actor.count.remote(i) for i in range(12)], timeout=60)) == 3
     single = threaded()
-    assert max(trainkit.get([single.count.remote(i) for i in range(5)], timeout=20)) == 1
+    assert max(trainkit.get([single.count.remote(i) for i in range(5)], timeout=60)) == 1
     assert trainkit.get(single.orders.remote()) == list(range(5))
 
 
 def test_a_group_goes_on_while_another_is_full() -> None:
     actor = trainkit.remote(concurrency_groups={"slow": 1, "io": 1})(Grouped).remote()
     waiting = [actor.wait_for_event.remote() for _ in range(3)]
-    assert trainkit.get(actor.set_event.remote(), timeout=20).startswith("trainkit-io")
-    assert trainkit.get(waiting, timeout=20) == [True] * 3
+    assert trainkit.get(actor.set_event.remote(), timeout=60).startswith("trainkit-io")
+    assert trainkit.get(waiting, timeout=60) == [True] * 3
     assert trainkit.get(actor.plain.remote()).startswith("trainkit-calls")
     moved = actor.plain.options(concurrency_group="io").remote()
     assert trainkit.get(moved).startswith("trainkit-io")
@@ -68,15 +68,15 @@ def test_an_exit_in_any_of_them_ends_the_actor(make: Any, how: str) -> None:
     reason = "ended itself by exit_actor" if how == "exit_actor" else "exit code 5"
     for ref in (actor.leave.remote(how), waiting):
         with pytest.raises(trainkit.errors.ActorDiedError, match=reason):
-            trainkit.get(ref, timeout=20)
+            trainkit.get(ref, timeout=60)
 
 
 def test_coroutines_run_at_once_on_one_loop() -> None:
     actor = looped()
     waiting = [actor.wait_for_event.remote() for _ in range(20)]
-    assert trainkit.get(actor.set_event.remote(), timeout=20) is True
-    assert trainkit.get(waiting, timeout=20) == [True] * 20
-    assert max(trainkit.get([actor.count.remote(i) for i in range(30)], timeout=20)) == 30
+    assert trainkit.get(actor.set_event.remote(), timeout=60) is True
+    assert trainkit.get(waiting, timeout=60) == [True] * 20
+    assert max(trainkit.get([actor.count.remote(i) for i in range(30)], timeout=60)) == 30
     assert trainkit.get(actor.orders.remote()) == list(range(30))
     with pytest.raises(LookupError, match="nothing here"):
         trainkit.get(actor.fail.remote())
@@ -84,15 +84,15 @@ def test_coroutines_run_at_once_on_one_loop() -> None:
 
 def test_no_more_coroutines_than_asked_for() -> None:
     actor = looped(max_concurrency=2)
-    assert max(trainkit.get([actor.count.remote(i) for i in range(10)], timeout=20)) == 2
+    assert max(trainkit.get([actor.count.remote(i) for i in range(10)], timeout=60)) == 2
 
 
 def test_a_coroutine_awaits_references_and_gets_arguments_that_are_pending() -> None:
     actor = looped()
-    assert trainkit.get(actor.nested.remote(3), timeout=20) == 8
+    assert trainkit.get(actor.nested.remote(3), timeout=60) == 8
     slow = trainkit.remote(Stepper).remote().sleep.remote(0.2)
     later, first = actor.same.remote(slow), actor.same.options(concurrency_group=None).remote(1)
-    assert trainkit.get([later, first], timeout=20) == [0.2, 1]
+    assert trainkit.get([later, first], timeout=60) == [0.2, 1]
 
 
 def test_a_driver_awaits_references() -> None:
@@ -181,4 +181,4 @@ def test_all_results_of_a_call_that_cannot_be_unpacked_fail() -> None:
     for actor in (trainkit.remote(Stepper).remote(), threaded(max_concurrency=2), looped()):
         for ref in actor.numbers.options(num_returns=3).remote(Unknown()):
             with pytest.raises(SerializationError, match="no_such_module"):
-                trainkit.get(ref, timeout=20)
+                trainkit.get(ref, timeout=60)

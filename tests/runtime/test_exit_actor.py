@@ -25,12 +25,12 @@ def test_the_call_and_those_behind_it_fail_with_the_reason() -> None:
     assert trainkit.get(before) == pid, "what it had answered arrives"
     for ref in refs:
         with pytest.raises(trainkit.errors.ActorDiedError, match=REASON) as caught:
-            trainkit.get(ref, timeout=20)
+            trainkit.get(ref, timeout=60)
         assert caught.value.pid == pid
     assert caught.value.exit_code == 0
     assert eventually(lambda: not psutil.pid_exists(pid))
     with pytest.raises(trainkit.errors.ActorDiedError, match=REASON):
-        trainkit.get(actor.pid.remote(), timeout=20)
+        trainkit.get(actor.pid.remote(), timeout=60)
 
 
 def test_it_ends_as_a_program_does(tmp_path: Path) -> None:
@@ -43,17 +43,17 @@ def test_it_is_never_made_anew() -> None:
     actor = trainkit.remote(max_restarts=-1)(Leaver).remote()
     actor.leave.remote()
     with pytest.raises(trainkit.errors.ActorDiedError, match=REASON):
-        trainkit.get(actor.pid.remote(), timeout=20)
+        trainkit.get(actor.pid.remote(), timeout=60)
 
 
 def test_in_the_constructor() -> None:
     with pytest.raises(trainkit.errors.ActorDiedError, match=REASON):
-        trainkit.get(trainkit.remote(Leaver).remote(at_once=True).pid.remote(), timeout=20)
+        trainkit.get(trainkit.remote(Leaver).remote(at_once=True).pid.remote(), timeout=60)
 
 
 def test_outside_an_actor_it_is_refused() -> None:
     with pytest.raises(trainkit.errors.ConfigError, match="outside an actor"):
         trainkit.exit_actor()
     with pytest.raises(trainkit.errors.ConfigError, match="outside an actor"):
-        trainkit.get(trainkit.remote(lambda: trainkit.exit_actor()).remote(), timeout=20)
+        trainkit.get(trainkit.remote(lambda: trainkit.exit_actor()).remote(), timeout=60)
     assert trainkit.get(trainkit.remote(os.getpid).remote()) != os.getpid()

@@ -207,7 +207,7 @@ def test_a_promise_of_a_dead_owner_says_so() -> None:
     (pending,) = trainkit.get(owner.look.remote(promise))
     trainkit.kill(owner)
     with pytest.raises((trainkit.errors.OwnerDiedError, trainkit.errors.ActorDiedError)):
-        trainkit.get(pending, timeout=10)
+        trainkit.get(pending, timeout=60)
 
 
 def test_nested_tasks_borrow_their_parents_cpu() -> None:
@@ -229,6 +229,8 @@ def test_tasks_run_at_once_but_no_more_than_fit(tmp_path: Path) -> None:
     def busy(name: str) -> int:
         (tmp_path / name).touch()
         together = 0
+        while together < 2 and name in "01":  # the first two have the CPUs to themselves
+            together = len(list(tmp_path.iterdir()))
         for _ in range(40):
             together = max(together, len(list(tmp_path.iterdir())))
             time.sleep(0.005)
@@ -241,47 +243,47 @@ def test_tasks_run_at_once_but_no_more_than_fit(tmp_path: Path) -> None:
 def test_an_idle_task_worker_gives_way() -> None:
     trainkit.get([trainkit.remote(lambda: time.sleep(0.01)).remote() for _ in range(8)])
     actor = probe(num_cpus=4)  # needs all that the idle workers were leased with
-    assert trainkit.get(actor.pid.remote(), timeout=10)
+    assert trainkit.get(actor.pid.remote(), timeout=60)
 
 
 def test_a_gang_gets_its_bundles_all_or_none() -> None:
     first = trainkit.placement_group([{"CPU": 1}] * 3)
-    assert first.wait(10)
+    assert first.wait(60)
     second = trainkit.placement_group([{"CPU": 1}] * 3)
     assert not second.wait(0.1)
     assert trainkit.available_resources()["CPU"] == 1, "it holds nothing while it waits"
     trainkit.remove_placement_group(first)
-    assert second.wait(10)
+    assert second.wait(60)
     trainkit.remove_placement_group(second)
 
 
 def test_small_requests_do_not_starve_a_gang() -> None:
     holder = trainkit.placement_group([{"CPU": 2}])
-    assert holder.wait(10)
+    assert holder.wait(60)
     gang = trainkit.placement_group([{"CPU": 4}])
     late = trainkit.remote(num_cpus=1)(Probe).remote()
     assert trainkit.wait([late.pid.remote()], timeout=0.3)[0] == [], "what comes later waits behind it"
     trainkit.remove_placement_group(holder)
-    assert gang.wait(10)
+    assert gang.wait(60)
     trainkit.remove_placement_group(gang)
-    assert trainkit.get(late.pid.remote(), timeout=10)
+    assert trainkit.get(late.pid.remote(), timeout=60)
 
 
 def test_an_actor_of_a_removed_group_says_so() -> None:
     group = trainkit.placement_group([{"CPU": 1}])
     actor = trainkit.remote(Probe).options(placement_group=group, num_cpus=1).remote()
-    assert trainkit.get(actor.pid.remote(), timeout=10)
+    assert trainkit.get(actor.pid.remote(), timeout=60)
     trainkit.remove_placement_group(group)
     with pytest.raises(trainkit.errors.ActorDiedError, match="placement group was removed"):
-        trainkit.get(actor.pid.remote(), timeout=10)
+        trainkit.get(actor.pid.remote(), timeout=60)
     with pytest.raises(trainkit.errors.ActorDiedError, match="placement group was removed"):
-        trainkit.get(trainkit.remote(Probe).options(placement_group=group).remote().pid.remote(), timeout=10)
+        trainkit.get(trainkit.remote(Probe).options(placement_group=group).remote().pid.remote(), timeout=60)
 
 
 def test_waiting_for_the_first_of_many() -> None:
     actors = [probe() for _ in range(3)]
-    refs = [actor.sleep.remote(seconds) for actor, seconds in zip(actors, (5, 0.05, 5), strict=True)]
-    ready, rest = trainkit.wait(refs, timeout=4)
+    refs = [actor.sleep.remote(seconds) for actor, seconds in zip(actors, (600, 0.05, 600), strict=True)]
+    ready, rest = trainkit.wait(refs, timeout=60)
     assert (ready, rest) == ([refs[1]], [refs[0], refs[2]])
     assert trainkit.wait(rest, timeout=0.01) == ([], rest)
     with pytest.raises(trainkit.errors.GetTimeoutError):
@@ -323,7 +325,7 @@ def test_answers_to_calls_arrive_though_the_last_handle_is_gone() -> None:
     actor = probe()
     refs = [actor.look.remote(bytes, 200_000) for _ in range(20)]
     del actor
-    assert [len(value) for value in trainkit.get(refs, timeout=20)] == [200_000] * 20
+    assert [len(value) for value in trainkit.get(refs, timeout=60)] == [200_000] * 20
 
 
 def test_an_actor_killed_before_its_start_never_starts(tmp_path: Path) -> None:
@@ -341,7 +343,7 @@ def test_an_actor_killed_before_its_start_never_starts(tmp_path: Path) -> None:
     trainkit.kill(queued)
     del holder
     with pytest.raises(trainkit.errors.ActorDiedError, match="killed before it was started"):
-        trainkit.get(ref, timeout=10)
+        trainkit.get(ref, timeout=60)
     assert not (tmp_path / "started").exists()
 
 
@@ -360,4 +362,4 @@ def test_a_look_without_waiting_lends_nothing() -> None:
         other = trainkit.remote(num_cpus=4)(lambda: 1).remote()
         return any(trainkit.wait([other], timeout=0)[0] for _ in range(200))
 
-    assert trainkit.get(polls.remote(), timeout=20) is False
+    assert trainkit.get(polls.remote(), timeout=60) is False

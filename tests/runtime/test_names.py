@@ -162,7 +162,7 @@ def test_one_that_still_waits_for_its_process_is_found() -> None:
     answer = found.same.remote(5)
     assert trainkit.wait([answer], timeout=0.1)[0] == []
     trainkit.kill(holder)
-    assert trainkit.get(answer, timeout=20) == 5
+    assert trainkit.get(answer, timeout=60) == 5
     assert trainkit.get(made.same.remote(6)) == 6
 
 
@@ -258,7 +258,7 @@ def test_names_of_an_enum() -> None:
     found = trainkit.get_actor("chief", namespace="chief")
     assert trainkit.get(found.pid.remote()) == trainkit.get(made.pid.remote())
     group = trainkit.placement_group([{"CPU": 1}], name=Called.CHIEF)
-    assert group.wait(10)
+    assert group.wait(60)
     assert trainkit.get_placement_group("chief").id == group.id
     trainkit.remove_placement_group(group)
 

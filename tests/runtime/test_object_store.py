@@ -272,7 +272,7 @@ def test_an_error_that_does_not_fit_arrives_all_the_same(
     actor = trainkit.remote(kind).options(max_concurrency=threads).remote()
     pid = trainkit.get(actor.pid.remote())
     with pytest.raises(ValueError) as raised:
-        trainkit.get(actor.raise_block.remote(2), timeout=20)
+        trainkit.get(actor.raise_block.remote(2), timeout=60)
     assert raised.value.args[0].nbytes == 2 * MIB
     assert trainkit.get(actor.pid.remote()) == pid
     assert trainkit.get(held)[0] == 1
@@ -288,5 +288,5 @@ def test_an_answer_without_descriptors_left_is_an_error(
     given = [hoarder()] if what == "handle" else [[trainkit.put(block(1))]]
     trainkit.get(actor.kept_as_given.remote(*given))
     with pytest.raises((ObjectLostError, ObjectStoreFullError), match="descriptor"):
-        trainkit.get(actor.give_without_descriptors.remote(), timeout=20)
-    assert trainkit.get(actor.give_with_descriptors.remote(), timeout=20) == 1
+        trainkit.get(actor.give_without_descriptors.remote(), timeout=60)
+    assert trainkit.get(actor.give_with_descriptors.remote(), timeout=60) == 1

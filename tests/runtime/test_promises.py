@@ -56,7 +56,7 @@ def test_1_3_descendants_end_with_their_worker() -> None:
     assert alive(family) == family
     with pytest.raises(ActorDiedError):
         trainkit.get(actor.kill_itself.remote(signal.SIGKILL))
-    assert eventually(lambda: not alive(family), 5)
+    assert eventually(lambda: not alive(family))
 
 
 def test_1_3_descendants_end_with_the_driver(tmp_path: Path) -> None:
@@ -82,7 +82,7 @@ time.sleep(60)
         everyone = [*family, *(child.pid for child in psutil.Process(driver.pid).children(recursive=True))]
         assert len(alive(family)) == 6
         driver.kill()
-        assert eventually(lambda: not alive(everyone), 5)
+        assert eventually(lambda: not alive(everyone))
 
 
 def test_1_4_an_impossible_request_is_refused_at_once() -> None:

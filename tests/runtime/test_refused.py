@@ -46,7 +46,7 @@ def test_a_node_without_descriptors_starts_nothing_and_loses_nothing(options: di
         resource.prlimit(node, resource.RLIMIT_NOFILE, (held + spare, limits[1]))
         actor = make.remote()
         try:
-            trainkit.get(actor.pid.remote(), timeout=20)
+            trainkit.get(actor.pid.remote(), timeout=60)
             started += 1
         except ActorDiedError as error:
             assert "Too many open files" in str(error)
@@ -62,13 +62,13 @@ def test_a_node_without_descriptors_starts_nothing_and_loses_nothing(options: di
 @pytest.mark.parametrize("lifetime", [None, "detached"])
 def test_a_named_actor_that_is_refused_says_so_when_it_is_called(lifetime: str | None) -> None:
     group = trainkit.placement_group([{"CPU": 1}])
-    assert group.wait(10)
+    assert group.wait(60)
     trainkit.remove_placement_group(group)
     options: dict[str, Any] = {"name": "late", "lifetime": lifetime, "placement_group": group, "num_cpus": 1}
     for _ in range(2):
         actor = trainkit.remote(Victim).options(**options).remote()
         with pytest.raises(ActorDiedError, match="its placement group was removed"):
-            trainkit.get(actor.pid.remote(), timeout=20)
+            trainkit.get(actor.pid.remote(), timeout=60)
 
 
 def test_an_actor_whose_node_has_no_descriptors_left_ends_alone() -> None:
@@ -92,7 +92,7 @@ def test_an_actor_whose_node_has_no_descriptors_left_ends_alone() -> None:
         resource.prlimit(node, resource.RLIMIT_NOFILE, (descriptors(node) + spare, limits[1]))
         try:
             os.kill(pid, signal.SIGKILL)
-            outcomes.add(trainkit.get(actor.pid.remote(), timeout=20) != pid)
+            outcomes.add(trainkit.get(actor.pid.remote(), timeout=60) != pid)
         except ActorDiedError as error:
             assert "could not be made anew" in str(error)
             outcomes.add(False)

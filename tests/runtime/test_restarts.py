@@ -25,7 +25,7 @@ def session() -> Iterator[None]:
     trainkit.init(num_cpus=4)
     yield
     trainkit.shutdown()
-    assert eventually(lambda: not set(session_processes()) - before, 5)
+    assert eventually(lambda: not set(session_processes()) - before)
 
 
 def test_it_is_made_anew_with_the_same_arguments_and_fresh_state() -> None:
@@ -37,13 +37,13 @@ def test_it_is_made_anew_with_the_same_arguments_and_fresh_state() -> None:
     other = trainkit.remote(Phoenix).remote()
     array = np.arange(1_000_000)
     actor = phoenix(None, array, np.arange(10), trainkit.put("kept"), slow.remote(), [trainkit.put(5)], other)
-    assert trainkit.get([actor.add.remote(1), actor.add.remote(1)], timeout=20) == [1, 2]
+    assert trainkit.get([actor.add.remote(1), actor.add.remote(1)], timeout=60) == [1, 2]
     for _ in range(2):
         old = pid_of(actor)
         kill(old)
         assert stable_pid_after(actor, old) != old
-        assert trainkit.get(actor.add.remote(1), timeout=20) == 1
-        given = trainkit.get(actor.what_was_given.remote(), timeout=20)
+        assert trainkit.get(actor.add.remote(1), timeout=60) == 1
+        given = trainkit.get(actor.what_was_given.remote(), timeout=60)
         np.testing.assert_array_equal(given[0], array)
         np.testing.assert_array_equal(given[1], np.arange(10))
         assert given[2:4] == ("kept", "came later")
@@ -67,35 +67,35 @@ def test_what_a_constructor_waits_for_may_come_after_a_restart(tmp_path: Path) -
     waiting = phoenix(None, value.remote())
     answer = waiting.what_was_given.remote()
     gate.touch()
-    assert trainkit.get(trainkit.get(actor.what_was_given.remote(), timeout=20)[0][0]).sum() == 1_000_000
-    assert trainkit.get(answer, timeout=20)[0].sum() == 1_000_000
+    assert trainkit.get(trainkit.get(actor.what_was_given.remote(), timeout=60)[0][0]).sum() == 1_000_000
+    assert trainkit.get(answer, timeout=60)[0].sum() == 1_000_000
     old = pid_of(waiting)
     kill(old)
     stable_pid_after(waiting, old)
-    assert trainkit.get(waiting.what_was_given.remote(), timeout=20)[0].sum() == 1_000_000
+    assert trainkit.get(waiting.what_was_given.remote(), timeout=60)[0].sum() == 1_000_000
 
 
 def test_a_borrower_survives_a_restart() -> None:
     actor = phoenix(max_task_retries=-1)
     old = pid_of(actor)
     borrower = trainkit.remote(Borrower).remote(actor)
-    assert trainkit.get(borrower.ask.remote(1), timeout=20) == 1
+    assert trainkit.get(borrower.ask.remote(1), timeout=60) == 1
     kill(old)
-    assert trainkit.get(borrower.ask.remote(2), timeout=20) == 2
-    new = trainkit.get(borrower.ask_pid.remote(), timeout=20)
+    assert trainkit.get(borrower.ask.remote(2), timeout=60) == 2
+    new = trainkit.get(borrower.ask_pid.remote(), timeout=60)
     assert new == pid_of(actor) != old
 
 
 def test_a_borrower_keeps_it_when_its_owner_lets_go(tmp_path: Path) -> None:
     actor = phoenix(tmp_path / "log")
     borrower = trainkit.remote(Borrower).remote(actor)
-    old = trainkit.get(borrower.ask_pid.remote(), timeout=20)
+    old = trainkit.get(borrower.ask_pid.remote(), timeout=60)
     del actor
     kill(old)
     assert eventually(lambda: len(born(tmp_path / "log")) == 2)
     time.sleep(2.5)  # longer than those who were connected are waited for
-    assert trainkit.get(borrower.ask_pid.remote(), timeout=20) == born(tmp_path / "log")[1]
-    trainkit.get(borrower.drop.remote(), timeout=20)
+    assert trainkit.get(borrower.ask_pid.remote(), timeout=60) == born(tmp_path / "log")[1]
+    trainkit.get(borrower.drop.remote(), timeout=60)
     assert eventually(lambda: not alive(born(tmp_path / "log")[1]))
 
 
@@ -103,10 +103,10 @@ def test_a_handle_sent_while_it_is_made_anew_works(tmp_path: Path) -> None:
     actor = phoenix(max_task_retries=-1)
     old = pid_of(actor)
     borrower = trainkit.remote(Borrower).remote()
-    trainkit.get(borrower.drop.remote(), timeout=20)
+    trainkit.get(borrower.drop.remote(), timeout=60)
     kill(old)
-    trainkit.get(borrower.take.remote(actor), timeout=20)
-    assert trainkit.get(borrower.ask.remote("x"), timeout=20) == "x"
+    trainkit.get(borrower.take.remote(actor), timeout=60)
+    assert trainkit.get(borrower.ask.remote("x"), timeout=60) == "x"
 
 
 def test_a_constructor_that_raises_when_it_is_made_anew(tmp_path: Path) -> None:
@@ -133,12 +133,12 @@ def test_what_it_lent_while_it_waited_is_held_again() -> None:
     slow = trainkit.remote(Phoenix).remote()
     actor = trainkit.remote(max_restarts=1, num_cpus=1)(Borrower).remote(slow)
     old = pid_of(actor)
-    slow.sleep.remote(600)
-    asking = actor.ask.remote(1)
+    # Its own call, and no other one's: what two callers send to an actor comes there in any order.
+    asking = actor.wait_for_it.remote(600)
     assert eventually(lambda: trainkit.available_resources()["CPU"] == 4)
     kill(old)
     with pytest.raises(ActorDiedError, match="being made anew"):
-        trainkit.get(asking, timeout=10)
+        trainkit.get(asking, timeout=60)
     assert trainkit.available_resources()["CPU"] == 3
     assert stable_pid_after(actor, old) != old
     trainkit.kill(actor)
@@ -166,7 +166,7 @@ def test_what_it_was_given_stays_within_its_reach(tmp_path: Path) -> None:
     old = pid_of(outer)
     kill(old)
     stable_pid_after(outer, old)
-    (given,) = trainkit.get(outer.what_was_given.remote(), timeout=20)
+    (given,) = trainkit.get(outer.what_was_given.remote(), timeout=60)
     assert pid_of(given) == born(tmp_path / "log")[1]
     del given, outer
     assert eventually(lambda: not any(map(alive, born(tmp_path / "log"))))
@@ -175,10 +175,10 @@ def test_what_it_was_given_stays_within_its_reach(tmp_path: Path) -> None:
 def test_an_owner_that_is_stopped_keeps_it(tmp_path: Path) -> None:
     log = tmp_path / "log"
     owner = trainkit.remote(Borrower).remote()
-    owned, pid = trainkit.get(owner.start.remote(log), timeout=20), pid_of(owner)
+    owned, pid = trainkit.get(owner.start.remote(log), timeout=60), pid_of(owner)
     os.kill(pid, signal.SIGSTOP)
     kill(owned)
     assert eventually(lambda: len(born(log)) == 2)
     time.sleep(2.5)  # longer than those who were connected are waited for
     os.kill(pid, signal.SIGCONT)
-    assert trainkit.get(owner.ask_pid.remote(), timeout=20) == born(log)[1]
+    assert trainkit.get(owner.ask_pid.remote(), timeout=60) == born(log)[1]

@@ -25,7 +25,7 @@ def session() -> Iterator[None]:
     trainkit.init(num_cpus=4)
     yield
     trainkit.shutdown()
-    assert eventually(lambda: not set(session_processes()) - before, 5)
+    assert eventually(lambda: not set(session_processes()) - before)
 
 
 def test_calls_in_flight_fail_and_say_that_it_is_made_anew() -> None:
@@ -37,7 +37,7 @@ def test_calls_in_flight_fail_and_say_that_it_is_made_anew() -> None:
         with pytest.raises(
             ActorDiedError, match=rf"pid {old}\) was killed by SIGKILL.*being made anew"
         ) as caught:
-            trainkit.get(ref, timeout=10)
+            trainkit.get(ref, timeout=60)
         assert (caught.value.pid, caught.value.exit_code) == (old, -signal.SIGKILL)
     assert pid_of(actor) != old
 
@@ -46,7 +46,7 @@ def test_calls_are_made_again_in_their_order(tmp_path: Path) -> None:
     log = tmp_path / "log"
     actor = phoenix(log, max_task_retries=2)
     refs = [actor.run.remote("a"), actor.run.remote("b", 2), actor.run.remote("c"), actor.run.remote("d")]
-    assert trainkit.get(refs, timeout=20) == ["a", "b", "c", "d"]
+    assert trainkit.get(refs, timeout=60) == ["a", "b", "c", "d"]
     lines = [line for line in log.read_text().splitlines() if not line.startswith("born")]
     assert lines == ["a", "b", "b", "b", "c", "d"]
     assert len(born(log)) == 3
@@ -56,9 +56,9 @@ def test_retries_are_counted(tmp_path: Path) -> None:
     log = tmp_path / "log"
     actor = phoenix(log, max_task_retries=2)
     with pytest.raises(ActorDiedError, match="being made anew"):
-        trainkit.get(actor.run.remote("x", 99), timeout=20)
+        trainkit.get(actor.run.remote("x", 99), timeout=60)
     assert log.read_text().split("\n").count("x") == 3
-    assert trainkit.get(actor.run.remote("y"), timeout=20) == "y"
+    assert trainkit.get(actor.run.remote("y"), timeout=60) == "y"
 
 
 def test_a_method_may_ask_for_other_retries(tmp_path: Path) -> None:
@@ -67,8 +67,8 @@ def test_a_method_may_ask_for_other_retries(tmp_path: Path) -> None:
     never = actor.run.options(max_task_retries=0)
     always = actor.run.options(max_task_retries=-1)
     with pytest.raises(ActorDiedError, match="being made anew"):
-        trainkit.get(never.remote("never", 1), timeout=20)
-    assert trainkit.get(always.remote("always", 4), timeout=20) == "always"
+        trainkit.get(never.remote("never", 1), timeout=60)
+    assert trainkit.get(always.remote("always", 4), timeout=60) == "always"
     counts = [log.read_text().split("\n").count(name) for name in ("never", "always")]
     assert counts == [1, 5]
 
@@ -78,7 +78,7 @@ def test_a_call_that_nobody_waits_for_is_made_again(tmp_path: Path) -> None:
     actor = phoenix(log, max_task_retries=-1)
     actor.run.remote("forgotten", 2)
     assert eventually(lambda: log.exists() and log.read_text().split("\n").count("forgotten") == 3)
-    assert trainkit.get(actor.run.remote("after"), timeout=20) == "after"
+    assert trainkit.get(actor.run.remote("after"), timeout=60) == "after"
 
 
 def test_calls_whose_handle_is_gone_are_made_again(tmp_path: Path) -> None:
@@ -86,7 +86,7 @@ def test_calls_whose_handle_is_gone_are_made_again(tmp_path: Path) -> None:
     actor = phoenix(log, max_task_retries=1)
     ref = actor.run.remote("last", 1)
     del actor
-    assert trainkit.get(ref, timeout=20) == "last"
+    assert trainkit.get(ref, timeout=60) == "last"
     assert eventually(lambda: not any(map(alive, born(log))))
 
 
@@ -98,7 +98,7 @@ def test_large_arguments_are_sent_again() -> None:
     refs = [actor.echo.remote(small), actor.echo.remote(large)]
     small[:] = 0  # what was sent was sent
     kill(old)
-    first, second = trainkit.get(refs, timeout=20)
+    first, second = trainkit.get(refs, timeout=60)
     np.testing.assert_array_equal(first, np.arange(100))
     assert second.sum() == 1_000_000
 
@@ -130,7 +130,7 @@ def test_many_deaths_under_load() -> None:
         for _ in range(20):
             before = list(answered)
             kill(pid_of(actor))
-            assert eventually(lambda seen=before: all(a > b for a, b in zip(answered, seen, strict=True)), 30)
+            assert eventually(lambda seen=before: all(a > b for a, b in zip(answered, seen, strict=True)))
     finally:
         stop.set()
         for thread in threads:
@@ -145,7 +145,7 @@ def test_the_nodes_death_is_told() -> None:
     waiting = actor.sleep.remote(60)
     kill(next(child.pid for child in psutil.Process().children() if child.name() == "trainkit-node"))
     with pytest.raises(NodeDiedError):
-        trainkit.get(waiting, timeout=10)
+        trainkit.get(waiting, timeout=60)
     with pytest.raises(NodeDiedError):
         pid_of(actor)
 

@@ -88,7 +88,7 @@ def test_an_actor_waits_lives_and_dies_in_the_list() -> None:
     assert (living["pid"], living["resources"], living["death_cause"]) == (pid, {"CPU": 4}, None)
     assert living["namespace"] == "default"
     os.kill(pid, signal.SIGKILL)
-    second = trainkit.get(ref, timeout=10)
+    second = trainkit.get(ref, timeout=60)
     (living,) = actors("ALIVE")
     assert (living["actor_id"], living["pid"]) == (row["actor_id"], second)
     dead = actors("DEAD")[before:]
@@ -106,7 +106,7 @@ def test_an_actor_that_never_started_is_among_the_dead() -> None:
     ref = queued.pid.remote()
     trainkit.kill(queued)
     with pytest.raises(ActorDiedError, match="killed before it was started"):
-        trainkit.get(ref, timeout=10)
+        trainkit.get(ref, timeout=60)
     row = actors("DEAD")[-1]
     assert (row["pid"], row["death_cause"]) == (None, "Victim was ended: it was killed before it was started")
 
@@ -125,7 +125,7 @@ def test_tasks_that_run_and_tasks_that_wait(tmp_path: Path) -> None:
         assert (row["owner_pid"], row["resources"]) == (os.getpid(), {"CPU": 1})
         assert (row["pid"] is None) == (row["state"] == "PENDING")
     (tmp_path / "go").touch()
-    trainkit.get(refs, timeout=20)
+    trainkit.get(refs, timeout=60)
     assert eventually(lambda: trainkit.list_tasks() == [])
 
 
@@ -134,7 +134,7 @@ def test_a_reused_process_shows_the_name_of_what_it_runs_now(tmp_path: Path) -> 
     ref = trainkit.remote(until(tmp_path / "go")).options(name="now").remote()
     assert eventually(lambda: [row["name"] for row in trainkit.list_tasks()] == ["now"])
     (tmp_path / "go").touch()
-    trainkit.get(ref, timeout=10)
+    trainkit.get(ref, timeout=60)
 
 
 def test_tasks_of_a_worker_are_listed_with_their_owner(tmp_path: Path) -> None:
@@ -149,7 +149,7 @@ def test_tasks_of_a_worker_are_listed_with_their_owner(tmp_path: Path) -> None:
     assert rows["inner"]["owner_pid"] == rows["outer"]["pid"]
     assert rows["outer"]["owner_pid"] == os.getpid()
     (tmp_path / "go").touch()
-    trainkit.get(ref, timeout=10)
+    trainkit.get(ref, timeout=60)
 
 
 def test_objects_are_listed_with_who_holds_them() -> None:
@@ -177,7 +177,7 @@ def test_a_group_that_waits_is_pending() -> None:
     (row,) = trainkit.list_placement_groups()
     assert (row["state"], row["name"], row["strategy"]) == ("PENDING", "big", "SPREAD")
     del holder
-    assert group.wait(10)
+    assert group.wait(60)
     assert trainkit.list_placement_groups()[0]["state"] == "CREATED"
     trainkit.remove_placement_group(group)
 
@@ -206,7 +206,7 @@ def test_why_something_is_pending() -> None:
     (row,) = [row for row in actors("PENDING") if row["actor_id"] == second["id"]]
     assert row["class_name"] == "Victim"
     del holder
-    assert trainkit.get([member.same.remote(1)], timeout=10) == [1]
+    assert trainkit.get([member.same.remote(1)], timeout=60) == [1]
     (left,) = requests()
     assert left["reasons"] == ["1 CPU missing: 0 CPU of 4 CPU free; held by a group of 2 bundles: 4 CPU"]
     crowded = victim(num_cpus=2, label="crowded", placement_group=gang, placement_group_bundle_index=0)
@@ -217,7 +217,7 @@ def test_why_something_is_pending() -> None:
     )
     del crowded
     trainkit.remove_placement_group(gang)
-    assert trainkit.get(late.same.remote(2), timeout=10) == 2
+    assert trainkit.get(late.same.remote(2), timeout=60) == 2
 
 
 def test_only_the_last_dead_are_remembered() -> None:

@@ -124,7 +124,7 @@ def test_after_ten_seconds_the_wait_is_explained(capfd: pytest.CaptureFixture[st
         pid = trainkit.get(holder.pid.remote())
         group = trainkit.placement_group([{"CPU": 1}] * 2, name="gang")
         crowd = [trainkit.remote(Victim).options(num_cpus=1, label="late").remote() for _ in range(20)]
-        assert eventually(lambda: says("so have 18 more"), 30)
+        assert eventually(lambda: says("so have 18 more"))
         held = re.escape(f"2 CPU missing: 0 CPU of 2 CPU free; held by holder (pid {pid}): 2 CPU")
         assert re.search(
             rf"trainkit: a group 'gang' of 2 bundles has been waiting \d+ s for 2 CPU: {held}\n", said

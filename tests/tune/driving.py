@@ -224,7 +224,7 @@ class Garage:
 
     def close(self) -> None:
         self._process.stdin.close()
-        self._process.wait(10)
+        self._process.wait(60)
         self._process.stdout.close()
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from trainkit import tune
 from trainkit.tune.domains import Domain
 from trainkit.tune.search.bayesopt import BayesOptSearch
-from trainkit.tune.search.bayesopt.space import bounds, in_model, of_model
+from trainkit.tune.search.bayesopt.space import code_of
 
 pytestmark = pytest.mark.usefixtures("inline")
 
@@ -33,21 +33,20 @@ DOMAINS: list[Domain] = [
 
 @given(st.sampled_from(DOMAINS), st.integers(0, 2**32))
 def test_a_value_has_a_place_and_a_place_its_value(domain: Domain, seed: int) -> None:
+    code = code_of("x", domain)
     value = domain.draw(np.random.default_rng(seed))
-    place = in_model("x", domain, value)
-    limits = bounds("x", domain)
-    assert place.keys() == limits.keys()
-    assert all(low <= place[name] <= high for name, (low, high) in limits.items())
-    again = of_model("x", domain, place)
+    place = code.encode(value)
+    assert place.keys() == code.bounds.keys()
+    assert all(low <= place[name] <= high for name, (low, high) in code.bounds.items())
+    again = code.decode(place)
     assert again == value or math.isclose(again, value, rel_tol=1e-9)
 
 
 @given(st.sampled_from(DOMAINS), st.data())
 def test_every_place_within_the_bounds_is_a_value(domain: Domain, data: Any) -> None:
-    place = {
-        name: data.draw(st.floats(low, high), label=name) for name, (low, high) in bounds("x", domain).items()
-    }
-    assert domain.contains(of_model("x", domain, place))
+    code = code_of("x", domain)
+    place = {name: data.draw(st.floats(low, high), label=name) for name, (low, high) in code.bounds.items()}
+    assert domain.contains(code.decode(place))
 
 
 @pytest.mark.parametrize("size", [2, 5])

@@ -81,7 +81,7 @@ def reports(folder: Path) -> int:
 def test_one_of_four_trials_is_stopped_from_another_shell(driver, tmp_path, capsys):  # rows 1.32 and 2.11
     process = driver(0, 1, 2, 3)
     folder = tmp_path / "e"
-    assert eventually(lambda: reports(folder) >= 1, 30)
+    assert eventually(lambda: reports(folder) >= 1)
     assert owner_of(folder) == process.pid
     assert main(["show", str(folder)]) == 0
     assert f"{folder}: runs in process {process.pid}" in capsys.readouterr().out
@@ -106,7 +106,7 @@ def test_one_of_four_trials_is_stopped_from_another_shell(driver, tmp_path, caps
 def test_an_experiment_is_stopped_as_by_ctrl_c(driver, tmp_path, capsys):
     process = driver(1)
     folder = tmp_path / "e"
-    assert eventually(lambda: reports(folder) >= 1, 30)
+    assert eventually(lambda: reports(folder) >= 1)
     assert main(["stop", str(folder), "none"]) == 1
     assert "no trial has an id" in capsys.readouterr().err
     assert main(["stop", str(folder)]) == 0

@@ -150,7 +150,7 @@ def test_a_killed_driver_leaves_nobody_and_is_gone_on_with(driver):
     family = psutil.Process(process.pid).children(recursive=True)
     process.kill()
     process.communicate()
-    assert eventually(lambda: not any(child.is_running() for child in family), 5), family
+    assert eventually(lambda: not any(child.is_running() for child in family)), family
     before = killed.acknowledged()
     with ExperimentReader(killed.experiment) as reader:
         assert sum(len(results) for _, results in reader.histories()) >= before
@@ -165,10 +165,10 @@ def test_killed_at_random_it_ends_as_if_undisturbed(driver, tmp_path, seed):
     """One trial at a time: the same suggestions, decisions and reasons, whenever it was killed."""
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
-    undisturbed = Driver(tmp_path / "a", at_once=1, pause=0.001, samples=6)
+    undisturbed = Driver(tmp_path / "a", at_once=1, pause=0.01, samples=6)
     expected = undisturbed.finish()
     rng = random.Random(seed)
-    disturbed = Driver(tmp_path / "b", at_once=1, pause=0.001, samples=6)
+    disturbed = Driver(tmp_path / "b", at_once=1, pause=0.01, samples=6)
     kills = 0
     for _ in range(2):
         process = disturbed.start()
@@ -188,7 +188,7 @@ def test_ctrl_c_once_ends_in_order_and_says_how_to_go_on(driver):
     process = interrupted.start()
     assert eventually(lambda: interrupted.acknowledged() >= 5)
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=20)
+    out, err = process.communicate(timeout=60)
     assert process.returncode == 0, err
     assert "Tuner.restore" in err
     assert str(interrupted.experiment) in err
@@ -201,31 +201,33 @@ def test_ctrl_c_once_ends_in_order_and_says_how_to_go_on(driver):
 
 
 def test_an_interrupted_experiment_is_gone_on_with(driver):
-    interrupted = driver(steps=9, samples=6, pause=0.02)
+    interrupted = driver(steps=9, samples=6, pause=0.1)  # it is not over before it is interrupted
     process = interrupted.start()
-    assert eventually(lambda: interrupted.acknowledged() >= 5)
+    assert eventually(lambda: interrupted.acknowledged() >= 2)
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=20)
+    process.communicate(timeout=60)
     assert process.returncode == 0
     ended = interrupted.finish()
     assert [row[3] for row in ended] == ["TERMINATED"] * 6
     check_nothing_lost_nothing_twice(interrupted)
 
 
-def test_ctrl_c_twice_ends_at_once(driver):
-    interrupted = driver(steps=200, samples=4, pause=2.0)
+def test_ctrl_c_twice_ends_at_once(driver, monkeypatch):
+    monkeypatch.setenv("TRAINKIT_STOP_GRACE_S", "600")
+    interrupted = driver(steps=200, samples=4, pause=600)
     process = interrupted.start()
     assert eventually(lambda: len(list(interrupted.experiment.glob("*/scratch"))) == 2)
     family = psutil.Process(process.pid).children(recursive=True)
-    process.send_signal(signal.SIGINT)
-    time.sleep(0.2)
-    start = time.monotonic()
-    process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=20)
-    assert time.monotonic() - start < 2  # no trial's step was waited for
+    sent = 0
+    while process.poll() is None and sent < 100:  # two that come too fast for it count as one
+        process.send_signal(signal.SIGINT)
+        sent += 1
+        eventually(lambda: process.poll() is not None, seconds=1)
+    _, err = process.communicate(timeout=60)  # no trial's step was waited for
+    assert sent > 1
     assert process.returncode != 0
     assert "KeyboardInterrupt" in err
-    assert eventually(lambda: not any(child.is_running() for child in family), 5), family
+    assert eventually(lambda: not any(child.is_running() for child in family)), family
 
 
 def test_a_second_process_is_refused_while_the_first_runs(driver):

@@ -151,7 +151,7 @@ def test_a_third_ctrl_c_waits_until_the_clean_up_is_done():
         try:
             with pytest.raises(KeyboardInterrupt):
                 os.kill(os.getpid(), signal.SIGINT)
-                threading.Event().wait(10)
+                threading.Event().wait(60)
             os.kill(os.getpid(), signal.SIGINT)  # between the second and the clean-up
         finally:
             with interrupts.held():
@@ -160,7 +160,7 @@ def test_a_third_ctrl_c_waits_until_the_clean_up_is_done():
         assert cleaned
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
-            threading.Event().wait(10)
+            threading.Event().wait(60)
 
 
 @pytest.mark.parametrize("reuse", [False, True])

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import tempfile
+from pathlib import Path
+
 import pytest
 
 from trainkit import tune
@@ -9,6 +12,7 @@ from trainkit.errors import ConfigError
 from trainkit.tune.schedulers import (
     ASHAScheduler,
     Decision,
+    Donor,
     FIFOScheduler,
     ResourceChangingScheduler,
     TrialScheduler,
@@ -115,6 +119,10 @@ def nothing(self, trial_id, time, score):
         (Decision("STOP"), "its verdict must be Verdict.CONTINUE or Verdict.PAUSE or Verdict.STOP"),
         (Decision(Verdict.RESUME), "its verdict must be"),
         (Decision(Verdict.STOP, "bad"), "its reason must be a dictionary"),
+        (Decision(Verdict.PAUSE, donors=("a",)), "its donors must be Donors"),
+        (Decision(Verdict.PAUSE, donors=(Donor("a", None),)), "its donors must be Donors"),
+        (Decision(Verdict.CONTINUE, donors=(Donor("a", {}),)), "go with Verdict.PAUSE"),
+        (Decision(Verdict.PAUSE, request={"cpu": 2}), "its request must be a tune.PlacementGroupFactory"),
     ],
 )
 def test_what_is_no_decision_is_the_schedulers(fit, returned, words):
@@ -155,6 +163,65 @@ def test_a_choice_of_nobody_is_the_schedulers(fit):
 
     with pytest.raises(ConfigError, match=r"Chooser\.choose_trial_to_run\(\) returned 'nobody': return one"):
         fit(failing, scheduler=Chooser(), run={"failure_config": tune.FailureConfig(max_failures=1)})
+
+
+def saving(config):
+    """Whether it saves, its configuration says."""
+    for _ in range(3):
+        with tempfile.TemporaryDirectory() as folder:
+            Path(folder, "state").touch()
+            tune.report({"loss": 1.0}, checkpoint=tune.Checkpoint(folder) if config["saves"] else None)
+
+
+class Takes(Own):
+    """Once, the second trial takes over the state of `donor`, by its place or by a name."""
+
+    def __init__(self, donor, *, by_verdict=False):
+        super().__init__()
+        self.donor, self.by_verdict = donor, by_verdict
+        self.ids, self.waiting, self.once = [], [], True
+
+    def on_trial_add(self, trial_id, config):
+        self.ids.append(trial_id)
+
+    def decide(self, trial_id, time, score):
+        if not (self.once and len(self.ids) > 1 and trial_id == self.ids[1]):
+            return super().decide(trial_id, time, score)
+        self.once = False
+        donor = self.ids[self.donor] if isinstance(self.donor, int) else self.donor
+        taking = Decision(Verdict.PAUSE, {"rule": "mine"}, donors=(Donor(donor, {"saves": True, "x": 1}),))
+        if self.by_verdict:
+            self.waiting.append((trial_id, taking))
+        return Decision(Verdict.PAUSE, {"rule": "waits"}) if self.by_verdict else taking
+
+    def verdicts(self):
+        waiting, self.waiting = self.waiting, []
+        return waiting
+
+
+@pytest.mark.parametrize("by_verdict", [False, True])
+def test_a_donor_that_is_no_trial_is_the_schedulers(fit, tmp_path, by_verdict):
+    space = {"saves": True, "x": tune.grid_search([0, 0])}
+    with pytest.raises(
+        ConfigError, match="the scheduler Takes lets trial .* of 'nobody', which no trial has"
+    ):
+        fit(saving, space, scheduler=Takes("nobody", by_verdict=by_verdict), max_concurrent_trials=2)
+    mended = tune.TuneConfig(scheduler=Takes(0, by_verdict=by_verdict))
+    grid = tune.Tuner.restore(tmp_path / "e", saving, tune_config=mended).fit()
+    assert [str(result.status) for result in grid] == ["TERMINATED"] * 2, "nothing was lost by it"
+
+
+@pytest.mark.parametrize("by_verdict", [False, True])
+def test_a_donor_that_never_saves_is_none(fit, by_verdict):
+    space = {"saves": tune.grid_search([False, True]), "x": 0}
+    grid = fit(saving, space, scheduler=Takes(0, by_verdict=by_verdict), max_concurrent_trials=2)
+    assert [(str(result.status), result.config["x"]) for result in grid] == [("TERMINATED", 0)] * 2
+
+
+def test_where_neither_saves_the_pause_fails(fit):
+    space = {"saves": False, "x": tune.grid_search([0, 0])}
+    with pytest.raises(ConfigError, match="paused the trial, and it has no checkpoint to go on from"):
+        fit(saving, space, scheduler=Takes(0), max_concurrent_trials=2)
 
 
 def test_a_constructor_that_forgets_its_base_is_told_so():

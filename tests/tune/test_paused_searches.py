@@ -102,6 +102,24 @@ def test_while_trials_are_paused_they_teach_what_they_would_have_if_stopped(name
     assert told != after(running)
 
 
+@pytest.mark.parametrize("name", ["default", "tpe", "fixed"])
+def test_with_enough_complete_trials_a_paused_one_runs_to_tpe(name):
+    """TPE would take all complete ones for good beside many that are paused, and not tell them apart."""
+    enough = 10 if name == "default" else 3
+    few, few_running, many, many_running = begun(name, 30), begun(name, 30), begun(name, 30), begun(name, 30)
+    for number, searches in ((enough - 1, (few, few_running)), (enough, (many, many_running))):
+        for search in searches:
+            for trial_id in [each for each in search.configs if each != "t_00007"][
+                :number
+            ]:  # 7 ends with NaN
+                end(search, trial_id, AT_THE_END)
+    for search in (few, many):
+        for trial_id in list(search.configs)[12:]:
+            search.searcher.on_pause(trial_id)
+    assert after(few) != after(few_running)
+    assert after(many) == after(many_running)
+
+
 @pytest.mark.parametrize("name", [*PRUNES, *COUNTS])
 def test_a_paused_trial_that_goes_on_runs_again(name):
     resumed, running = begun(name), begun(name)

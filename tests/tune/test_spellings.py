@@ -216,15 +216,26 @@ def test_a_name_that_is_nowhere_is_an_attribute_error():
     assert "Stopper" in dir(tune.stopper)
 
 
-@pytest.mark.parametrize(
-    ("module", "searcher"),
-    [("ax", "AxSearch"), ("hebo", "HEBOSearch"), ("nevergrad", "NevergradSearch"), ("zoopt", "ZOOptSearch")],
-)
-def test_searchers_that_are_not_here_say_what_to_take(module, searcher):
+NOT_HERE = {
+    "ax": "AxSearch",
+    "dragonfly": "DragonflySearch",
+    "flaml": "BlendSearch, or CFO,",
+    "hebo": "HEBOSearch",
+    "nevergrad": "NevergradSearch",
+    "sigopt": "SigOptSearch",
+    "skopt": "SkOptSearch",
+    "zoopt": "ZOOptSearch",
+}
+
+
+@pytest.mark.parametrize("package", ["search", "suggest"])
+@pytest.mark.parametrize("module", NOT_HERE)
+def test_searchers_that_are_not_here_say_what_to_take(package, module):
+    words = f"{NOT_HERE[module]} is not in trainkit: take OptunaSearch"
     for _ in range(2):
-        with pytest.raises(ImportError, match=f"{searcher} is not in trainkit: take OptunaSearch") as caught:
-            importlib.import_module(f"trainkit.tune.search.{module}")
-        assert caught.value.name == f"trainkit.tune.search.{module}"
+        with pytest.raises(ImportError, match=words) as caught:
+            importlib.import_module(f"trainkit.tune.{package}.{module}")
+        assert caught.value.name == f"trainkit.tune.{package}.{module}"
 
 
 def test_reports_have_the_keys_that_rays_names_mean(fit):

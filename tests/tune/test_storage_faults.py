@@ -51,7 +51,7 @@ def test_an_address_that_fails_from_the_start_is_not_stormed(fit, tmp_path):
 
     fs = Fails()
     fs.when = lambda path: len(fs.puts) <= 2
-    fit(trainable, run=at(fs, tmp_path))
+    fit(trainable, run=at(fs, tmp_path, sync_config=tune.SyncConfig(sync_period=3600)))
     stores = [path for path in fs.puts if path.endswith("sqlite.partial")]
     assert len(stores) <= 2  # none while it failed; the period is longer than all of this
 
@@ -87,7 +87,7 @@ def test_a_local_folder_that_goes_meanwhile_is_told(fit, tmp_path, results):
 def test_an_upload_that_hangs_is_given_up(fit, tmp_path):
     let_go = threading.Event()
     fs = Fails()
-    fs.when = lambda path: "result.json" in path and not let_go.wait(10)
+    fs.when = lambda path: "result.json" in path and not let_go.wait(60)
     with pytest.raises(StorageError, match=r"not after 0\.2 s"):
         fit(saving, run=at(fs, tmp_path, sync_config=tune.SyncConfig(sync_timeout=0.2)))
     let_go.set()

@@ -22,8 +22,10 @@ def test_a_trial_above_its_memory_ends_and_its_neighbours_finish(fit):  # row 1.
     def trainable(config):
         held = bytearray(config["mib"] * MIB)
         held[:: 2**12] = b"x" * len(held[:: 2**12])
+        time.sleep(
+            600 if config["mib"] > 512 else 0.1
+        )  # what holds too much is ended, on however busy a machine
         for _ in range(4):
-            time.sleep(0.1)
             tune.report({"held": len(held)})
 
     limited = tune.with_resources(trainable, {"cpu": 1, "memory": 512 * MIB})
@@ -37,7 +39,7 @@ def test_a_trial_above_its_memory_is_tried_with_less(fit):
     def trainable(config):
         held = bytearray(config["batch"] * 4 * MIB)
         held[:: 2**12] = b"x" * len(held[:: 2**12])
-        time.sleep(0.4)
+        time.sleep(600 if len(held) > 200 * MIB else 0)
         return {"held": len(held)}
 
     limited = tune.with_resources(trainable, {"cpu": 1, "memory": 200 * MIB})

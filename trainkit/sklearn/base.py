@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Self
 
-from joblib import cpu_count
+import numpy as np
+from joblib import cpu_count  # type: ignore[import-untyped]
 from sklearn.base import clone, is_classifier
 from sklearn.model_selection import check_cv
 from sklearn.model_selection._search import BaseSearchCV
@@ -21,10 +22,12 @@ from sklearn.utils.validation import _check_method_params
 from trainkit.clock import SYSTEM
 from trainkit.settings import results_dir
 from trainkit.sklearn.candidates import Search
-from trainkit.sklearn.cv_results import Outcome
+from trainkit.sklearn.cv_results import Outcome, metric_name
+from trainkit.sklearn.epochs import EpochTrial
 from trainkit.sklearn.evaluation import FoldTrial, Task
 from trainkit.sklearn.running import Evaluated, Finding, evaluate
 from trainkit.sklearn.settings import metric_of, settings_of
+from trainkit.sklearn.stopping import EarlyStopping, early_stopping_of, judged_by
 from trainkit.tune.placement import with_parameters, with_resources
 
 
@@ -34,6 +37,10 @@ class TuneBaseSearchCV(BaseSearchCV):  # type: ignore[misc]
     @abstractmethod
     def _search(self) -> Search:
         """What suggests the candidates."""
+
+    @abstractmethod
+    def _searched(self) -> Collection[str]:
+        """Names of the parameters that candidates differ in."""
 
     def fit(
         self,
@@ -79,7 +86,8 @@ class TuneBaseSearchCV(BaseSearchCV):  # type: ignore[misc]
             self.error_score,
             self.verbose,
         )
-        found = self._evaluate(task, tune_params)
+        stopping = self._early_stopping(estimator)
+        found = self._evaluate(task, self._search(), stopping, tune_params)
         outcomes = self._outcomes(found.candidates)
         self.multimetric_ = isinstance(outcomes[0]["test_scores"], dict)
         if callable(self.scoring) and self.multimetric_:
@@ -87,33 +95,64 @@ class TuneBaseSearchCV(BaseSearchCV):  # type: ignore[misc]
             refit_metric = self.refit
         parameters = [candidate.parameters for candidate in found.candidates]
         results = self._format_results(parameters, self.n_splits_, outcomes)
+        if stopping is not None:
+            results["training_iteration"] = np.array([candidate.iterations for candidate in found.candidates])
         if self.refit or not self.multimetric_:
             self.best_index_ = self._select_best_index(self.refit, refit_metric, results)
             if not callable(self.refit):
                 self.best_score_ = results[f"mean_test_{refit_metric}"][self.best_index_]
             self.best_params_ = results["params"][self.best_index_]
         if self.refit:
-            self._refit(estimator, X, y, routed.estimator.fit)
+            best = found.candidates[self.best_index_]
+            self._refit(estimator, X, y, routed.estimator.fit, stopping, best)
         self.scorer_ = scorers._scorers if isinstance(scorers, _MultimetricScorer) else scorers
         self.cv_results_ = results
         return self
 
-    def _evaluate(self, task: Task, tune_params: Mapping[str, Any] | None) -> Finding:
-        search = self._search()
+    def _early_stopping(self, estimator: Any) -> EarlyStopping | None:
+        asked = self._early_stopping_asked()
+        stopping = early_stopping_of(
+            asked,
+            self.max_iters,
+            metric=metric_name(judged_by(self.scoring, self.refit, asked)),
+            mode=self.mode or "max",
+            last_step=self.pipeline_auto_early_stop,
+        )
+        if stopping is not None:
+            stopping.require_able(estimator, self._searched())
+        return stopping
+
+    def _early_stopping_asked(self) -> Any:
+        return self.early_stopping
+
+    def _evaluate(
+        self,
+        task: Task,
+        search: Search,
+        stopping: EarlyStopping | None,
+        tune_params: Mapping[str, Any] | None,
+    ) -> Finding:
+        trial = with_parameters(FoldTrial, task=task)
+        if stopping is not None:
+            trial = with_parameters(EpochTrial, task=task, **stopping.trial_arguments)
         needed_by = f"search_optimization={type(search.searcher).__name__}" if search.learns else None
         chosen = settings_of(
             self,
             search,
-            metric=metric_of(self.scoring, self.refit, needed_by=needed_by),
-            scheduler=None,
+            metric=metric_of(self.scoring, self.refit, needed_by="early_stopping" if stopping else needed_by),
+            scheduler=None if stopping is None else stopping.scheduler,
             folds=self.n_splits_,
             machine_cpus=cpu_count(),
             results_dir=str(results_dir()),
             tune_params=tune_params,
         )
-        trainable = with_resources(with_parameters(FoldTrial, task=task), chosen.resources)
         return evaluate(
-            trainable, search.space, chosen.tune, chosen.run, folds=self.n_splits_, cpus=chosen.cpus
+            with_resources(trial, chosen.resources),
+            search.space,
+            chosen.tune,
+            chosen.run,
+            folds=self.n_splits_,
+            cpus=chosen.cpus,
         )
 
     def _outcomes(self, candidates: Sequence[Evaluated]) -> list[Outcome]:
@@ -124,14 +163,25 @@ class TuneBaseSearchCV(BaseSearchCV):  # type: ignore[misc]
             _insert_error_scores(outcomes, self.error_score)
         return outcomes
 
-    def _refit(self, estimator: Any, X: Any, y: Any, fit_params: Mapping[str, Any]) -> None:
-        # The parameters are cloned too, as they may be estimators.
-        self.best_estimator_ = clone(estimator).set_params(**clone(self.best_params_, safe=False))
+    def _refit(
+        self,
+        estimator: Any,
+        X: Any,
+        y: Any,
+        fit_params: Mapping[str, Any],
+        stopping: EarlyStopping | None,
+        best: Evaluated,
+    ) -> None:
         started = SYSTEM.monotonic()
-        if y is not None:
-            self.best_estimator_.fit(X, y, **fit_params)
+        if stopping is not None:
+            self.best_estimator_ = stopping.refitted(estimator, best.history, X, y, fit_params)
         else:
-            self.best_estimator_.fit(X, **fit_params)
+            # The parameters are cloned too, as they may be estimators.
+            self.best_estimator_ = clone(estimator).set_params(**clone(self.best_params_, safe=False))
+            if y is not None:
+                self.best_estimator_.fit(X, y, **fit_params)
+            else:
+                self.best_estimator_.fit(X, **fit_params)
         self.refit_time_ = SYSTEM.monotonic() - started
         if hasattr(self.best_estimator_, "feature_names_in_"):
             self.feature_names_in_ = self.best_estimator_.feature_names_in_

@@ -39,6 +39,14 @@ def checked_points(points: Any) -> list[dict[str, Any]]:
     return [dict(point) for point in listed]
 
 
+def checked_seed(name: str, seed: Any) -> int | None:
+    """Return the seed that a user gives as argument `name`, or None; raise ConfigError unless it is one."""
+    require(
+        seed is None or (is_whole(seed) and seed >= 0), f"{name}={seed!r}: give a whole number of 0 or more"
+    )
+    return None if seed is None else int(seed)
+
+
 def is_whole(value: object) -> bool:
     """True for int and NumPy's integers, but not for True and False."""
     return isinstance(value, numbers.Integral) and not isinstance(value, bool)

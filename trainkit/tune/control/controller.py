@@ -107,12 +107,13 @@ class Controller:
         """Start the first trials; the time budget runs from here."""
         self._endings.begin(time)
         self._step.records.append(ev.Noted(time, ev.BEGAN))
+        self._endings.guarded(time, self._scheduler.on_begin)
         for trial in self.trials:  # a kill may have come between the end of one and this
             if trial.status.is_finished:
                 drop_checkpoints(self._step, self._plan.checkpoints, trial, running=False)
         self._endings.ask(time)
         self._lives.heed(time)  # what came of trials that a restore has ended
-        self._pauses.take_up(self._owed, time)
+        self._endings.guarded(time, self._pauses.take_up, self._owed, time)
         self._fill(time)
         return self._step.take()
 

@@ -135,6 +135,7 @@ class Lives:
         if isinstance(decision, Failure):
             live.outcome, live.failure = (TrialStatus.ERROR, ""), decision
             return
+        self._pauses.require_known(trial.trial_id, decision)
         if decision.reason or decision.verdict is not Verdict.CONTINUE:
             self._step.records.append(ev.DecisionMade(trial, trial.attempt, trial.iteration, decision))
         if decision.verdict is Verdict.STOP:

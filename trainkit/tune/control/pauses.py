@@ -68,6 +68,20 @@ class Pauses:
         """How many trials are neither in the line nor have a process."""
         return len(self._hoping) + len(self._adopting)
 
+    def require_known(self, trial_id: str, decision: Decision) -> None:
+        """Refuse donors that are no trials of the experiment.
+
+        Raises:
+            ConfigError: one is none.
+        """
+        for donor in decision.donors:
+            if donor.trial_id not in self._trials:
+                raise ConfigError(
+                    f"the scheduler {self._scheduler.name} lets trial {trial_id} take over the state of "
+                    f"{donor.trial_id!r}, which no trial has for an id: name donors by the ids that "
+                    "on_trial_add() told it"
+                )
+
     # --- into the pause ---------------------------------------------------------------------------
 
     def goes_on(self, live: Live, time: float) -> bool:
@@ -107,6 +121,7 @@ class Pauses:
     def take_up(self, owed: Mapping[str, Decision], time: float) -> None:
         """Carry out what was decided on paused trials before a kill, and not done yet."""
         for trial_id, decision in owed.items():
+            self.require_known(trial_id, decision)
             if self._turns.paused.remove(self._trials[trial_id]):
                 self._carry_out(self._trials[trial_id], decision, time)
 
@@ -199,6 +214,7 @@ class Pauses:
                 raise ConfigError(
                     f"{self._scheduler.name}.verdicts() decided on {trial_id!r}, which no trial has for an id"
                 )
+            self.require_known(trial_id, decision)
             trial, live = self._trials[trial_id], self._live.get(trial_id)
             if trial.status.is_finished or (live is not None and live.is_ending):
                 continue

@@ -8,7 +8,7 @@ from trainkit.tune.elsewhere import lazily
 
 if TYPE_CHECKING:
     from trainkit.tune.schedulers.async_hyperband import ASHAScheduler, AsyncHyperBandScheduler
-    from trainkit.tune.schedulers.base import Decision, TrialScheduler, Verdict
+    from trainkit.tune.schedulers.base import Decision, Donor, TrialScheduler, Verdict
     from trainkit.tune.schedulers.create import create_scheduler
     from trainkit.tune.schedulers.fifo import FIFOScheduler
     from trainkit.tune.schedulers.hb_bohb import HyperBandForBOHB
@@ -23,6 +23,7 @@ _HOME_OF = {
     "ASHAScheduler": "async_hyperband",
     "AsyncHyperBandScheduler": "async_hyperband",
     "Decision": "base",
+    "Donor": "base",
     "FIFOScheduler": "fifo",
     "HyperBandForBOHB": "hb_bohb",
     "HyperBandScheduler": "hyperband",
@@ -42,6 +43,7 @@ __all__ = [
     "ASHAScheduler",
     "AsyncHyperBandScheduler",
     "Decision",
+    "Donor",
     "FIFOScheduler",
     "HyperBandForBOHB",
     "HyperBandScheduler",

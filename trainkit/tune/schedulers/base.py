@@ -4,7 +4,7 @@ A scheduler reads no clock and no file and draws from the generator that it is g
 reports give the same decisions, and an experiment is resumed by replaying what its scheduler was told:
 
     on_trial_add     on_result     on_trial_complete, on_trial_error     each by trial, in this order
-    on_trial_resume  on_trial_change  on_trial_request  on_trial_again  on_no_more_trials
+    on_trial_resume  on_trial_change  on_trial_request  on_trial_again  on_no_more_trials  on_begin
 
 `verdicts` is asked after each of them; `choose_trial_to_run` may be asked any time and changes nothing.
 """
@@ -188,6 +188,9 @@ class TrialScheduler(ABC):
                 f"{type(self).__name__} judges trials by a metric: "
                 "set TuneConfig(metric='loss', mode='min') to what your trainable reports"
             )
+
+    def on_begin(self) -> None:  # noqa: B027 - most need not know
+        """The experiment runs from here on, the first time or after a restore: no trial has a process yet."""
 
     def on_trial_add(self, trial_id: str, config: Mapping[str, Any] = NO_CONFIG) -> None:
         """A trial was suggested, with this configuration; called once each, in the order suggested."""

@@ -6,14 +6,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from trainkit.errors import ConfigError, TrainkitError
-from trainkit.tune.schedulers.base import CONTINUE, Decision, TrialScheduler, Verdict
+from trainkit.tune.placement import PlacementGroupFactory
+from trainkit.tune.schedulers.base import CONTINUE, Decision, Donor, TrialScheduler, Verdict
 
 if TYPE_CHECKING:
     from numpy.random import Generator
 
     from trainkit.tune.control.view import ExperimentView
     from trainkit.tune.objectives import Objective
-    from trainkit.tune.placement import PlacementGroupFactory
     from trainkit.tune.spaces.variants import Space
 
 T = TypeVar("T")
@@ -84,6 +84,10 @@ class Consulted:
     def see(self, view: ExperimentView) -> None:
         """As the scheduler's."""
         self._call("see", view)
+
+    def on_begin(self) -> None:
+        """As the scheduler's."""
+        self._call("on_begin")
 
     def on_trial_add(self, trial_id: str, config: Mapping[str, Any]) -> None:
         """As the scheduler's."""
@@ -223,4 +227,22 @@ def _problem(decision: Any, verdicts: Sequence[Verdict]) -> str | None:
     reason: Any = decision.reason
     if not isinstance(reason, Mapping):
         return f"its reason must be a dictionary of facts, as in {_EXAMPLE}"
+    if decision.donors or decision.request is not None:
+        return _change_problem(decision)
+    return None
+
+
+def _change_problem(decision: Decision) -> str | None:
+    """The same for what it would have of the trial's state, configuration and resources."""
+    if decision.verdict is not Verdict.PAUSE:
+        return "donors and a request go with Verdict.PAUSE: a trial that runs on takes nothing over"
+    donors: Any = decision.donors
+    well_made = isinstance(donors, (tuple, list)) and all(
+        isinstance(each, Donor) and isinstance(each.trial_id, str) and isinstance(each.config, Mapping)
+        for each in donors
+    )
+    if not well_made:
+        return "its donors must be Donors, such as (Donor(trial_id, {'lr': 0.1}),)"
+    if decision.request is not None and not isinstance(decision.request, PlacementGroupFactory):
+        return "its request must be a tune.PlacementGroupFactory"
     return None

@@ -176,6 +176,9 @@ class ResourceChangingScheduler(TrialScheduler):
     def on_trial_again(self, trial_id: str) -> None:
         self.base_scheduler.on_trial_again(trial_id)
 
+    def on_begin(self) -> None:
+        self.base_scheduler.on_begin()
+
     def on_no_more_trials(self) -> None:
         self.base_scheduler.on_no_more_trials()
 

@@ -8,30 +8,19 @@ asked changes what a model proposes, never what chance gives.
 from __future__ import annotations
 
 import copy
-import inspect
 import pickle
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 from trainkit.errors import ConfigError
-from trainkit.tune.checks import is_number, require, require_mode
+from trainkit.tune.calling import taken
+from trainkit.tune.checks import require, require_mode
 from trainkit.tune.objectives import Objective
 from trainkit.tune.schedulers.base import Decision
+from trainkit.tune.search.evaluated import Finished, evaluated_of
 from trainkit.tune.spaces.variants import Space
-from trainkit.tune.values import lookup
-
-
-class Finished(Protocol):
-    """A trial of another experiment, as a `Result` is one."""
-
-    @property
-    def config(self) -> Mapping[str, Any] | None: ...
-    @property
-    def metrics(self) -> Mapping[str, Any] | None: ...
-    @property
-    def error(self) -> Exception | None: ...
 
 
 class Searcher(ABC):
@@ -121,7 +110,8 @@ class Searcher(ABC):
         self.space = space
         self.num_samples = num_samples
         self.seed = seed
-        spec = _taken(self.set_search_properties, num_samples=num_samples, seed=seed)
+        # Searchers of Ray 1.x know of no `spec`.
+        spec = taken(self.set_search_properties, {"num_samples": num_samples, "seed": seed})
         if self.set_search_properties(self._metric, self._mode, space.tree, **spec) is False and (
             space.axes or space.domains
         ):
@@ -285,14 +275,8 @@ class Searcher(ABC):
             ConfigError: none reported `metric` as a number.
             NotImplementedError: this searcher learns nothing.
         """
-        known = 0
-        for trial in trials:
-            value = lookup(trial.metrics or {}, metric)
-            if trial.config is not None and is_number(value):
-                self.add_evaluated_point(dict(trial.config), float(value), error=trial.error is not None)
-                known += 1
-        if not known:
-            raise ConfigError(f"none of these trials reported {metric!r} as a number: correct the metric")
+        for each in evaluated_of(trials, metric):
+            self.add_evaluated_point(each.parameters, each.value, error=each.error)
 
     # --- files of the user's ----------------------------------------------------------------------
 
@@ -312,11 +296,3 @@ class Searcher(ABC):
         """Limit the trials at once, for a `ConcurrencyLimiter` around; False: the limiter does it itself."""
         del max_concurrent
         return False
-
-
-def _taken(function: Callable[..., Any], **arguments: Any) -> dict[str, Any]:
-    """Those of `arguments` that `function` takes: searchers of Ray 1.x know of no `spec`."""
-    parameters = inspect.signature(function).parameters
-    if any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
-        return arguments
-    return {name: value for name, value in arguments.items() if name in parameters}

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from trainkit.errors import SpaceError
-from trainkit.tune.checks import checked_points, is_whole, require
+from trainkit.tune.checks import checked_points, checked_seed, is_whole, require
 from trainkit.tune.search.alternatives import alternatives, leaves_open
 from trainkit.tune.search.base import Searcher
 from trainkit.tune.seeds import suggestion_generator
@@ -49,13 +49,9 @@ class BasicVariantGenerator(Searcher):
             is_whole(max_concurrent) and max_concurrent >= 0,
             f"max_concurrent={max_concurrent!r}: give 1 or more, or 0 for as many as fit",
         )
-        require(
-            random_state is None or (is_whole(random_state) and random_state >= 0),
-            f"random_state={random_state!r}: give a whole number of 0 or more",
-        )
         self.max_concurrent = int(max_concurrent)
         self.constant_grid_search = bool(constant_grid_search)
-        self.random_state = random_state
+        self.random_state = checked_seed("random_state", random_state)
         self._presets: list[dict[Path, Any]] = []
         self._next = 0
         self._draw = -1

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import importlib
-import inspect
 from collections.abc import Mapping
 from typing import Any
 
 from trainkit.errors import ConfigError
+from trainkit.tune.calling import taken
 from trainkit.tune.search.base import Searcher
+from trainkit.tune.search.modelled import ModelledSearcher
 from trainkit.tune.values import holds_opaque
 
 _HOMES = {
@@ -47,20 +48,22 @@ def create_searcher(search_alg: str, **kwargs: Any) -> Searcher:
     cls = searcher_class(_CLASSES.get(str(search_alg).lower(), ""))
     if cls is None:
         raise ConfigError(f"search_alg={search_alg!r} is none of {', '.join(sorted(_CLASSES))}")
-    taken = inspect.signature(cls).parameters
-    return cls(**{name: value for name, value in kwargs.items() if name in taken})
+    return cls(**taken(cls, kwargs))
 
 
 # --- for an experiment's file ---------------------------------------------------------------------
 
 
 def describe_searcher(searcher: Searcher) -> dict[str, Any]:
-    """Return class and arguments of a searcher, and of those that it holds."""
+    """Return class and arguments of a searcher, and of those that it holds, and what they were told of."""
     arguments = {
         name: describe_searcher(value) if isinstance(value, Searcher) else value
         for name, value in searcher.arguments.items()
     }
-    return {"class": type(searcher).__qualname__, "arguments": arguments}
+    description: dict[str, Any] = {"class": type(searcher).__qualname__, "arguments": arguments}
+    if isinstance(searcher, ModelledSearcher) and searcher.evaluated:
+        description["evaluated"] = [dict(vars(each)) for each in searcher.evaluated]
+    return description
 
 
 def described_searcher(description: Mapping[str, Any]) -> Searcher | None:
@@ -69,11 +72,15 @@ def described_searcher(description: Mapping[str, Any]) -> Searcher | None:
     None where a class is the user's own, or the file could not hold an argument.
     """
     cls = searcher_class(description["class"])
-    if cls is None or holds_opaque(description["arguments"]):
+    evaluated = description.get("evaluated", ())
+    if cls is None or holds_opaque(description["arguments"]) or holds_opaque(evaluated):
         return None
     arguments = dict(description["arguments"])
     if "searcher" in arguments:
         arguments["searcher"] = described_searcher(arguments["searcher"])
         if arguments["searcher"] is None:
             return None
-    return cls(**arguments)
+    searcher = cls(**arguments)
+    for each in evaluated:
+        searcher.add_evaluated_point(**each)
+    return searcher

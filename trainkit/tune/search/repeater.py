@@ -11,21 +11,20 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from trainkit.tune.checks import is_number, is_whole, require
 from trainkit.tune.schedulers.base import Decision
 from trainkit.tune.search.base import Searcher
+from trainkit.tune.search.repeated import TRIAL_INDEX, by_unit, deviation, without_index
 from trainkit.tune.search.wrapper import SearcherWrapper
 from trainkit.tune.spaces.variants import Space
-from trainkit.tune.suggestion.fingerprint import fingerprint
 from trainkit.tune.suggestion.merging import copied
 from trainkit.tune.values import lookup
 
-TRIAL_INDEX = "__trial_index__"
-"""Key of a configuration: which of the unit's trials it is, from 0."""
+__all__ = ["TRIAL_INDEX", "Repeater", "by_unit"]
 
 SkipRule = Literal["forgiving", "aggressive"]
 
@@ -143,7 +142,7 @@ class Repeater(SearcherWrapper):
         unit = self._unit_with_room()
         if unit is not None:
             return self._hand_out(unit, trial_id)
-        replayed = self.searcher.replay(trial_id, _without_index(config), same_space=same_space)
+        replayed = self.searcher.replay(trial_id, without_index(config), same_space=same_space)
         return None if replayed is None else self._begin_unit(trial_id, replayed)
 
     def is_drawn(self, trial_id: str) -> bool:
@@ -164,9 +163,9 @@ class Repeater(SearcherWrapper):
             yield {**config, TRIAL_INDEX: 0} if self.set_index else config
 
     def take(self, trial_id: str, config: dict[str, Any]) -> bool:
-        taken = self.searcher.take(trial_id, _without_index(config))
+        taken = self.searcher.take(trial_id, without_index(config))
         if taken:
-            self._begin_unit(trial_id, _without_index(config))
+            self._begin_unit(trial_id, without_index(config))
         return taken
 
     def _unit_with_room(self) -> _Unit | None:
@@ -249,7 +248,7 @@ class Repeater(SearcherWrapper):
         return {
             **last,
             self.metric: statistics.fmean(values),
-            "repeat_std": _std(values),
+            "repeat_std": deviation(values),
             "repeat_count": len(values),
         }
 
@@ -269,71 +268,3 @@ class Repeater(SearcherWrapper):
 
     def _worse(self, one: float, other: float) -> bool:
         return not (one <= other if self.mode == "min" else one >= other)  # NaN is worse than all
-
-
-# --- results by unit ------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class RepeatedResult:
-    """The trials of one configuration.
-
-    Attributes:
-        config: without the index.
-        results: of its trials, in the order of the index.
-        values: of the metric, of those that reported it.
-        mean: of `values`; NaN without any.
-        std: their sample standard deviation; 0 for one.
-    """
-
-    config: dict[str, Any]
-    results: Sequence[Any]
-    values: Sequence[float]
-    mean: float
-    std: float
-
-
-def by_unit(results: Iterable[Any], metric: str) -> list[RepeatedResult]:
-    """Return the trials of an experiment grouped by configuration, in the order in which these came.
-
-    The best configuration is the one with the best mean, which `min` or `max` finds:
-
-        best = min(by_unit(grid, "loss"), key=lambda unit: unit.mean)
-
-    A unit with fewer values than the best one has was cut short by `skip` or by failures.
-
-    Args:
-        results: a `ResultGrid`, or a list of `Result`s.
-        metric: name of the reported value.
-    """
-    groups: dict[bytes, list[Any]] = {}
-    for result in results:
-        groups.setdefault(fingerprint(_without_index(result.config)), []).append(result)
-    units = []
-    for group in groups.values():
-        group.sort(key=lambda result: result.config.get(TRIAL_INDEX, 0))
-        values = [
-            float(value)
-            for result in group
-            if result.error is None and is_number(value := lookup(result.metrics or {}, metric))
-        ]
-        units.append(
-            RepeatedResult(
-                config=_without_index(group[0].config),
-                results=group,
-                values=values,
-                mean=statistics.fmean(values) if values else math.nan,
-                std=_std(values),
-            )
-        )
-    return units
-
-
-def _std(values: Sequence[float]) -> float:
-    if not all(map(math.isfinite, values)):
-        return math.nan
-    return statistics.stdev(values) if len(values) > 1 else 0.0
-
-
-def _without_index(config: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in config.items() if key != TRIAL_INDEX}

@@ -22,6 +22,7 @@ from trainkit.tune.schedulers.base import Decision, Verdict
 from trainkit.tune.schedulers.pbt.lineage import Exchange
 from trainkit.tune.storing.log import (
     Again,
+    Began,
     Changed,
     Ended,
     LogEntry,
@@ -313,8 +314,9 @@ class ExperimentReader:
             "OVER (PARTITION BY trial_id ORDER BY seq) AS before FROM events WHERE kind IN "
             "('PENDING', 'TERMINATED', 'ERROR')) WHERE kind = 'PENDING' AND before <> 'PENDING' "
             "UNION ALL SELECT seq, 'RESUME', trial_id, 0, 0, '' FROM decisions WHERE verdict = 'RESUME' "
-            "UNION ALL SELECT seq, kind, trial_id, 0, 0, detail FROM events WHERE kind IN (?, ?, 'PAUSED')"
-            ") ORDER BY seq",
+            "UNION ALL SELECT seq, kind, trial_id, 0, 0, detail FROM events "
+            "WHERE kind IN (?, ?, ?, 'PAUSED')) ORDER BY seq",
+            ev.BEGAN,
             ev.REARRANGED,
             ev.NO_MORE_TRIALS,
         ):
@@ -331,6 +333,8 @@ class ExperimentReader:
                     yield Paused(trial_id)
                 case "RESUME":
                     yield Resumed(trial_id)
+                case ev.BEGAN:
+                    yield Began()
                 case ev.NO_MORE_TRIALS:
                     yield NoMoreTrials()
                 case ev.REARRANGED:

@@ -9,6 +9,11 @@ from trainkit.tune.placement import PlacementGroupFactory
 
 
 @dataclass(frozen=True, slots=True)
+class Began:
+    """Entry of the log: the experiment began to run, or went on after a restore."""
+
+
+@dataclass(frozen=True, slots=True)
 class Suggested:
     """Entry of the log: a trial was added, with this configuration as stored."""
 
@@ -78,4 +83,4 @@ class NoMoreTrials:
     """Entry of the log: the scheduler need not wait for further trials."""
 
 
-LogEntry = Suggested | Report | Ended | Again | Paused | Resumed | Changed | Regranted | NoMoreTrials
+LogEntry = Began | Suggested | Report | Ended | Again | Paused | Resumed | Changed | Regranted | NoMoreTrials

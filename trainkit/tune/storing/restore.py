@@ -20,6 +20,7 @@ from trainkit.tune.schedulers.consulted import Consulted
 from trainkit.tune.storing.history import ExperimentReader
 from trainkit.tune.storing.log import (
     Again,
+    Began,
     Changed,
     Ended,
     LogEntry,
@@ -173,7 +174,7 @@ def replay(
     replayed = Replayed()
     with_metric, paused, owed = replayed.with_metric, replayed.paused, replayed.owed
     for entry in log:
-        if not isinstance(entry, (NoMoreTrials, Paused, Changed)):
+        if not isinstance(entry, (Began, NoMoreTrials, Paused, Changed)):
             owed.pop(entry.trial_id, None)
         match entry:
             case Suggested(trial_id):
@@ -208,6 +209,8 @@ def replay(
                     del owed[trial_id]
             case Regranted(trial_id, request, before):
                 consulted.on_trial_request(trial_id, request, before)
+            case Began():
+                consulted.on_begin()
             case NoMoreTrials():
                 consulted.on_no_more_trials()
             case Ended(trial_id, error, final):

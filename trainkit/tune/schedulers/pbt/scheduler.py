@@ -155,6 +155,12 @@ class PopulationBasedTraining(TrialScheduler):
         super().set_search_properties(metric, mode, rng, total_samples)
         self._total = total_samples
 
+    def on_begin(self) -> None:
+        # After a restore there may be fewer workers: who has none waits for its turn until it reports.
+        for member in self._members.active():
+            if member.paused is None:
+                self._members.pause(member)
+
     def on_trial_add(self, trial_id: str, config: Mapping[str, Any] = NO_CONFIG) -> None:
         self._members.by_id[trial_id] = Member(trial_id, copy.deepcopy(dict(config)))
 

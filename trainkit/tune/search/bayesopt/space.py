@@ -1,17 +1,26 @@
-"""What BayesOptSearch searches, and where its values lie in a model of real numbers; pure."""
+"""What BayesOptSearch searches, and where its values are in a model of real numbers; pure."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
 from fractions import Fraction
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
-from trainkit.errors import ConfigError
+from trainkit.errors import ConfigError, SpaceError
 from trainkit.tune.checks import is_number, require
 from trainkit.tune.domains import Categorical, Domain, Float, Integer, place_of
+from trainkit.tune.search.forms import Declared
 from trainkit.tune.spaces.variants import Space
+from trainkit.tune.suggestion.merging import nested
 from trainkit.tune.values import flatten
+
+if TYPE_CHECKING:
+    from numpy.random import Generator
+
+
+Place = dict[str, float]
+"""Of a configuration in the model, by coordinate; most parameters have one."""
 
 
 def space_of(space: Any) -> Space:
@@ -24,109 +33,147 @@ def space_of(space: Any) -> Space:
         isinstance(space, Mapping) and bool(space),
         f"space={space!r}: give bounds by name, such as {{'x': (0, 1)}}, or domains",
     )
-    tree: dict[str, Any] = {}
+    tree = {}
     for name, value in flatten(space).items():
         is_range = isinstance(value, (tuple, list)) and len(value) == 2 and all(map(is_number, value))
-        *path, last = name.split("/")
-        inner = tree
-        for key in path:
-            inner = inner.setdefault(key, {})
-        inner[last] = Float(float(value[0]), float(value[1])) if is_range else value
-    return Space.of(tree)
+        tree[name] = Float(float(value[0]), float(value[1])) if is_range else value
+    return Space.of(nested(tree))
 
 
-def searched_domains(space: Space) -> dict[str, Domain]:
-    """The domains by name.
-
-    Raises:
-        ConfigError: one has no bounds, or depends on another.
-    """
-    found: dict[str, Domain] = {}
-    for each in space.parameters:
-        domain = each.domain
-        if each.is_axis or not isinstance(domain, (Float, Integer, Categorical)):
-            raise ConfigError(
-                f"{each.name}: BayesOptSearch searches between bounds and in lists, as tune.uniform, "
-                f"tune.randint and tune.choice give them, and this is {domain}; take OptunaSearch for others"
-            )
-        if each.is_conditional:
-            raise ConfigError(
-                f"{each.name}: BayesOptSearch needs the same parameters in every trial, and this one has a "
-                "condition; take OptunaSearch"
-            )
-        found[each.name] = domain
-    return found
-
-
-# --- coordinates of the model: real numbers, whatever the domain ----------------------------------
+# --- codes: real numbers for one parameter, whatever its domain -----------------------------------
 #
-# Real numbers are their own place, or their logarithms are. Of whole numbers and steps the range is 0 to 1,
-# and a place is rounded to one of them; of a list, each value has a coordinate from 0 to 1, and the largest
-# says which is meant. The model is told of the place where the value itself is.
+# The model is told of the place where a value itself is, also of one that was rounded to.
 # Source: Garrido-Merchán, Hernández-Lobato, "Dealing with categorical and integer-valued variables in
 # Bayesian optimization with Gaussian processes", Neurocomputing 380 (2020), arXiv:1805.03463.
 
 
-def bounds(name: str, domain: Domain) -> dict[str, tuple[float, float]]:
-    """Where the model looks for this parameter, by coordinate."""
-    if isinstance(domain, Categorical):
-        return dict.fromkeys(_names(name, domain), (0.0, 1.0))
-    if isinstance(domain, Float) and domain.q is None:
-        return {name: _ends(domain)}
-    return {name: (0.0, 1.0)}
+class Code(Protocol):
+    """One parameter in the model.
+
+    Attributes:
+        bounds: between which the model looks, by coordinate.
+    """
+
+    bounds: dict[str, tuple[float, float]]
+
+    def encode(self, value: Any) -> Place:
+        """Where a value of the domain is."""
+
+    def decode(self, place: Place) -> Any:
+        """The value at a place, inside the domain."""
 
 
-def in_model(name: str, domain: Domain, value: Any) -> dict[str, float]:
-    """The place of a value in the model."""
-    if isinstance(domain, Categorical):
-        chosen = place_of(value, domain.categories)
-        return {each: float(place == chosen) for place, each in enumerate(_names(name, domain))}
-    low, high = _ends(domain)
-    number = float(value) / _step(domain)
-    number = math.log(number) if _is_log(domain) else number
-    if isinstance(domain, Float) and domain.q is None:
-        return {name: min(max(number, low), high)}
-    return {name: min(max((number - low) / (high - low), 0.0), 1.0)}
+class _Real:
+    """A real number by itself, or by its logarithm where its domain is logarithmic."""
+
+    def __init__(self, name: str, domain: Float) -> None:
+        self._name, self._log = name, domain.log
+        self._lower, self._last = domain.lower, math.nextafter(domain.upper, domain.lower)
+        low, high = domain.lower, domain.upper
+        self.bounds = {name: (math.log(low), math.log(high)) if domain.log else (low, high)}
+
+    def encode(self, value: Any) -> Place:
+        low, high = self.bounds[self._name]
+        return {self._name: min(max(math.log(value) if self._log else float(value), low), high)}
+
+    def decode(self, place: Place) -> float:
+        number = place[self._name]
+        return min(max(math.exp(number) if self._log else number, self._lower), self._last)
 
 
-def of_model(name: str, domain: Domain, place: Mapping[str, float]) -> Any:
-    """The value at a place of the model, inside the domain."""
-    if isinstance(domain, Categorical):
-        names = _names(name, domain)
-        return domain.categories[max(range(len(names)), key=lambda number: place[names[number]])]
-    if isinstance(domain, Float) and domain.q is None:
-        number = math.exp(place[name]) if domain.log else place[name]
-        return min(max(number, domain.lower), math.nextafter(domain.upper, domain.lower))
-    low, high = _ends(domain)
-    number = low + place[name] * (high - low)
-    number = math.exp(number) if _is_log(domain) else number
-    step = Fraction(repr(_step(domain)))
-    least, most = (round(Fraction(bound) / step) for bound in _bounds(domain))
-    k = min(max(round(number), least), most)
-    return k * step.numerator if isinstance(domain, Integer) else k * step.numerator / step.denominator
+class _Steps:
+    """Whole numbers, and multiples of q, from 0 to 1, with half a step beyond the ends; rounded to."""
+
+    def __init__(self, name: str, domain: Float | Integer) -> None:
+        self._name, self._log, self._whole = name, domain.log, isinstance(domain, Integer)
+        self._q = Fraction(repr(domain.q))
+        self._first, self._last = (round(Fraction(bound) / self._q) for bound in domain.bounds)
+        low, high = self._first - 0.5, self._last + 0.5
+        self._low, self._high = (math.log(low), math.log(high)) if domain.log else (low, high)
+        self.bounds = {name: (0.0, 1.0)}
+
+    def encode(self, value: Any) -> Place:
+        k = round(Fraction(value) / self._q)
+        number = math.log(k) if self._log else k
+        return {self._name: min(max((number - self._low) / (self._high - self._low), 0.0), 1.0)}
+
+    def decode(self, place: Place) -> float:
+        number = self._low + place[self._name] * (self._high - self._low)
+        k = min(max(round(math.exp(number) if self._log else number), self._first), self._last)
+        numerator = k * self._q.numerator
+        return numerator if self._whole else numerator / self._q.denominator
 
 
-def _names(name: str, domain: Categorical) -> list[str]:
-    return [f"{name}[{place}]" for place in range(len(domain.categories))]
+class _Choice:
+    """A coordinate from 0 to 1 for each value of a list; the largest says which is meant."""
+
+    def __init__(self, name: str, domain: Categorical) -> None:
+        self._name, self._categories = name, domain.categories
+        self.bounds = {f"{name}[{place}]": (0.0, 1.0) for place in range(len(domain.categories))}
+
+    def encode(self, value: Any) -> Place:
+        chosen = place_of(value, self._categories)
+        if chosen is None:
+            raise SpaceError(f"{self._name}={value!r} is not in {self._name}'s list")
+        return {each: float(place == chosen) for place, each in enumerate(self.bounds)}
+
+    def decode(self, place: Place) -> Any:
+        numbers = [place[each] for each in self.bounds]
+        return self._categories[numbers.index(max(numbers))]
 
 
-def _ends(domain: Domain) -> tuple[float, float]:
-    """Both ends, as logarithms if the domain is logarithmic; of steps, half of one beyond the ends."""
-    low, high = _bounds(domain)
-    if not (isinstance(domain, Float) and domain.q is None):
-        low, high = low / _step(domain) - 0.5, high / _step(domain) + 0.5
-    return (math.log(low), math.log(high)) if _is_log(domain) else (low, high)
+def code_of(name: str, domain: Domain) -> Code:
+    """The code of one parameter.
+
+    Raises:
+        ConfigError: its domain has no bounds.
+    """
+    match domain:
+        case Float(q=None):
+            return _Real(name, domain)
+        case Float() | Integer():
+            return _Steps(name, domain)
+        case Categorical():
+            return _Choice(name, domain)
+    raise ConfigError(
+        f"{name}: BayesOptSearch searches between bounds and in lists, as tune.uniform, tune.randint and "
+        f"tune.choice give them, and this is {domain}; take OptunaSearch for others"
+    )
 
 
-def _is_log(domain: Domain) -> bool:
-    return bool(getattr(domain, "log", False))
+class Box(Declared[Code]):
+    """Parameters between bounds and in lists, which all configurations have.
 
+    Raises:
+        ConfigError: one has no bounds, or depends on another.
+    """
 
-def _step(domain: Domain) -> float:
-    return getattr(domain, "q", None) or 1
+    def __init__(self, space: Space, *, own: bool) -> None:
+        super().__init__(space, code_of, searcher="BayesOptSearch", own=own)
+        for each in space.parameters:
+            if each.is_conditional:
+                raise ConfigError(
+                    f"{each.name}: BayesOptSearch needs the same parameters in every trial, and this one has "
+                    "a condition; take OptunaSearch"
+                )
 
+    @property
+    def bounds(self) -> dict[str, tuple[float, float]]:
+        """Of the model, by coordinate."""
+        return {name: each for code in self.codes.values() for name, each in code.bounds.items()}
 
-def _bounds(domain: Domain) -> tuple[float, float]:
-    if not isinstance(domain, (Float, Integer)):
-        raise TypeError(f"{domain} has no bounds")
-    return domain.bounds
+    def encoded(self, values: Mapping[str, Any]) -> Place:
+        return {name: each for code in super().encoded(values).values() for name, each in code.items()}
+
+    def fixed(self, point: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
+        _, open_ = super().fixed(point)
+        return self.declared.point(point), open_  # as it is: the exponential of a logarithm may be another
+
+    def configuration(self, place: Place, fixed: Mapping[str, Any], rng: Generator) -> dict[str, Any]:
+        """The configuration at a place of the model, with what is fixed; `sample_from` draws from `rng`."""
+
+        def ask(name: str, domain: Domain) -> Any:
+            del domain
+            return fixed[name] if name in fixed else self.codes[name].decode(place)
+
+        return self.declared.walk(ask, rng)

@@ -14,8 +14,10 @@ import numpy as np
 from trainkit.errors import SpaceError
 from trainkit.tune.domains import Categorical, Domain, Float, Integer, Normal, place_of
 from trainkit.tune.domains.listed import distinct
+from trainkit.tune.search.alternatives import leaves_open
 from trainkit.tune.search.bohb.kde import Column
-from trainkit.tune.spaces.variants import Space
+from trainkit.tune.search.forms import Declared
+from trainkit.tune.spaces.variants import Path, Space
 
 if TYPE_CHECKING:
     from numpy.random import Generator
@@ -150,29 +152,35 @@ def coder_of(name: str, domain: Domain) -> Coder:
     raise SpaceError(f"{name}: TuneBOHB does not know {domain}; give one of tune's domains")
 
 
-class Encoding:
+class Encoding(Declared[Coder]):
     """Of a space: rows with a column for each parameter, NaN where one is not active.
 
     Args:
         space: without a grid.
+        own: configurations may have constants of `param_space` besides.
 
     Attributes:
         columns: in the order of the space's parameters.
 
     Raises:
-        SpaceError: the space has a grid, or a domain that is none of ours.
+        ConfigError: the space has a grid, or a domain that is none of ours.
     """
 
-    def __init__(self, space: Space) -> None:
-        if space.axes:
-            names = ", ".join(parameter.name for parameter in space.parameters if parameter.is_axis)
-            raise SpaceError(
-                f"{names}: TuneBOHB draws, and can't try every value of a grid_search; use choice"
-            )
-        self._space = space
-        self._coders = {each.name: coder_of(each.name, each.domain) for each in space.parameters}
-        self._places = {name: place for place, name in enumerate(self._coders)}
-        self.columns = tuple(coder.column for coder in self._coders.values())
+    def __init__(self, space: Space, *, own: bool = False) -> None:
+        super().__init__(space, coder_of, searcher="TuneBOHB", own=own)
+        self._places = {name: place for place, name in enumerate(self.codes)}
+        self.columns = tuple(code.column for code in self.codes.values())
+
+    def fixed(self, point: Mapping[str, Any]) -> tuple[dict[Path, Any], bool]:
+        self.declared.point(point)  # raises for a value that the model could not know
+        preset = self.declared.preset(point)
+        return preset, leaves_open(self.declared, preset)
+
+    def known_by(self, config: Mapping[str, Any]) -> Floats | None:
+        try:
+            return self.row(config)
+        except SpaceError:  # of another space, or with an object that the store has not kept
+            return None
 
     def row(self, config: Mapping[str, Any]) -> Floats:
         """The row of a configuration.
@@ -181,8 +189,8 @@ class Encoding:
             SpaceError: it is none of the space.
         """
         row = np.full(len(self.columns), math.nan)
-        for name, value in self._space.choices(config).items():
-            row[self._places[name]] = self._coders[name].encode(value)
+        for name, number in self.encoded(self.choices(config)).items():
+            row[self._places[name]] = number
         return row
 
     def config(self, row: Floats, rng: Generator) -> dict[str, Any]:
@@ -192,14 +200,14 @@ class Encoding:
             row: without NaN where a parameter is active.
             rng: for what `sample_from` functions draw.
         """
-        return self._space.walk(
-            lambda name, domain: self._coders[name].decode(float(row[self._places[name]])), rng
+        return self.declared.walk(
+            lambda name, domain: self.codes[name].decode(float(row[self._places[name]])), rng
         )
 
     def snapped(self, rows: Floats) -> Floats:
         """`rows`, each number moved to the one that its value is encoded by."""
         moved = rows.copy()
-        for place, coder in enumerate(self._coders.values()):
+        for place, coder in enumerate(self.codes.values()):
             if coder.stepped:
                 moved[:, place] = [coder.encode(coder.decode(number)) for number in rows[:, place].tolist()]
         return moved

@@ -30,7 +30,7 @@ class Coder(ABC):
     Attributes:
         name: of the parameter.
         distribution: Optuna's.
-        exact: True if `param` gives what `ask` was answered.
+        exact: True if `encode` gives what `ask` was answered.
     """
 
     exact = True
@@ -44,7 +44,7 @@ class Coder(ABC):
         """The value that `trial` suggests."""
 
     @abstractmethod
-    def param(self, value: Any) -> Any:
+    def encode(self, value: Any) -> Any:
         """What Optuna knows `value` by."""
 
 
@@ -60,7 +60,7 @@ class _Real(Coder):
         domain = self._domain
         return min(trial.suggest_float(self.name, domain.lower, domain.upper, log=domain.log), self._last)
 
-    def param(self, value: Any) -> float:
+    def encode(self, value: Any) -> float:
         return float(value)
 
 
@@ -82,7 +82,7 @@ class _Steps(Coder):
             return k * self._q.numerator
         return k * self._q.numerator / self._q.denominator
 
-    def param(self, value: Any) -> int:
+    def encode(self, value: Any) -> int:
         return round(Fraction(value) / self._q)
 
 
@@ -105,7 +105,7 @@ class _Quantile(Coder):
         k = round(Fraction(value) / q)
         return k * q.numerator / q.denominator
 
-    def param(self, value: Any) -> int:
+    def encode(self, value: Any) -> int:
         return min(max(round(self._normal.cdf(value) * QUANTILES), 1), QUANTILES - 1)
 
 
@@ -126,7 +126,7 @@ class _Choice(Coder):
     def ask(self, trial: Trial) -> Any:
         return self._categories[self._place[trial.suggest_categorical(self.name, self._params)]]
 
-    def param(self, value: Any) -> Any:
+    def encode(self, value: Any) -> Any:
         place = place_of(value, self._categories)
         if place is None:
             raise SpaceError(f"{self.name}={value!r} is not in {self.name}'s list")

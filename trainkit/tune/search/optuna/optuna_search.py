@@ -6,23 +6,21 @@ import copy
 import importlib.util
 import math
 import numbers
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from trainkit.errors import ConfigError, MissingDependencyError
-from trainkit.tune.checks import checked_points, is_name, is_number, is_whole, require, require_kind
+from trainkit.errors import MissingDependencyError
+from trainkit.tune.checks import is_name, is_number, is_whole, require, require_kind
 from trainkit.tune.objectives import Objective, objectives_of
 from trainkit.tune.schedulers.base import Decision, Verdict
-from trainkit.tune.search.alternatives import alternatives
 from trainkit.tune.search.base import Searcher
+from trainkit.tune.search.evaluated import Evaluated
 from trainkit.tune.search.modelled import ModelledSearcher
 from trainkit.tune.search.optuna import samplers
-from trainkit.tune.search.optuna.spaces import Declared, Form, form_of
+from trainkit.tune.search.optuna.spaces import OptunaForm, Params, form_of
 from trainkit.tune.search.optuna.study import LazyStudy, saying_once
 from trainkit.tune.seeds import suggestion_generator, suggestion_words
-from trainkit.tune.spaces.variants import Space
 from trainkit.tune.values import encode_config, holds_opaque, lookup
 
 if TYPE_CHECKING:
@@ -31,15 +29,16 @@ if TYPE_CHECKING:
     from optuna.trial import TrialState
 
 
-class OptunaSearch(ModelledSearcher):
+class OptunaSearch(ModelledSearcher[OptunaForm]):
     """Suggest configurations by a sampler of Optuna's.
 
     Suggestion n draws with a sampler that is seeded anew from the seed and n. A trial that fails is told as
     failed, which samplers leave out. One that the scheduler stopped before its `max_t`, or that stayed paused
     to the end, is told as pruned, with its reports: TPE ranks these after the complete ones, those that went
     furthest first; other samplers leave them out. So is one whose last report of the metric is NaN, which TPE
-    takes for bad; infinite values are told as they are. While a trial is paused, TPE sees it as pruned, until
-    it goes on; nothing of that is written to `storage`, which has it as running.
+    takes for bad; infinite values are told as they are. While fewer trials are complete than TPE begins to
+    model with (`n_startup_trials`, 10), it sees one that is paused as pruned, until it goes on; nothing of
+    that is written to `storage`, which has it as running.
 
     Args:
         space: domains as in `param_space`; Optuna's distributions by name, where 'net/width' is
@@ -65,6 +64,7 @@ class OptunaSearch(ModelledSearcher):
     """
 
     several = True
+    _shared: ClassVar = ("_space", "_form", "_storage")  # a storage is a place that is written to
 
     def __init__(
         self,
@@ -81,62 +81,37 @@ class OptunaSearch(ModelledSearcher):
         if importlib.util.find_spec("optuna") is None:
             raise MissingDependencyError("OptunaSearch needs Optuna: pip install 'trainkit[tune]'")
         objectives = objectives_of(metric, mode)
-        super().__init__(*(None, None) if objectives else (metric, mode))  # type: ignore[arg-type]
+        if objectives:
+            metric = mode = None
+        super().__init__(space, metric, mode, points_to_evaluate, seed)  # type: ignore[arg-type]
         self._objectives = objectives
-        points = checked_points(points_to_evaluate)
-        require(
-            seed is None or (is_whole(seed) and seed >= 0), f"seed={seed!r}: give a whole number of 0 or more"
-        )
         if sampler is not None or storage is not None:
             _check_kinds(sampler, storage)
         require(
             study_name is None or is_name(study_name), f"study_name={study_name!r}: give the name of a study"
         )
-        self._form = None if space is None else form_of(space)
-        self._space = space
-        self._points = points
-        self._rewards = None if evaluated_rewards is None else _checked_rewards(evaluated_rewards, points)
+        self._rewards = (
+            None if evaluated_rewards is None else _checked_rewards(evaluated_rewards, self._points)
+        )
         self._sampler = sampler
         self._study_name = study_name
         self._storage = storage
-        self._seed = seed
-        self._evaluated: list[_Evaluated] = []
-        self._to_run: list[tuple[dict[str, Any], bool]] = []
-        self._number = 0
-        self._rejected = (-1, 0)
-        """Of which suggestion how many tries were rejected."""
-        self._drawn = True
-        self._left_out: set[str] = set()
-        """Trials of before a change of the space, which are none of the new one's."""
         self._cut_short: set[str] = set()
+        """Trials that the scheduler has stopped before their time, or has paused."""
         self._said: set[str] = set()
         """Warnings of the sampler's."""
-        """Trials that the scheduler has stopped before their time, or has paused."""
 
     @property
     def arguments(self) -> dict[str, Any]:
-        given: dict[str, Any] = {
-            "space": self._space,
+        return {
+            **super().arguments,
             "metric": self.metric or [each.metric for each in self._objectives] or None,
             "mode": self.mode or [each.mode for each in self._objectives] or None,
-            "points_to_evaluate": self._points,
             "sampler": self._sampler,
             "study_name": self._study_name,
             "storage": self._storage,
-            "seed": self._seed,
             "evaluated_rewards": self._rewards,
         }
-        # Points told by add_evaluated_point no file holds: a restore then asks for the searcher.
-        return {**given, "evaluated": self._evaluated} if self._evaluated else given
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> OptunaSearch:
-        twin = copy.copy(self)
-        memo[id(self)] = twin
-        memo[id(self._storage)] = self._storage  # a place that is written to, not a value
-        memo[id(self._space)] = self._space
-        memo[id(self._form)] = self._form
-        vars(twin).update({name: copy.deepcopy(value, memo) for name, value in vars(self).items()})
-        return twin
 
     def rehearsal(self) -> Searcher:
         twin = copy.deepcopy(self)
@@ -145,122 +120,80 @@ class OptunaSearch(ModelledSearcher):
 
     # --- what is searched -------------------------------------------------------------------------
 
-    def begin(
-        self, space: Space, *, metric: str | None, mode: str | None, num_samples: int, seed: int
-    ) -> None:
-        super().begin(space, metric=metric, mode=mode, num_samples=num_samples, seed=seed)
-        require(
-            bool(self._objectives) or (self.metric is not None and self.mode is not None),
-            "OptunaSearch needs to know what to optimise: give metric and mode, in the TuneConfig or here",
-        )
-        if self._space is None:
-            self._form = Declared(space)
-        form = self._the_form()
+    def _form_of(self, space: Any, *, own: bool) -> OptunaForm:
+        return form_of(space, own=own)
+
+    def _begin_model(self, form: OptunaForm) -> None:
         self._suggester = (
             samplers.in_params(self._sampler, form.param_of)
             if self._sampler is not None
             else samplers.default_sampler(form.conditional)
         )
-        self._base = seed if self._seed is None else self._seed
         if self._seed is None and (own := samplers.seed_in(self._suggester)) is not None:
             self._base = own
         else:
             samplers.settle(self._suggester, self._base)
         self._aims = self._objectives or (Objective(self.metric or "", self.mode or "min"),)
+        evaluated = bool(self._evaluated_to_learn())
         require(
-            len(self._aims) == 1 or (self._rewards is None and not self._evaluated),
+            len(self._aims) == 1 or not evaluated,
             "evaluated points have one value each, and there are several objectives: leave them out",
         )
-        self._study = LazyStudy(
-            [each.mode for each in self._aims], self._study_name or "optuna", self._storage
-        )
-        evaluated = list(self._evaluated)
-        if self._rewards is None:
-            self._to_run = [form.fixed(point) for point in self._points]
-        else:
-            evaluated += [
-                _Evaluated(point, value) for point, value in zip(self._points, self._rewards, strict=True)
-            ]
         samplers.check(
             self._suggester,
             objectives=len(self._aims),
             conditional=form.conditional and form.space is not None,
-            points=bool(self._to_run),
-            evaluated=bool(evaluated),
+            points=bool(self._points_to_run()),
+            evaluated=evaluated,
         )
-        for each in evaluated:
-            self._add_evaluated(form, each)
+        self._study = LazyStudy(
+            [each.mode for each in self._aims],
+            self._study_name or "optuna",
+            self._storage,
+            samplers.learns_from_paused(self._suggester),
+        )
 
-    def _the_form(self) -> Form:
-        if self._form is None:
-            raise ConfigError("OptunaSearch has no search space yet: hand it to a Tuner, in a TuneConfig")
-        return self._form
+    def _points_to_run(self) -> Sequence[Mapping[str, Any]]:
+        return self._points if self._rewards is None else ()
+
+    def _evaluated_to_learn(self) -> Sequence[Evaluated]:
+        return [*self._evaluated, *map(Evaluated, self._points, self._rewards or ())]
 
     # --- suggestions ------------------------------------------------------------------------------
 
-    def suggest(self, trial_id: str) -> dict[str, Any] | str | None:
-        form, n = self._the_form(), self._number
+    def _suggested(self, trial_id: str, fixed: Mapping[str, Any] | None) -> dict[str, Any] | str:
         if self._study.exhausted:
             return self.FINISHED
-        redraw = self._rejected[1] if self._rejected[0] == n else 0
-        fixed, self._drawn = self._to_run[n] if n < len(self._to_run) else ({}, True)
-        one = samplers.prepared(
-            self._suggester, lambda number: suggestion_words(self._base, n, redraw, number)
-        )
+        place = self._base, self._number, self._redraws
+        one = samplers.prepared(self._suggester, lambda number: suggestion_words(*place, number))
         with saying_once(self._said):
             trial = self._study.ask(one, trial_id, fixed)
             try:
-                config = form.suggest(trial, suggestion_generator(self._base, n, redraw))
+                config = self.form.suggest(trial, suggestion_generator(*place))
             except BaseException:
-                self._tell_failed(trial_id)
+                self._study.tell(trial_id, *self._outcome(trial_id, None))
                 raise
         self._study.settle(trial_id)
-        self._number += 1
         return config
 
-    def is_drawn(self, trial_id: str) -> bool:
-        return self._drawn
+    def _note(self, trial_id: str, known: Params) -> None:
+        self._study.add(trial_id, known)
 
-    def on_rejected(self, trial_id: str, result: dict[str, Any] | None) -> None:
-        from optuna.trial import TrialState
-
+    def _forget(self, trial_id: str, result: dict[str, Any] | None) -> None:
         # Some look at what trials came to alone, and would come to the same again: they are left as they
         # were, and draw with another seed. Others count their suggestions, so they get an answer.
-        state, values = TrialState.FAIL, None
-        if result is not None and not samplers.follows_from_trials(self._suggester):
-            state, values = self._outcome(trial_id, result)
-        self._study.reject(trial_id, state, values)
-        self._number -= 1
-        self._rejected = (self._number, self._rejected[1] + 1 if self._rejected[0] == self._number else 1)
-
-    def alternatives(self, trial_id: str) -> Iterator[dict[str, Any]]:
-        space = self._the_form().space
-        if space is None:
-            return iter(())
-        return alternatives(space, suggestion_generator(self._base, self._number, self._rejected[1]))
-
-    def take(self, trial_id: str, config: dict[str, Any]) -> bool:
-        params = self._the_form().params(config)
-        if params is not None:
-            self._study.add(trial_id, params)
-            self._number += 1
-        return params is not None
+        answer = None if samplers.follows_from_trials(self._suggester) else result
+        self._study.reject(trial_id, *self._outcome(trial_id, answer))
 
     def replay(
         self, trial_id: str, config: dict[str, Any], *, same_space: bool = True
     ) -> dict[str, Any] | None:
-        by_trials = samplers.follows_from_trials(self._suggester)
-        if (by_trials or not same_space) and self.take(trial_id, config):
-            return config
-        if same_space and by_trials:
-            return None
-        if same_space:  # the study in a storage of the user's has all that the sampler wrote there
-            known = self._storage is not None and not holds_opaque(config) and self._study.adopt(trial_id)
-            self._number += known
-            return config if known else None
-        self._left_out.add(trial_id)  # it says nothing of the new space
-        self._number += 1
-        return config
+        if not same_space or samplers.follows_from_trials(self._suggester):
+            return super().replay(trial_id, config, same_space=same_space)
+        # The study in a storage of the user's has all that the sampler wrote there.
+        known = self._storage is not None and not holds_opaque(config) and self._study.adopt(trial_id)
+        self._number += known
+        return config if known else None
 
     # --- results ----------------------------------------------------------------------------------
 
@@ -278,8 +211,7 @@ class OptunaSearch(ModelledSearcher):
 
     def on_pause(self, trial_id: str) -> None:
         self._cut_short.add(trial_id)
-        if samplers.learns_from_pruned(self._suggester):
-            self._study.pause(trial_id)
+        self._study.pause(trial_id)
 
     def on_unpause(self, trial_id: str) -> None:
         self._cut_short.discard(trial_id)
@@ -306,36 +238,11 @@ class OptunaSearch(ModelledSearcher):
             return TrialState.PRUNED, None
         return TrialState.COMPLETE, list(map(float, values))
 
-    def _tell_failed(self, trial_id: str) -> None:
-        from optuna.trial import TrialState
-
-        self._study.tell(trial_id, TrialState.FAIL)
-
     # --- what is known from elsewhere -------------------------------------------------------------
 
-    def add_evaluated_point(
-        self,
-        parameters: dict[str, Any],
-        value: float,
-        error: bool = False,
-        pruned: bool = False,
-        intermediate_values: list[float] | None = None,
-    ) -> None:
-        require(
-            error or pruned or isinstance(value, numbers.Real),
-            f"add_evaluated_point({parameters!r}, {value!r}): give the value of the metric, a number",
-        )
-        self._evaluated.append(_Evaluated(parameters, value, error, pruned, intermediate_values))
-
-    def _add_evaluated(self, form: Form, evaluated: _Evaluated) -> None:
+    def _learn(self, name: str, known: Params, evaluated: Evaluated) -> None:
         from optuna.trial import TrialState
 
-        params = form.params(evaluated.parameters)
-        if params is None:
-            raise ConfigError(
-                f"the evaluated point {evaluated.parameters!r} is no configuration of the search space: give "
-                "every parameter, with a value that it may have"
-            )
         state, value = TrialState.COMPLETE, evaluated.value
         if evaluated.error:
             state = TrialState.FAIL
@@ -346,16 +253,7 @@ class OptunaSearch(ModelledSearcher):
         content = encode_config(vars(evaluated))
         mark = f"evaluated {blake2b(content.encode(), digest_size=8).hexdigest()}"
         values = [float(value)] if state is TrialState.COMPLETE else None
-        self._study.add(mark, params, state, values, reports, samplers.marks_of_evaluated(self._suggester))
-
-
-@dataclass(frozen=True)
-class _Evaluated:
-    parameters: dict[str, Any]
-    value: float
-    error: bool = False
-    pruned: bool = False
-    intermediate_values: list[float] | None = None
+        self._study.add(mark, known, state, values, reports, samplers.marks_of_evaluated(self._suggester))
 
 
 def _checked_rewards(rewards: Any, points: Sequence[Any]) -> list[float]:

@@ -2,6 +2,10 @@
 
 Optuna knows no trial that waits. A storage's trial that was pruned can't run again, so nothing is written:
 the storage, of the user's or ours, has a paused trial as running, and only who looks through this sees more.
+
+And only while few trials are complete. TPE ranks every complete trial before every pruned one: were hundreds
+pruned, all of the complete ones would count as good, and nothing would be learned from how they differ. So
+with enough of them to model, it models these, as BOHB does with the largest budget that has enough.
 """
 
 from __future__ import annotations
@@ -22,11 +26,13 @@ class PausedAsPruned:
     Args:
         storage: that holds them, as running.
         paused: numbers of those that are paused now.
+        enough: complete trials; with so many or more, paused ones are as the storage has them.
     """
 
-    def __init__(self, storage: BaseStorage, paused: Callable[[], Collection[int]]) -> None:
+    def __init__(self, storage: BaseStorage, paused: Callable[[], Collection[int]], enough: int) -> None:
         self._storage = storage
         self._paused = paused
+        self._enough = enough
         self._seen: dict[int, tuple[FrozenTrial, FrozenTrial]] = {}
         """By number: a paused trial, and what it is seen as; many wait, and each suggestion looks at all."""
 
@@ -45,9 +51,12 @@ class PausedAsPruned:
         affected = states is None or TrialState.RUNNING in states or TrialState.PRUNED in states
         if not paused or not affected:
             return self._storage.get_all_trials(study_id, deepcopy=deepcopy, states=states)
+        known_trials = self._storage.get_all_trials(study_id, deepcopy=False)
+        if sum(trial.state is TrialState.COMPLETE for trial in known_trials) >= self._enough:
+            return self._storage.get_all_trials(study_id, deepcopy=deepcopy, states=states)
         before, self._seen = self._seen, {}
         trials = []
-        for trial in self._storage.get_all_trials(study_id, deepcopy=False):
+        for trial in known_trials:
             if trial.number in paused and trial.state is TrialState.RUNNING and trial.intermediate_values:
                 known = before.get(trial.number)
                 if known is None or known[0] is not trial:

@@ -40,17 +40,18 @@ def follows_from_trials(sampler: BaseSampler) -> bool:
     return type(sampler) in (GPSampler, RandomSampler, TPESampler)
 
 
-def learns_from_pruned(sampler: BaseSampler) -> bool:
-    """True if a trial may be pruned for one suggestion, run for the next, and teaches something meanwhile.
+def learns_from_paused(sampler: BaseSampler) -> int:
+    """With how many complete trials the sampler has no more use for paused ones as pruned; 0: it never has.
 
-    TPE ranks pruned trials by their reports. A Gaussian process leaves them out, but keeps away from those
-    that run. Samplers that go from the first suggestion to the last rely on it that what has ended stays so.
+    TPE ranks pruned trials by their reports, after the complete ones: so it can model before enough of these
+    are there. A Gaussian process leaves them out, but keeps away from those that run. Samplers that go from
+    the first suggestion to the last rely on it that what has ended stays so.
     """
     from optuna.samplers import PartialFixedSampler, TPESampler
 
     if type(sampler) is PartialFixedSampler:
-        return learns_from_pruned(sampler._base_sampler)
-    return type(sampler) is TPESampler
+        return learns_from_paused(sampler._base_sampler)
+    return sampler._n_startup_trials if type(sampler) is TPESampler else 0
 
 
 def prepared(sampler: BaseSampler, words: Callable[[int], list[int]]) -> BaseSampler:

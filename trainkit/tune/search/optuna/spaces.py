@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 from trainkit.errors import ConfigError, SpaceError
-from trainkit.tune.search.alternatives import leaves_open
+from trainkit.tune.search.forms import Declared, Form
 from trainkit.tune.search.optuna.domains import Coder, coder_of
 from trainkit.tune.spaces.tree import everything, holds_leaf
 from trainkit.tune.spaces.variants import Space
@@ -22,29 +22,17 @@ Params = tuple[dict[str, Any], "dict[str, BaseDistribution]"]
 """What Optuna knows of a trial: the value and the distribution of each parameter."""
 
 
-class Form(Protocol):
-    """One of the ways.
+class OptunaForm(Form, Protocol):
+    """One of the ways; the model knows a trial by its `Params`.
 
     Attributes:
         conditional: True if trials may differ in which parameters they have.
-        space: as our domains; None where it is none of them.
     """
 
     conditional: bool
-    space: Space | None
 
     def suggest(self, trial: Trial, rng: Generator) -> dict[str, Any]:
         """The configuration that `trial` suggests; all randomness besides comes from `rng`."""
-
-    def fixed(self, point: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
-        """The parameters that a user's point gives, and whether it leaves others open.
-
-        Raises:
-            ConfigError: the point does not fit the space.
-        """
-
-    def params(self, config: Mapping[str, Any]) -> Params | None:
-        """What gave `config`, exactly; None where that can't be told from it."""
 
     def param_of(self, name: str, value: Any) -> Any:
         """What Optuna knows a parameter's value by.
@@ -54,50 +42,29 @@ class Form(Protocol):
         """
 
 
-class Declared:
+class DeclaredForm(Declared[Coder]):
     """Domains such as `tune.uniform(0, 1)`, with conditions."""
 
-    def __init__(self, space: Space) -> None:
-        if space.axes:
-            names = ", ".join(parameter.name for parameter in space.parameters if parameter.is_axis)
-            raise ConfigError(
-                f"{names}: OptunaSearch draws, and can't try every value of a grid_search; use choice"
-            )
-        self.space: Space | None = space
-        self._space = space
-        self._coders: dict[str, Coder] = {
-            parameter.name: coder_of(parameter.name, parameter.domain) for parameter in space.parameters
-        }
+    def __init__(self, space: Space, *, own: bool = False) -> None:
+        super().__init__(space, coder_of, searcher="OptunaSearch", own=own)
         self.conditional = any(parameter.is_conditional for parameter in space.parameters)
 
     def suggest(self, trial: Trial, rng: Generator) -> dict[str, Any]:
-        return self._space.walk(lambda name, domain: self._coders[name].ask(trial), rng)
+        return self.declared.walk(lambda name, domain: self.codes[name].ask(trial), rng)
 
-    def fixed(self, point: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
-        values = self._space.point(point)
-        open_ = leaves_open(self._space, self._space.preset(point))
-        return {name: self._coders[name].param(value) for name, value in values.items()}, open_
-
-    def params(self, config: Mapping[str, Any]) -> Params | None:
-        try:
-            values = self._space.choices(config)
-        except SpaceError:  # a point outside of the domains, or an object that the store has not kept
+    def known_by(self, config: Mapping[str, Any]) -> Params | None:
+        params = super().known_by(config)
+        if params is None or not all(self.codes[name].exact for name in params):
             return None
-        coders = {name: self._coders[name] for name in values}
-        if not all(coder.exact for coder in coders.values()):
-            return None
-        return (
-            {name: coder.param(values[name]) for name, coder in coders.items()},
-            {name: coder.distribution for name, coder in coders.items()},
-        )
+        return params, {name: self.codes[name].distribution for name in params}
 
     def param_of(self, name: str, value: Any) -> Any:
-        if name not in self._coders:
-            raise SpaceError(f"the sampler has {name}={value!r}, and the space has {', '.join(self._coders)}")
-        domain = next(each.domain for each in self._space.parameters if each.name == name)
+        if name not in self.codes:
+            raise SpaceError(f"the sampler has {name}={value!r}, and the space has {', '.join(self.codes)}")
+        domain = next(each.domain for each in self.declared.parameters if each.name == name)
         if not domain.contains(value):
             raise SpaceError(f"the sampler has {name}={value!r}, which {domain} does not hold")
-        return self._coders[name].param(value)
+        return self.codes[name].encode(value)
 
 
 class Distributions:
@@ -139,7 +106,7 @@ class Distributions:
         fixed = {name: value for name, value in given.items() if name in self._distributions}
         return fixed, len(fixed) < len(self._distributions)
 
-    def params(self, config: Mapping[str, Any]) -> Params | None:
+    def known_by(self, config: Mapping[str, Any]) -> Params | None:
         values = _by_name(config)
         if holds_opaque(config) or not self._distributions.keys() <= values.keys():
             return None
@@ -180,7 +147,7 @@ class DefineByRun:
             )
         return dict(trial.params), False
 
-    def params(self, config: Mapping[str, Any]) -> Params | None:
+    def known_by(self, config: Mapping[str, Any]) -> Params | None:
         from optuna.trial import FixedTrial
 
         if holds_opaque(config):
@@ -214,20 +181,20 @@ class DefineByRun:
 _ABSENT = object()
 
 
-def form_of(space: Any) -> Form:
+def form_of(space: Any, *, own: bool) -> OptunaForm:
     """Return the form of what a user gives as `space`.
 
     Raises:
         ConfigError: it is none of the three.
     """
     if isinstance(space, Space):
-        return Declared(space)
+        return DeclaredForm(space)
     if isinstance(space, Mapping) and space:
         from optuna.distributions import BaseDistribution
 
         if any(isinstance(value, BaseDistribution) for value in flatten(space).values()):
             return Distributions(space)
-        return Declared(Space.of(space))
+        return DeclaredForm(Space.of(space), own=own)
     if callable(space):
         return DefineByRun(space)
     raise ConfigError(

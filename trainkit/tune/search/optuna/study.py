@@ -55,14 +55,18 @@ class LazyStudy:
         modes: "min" or "max", for each metric.
         name: of the study.
         storage: the user's, or an address of one; None: in memory.
+        enough: complete trials; while there are fewer, samplers see paused ones as pruned.
     """
 
-    def __init__(self, modes: Sequence[str], name: str, storage: BaseStorage | str | None) -> None:
+    def __init__(
+        self, modes: Sequence[str], name: str, storage: BaseStorage | str | None, enough: int = 0
+    ) -> None:
         self._directions: list[Literal["minimize", "maximize"]] = [
             "minimize" if mode == "min" else "maximize" for mode in modes
         ]
         self._name = name
         self._given = storage
+        self._enough = enough
         self._backlog: list[_Known] = []
         self._known: dict[str, _Known] = {}
         self._study: Study | None = None
@@ -136,7 +140,7 @@ class LazyStudy:
             self._storage.set_trial_intermediate_value(self._place(trial_id), step, value)
 
     def pause(self, trial_id: str) -> None:
-        """Show a trial as pruned to samplers, if it has reported, until it goes on or ends."""
+        """Show a trial as pruned to samplers, if it has reported and few are complete, until it goes on."""
         self._paused.add(trial_id)
 
     def unpause(self, trial_id: str) -> None:
@@ -192,7 +196,9 @@ class LazyStudy:
         with quiet():
             study = optuna.create_study(
                 study_name=self._name,
-                storage=cast("BaseStorage", PausedAsPruned(self._storage, self._numbers_paused)),
+                storage=cast(
+                    "BaseStorage", PausedAsPruned(self._storage, self._numbers_paused, self._enough)
+                ),
                 pruner=optuna.pruners.NopPruner(),
                 directions=self._directions,
                 load_if_exists=True,

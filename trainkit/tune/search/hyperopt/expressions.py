@@ -1,0 +1,152 @@
+"""A space of hyperopt's own: dictionaries and lists with `hp.choice` and the like in them.
+
+Its parameters go by their labels. A configuration says what they were, so far as it can be told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from trainkit.errors import ConfigError
+from trainkit.tune.spaces.variants import Space
+from trainkit.tune.suggestion.merging import nested
+from trainkit.tune.values import holds_opaque
+
+if TYPE_CHECKING:
+    from numpy.random import Generator
+
+Values = dict[str, Any]
+"""What hyperopt knows of a trial: a number for each label."""
+
+
+class Expression:
+    """Dictionaries and lists with `hp.choice`, `hp.loguniform` and the like in them."""
+
+    space: Space | None = None
+
+    def __init__(self, space: Any, pyll: Any) -> None:
+        self._pyll = pyll
+        self._root = pyll.as_apply(space)
+        if self._root.name != "dict" and not _leads_to_dictionaries(self._root):
+            raise ConfigError(
+                "space: a configuration is a dictionary, so give HyperOptSearch a dictionary, or an "
+                "hp.choice of dictionaries"
+            )
+        self.nodes: dict[str, Any] = {}
+        for node in pyll.dfs(self._root):
+            if node.name == "hyperopt_param":
+                label = node.arg["label"].obj
+                if self.nodes.setdefault(label, node) is not node:
+                    raise ConfigError(
+                        f"space has two parameters labelled {label!r}: label each in its own way"
+                    )
+        if not self.nodes:
+            raise ConfigError("space has no parameter of hyperopt's, such as hp.uniform('lr', 0, 1)")
+
+    def configuration(self, values: Values, rng: Generator) -> tuple[dict[str, Any], Values]:
+        del rng
+        memo = {node: values[label] for label, node in self.nodes.items()}
+        config = self._pyll.rec_eval(self._root, memo=memo, print_node_on_error=False)
+        active: Values = {}
+        self._collect(self._root, values, active)
+        return _plain(config), active
+
+    def _collect(self, node: Any, values: Values, active: Values) -> None:
+        if node.name == "hyperopt_param":
+            label = node.arg["label"].obj
+            active[label] = values[label]
+        elif node.name == "switch":
+            place, *options = node.pos_args
+            self._collect(place, values, active)
+            if place.name == "hyperopt_param":
+                options = [options[int(values[place.arg["label"].obj])]]
+            for option in options:
+                self._collect(option, values, active)
+        else:
+            for each in node.inputs():
+                self._collect(each, values, active)
+
+    def fixed(self, point: Mapping[str, Any]) -> tuple[Values, bool]:
+        found = _found(self._root, nested(point), partial=True)
+        if found is None:
+            raise ConfigError(
+                f"points_to_evaluate has {dict(point)!r}, which HyperOptSearch's space does not have: give "
+                "values as the configuration has them, not their places in a choice"
+            )
+        active: Values = {}
+        try:
+            self._collect(self._root, found, active)
+        except KeyError:
+            return found, True
+        return found, False
+
+    def known_by(self, config: Mapping[str, Any]) -> Values | None:
+        return None if holds_opaque(config) else _found(self._root, config, partial=False)
+
+
+def _leads_to_dictionaries(node: Any) -> bool:
+    return node.name == "switch" and all(
+        each.name == "dict" or _leads_to_dictionaries(each) for each in node.pos_args[1:]
+    )
+
+
+def _found(node: Any, value: Any, *, partial: bool) -> Values | None:
+    """The values of the labels under `node` that make it come to `value`; None: there are none, or untold.
+
+    Args:
+        node: of the expression.
+        value: of the configuration.
+        partial: a dictionary may lack keys; otherwise it may have others, the constants of `param_space`.
+    """
+    match node.name:
+        case "hyperopt_param":
+            numeric = isinstance(value, (int, float)) and not isinstance(value, bool)
+            return {node.arg["label"].obj: value} if numeric else None
+        case "literal":
+            return {} if type(node.obj) is type(value) and node.obj == value else None
+        case "float" | "int":
+            return _found(node.pos_args[0], value, partial=partial)
+        case "switch" if node.pos_args[0].name == "hyperopt_param":
+            label = node.pos_args[0].arg["label"].obj
+            options = list(enumerate(node.pos_args[1:]))
+            if not partial:  # the one that says most of it
+                options.sort(key=lambda option: -len(option[1].named_args))
+            for place, option in options:
+                found = _found(option, value, partial=partial)
+                if found is not None:
+                    return {label: place, **found}
+            return None
+        case "dict":
+            named = dict(node.named_args)
+            if not isinstance(value, Mapping) or not (
+                value.keys() <= named.keys() if partial else value.keys() >= named.keys()
+            ):
+                return None
+            keys = value if partial else named
+            return _all(lambda key: _found(named[key], value[key], partial=partial), keys)
+        case "pos_args":
+            if not isinstance(value, (list, tuple)) or len(value) != len(node.pos_args):
+                return None
+            places = range(len(value))
+            return _all(lambda place: _found(node.pos_args[place], value[place], partial=partial), places)
+    return None
+
+
+def _all(find: Callable[[Any], Values | None], keys: Any) -> Values | None:
+    found: Values = {}
+    for key in keys:
+        part = find(key)
+        if part is None:
+            return None
+        found |= part
+    return found
+
+
+def _plain(value: Any) -> Any:
+    """Tuples of lists, and numbers of NumPy's, as a configuration has them."""
+    if isinstance(value, Mapping):
+        return {key: _plain(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(each) for each in value]
+    return value.item() if type(value).__module__ == "numpy" and getattr(value, "ndim", 1) == 0 else value
