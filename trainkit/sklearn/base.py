@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, Self
@@ -18,9 +19,11 @@ from sklearn.utils import indexable
 from sklearn.utils.validation import _check_method_params
 
 from trainkit.clock import SYSTEM
+from trainkit.errors import ConfigError
 from trainkit.sklearn.cv_results import Outcome
 from trainkit.sklearn.evaluation import FoldTrial, Task
 from trainkit.sklearn.running import Evaluated, Finding, evaluate
+from trainkit.sklearn.settling import error_to_raise, settled
 from trainkit.tune.config import FailureConfig, RunConfig, TuneConfig
 from trainkit.tune.placement import with_parameters, with_resources
 from trainkit.tune.search.base import Searcher
@@ -78,22 +81,28 @@ class TuneBaseSearchCV(BaseSearchCV):  # type: ignore[misc]
             self.verbose,
         )
         found = self._evaluate(task)
-        outcomes = self._outcomes(found.candidates)
+        self._unfinished = found.unfinished
+        candidates = self._complete(found, task)
+        outcomes = self._outcomes(candidates)
         self.multimetric_ = isinstance(outcomes[0]["test_scores"], dict)
         if callable(self.scoring) and self.multimetric_:
             self._check_refit_for_multimetric(outcomes[0]["test_scores"])
             refit_metric = self.refit
-        parameters = [candidate.parameters for candidate in found.candidates]
+        parameters = [candidate.parameters for candidate in candidates]
         results = self._format_results(parameters, self.n_splits_, outcomes)
         if self.refit or not self.multimetric_:
             self.best_index_ = self._select_best_index(self.refit, refit_metric, results)
             if not callable(self.refit):
                 self.best_score_ = results[f"mean_test_{refit_metric}"][self.best_index_]
             self.best_params_ = results["params"][self.best_index_]
-        if self.refit:
+        if self.refit and not found.interrupted:
             self._refit(estimator, X, y, routed.estimator.fit)
         self.scorer_ = scorers._scorers if isinstance(scorers, _MultimetricScorer) else scorers
         self.cv_results_ = results
+        if found.interrupted:
+            if hasattr(self, "best_estimator_"):  # an earlier fit's
+                del self.best_estimator_
+            raise KeyboardInterrupt
         return self
 
     def _evaluate(self, task: Task) -> Finding:
@@ -106,10 +115,34 @@ class TuneBaseSearchCV(BaseSearchCV):  # type: ignore[misc]
             default_loggers=(),
             failure_config=FailureConfig(fail_fast="raise" if self.error_score == "raise" else False),
         )
-        return evaluate(trainable, None, tune, run, folds=self.n_splits_)
+        before = getattr(self, "_unfinished", None)
+        return evaluate(trainable, None, tune, run, folds=self.n_splits_, before=before)
+
+    def _complete(self, found: Finding, task: Task) -> list[Evaluated]:
+        """The candidates to compare; what raised for want of any other answer leaves `fit` here."""
+        error = error_to_raise(found.candidates, self.error_score)
+        if error is not None:
+            raise error
+        complete, cut_off = settled(found.candidates, task)
+        why = "" if found.ended_by is None else found.ended_by.why
+        if complete and cut_off:
+            warnings.warn(
+                f"the search ended before all was evaluated ({why}): {cut_off} "
+                f"{'candidate was' if cut_off == 1 else 'candidates were'} not complete and left out of "
+                "cv_results_; a second fit on the same data goes on with what is missing",
+                stacklevel=3,
+            )
+        if not complete and found.interrupted:
+            raise KeyboardInterrupt
+        if not complete:
+            raise ConfigError(
+                f"no candidate was evaluated on all folds before the search ended ({why or 'it had none'}): "
+                "give it more time; a second fit on the same data goes on from here"
+            )
+        return complete
 
     def _outcomes(self, candidates: Sequence[Evaluated]) -> list[Outcome]:
-        """What each fold of each candidate came to; those that were cut off have failed."""
+        """What each fold of each candidate came to."""
         outcomes: list[Outcome] = [each for one in candidates for each in one.outcomes if each is not None]
         _warn_or_raise_about_fit_failures(outcomes, self.error_score)
         if callable(self.scoring):
