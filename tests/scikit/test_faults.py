@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-import psutil
 import pytest
 from sklearn.exceptions import FitFailedWarning
 from sklearn.model_selection import GridSearchCV
 
-import trainkit
-from tests.conftest import eventually, session_processes, shared_memory
 from tests.runtime.programs import Programs
 from tests.scikit.odd import Odd, data, done
 from trainkit.errors import ActorDiedError, ConfigError
@@ -89,7 +83,11 @@ class TestOneCandidate:
 
     def test_that_kills_its_process_has_failed_by_every_scorer(self) -> None:
         killing = search(
-            ["kill", "fine"], error_score=0.0, scoring=["accuracy", "f1"], refit="f1", return_train_score=True
+            ["kill", "fine"],
+            error_score=0.0,
+            scoring=["accuracy", "f1"],
+            refit="accuracy",
+            return_train_score=True,
         )
         with pytest.warns(FitFailedWarning, match="3 fits failed"):
             killing.fit(X, Y)
@@ -143,107 +141,3 @@ class DiesLater(Odd):
         if len(done(Path(str(self.log)))) == 2:
             os.kill(os.getpid(), signal.SIGKILL)
         return self
-
-
-@pytest.mark.parametrize("how", ["fine", "raise", "kill"])
-def test_a_session_of_its_own_ends_with_the_fit(how: str) -> None:
-    before = set(session_processes())
-    failing = search([how], error_score="raise")
-    if how == "fine":
-        failing.fit(X, Y)
-    else:
-        with pytest.raises((ValueError, ActorDiedError)):
-            failing.fit(X, Y)
-    assert not trainkit.is_initialized()
-    assert eventually(lambda: set(session_processes()) == before)
-    assert not shared_memory()
-
-
-SEARCH = """
-    import json, sys
-    from tests.scikit.odd import Odd, data
-    from trainkit.sklearn import TuneGridSearchCV
-
-    folder = sys.argv[1]
-    grid = [{"how": ["fine"], "number": [1, 2]}, {"how": ["wait"], "number": [3, 4]}]
-    odd = Odd(log=f"{folder}/log", gate=f"{folder}/gate")
-    search = TuneGridSearchCV(odd, grid, cv=3, n_jobs=1)
-
-    def told():
-        numbers = [params["number"] for params in search.cv_results_["params"]]
-        told = {"numbers": numbers, "best": search.best_params_, "score": search.best_score_}
-        print(json.dumps(told | {"refitted": hasattr(search, "best_estimator_")}), flush=True)
-
-    try:
-        search.fit(*data())
-    except KeyboardInterrupt:
-        told()
-        print("interrupted", flush=True)
-    sys.stdin.readline()
-    search.fit(*data())
-    told()
-"""
-
-
-def waiting(folder: Path) -> bool:
-    return (folder / "gate.waiting").exists()
-
-
-def begin_and_wait(programs: Programs, script: str) -> subprocess.Popen[str]:
-    (programs.folder / "gate").touch()
-    program = programs.begin(script, str(programs.folder))
-    assert eventually(lambda: waiting(programs.folder) or program.poll() is not None, 60)
-    return program
-
-
-def test_ctrl_c_keeps_what_is_complete_and_a_second_fit_does_the_rest(programs: Programs) -> None:
-    """Row 2.10: SIGINT in `fit`; a second `fit` runs only the missing folds, counted."""
-    program = begin_and_wait(programs, SEARCH)
-    program.send_signal(signal.SIGINT)
-    (programs.folder / "gate").unlink()  # what runs may end in order
-    out, err = program.communicate("\n", timeout=60)
-    assert program.returncode == 0, err
-    first, interrupted, second = out.splitlines()
-    assert interrupted == "interrupted"
-    assert set(json.loads(first)["numbers"]) >= {1, 2}
-    assert json.loads(first)["best"] == {"how": "fine", "number": 1}
-    assert not json.loads(first)["refitted"]
-    assert json.loads(second)["numbers"] == [1, 2, 3, 4]
-    assert json.loads(second)["refitted"]
-    fits = done(programs.folder / "log")
-    refit = fits.pop()
-    assert refit.startswith("fine 1 30")
-    assert len(fits) == len(set(fits)) == 12, fits  # each fold of each candidate once, in both fits together
-    assert not programs.processes()
-
-
-def test_ctrl_c_twice_ends_at_once(programs: Programs) -> None:
-    program = begin_and_wait(programs, SEARCH.replace("except KeyboardInterrupt", "except ZeroDivisionError"))
-    program.send_signal(signal.SIGINT)
-    time.sleep(0.2)  # two that come together are one
-    program.send_signal(signal.SIGINT)
-    _, err = program.communicate(timeout=60)
-    assert program.returncode == -signal.SIGINT
-    assert "KeyboardInterrupt" in err
-    assert eventually(lambda: not programs.processes())
-
-
-def test_a_driver_that_is_killed_leaves_no_process(programs: Programs) -> None:
-    program = begin_and_wait(programs, SEARCH)
-    program.kill()
-    program.communicate(timeout=60)
-    assert eventually(lambda: not programs.processes())
-
-
-def test_nothing_listens_and_no_thread_stays() -> None:
-    threads = psutil.Process().num_threads()
-    own = psutil.Process().net_connections("all")
-    search(["fine"]).fit(X, Y)
-    assert eventually(lambda: psutil.Process().num_threads() <= threads)
-    assert eventually(lambda: len(psutil.Process().net_connections("all")) <= len(own))
-
-
-def test_importing_the_door_starts_nothing() -> None:
-    code = "import trainkit.sklearn, psutil; print(len(psutil.Process().children()))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "0"
