@@ -6,7 +6,6 @@ import itertools
 import logging
 import math
 
-import numpy as np
 import optuna
 import pytest
 from hypothesis import given
@@ -14,8 +13,16 @@ from hypothesis import strategies as st
 
 from trainkit import tune
 from trainkit.errors import ConfigError, MetricError
-from trainkit.tune.objectives import Objective, dominates, front_of, objectives_of, point_of, ranked
-from trainkit.tune.schedulers import ASHAScheduler, ParetoScheduler, Verdict
+from trainkit.tune.objectives import (
+    Objective,
+    Ranking,
+    dominates,
+    front_of,
+    objectives_of,
+    point_of,
+    ranked,
+)
+from trainkit.tune.schedulers import ASHAScheduler, ParetoScheduler
 from trainkit.tune.search import BayesOptSearch, ConcurrencyLimiter, HyperOptSearch, OptunaSearch, Repeater
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -66,6 +73,19 @@ def test_ranks_hold_each_once_and_none_before_what_dominates_it(points):
     for one, other in itertools.permutations(range(len(points)), 2):
         if dominates(points[one], points[other]):
             assert place_of[one] < place_of[other]
+
+
+@given(st.lists(st.tuples(numbers, numbers, st.integers(0, 2)), min_size=1, max_size=25))
+def test_points_are_ranked_as_they_come(points):
+    """The rank of the newest is that among all, and the fronts are what is left without those before."""
+    ranking = Ranking()
+    for number, point in enumerate(points, 1):
+        assert ranking.add(point) == ranked(points[:number]).index(number - 1) + 1
+    order, left = ranked(points), list(range(len(points)))
+    while left:
+        front = [left[place] for place in front_of([points[place] for place in left])]
+        assert set(order[: len(front)]) == set(front)
+        order, left = order[len(front) :], [place for place in left if place not in front]
 
 
 @given(clouds)
@@ -263,93 +283,3 @@ def test_an_interrupted_search_goes_on(fit, inline, tmp_path, own):
     restored = tune.Tuner.restore(tmp_path / "e", trade_off, tune_config=more, run_config=QUIET).fit()
     assert [result.config for result in restored] == [result.config for result in whole]
     assert [each.trial_id for each in restored.pareto_front()]
-
-
-# --- the scheduler --------------------------------------------------------------------------------
-
-
-def judged(scheduler, trial_id, accuracy, latency, time=1):
-    return scheduler.on_result(
-        trial_id, {"accuracy": accuracy, "latency": latency, "training_iteration": time}
-    )
-
-
-def scheduler_of(**arguments) -> ParetoScheduler:
-    scheduler = ParetoScheduler(**{"max_t": 9, "reduction_factor": 3, **arguments})
-    scheduler.set_objectives(objectives_of(BOTH["metric"], BOTH["mode"]))
-    scheduler.set_search_properties(None, None, np.random.default_rng(0))
-    return scheduler
-
-
-def test_dominated_trials_are_stopped_at_a_rung():
-    scheduler = scheduler_of()
-    verdicts = [
-        judged(scheduler, "a", 5, 5),
-        judged(scheduler, "b", 4, 6),  # a is better in both
-        judged(scheduler, "c", 9, 9),  # on the front, but one of three goes on, and a came first
-        judged(scheduler, "d", 10, 1),  # better than all
-        judged(scheduler, "e", math.nan, 0),
-        judged(scheduler, "f", 11, 2),  # two of six go on: d and it
-    ]
-    assert [each.verdict is Verdict.CONTINUE for each in verdicts] == [True, False, False, True, False, True]
-    assert verdicts[1].reason == {"rule": "rung", "rung": 1, "rank": 2, "entries": 2, "places": 1}
-    assert judged(scheduler, "a", 0, 0, time=2).reason == {}
-    assert judged(scheduler, "a", 0, 0, time=1).reason == {}  # judged once a rung
-    assert judged(scheduler, "d", 0, 0, time=9).reason == {"rule": "max_t", "max_t": 9}
-    assert scheduler.on_result("z", {"training_iteration": 9}).verdict is Verdict.STOP  # property 11
-
-
-@given(clouds)
-def test_not_all_pass_and_one_always_may(points):
-    scheduler = scheduler_of()
-    passed = 0
-    for number, (accuracy, latency) in enumerate(points):
-        decision = judged(scheduler, str(number), accuracy, latency)
-        reason = decision.reason
-        assert (decision.verdict is Verdict.CONTINUE) == (reason["rank"] <= reason["places"])
-        passed += decision.verdict is Verdict.CONTINUE
-    assert passed >= 1
-
-
-def test_it_spends_less_and_keeps_the_front():
-    grid = tune.simulate(
-        lambda config, training_iteration, rng: trade_off(config),
-        param_space=SPACE,
-        tune_config=tune.TuneConfig(num_samples=60, scheduler=ParetoScheduler(max_t=9), **BOTH),
-        workers=4,
-        seed=0,
-    )
-    iterations = [result.metrics["training_iteration"] for result in grid]
-    assert sum(iterations) < 60 * 9 / 2
-    assert set(iterations) == {1, 3, 9}
-    front = grid.pareto_front()
-    assert any(result.metrics["training_iteration"] == 9 for result in front)
-
-
-def test_it_is_restored_with_its_rungs(fit, inline, tmp_path):
-    scheduler = ParetoScheduler(max_t=9, reduction_factor=3)
-    settings = {"seed": 1, "max_concurrent_trials": 1, **BOTH}
-    whole = fit(reports, SPACE, num_samples=12, scheduler=scheduler, run={"name": "w"}, **settings)
-    fit(reports, SPACE, num_samples=7, scheduler="pareto", **settings)
-    fit(reports, SPACE, num_samples=7, scheduler=scheduler, run={"name": "s"}, **settings)
-    more = tune.TuneConfig(num_samples=12)
-    restored = tune.Tuner.restore(tmp_path / "s", reports, tune_config=more, run_config=QUIET).fit()
-    assert [len(each.metrics_dataframe) for each in restored] == [
-        len(each.metrics_dataframe) for each in whole
-    ]
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        {"max_t": 0},
-        {"grace_period": 5, "max_t": 4},
-        {"reduction_factor": 1},
-        {"metric": "loss", "mode": "min"},
-        {"metric": ["a", "b"]},
-        {"time_attr": ""},
-    ],
-)
-def test_a_mistake_is_named(arguments):
-    with pytest.raises(ConfigError, match=next(iter(arguments))):
-        ParetoScheduler(**arguments)

@@ -217,9 +217,6 @@ class Controller:
             self._lives.heed(time)
         live = Live(trial)
         self._live[trial.trial_id] = live
-        if self._plan.trial_timeout_s is not None:
-            live.times_out = time + self._plan.trial_timeout_s
-            self._lives.watch(live)
         self.pace.started(trial.trial_id, time)
         trial.iteration = trial.checkpoint.iteration if trial.checkpoint else 0
         self._step.actions.append(ev.Start(trial, trial.attempt, trial.iteration, trial.checkpoint))

@@ -80,6 +80,7 @@ class Lives:
         self._watched: dict[str, Live] = {}
         """Those that have a limit; until an end of the experiment gives all of them one."""
         self._handlers = {
+            ev.Placed: self._on_placed,
             ev.Started: self._on_started,
             ev.Reported: self._on_reported,
             ev.Finished: self._on_finished,
@@ -87,7 +88,9 @@ class Lives:
             ev.Failed: lambda live, event: self.fail(live.trial, event.failure, event.time),
         }
 
-    def handle(self, event: ev.Started | ev.Reported | ev.Finished | ev.Saved | ev.Failed) -> None:
+    def handle(
+        self, event: ev.Placed | ev.Started | ev.Reported | ev.Finished | ev.Saved | ev.Failed
+    ) -> None:
         """Take in what a trial's process has said; nothing if it was the process of an earlier attempt."""
         live = self._live.get(event.trial_id)
         if live is not None and live.trial.attempt == event.attempt:
@@ -95,7 +98,13 @@ class Lives:
 
     # --- a trial's events -------------------------------------------------------------------------
 
+    def _on_placed(self, live: Live, event: ev.Placed | ev.Started) -> None:
+        if self._plan.trial_timeout_s is not None and math.isinf(live.times_out):
+            live.times_out = event.time + self._plan.trial_timeout_s
+            self.watch(live)
+
     def _on_started(self, live: Live, event: ev.Started) -> None:
+        self._on_placed(live, event)  # where nobody can say when it had its resources
         trial = live.trial
         place = (event.pid, event.hostname, event.node_ip)
         live.origin = Origin(trial.trial_id, trial.tag, trial.config, *place)

@@ -243,6 +243,7 @@ def _change_problem(decision: Decision) -> str | None:
     )
     if not well_made:
         return "its donors must be Donors, such as (Donor(trial_id, {'lr': 0.1}),)"
-    if decision.request is not None and not isinstance(decision.request, PlacementGroupFactory):
+    request: Any = decision.request
+    if request is not None and not isinstance(request, PlacementGroupFactory):
         return "its request must be a tune.PlacementGroupFactory"
     return None

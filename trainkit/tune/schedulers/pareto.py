@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from trainkit.tune.checks import is_number, is_whole, require
-from trainkit.tune.objectives import Objective, Point, objectives_of, point_of, ranked
+from trainkit.tune.objectives import Objective, Point, Ranking, objectives_of, point_of
 from trainkit.tune.schedulers.base import CONTINUE, Decision, TrialScheduler, Verdict
 from trainkit.tune.values import lookup
 
@@ -20,8 +21,8 @@ class ParetoScheduler(TrialScheduler):
     far from each other first. It goes on if its rank is among the best `max(1, n // reduction_factor)` of n.
     R. Schmucker et al., "Multi-objective Asynchronous Successive Halving" (arXiv 2106.12639), section 4.
 
-    A value that is NaN or infinite is worst. A report without the time, or at a rung without one of the
-    objectives, decides nothing, but `max_t` ends a trial all the same.
+    With a value that is NaN or infinite a trial is worst, and stops there. A report without the time, or at a
+    rung without one of the objectives, decides nothing, but `max_t` ends a trial all the same.
 
     Args:
         time_attr: reported value that counts the resource spent.
@@ -36,6 +37,7 @@ class ParetoScheduler(TrialScheduler):
     """
 
     label: ClassVar[str] = "the Pareto scheduler"
+    needs_metric: ClassVar[bool] = False  # several, which `set_objectives` asks for
 
     def __init__(
         self,
@@ -74,7 +76,7 @@ class ParetoScheduler(TrialScheduler):
         while level < self.max_t:
             levels.append(level)
             level *= self.reduction_factor
-        self._rungs: dict[int, list[Point]] = {level: [] for level in levels}
+        self._rungs = {level: Ranking() for level in levels}
         self._passed: dict[str, int] = {}
         """By trial, the highest rung that has judged it."""
 
@@ -88,6 +90,10 @@ class ParetoScheduler(TrialScheduler):
             "grace_period": self.grace_period,
             "reduction_factor": self.reduction_factor,
         }
+
+    @property
+    def first_judgement(self) -> float:
+        return self.grace_period
 
     @property
     def objectives(self) -> tuple[Objective, ...]:
@@ -104,8 +110,6 @@ class ParetoScheduler(TrialScheduler):
             "ParetoScheduler judges trials by several metrics: set TuneConfig(metric=['accuracy', 'loss'], "
             "mode=['max', 'min']) to what your trainable reports, or take ASHAScheduler for one",
         )
-
-    needs_metric: ClassVar[bool] = False
 
     def on_result(self, trial_id: str, result: Mapping[str, Any]) -> Decision:
         time = lookup(result, self.time_attr)
@@ -127,8 +131,8 @@ class ParetoScheduler(TrialScheduler):
         level = reached[-1]
         self._passed[trial_id] = level
         entries = self._rungs[level]
-        entries.append(point)
-        rank = ranked(entries).index(len(entries) - 1) + 1
+        rank = entries.add(point)
         places = max(1, len(entries) // self.reduction_factor)
         reason = {"rule": "rung", "rung": level, "rank": rank, "entries": len(entries), "places": places}
-        return Decision(Verdict.CONTINUE if rank <= places else Verdict.STOP, reason)
+        goes_on = rank <= places and all(map(math.isfinite, point))
+        return Decision(Verdict.CONTINUE if goes_on else Verdict.STOP, reason)

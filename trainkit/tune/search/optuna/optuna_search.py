@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import importlib.util
+import logging
 import math
 import numbers
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from optuna.samplers import BaseSampler
     from optuna.storages import BaseStorage
     from optuna.trial import TrialState
+
+logger = logging.getLogger("trainkit.tune")
 
 
 class OptunaSearch(ModelledSearcher[OptunaForm]):
@@ -98,6 +101,7 @@ class OptunaSearch(ModelledSearcher[OptunaForm]):
         self._storage = storage
         self._cut_short: set[str] = set()
         """Trials that the scheduler has stopped before their time, or has paused."""
+        self._rehearses = False
         self._said: set[str] = set()
         """Warnings of the sampler's."""
 
@@ -115,7 +119,7 @@ class OptunaSearch(ModelledSearcher[OptunaForm]):
 
     def rehearsal(self) -> Searcher:
         twin = copy.deepcopy(self)
-        twin._storage = None
+        twin._storage, twin._rehearses = None, True
         return twin
 
     # --- what is searched -------------------------------------------------------------------------
@@ -139,10 +143,10 @@ class OptunaSearch(ModelledSearcher[OptunaForm]):
             len(self._aims) == 1 or not evaluated,
             "evaluated points have one value each, and there are several objectives: leave them out",
         )
-        samplers.check(
+        self._warning = samplers.check(
             self._suggester,
+            form.space,
             objectives=len(self._aims),
-            conditional=form.conditional and form.space is not None,
             points=bool(self._points_to_run()),
             evaluated=evaluated,
         )
@@ -164,6 +168,9 @@ class OptunaSearch(ModelledSearcher[OptunaForm]):
     def _suggested(self, trial_id: str, fixed: Mapping[str, Any] | None) -> dict[str, Any] | str:
         if self._study.exhausted:
             return self.FINISHED
+        if self._warning is not None and not self._rehearses:
+            logger.warning(self._warning)
+            self._warning = None
         place = self._base, self._number, self._redraws
         one = samplers.prepared(self._suggester, lambda number: suggestion_words(*place, number))
         with saying_once(self._said):
