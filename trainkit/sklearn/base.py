@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
 from abc import abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from numbers import Integral
 from typing import Any, ClassVar, Self
 
 import numpy as np
+from joblib import cpu_count  # type: ignore[import-untyped]
 from sklearn.base import clone, is_classifier
 from sklearn.model_selection import check_cv
 from sklearn.utils import indexable
@@ -15,7 +17,9 @@ from sklearn.utils.metadata_routing import UNUSED
 from sklearn.utils.metaestimators import available_if
 
 from trainkit.clock import SYSTEM
-from trainkit.errors import ConfigError, TaskError
+from trainkit.errors import ConfigError
+from trainkit.settings import results_dir
+from trainkit.sklearn.candidates import Search
 from trainkit.sklearn.cv_results import Outcome, metric_name, rank_lowest_first
 from trainkit.sklearn.epochs import EpochTrial
 from trainkit.sklearn.evaluation import FoldTrial, Task
@@ -28,13 +32,13 @@ from trainkit.sklearn.internals import (
     warn_or_raise_about_fit_failures,
 )
 from trainkit.sklearn.running import Evaluated, Finding, evaluate
+from trainkit.sklearn.settings import metric_of, settings_of
+from trainkit.sklearn.settling import error_to_raise, settled
 from trainkit.sklearn.stopping import EarlyStopping, early_stopping_of, judged_by
 from trainkit.sklearn.surroundings import Surroundings
 from trainkit.sklearn.tasks import FitTasks, has_callbacks
 from trainkit.tune.callbacks.outlets import say
-from trainkit.tune.config import FailureConfig, RunConfig, TuneConfig
 from trainkit.tune.placement import with_parameters, with_resources
-from trainkit.tune.search.base import Searcher
 
 
 def _refitted_with(method: str) -> Any:
@@ -68,7 +72,7 @@ class TuneBaseSearchCV(BaseSearchCV):  # type: ignore[misc]
     __metadata_request__fit: ClassVar[dict[str, str]] = {"groups": UNUSED, "tune_params": UNUSED}
 
     @abstractmethod
-    def _searcher(self) -> Searcher:
+    def _search(self) -> Search:
         """What suggests the candidates."""
 
     @abstractmethod
@@ -115,12 +119,13 @@ class TuneBaseSearchCV(BaseSearchCV):  # type: ignore[misc]
         routed = self._get_routed_params_for_fit(params)
         tasks = FitTasks(self, X, y, params.get("sample_weight"))
         tasks.begin()
+        # In this order, as in scikit-learn: they may draw from the same generator.
+        search = self._search()
         splits = self._splits(X, y, routed.splitter.split)
         estimator = clone(self.estimator)
+        total = search.total
         stopping = self._early_stopping(estimator)
-        searcher = self._searcher()
-        total = searcher.total_samples
-        if self.early_stopping and has_callbacks(self):
+        if stopping is not None and has_callbacks(self):
             raise ConfigError(
                 "early_stopping trains by portions, of which scikit-learn's callbacks would not be told: "
                 "leave early_stopping out, or take the callbacks off by set_callbacks()"
@@ -144,16 +149,18 @@ class TuneBaseSearchCV(BaseSearchCV):  # type: ignore[misc]
                 told,
                 total,
             )
-            found = self._evaluate(task, searcher, stopping)
-        outcomes = self._outcomes(found.candidates)
+            found = self._evaluate(task, search, stopping, tune_params)
+        self._unfinished = found.unfinished
+        candidates = self._complete(found, task)
+        outcomes = self._outcomes(candidates)
         self.multimetric_ = isinstance(outcomes[0]["test_scores"], dict)
         if callable(self.scoring) and self.multimetric_:
             self._check_refit_for_multimetric(outcomes[0]["test_scores"])
             refit_metric = self.refit
-        parameters = [dict(candidate.parameters) for candidate in found.candidates]
+        parameters = [dict(candidate.parameters) for candidate in candidates]
         results = self._format_results(parameters, self.n_splits_, outcomes)
         if stopping is not None:
-            results["training_iteration"] = np.array([candidate.iterations for candidate in found.candidates])
+            results["training_iteration"] = np.array([candidate.iterations for candidate in candidates])
         if turned:
             rank_lowest_first(results, refit_metric)
         if self.refit or not self.multimetric_:
@@ -161,15 +168,19 @@ class TuneBaseSearchCV(BaseSearchCV):  # type: ignore[misc]
             if not callable(self.refit):
                 self.best_score_ = results[f"mean_test_{refit_metric}"][self.best_index_]
             self.best_params_ = results["params"][self.best_index_]
-        if self.refit:
+        if self.refit and not found.interrupted:
+            best = candidates[self.best_index_]
             # The parameters are cloned too, as they may be estimators.
             self.best_estimator_ = clone(estimator).set_params(**clone(self.best_params_, safe=False))
             with tasks.refitting(self.best_estimator_):
-                best = found.candidates[self.best_index_]
-                self._refit(X, y, routed.estimator.fit, stopping, best)
+                self._refit(estimator, X, y, routed.estimator.fit, stopping, best)
         self.scorer_ = scorers._scorers if isinstance(scorers, MultimetricScorer) else scorers
         self.cv_results_ = results
         tasks.end()
+        if found.interrupted:
+            if hasattr(self, "best_estimator_"):  # an earlier fit's
+                del self.best_estimator_
+            raise KeyboardInterrupt
         return self
 
     @available_if(_refitted_with("partial_fit"))  # type: ignore[untyped-decorator]
@@ -220,10 +231,11 @@ class TuneBaseSearchCV(BaseSearchCV):  # type: ignore[misc]
         return splits
 
     def _early_stopping(self, estimator: Any) -> EarlyStopping | None:
+        asked = self._early_stopping_asked()
         stopping = early_stopping_of(
-            self.early_stopping,
+            asked,
             self.max_iters,
-            metric=metric_name(judged_by(self.scoring, self.refit, self.early_stopping)),
+            metric=metric_name(judged_by(self.scoring, self.refit, asked)),
             mode=self.mode or "max",
             last_step=self.pipeline_auto_early_stop,
         )
@@ -231,35 +243,65 @@ class TuneBaseSearchCV(BaseSearchCV):  # type: ignore[misc]
             stopping.require_able(estimator, self._searched())
         return stopping
 
-    def _evaluate(self, task: Task, searcher: Searcher, stopping: EarlyStopping | None) -> Finding:
+    def _early_stopping_asked(self) -> Any:
+        return self.early_stopping
+
+    def _evaluate(
+        self,
+        task: Task,
+        search: Search,
+        stopping: EarlyStopping | None,
+        tune_params: Mapping[str, Any] | None,
+    ) -> Finding:
         trial = with_parameters(FoldTrial, task=task)
         if stopping is not None:
             trial = with_parameters(EpochTrial, task=task, **stopping.trial_arguments)
-        trainable = with_resources(trial, {"cpu": self.sk_n_jobs or 1})
-        tune = TuneConfig(
-            metric=None if stopping is None else stopping.metric,
-            mode=None if stopping is None else stopping.mode,
-            search_alg=searcher,
+        needed_by = f"search_optimization={type(search.searcher).__name__}" if search.learns else None
+        chosen = settings_of(
+            self,
+            search,
+            metric=metric_of(self.scoring, self.refit, needed_by="early_stopping" if stopping else needed_by),
             scheduler=None if stopping is None else stopping.scheduler,
-            num_samples=-1,
-            reuse_actors=True,
-            allow_duplicates=True,
+            folds=self.n_splits_,
+            machine_cpus=cpu_count(),
+            results_dir=str(results_dir()),
+            tune_params=tune_params,
         )
-        run = RunConfig(
-            verbose=0,
-            default_loggers=(),
-            failure_config=FailureConfig(fail_fast="raise" if self.error_score == "raise" else False),
+        return evaluate(
+            with_resources(trial, chosen.resources),
+            search.space,
+            chosen.tune,
+            chosen.run,
+            folds=self.n_splits_,
+            cpus=chosen.cpus,
+            before=getattr(self, "_unfinished", None),
         )
-        try:
-            return evaluate(trainable, None, tune, run, folds=self.n_splits_)
-        except TaskError as error:
-            raise _as_raised(error) from error.__cause__
+
+    def _complete(self, found: Finding, task: Task) -> list[Evaluated]:
+        """The candidates to compare; what raised for want of any other answer leaves `fit` here."""
+        error = error_to_raise(found.candidates, self.error_score)
+        if error is not None:
+            raise error
+        complete, cut_off = settled(found.candidates, task)
+        why = "" if found.ended_by is None else found.ended_by.why
+        if complete and cut_off:
+            warnings.warn(
+                f"the search ended before all was evaluated ({why}): {cut_off} "
+                f"{'candidate was' if cut_off == 1 else 'candidates were'} not complete and left out of "
+                "cv_results_; a second fit on the same data goes on with what is missing",
+                stacklevel=3,
+            )
+        if not complete and found.interrupted:
+            raise KeyboardInterrupt
+        if not complete:
+            raise ConfigError(
+                f"no candidate was evaluated on all folds before the search ended ({why or 'it had none'}): "
+                "give it more time; a second fit on the same data goes on from here"
+            )
+        return complete
 
     def _outcomes(self, candidates: Sequence[Evaluated]) -> list[Outcome]:
-        """What each fold of each candidate came to; those that were cut off have failed."""
-        for one in candidates:
-            if isinstance(one.error, TaskError):  # not by fitting: that is in the outcome
-                raise _as_raised(one.error) from one.error.__cause__
+        """What each fold of each candidate came to."""
         outcomes: list[Outcome] = [each for one in candidates for each in one.outcomes if each is not None]
         if not outcomes:
             raise ValueError(
@@ -273,6 +315,7 @@ class TuneBaseSearchCV(BaseSearchCV):  # type: ignore[misc]
 
     def _refit(
         self,
+        estimator: Any,
         X: Any,
         y: Any,
         fit_params: Mapping[str, Any],
@@ -281,7 +324,7 @@ class TuneBaseSearchCV(BaseSearchCV):  # type: ignore[misc]
     ) -> None:
         started = SYSTEM.monotonic()
         if stopping is not None:
-            self.best_estimator_ = stopping.refitted(self.best_estimator_, best.history, X, y, fit_params)
+            self.best_estimator_ = stopping.refitted(estimator, best.history, X, y, fit_params)
         elif y is not None:
             self.best_estimator_.fit(X, y, **fit_params)
         else:
@@ -289,8 +332,3 @@ class TuneBaseSearchCV(BaseSearchCV):  # type: ignore[misc]
         self.refit_time_ = SYSTEM.monotonic() - started
         if hasattr(self.best_estimator_, "feature_names_in_"):
             self.feature_names_in_ = self.best_estimator_.feature_names_in_
-
-
-def _as_raised(error: TaskError) -> Exception:
-    """What the user's code raised in a worker, as an exception of just that class where it can travel."""
-    return error.cause if isinstance(error.cause, Exception) else error
