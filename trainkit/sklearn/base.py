@@ -37,15 +37,14 @@ from trainkit.sklearn.settling import error_to_raise, settled
 from trainkit.sklearn.stopping import EarlyStopping, early_stopping_of
 from trainkit.sklearn.surroundings import Surroundings
 from trainkit.sklearn.tasks import FitTasks, has_callbacks
+from trainkit.tune.analysis import ExperimentAnalysis
 from trainkit.tune.callbacks.outlets import say
 from trainkit.tune.placement import with_parameters, with_resources
 
 
 def _refitted_with(method: str) -> Any:
     def check(search: Any) -> bool:
-        getattr(
-            search.best_estimator_, method
-        )  # raises an AttributeError that says which of the two is missing
+        getattr(search.best_estimator_, method)  # the AttributeError says which of the two is missing
         return True
 
     return check
@@ -67,6 +66,7 @@ class TuneBaseSearchCV(BaseSearchCV):  # type: ignore[misc]
         "time_budget_s": "no_validation",
         "sk_n_jobs": [Integral, None],
         "mode": "no_validation",
+        "pre_dispatch": [Integral, str, None],
     }
     # They are `fit`'s own, and not to be asked for by a search around this one.
     __metadata_request__fit: ClassVar[dict[str, str]] = {"groups": UNUSED, "tune_params": UNUSED}
@@ -150,6 +150,7 @@ class TuneBaseSearchCV(BaseSearchCV):  # type: ignore[misc]
                 total,
             )
             found = self._evaluate(task, search, stopping, tune_params)
+        self.analysis_ = ExperimentAnalysis.of(found.grid)
         self._unfinished = found.unfinished
         candidates = self._complete(found, task, stopping)
         outcomes = self._outcomes(candidates)
