@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from numbers import Integral
+from typing import Any, ClassVar
+
+from sklearn.utils._param_validation import Interval
 
 from trainkit.errors import ConfigError
 from trainkit.sklearn.base import TuneBaseSearchCV
@@ -17,6 +20,14 @@ N_TRIALS = 10
 
 class TuneSearchCV(TuneBaseSearchCV):
     """scikit-learn's `RandomizedSearchCV`, whose candidates are trials of a tuner."""
+
+    _parameter_constraints: ClassVar[dict[str, Any]] = {
+        **TuneBaseSearchCV._parameter_constraints,
+        "n_trials": [Interval(Integral, 1, None, closed="left")],
+        "n_iter": [Interval(Integral, 1, None, closed="left"), None],
+        "random_state": ["random_state"],
+        "search_kwargs": [Mapping, None],
+    }
 
     def __init__(
         self,
