@@ -11,7 +11,6 @@ from sklearn.base import clone
 from sklearn.pipeline import Pipeline
 
 from trainkit.errors import ConfigError
-from trainkit.sklearn.cv_results import SINGLE
 from trainkit.sklearn.incremental import DECISIVE
 from trainkit.sklearn.piecewise import Piecewise
 from trainkit.tune.checks import is_whole
@@ -90,14 +89,14 @@ class EarlyStopping:
 
 
 def early_stopping_of(
-    early_stopping: Any, max_iters: Any, *, metric: str, mode: str, last_step: bool
+    early_stopping: Any, max_iters: Any, *, metric: str | None, mode: str, last_step: bool
 ) -> EarlyStopping | None:
     """Return what these arguments of a search ask for; None: candidates are fitted whole.
 
     Args:
         early_stopping: None or False; True: ASHA; a scheduler, or its name.
         max_iters: portions of a training.
-        metric: what candidates are judged by.
+        metric: what candidates are judged by; None: that is not known, nor needed.
         mode: "max" or "min".
         last_step: of a pipeline, its last step is trained by portions.
 
@@ -127,24 +126,6 @@ def early_stopping_of(
     return EarlyStopping(scheduler, int(max_iters), last_step)
 
 
-def judged_by(scoring: Any, refit: Any, early_stopping: Any) -> str:
-    """Return the name of the scorer by which candidates are judged while they train.
-
-    Raises:
-        ConfigError: there are several, and `refit` names none.
-    """
-    if scoring is None or isinstance(scoring, str):
-        return SINGLE
-    if isinstance(refit, str):
-        return refit
-    if callable(scoring) or not early_stopping:
-        return SINGLE
-    raise ConfigError(
-        f"early_stopping judges candidates by one score, and scoring has several: set refit to the name "
-        f"of one of {', '.join(map(str, scoring))}, not {refit!r}"
-    )
-
-
 def _scheduler_of(early_stopping: Any, max_iters: int) -> TrialScheduler:
     if isinstance(early_stopping, TrialScheduler):
         return early_stopping
@@ -157,7 +138,7 @@ def _scheduler_of(early_stopping: Any, max_iters: int) -> TrialScheduler:
     return create_scheduler(name, time_attr=COUNTED_BY, max_t=max_iters, grace_period=1)
 
 
-def _require_agreement(scheduler: TrialScheduler, max_iters: int, metric: str, mode: str) -> None:
+def _require_agreement(scheduler: TrialScheduler, max_iters: int, metric: str | None, mode: str) -> None:
     """Refuse a scheduler that would judge by something that candidates don't report, or never."""
     deciding, name = scheduler.deciding, type(scheduler.deciding).__name__
     for word, own, given in (("metric", deciding.metric, metric), ("mode", deciding.mode, mode)):
