@@ -15,7 +15,7 @@ from trainkit import tune
 from trainkit.errors import ConfigError, MetricError
 from trainkit.tune.objectives import (
     Objective,
-    Ranking,
+    ParetoRanking,
     dominates,
     front_of,
     objectives_of,
@@ -78,7 +78,7 @@ def test_ranks_hold_each_once_and_none_before_what_dominates_it(points):
 @given(st.lists(st.tuples(numbers, numbers, st.integers(0, 2)), min_size=1, max_size=25))
 def test_points_are_ranked_as_they_come(points):
     """The rank of the newest is that among all, and the fronts are what is left without those before."""
-    ranking = Ranking()
+    ranking = ParetoRanking()
     for number, point in enumerate(points, 1):
         assert ranking.add(point) == ranked(points[:number]).index(number - 1) + 1
     order, left = ranked(points), list(range(len(points)))
@@ -163,6 +163,8 @@ def test_asha_may_be_told_by_which(fit, inline):
     grid = fit(reports, SPACE, num_samples=6, scheduler=scheduler, **BOTH)
     assert {len(result.metrics_dataframe) for result in grid} != {9}
     assert grid.pareto_front()
+    least = min(result.metrics["latency"] for result in grid)
+    assert grid.get_best_result("latency").metrics["latency"] == least, "by its own mode, not the scheduler's"
 
 
 # --- results --------------------------------------------------------------------------------------
@@ -183,10 +185,20 @@ def test_the_front_of_an_experiment(fit, inline, tmp_path, name):
     assert [each.trial_id for each in read.pareto_front()] == [each.trial_id for each in front]
     best = grid.get_best_result("latency", "min")
     assert best.metrics["latency"] == min(result.metrics["latency"] for result in grid)
-    with pytest.raises(ConfigError, match=r"\['accuracy', 'latency'\].*pareto_front"):
-        grid.get_best_result()
+    assert grid.get_best_result("latency").trial_id == best.trial_id, "its mode is known"
+    for arguments in ((), (None, "max"), ("other",)):
+        with pytest.raises(ConfigError, match=r"\['accuracy', 'latency'\].*pareto_front"):
+            grid.get_best_result(*arguments)
     best = grid.get_best_result("accuracy", "max")
     assert grid.pareto_front(["accuracy", "other"], ["max", "max"])[0].trial_id == best.trial_id
+
+
+def test_the_older_door_takes_several(inline, tmp_path):
+    settings = {"num_samples": 4, "storage_path": tmp_path, "name": "r", "verbose": 0}
+    analysis = tune.run(trade_off, config=SPACE, **settings, **BOTH)
+    assert analysis.get_best_trial("latency").trial_id in {trial.trial_id for trial in analysis.trials}
+    with pytest.raises(ConfigError, match=r"\['accuracy', 'latency'\], and none of them alone"):
+        _ = analysis.best_trial
 
 
 def test_a_front_of_one_metric_is_asked_for_two(fit, inline):

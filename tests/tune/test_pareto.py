@@ -80,6 +80,18 @@ def test_6_and_7_signs_and_ties():  # properties 6 and 7
         assert (alike.verdict is Verdict.CONTINUE) == (number == 0), "of equals the earlier one is better"
 
 
+def test_9_and_10_jumps_and_late_reports_leave_rungs_as_they_are():  # properties 9 and 10
+    scheduler = scheduler_of()
+    assert judged(scheduler, "a", 5, 5, time=4).reason["rung"] == 3
+    assert judged(scheduler, "b", 4, 6, time=4).verdict is Verdict.STOP
+    late = judged(scheduler, "b", 9, 0, time=5)
+    assert (late.verdict, late.reason) == (Verdict.STOP, {"rule": "late report"})
+    judged(scheduler, "c", 9, 0, time=20)  # past max_t it is judged by no rung
+    assert judged(scheduler, "d", 6, 4, time=3).reason["entries"] == 3
+    assert judged(scheduler, "a", 5, 5, time=5).reason == {}
+    assert judged(scheduler, "e", 6, 4, time=1).reason["entries"] == 1
+
+
 def test_a_decision_is_cheap_where_many_came_before():
     """Fronts are kept, and not sorted anew: that took hours for so many."""
     rng, scheduler = np.random.default_rng(0), scheduler_of()

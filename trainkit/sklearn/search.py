@@ -4,25 +4,37 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
-
-from sklearn.model_selection import ParameterSampler
+from numbers import Integral
+from typing import Any, ClassVar
 
 from trainkit.errors import ConfigError
 from trainkit.sklearn.base import TuneBaseSearchCV
-from trainkit.sklearn.candidates import CandidateList
-from trainkit.tune.search.base import Searcher
+from trainkit.sklearn.candidates import Search
+from trainkit.sklearn.searchers import BOHB, search_of
+from trainkit.sklearn.spaces import dictionaries
+
+N_TRIALS = 10
 
 
 class TuneSearchCV(TuneBaseSearchCV):
     """scikit-learn's `RandomizedSearchCV`, whose candidates are trials of a tuner."""
+
+    _parameter_constraints: ClassVar[dict[str, Any]] = {
+        **TuneBaseSearchCV._parameter_constraints,
+        "param_distributions": [dict, list],
+        "n_trials": [Integral],
+        "n_iter": [Integral, None],
+        "random_state": ["random_state"],
+        "search_optimization": "no_validation",
+        "search_kwargs": [dict, None],
+    }
 
     def __init__(
         self,
         estimator: Any,
         param_distributions: Any,
         early_stopping: Any = None,
-        n_trials: int = 10,
+        n_trials: int = N_TRIALS,
         scoring: Any = None,
         n_jobs: int | None = None,
         refit: Any = True,
@@ -44,6 +56,7 @@ class TuneSearchCV(TuneBaseSearchCV):
         mode: str | None = None,
         search_kwargs: Mapping[str, Any] | None = None,
         n_iter: int | None = None,
+        pre_dispatch: int | str | None = "2*n_jobs",
     ) -> None:
         super().__init__(
             estimator,
@@ -52,6 +65,7 @@ class TuneSearchCV(TuneBaseSearchCV):
             refit=refit,
             cv=cv,
             verbose=verbose,
+            pre_dispatch=pre_dispatch,
             error_score=error_score,
             return_train_score=return_train_score,
         )
@@ -73,9 +87,25 @@ class TuneSearchCV(TuneBaseSearchCV):
         self.search_kwargs = search_kwargs
         self.n_iter = n_iter
 
-    def _searcher(self) -> Searcher:
-        if self.search_optimization != "random":
-            raise ConfigError(f"search_optimization={self.search_optimization!r} is not 'random'")
-        n_trials = self.n_trials if self.n_iter is None else self.n_iter
-        sampler = ParameterSampler(self.param_distributions, n_trials, random_state=self.random_state)
-        return CandidateList(list(sampler))
+    def _early_stopping_asked(self) -> Any:
+        # BOHB has a scheduler of its own, for estimators that are trained by portions.
+        is_bohb = str(self.search_optimization).lower() == BOHB
+        if is_bohb and (self.early_stopping is True or (self.early_stopping is None and self.max_iters != 1)):
+            return "HyperBandForBOHB"
+        return self.early_stopping
+
+    def _search(self) -> Search:
+        if self.n_iter is not None and self.n_trials not in (N_TRIALS, self.n_iter):
+            raise ConfigError(
+                f"n_trials={self.n_trials} and n_iter={self.n_iter} are two names of one number: give one"
+            )
+        return search_of(
+            self.search_optimization,
+            self.param_distributions,
+            self.n_trials if self.n_iter is None else self.n_iter,
+            self.random_state,
+            self.search_kwargs,
+        )
+
+    def _searched(self) -> set[str]:
+        return {name for each in dictionaries(self.param_distributions) for name in each}

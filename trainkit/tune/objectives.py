@@ -70,7 +70,7 @@ def front_of(points: Sequence[Point]) -> list[int]:
     return sorted(front)
 
 
-class Ranking:
+class ParetoRanking:
     """Points ranked as they come: by fronts, each without the ones before, and spread out inside a front.
 
     Non-dominated sorting, and inside a front the order in which a greedy epsilon-net takes the points: the
@@ -133,8 +133,8 @@ class Ranking:
 
 
 def ranked(points: Sequence[Point]) -> list[int]:
-    """All places, best first; see `Ranking`."""
-    ranking = Ranking()
+    """All places, best first; see `ParetoRanking`."""
+    ranking = ParetoRanking()
     for point in points:
         ranking.add(point)
     return ranking.order()

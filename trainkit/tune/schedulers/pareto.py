@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from trainkit.tune.checks import is_number, is_whole, require
-from trainkit.tune.objectives import Objective, Point, Ranking, objectives_of, point_of
+from trainkit.tune.objectives import Objective, ParetoRanking, Point, objectives_of, point_of
 from trainkit.tune.schedulers.base import CONTINUE, Decision, TrialScheduler, Verdict
+from trainkit.tune.schedulers.halving.rungs import rung_levels
 from trainkit.tune.values import lookup
 
 
@@ -71,14 +72,11 @@ class ParetoScheduler(TrialScheduler):
         )
         self._own = objectives_of(metric, mode)
         self._objectives: tuple[Objective, ...] = self._own
-        levels = []
-        level = self.grace_period
-        while level < self.max_t:
-            levels.append(level)
-            level *= self.reduction_factor
-        self._rungs = {level: Ranking() for level in levels}
-        self._passed: dict[str, int] = {}
+        levels = rung_levels(self.grace_period, self.max_t, self.reduction_factor)[:-1]
+        self._rungs = {level: ParetoRanking() for level in levels}
+        self._passed: dict[str, float] = {}
         """By trial, the highest rung that has judged it."""
+        self._stopped: set[str] = set()
 
     @property
     def arguments(self) -> dict[str, Any]:
@@ -113,11 +111,16 @@ class ParetoScheduler(TrialScheduler):
 
     def on_result(self, trial_id: str, result: Mapping[str, Any]) -> Decision:
         time = lookup(result, self.time_attr)
+        if trial_id in self._stopped:
+            return Decision(Verdict.STOP, {"rule": "late report"})
         if not is_number(time):
             return CONTINUE
-        decision = self._judged(trial_id, float(time), point_of(result, self._objectives))
         if time >= self.max_t:
-            return Decision(Verdict.STOP, {"rule": "max_t", "max_t": self.max_t})
+            decision = Decision(Verdict.STOP, {"rule": "max_t", "max_t": self.max_t})
+        else:
+            decision = self._judged(trial_id, float(time), point_of(result, self._objectives))
+        if decision.verdict is Verdict.STOP:
+            self._stopped.add(trial_id)
         return decision
 
     def decide(self, trial_id: str, time: float | None, score: float | None) -> Decision:

@@ -7,7 +7,7 @@ import importlib.util
 import logging
 import math
 import numbers
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -19,12 +19,14 @@ from trainkit.tune.search.base import Searcher
 from trainkit.tune.search.evaluated import Evaluated
 from trainkit.tune.search.modelled import ModelledSearcher
 from trainkit.tune.search.optuna import samplers
+from trainkit.tune.search.optuna.saying import saying_once
 from trainkit.tune.search.optuna.spaces import OptunaForm, Params, form_of
-from trainkit.tune.search.optuna.study import LazyStudy, saying_once
+from trainkit.tune.search.optuna.study import LazyStudy
 from trainkit.tune.seeds import suggestion_generator, suggestion_words
 from trainkit.tune.values import encode_config, holds_opaque, lookup
 
 if TYPE_CHECKING:
+    from numpy.random import Generator
     from optuna.samplers import BaseSampler
     from optuna.storages import BaseStorage
     from optuna.trial import TrialState
@@ -182,6 +184,10 @@ class OptunaSearch(ModelledSearcher[OptunaForm]):
                 raise
         self._study.settle(trial_id)
         return config
+
+    def _others(self, rng: Generator) -> Iterator[tuple[dict[str, Any], Params | None]]:
+        form = self.form
+        return form.others(rng) if form.space is not None else form.others(rng, self._study.tried())
 
     def _note(self, trial_id: str, known: Params) -> None:
         self._study.add(trial_id, known)

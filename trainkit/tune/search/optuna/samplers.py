@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainkit.errors import ConfigError
 from trainkit.tune.domains import Categorical, Domain
-from trainkit.tune.search.optuna.study import quiet
+from trainkit.tune.search.optuna.saying import quiet
 
 if TYPE_CHECKING:
     from optuna.samplers import BaseSampler
