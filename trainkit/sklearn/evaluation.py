@@ -9,12 +9,14 @@ from typing import Any
 
 import numpy as np
 from sklearn.base import clone
+from sklearn.utils import get_tags
 
 from trainkit.clock import SYSTEM
 from trainkit.runtime import preload
 from trainkit.sklearn.cv_results import Outcome, report_of
 from trainkit.sklearn.internals import MultimetricScorer, fit_and_score
 from trainkit.sklearn.keys import CANDIDATE, Known, candidate_key, digest
+from trainkit.sklearn.lending import lent
 from trainkit.sklearn.surroundings import Surroundings
 from trainkit.sklearn.tasks import FoldTasks
 from trainkit.tune.trainable import Trainable
@@ -92,12 +94,35 @@ class Task:
             return self._outcome(parameters, split, candidate)
 
     def _outcome(self, parameters: Mapping[str, Any], split: int, candidate: int) -> Outcome:
+        with lent(self.X, self.y, *self.splits[split]) as (X, y, train, test):
+            estimator = clone(self.estimator)
+            if isinstance(train, slice) and not self._takes_slices(estimator, parameters):
+                X, y, (train, test) = self.X, self.y, self.splits[split]
+            return self._scored(estimator, X, y, train, test, parameters, split, candidate)
+
+    def _takes_slices(self, estimator: Any, parameters: Mapping[str, Any]) -> bool:
+        """Whether nothing but rows of X and y is taken: no columns of a kernel, and no values beside X."""
+        if self.fit_params or self.score_params:
+            return False
+        chosen = clone(estimator).set_params(**clone(dict(parameters), safe=False))
+        return not get_tags(chosen).input_tags.pairwise
+
+    def _scored(
+        self,
+        estimator: Any,
+        X: Any,
+        y: Any,
+        train: Any,
+        test: Any,
+        parameters: Mapping[str, Any],
+        split: int,
+        candidate: int,
+    ) -> Outcome:
         folds = len(self.splits)
-        train, test = self.splits[split]
         outcome: Outcome = fit_and_score(
-            clone(self.estimator),
-            self.X,
-            self.y,
+            estimator,
+            X,
+            y,
             scorer=self.scorer,
             train=train,
             test=test,
