@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
-import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,6 +15,7 @@ from sklearn.base import BaseEstimator, RegressorMixin
 from sklearn.model_selection import GridSearchCV, KFold, TimeSeriesSplit
 from sklearn.svm import SVC
 
+from trainkit.runtime.local import process
 from trainkit.sklearn import TuneGridSearchCV
 from trainkit.sklearn.lending import side_by_side
 
@@ -39,7 +39,7 @@ class Watching(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         self.sum_ = float(X.sum())
         with open("/proc/self/smaps") as file:
             mapped = {line.split()[4] for line in file if "memfd:trainkit" in line}
-        held = {"own": psutil.Process().memory_full_info().uss, "segments": sorted(mapped), "rows": len(X)}
+        held = {"own": process.own_pages_bytes(os.getpid()), "segments": sorted(mapped), "rows": len(X)}
         with open(Path(self.log, str(os.getpid())), "a") as file:
             file.write(json.dumps(held) + "\n")
         X[:10] += 1.0  # its own, as it would be with a copy

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 from sklearn.base import clone
-from sklearn.utils import get_tags
 
 from trainkit.clock import SYSTEM
 from trainkit.runtime import preload
@@ -94,35 +93,16 @@ class Task:
             return self._outcome(parameters, split, candidate)
 
     def _outcome(self, parameters: Mapping[str, Any], split: int, candidate: int) -> Outcome:
-        with lent(self.X, self.y, *self.splits[split]) as (X, y, train, test):
-            estimator = clone(self.estimator)
-            if isinstance(train, slice) and not self._takes_slices(estimator, parameters):
-                X, y, (train, test) = self.X, self.y, self.splits[split]
-            return self._scored(estimator, X, y, train, test, parameters, split, candidate)
+        with lent(self.X, *self.splits[split]) as X:
+            return self._scored(X, parameters, split, candidate)
 
-    def _takes_slices(self, estimator: Any, parameters: Mapping[str, Any]) -> bool:
-        """Whether nothing but rows of X and y is taken: no columns of a kernel, and no values beside X."""
-        if self.fit_params or self.score_params:
-            return False
-        chosen = clone(estimator).set_params(**clone(dict(parameters), safe=False))
-        return not get_tags(chosen).input_tags.pairwise
-
-    def _scored(
-        self,
-        estimator: Any,
-        X: Any,
-        y: Any,
-        train: Any,
-        test: Any,
-        parameters: Mapping[str, Any],
-        split: int,
-        candidate: int,
-    ) -> Outcome:
+    def _scored(self, X: Any, parameters: Mapping[str, Any], split: int, candidate: int) -> Outcome:
+        train, test = self.splits[split]
         folds = len(self.splits)
         outcome: Outcome = fit_and_score(
-            estimator,
+            clone(self.estimator),
             X,
-            y,
+            self.y,
             scorer=self.scorer,
             train=train,
             test=test,

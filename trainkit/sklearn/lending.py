@@ -14,9 +14,6 @@ from typing import Any
 
 import numpy as np
 
-Rows = Any
-"""Indices as a splitter gives them, or a slice that means the same."""
-
 
 def side_by_side(indices: Any) -> slice | None:
     """Return the slice that means the same as `indices`; None: there is none.
@@ -32,31 +29,33 @@ def side_by_side(indices: Any) -> slice | None:
     return slice(first, last + 1)
 
 
+class Lender(np.ndarray):
+    """An array that gives rows lying side by side as a view, where NumPy would copy them."""
+
+    def __getitem__(self, key: Any) -> Any:
+        rows, rest = (key[0], key[1:]) if isinstance(key, tuple) else (key, (...,))
+        found = side_by_side(rows) if len(rest) == 1 and rest[0] is Ellipsis else None
+        return self.view(np.ndarray)[key if found is None else found]
+
+
 @contextmanager
-def lent(X: Any, y: Any, train: Any, test: Any) -> Iterator[tuple[Any, Any, Rows, Rows]]:
-    """Give X, y and the rows of a fold, as slices where that spares a copy; what is written there is dropped.
+def lent(X: Any, train: Any, test: Any) -> Iterator[Any]:
+    """Give X, or what lends its rows in its place; what is written to those is dropped at the end.
 
     Args:
         X: of any kind; lent are arrays that the runtime has mapped.
-        y: of its rows.
         train: indices of the fold's training rows.
         test: and of the others.
     """
     mapping = _mapping_of(X)
     ours, others = side_by_side(train), side_by_side(test)
     # Rows in both would see what is written to the one in the other.
-    apart = (
-        ours is not None
-        and others is not None
-        and max(ours.start, others.start) >= min(ours.stop, others.stop)
-    )
-    if mapping is None or not apart or not (y is None or isinstance(y, np.ndarray)):
-        yield X, y, train, test
+    apart = ours is None or others is None or max(ours.start, others.start) >= min(ours.stop, others.stop)
+    if mapping is None or (ours is None and others is None) or not apart:
+        yield X
         return
-    if y is not None:
-        y = _writable(y) if _mapping_of(y) is mapping else y.copy()
     try:
-        yield _writable(X), y, ours, others
+        yield _writable(X).view(Lender)
     finally:
         mapping.madvise(mmap.MADV_DONTNEED)
 
