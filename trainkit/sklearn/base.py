@@ -6,6 +6,7 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
+from joblib import cpu_count
 from sklearn.base import clone, is_classifier
 from sklearn.model_selection import check_cv
 from sklearn.model_selection._search import BaseSearchCV
@@ -18,19 +19,20 @@ from sklearn.utils import indexable
 from sklearn.utils.validation import _check_method_params
 
 from trainkit.clock import SYSTEM
+from trainkit.settings import results_dir
+from trainkit.sklearn.candidates import Search
 from trainkit.sklearn.cv_results import Outcome
 from trainkit.sklearn.evaluation import FoldTrial, Task
 from trainkit.sklearn.running import Evaluated, Finding, evaluate
-from trainkit.tune.config import FailureConfig, RunConfig, TuneConfig
+from trainkit.sklearn.settings import metric_of, settings_of
 from trainkit.tune.placement import with_parameters, with_resources
-from trainkit.tune.search.base import Searcher
 
 
 class TuneBaseSearchCV(BaseSearchCV):  # type: ignore[misc]
     """Base of the two; see them."""
 
     @abstractmethod
-    def _searcher(self) -> Searcher:
+    def _search(self) -> Search:
         """What suggests the candidates."""
 
     def fit(
@@ -77,7 +79,7 @@ class TuneBaseSearchCV(BaseSearchCV):  # type: ignore[misc]
             self.error_score,
             self.verbose,
         )
-        found = self._evaluate(task)
+        found = self._evaluate(task, tune_params)
         outcomes = self._outcomes(found.candidates)
         self.multimetric_ = isinstance(outcomes[0]["test_scores"], dict)
         if callable(self.scoring) and self.multimetric_:
@@ -96,17 +98,23 @@ class TuneBaseSearchCV(BaseSearchCV):  # type: ignore[misc]
         self.cv_results_ = results
         return self
 
-    def _evaluate(self, task: Task) -> Finding:
-        trainable = with_resources(with_parameters(FoldTrial, task=task), {"cpu": self.sk_n_jobs or 1})
-        tune = TuneConfig(
-            search_alg=self._searcher(), num_samples=-1, reuse_actors=True, allow_duplicates=True
+    def _evaluate(self, task: Task, tune_params: Mapping[str, Any] | None) -> Finding:
+        search = self._search()
+        needed_by = f"search_optimization={type(search.searcher).__name__}" if search.learns else None
+        chosen = settings_of(
+            self,
+            search,
+            metric=metric_of(self.scoring, self.refit, needed_by=needed_by),
+            scheduler=None,
+            folds=self.n_splits_,
+            machine_cpus=cpu_count(),
+            results_dir=str(results_dir()),
+            tune_params=tune_params,
         )
-        run = RunConfig(
-            verbose=0,
-            default_loggers=(),
-            failure_config=FailureConfig(fail_fast="raise" if self.error_score == "raise" else False),
+        trainable = with_resources(with_parameters(FoldTrial, task=task), chosen.resources)
+        return evaluate(
+            trainable, search.space, chosen.tune, chosen.run, folds=self.n_splits_, cpus=chosen.cpus
         )
-        return evaluate(trainable, None, tune, run, folds=self.n_splits_)
 
     def _outcomes(self, candidates: Sequence[Evaluated]) -> list[Outcome]:
         """What each fold of each candidate came to; those that were cut off have failed."""

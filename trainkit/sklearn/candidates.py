@@ -1,9 +1,9 @@
-"""The searcher of a search whose candidates are known beforehand, as those of a grid are."""
+"""What suggests the candidates of a search: a list, where they are known beforehand, as a grid is."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from trainkit.tune.search.base import Searcher
 
@@ -38,3 +38,26 @@ class CandidateList(Searcher):
         self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False
     ) -> None:
         """What became of a candidate changes nothing."""
+
+
+class Search(NamedTuple):
+    """What suggests the candidates of a search, from what.
+
+    Attributes:
+        searcher: that suggests.
+        space: for the tuner, as `param_space`; None: the searcher knows it.
+        num_samples: how many suggestions; -1: as many as it has.
+        learns: True if what it suggests depends on the scores.
+        seed: of everything random; None: draws one.
+    """
+
+    searcher: Searcher
+    space: Mapping[str, Any] | None = None
+    num_samples: int = -1
+    learns: bool = False
+    seed: int | None = None
+
+    @property
+    def known_beforehand(self) -> bool:
+        """True if the candidates are a list, which may hold one twice."""
+        return isinstance(self.searcher, CandidateList)

@@ -7,8 +7,7 @@ from typing import Any
 from sklearn.model_selection import ParameterGrid
 
 from trainkit.sklearn.base import TuneBaseSearchCV
-from trainkit.sklearn.candidates import CandidateList
-from trainkit.tune.search.base import Searcher
+from trainkit.sklearn.candidates import CandidateList, Search
 
 
 class TuneGridSearchCV(TuneBaseSearchCV):
@@ -60,5 +59,5 @@ class TuneGridSearchCV(TuneBaseSearchCV):
         self.sk_n_jobs = sk_n_jobs
         self.mode = mode
 
-    def _searcher(self) -> Searcher:
-        return CandidateList(list(ParameterGrid(self.param_grid)))
+    def _search(self) -> Search:
+        return Search(CandidateList(list(ParameterGrid(self.param_grid))))

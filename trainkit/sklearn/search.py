@@ -6,12 +6,12 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from sklearn.model_selection import ParameterSampler
-
 from trainkit.errors import ConfigError
 from trainkit.sklearn.base import TuneBaseSearchCV
-from trainkit.sklearn.candidates import CandidateList
-from trainkit.tune.search.base import Searcher
+from trainkit.sklearn.candidates import Search
+from trainkit.sklearn.searchers import search_of
+
+N_TRIALS = 10
 
 
 class TuneSearchCV(TuneBaseSearchCV):
@@ -22,7 +22,7 @@ class TuneSearchCV(TuneBaseSearchCV):
         estimator: Any,
         param_distributions: Any,
         early_stopping: Any = None,
-        n_trials: int = 10,
+        n_trials: int = N_TRIALS,
         scoring: Any = None,
         n_jobs: int | None = None,
         refit: Any = True,
@@ -73,9 +73,15 @@ class TuneSearchCV(TuneBaseSearchCV):
         self.search_kwargs = search_kwargs
         self.n_iter = n_iter
 
-    def _searcher(self) -> Searcher:
-        if self.search_optimization != "random":
-            raise ConfigError(f"search_optimization={self.search_optimization!r} is not 'random'")
-        n_trials = self.n_trials if self.n_iter is None else self.n_iter
-        sampler = ParameterSampler(self.param_distributions, n_trials, random_state=self.random_state)
-        return CandidateList(list(sampler))
+    def _search(self) -> Search:
+        if self.n_iter is not None and self.n_trials not in (N_TRIALS, self.n_iter):
+            raise ConfigError(
+                f"n_trials={self.n_trials} and n_iter={self.n_iter} are two names of one number: give one"
+            )
+        return search_of(
+            self.search_optimization,
+            self.param_distributions,
+            self.n_trials if self.n_iter is None else self.n_iter,
+            self.random_state,
+            self.search_kwargs,
+        )

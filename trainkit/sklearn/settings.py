@@ -1,0 +1,332 @@
+"""From the arguments of a search to the settings of the tuner; pure."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from trainkit.errors import ConfigError
+from trainkit.sklearn.candidates import Search
+from trainkit.sklearn.cv_results import SINGLE, metric_name
+from trainkit.sklearn.stopping import AfterAllFolds
+from trainkit.tune.callbacks.base import Callback
+from trainkit.tune.config import DEFAULT_LOGGERS, RunConfig, TuneConfig
+from trainkit.tune.optional import load
+from trainkit.tune.policies import FailureConfig
+from trainkit.tune.schedulers.base import TrialScheduler
+from trainkit.tune.schedulers.create import create_scheduler
+
+FILES_BESIDE = ("json", "csv")
+"""Files that an experiment which is kept has anyway, as with tune-sklearn."""
+
+_TRACKERS = {
+    "mlflow": ("trainkit.tune.integrations.mlflow", "MLflowLoggerCallback"),
+    "wandb": ("trainkit.tune.integrations.wandb", "WandbLoggerCallback"),
+}
+LOGGERS = ("tensorboard", "csv", "mlflow", "json", "wandb")
+
+_OF_TUNE = (
+    "max_concurrent_trials",
+    "reuse_actors",
+    "time_budget_s",
+    "trial_dirname_creator",
+    "trial_name_creator",
+    "trial_timeout_s",
+    "seed",
+    "allow_duplicates",
+)
+_OF_RUN = (
+    "callbacks",
+    "chdir_to_trial_dir",
+    "checkpoint_config",
+    "default_loggers",
+    "log_to_file",
+    "name",
+    "progress_reporter",
+    "stop",
+    "storage_filesystem",
+    "storage_path",
+    "sync_config",
+    "verbose",
+)
+_OTHERS = ("local_dir", "max_failures", "resources_per_trial")
+TUNE_PARAMS = tuple(sorted((*_OF_TUNE, *_OF_RUN, *_OTHERS)))
+"""What `fit(tune_params=...)` may hold: names of `tune.run`."""
+_DECIDED = {
+    "config": "the parameter space",
+    "fail_fast": "error_score",
+    "failure_config": "error_score, and max_failures",
+    "metric": "scoring and refit",
+    "mode": "mode",
+    "num_samples": "n_trials",
+    "param_space": "the parameter space",
+    "raise_on_failed_trial": "error_score",
+    "restore": "name and local_dir",
+    "resume": "name and local_dir",
+    "resume_config": "name and local_dir",
+    "scheduler": "early_stopping",
+    "search_alg": "search_optimization",
+}
+"""What the search decides, and by which of its arguments."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """All that the tuner is told.
+
+    Attributes:
+        tune, run: its settings.
+        resources: of a trial.
+        cpus: of a session that `fit` begins.
+    """
+
+    tune: TuneConfig
+    run: RunConfig
+    resources: Mapping[str, float]
+    cpus: int
+
+
+def settings_of(
+    search: Any,
+    suggesting: Search,
+    *,
+    metric: str | None,
+    scheduler: TrialScheduler | None,
+    folds: int,
+    machine_cpus: int,
+    results_dir: str,
+    tune_params: Mapping[str, Any] | None,
+) -> Settings:
+    """Return the settings for one `fit`.
+
+    Args:
+        search: the estimator, for its constructor's arguments.
+        suggesting: what suggests candidates.
+        metric: what searcher and scheduler optimise; None: nothing is.
+        scheduler: what stops candidates early; None: nothing does.
+        folds: of the cross-validation.
+        machine_cpus: that there are.
+        results_dir: where experiments are kept that are to be, without a place.
+        tune_params: of `fit`; they go before the constructor's arguments.
+
+    Raises:
+        ConfigError: an argument is out of range.
+    """
+    given = checked_tune_params(tune_params)
+    at_once = trials_at_once(search.n_jobs, machine_cpus)
+    per_trial = cpus_per_trial(search.sk_n_jobs, machine_cpus)
+    tune = TuneConfig(
+        metric=metric,
+        mode=(search.mode or "max") if metric is not None else None,
+        search_alg=suggesting.searcher,
+        scheduler=scheduler,
+        num_samples=suggesting.num_samples,
+        max_concurrent_trials=at_once,
+        time_budget_s=search.time_budget_s,
+        reuse_actors=True,
+        seed=suggesting.seed,
+        allow_duplicates=suggesting.known_beforehand,
+    )
+    callbacks, files = loggers_of(search.loggers)
+    storage = search.local_dir
+    if callbacks or files:  # what they write is to be read
+        storage = storage or results_dir
+    kept = search.name is not None or storage is not None
+    run = RunConfig(
+        name=search.name,
+        storage_path=storage,
+        verbose=min(int(search.verbose), 3),
+        default_loggers=tuple(dict.fromkeys((*FILES_BESIDE, *files))) if kept else (),
+        callbacks=callbacks,
+        stop=search.stopper,
+        failure_config=FailureConfig(
+            max_failures=given.get("max_failures", 0),
+            fail_fast="raise" if search.error_score == "raise" else False,
+        ),
+    )
+    tune = replace(tune, **{name: given[name] for name in _OF_TUNE if name in given})
+    run = replace(run, **_run_changes(run, given))
+    if run.stop is not None and scheduler is None:
+        run = replace(run, stop=AfterAllFolds(run.stop, folds))
+    resources = {"cpu": per_trial, "gpu": 1 if search.use_gpu else 0} | dict(
+        given.get("resources_per_trial") or {}
+    )
+    cpus = machine_cpus if at_once is None else at_once * per_trial
+    return Settings(tune, run, resources, max(cpus, per_trial))
+
+
+def _run_changes(run: RunConfig, given: Mapping[str, Any]) -> dict[str, Any]:
+    changes = {name: given[name] for name in _OF_RUN if name in given}
+    if "local_dir" in given:
+        changes["storage_path"] = given["local_dir"]
+    if "callbacks" in changes:
+        changes["callbacks"] = (*run.callbacks, *changes["callbacks"])
+    return changes
+
+
+def checked_tune_params(given: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    """Return `given`, or nothing.
+
+    Raises:
+        ConfigError: it holds what is not known, or what the search decides.
+    """
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping):
+        raise ConfigError(f"tune_params={given!r:.200}: give a dictionary of settings by name")
+    for name in given:
+        if name in _DECIDED:
+            raise ConfigError(f"tune_params has {name!r}, which the search decides: give it {_DECIDED[name]}")
+        if name not in TUNE_PARAMS:
+            near = difflib.get_close_matches(str(name), TUNE_PARAMS, n=1)
+            hint = f". Did you mean {near[0]!r}?" if near else ""
+            raise ConfigError(f"tune_params has {name!r}; it may have {', '.join(TUNE_PARAMS)}{hint}")
+    return given
+
+
+# --- what is optimised ----------------------------------------------------------------------------
+
+
+def metric_of(scoring: Any, refit: Any, *, needed_by: str | None) -> str | None:
+    """Return the reported value that searcher and scheduler optimise: the mean of the refit scorer's scores.
+
+    Args:
+        scoring: of the constructor.
+        refit: the same.
+        needed_by: who must have one, in words; None: nobody.
+
+    Returns:
+        None where there are several scorers, or perhaps, and none of them is named.
+
+    Raises:
+        ConfigError: somebody needs one, and it can't be told which.
+    """
+    if isinstance(refit, str):
+        several = isinstance(scoring, (list, tuple, set, Mapping)) or callable(scoring)
+        return metric_name(refit if several else SINGLE)
+    if not isinstance(scoring, (list, tuple, set, Mapping)) and (needed_by or not callable(scoring)):
+        return metric_name(SINGLE)
+    if needed_by is None:
+        return None
+    names = ", ".join(map(repr, scoring))
+    raise ConfigError(
+        f"refit={refit!r:.100} names none of the scorers {names}, and {needed_by} needs to know which one "
+        f"counts: give refit={next(iter(scoring), 'accuracy')!r}, or take search_optimization='random' "
+        "without early_stopping"
+    )
+
+
+# --- what runs at once ----------------------------------------------------------------------------
+
+
+def trials_at_once(n_jobs: int | None, cpus: int) -> int | None:
+    """Return what `n_jobs` means, as joblib counts; None: as many as fit.
+
+    Raises:
+        ConfigError: it is 0.
+    """
+    if n_jobs == 0:
+        raise ConfigError("n_jobs=0 leaves nobody to do the work: give 1 or more, or -1 for all CPUs")
+    if n_jobs is None or n_jobs == -1:
+        return None
+    return int(n_jobs) if n_jobs > 0 else max(cpus + 1 + int(n_jobs), 1)
+
+
+def cpus_per_trial(sk_n_jobs: int | None, cpus: int) -> int:
+    """Return what `sk_n_jobs` means: the CPUs of a trial; negative numbers as for `n_jobs`.
+
+    Raises:
+        ConfigError: it is 0.
+    """
+    if sk_n_jobs == 0:
+        raise ConfigError("sk_n_jobs=0 leaves a trial no CPU: give 1 or more, or -1 for all CPUs")
+    if sk_n_jobs is None:
+        return 1
+    return int(sk_n_jobs) if sk_n_jobs > 0 else max(cpus + 1 + int(sk_n_jobs), 1)
+
+
+# --- who is told ----------------------------------------------------------------------------------
+
+
+def loggers_of(loggers: Any) -> tuple[tuple[Callback, ...], tuple[str, ...]]:
+    """Return the callbacks that `loggers` stands for, and the names of files that are written besides.
+
+    Args:
+        loggers: names, classes or objects; None: none.
+
+    Raises:
+        ConfigError: it is no list, or one is none of these.
+        MissingDependencyError: the package of one is not installed.
+    """
+    if loggers is None:
+        return (), ()
+    if not isinstance(loggers, Sequence) or isinstance(loggers, str):
+        raise ConfigError(
+            f"loggers={loggers!r}: give a list of {', '.join(LOGGERS)}, callbacks or their classes"
+        )
+    callbacks: list[Callback] = []
+    files: list[str] = []
+    for each in loggers:
+        if each in DEFAULT_LOGGERS:
+            files.append(each)
+        elif isinstance(each, str) and each in _TRACKERS:
+            module, name = _TRACKERS[each]
+            callbacks.append(getattr(load(module, "loggers", each), name)())
+        elif isinstance(each, Callback):
+            callbacks.append(each)
+        elif isinstance(each, type) and issubclass(each, Callback):
+            callbacks.append(each())
+        else:
+            raise ConfigError(
+                f"loggers has {each!r}: give one of {', '.join(LOGGERS)}, or a callback such as "
+                "trainkit.tune.callbacks.CSVLoggerCallback, or an object of one"
+            )
+    return tuple(callbacks), tuple(files)
+
+
+# --- what stops candidates early ------------------------------------------------------------------
+
+_SCHEDULERS = {
+    "ASHAScheduler": "asha",
+    "AsyncHyperBandScheduler": "async_hyperband",
+    "HyperBandForBOHB": "hb_bohb",
+    "HyperBandScheduler": "hyperband",
+    "MedianStoppingRule": "median_stopping_rule",
+    "PopulationBasedTraining": "pbt",
+}
+"""tune-sklearn's names."""
+
+
+def scheduler_of(early_stopping: Any, max_iters: int, *, bohb: bool = False) -> TrialScheduler | None:
+    """Return the scheduler that `early_stopping` stands for; None: none.
+
+    Args:
+        early_stopping: True: ASHA, or with BOHB its HyperBand; a scheduler's name, tune-sklearn's or
+            `tune.create_scheduler`'s; a scheduler.
+        max_iters: reports of a candidate at most, which schedulers with a name count to.
+        bohb: True if BOHB suggests, whose own scheduler is then the one by default.
+
+    Raises:
+        ConfigError: it is none of these.
+    """
+    if early_stopping is None or early_stopping is False:
+        return None
+    if isinstance(early_stopping, TrialScheduler):
+        return early_stopping
+    if early_stopping is True:
+        early_stopping = "HyperBandForBOHB" if bohb else "ASHAScheduler"
+    if not isinstance(early_stopping, str):
+        raise ConfigError(
+            f"early_stopping={early_stopping!r}: give True, the name of a scheduler, or a scheduler such as "
+            "trainkit.tune.schedulers.ASHAScheduler()"
+        )
+    # Counted in reports: what a search on small data takes in seconds is far below their defaults.
+    counted: dict[str, Any] = {"max_t": max_iters, "time_attr": "training_iteration"}
+    if "median" in early_stopping.lower():
+        counted["grace_period"] = 1
+    try:
+        return create_scheduler(_SCHEDULERS.get(early_stopping, early_stopping), **counted)
+    except ConfigError as error:
+        raise ConfigError(f"early_stopping={early_stopping!r}: {error}") from error

@@ -1,0 +1,270 @@
+"""Parameter spaces as users of scikit-learn and tune-sklearn write them, for who draws from them; pure.
+
+    {"kernel": ["rbf", "poly"], "C": loguniform(1e-3, 1e3), "degree": (2, 5), "gamma": tune.uniform(0, 1)}
+
+scikit-learn's `ParameterSampler` takes lists and distributions; searchers that learn take domains.
+"""
+
+from __future__ import annotations
+
+import math
+import numbers
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from trainkit.errors import SpaceError
+from trainkit.tune.domains import (
+    Categorical,
+    Domain,
+    Float,
+    Forbid,
+    GridSearch,
+    Integer,
+    Normal,
+    SampleFrom,
+    When,
+)
+from trainkit.tune.spaces.tree import holds_leaf
+
+PRIORS = ("uniform", "log-uniform")
+MAX_LISTED = 10_000
+"""Values of a domain that are listed for scikit-learn, which then draws none of them twice."""
+
+
+class Drawn:
+    """A domain as scikit-learn draws from it.
+
+    Args:
+        domain: of numbers.
+    """
+
+    def __init__(self, domain: Domain) -> None:
+        self._domain = domain
+
+    def rvs(self, random_state: np.random.RandomState) -> Any:
+        """Draw one value."""
+        return self._domain.draw(np.random.default_rng(random_state.randint(2**32, size=4, dtype=np.uint32)))
+
+
+def dictionaries(distributions: Any) -> list[Mapping[str, Any]]:
+    """Return the one dictionary, or the several, of which a space consists.
+
+    Raises:
+        SpaceError: it is neither.
+    """
+    found = [distributions] if isinstance(distributions, Mapping) else distributions
+    if not isinstance(found, (list, tuple)) or not all(isinstance(each, Mapping) for each in found):
+        raise SpaceError(
+            f"param_distributions={distributions!r:.200} is neither a dictionary of parameters nor a list of "
+            "such"
+        )
+    return list(found)
+
+
+def is_declared(distributions: Any) -> bool:
+    """True if conditions, rules or computed values are in the space, which only the tuner can draw."""
+    return any(_is_structure(leaf) for each in dictionaries(distributions) for leaf in each.values())
+
+
+def _is_structure(leaf: Any) -> bool:
+    if isinstance(leaf, Categorical):
+        return any(holds_leaf(category) for category in leaf.categories)
+    return isinstance(leaf, (When, Forbid, SampleFrom, GridSearch))
+
+
+# --- for scikit-learn -----------------------------------------------------------------------------
+
+
+def for_sampler(distributions: Any) -> list[dict[str, Any]]:
+    """Return the space as `ParameterSampler` takes it; what it takes anyway stays as it is.
+
+    Raises:
+        SpaceError: a parameter is given in a form that is not known.
+    """
+    return [
+        {name: _for_sampler(name, given) for name, given in each.items()}
+        for each in dictionaries(distributions)
+    ]
+
+
+def _for_sampler(name: str, given: Any) -> Any:
+    if hasattr(given, "rvs") or (is_list(given) and not is_range(given)):
+        return given
+    leaf = domain_of(name, given)
+    if isinstance(leaf, Categorical):
+        return list(leaf.categories)
+    uniform = isinstance(leaf, (Float, Integer)) and not leaf.log
+    if uniform and leaf.cardinality is not None and leaf.cardinality <= MAX_LISTED:
+        return leaf.values()
+    return Drawn(leaf)
+
+
+# --- for searchers --------------------------------------------------------------------------------
+
+
+def for_searcher(distributions: Any, *, hyperopt: bool = False) -> dict[str, Any]:
+    """Return the space as `param_space` of a tuner: domains by name.
+
+    Args:
+        distributions: as a user writes them.
+        hyperopt: what is an expression of hyperopt's stays one.
+
+    Raises:
+        SpaceError: a parameter can't be translated exactly; or there are several dictionaries.
+    """
+    found = dictionaries(distributions)
+    if len(found) != 1:
+        raise SpaceError(
+            f"param_distributions is a list of {len(found)} dictionaries, which search_optimization='random' "
+            "draws from; for a searcher that learns write one dictionary, in which parameters that others "
+            "depend on stand in conditions: {'kernel': ['rbf', 'poly'], 'degree': "
+            "tune.when({'kernel': 'poly'}, tune.randint(2, 6))}"
+        )
+    return {
+        name: given if hyperopt and is_expression(given) else _leaf_of(name, given)
+        for name, given in found[0].items()
+    }
+
+
+def _leaf_of(name: str, given: Any) -> Any:
+    if isinstance(given, When):
+        return When(given.conditions, _leaf_of(name, given.content))
+    if isinstance(given, (Forbid, SampleFrom, GridSearch)):
+        return given
+    return domain_of(name, given)
+
+
+def for_hyperopt(space: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a space in which some are hyperopt's expressions with the others as such, too.
+
+    Raises:
+        SpaceError: one can't stand beside them.
+    """
+    return {
+        name: given if is_expression(given) else _expression_of(name, given) for name, given in space.items()
+    }
+
+
+def _expression_of(name: str, leaf: Any) -> Any:
+    from hyperopt import hp
+
+    match leaf:
+        case Float(q=None, log=True):
+            return hp.loguniform(name, math.log(leaf.lower), math.log(leaf.upper))
+        case Float(q=None):
+            return hp.uniform(name, leaf.lower, leaf.upper)
+        case Integer(q=1, log=False):
+            return hp.uniformint(name, *leaf.bounds)
+        case Normal(q=None):
+            return hp.normal(name, leaf.mean, leaf.sd)
+        case Categorical():
+            return hp.choice(name, list(leaf.categories))
+    raise SpaceError(f"{name}: {leaf} can't stand beside expressions of hyperopt's: write it as one of them")
+
+
+def domain_of(name: str, given: Any) -> Domain:
+    """Return what one parameter may be, as a domain of exactly the same values and distribution.
+
+    Args:
+        name: of the parameter, for errors.
+        given: a list of values, `(low, high)` or `(low, high, prior)`, a frozen distribution of scipy's, a
+            domain, or a distribution of Optuna's.
+
+    Raises:
+        SpaceError: it is none of these, or has no exact translation.
+    """
+    if isinstance(given, Domain):
+        return given
+    try:
+        if is_range(given):
+            return _of_range(name, given)
+        if hasattr(given, "rvs"):
+            return _of_scipy(name, given)
+        if is_list(given):
+            return Categorical(tuple(given))
+        if type(given).__module__ == "optuna.distributions":
+            return _of_optuna(name, given)
+    except SpaceError as error:
+        raise SpaceError(
+            f"{name}: {error}" if not str(error).startswith(f"{name}:") else str(error)
+        ) from None
+    raise SpaceError(
+        f"{name}={given!r:.200} is no distribution: give a list of values, (low, high), (low, high, "
+        "'log-uniform'), one of scipy.stats, or a domain such as tune.loguniform(1e-4, 1). A single value is "
+        "a list of one"
+    )
+
+
+def is_expression(given: Any) -> bool:
+    """True for hyperopt's own, such as `hp.uniformint("n", 1, 9)`."""
+    return type(given).__module__.startswith("hyperopt.")
+
+
+def is_list(given: Any) -> bool:
+    """True for lists of values, arrays among them."""
+    return isinstance(given, (Sequence, np.ndarray)) and not isinstance(given, (str, bytes))
+
+
+def is_range(given: Any) -> bool:
+    """True for tuples that mean all between two numbers: (low, high), or with a word as third."""
+    return (
+        isinstance(given, tuple)
+        and len(given) in (2, 3)
+        and all(isinstance(each, numbers.Real) and not isinstance(each, bool) for each in given[:2])
+        and (len(given) == 2 or isinstance(given[2], str))
+    )
+
+
+def _of_range(name: str, given: tuple[Any, ...]) -> Domain:
+    low, high, prior = (*given, PRIORS[0])[:3]
+    if prior not in PRIORS:
+        raise SpaceError(f"{name}={given!r}: the prior {prior!r} is neither 'uniform' nor 'log-uniform'")
+    log = prior == PRIORS[1]
+    if isinstance(low, numbers.Integral) and isinstance(high, numbers.Integral):
+        return Integer(int(low), int(high) + 1, log=log)
+    return Float(float(low), float(high), log=log)
+
+
+def _of_scipy(name: str, given: Any) -> Domain:
+    from scipy import stats
+
+    kind = type(getattr(given, "dist", None))
+    # Their parameters in public words, whatever mixture of place, scale and shapes they were given as.
+    if kind is type(stats.uniform):
+        low, high = map(float, given.support())
+        return Float(low, high)
+    if kind is type(stats.loguniform):
+        low, high = map(float, given.support())
+        if math.isclose(given.median(), math.sqrt(low) * math.sqrt(high), rel_tol=1e-9):
+            return Float(low, high, log=True)
+    if kind is type(stats.randint):
+        low, high = map(int, given.support())
+        return Integer(low, high + 1)
+    if kind is type(stats.norm):
+        return Normal(float(given.mean()), float(given.std()))
+    called = getattr(getattr(given, "dist", given), "name", type(given).__name__)
+    raise SpaceError(
+        f"{name}: {called} has no exact translation for a searcher that learns: take search_optimization="
+        "'random', which draws from anything with rvs; or uniform, loguniform, randint or norm of "
+        "scipy.stats, or one of tune's domains"
+    )
+
+
+def _of_optuna(name: str, given: Any) -> Domain:
+    words = type(given).__name__
+    if words == "CategoricalDistribution":
+        return Categorical(given.choices)
+    step = given.step
+    if step is not None and not math.isclose(given.low / step, round(given.low / step), abs_tol=1e-9):
+        raise SpaceError(
+            f"{name}: {given!r} counts its steps from {given.low}, which is no multiple of them, and so no "
+            "domain of tune's: search with search_optimization=OptunaSearch(space=...), and "
+            "param_distributions={}"
+        )
+    if words == "FloatDistribution":
+        return Float(given.low, given.high, log=given.log, q=step)
+    if words == "IntDistribution":
+        return Integer(given.low, given.high + (step == 1), log=given.log, q=step)
+    raise SpaceError(f"{name}: {given!r} is none of Optuna's float, int and categorical distributions")
