@@ -1,19 +1,21 @@
-"""Search over scikit-learn estimators: a grid, and a random search with early stopping, beside scikit-learn's own.
+"""Search over scikit-learn estimators: a grid, and a random search that stops early, beside scikit-learn's.
 
-    python -m recipes.scikit_digits                    # handwritten digits; under a minute on two cores
+    python -m recipes.scikit_digits                    # handwritten digits; less than a minute on two cores
     python -m recipes.scikit_digits --data cancer      # breast cancer, 569 samples of 30 features
-    python -m recipes.scikit_digits --output results   # keep the experiments: trainkit show, trainkit dashboard
+    python -m recipes.scikit_digits --output results   # keep the experiments, for `trainkit show results`
 
 It needs `pip install 'trainkit[sklearn]'`; the data comes with scikit-learn. The grid is over a pipeline with
-an SVM, so both sides fit the same models; the random search is over a linear model trained by stochastic gradient
-descent, of which scikit-learn trains each candidate to the end and trainkit stops most after a few epochs. It
-prints a table: best parameters, scores in cross-validation and on held-out data, and seconds.
+an SVM, so that both sides fit the same models. The random search is over a linear model that learns by
+stochastic gradient descent: scikit-learn trains each candidate to the end, trainkit only those that keep up.
+It prints a table: best parameters, scores in cross-validation and on held-out data, seconds.
 """
 
 from __future__ import annotations
 
 import argparse
 import time
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,80 +32,78 @@ from sklearn.svm import SVC
 from trainkit.sklearn import TuneGridSearchCV, TuneSearchCV
 
 DATA = {"digits": load_digits, "cancer": load_breast_cancer}
-SVM_GRID = {"svc__C": [0.1, 1, 10, 100], "svc__gamma": [1e-4, 1e-3, 1e-2, 1e-1]}
-SGD_SPACE = {
+GRID = {"svc__C": [0.1, 1, 10, 100], "svc__gamma": [1e-4, 1e-3, 1e-2, 1e-1]}
+SPACE = {
     "sgdclassifier__alpha": loguniform(1e-6, 1e0),
     "sgdclassifier__loss": ["hinge", "log_loss", "modified_huber"],
     "sgdclassifier__penalty": ["l2", "l1", "elasticnet"],
 }
 
 
-def svm() -> Any:
-    """What the grid is over."""
-    return make_pipeline(StandardScaler(), SVC())
+@dataclass(frozen=True)
+class Row:
+    """What one search came to."""
+
+    search: str
+    best: dict[str, Any]
+    score: float  # mean over the folds
+    held_out: float
+    seconds: float
 
 
-def linear_model(epochs: int) -> Any:
-    """What the random search is over; `tol=None`: trained for all epochs, unless a scheduler stops it."""
-    return make_pipeline(StandardScaler(), SGDClassifier(max_iter=epochs, tol=None, random_state=0))
-
-
-def searches(args: argparse.Namespace) -> dict[str, Any]:
-    """By title, in the order in which they run; scikit-learn's before ours."""
-    common = {"cv": args.folds, "n_jobs": args.jobs}
-    ours = common | ({"local_dir": str(args.output)} if args.output else {})
-    drawn = {"random_state": args.seed}
-    linear = linear_model(args.epochs)
+def searches(
+    *, jobs: int, folds: int, trials: int, epochs: int, seed: int, output: Path | None
+) -> dict[str, Any]:
+    """By name, in the order in which they run."""
+    svm = make_pipeline(StandardScaler(), SVC())
+    # tol=None: for all epochs, unless a scheduler says otherwise.
+    linear = make_pipeline(StandardScaler(), SGDClassifier(max_iter=epochs, tol=None, random_state=0))
+    theirs = {"cv": folds, "n_jobs": jobs}
+    ours = theirs | {"local_dir": None if output is None else str(output)}
+    drawn = {"random_state": seed}
+    stopped = {"early_stopping": True, "max_iters": epochs}
     return {
-        "GridSearchCV": GridSearchCV(svm(), SVM_GRID, **common),
-        "TuneGridSearchCV": TuneGridSearchCV(svm(), SVM_GRID, **ours),
-        "RandomizedSearchCV": RandomizedSearchCV(linear, SGD_SPACE, n_iter=args.trials, **common, **drawn),
-        "TuneSearchCV, early stopping": TuneSearchCV(
-            linear,
-            SGD_SPACE,
-            n_trials=args.trials,
-            early_stopping=True,
-            max_iters=args.epochs,
-            **ours,
-            **drawn,
-        ),
+        "GridSearchCV": GridSearchCV(svm, GRID, **theirs),
+        "TuneGridSearchCV": TuneGridSearchCV(svm, GRID, **ours),
+        "RandomizedSearchCV": RandomizedSearchCV(linear, SPACE, n_iter=trials, **drawn, **theirs),
+        "TuneSearchCV": TuneSearchCV(linear, SPACE, n_trials=trials, **drawn, **stopped, **ours),
     }
 
 
-def table(args: argparse.Namespace) -> Table:
-    """Run them all; a row each."""
-    X, y = DATA[args.data](return_X_y=True)
-    X, held_X, y, held_y = train_test_split(X, y, test_size=0.25, stratify=y, random_state=0)
-    result = Table(title=f"{args.data}: {len(X):,} samples in {args.folds} folds, {len(held_X):,} held out")
-    for heading, justify in [("search", "left"), ("best parameters", "left"), ("CV score", "right")]:
-        result.add_column(heading, justify=justify)
-    result.add_column("held out", justify="right")
-    result.add_column("seconds", justify="right")
-    for title, search in searches(args).items():
+def compare(data: str, **options: Any) -> Iterator[Row]:
+    """Run each search on three quarters of the data; a row when it is done."""
+    X, y = DATA[data](return_X_y=True)
+    X, held_out_X, y, held_out_y = train_test_split(X, y, stratify=y, random_state=0)
+    for name, search in searches(**options).items():
         started = time.perf_counter()
         search.fit(X, y)
         seconds = time.perf_counter() - started
-        best = "\n".join(
-            f"{name.rpartition('__')[2]}={value:.3g}"
-            if isinstance(value, float)
-            else f"{name.rpartition('__')[2]}={value}"
-            for name, value in search.best_params_.items()
-        )
-        scores = [f"{search.best_score_:.4f}", f"{search.score(held_X, held_y):.4f}"]
-        result.add_row(title, best, *scores, f"{seconds:.2f}")
-    return result
+        best = {parameter.partition("__")[2]: value for parameter, value in search.best_params_.items()}
+        yield Row(name, best, search.best_score_, search.score(held_out_X, held_out_y), seconds)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", choices=list(DATA), default="digits", help="%(default)s")
-    parser.add_argument("--jobs", type=int, default=2, help="candidates at once (%(default)s)")
+    parser.add_argument("--jobs", type=int, default=2, help="at once (%(default)s)")
     parser.add_argument("--folds", type=int, default=3, help="%(default)s")
     parser.add_argument("--trials", type=int, default=40, help="of the random searches (%(default)s)")
-    parser.add_argument("--epochs", type=int, default=81, help="of a candidate not stopped (%(default)s)")
+    parser.add_argument("--epochs", type=int, default=81, help="of a candidate that keeps up (%(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="that draws the candidates (%(default)s)")
-    parser.add_argument("--output", type=Path, help="a folder for the experiments; default, none are kept")
-    Console().print(table(parser.parse_args()))
+    parser.add_argument("--output", type=Path, help="folder to keep the experiments in; default, none is")
+
+    table = Table(title=__doc__.splitlines()[0].partition(":")[0])
+    for heading in ("search", "best parameters"):
+        table.add_column(heading)
+    for heading in ("CV score", "held out", "seconds"):
+        table.add_column(heading, justify="right")
+    for row in compare(**vars(parser.parse_args())):
+        best = "\n".join(
+            f"{name} = {value if isinstance(value, str) else format(value, '.3g')}"
+            for name, value in row.best.items()
+        )
+        table.add_row(row.search, best, f"{row.score:.4f}", f"{row.held_out:.4f}", f"{row.seconds:.2f}")
+    Console().print(table)
 
 
 if __name__ == "__main__":
