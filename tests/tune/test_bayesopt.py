@@ -167,9 +167,8 @@ def test_a_limiter_goes_around_it():
 @pytest.mark.parametrize(
     ("arguments", "space", "words"),
     [
-        ({}, {"x": tune.uniform(0, 1), "n": tune.randint(0, 3)}, "n: BayesOptSearch searches real numbers"),
-        ({}, {"kind": tune.choice(["a", "b"])}, "kind: BayesOptSearch"),
-        ({}, {"q": tune.quniform(0, 1, 0.1)}, "q: BayesOptSearch"),
+        ({}, {"x": tune.uniform(0, 1), "n": tune.randn()}, "n: BayesOptSearch searches between bounds"),
+        ({}, {"a": tune.choice([0, 1]), "b": tune.when({"a": 1}, tune.uniform(0, 1))}, "b: BayesOptSearch"),
         ({}, {"g": tune.grid_search([1, 2])}, "g: BayesOptSearch"),
         ({"space": {"x": (1, 0)}}, {}, "lower bound"),
         ({"space": [1]}, {}, "space="),

@@ -3,38 +3,81 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
-from typing import Any, Self
+from collections.abc import Collection, Mapping, Sequence
+from numbers import Integral
+from typing import Any, ClassVar, Self
 
-from joblib import cpu_count
+import numpy as np
+from joblib import cpu_count  # type: ignore[import-untyped]
 from sklearn.base import clone, is_classifier
 from sklearn.model_selection import check_cv
-from sklearn.model_selection._search import BaseSearchCV
-from sklearn.model_selection._validation import (
-    _insert_error_scores,
-    _MultimetricScorer,
-    _warn_or_raise_about_fit_failures,
-)
 from sklearn.utils import indexable
-from sklearn.utils.validation import _check_method_params
+from sklearn.utils.metadata_routing import UNUSED
+from sklearn.utils.metaestimators import available_if
 
 from trainkit.clock import SYSTEM
+from trainkit.errors import ConfigError, TaskError
 from trainkit.settings import results_dir
 from trainkit.sklearn.candidates import Search
-from trainkit.sklearn.cv_results import Outcome
+from trainkit.sklearn.cv_results import Outcome, metric_name, rank_lowest_first
+from trainkit.sklearn.epochs import EpochTrial
 from trainkit.sklearn.evaluation import FoldTrial, Task
+from trainkit.sklearn.internals import (
+    BaseSearchCV,
+    MultimetricScorer,
+    check_method_params,
+    fit_context,
+    insert_error_scores,
+    warn_or_raise_about_fit_failures,
+)
 from trainkit.sklearn.running import Evaluated, Finding, evaluate
 from trainkit.sklearn.settings import metric_of, settings_of
+from trainkit.sklearn.stopping import EarlyStopping, early_stopping_of, judged_by
+from trainkit.sklearn.surroundings import Surroundings
+from trainkit.sklearn.tasks import FitTasks, has_callbacks
+from trainkit.tune.callbacks.outlets import say
 from trainkit.tune.placement import with_parameters, with_resources
 
 
+def _refitted_with(method: str) -> Any:
+    def check(search: Any) -> bool:
+        getattr(
+            search.best_estimator_, method
+        )  # raises an AttributeError that says which of the two is missing
+        return True
+
+    return check
+
+
 class TuneBaseSearchCV(BaseSearchCV):  # type: ignore[misc]
-    """Base of the two; see them."""
+    """What `TuneGridSearchCV` and `TuneSearchCV` have in common; see these."""
+
+    _parameter_constraints: ClassVar[dict[str, Any]] = {
+        **BaseSearchCV._parameter_constraints,
+        "early_stopping": "no_validation",  # these are the tuner's, which says more than would be said here
+        "local_dir": "no_validation",
+        "name": [str, None],
+        "max_iters": [Integral],
+        "use_gpu": ["boolean"],
+        "loggers": "no_validation",
+        "pipeline_auto_early_stop": ["boolean"],
+        "stopper": "no_validation",
+        "time_budget_s": "no_validation",
+        "sk_n_jobs": [Integral, None],
+        "mode": "no_validation",
+    }
+    # They are `fit`'s own, and not to be asked for by a search around this one.
+    __metadata_request__fit: ClassVar[dict[str, str]] = {"groups": UNUSED, "tune_params": UNUSED}
 
     @abstractmethod
     def _search(self) -> Search:
         """What suggests the candidates."""
 
+    @abstractmethod
+    def _searched(self) -> Collection[str]:
+        """Names of the parameters that candidates differ in."""
+
+    @fit_context(prefer_skip_nested_validation=False)  # type: ignore[untyped-decorator]
     def fit(
         self,
         X: Any,
@@ -46,92 +89,225 @@ class TuneBaseSearchCV(BaseSearchCV):  # type: ignore[misc]
         """Evaluate the candidates by cross-validation, and fit the best one on all data.
 
         Args:
-            X: (n_samples, n_features), or (n_samples, n_samples) where the estimator takes such a matrix;
-                arrays, sparse matrices, frames or lists.
+            X: (n_samples, n_features), or (n_samples, n_samples) where the estimator takes such a matrix:
+                arrays, sparse matrices, frames, or lists of anything that the estimator takes.
             y: (n_samples,) or (n_samples, n_outputs); None for estimators that learn without.
             groups: (n_samples,), for splitters that keep groups together.
             tune_params: further settings of the tuner.
-            params: passed on to the estimator's `fit`, the scorer and the splitter, as scikit-learn does it.
+            params: passed on to the estimator's `fit`, and with metadata routing enabled to the scorer and
+                the splitter, as scikit-learn's `GridSearchCV` does. Those with a value for each sample,
+                such as `sample_weight`, are split with X.
+
+        Returns:
+            This search, fitted.
 
         Raises:
-            ValueError: an argument of the constructor is out of range, or all fits failed.
+            InvalidParameterError: an argument of the constructor has the wrong type; it is a ValueError.
+            ConfigError: an argument is out of range, or contradicts another one; it is a ValueError.
+            ValueError: all fits failed, or there were none.
+            Exception: what the estimator raised, if `error_score` is "raise"; what the scorer, the splitter,
+                or the fit on all data raised, always.
         """
-        self._validate_params()
         scorers, refit_metric = self._get_scorers()
+        turned = self._lowest_is_best(scorers, refit_metric)
         X, y = indexable(X, y)
         if groups is not None:
             params["groups"] = groups
-        params = _check_method_params(X, params=params)
+        params = check_method_params(X, params=params)
         routed = self._get_routed_params_for_fit(params)
-        splitter = check_cv(self.cv, y, classifier=is_classifier(self.estimator))
-        splits = list(splitter.split(X, y, **routed.splitter.split))
-        self.n_splits_ = splitter.get_n_splits(X, y, **routed.splitter.split)
+        tasks = FitTasks(self, X, y, params.get("sample_weight"))
+        tasks.begin()
+        # In this order, as in scikit-learn: they may draw from the same generator.
+        search = self._search()
+        splits = self._splits(X, y, routed.splitter.split)
         estimator = clone(self.estimator)
-        task = Task(
-            estimator,
-            X,
-            y,
-            splits,
-            scorers,
-            routed.estimator.fit,
-            routed.scorer.score,
-            self.return_train_score,
-            self.error_score,
-            self.verbose,
-        )
-        found = self._evaluate(task, tune_params)
+        total = search.total
+        stopping = self._early_stopping(estimator)
+        if stopping is not None and has_callbacks(self):
+            raise ConfigError(
+                "early_stopping trains by portions, of which scikit-learn's callbacks would not be told: "
+                "leave early_stopping out, or take the callbacks off by set_callbacks()"
+            )
+        if self.verbose and total is not None:
+            fits = total * self.n_splits_
+            say(f"Fitting {self.n_splits_} folds for each of {total} candidates, totalling {fits} fits")
+        with tasks.searching(None if total is None else total * self.n_splits_) as told:
+            task = Task(
+                estimator,
+                X,
+                y,
+                splits,
+                scorers,
+                routed.estimator.fit,
+                routed.scorer.score,
+                self.return_train_score,
+                self.error_score,
+                self.verbose,
+                Surroundings.here(),
+                told,
+                total,
+            )
+            found = self._evaluate(task, search, stopping, tune_params)
         outcomes = self._outcomes(found.candidates)
         self.multimetric_ = isinstance(outcomes[0]["test_scores"], dict)
         if callable(self.scoring) and self.multimetric_:
             self._check_refit_for_multimetric(outcomes[0]["test_scores"])
             refit_metric = self.refit
-        parameters = [candidate.parameters for candidate in found.candidates]
+        parameters = [dict(candidate.parameters) for candidate in found.candidates]
         results = self._format_results(parameters, self.n_splits_, outcomes)
+        if stopping is not None:
+            results["training_iteration"] = np.array([candidate.iterations for candidate in found.candidates])
+        if turned:
+            rank_lowest_first(results, refit_metric)
         if self.refit or not self.multimetric_:
             self.best_index_ = self._select_best_index(self.refit, refit_metric, results)
             if not callable(self.refit):
                 self.best_score_ = results[f"mean_test_{refit_metric}"][self.best_index_]
             self.best_params_ = results["params"][self.best_index_]
         if self.refit:
-            self._refit(estimator, X, y, routed.estimator.fit)
-        self.scorer_ = scorers._scorers if isinstance(scorers, _MultimetricScorer) else scorers
+            best = found.candidates[self.best_index_]
+            # The parameters are cloned too, as they may be estimators.
+            self.best_estimator_ = clone(estimator).set_params(**clone(self.best_params_, safe=False))
+            with tasks.refitting(self.best_estimator_):
+                self._refit(estimator, X, y, routed.estimator.fit, stopping, best)
+        self.scorer_ = scorers._scorers if isinstance(scorers, MultimetricScorer) else scorers
         self.cv_results_ = results
+        tasks.end()
         return self
 
-    def _evaluate(self, task: Task, tune_params: Mapping[str, Any] | None) -> Finding:
-        search = self._search()
+    @available_if(_refitted_with("partial_fit"))  # type: ignore[untyped-decorator]
+    def partial_fit(self, X: Any, y: Any = None, **params: Any) -> Self:
+        """Train the best estimator further, on more data; nothing is searched again.
+
+        There is this method once `fit` has fitted an estimator that has it.
+
+        Args:
+            X: (n_samples, n_features), as for `fit`.
+            y: (n_samples,) or (n_samples, n_outputs); None for estimators that learn without.
+            params: passed on to the estimator's `partial_fit`.
+
+        Returns:
+            This search.
+        """
+        self.best_estimator_.partial_fit(X, y, **params)
+        return self
+
+    # --- parts of fit -----------------------------------------------------------------------------
+
+    def _lowest_is_best(self, scorers: Any, refit_metric: Any) -> bool:
+        """Whether `mode` turns what is best round.
+
+        Raises:
+            ConfigError: `mode` is no mode, or says of several scorers at once that less is better.
+        """
+        if self.mode not in (None, "max", "min"):
+            raise ConfigError(f"mode={self.mode!r}: give 'max', 'min', or None for 'max'")
+        if self.mode != "min":
+            return False
+        if isinstance(scorers, MultimetricScorer) and not isinstance(refit_metric, str):
+            raise ConfigError(
+                f"mode='min' is about one scorer, and refit={self.refit!r:.100} names none of "
+                f"{', '.join(map(repr, scorers._scorers))}: name it by refit, or leave mode out"
+            )
+        return True
+
+    def _splits(self, X: Any, y: Any, split_params: Mapping[str, Any]) -> list[tuple[np.ndarray, np.ndarray]]:
+        splitter = check_cv(self.cv, y, classifier=is_classifier(self.estimator))
+        self.n_splits_ = splitter.get_n_splits(X, y, **split_params)
+        splits = list(splitter.split(X, y, **split_params))
+        if len(splits) != self.n_splits_:
+            raise ValueError(
+                f"cv={self.cv!r:.200} contradicts itself: its get_n_splits says {self.n_splits_}, and its "
+                f"split gives {len(splits)}"
+            )
+        return splits
+
+    def _early_stopping(self, estimator: Any) -> EarlyStopping | None:
+        asked = self._early_stopping_asked()
+        stopping = early_stopping_of(
+            asked,
+            self.max_iters,
+            metric=metric_name(judged_by(self.scoring, self.refit, asked)),
+            mode=self.mode or "max",
+            last_step=self.pipeline_auto_early_stop,
+        )
+        if stopping is not None:
+            stopping.require_able(estimator, self._searched())
+        return stopping
+
+    def _early_stopping_asked(self) -> Any:
+        return self.early_stopping
+
+    def _evaluate(
+        self,
+        task: Task,
+        search: Search,
+        stopping: EarlyStopping | None,
+        tune_params: Mapping[str, Any] | None,
+    ) -> Finding:
+        trial = with_parameters(FoldTrial, task=task)
+        if stopping is not None:
+            trial = with_parameters(EpochTrial, task=task, **stopping.trial_arguments)
         needed_by = f"search_optimization={type(search.searcher).__name__}" if search.learns else None
         chosen = settings_of(
             self,
             search,
-            metric=metric_of(self.scoring, self.refit, needed_by=needed_by),
-            scheduler=None,
+            metric=metric_of(self.scoring, self.refit, needed_by="early_stopping" if stopping else needed_by),
+            scheduler=None if stopping is None else stopping.scheduler,
             folds=self.n_splits_,
             machine_cpus=cpu_count(),
             results_dir=str(results_dir()),
             tune_params=tune_params,
         )
-        trainable = with_resources(with_parameters(FoldTrial, task=task), chosen.resources)
-        return evaluate(
-            trainable, search.space, chosen.tune, chosen.run, folds=self.n_splits_, cpus=chosen.cpus
-        )
+        try:
+            return evaluate(
+                with_resources(trial, chosen.resources),
+                search.space,
+                chosen.tune,
+                chosen.run,
+                folds=self.n_splits_,
+                cpus=chosen.cpus,
+            )
+        except TaskError as error:
+            raise _as_raised(error) from error.__cause__
 
     def _outcomes(self, candidates: Sequence[Evaluated]) -> list[Outcome]:
         """What each fold of each candidate came to; those that were cut off have failed."""
+        for one in candidates:
+            if isinstance(one.error, TaskError):  # not by fitting: that is in the outcome
+                raise _as_raised(one.error) from one.error.__cause__
         outcomes: list[Outcome] = [each for one in candidates for each in one.outcomes if each is not None]
-        _warn_or_raise_about_fit_failures(outcomes, self.error_score)
+        if not outcomes:
+            raise ValueError(
+                f"there was nothing to fit: {len(candidates)} candidates and {self.n_splits_} folds of "
+                "cross-validation; give a parameter space that holds a candidate, and a cv with splits"
+            )
+        warn_or_raise_about_fit_failures(outcomes, self.error_score)
         if callable(self.scoring):
-            _insert_error_scores(outcomes, self.error_score)
+            insert_error_scores(outcomes, self.error_score)
         return outcomes
 
-    def _refit(self, estimator: Any, X: Any, y: Any, fit_params: Mapping[str, Any]) -> None:
-        # The parameters are cloned too, as they may be estimators.
-        self.best_estimator_ = clone(estimator).set_params(**clone(self.best_params_, safe=False))
+    def _refit(
+        self,
+        estimator: Any,
+        X: Any,
+        y: Any,
+        fit_params: Mapping[str, Any],
+        stopping: EarlyStopping | None,
+        best: Evaluated,
+    ) -> None:
         started = SYSTEM.monotonic()
-        if y is not None:
+        if stopping is not None:
+            self.best_estimator_ = stopping.refitted(estimator, best.history, X, y, fit_params)
+        elif y is not None:
             self.best_estimator_.fit(X, y, **fit_params)
         else:
             self.best_estimator_.fit(X, **fit_params)
         self.refit_time_ = SYSTEM.monotonic() - started
         if hasattr(self.best_estimator_, "feature_names_in_"):
             self.feature_names_in_ = self.best_estimator_.feature_names_in_
+
+
+def _as_raised(error: TaskError) -> Exception:
+    """What the user's code raised in a worker, as an exception of just that class where it can travel."""
+    return error.cause if isinstance(error.cause, Exception) else error

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 from trainkit.tune.search.base import Searcher
 
@@ -19,6 +19,12 @@ class CandidateList(Searcher):
         super().__init__()
         self._candidates = candidates
         self._next = 0
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """The candidates stay the objects that they are: `best_params_` is to hold what was given."""
+        other = type(self)(self._candidates)
+        other._next = self._next
+        return other
 
     @property
     def total_samples(self) -> int | None:
@@ -56,6 +62,11 @@ class Search(NamedTuple):
     num_samples: int = -1
     learns: bool = False
     seed: int | None = None
+
+    @property
+    def total(self) -> int | None:
+        """How many candidates there will be; None: that isn't known."""
+        return self.searcher.total_samples if self.known_beforehand else None
 
     @property
     def known_beforehand(self) -> bool:

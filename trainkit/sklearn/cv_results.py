@@ -9,12 +9,17 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
+import numpy as np
+
 Outcome: TypeAlias = dict[str, Any]
 """Of a fold, as scikit-learn has it: `test_scores` and perhaps `train_scores`, a number or a dict by scorer;
 `fit_time` and `score_time` in seconds, `n_test_samples`, and `fit_error`, a traceback or None."""
 
 SINGLE = "score"
 """What a scorer without a name is called in `cv_results_`."""
+
+_BY_NAME = "scores_by_name"
+"""Reported of a fold whose scores are those of one scorer by name, where that is just `SINGLE`."""
 
 
 def metric_name(scorer: str = SINGLE) -> str:
@@ -30,6 +35,8 @@ def report_of(outcomes: Sequence[Outcome]) -> dict[str, Any]:
         for scorer, score in _by_scorer(outcome["test_scores"]).items():
             tests.setdefault(scorer, []).append(score)
             report[f"split{split}_test_{scorer}"] = score
+        if isinstance(outcome["test_scores"], Mapping) and set(outcome["test_scores"]) == {SINGLE}:
+            report[f"split{split}_{_BY_NAME}"] = True
         for scorer, score in _by_scorer(outcome.get("train_scores", {})).items():
             report[f"split{split}_train_{scorer}"] = score
         for key in ("fit_time", "score_time", "n_test_samples"):
@@ -60,8 +67,25 @@ def _outcome_of(report: Mapping[str, Any], prefix: str) -> Outcome | None:
         start = prefix + kind
         scores = {key.removeprefix(start): value for key, value in report.items() if key.startswith(start)}
         if scores:
-            outcome[f"{kind}scores"] = scores[SINGLE] if set(scores) == {SINGLE} else scores
+            single = set(scores) == {SINGLE} and f"{prefix}{_BY_NAME}" not in report
+            outcome[f"{kind}scores"] = scores[SINGLE] if single else scores
     return outcome
+
+
+def rank_lowest_first(results: dict[str, Any], scorer: str) -> None:
+    """Change the ranks in `cv_results_` to those by which the lowest mean score is best.
+
+    As in scikit-learn's, equal means share the better rank, and a mean that is not a number shares the worst.
+
+    Args:
+        results: are changed.
+        scorer: whose ranks.
+    """
+    means = results[f"mean_test_{scorer}"]
+    missing = np.isnan(means)
+    ranks = np.searchsorted(np.sort(means[~missing]), means[~missing]) + 1
+    results[f"rank_test_{scorer}"] = np.full(len(means), len(ranks) + 1, dtype=np.int32)
+    results[f"rank_test_{scorer}"][~missing] = ranks
 
 
 def _by_scorer(scores: Any) -> dict[str, float]:

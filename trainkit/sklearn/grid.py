@@ -61,3 +61,6 @@ class TuneGridSearchCV(TuneBaseSearchCV):
 
     def _search(self) -> Search:
         return Search(CandidateList(list(ParameterGrid(self.param_grid))))
+
+    def _searched(self) -> set[str]:
+        return {name for parameters in ParameterGrid(self.param_grid).param_grid for name in parameters}

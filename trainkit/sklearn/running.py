@@ -16,6 +16,7 @@ from trainkit.tune.assembly import Experiment
 from trainkit.tune.config import RunConfig, TuneConfig
 from trainkit.tune.control.plan import Ending
 from trainkit.tune.forms import checked_trainable
+from trainkit.tune.outcome.result import Result
 from trainkit.tune.outcome.results import ResultGrid
 from trainkit.tune.parts import make_space
 
@@ -29,12 +30,25 @@ class Evaluated:
         outcomes: of each fold; None: it was not evaluated.
         iterations: that were reported.
         error: what its trial failed of; None: it did not.
+        result: of its trial.
     """
 
     parameters: Mapping[str, Any]
     outcomes: Sequence[Outcome | None]
     iterations: int
     error: BaseException | None
+    result: Result
+
+    @property
+    def history(self) -> list[tuple[Mapping[str, Any], int]]:
+        """With which parameters its model was trained, and for how many iterations each, in this order.
+
+        They change where population based training made it go on from another candidate's model.
+        """
+        stretches = self.result.lineage()
+        if len(stretches) == 1:
+            return [(self.parameters, self.iterations)]
+        return [(stretch.config, len(stretch)) for stretch in stretches]
 
 
 @dataclass(frozen=True)
@@ -89,6 +103,7 @@ def evaluate(
                 outcomes_of(result.metrics or {}, folds),
                 int((result.metrics or {}).get("training_iteration", 0)),
                 result.error,
+                result,
             )
             for result in grid
         ]

@@ -9,7 +9,8 @@ from typing import Any
 from trainkit.errors import ConfigError
 from trainkit.sklearn.base import TuneBaseSearchCV
 from trainkit.sklearn.candidates import Search
-from trainkit.sklearn.searchers import search_of
+from trainkit.sklearn.searchers import BOHB, search_of
+from trainkit.sklearn.spaces import dictionaries
 
 N_TRIALS = 10
 
@@ -73,6 +74,13 @@ class TuneSearchCV(TuneBaseSearchCV):
         self.search_kwargs = search_kwargs
         self.n_iter = n_iter
 
+    def _early_stopping_asked(self) -> Any:
+        # BOHB has a scheduler of its own, for estimators that are trained by portions.
+        is_bohb = str(self.search_optimization).lower() == BOHB
+        if is_bohb and (self.early_stopping is True or (self.early_stopping is None and self.max_iters != 1)):
+            return "HyperBandForBOHB"
+        return self.early_stopping
+
     def _search(self) -> Search:
         if self.n_iter is not None and self.n_trials not in (N_TRIALS, self.n_iter):
             raise ConfigError(
@@ -85,3 +93,6 @@ class TuneSearchCV(TuneBaseSearchCV):
             self.random_state,
             self.search_kwargs,
         )
+
+    def _searched(self) -> set[str]:
+        return {name for each in dictionaries(self.param_distributions) for name in each}

@@ -19,9 +19,10 @@ from trainkit.tune.search.basic_variant import BasicVariantGenerator
 from trainkit.tune.search.create import searcher_class
 
 RANDOM = "random"
+BOHB = "bohb"
 LEARNING = {
     "bayesian": "BayesOptSearch",
-    "bohb": "TuneBOHB",
+    BOHB: "TuneBOHB",
     "hyperopt": "HyperOptSearch",
     "optuna": "OptunaSearch",
 }
@@ -70,7 +71,7 @@ def search_of(
         )
     cls: Any = searcher_class(LEARNING[name])
     given, seed = dict(arguments or {}), seed_of(random_state)
-    if name == "bayesian":  # the others take the tuner's
+    if name == "bayesian":  # which has one by default; the others take the tuner's
         given.setdefault("random_state", seed)
     taken = inspect.signature(cls).parameters
     unknown = sorted(given.keys() - taken.keys())

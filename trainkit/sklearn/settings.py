@@ -10,13 +10,12 @@ from typing import Any
 from trainkit.errors import ConfigError
 from trainkit.sklearn.candidates import Search
 from trainkit.sklearn.cv_results import SINGLE, metric_name
-from trainkit.sklearn.stopping import AfterAllFolds
+from trainkit.sklearn.stop_rules import AfterAllFolds
 from trainkit.tune.callbacks.base import Callback
 from trainkit.tune.config import DEFAULT_LOGGERS, RunConfig, TuneConfig
 from trainkit.tune.optional import load
 from trainkit.tune.policies import FailureConfig
 from trainkit.tune.schedulers.base import TrialScheduler
-from trainkit.tune.schedulers.create import create_scheduler
 
 FILES_BESIDE = ("json", "csv")
 """Files that an experiment which is kept has anyway, as with tune-sklearn."""
@@ -284,49 +283,3 @@ def loggers_of(loggers: Any) -> tuple[tuple[Callback, ...], tuple[str, ...]]:
                 "trainkit.tune.callbacks.CSVLoggerCallback, or an object of one"
             )
     return tuple(callbacks), tuple(files)
-
-
-# --- what stops candidates early ------------------------------------------------------------------
-
-_SCHEDULERS = {
-    "ASHAScheduler": "asha",
-    "AsyncHyperBandScheduler": "async_hyperband",
-    "HyperBandForBOHB": "hb_bohb",
-    "HyperBandScheduler": "hyperband",
-    "MedianStoppingRule": "median_stopping_rule",
-    "PopulationBasedTraining": "pbt",
-}
-"""tune-sklearn's names."""
-
-
-def scheduler_of(early_stopping: Any, max_iters: int, *, bohb: bool = False) -> TrialScheduler | None:
-    """Return the scheduler that `early_stopping` stands for; None: none.
-
-    Args:
-        early_stopping: True: ASHA, or with BOHB its HyperBand; a scheduler's name, tune-sklearn's or
-            `tune.create_scheduler`'s; a scheduler.
-        max_iters: reports of a candidate at most, which schedulers with a name count to.
-        bohb: True if BOHB suggests, whose own scheduler is then the one by default.
-
-    Raises:
-        ConfigError: it is none of these.
-    """
-    if early_stopping is None or early_stopping is False:
-        return None
-    if isinstance(early_stopping, TrialScheduler):
-        return early_stopping
-    if early_stopping is True:
-        early_stopping = "HyperBandForBOHB" if bohb else "ASHAScheduler"
-    if not isinstance(early_stopping, str):
-        raise ConfigError(
-            f"early_stopping={early_stopping!r}: give True, the name of a scheduler, or a scheduler such as "
-            "trainkit.tune.schedulers.ASHAScheduler()"
-        )
-    # Counted in reports: what a search on small data takes in seconds is far below their defaults.
-    counted: dict[str, Any] = {"max_t": max_iters, "time_attr": "training_iteration"}
-    if "median" in early_stopping.lower():
-        counted["grace_period"] = 1
-    try:
-        return create_scheduler(_SCHEDULERS.get(early_stopping, early_stopping), **counted)
-    except ConfigError as error:
-        raise ConfigError(f"early_stopping={early_stopping!r}: {error}") from error

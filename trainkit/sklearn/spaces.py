@@ -148,7 +148,7 @@ def for_hyperopt(space: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _expression_of(name: str, leaf: Any) -> Any:
-    from hyperopt import hp
+    from hyperopt import hp  # type: ignore[import-untyped]
 
     match leaf:
         case Float(q=None, log=True):
@@ -228,7 +228,7 @@ def _of_range(name: str, given: tuple[Any, ...]) -> Domain:
 
 
 def _of_scipy(name: str, given: Any) -> Domain:
-    from scipy import stats
+    from scipy import stats  # type: ignore[import-untyped]
 
     kind = type(getattr(given, "dist", None))
     # Their parameters in public words, whatever mixture of place, scale and shapes they were given as.

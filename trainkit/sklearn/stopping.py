@@ -1,48 +1,188 @@
-"""Rules that end candidates see those reports only in which every fold has a score."""
+"""What `early_stopping` and `max_iters` ask for: a scheduler, and candidates trained by portions."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import warnings
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from trainkit.tune.config import StopRule
-from trainkit.tune.control.stopping import StopRules
-from trainkit.tune.stoppers import Stopper
+from sklearn.base import clone
+from sklearn.pipeline import Pipeline
+
+from trainkit.errors import ConfigError
+from trainkit.sklearn.cv_results import SINGLE
+from trainkit.sklearn.incremental import DECISIVE
+from trainkit.sklearn.piecewise import Piecewise
+from trainkit.tune.checks import is_whole
+from trainkit.tune.control.missing import AUTOMATIC
+from trainkit.tune.schedulers.base import TrialScheduler
+from trainkit.tune.schedulers.create import create_scheduler
+
+COUNTED_BY = "training_iteration"
 
 
-class AfterAllFolds(Stopper):
-    """What the user gave as `stopper`, where candidates report before all of their folds are done.
+@dataclass(frozen=True)
+class EarlyStopping:
+    """Of a search whose candidates are trained by portions.
 
-    Args:
-        rule: a stopper, a dictionary, a function, or several.
-        folds: how many there are.
+    Attributes:
+        scheduler: what stops candidates.
+        portions: reports of a candidate at most, into which its training is divided.
+        last_step: of a pipeline, its last step is trained by portions.
     """
 
-    def __init__(self, rule: StopRule, folds: int) -> None:
-        self._rules = StopRules.of(rule)
-        self._last_fold = f"split{folds - 1}_fit_time"
-        self._elapsed_s = 0.0
-        self._facts: dict[str, Any] = {}
-
-    def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
-        if self._last_fold not in result:
-            return False
-        found = self._rules.on_report(trial_id, result)
-        self._facts = found or self._facts
-        return found is not None
-
-    def stop_all(self) -> bool:
-        why = self._rules.end(self._elapsed_s)
-        if why:
-            self._facts = {"stop": why}
-        return bool(why)
-
-    def on_time(self, elapsed_s: float) -> None:
-        self._elapsed_s = elapsed_s
+    scheduler: TrialScheduler
+    portions: int
+    last_step: bool
 
     @property
-    def deadline_s(self) -> float:
-        return self._rules.deadline_s
+    def trial_arguments(self) -> dict[str, Any]:
+        """What `EpochTrial` takes besides the task."""
+        return {"portions": self.portions, "last_step": self.last_step}
 
-    def reason(self) -> Mapping[str, Any]:
-        return self._facts
+    def require_able(self, estimator: Any, searched: Collection[str]) -> None:
+        """Find out before anything runs whether the estimator can be trained by portions.
+
+        Args:
+            estimator: with the parameters that no candidate changes.
+            searched: names of those that candidates do.
+
+        Raises:
+            ConfigError: it can't be, whatever the values of the others.
+        """
+        mutated = getattr(self.scheduler.deciding, "hyperparam_mutations", None) or {}
+        names = {*searched, *mutated}
+        if _decides(estimator, names, last_step=self.last_step):
+            return  # each candidate finds out for itself
+        Piecewise(clone(estimator), self.portions, last_step=self.last_step, labels=None, searched=names)
+
+    def refitted(
+        self,
+        estimator: Any,
+        history: Iterable[tuple[Mapping[str, Any], int]],
+        X: Any,
+        y: Any,
+        params: Mapping[str, Any],
+    ) -> Any:
+        """Return the estimator trained on all data by the same portions as a candidate.
+
+        Args:
+            estimator: to clone.
+            history: parameters, and how many portions were trained with them; in this order.
+            X: what the estimator's `fit` takes.
+            y: the labels; None where it learns without.
+            params: further arguments of `fit`.
+        """
+        piecewise: Piecewise | None = None
+        for parameters, portions in history:
+            own = clone(dict(parameters), safe=False)  # they may be estimators
+            if piecewise is None:
+                whole = clone(estimator).set_params(**own)
+                piecewise = Piecewise(whole, self.portions, last_step=self.last_step, labels=y)
+            else:
+                piecewise.change(own)
+            for _ in range(portions):
+                piecewise.advance(lambda: (X, y, dict(params)))
+        if piecewise is None or piecewise.done == 0:
+            raise ConfigError("there is no candidate that was trained, and so none to refit: set refit=False")
+        return piecewise.estimator
+
+
+def early_stopping_of(
+    early_stopping: Any, max_iters: Any, *, metric: str, mode: str, last_step: bool
+) -> EarlyStopping | None:
+    """Return what these arguments of a search ask for; None: candidates are fitted whole.
+
+    Args:
+        early_stopping: None or False; True: ASHA; a scheduler, or its name.
+        max_iters: portions of a training.
+        metric: what candidates are judged by.
+        mode: "max" or "min".
+        last_step: of a pipeline, its last step is trained by portions.
+
+    Raises:
+        ConfigError: an argument has a value that can't work, or contradicts another.
+    """
+    if not is_whole(max_iters) or max_iters < 1:
+        raise ConfigError(f"max_iters={max_iters!r}: give a whole number from 1 on")
+    if early_stopping is None or early_stopping is False:
+        if max_iters > 1:
+            warnings.warn(
+                f"max_iters={max_iters} has no effect without early_stopping: each candidate is fitted "
+                "whole. Set early_stopping=True, or leave max_iters out",
+                UserWarning,
+                stacklevel=3,
+            )
+        return None
+    if max_iters == 1:
+        warnings.warn(
+            "early_stopping with max_iters=1 stops nothing, as each candidate reports once: set max_iters to "
+            "the number of reports that a whole training makes, such as 10, or leave early_stopping out",
+            UserWarning,
+            stacklevel=3,
+        )
+    scheduler = _scheduler_of(early_stopping, int(max_iters))
+    _require_agreement(scheduler, int(max_iters), metric, mode)
+    return EarlyStopping(scheduler, int(max_iters), last_step)
+
+
+def judged_by(scoring: Any, refit: Any, early_stopping: Any) -> str:
+    """Return the name of the scorer by which candidates are judged while they train.
+
+    Raises:
+        ConfigError: there are several, and `refit` names none.
+    """
+    if scoring is None or isinstance(scoring, str):
+        return SINGLE
+    if isinstance(refit, str):
+        return refit
+    if callable(scoring) or not early_stopping:
+        return SINGLE
+    raise ConfigError(
+        f"early_stopping judges candidates by one score, and scoring has several: set refit to the name "
+        f"of one of {', '.join(map(str, scoring))}, not {refit!r}"
+    )
+
+
+def _scheduler_of(early_stopping: Any, max_iters: int) -> TrialScheduler:
+    if isinstance(early_stopping, TrialScheduler):
+        return early_stopping
+    if early_stopping is not True and not isinstance(early_stopping, str):
+        raise ConfigError(
+            f"early_stopping={early_stopping!r}: give True, the name of a scheduler such as 'ASHAScheduler', "
+            "a scheduler of trainkit.tune.schedulers, or None"
+        )
+    name = "ASHAScheduler" if early_stopping is True else early_stopping
+    return create_scheduler(name, time_attr=COUNTED_BY, max_t=max_iters, grace_period=1)
+
+
+def _require_agreement(scheduler: TrialScheduler, max_iters: int, metric: str, mode: str) -> None:
+    """Refuse a scheduler that would judge by something that candidates don't report, or never."""
+    deciding, name = scheduler.deciding, type(scheduler.deciding).__name__
+    for word, own, given in (("metric", deciding.metric, metric), ("mode", deciding.mode, mode)):
+        if own is not None and own != given:
+            raise ConfigError(
+                f"{name}({word}={own!r}) contradicts the search, whose {word} is {given!r}: leave {word} out"
+            )
+    if deciding.time_attr not in AUTOMATIC:
+        raise ConfigError(
+            f"{name}(time_attr={deciding.time_attr!r}) counts by what candidates don't report: take "
+            f"time_attr={COUNTED_BY!r}, which counts from 1 to max_iters={max_iters}"
+        )
+    first = deciding.first_judgement
+    first = getattr(deciding, "grace_period", None) if first is None else first
+    if deciding.time_attr == COUNTED_BY and first is not None and first > max_iters:
+        raise ConfigError(
+            f"{name} judges nobody before {COUNTED_BY}={first:g}, and max_iters={max_iters} ends every "
+            "candidate before: raise max_iters, or let it judge earlier"
+        )
+
+
+def _decides(estimator: Any, names: Collection[str], *, last_step: bool) -> bool:
+    """True if candidates differ in how they are trained: in the step itself, or what detection reads."""
+    decisive = set(DECISIVE)
+    if isinstance(estimator, Pipeline) and last_step:
+        last = estimator.steps[-1][0]
+        decisive = {"steps", last, *(f"{last}__{name}" for name in DECISIVE)}
+    return not decisive.isdisjoint(names)

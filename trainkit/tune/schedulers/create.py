@@ -60,12 +60,12 @@ def described_scheduler(description: Mapping[str, Any]) -> TrialScheduler | None
 
 
 def create_scheduler(scheduler: str, **kwargs: Any) -> TrialScheduler:
-    """Return the scheduler of this name, made with those of `kwargs` that it takes.
+    """Return the scheduler of this name or class name, made with those of `kwargs` that it takes.
 
     Raises:
         ConfigError: there is none of this name; those that there are are listed.
     """
-    cls = scheduler_class(_CLASSES.get(str(scheduler).lower(), ""))
+    cls = scheduler_class(_CLASSES.get(str(scheduler).lower(), str(scheduler)))
     if cls is None:
         raise ConfigError(f"scheduler={scheduler!r} is none of {', '.join(sorted(_CLASSES))}")
     taken = inspect.signature(cls).parameters

@@ -1,4 +1,4 @@
-"""The package bayesian-optimization as a searcher: a Gaussian process over continuous parameters."""
+"""The package bayesian-optimization as a searcher: a Gaussian process over what lies between bounds."""
 
 from __future__ import annotations
 
@@ -25,8 +25,9 @@ _KINDS = ("ucb", "ei", "poi")
 class BayesOptSearch(LastReportSearcher[Box]):
     """Suggest configurations by the package bayesian-optimization.
 
-    Its model is a Gaussian process with a Matern 5/2 kernel. It searches real numbers only: `tune.uniform`,
-    and `tune.loguniform` in the logarithm. Suggestion n draws with a generator that is made from the seed and
+    Its model is a Gaussian process with a Matern 5/2 kernel, over real numbers: of a logarithmic domain the
+    logarithms, whole numbers and steps are rounded to, and of a choice each value has a coordinate, of which
+    the largest counts. Suggestion n draws with a generator that is made from the seed and
     n, from a model of all that is known then; trials that run count as the worst so far. NaN, infinite and
     failed results are left out. Trials that a scheduler has stopped or paused count by their last report.
 
@@ -117,7 +118,7 @@ class BayesOptSearch(LastReportSearcher[Box]):
 
     # --- suggestions ------------------------------------------------------------------------------
 
-    def _suggested(self, trial_id: str, fixed: dict[str, float] | None) -> dict[str, Any] | str:
+    def _suggested(self, trial_id: str, fixed: dict[str, Any] | None) -> dict[str, Any] | str:
         form, given = self.form, fixed or {}
         # What the model suggests again it may do for ever: it has found the best, as far as it can see.
         for again in range(self._patience):
@@ -128,11 +129,22 @@ class BayesOptSearch(LastReportSearcher[Box]):
             if not self.is_drawn(trial_id) or not self._was_tried(place):
                 self._note(trial_id, place)
                 return config
+            if form.declared.cardinality() is not None:
+                return self._untried(trial_id)
+        return self.FINISHED
+
+    def _untried(self, trial_id: str) -> dict[str, Any] | str:
+        """One of the configurations that are left of finitely many."""
+        for config in self.alternatives(trial_id):
+            place = self.form.known_by(config)
+            if place is not None and not self._was_tried(place):
+                self._note(trial_id, place)
+                return config
         return self.FINISHED
 
     def _asked(self, redraw: int) -> Place:
         """The place of a suggestion, by the package; of a new model each time, so nothing is carried over."""
-        if not self.form.codes:
+        if not self.form.bounds:
             return {}
         module, n = self._load(), self._number
         kind, xi = self._utility["kind"], self._utility["xi"]

@@ -1,0 +1,274 @@
+"""How an estimator is trained by portions: what is found out about it, and how its training is divided."""
+
+from __future__ import annotations
+
+import itertools
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.cluster import KMeans, MiniBatchKMeans
+from sklearn.ensemble import (
+    AdaBoostClassifier,
+    BaggingClassifier,
+    ExtraTreesRegressor,
+    GradientBoostingClassifier,
+    HistGradientBoostingRegressor,
+    IsolationForest,
+    RandomForestClassifier,
+    VotingClassifier,
+)
+from sklearn.linear_model import (
+    ElasticNet,
+    HuberRegressor,
+    LogisticRegression,
+    PoissonRegressor,
+    SGDClassifier,
+)
+from sklearn.mixture import GaussianMixture
+from sklearn.multiclass import OneVsRestClassifier
+from sklearn.naive_bayes import MultinomialNB
+from sklearn.neural_network import MLPClassifier
+from sklearn.pipeline import Pipeline, make_pipeline
+from sklearn.preprocessing import StandardScaler
+from sklearn.svm import SVC
+from sklearn.tree import DecisionTreeClassifier
+
+from trainkit.errors import ConfigError
+from trainkit.sklearn.incremental import Kind, Way, end_of, require_free, trained_step, way_of
+
+
+class CatBoost(BaseEstimator):  # type: ignore[misc]
+    """Goes by the name and module of CatBoost's, which is all that detection reads."""
+
+    def __init__(self, iterations: int | None = None, n_estimators: int | None = None) -> None:
+        self.iterations = iterations
+        self.n_estimators = n_estimators
+
+
+CatBoost.__module__ = "catboost.core"
+
+
+class CatBoostClassifier(CatBoost):
+    """As CatBoost's own, a class that extends `CatBoost`."""
+
+
+class GrowsAndPasses(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
+    """Has all that detection looks for."""
+
+    def __init__(self, warm_start: bool = False, max_iter: int = 10, n_estimators: int = 10) -> None:
+        self.warm_start = warm_start
+        self.max_iter = max_iter
+        self.n_estimators = n_estimators
+
+    def partial_fit(self, X: Any, y: Any) -> GrowsAndPasses:
+        return self
+
+
+class Grows(BaseEstimator):  # type: ignore[misc]
+    """An ensemble that doesn't extend scikit-learn's."""
+
+    def __init__(self, warm_start: bool = False, n_estimators: int = 10) -> None:
+        self.warm_start = warm_start
+        self.n_estimators = n_estimators
+
+
+# --- what is found out ------------------------------------------------------------------------------
+
+
+# row 1.38
+@pytest.mark.parametrize(
+    ("estimator", "kind", "resource"),
+    [
+        (SGDClassifier(), Kind.PARTIAL_FIT, None),
+        (MultinomialNB(), Kind.PARTIAL_FIT, None),
+        (MiniBatchKMeans(), Kind.PARTIAL_FIT, None),
+        (OneVsRestClassifier(SGDClassifier()), Kind.PARTIAL_FIT, None),
+        (MLPClassifier(), Kind.PARTIAL_FIT, None),
+        (GrowsAndPasses(), Kind.PARTIAL_FIT, None),
+        (MLPClassifier(solver="lbfgs"), Kind.WARM_START_ITER, "max_iter"),
+        (LogisticRegression(), Kind.WARM_START_ITER, "max_iter"),
+        (ElasticNet(), Kind.WARM_START_ITER, "max_iter"),
+        (HuberRegressor(), Kind.WARM_START_ITER, "max_iter"),
+        (PoissonRegressor(), Kind.WARM_START_ITER, "max_iter"),
+        (GaussianMixture(), Kind.WARM_START_ITER, "max_iter"),
+        (HistGradientBoostingRegressor(), Kind.WARM_START_ITER, "max_iter"),
+        (RandomForestClassifier(), Kind.WARM_START_ENSEMBLE, "n_estimators"),
+        (ExtraTreesRegressor(), Kind.WARM_START_ENSEMBLE, "n_estimators"),
+        (BaggingClassifier(), Kind.WARM_START_ENSEMBLE, "n_estimators"),
+        (IsolationForest(), Kind.WARM_START_ENSEMBLE, "n_estimators"),
+        (GradientBoostingClassifier(), Kind.WARM_START_ENSEMBLE, "n_estimators"),
+        (Grows(), Kind.WARM_START_ENSEMBLE, "n_estimators"),
+        (CatBoost(), Kind.CATBOOST, "iterations"),
+        (CatBoostClassifier(n_estimators=50), Kind.CATBOOST, "n_estimators"),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, BaseEstimator) else None,
+)
+def test_each_estimator_is_trained_in_the_way_that_suits_it(
+    estimator: Any, kind: Kind, resource: str | None
+) -> None:
+    way = way_of(estimator)
+    assert (way.kind, way.resource) == (kind, resource)
+
+
+# row 1.38
+def test_boosters_come_first() -> None:
+    lightgbm, xgboost = pytest.importorskip("lightgbm"), pytest.importorskip("xgboost")
+    assert way_of(xgboost.XGBRegressor()).kind is Kind.XGBOOST
+    assert way_of(lightgbm.LGBMRanker()).kind is Kind.LIGHTGBM
+
+    class Passes(xgboost.XGBClassifier):  # type: ignore[misc, name-defined]
+        partial_fit = SGDClassifier.partial_fit
+
+    assert way_of(Passes()).kind is Kind.XGBOOST
+
+
+def test_detection_loads_no_booster() -> None:
+    script = (
+        "import sys; from sklearn.linear_model import SGDClassifier;"
+        "from trainkit.sklearn.incremental import way_of; way_of(SGDClassifier());"
+        "print(*{'xgboost', 'lightgbm', 'catboost', 'sklearn.ensemble'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == ""
+
+
+def test_iterations_of_one_fit_and_of_all_are_told_apart() -> None:
+    assert not way_of(LogisticRegression()).running_total
+    assert way_of(HistGradientBoostingRegressor()).running_total
+    assert way_of(RandomForestClassifier()).running_total
+
+
+# row 1.38
+@pytest.mark.parametrize(
+    ("estimator", "words"),
+    [
+        (SVC(), r"SVC can't be trained a portion at a time.*set early_stopping=None"),
+        (KMeans(), "KMeans can't be trained"),
+        (DecisionTreeClassifier(), "DecisionTreeClassifier can't be trained"),
+        (AdaBoostClassifier(), "AdaBoostClassifier can't be trained"),
+        (VotingClassifier([("rf", RandomForestClassifier())]), "VotingClassifier can't be trained"),
+        (OneVsRestClassifier(SVC()), "OneVsRestClassifier can't be trained"),
+        (LogisticRegression(solver="liblinear"), r"begins anew with each fit.*take solver='lbfgs'"),
+        (
+            SGDClassifier(early_stopping=True),
+            r"SGDClassifier\(early_stopping=True\).*leave one of the two out",
+        ),
+        (MLPClassifier(early_stopping=True), r"MLPClassifier\(early_stopping=True\)"),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, BaseEstimator) else None,
+)
+def test_what_cannot_be_done_is_said_with_the_alternative(estimator: Any, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        way_of(estimator)
+
+
+def test_boosters_with_a_stop_of_their_own_are_refused() -> None:
+    xgboost, lightgbm = pytest.importorskip("xgboost"), pytest.importorskip("lightgbm")
+    with pytest.raises(ConfigError, match=r"early_stopping_rounds=5.*leave one of the two out"):
+        way_of(xgboost.XGBClassifier(early_stopping_rounds=5))
+    with pytest.raises(ConfigError, match=r"early_stopping_round=5"):
+        way_of(lightgbm.LGBMClassifier(early_stopping_round=5))
+    with pytest.raises(ConfigError, match=r"grows its whole forest at once.*take XGBClassifier"):
+        way_of(xgboost.XGBRFClassifier())
+    with pytest.raises(ConfigError, match=r"num_iterations=50\) overrides n_estimators"):
+        way_of(lightgbm.LGBMClassifier(num_iterations=50))
+
+
+# --- pipelines --------------------------------------------------------------------------------------
+
+
+# row 1.38
+def test_of_a_pipeline_the_last_step_is_trained() -> None:
+    pipeline = make_pipeline(StandardScaler(), SGDClassifier())
+    assert trained_step(pipeline, last_step=True) is pipeline.steps[-1][1]
+    assert trained_step(SVC, last_step=True) is SVC
+
+
+def test_a_pipeline_as_a_whole_says_what_to_set() -> None:
+    pipeline = make_pipeline(StandardScaler(), SGDClassifier())
+    with pytest.raises(ConfigError, match="pipeline_auto_early_stop=True"):
+        trained_step(pipeline, last_step=False)
+
+
+def test_a_pipeline_that_can_be_trained_as_a_whole_is() -> None:
+    class Passing(Pipeline):  # type: ignore[misc]
+        def partial_fit(self, X: Any, y: Any) -> Passing:
+            return self
+
+    pipeline = Passing([("sgd", SGDClassifier())])
+    assert trained_step(pipeline, last_step=False) is pipeline
+
+
+def test_a_pipeline_that_ends_with_nothing_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"'passthrough'.*end the pipeline with an estimator"):
+        trained_step(make_pipeline(StandardScaler(), "passthrough"), last_step=True)
+
+
+# --- what is searched -------------------------------------------------------------------------------
+
+
+# row 1.38
+@pytest.mark.parametrize(
+    ("estimator", "searched", "prefix"),
+    [
+        (RandomForestClassifier(), "n_estimators", ""),
+        (LogisticRegression(), "max_iter", ""),
+        (LogisticRegression(), "warm_start", ""),
+        (GradientBoostingClassifier(), "gb__n_estimators", "gb__"),
+        (CatBoost(), "num_trees", ""),
+        (CatBoost(), "n_estimators", ""),
+    ],
+)
+def test_the_resource_cannot_be_searched(estimator: Any, searched: str, prefix: str) -> None:
+    with pytest.raises(ConfigError, match=rf"{searched} is searched.*take {searched} out of the search"):
+        require_free(way_of(estimator), {"max_depth", searched}, prefix)
+
+
+def test_other_parameters_can_be_searched() -> None:
+    require_free(way_of(RandomForestClassifier()), {"max_depth", "gb__n_estimators"})
+    require_free(way_of(GradientBoostingClassifier()), {"n_estimators"}, "gb__")
+    require_free(way_of(SGDClassifier()), {"max_iter", "warm_start"})
+
+
+# --- the division -----------------------------------------------------------------------------------
+
+
+PORTIONS = st.integers(1, 200)
+
+
+@given(PORTIONS, st.integers(0, 10_000))
+def test_a_training_is_divided_evenly_and_whole(portions: int, more: int) -> None:
+    maximum = portions + more
+    ends = [end_of(portion, maximum, portions) for portion in range(portions + 1)]
+    sizes = [after - before for before, after in itertools.pairwise(ends)]
+    assert ends[0] == 0
+    assert ends[-1] == maximum
+    assert min(sizes) >= 1
+    assert max(sizes) - min(sizes) <= 1
+
+
+@given(PORTIONS, st.integers(1, 100))
+def test_where_it_divides_all_portions_are_equal(portions: int, size: int) -> None:
+    assert all(end_of(each, size * portions, portions) == each * size for each in range(portions + 1))
+
+
+WAY = Way(Kind.WARM_START_ENSEMBLE, "n_estimators", default=100)
+
+
+def test_a_training_may_be_left_to_the_default() -> None:
+    assert WAY.maximum({}, 10) == WAY.maximum({"n_estimators": None}, 10) == 100
+    assert WAY.maximum({"n_estimators": 30}, 30) == 30
+    assert Way(Kind.PARTIAL_FIT).maximum({"max_iter": 1000}, 7) == 7
+
+
+@pytest.mark.parametrize("value", [4, 0, -1, "many", 20.0])
+def test_a_training_that_cannot_be_divided_is_refused(value: Any) -> None:
+    with pytest.raises(
+        ConfigError, match=r"can't be divided into max_iters=5 portions: set n_estimators to 5"
+    ):
+        WAY.maximum({"n_estimators": value}, 5)

@@ -1,0 +1,241 @@
+"""How an estimator can be trained a portion at a time, and what a portion is; no effects.
+
+In the order in which they are looked for, which is tune-sklearn's:
+
+    XGBoost, LightGBM, CatBoost     each portion adds trees to the model of the ones before
+    partial_fit                     each portion is one call: a pass over the data
+    warm_start with max_iter        each portion is a fit of some iterations, from where the last one ended
+    warm_start with n_estimators    each portion adds members to the ensemble
+
+But for `partial_fit`, a parameter of the estimator says how much a whole training is, and `max_iters`
+divides it: with n_estimators=100 and max_iters=10 a report comes after 10, 20, ... 100 trees.
+
+Source: tune-sklearn 0.5.0, README and docstring of `TuneSearchCV` (`max_iters`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from numbers import Integral
+from typing import Any
+
+from sklearn.pipeline import Pipeline
+
+from trainkit.errors import ConfigError
+
+
+class Kind(StrEnum):
+    """What one more portion is."""
+
+    XGBOOST = "xgboost"
+    LIGHTGBM = "lightgbm"
+    CATBOOST = "catboost"
+    PARTIAL_FIT = "partial_fit"
+    WARM_START_ITER = "warm_start with max_iter"
+    WARM_START_ENSEMBLE = "warm_start with n_estimators"
+
+
+@dataclass(frozen=True)
+class Way:
+    """How one estimator is trained by portions.
+
+    Attributes:
+        kind: see `Kind`.
+        resource: the parameter whose value is divided; None: each portion is one call.
+        synonyms: further names under which the estimator takes the same.
+        default: what it is where the parameter is None or absent.
+        running_total: the resource counts from the start of training; else what one call of `fit` does.
+    """
+
+    kind: Kind
+    resource: str | None = None
+    synonyms: frozenset[str] = frozenset()
+    default: int | None = None
+    running_total: bool = True
+
+    def maximum(self, parameters: Mapping[str, Any], portions: int) -> int:
+        """Return how much a whole training is, by the estimator's parameters; it takes `portions` at most.
+
+        Raises:
+            ConfigError: it is no whole number, or smaller than the number of portions.
+        """
+        if self.resource is None:
+            return portions
+        value = parameters.get(self.resource)
+        value = self.default if value is None else value
+        if not isinstance(value, Integral) or value < portions:
+            raise ConfigError(
+                f"{self.resource}={value!r} can't be divided into max_iters={portions} portions: "
+                f"set {self.resource} to {portions} or more, or max_iters lower"
+            )
+        return int(value)
+
+
+def end_of(portion: int, maximum: int, portions: int) -> int:
+    """Return how much has been trained at the end of a portion; they differ by one at most.
+
+    Args:
+        portion: from 1; 0: before the first.
+        maximum: a whole training.
+        portions: what it is divided into.
+    """
+    return portion * maximum // portions
+
+
+_LIGHTGBM_TREES = frozenset(
+    "num_iterations num_iteration n_iter num_tree num_trees num_round num_rounds nrounds "
+    "num_boost_round max_iter".split()
+)
+"""Source: LightGBM documentation, Parameters, aliases of num_iterations."""
+_CATBOOST_TREES = ("iterations", "n_estimators", "num_trees", "num_boost_round")
+"""Source: CatBoost documentation, Training parameters, iterations and its aliases."""
+_STOPS_ITSELF = ("early_stopping_rounds", "early_stopping_round", "od_wait", "od_pval")
+DECISIVE = frozenset({"solver", "early_stopping", *_STOPS_ITSELF})
+"""Parameters that have a say in whether an estimator can be trained by portions, besides the resource."""
+
+
+def way_of(estimator: Any) -> Way:
+    """Return how this estimator, with the parameters that it has, is trained by portions.
+
+    Raises:
+        ConfigError: it can't be, or has parameters that don't go with it.
+    """
+    parameters = estimator.get_params(deep=False)
+    name = type(estimator).__name__
+    booster = _booster_of(estimator, parameters)
+    if booster is not None:
+        _refuse_own_stop(name, parameters, _STOPS_ITSELF)
+        return booster
+    if callable(getattr(estimator, "partial_fit", None)):
+        if descends(estimator, "sklearn", "BaseSGD", "BaseMultilayerPerceptron"):
+            _refuse_own_stop(name, parameters, ("early_stopping",))
+        return Way(Kind.PARTIAL_FIT)
+    if "warm_start" in parameters:
+        if descends(estimator, "sklearn", "BaseHistGradientBoosting"):
+            return Way(Kind.WARM_START_ITER, "max_iter")
+        ensemble = descends(estimator, "sklearn", "BaseEnsemble")
+        if "max_iter" in parameters and not ensemble and not _is_tree(estimator):
+            _refuse_cold_start(name, estimator, parameters)
+            return Way(Kind.WARM_START_ITER, "max_iter", running_total=False)
+        if "n_estimators" in parameters:
+            return Way(Kind.WARM_START_ENSEMBLE, "n_estimators")
+    raise ConfigError(
+        f"early_stopping: {name} can't be trained a portion at a time. It would need partial_fit, warm_start "
+        "with max_iter or n_estimators, or to be a model of XGBoost, LightGBM or CatBoost: "
+        "set early_stopping=None, or take an estimator that has one of these, such as SGDClassifier"
+    )
+
+
+def trained_step(estimator: Any, *, last_step: bool) -> Any:
+    """Return what is trained by portions: the estimator, or the last step of a pipeline.
+
+    Args:
+        estimator: perhaps a pipeline.
+        last_step: False: a pipeline as a whole.
+
+    Raises:
+        ConfigError: the pipeline has nothing to train there.
+    """
+    if not isinstance(estimator, Pipeline):
+        return estimator
+    if not last_step:
+        if hasattr(estimator, "partial_fit") or "warm_start" in estimator.get_params(deep=False):
+            return estimator  # of a class of the user's own
+        raise ConfigError(
+            "early_stopping: a Pipeline as a whole can't be trained a portion at a time: set "
+            "pipeline_auto_early_stop=True, so that its last step is, or early_stopping=None"
+        )
+    name, step = estimator.steps[-1]
+    if step is None or isinstance(step, str):
+        raise ConfigError(
+            f"early_stopping trains the last step of a pipeline a portion at a time, and {name!r} is "
+            f"{step!r}: end the pipeline with an estimator, or set early_stopping=None"
+        )
+    return step
+
+
+def require_free(way: Way, searched: Collection[str], prefix: str = "") -> None:
+    """Refuse a search over what early stopping itself sets.
+
+    Args:
+        way: how the estimator is trained.
+        searched: names of the parameters that candidates differ in.
+        prefix: of the names of the trained step, such as "sgd__".
+
+    Raises:
+        ConfigError: the resource, or `warm_start`, is among them.
+    """
+    if way.resource is None:
+        return
+    own = {way.resource, *way.synonyms}
+    if way.kind in (Kind.WARM_START_ITER, Kind.WARM_START_ENSEMBLE):
+        own.add("warm_start")
+    for name in sorted(own):
+        if f"{prefix}{name}" in searched:
+            raise ConfigError(
+                f"{prefix}{name} is searched, and early_stopping sets it to train {way.resource} a portion "
+                f"at a time, so that reports say how many are worth it: take {prefix}{name} out of the "
+                "search and set it on the estimator, as the most that any candidate gets, or set "
+                "early_stopping=None"
+            )
+
+
+def _booster_of(estimator: Any, parameters: Mapping[str, Any]) -> Way | None:
+    name = type(estimator).__name__
+    if descends(estimator, "xgboost", "XGBRFClassifier", "XGBRFRegressor"):
+        raise ConfigError(
+            f"early_stopping: {name} grows its whole forest at once: set early_stopping=None, or take "
+            f"{name.replace('RF', '')}"
+        )
+    if descends(estimator, "xgboost", "XGBModel"):
+        return Way(Kind.XGBOOST, "n_estimators", default=100)
+    if descends(estimator, "lightgbm", "LGBMModel"):
+        _refuse_synonyms(name, parameters, "n_estimators", _LIGHTGBM_TREES)
+        return Way(Kind.LIGHTGBM, "n_estimators", _LIGHTGBM_TREES, default=100)
+    if descends(estimator, "catboost", "CatBoost"):
+        given = [each for each in _CATBOOST_TREES if parameters.get(each) is not None]
+        resource = given[0] if given else "iterations"
+        return Way(Kind.CATBOOST, resource, frozenset(_CATBOOST_TREES) - {resource}, default=1000)
+    return None
+
+
+def _refuse_synonyms(
+    name: str, parameters: Mapping[str, Any], resource: str, synonyms: Collection[str]
+) -> None:
+    for synonym in sorted(synonyms):
+        if parameters.get(synonym) is not None:
+            raise ConfigError(
+                f"{name}({synonym}={parameters[synonym]!r}) overrides {resource}, which early_stopping "
+                f"divides: give {resource}={parameters[synonym]!r} in its place"
+            )
+
+
+def _refuse_own_stop(name: str, parameters: Mapping[str, Any], words: Collection[str]) -> None:
+    for word in words:
+        if parameters.get(word) not in (None, False):
+            raise ConfigError(
+                f"{name}({word}={parameters[word]!r}) ends each training by itself, and early_stopping "
+                "of the search trains a portion at a time: leave one of the two out"
+            )
+
+
+def _refuse_cold_start(name: str, estimator: Any, parameters: Mapping[str, Any]) -> None:
+    if descends(estimator, "sklearn", "LogisticRegression") and parameters.get("solver") == "liblinear":
+        raise ConfigError(
+            f"early_stopping: {name}(solver='liblinear') begins anew with each fit, warm_start or not: take "
+            "solver='lbfgs' or 'saga', or set early_stopping=None"
+        )
+
+
+def _is_tree(estimator: Any) -> bool:
+    return descends(estimator, "sklearn", "BaseDecisionTree")
+
+
+def descends(estimator: Any, package: str, *names: str) -> bool:
+    """True if it is of one of these classes; packages that aren't loaded need not be."""
+    return any(
+        base.__name__ in names and base.__module__.partition(".")[0] == package
+        for base in type(estimator).__mro__
+    )

@@ -1,0 +1,32 @@
+"""What is used of scikit-learn beyond its documented names, in one place, and what its versions differ in.
+
+The searches need these so that their answers are scikit-learn's own, and not those of a copy.
+"""
+
+from __future__ import annotations
+
+import inspect
+
+from sklearn.base import _fit_context as fit_context
+from sklearn.metrics._scorer import _MultimetricScorer as MultimetricScorer
+from sklearn.model_selection._search import BaseSearchCV
+from sklearn.model_selection._validation import _fit_and_score as fit_and_score
+from sklearn.model_selection._validation import _insert_error_scores as insert_error_scores
+from sklearn.model_selection._validation import (
+    _warn_or_raise_about_fit_failures as warn_or_raise_about_fit_failures,
+)
+from sklearn.utils.validation import _check_method_params as check_method_params
+
+__all__ = [
+    "HAS_CALLBACKS",
+    "BaseSearchCV",
+    "MultimetricScorer",
+    "check_method_params",
+    "fit_and_score",
+    "fit_context",
+    "insert_error_scores",
+    "warn_or_raise_about_fit_failures",
+]
+
+HAS_CALLBACKS = "callback_ctx" in inspect.signature(fit_and_score).parameters
+"""Whether callbacks can be told of the tasks of a fit: since scikit-learn 1.9."""

@@ -1,0 +1,48 @@
+"""Rules that end candidates see those reports only in which every fold has a score."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from trainkit.tune.config import StopRule
+from trainkit.tune.control.stopping import StopRules
+from trainkit.tune.stoppers import Stopper
+
+
+class AfterAllFolds(Stopper):
+    """What the user gave as `stopper`, where candidates report before all of their folds are done.
+
+    Args:
+        rule: a stopper, a dictionary, a function, or several.
+        folds: how many there are.
+    """
+
+    def __init__(self, rule: StopRule, folds: int) -> None:
+        self._rules = StopRules.of(rule)
+        self._last_fold = f"split{folds - 1}_fit_time"
+        self._elapsed_s = 0.0
+        self._facts: dict[str, Any] = {}
+
+    def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
+        if self._last_fold not in result:
+            return False
+        found = self._rules.on_report(trial_id, result)
+        self._facts = found or self._facts
+        return found is not None
+
+    def stop_all(self) -> bool:
+        why = self._rules.end(self._elapsed_s)
+        if why:
+            self._facts = {"stop": why}
+        return bool(why)
+
+    def on_time(self, elapsed_s: float) -> None:
+        self._elapsed_s = elapsed_s
+
+    @property
+    def deadline_s(self) -> float:
+        return self._rules.deadline_s
+
+    def reason(self) -> Mapping[str, Any]:
+        return self._facts
