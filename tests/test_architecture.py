@@ -47,8 +47,8 @@ READINGS = {"time", "time_ns", "monotonic", "monotonic_ns"}
 # fmt: off
 PUBLIC = {
     "trainkit": {
-        "__version__", "actor", "air", "errors", "exceptions", "runtime_context", "sklearn", "train", "tune", "util",
-        "ObjectRef", "ObjectRefGenerator",
+        "__version__", "actor", "air", "errors", "exceptions", "runtime_context", "sklearn", "train", "tune",
+        "util", "ObjectRef", "ObjectRefGenerator",
         "available_resources", "cancel", "cluster_resources", "exit_actor", "get", "get_actor",
         "get_current_placement_group", "get_gpu_ids", "get_placement_group", "get_runtime_context", "init",
         "is_initialized", "kill", "list_actors", "list_objects", "list_placement_groups", "list_tasks",
