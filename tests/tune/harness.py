@@ -106,6 +106,10 @@ class Play:
         self.time += 0.001
         return trial.trial_id, trial.attempt, self.time
 
+    def placed(self, index: int) -> list[ev.Action]:
+        trial_id, attempt, time = self._who(index)
+        return self._take(self.controller.handle([ev.Placed(trial_id, attempt, time)]))
+
     def started(self, index: int) -> list[ev.Action]:
         return self.send(
             ev.Started(*self._who(index), pid=1000 + index, hostname="here", node_ip="127.0.0.1")

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import signal
 
+import optuna
 import pytest
+from hyperopt import hp
 
 from tests.tune.harness import Play
 from trainkit import tune
@@ -234,6 +236,59 @@ def test_alternatives_of_a_searcher_s_own_space_get_the_constants_too(make):
     )
     assert len(grid) == 6 and not grid.errors
     assert all(result.config.keys() == {"a", "b", "c", "s"} for result in grid)
+
+
+def mixed(trial):
+    """Without end in one branch only, which a model may leave alone."""
+    if trial.suggest_categorical("kind", ["a", "b"]) == "a":
+        trial.suggest_float("x", 0, 1)
+    else:
+        trial.suggest_int("n", 0, 2)
+
+
+def sixteen(trial):
+    for name in "ab":
+        trial.suggest_int(name, 0, 3)
+
+
+INT = optuna.distributions.IntDistribution(0, 3)
+WITHOUT_END = {
+    "define-by-run": lambda: OptunaSearch(mixed),
+    "normal": lambda: OptunaSearch({"a": tune.qrandn(0, 5, 1)}),
+    "hyperopt": lambda: HyperOptSearch(
+        {"c": hp.choice("c", [{"n": hp.randint("n", 3)}, {"x": hp.uniform("x", 0, 1)}])}, n_initial_points=5
+    ),
+}
+OF_SIXTEEN = {
+    "define-by-run": lambda: OptunaSearch(sixteen),
+    "distributions": lambda: OptunaSearch({"a": INT, "b": INT}),
+    "hyperopt": lambda: HyperOptSearch(
+        {name: hp.choice(name, list(range(4))) for name in "ab"}, n_initial_points=5
+    ),
+}
+
+
+def searched_for(searcher, number):
+    """What looks as if one place were best, which a model then insists on."""
+    return tune.simulate(
+        lambda config, training_iteration, rng: {"loss": float(len(config)), "done": True},
+        {"constant": 1},
+        tune.TuneConfig(metric="loss", mode="min", num_samples=number, search_alg=searcher),
+        seed=0,
+    )
+
+
+@pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
+@pytest.mark.parametrize("name", WITHOUT_END)
+def test_a_model_that_repeats_itself_does_not_end_a_space_without_end(name):
+    results = searched_for(WITHOUT_END[name](), 22)
+    assert len({fingerprint(result.config) for result in results}) == 22
+
+
+@pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
+@pytest.mark.parametrize("name", OF_SIXTEEN)
+def test_a_small_space_of_a_searcher_s_own_is_used_up(name):
+    assert len(searched_for(OF_SIXTEEN[name](), 40)) == 16
 
 
 def test_a_searcher_that_ends_before_its_time_is_named(fit, tmp_path):

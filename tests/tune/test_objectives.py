@@ -6,7 +6,6 @@ import itertools
 import logging
 import math
 
-import numpy as np
 import optuna
 import pytest
 from hypothesis import given
@@ -14,8 +13,16 @@ from hypothesis import strategies as st
 
 from trainkit import tune
 from trainkit.errors import ConfigError, MetricError
-from trainkit.tune.objectives import Objective, dominates, front_of, objectives_of, point_of, ranked
-from trainkit.tune.schedulers import ASHAScheduler, ParetoScheduler, Verdict
+from trainkit.tune.objectives import (
+    Objective,
+    ParetoRanking,
+    dominates,
+    front_of,
+    objectives_of,
+    point_of,
+    ranked,
+)
+from trainkit.tune.schedulers import ASHAScheduler, ParetoScheduler
 from trainkit.tune.search import BayesOptSearch, ConcurrencyLimiter, HyperOptSearch, OptunaSearch, Repeater
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -66,6 +73,19 @@ def test_ranks_hold_each_once_and_none_before_what_dominates_it(points):
     for one, other in itertools.permutations(range(len(points)), 2):
         if dominates(points[one], points[other]):
             assert place_of[one] < place_of[other]
+
+
+@given(st.lists(st.tuples(numbers, numbers, st.integers(0, 2)), min_size=1, max_size=25))
+def test_points_are_ranked_as_they_come(points):
+    """The rank of the newest is that among all, and the fronts are what is left without those before."""
+    ranking = ParetoRanking()
+    for number, point in enumerate(points, 1):
+        assert ranking.add(point) == ranked(points[:number]).index(number - 1) + 1
+    order, left = ranked(points), list(range(len(points)))
+    while left:
+        front = [left[place] for place in front_of([points[place] for place in left])]
+        assert set(order[: len(front)]) == set(front)
+        order, left = order[len(front) :], [place for place in left if place not in front]
 
 
 @given(clouds)
@@ -143,6 +163,8 @@ def test_asha_may_be_told_by_which(fit, inline):
     grid = fit(reports, SPACE, num_samples=6, scheduler=scheduler, **BOTH)
     assert {len(result.metrics_dataframe) for result in grid} != {9}
     assert grid.pareto_front()
+    least = min(result.metrics["latency"] for result in grid)
+    assert grid.get_best_result("latency").metrics["latency"] == least, "by its own mode, not the scheduler's"
 
 
 # --- results --------------------------------------------------------------------------------------
@@ -163,10 +185,20 @@ def test_the_front_of_an_experiment(fit, inline, tmp_path, name):
     assert [each.trial_id for each in read.pareto_front()] == [each.trial_id for each in front]
     best = grid.get_best_result("latency", "min")
     assert best.metrics["latency"] == min(result.metrics["latency"] for result in grid)
-    with pytest.raises(ConfigError, match=r"\['accuracy', 'latency'\].*pareto_front"):
-        grid.get_best_result()
+    assert grid.get_best_result("latency").trial_id == best.trial_id, "its mode is known"
+    for arguments in ((), (None, "max"), ("other",)):
+        with pytest.raises(ConfigError, match=r"\['accuracy', 'latency'\].*pareto_front"):
+            grid.get_best_result(*arguments)
     best = grid.get_best_result("accuracy", "max")
     assert grid.pareto_front(["accuracy", "other"], ["max", "max"])[0].trial_id == best.trial_id
+
+
+def test_the_older_door_takes_several(inline, tmp_path):
+    settings = {"num_samples": 4, "storage_path": tmp_path, "name": "r", "verbose": 0}
+    analysis = tune.run(trade_off, config=SPACE, **settings, **BOTH)
+    assert analysis.get_best_trial("latency").trial_id in {trial.trial_id for trial in analysis.trials}
+    with pytest.raises(ConfigError, match=r"\['accuracy', 'latency'\], and none of them alone"):
+        _ = analysis.best_trial
 
 
 def test_a_front_of_one_metric_is_asked_for_two(fit, inline):
@@ -263,93 +295,3 @@ def test_an_interrupted_search_goes_on(fit, inline, tmp_path, own):
     restored = tune.Tuner.restore(tmp_path / "e", trade_off, tune_config=more, run_config=QUIET).fit()
     assert [result.config for result in restored] == [result.config for result in whole]
     assert [each.trial_id for each in restored.pareto_front()]
-
-
-# --- the scheduler --------------------------------------------------------------------------------
-
-
-def judged(scheduler, trial_id, accuracy, latency, time=1):
-    return scheduler.on_result(
-        trial_id, {"accuracy": accuracy, "latency": latency, "training_iteration": time}
-    )
-
-
-def scheduler_of(**arguments) -> ParetoScheduler:
-    scheduler = ParetoScheduler(**{"max_t": 9, "reduction_factor": 3, **arguments})
-    scheduler.set_objectives(objectives_of(BOTH["metric"], BOTH["mode"]))
-    scheduler.set_search_properties(None, None, np.random.default_rng(0))
-    return scheduler
-
-
-def test_dominated_trials_are_stopped_at_a_rung():
-    scheduler = scheduler_of()
-    verdicts = [
-        judged(scheduler, "a", 5, 5),
-        judged(scheduler, "b", 4, 6),  # a is better in both
-        judged(scheduler, "c", 9, 9),  # on the front, but one of three goes on, and a came first
-        judged(scheduler, "d", 10, 1),  # better than all
-        judged(scheduler, "e", math.nan, 0),
-        judged(scheduler, "f", 11, 2),  # two of six go on: d and it
-    ]
-    assert [each.verdict is Verdict.CONTINUE for each in verdicts] == [True, False, False, True, False, True]
-    assert verdicts[1].reason == {"rule": "rung", "rung": 1, "rank": 2, "entries": 2, "places": 1}
-    assert judged(scheduler, "a", 0, 0, time=2).reason == {}
-    assert judged(scheduler, "a", 0, 0, time=1).reason == {}  # judged once a rung
-    assert judged(scheduler, "d", 0, 0, time=9).reason == {"rule": "max_t", "max_t": 9}
-    assert scheduler.on_result("z", {"training_iteration": 9}).verdict is Verdict.STOP  # property 11
-
-
-@given(clouds)
-def test_not_all_pass_and_one_always_may(points):
-    scheduler = scheduler_of()
-    passed = 0
-    for number, (accuracy, latency) in enumerate(points):
-        decision = judged(scheduler, str(number), accuracy, latency)
-        reason = decision.reason
-        assert (decision.verdict is Verdict.CONTINUE) == (reason["rank"] <= reason["places"])
-        passed += decision.verdict is Verdict.CONTINUE
-    assert passed >= 1
-
-
-def test_it_spends_less_and_keeps_the_front():
-    grid = tune.simulate(
-        lambda config, training_iteration, rng: trade_off(config),
-        param_space=SPACE,
-        tune_config=tune.TuneConfig(num_samples=60, scheduler=ParetoScheduler(max_t=9), **BOTH),
-        workers=4,
-        seed=0,
-    )
-    iterations = [result.metrics["training_iteration"] for result in grid]
-    assert sum(iterations) < 60 * 9 / 2
-    assert set(iterations) == {1, 3, 9}
-    front = grid.pareto_front()
-    assert any(result.metrics["training_iteration"] == 9 for result in front)
-
-
-def test_it_is_restored_with_its_rungs(fit, inline, tmp_path):
-    scheduler = ParetoScheduler(max_t=9, reduction_factor=3)
-    settings = {"seed": 1, "max_concurrent_trials": 1, **BOTH}
-    whole = fit(reports, SPACE, num_samples=12, scheduler=scheduler, run={"name": "w"}, **settings)
-    fit(reports, SPACE, num_samples=7, scheduler="pareto", **settings)
-    fit(reports, SPACE, num_samples=7, scheduler=scheduler, run={"name": "s"}, **settings)
-    more = tune.TuneConfig(num_samples=12)
-    restored = tune.Tuner.restore(tmp_path / "s", reports, tune_config=more, run_config=QUIET).fit()
-    assert [len(each.metrics_dataframe) for each in restored] == [
-        len(each.metrics_dataframe) for each in whole
-    ]
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        {"max_t": 0},
-        {"grace_period": 5, "max_t": 4},
-        {"reduction_factor": 1},
-        {"metric": "loss", "mode": "min"},
-        {"metric": ["a", "b"]},
-        {"time_attr": ""},
-    ],
-)
-def test_a_mistake_is_named(arguments):
-    with pytest.raises(ConfigError, match=next(iter(arguments))):
-        ParetoScheduler(**arguments)

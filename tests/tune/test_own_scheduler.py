@@ -203,7 +203,7 @@ class Takes(Own):
 def test_a_donor_that_is_no_trial_is_the_schedulers(fit, tmp_path, by_verdict):
     space = {"saves": True, "x": tune.grid_search([0, 0])}
     with pytest.raises(
-        ConfigError, match="the scheduler Takes lets trial .* of 'nobody', which no trial has"
+        ConfigError, match=r"the scheduler Takes lets trial .* of 'nobody', which no trial has"
     ):
         fit(saving, space, scheduler=Takes("nobody", by_verdict=by_verdict), max_concurrent_trials=2)
     mended = tune.TuneConfig(scheduler=Takes(0, by_verdict=by_verdict))

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 import signal
+import threading
 import time
 from pathlib import Path
 
@@ -25,6 +27,11 @@ pytestmark = pytest.mark.usefixtures("runtime")
 def warm(runtime) -> None:
     """The first worker of a session takes its time: what follows is about the trials."""
     trainkit.get(trainkit.remote(os.getpid).remote())
+
+
+class Holder:
+    def pid(self) -> int:
+        return os.getpid()
 
 
 def kinds(actions):
@@ -98,16 +105,39 @@ def test_a_trial_that_hangs_in_c_when_told_to_stop_keeps_its_result(fit):
 
 def test_the_time_of_each_attempt_runs_from_its_start():
     play = Play(num_samples=3, cpus=2, trial_timeout_s=10, failure=FailureConfig(max_failures=1))
+    play.placed(0)
+    play.placed(1)
     play.started(0)
     play.tick(5)
     play.failed(0)  # and begins again
-    assert play.controller.deadline == pytest.approx(10)
+    play.placed(0)
+    assert play.controller.deadline == pytest.approx(10, abs=0.1)
     assert kinds(play.tick(5)) == ["Kill", "Release", "Start"]
     assert play.trial(1).reason == "retry 1 of 1 after TrialTimeoutError"
+    play.placed(1)
     assert play.trial(0).status == "PENDING" and play.calls["test_00000"] == "setup"
     assert kinds(play.tick(5))[:2] == ["Kill", "Release"]
     assert play.trial(0).failure.kind == "TrialTimeoutError"
     assert play.recorded(ev.StatusChanged)[-1].status == "ERROR"
+
+
+def test_what_waits_for_its_resources_is_not_timed():
+    play = Play(num_samples=1, trial_timeout_s=10)
+    play.tick(3600)
+    assert play.controller.deadline == math.inf and play.calls == {"test_00000": "setup"}
+    play.started(0)  # where nobody says when it had them
+    assert play.controller.deadline == pytest.approx(3610, abs=0.1)
+
+
+def test_a_trial_is_placed_once_it_has_what_it_asks_for(tmp_path, fit):
+    """What else the program runs has the CPUs for longer than a trial may take."""
+    holder = trainkit.remote(num_cpus=SESSION_CPUS)(Holder).remote()
+    trainkit.get(holder.pid.remote())
+    let_go = threading.Timer(3.5, trainkit.kill, (holder,))
+    let_go.start()
+    (result,) = fit(lambda config: 1.0, trial_timeout_s=3)
+    let_go.join()
+    assert (result.status, len(result.attempts)) == ("TERMINATED", 1), "not killed as it waited"
 
 
 def test_a_timedelta_is_taken():

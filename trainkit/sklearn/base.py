@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from abc import abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from numbers import Integral
@@ -16,7 +17,7 @@ from sklearn.utils.metadata_routing import UNUSED
 from sklearn.utils.metaestimators import available_if
 
 from trainkit.clock import SYSTEM
-from trainkit.errors import ConfigError, TaskError
+from trainkit.errors import ConfigError
 from trainkit.settings import results_dir
 from trainkit.sklearn.candidates import Search
 from trainkit.sklearn.cv_results import Outcome, metric_name, rank_lowest_first
@@ -32,6 +33,7 @@ from trainkit.sklearn.internals import (
 )
 from trainkit.sklearn.running import Evaluated, Finding, evaluate
 from trainkit.sklearn.settings import metric_of, settings_of
+from trainkit.sklearn.settling import error_to_raise, settled
 from trainkit.sklearn.stopping import EarlyStopping, early_stopping_of, judged_by
 from trainkit.sklearn.surroundings import Surroundings
 from trainkit.sklearn.tasks import FitTasks, has_callbacks
@@ -148,15 +150,17 @@ class TuneBaseSearchCV(BaseSearchCV):  # type: ignore[misc]
                 total,
             )
             found = self._evaluate(task, search, stopping, tune_params)
-        outcomes = self._outcomes(found.candidates)
+        self._unfinished = found.unfinished
+        candidates = self._complete(found, task)
+        outcomes = self._outcomes(candidates)
         self.multimetric_ = isinstance(outcomes[0]["test_scores"], dict)
         if callable(self.scoring) and self.multimetric_:
             self._check_refit_for_multimetric(outcomes[0]["test_scores"])
             refit_metric = self.refit
-        parameters = [dict(candidate.parameters) for candidate in found.candidates]
+        parameters = [dict(candidate.parameters) for candidate in candidates]
         results = self._format_results(parameters, self.n_splits_, outcomes)
         if stopping is not None:
-            results["training_iteration"] = np.array([candidate.iterations for candidate in found.candidates])
+            results["training_iteration"] = np.array([candidate.iterations for candidate in candidates])
         if turned:
             rank_lowest_first(results, refit_metric)
         if self.refit or not self.multimetric_:
@@ -164,8 +168,8 @@ class TuneBaseSearchCV(BaseSearchCV):  # type: ignore[misc]
             if not callable(self.refit):
                 self.best_score_ = results[f"mean_test_{refit_metric}"][self.best_index_]
             self.best_params_ = results["params"][self.best_index_]
-        if self.refit:
-            best = found.candidates[self.best_index_]
+        if self.refit and not found.interrupted:
+            best = candidates[self.best_index_]
             # The parameters are cloned too, as they may be estimators.
             self.best_estimator_ = clone(estimator).set_params(**clone(self.best_params_, safe=False))
             with tasks.refitting(self.best_estimator_):
@@ -173,6 +177,10 @@ class TuneBaseSearchCV(BaseSearchCV):  # type: ignore[misc]
         self.scorer_ = scorers._scorers if isinstance(scorers, MultimetricScorer) else scorers
         self.cv_results_ = results
         tasks.end()
+        if found.interrupted:
+            if hasattr(self, "best_estimator_"):  # an earlier fit's
+                del self.best_estimator_
+            raise KeyboardInterrupt
         return self
 
     @available_if(_refitted_with("partial_fit"))  # type: ignore[untyped-decorator]
@@ -259,23 +267,41 @@ class TuneBaseSearchCV(BaseSearchCV):  # type: ignore[misc]
             results_dir=str(results_dir()),
             tune_params=tune_params,
         )
-        try:
-            return evaluate(
-                with_resources(trial, chosen.resources),
-                search.space,
-                chosen.tune,
-                chosen.run,
-                folds=self.n_splits_,
-                cpus=chosen.cpus,
+        return evaluate(
+            with_resources(trial, chosen.resources),
+            search.space,
+            chosen.tune,
+            chosen.run,
+            folds=self.n_splits_,
+            cpus=chosen.cpus,
+            before=getattr(self, "_unfinished", None),
+        )
+
+    def _complete(self, found: Finding, task: Task) -> list[Evaluated]:
+        """The candidates to compare; what raised for want of any other answer leaves `fit` here."""
+        error = error_to_raise(found.candidates, self.error_score)
+        if error is not None:
+            raise error
+        complete, cut_off = settled(found.candidates, task)
+        why = "" if found.ended_by is None else found.ended_by.why
+        if complete and cut_off:
+            warnings.warn(
+                f"the search ended before all was evaluated ({why}): {cut_off} "
+                f"{'candidate was' if cut_off == 1 else 'candidates were'} not complete and left out of "
+                "cv_results_; a second fit on the same data goes on with what is missing",
+                stacklevel=3,
             )
-        except TaskError as error:
-            raise _as_raised(error) from error.__cause__
+        if not complete and found.interrupted:
+            raise KeyboardInterrupt
+        if not complete:
+            raise ConfigError(
+                f"no candidate was evaluated on all folds before the search ended ({why or 'it had none'}): "
+                "give it more time; a second fit on the same data goes on from here"
+            )
+        return complete
 
     def _outcomes(self, candidates: Sequence[Evaluated]) -> list[Outcome]:
-        """What each fold of each candidate came to; those that were cut off have failed."""
-        for one in candidates:
-            if isinstance(one.error, TaskError):  # not by fitting: that is in the outcome
-                raise _as_raised(one.error) from one.error.__cause__
+        """What each fold of each candidate came to."""
         outcomes: list[Outcome] = [each for one in candidates for each in one.outcomes if each is not None]
         if not outcomes:
             raise ValueError(
@@ -306,8 +332,3 @@ class TuneBaseSearchCV(BaseSearchCV):  # type: ignore[misc]
         self.refit_time_ = SYSTEM.monotonic() - started
         if hasattr(self.best_estimator_, "feature_names_in_"):
             self.feature_names_in_ = self.best_estimator_.feature_names_in_
-
-
-def _as_raised(error: TaskError) -> Exception:
-    """What the user's code raised in a worker, as an exception of just that class where it can travel."""
-    return error.cause if isinstance(error.cause, Exception) else error

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,8 @@ from sklearn.base import clone
 from trainkit.clock import SYSTEM
 from trainkit.runtime import preload
 from trainkit.sklearn.cv_results import Outcome, report_of
-from trainkit.sklearn.internals import fit_and_score
+from trainkit.sklearn.internals import MultimetricScorer, fit_and_score
+from trainkit.sklearn.resume import CANDIDATE, Known, candidate_key, digest
 from trainkit.sklearn.surroundings import Surroundings
 from trainkit.sklearn.tasks import FoldTasks
 from trainkit.tune.trainable import Trainable
@@ -37,6 +39,8 @@ class Task:
         surroundings: of the call of `fit`, which hold for each fold too.
         told: what to tell callbacks of each fold; None: there are none.
         candidates: how many there will be; None: that isn't known.
+        known: by a candidate's key, what its first folds came to in a search that was cut off.
+        digest: of the above but `known`, where the search is kept in a folder; else ''.
     """
 
     estimator: Any
@@ -52,6 +56,26 @@ class Task:
     surroundings: Surroundings
     told: FoldTasks | None = None
     candidates: int | None = None
+    known: Known = field(default_factory=dict)
+    digest: str = ""
+
+    def digested(self) -> str:
+        """Return a text that differs for tasks whose outcomes may."""
+        data = self.X, self.y, self.splits, self.fit_params, self.score_params
+        return digest((*data, self.estimator, self.scorer, self.return_train_score, self.error_score), "X, y")
+
+    def failure(self, split: int, error: BaseException) -> Outcome:
+        """What fold `split` came to where the process died that was at it."""
+        score = self.error_score
+        if isinstance(self.scorer, MultimetricScorer):
+            score = dict.fromkeys(self.scorer._scorers, score)
+        outcome: Outcome = {"test_scores": score}
+        if self.return_train_score:
+            outcome["train_scores"] = score
+        # Nobody knows how long it took.
+        times = {"fit_time": math.nan, "score_time": math.nan}
+        counts = {"n_test_samples": len(self.splits[split][1])}
+        return outcome | times | counts | {"fit_error": f"{type(error).__name__}: {error}"}
 
     def outcome(self, parameters: Mapping[str, Any], split: int, candidate: int) -> Outcome:
         """Fit a clone with `parameters` on the training samples of fold `split`; score it on the others.
@@ -97,10 +121,11 @@ class FoldTrial(Trainable):
 
     def setup(self, config: dict[str, Any], *, task: Task) -> None:  # type: ignore[override]
         self._task = task
-        self._outcomes: list[Outcome] = []
+        self.reset_config(config)
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
-        self._outcomes = []
+        self._key = candidate_key(new_config, self._task.digest)
+        self._outcomes = list(self._task.known.get(self._key, ()))
         return True
 
     def step(self) -> dict[str, Any]:
@@ -111,4 +136,5 @@ class FoldTrial(Trainable):
             self._outcomes.append(self._task.outcome(self.config, len(self._outcomes), candidate))
             if SYSTEM.monotonic() > until:
                 break
-        return report_of(self._outcomes) | {"done": len(self._outcomes) == folds}
+        done = len(self._outcomes) == folds
+        return report_of(self._outcomes) | {CANDIDATE: self._key, "done": done}

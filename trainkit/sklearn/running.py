@@ -5,20 +5,26 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
+import threading
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from trainkit.errors import TaskError
 from trainkit.runtime import api
 from trainkit.sklearn.cv_results import Outcome, outcomes_of
+from trainkit.sklearn.evaluation import Task
+from trainkit.sklearn.resume import Unfinished, known_of, left_in, next_name
 from trainkit.tune.assembly import Experiment
 from trainkit.tune.config import RunConfig, TuneConfig
-from trainkit.tune.control.plan import Ending
+from trainkit.tune.control.plan import INTERRUPTED, Ending
 from trainkit.tune.forms import checked_trainable
 from trainkit.tune.outcome.result import Result
 from trainkit.tune.outcome.results import ResultGrid
 from trainkit.tune.parts import make_space
+from trainkit.tune.placement import Bound, with_parameters
+from trainkit.tune.storing.storage import new_place
 
 
 @dataclass(frozen=True)
@@ -59,68 +65,119 @@ class Finding:
         candidates: in the order suggested.
         grid: the same as a tuner has it.
         ended_by: what ended it early; None: nothing did.
+        unfinished: for the next `fit` on the same to go on with, if something ended it early.
     """
 
     candidates: Sequence[Evaluated]
     grid: ResultGrid
     ended_by: Ending | None
+    unfinished: Unfinished | None
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether that was Ctrl-C."""
+        return self.ended_by is INTERRUPTED
 
 
 def evaluate(
-    trainable: Any,
+    trainable: Bound,
     space: Mapping[str, Any] | None,
     tune: TuneConfig,
     run: RunConfig,
     *,
     folds: int,
     cpus: int | None = None,
+    before: Unfinished | None = None,
 ) -> Finding:
     """Run the trials to their end, in a session of their own where none is there.
 
     Args:
-        trainable: that reports as `report_of` makes it, bound to its parameters and resources.
+        trainable: that reports as `report_of` makes it, bound to its resources and to a `task`.
         space: to search; None: the searcher knows it.
         tune: what is searched for, and how.
         run: where it is kept; without a name or a path, in memory.
         folds: how many a candidate has.
         cpus: of the session, if it is begun here; None: this machine's.
+        before: what an earlier call came to, be it on the same task or another.
 
     Raises:
-        TrialError: with `fail_fast="raise"`, as the trial raised it.
+        Exception: with `fail_fast="raise"`, as it was raised in a trial.
         InfeasibleError: the session has less than a trial asks for.
+        StoreError: what an earlier search of that name has left can't be read.
     """
+    task: Task = trainable.parameters["task"]
+    task, run = _going_on(task, run, before, folds)
     with _session(cpus), _place(run) as folder:
-        bound = checked_trainable(trainable, run)
+        bound = checked_trainable(with_parameters(trainable, task=task), run)
         whole = make_space(space, tune)
         if folder is None:
             experiment = Experiment.new(bound, whole, tune, run)
         else:
             experiment = Experiment(bound, whole, tune, run, folder, in_memory=True)
-        grid = experiment.fit()
-        candidates = [
-            Evaluated(
-                result.config,
-                outcomes_of(result.metrics or {}, folds),
-                int((result.metrics or {}).get("training_iteration", 0)),
-                result.error,
-                result,
-            )
-            for result in grid
-        ]
-    return Finding(candidates, grid, experiment.ended_by)
+        try:
+            grid = experiment.fit()
+        except TaskError as error:
+            if error.cause is None:
+                raise
+            raise error.cause from error
+        results = list(grid)
+    candidates = [
+        Evaluated(
+            result.config,
+            outcomes_of(result.metrics or {}, folds),
+            int((result.metrics or {}).get("training_iteration", 0)),
+            result.error,
+            result,
+        )
+        for result in results
+    ]
+    unfinished = None
+    if experiment.ended_by is not None:
+        known = known_of((result.metrics or {} for result in results), folds)
+        unfinished = Unfinished(task.digest or task.digested(), known)
+    return Finding(candidates, grid, experiment.ended_by, unfinished)
+
+
+def _going_on(task: Task, run: RunConfig, before: Unfinished | None, folds: int) -> tuple[Task, RunConfig]:
+    """The task with what is known of it, and the settings with a name that is free."""
+    if before is None and run.name is None:
+        return task, run
+    digest = task.digested()
+    known = dict(before.known) if before is not None and before.task == digest else {}
+    if run.name is not None:
+        folder, _ = new_place(run.storage_path, run.storage_filesystem, run.name)
+        # Keys from there begin with the digest, so those of other tasks stay strangers.
+        known |= left_in(folder.parent, run.name, folds)
+        run = replace(run, name=next_name(folder.parent, run.name))
+    return replace(task, known=known, digest=digest if run.name is not None else ""), run
+
+
+class _Started:
+    """The session that searches have begun, for all that run in it at once."""
+
+    lock = threading.Lock()
+    users = 0
 
 
 @contextlib.contextmanager
 def _session(cpus: int | None) -> Iterator[None]:
-    """The session that there is, or one that ends with the search."""
-    if api.is_initialized():
-        yield
-        return
-    api.init(num_cpus=cpus or os.cpu_count())
+    """The session that there is, or one that ends with the last search in it."""
+    with _Started.lock:
+        if not _Started.users and api.is_initialized():
+            shared = False
+        else:
+            shared = True
+            if not _Started.users:
+                api.init(num_cpus=cpus or os.cpu_count())
+            _Started.users += 1
     try:
         yield
     finally:
-        api.shutdown()
+        if shared:
+            with _Started.lock:
+                _Started.users -= 1
+                if not _Started.users:
+                    api.shutdown()
 
 
 @contextlib.contextmanager

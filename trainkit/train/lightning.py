@@ -27,6 +27,7 @@ from trainkit.train.lightning_plan import (
     require_module_class,
     untaken,
 )
+from trainkit.train.overruling import SetUp
 from trainkit.train.registration import Registered
 from trainkit.train.stepping import Stepper
 from trainkit.train.strategies.ddp import DDPStrategy
@@ -92,6 +93,11 @@ class LightningMethods:
     @property
     def lightning_trainer(self) -> Any:
         return None if self._fit is None else self._fit.trainer
+
+    @property
+    def lightning_set_up(self) -> SetUp | None:
+        """What `configure_optimizers` made of the configuration, as `overruling` takes it; None before."""
+        return None if self._fit is None else self._fit.set_up
 
     def train_epoch(
         self, iterator: Iterable[Any], info: dict[str, Any], num_steps: int | None = None, epoch_idx: int = 0

@@ -26,6 +26,7 @@ from trainkit.train.keys import NUM_SAMPLES, SHOULD_STOP
 from trainkit.train.lightning_log import Logged, StandIn, after, samples_in
 from trainkit.train.lightning_parts import Interrupted, Seat, quiet_lightning, resize
 from trainkit.train.metrics import EpochMetrics, Meters, Origin
+from trainkit.train.overruling import SetUp, set_up_of
 from trainkit.train.turns import known_turn
 
 _NOT_KEPT = ("hparams_name", "hparams_type", "hyper_parameters", "datamodule_hyper_parameters")
@@ -43,6 +44,7 @@ class LightningFit:
 
     Attributes:
         trainer: Lightning's.
+        set_up: what `configure_optimizers` made, before a state was loaded into it; None until then.
         weight: factor for the current batch's loss, so that averaged gradients are the whole batch's.
     """
 
@@ -58,6 +60,7 @@ class LightningFit:
     ) -> None:
         self.state_to_load = state
         self.weight = 1.0
+        self.set_up: SetUp | None = None
         self._seat = seat
         self._split = split
         self._shared = shared
@@ -81,6 +84,8 @@ class LightningFit:
         connector.update_eval_epoch_metrics = after(connector.update_eval_epoch_metrics, self._take_logged)
         # Lightning's handlers would keep SIGTERM from ending a worker that waits between epochs.
         trainer._signal_connector.register_signal_handlers = _no_handlers
+        connector = trainer._checkpoint_connector
+        connector.restore_training_state = self._noting_set_up(connector.restore_training_state)
         path = None
         if self.state_to_load is not None:
             path, state = "the trainer's state", self.state_to_load
@@ -189,6 +194,16 @@ class LightningFit:
         self._validation.add({NUM_SAMPLES: self._count(batch, weight)}, counted=weight > 0)
 
     # -- in the greenlet -----------------------------------------------------------------------
+
+    def _noting_set_up(self, restore: Callable[[], None]) -> Callable[[], None]:
+        """`restore`, which Lightning calls once optimizers are made, preceded by a look at them."""
+
+        def both() -> None:
+            schedulers = [each.scheduler for each in self.trainer.lr_scheduler_configs]
+            self.set_up = set_up_of(self.trainer.optimizers, schedulers)
+            restore()
+
+        return both
 
     def _when_told(self) -> None:
         """In place of `FitLoop.run`."""

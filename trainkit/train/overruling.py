@@ -28,12 +28,30 @@ SetUp = Mapping[str, Any]
 """{"rates": by optimizer and group, "schedulers": their states} as `setup` made them."""
 
 
-def as_set_up(operator: TrainingOperator) -> SetUp:
-    """What `setup` has made of the configuration; call it before anything is trained or loaded."""
-    registered = operator.registered
-    schedulers = [scheduler.state_dict() for scheduler in registered.schedulers]
-    held: SetUp = cpu_copy({"rates": rates(registered.optimizers), "schedulers": schedulers})
+def as_set_up(operator: TrainingOperator) -> SetUp | None:
+    """What `setup` has made of the configuration; call it before anything is trained or loaded.
+
+    Of a Lightning module what `configure_optimizers` has made, any time after it was called; None before.
+    """
+    if hasattr(operator, "lightning_trainer"):
+        held: SetUp | None = getattr(operator, "lightning_set_up", None)
+        return held
+    return set_up_of(*_steering(operator))
+
+
+def set_up_of(optimizers: Sequence[torch.optim.Optimizer], schedulers: Sequence[Any]) -> SetUp:
+    """A copy of what optimizers and schedulers hold of the configuration."""
+    states = [scheduler.state_dict() for scheduler in schedulers]
+    held: SetUp = cpu_copy({"rates": rates(optimizers), "schedulers": states})
     return held
+
+
+def _steering(operator: TrainingOperator) -> tuple[Sequence[torch.optim.Optimizer], Sequence[Any]]:
+    """The optimizers and schedulers that train: those registered, or Lightning's."""
+    trainer = getattr(operator, "lightning_trainer", None)
+    if trainer is None:
+        return operator.registered.optimizers, operator.registered.schedulers
+    return trainer.optimizers, [each.scheduler for each in trainer.lr_scheduler_configs]
 
 
 def write_set_up(folder: str, set_up: Sequence[SetUp]) -> None:
@@ -78,14 +96,12 @@ class Overrule:
     def __call__(self, operator: TrainingOperator) -> None:
         now = self.now[operator.world_rank]
         then = self.then[min(operator.world_rank, len(self.then) - 1)]
-        registered = operator.registered
-        for optimizer, before, after in zip(registered.optimizers, then["rates"], now["rates"], strict=True):
+        optimizers, schedulers = _steering(operator)
+        for optimizer, before, after in zip(optimizers, then["rates"], now["rates"], strict=True):
             for group, old, new in zip(optimizer.param_groups, before, after, strict=True):
                 for key in _changed(old, new):
                     _set(group, key, overruled(group.get(key), old.get(key), new[key]))
-        for scheduler, old, new in zip(
-            registered.schedulers, then["schedulers"], now["schedulers"], strict=True
-        ):
+        for scheduler, old, new in zip(schedulers, then["schedulers"], now["schedulers"], strict=True):
             state = scheduler.state_dict()
             if changed := _changed(old, new):
                 held = {key: overruled(state.get(key), old.get(key), new[key]) for key in changed}

@@ -42,7 +42,7 @@ class TrainerTrainable(Trainable):
     plan: ClassVar[TrialPlan]
 
     _trainer: TorchTrainer
-    _set_up: Sequence[SetUp]
+    _set_up: Sequence[SetUp | None]
 
     @property
     def trainer(self) -> TorchTrainer:
@@ -75,13 +75,19 @@ class TrainerTrainable(Trainable):
 
     def save_checkpoint(self, checkpoint_dir: str) -> None:
         self._trainer.save(checkpoint_dir)
-        write_set_up(checkpoint_dir, self._set_up)
+        write_set_up(checkpoint_dir, self._known_set_up())
 
     def load_checkpoint(self, checkpoint_dir: str) -> None:
         self._trainer.load(checkpoint_dir)
-        then = read_set_up(checkpoint_dir)
-        if differ(then, self._set_up):
-            self._trainer.apply_all_operators(Overrule(then, self._set_up))
+        then, now = read_set_up(checkpoint_dir), self._known_set_up()
+        if differ(then, now):
+            self._trainer.apply_all_operators(Overrule(then, now))
+
+    def _known_set_up(self) -> Sequence[SetUp]:
+        """By rank; [] as long as Lightning has made no optimizers."""
+        if None in self._set_up:
+            self._set_up = self._trainer.apply_all_operators(as_set_up)
+        return [each for each in self._set_up if each is not None]
 
     def cleanup(self) -> None:
         self._trainer.shutdown()

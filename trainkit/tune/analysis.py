@@ -70,9 +70,8 @@ class ExperimentAnalysis:
         require_mode(default_mode, "default_mode")
         folder = experiment_folder(experiment_checkpoint_path, storage_filesystem)
         if isinstance(trials, ResultGrid):
-            grid = ResultGrid(
-                folder, list(trials), default_metric or trials.metric, default_mode or trials.mode
-            )
+            metric, mode = default_metric or trials.metric, default_mode or trials.mode
+            grid = ResultGrid(folder, list(trials), metric, mode, trials.objectives)
         elif trials is not None:
             grid = ResultGrid(folder, trials, default_metric, default_mode)
         else:

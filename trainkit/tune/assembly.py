@@ -189,6 +189,7 @@ class Experiment:
             now=self._now,
             leave_s=self._plan.cleanup_s,
             reuse=self._tune.reuse_actors,
+            timed=self._plan.trial_timeout_s is not None,
         )
         mirror = None
         if self._address is not None:

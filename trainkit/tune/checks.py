@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import numbers
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, TypeGuard
 
 from trainkit.errors import ConfigError
 
@@ -74,3 +74,8 @@ def require_range(name: str, value: Any, least: float, most: float, words: str) 
 def is_name(value: object) -> bool:
     """True for a text that is not empty."""
     return isinstance(value, str) and value != ""
+
+
+def is_mapping(value: object) -> TypeGuard[Mapping[Any, Any]]:
+    """True for a dictionary, and for what is like one; of a dictionary known at once, as most are."""
+    return type(value) is dict or isinstance(value, Mapping)

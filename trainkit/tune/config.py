@@ -53,8 +53,8 @@ class TuneConfig:
         trial_name_creator: from a `Trial`, its name.
         trial_dirname_creator: from a `Trial`, the name of its folder.
         seed: of searcher, scheduler and trials; None draws one, which the experiment file keeps.
-        trial_timeout_s: seconds, or a timedelta, that each attempt of a trial may take, from its start; then
-            it is killed, wherever it is, and has failed.
+        trial_timeout_s: seconds, or a timedelta, that each attempt of a trial may take, from when it has its
+            resources; then it is killed, wherever it is, and has failed.
         allow_duplicates: False: a configuration that was drawn before is drawn anew, and when there is no
             other, the experiment ends. A grid that num_samples repeats is repeated all the same.
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,16 +58,10 @@ def dominates(one: Point, other: Point) -> bool:
     return one != other and all(mine >= theirs for mine, theirs in zip(one, other, strict=True))
 
 
-def front_of(points: Sequence[Point], places: Sequence[int] | None = None) -> list[int]:
-    """The places of the points that no other dominates, in their order; equal ones are all in.
-
-    Args:
-        points: all.
-        places: of those that count; None: all.
-    """
-    counted = range(len(points)) if places is None else places
-    # Those that are best by their sum come first, so that most others are met by one that dominates them.
-    order = sorted(counted, key=lambda place: [-value for value in points[place]])
+def front_of(points: Sequence[Point]) -> list[int]:
+    """The places of the points that no other dominates, in their order; equal ones are all in."""
+    # The best of the first objective come first, so that most others meet one that dominates them soon.
+    order = sorted(range(len(points)), key=lambda place: [-value for value in points[place]])
     front: list[int] = []
     for place in order:
         # What comes later in this order dominates nothing that came before.
@@ -75,36 +70,74 @@ def front_of(points: Sequence[Point], places: Sequence[int] | None = None) -> li
     return sorted(front)
 
 
-def ranked(points: Sequence[Point]) -> list[int]:
-    """All places, best first: by fronts, each without the ones before, and spread out inside a front.
+class ParetoRanking:
+    """Points ranked as they come: by fronts, each without the ones before, and spread out inside a front.
 
     Non-dominated sorting, and inside a front the order in which a greedy epsilon-net takes the points: the
     earliest, then whatever is farthest from those taken. R. Schmucker, M. Donini, M. B. Zafar, D. Salinas and
     C. Archambeau, "Multi-objective Asynchronous Successive Halving" (arXiv 2106.12639), section 4.
     """
-    left = list(range(len(points)))
-    order: list[int] = []
-    while left:
-        front = front_of(points, left)
-        order += _spread([points[place] for place in front], front)
-        taken = set(front)
-        left = [place for place in left if place not in taken]
-    return order
+
+    def __init__(self) -> None:
+        self._points: list[Point] = []
+        self._fronts: list[list[int]] = []
+        """Places of points, in the order in which they came."""
+
+    def __len__(self) -> int:
+        return len(self._points)
+
+    def add(self, point: Point) -> int:
+        """Take a point in; return its rank, from 1, among all that came so far."""
+        place, points = len(self._points), self._points
+        points.append(point)
+        # What a front has somebody to dominate it with, all fronts before that have too.
+        own = bisect_left(self._fronts, True, key=lambda front: not self._dominated(point, front))
+        moving, number = [place], own
+        while number < len(self._fronts):  # who is dominated now goes into the next front
+            front = self._fronts[number]
+            pushed = [each for each in front if self._dominated(points[each], moving)]
+            if len(pushed) == len(front):  # and takes all of the further ones along
+                break
+            gone = set(pushed)
+            self._fronts[number] = sorted([*(each for each in front if each not in gone), *moving])
+            moving, number = pushed, number + 1
+            if not moving:
+                break
+        if moving:
+            self._fronts.insert(number, moving)
+        before = sum(map(len, self._fronts[:own]))
+        return before + 1 + next(rank for rank, each in enumerate(self._spread(own)) if each == place)
+
+    def order(self) -> list[int]:
+        """All places, best first."""
+        return [place for number in range(len(self._fronts)) for place in self._spread(number)]
+
+    def _dominated(self, point: Point, by: Sequence[int]) -> bool:
+        return any(dominates(self._points[each], point) for each in by)
+
+    def _spread(self, number: int) -> Iterator[int]:
+        """A front in the order of a greedy epsilon-net; distances are in shares of the front's extent."""
+        front = self._fronts[number]
+        columns = zip(*(self._points[place] for place in front), strict=True)
+        scaled = list(zip(*map(_shares, columns), strict=True))
+        left = dict.fromkeys(range(len(front)), math.inf)
+        chosen = 0
+        while True:
+            del left[chosen]
+            yield front[chosen]
+            if not left:
+                return
+            here = scaled[chosen]
+            left = {each: min(known, math.dist(scaled[each], here)) for each, known in left.items()}
+            chosen = max(left, key=left.__getitem__)
 
 
-def _spread(points: Sequence[Point], places: Sequence[int]) -> list[int]:
-    """The places in the order of a greedy epsilon-net; distances are in shares of the front's extent."""
-    scaled = list(zip(*(_shares(values) for values in zip(*points, strict=True)), strict=True))
-    order = [0]
-    left = list(range(1, len(places)))
-    nearest = [math.dist(each, scaled[0]) for each in scaled]
-    while left:
-        chosen = left.pop(max(range(len(left)), key=lambda index: nearest[left[index]]))
-        order.append(chosen)
-        nearest = [
-            min(known, math.dist(each, scaled[chosen])) for known, each in zip(nearest, scaled, strict=True)
-        ]
-    return [places[index] for index in order]
+def ranked(points: Sequence[Point]) -> list[int]:
+    """All places, best first; see `ParetoRanking`."""
+    ranking = ParetoRanking()
+    for point in points:
+        ranking.add(point)
+    return ranking.order()
 
 
 def _shares(values: Sequence[float]) -> list[float]:

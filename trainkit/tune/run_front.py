@@ -83,8 +83,8 @@ def run(
     run_or_experiment: Any,
     *,
     name: str | None = None,
-    metric: str | None = None,
-    mode: Mode | None = None,
+    metric: str | Sequence[str] | None = None,
+    mode: Mode | Sequence[Mode] | None = None,
     stop: StopRule | None = None,
     time_budget_s: float | timedelta | None = None,
     config: Mapping[str, Any] | None = None,
@@ -123,8 +123,8 @@ def run(
     Args:
         run_or_experiment: the trainable, the name that it was registered under, or an `Experiment`.
         name: of the experiment's folder.
-        metric: reported value to optimise.
-        mode: "min" or "max".
+        metric: reported value to optimise; or a list of several.
+        mode: "min" or "max"; for several a list, with one for each.
         stop: as in `RunConfig`.
         time_budget_s: as in `TuneConfig`, as are the next but one and all that are not explained here.
         config: the search space, and constants.
@@ -214,7 +214,7 @@ def run(
     grid = tuner.fit()
     if raise_on_failed_trial and grid.num_errors:
         raise _failed(grid) from grid.errors[0]
-    return ExperimentAnalysis(grid.experiment_path, trials=grid, default_metric=metric, default_mode=mode)
+    return ExperimentAnalysis(grid.experiment_path, trials=grid)  # which knows the metric, or several
 
 
 def run_experiments(

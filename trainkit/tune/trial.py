@@ -27,7 +27,10 @@ class TrialStatus(StrEnum):
     @property
     def is_finished(self) -> bool:
         """True if nothing will happen to the trial any more."""
-        return self in (TrialStatus.TERMINATED, TrialStatus.ERROR)
+        return self in _FINISHED
+
+
+_FINISHED = frozenset((TrialStatus.TERMINATED, TrialStatus.ERROR))
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from typing import Any
 
 from trainkit.errors import MetricError, SpaceError
 from trainkit.tune import space
+from trainkit.tune.checks import is_mapping
 from trainkit.tune.domains import Spelled
 
 _TEXT_OF = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
@@ -42,18 +43,23 @@ def plain_metrics(metrics: Any) -> dict[str, Any]:
     Raises:
         MetricError: `metrics` is not a dictionary, or a value can't be stored; the key is named.
     """
-    if not isinstance(metrics, Mapping):
+    if not is_mapping(metrics):
         raise MetricError(f"a report takes a dictionary of metrics, not {_short(metrics)}")
-    return {str(key): _plain_metric(value, str(key)) for key, value in metrics.items()}
+    # Plain numbers, as most are, without a call each.
+    return {
+        str(key): value if type(value) is float else _plain_metric(value, str(key))
+        for key, value in metrics.items()
+    }
 
 
 def _plain_metric(value: Any, key: str) -> Any:
-    if type(value) is int and value.bit_length() > MAX_BITS:
+    kind = type(value)
+    if kind is int and value.bit_length() > MAX_BITS:
         raise MetricError(
             f"metric {key!r} is a whole number of {value.bit_length()} bits, too large to compare with "
             "others; report its logarithm, or a text"
         )
-    if type(value) in _PLAIN:
+    if kind in _PLAIN:
         return value
     if isinstance(value, Mapping):
         return {str(name): _plain_metric(child, f"{key}/{name}") for name, child in value.items()}

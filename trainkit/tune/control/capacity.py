@@ -30,8 +30,9 @@ class Ledger:
 
     def require_feasible(self, request: PlacementGroupFactory, *, what: str) -> None:
         """Raise InfeasibleError if `request` exceeds all there is."""
-        if any(amount > self._all.get(name, 0) for name, amount in request.units.items()):
-            require_feasible(request.group, self.existing, what=what)
+        for name, amount in request.units.items():
+            if amount > self._all.get(name, 0):
+                require_feasible(request.group, self.existing, what=what)
 
     def has_room(self) -> bool:
         """Whether a further trial may fit: one that asks for what some trial before it has asked for.

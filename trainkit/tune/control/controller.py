@@ -13,7 +13,8 @@ A trial's way:    PENDING -- Start --> starting -- Started --> running -- Report
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 from trainkit.errors import ConfigError
 from trainkit.tune.control import events as ev
@@ -96,6 +97,17 @@ class Controller:
             self._endings,
             failed=sum(trial.status is TrialStatus.ERROR for trial in self.trials),
         )
+        self._handlers: dict[type[ev.Event], Callable[[Any], None]] = {
+            ev.Started: self._lives.handle,
+            ev.Reported: self._lives.handle,
+            ev.Finished: self._lives.handle,
+            ev.Saved: self._lives.handle,
+            ev.Failed: self._lives.handle,
+            ev.Adopted: self._on_adopted,
+            ev.StopAsked: self._on_stop_asked,
+            ev.Interrupted: lambda event: self._endings.end(INTERRUPTED, event.time),
+            ev.Tick: lambda event: None,
+        }
         self._none_come = False
         """The scheduler knows that it need not wait for further trials."""
         self._more_by = math.inf
@@ -120,17 +132,7 @@ class Controller:
     def handle(self, batch: Sequence[ev.Event]) -> ev.Step:
         """Take in what has happened, in order of time; at least one event, be it a Tick."""
         for event in batch:
-            match event:
-                case ev.Tick():
-                    pass
-                case ev.Interrupted():
-                    self._endings.end(INTERRUPTED, event.time)
-                case ev.StopAsked():
-                    self._on_stop_asked(event)
-                case ev.Adopted():
-                    self._on_adopted(event)
-                case _:
-                    self._lives.handle(event)
+            self._handlers[type(event)](event)
         now = batch[-1].time
         if now >= self._endings.deadline:
             self._endings.ask(now)
@@ -217,9 +219,6 @@ class Controller:
             self._lives.heed(time)
         live = Live(trial)
         self._live[trial.trial_id] = live
-        if self._plan.trial_timeout_s is not None:
-            live.times_out = time + self._plan.trial_timeout_s
-            self._lives.watch(live)
         self.pace.started(trial.trial_id, time)
         trial.iteration = trial.checkpoint.iteration if trial.checkpoint else 0
         self._step.actions.append(ev.Start(trial, trial.attempt, trial.iteration, trial.checkpoint))

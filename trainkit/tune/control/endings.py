@@ -40,11 +40,13 @@ class Endings:
         self._spent_s = spent_s
         self._step = step
         self._live = live
-        self._began = 0.0
+        self.begin(0.0)
 
     def begin(self, time: float) -> None:
         """The experiment runs from here on."""
+        budget_s = self._plan.time_budget_s
         self._began = time
+        self._budget_ends = math.inf if budget_s is None else time + budget_s
 
     @property
     def deadline(self) -> float:
@@ -54,11 +56,6 @@ class Endings:
         if self._stop.ends_none:
             return self._budget_ends
         return min(self._budget_ends, self._began + self._stop.deadline_s - self._spent_s)
-
-    @property
-    def _budget_ends(self) -> float:
-        budget_s = self._plan.time_budget_s
-        return math.inf if budget_s is None else self._began + budget_s
 
     def ask(self, time: float) -> None:
         """End the experiment if it is time to."""

@@ -19,6 +19,14 @@ from trainkit.tune.trial import Failure, SavedCheckpoint, Trial, TrialStatus
 # --- events: what has happened; `time` is in seconds and never falls ------------------------------
 
 
+class Placed(NamedTuple):
+    """The trial has its resources and a process, which is about to set it up; told of where that is timed."""
+
+    trial_id: str
+    attempt: int
+    time: float
+
+
 class Started(NamedTuple):
     """The trial's process has set it up and waits for the word to run."""
 
@@ -106,7 +114,7 @@ class Tick(NamedTuple):
     time: float
 
 
-Event = Started | Reported | Finished | Saved | Adopted | Failed | Interrupted | StopAsked | Tick
+Event = Placed | Started | Reported | Finished | Saved | Adopted | Failed | Interrupted | StopAsked | Tick
 
 
 # --- records: what the store keeps, in this order -------------------------------------------------

@@ -36,7 +36,7 @@ class Judge:
         tell: Callable[[str, dict[str, Any], Decision], None] | None = None,
     ) -> None:
         self._tell = tell
-        self._plan = plan
+        self._metrics = plan.metrics
         self._stop = stop
         self._scheduler = scheduler
         self._with_metric = set(with_metric)
@@ -60,20 +60,21 @@ class Judge:
         return decision
 
     def _check_metric(self, trial_id: str, result: Mapping[str, Any]) -> None:
-        metrics = self._plan.metrics
-        values = [lookup(result, metric) for metric in metrics]
-        for metric, value in zip(metrics, values, strict=True):
-            if value is not None and not is_number(value):
+        complete = True
+        for metric in self._metrics:
+            value = lookup(result, metric)
+            if value is None:
+                complete = False
+            elif not is_number(value):
                 raise MetricError(f"metric {metric!r} is {value!r}, which is not a number")
-        if metrics and None not in values:
+        if complete:
             self._with_metric.add(trial_id)
 
     def at_end(self, trial: Trial) -> Failure | None:
         """Say that a trial has ended without ever reporting the metric; None if all is well."""
-        metrics = self._plan.metrics
-        if not metrics or trial.trial_id in self._with_metric:
+        if not self._metrics or trial.trial_id in self._with_metric:
             return None
-        lacking = [metric for metric in metrics if lookup(trial.last_result, metric) is None]
+        lacking = [metric for metric in self._metrics if lookup(trial.last_result, metric) is None]
         if not lacking:  # an odd end: its last report has what it is said never to have had
             return None
         metric = lacking[0]

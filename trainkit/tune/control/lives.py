@@ -25,6 +25,9 @@ from trainkit.tune.suggestion.proposals import Proposals
 from trainkit.tune.suggestion.suggesting import TrialSource
 from trainkit.tune.trial import Failure, Trial, TrialStatus
 
+PENDING, RUNNING, PAUSED, TERMINATED, ERROR = TrialStatus
+"""Names of their own, as a report looks at a dozen: of an enumeration each is looked up by a function."""
+
 NOBODY_SAVES = (
     "No trial has given a checkpoint yet, so the experiment ends here, and the others don't fail one by one. "
     "What was reported is kept: go on by tune.Tuner.restore(path, trainable, restart_errored=True).fit()"
@@ -80,6 +83,7 @@ class Lives:
         self._watched: dict[str, Live] = {}
         """Those that have a limit; until an end of the experiment gives all of them one."""
         self._handlers = {
+            ev.Placed: self._on_placed,
             ev.Started: self._on_started,
             ev.Reported: self._on_reported,
             ev.Finished: self._on_finished,
@@ -87,7 +91,9 @@ class Lives:
             ev.Failed: lambda live, event: self.fail(live.trial, event.failure, event.time),
         }
 
-    def handle(self, event: ev.Started | ev.Reported | ev.Finished | ev.Saved | ev.Failed) -> None:
+    def handle(
+        self, event: ev.Placed | ev.Started | ev.Reported | ev.Finished | ev.Saved | ev.Failed
+    ) -> None:
         """Take in what a trial's process has said; nothing if it was the process of an earlier attempt."""
         live = self._live.get(event.trial_id)
         if live is not None and live.trial.attempt == event.attempt:
@@ -95,11 +101,17 @@ class Lives:
 
     # --- a trial's events -------------------------------------------------------------------------
 
+    def _on_placed(self, live: Live, event: ev.Placed | ev.Started) -> None:
+        if self._plan.trial_timeout_s is not None and math.isinf(live.times_out):
+            live.times_out = event.time + self._plan.trial_timeout_s
+            self.watch(live)
+
     def _on_started(self, live: Live, event: ev.Started) -> None:
+        self._on_placed(live, event)  # where nobody can say when it had its resources
         trial = live.trial
         place = (event.pid, event.hostname, event.node_ip)
         live.origin = Origin(trial.trial_id, trial.tag, trial.config, *place)
-        trial.status, trial.reason = TrialStatus.RUNNING, ""
+        trial.status, trial.reason = RUNNING, ""
         self._step.records.append(
             ev.AttemptStarted(trial, trial.attempt, event.time, *place, iteration=trial.iteration)
         )
@@ -133,15 +145,15 @@ class Lives:
         live.outcome = FINISHED if event.done else live.outcome
         decision = self._judge.on_report(trial.trial_id, result)
         if isinstance(decision, Failure):
-            live.outcome, live.failure = (TrialStatus.ERROR, ""), decision
+            live.outcome, live.failure = (ERROR, ""), decision
             return
         self._pauses.require_known(trial.trial_id, decision)
         if decision.reason or decision.verdict is not Verdict.CONTINUE:
             self._step.records.append(ev.DecisionMade(trial, trial.attempt, trial.iteration, decision))
         if decision.verdict is Verdict.STOP:
-            live.outcome = TrialStatus.TERMINATED, words_for(decision, self._scheduler.label)
+            live.outcome = TERMINATED, words_for(decision, self._scheduler.label)
         elif decision.verdict is Verdict.PAUSE and live.may_pause:
-            live.outcome = TrialStatus.PAUSED, words_for(decision, self._scheduler.label)
+            live.outcome = PAUSED, words_for(decision, self._scheduler.label)
             live.pause = decision
         self.heed(event.time)
         if live.is_pausing and self._endings.reached is None and self._pauses.goes_on(live, event.time):
@@ -157,7 +169,7 @@ class Lives:
             return
         live.deadline = time + self._plan.cleanup_s
         self.watch(live)
-        goes_on = live.outcome[0] in (TrialStatus.PENDING, TrialStatus.PAUSED)
+        goes_on = live.outcome[0] in (PENDING, PAUSED)
         save = bool(self._plan.checkpoints.checkpoint_at_end) or goes_on
         self._step.actions.append(ev.Stop(live.trial.trial_id, save))
 
@@ -182,19 +194,19 @@ class Lives:
         if live.failure is not None:
             self.fail(trial, live.failure, time)
             return
-        must_report = status is TrialStatus.TERMINATED and not live.excused
+        must_report = status is TERMINATED and not live.excused
         if must_report and (failure := self._judge.at_end(trial)):
             self.fail(trial, failure, time)
             return
         self._let_go(trial, time)
-        if status is TrialStatus.PAUSED:
+        if status is PAUSED:
             decision = live.pause or Decision(Verdict.PAUSE)
             refused = self._endings.guarded(time, self._pauses.begin, trial, decision, time, reason, problem)
             if refused is not None:
                 self.fail(trial, refused, time)
                 if not refused.retry and self._pauses.nobody_saves:
                     self._endings.break_off(ConfigError(f"{refused.message}. {NOBODY_SAVES}"), time)
-        elif status is TrialStatus.PENDING:
+        elif status is PENDING:
             trial.attempt += 1
             set_status(self._step, trial, time, status, reason)
         else:
@@ -203,7 +215,7 @@ class Lives:
     def terminate(self, trial: Trial, time: float, reason: str) -> None:
         """The trial, which has no process, has ended in order."""
         self._pace.ended(trial.trial_id)
-        set_status(self._step, trial, time, TrialStatus.TERMINATED, reason)
+        set_status(self._step, trial, time, TERMINATED, reason)
         drop_checkpoints(self._step, self._plan.checkpoints, trial, running=False)
         trial_id, result = trial.trial_id, trial.last_result or None
         # The searcher first: the scheduler may end others by this, and a replay tells all in one order.
@@ -222,7 +234,7 @@ class Lives:
         trial.failure = follows
         self._pace.ended(trial.trial_id)
         reason = f"{follows.kind}: {follows.message}"[:200]
-        set_status(self._step, trial, time, TrialStatus.ERROR, reason, follows)
+        set_status(self._step, trial, time, ERROR, reason, follows)
         drop_checkpoints(self._step, self._plan.checkpoints, trial, running=False)
         trial_id, result = trial.trial_id, trial.last_result or None
         self._endings.guarded(time, self._proposals.on_trial_complete, trial_id, result, True)
@@ -247,7 +259,7 @@ class Lives:
         if retry.config is not None:
             self._endings.guarded(time, self._scheduler.on_trial_change, trial.trial_id, trial.config)
             self.heed(time)
-        set_status(self._step, trial, time, TrialStatus.PENDING, retry.reason, failure, retried=True)
+        set_status(self._step, trial, time, PENDING, retry.reason, failure, retried=True)
         if retry.config is None or self.request_for(trial, time):
             self._turns.waiting.add(trial)
 
@@ -269,11 +281,14 @@ class Lives:
     @property
     def limit(self) -> float:
         """When the first of them is killed, whatever it does; infinity: none is."""
-        return min([live.limit for live in self._limited.values()], default=math.inf)
+        limited = self._limited
+        return min([live.limit for live in limited.values()]) if limited else math.inf
 
     def kill_overdue(self, now: float) -> None:
         """End those that take longer than they may."""
-        for live in [live for live in self._limited.values() if now >= live.limit]:
+        if not (limited := self._limited):
+            return
+        for live in [live for live in limited.values() if now >= live.limit]:
             self._step.actions.append(ev.Kill(live.trial.trial_id))
             if live.outcome is None:
                 words = timeout_words(self._plan.trial_timeout_s or 0.0)
@@ -296,6 +311,8 @@ class Lives:
 
     def heed(self, time: float) -> None:
         """Carry out what the scheduler, having been told something, has decided on trials that wait."""
+        if not self._scheduler.gives_verdicts:
+            return
         verdicts = self._endings.guarded(time, self._scheduler.verdicts)
         if verdicts:
             for trial, reason in self._endings.guarded(time, self._pauses.heed, verdicts, time) or ():

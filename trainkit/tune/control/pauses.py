@@ -154,6 +154,8 @@ class Pauses:
 
     def look_again(self, time: float) -> None:
         """Donors may have saved by now."""
+        if not self._hoping:
+            return
         for trial_id, decision in list(self._hoping.items()):
             del self._hoping[trial_id]
             self._exchange(self._trials[trial_id], decision, time)

@@ -39,7 +39,8 @@ class Plan:
         other_metrics: that must be in that report too, where there are several objectives.
         stop: ends single trials, or the experiment.
         time_budget_s: from `begin`; then every trial ends at its next report.
-        trial_timeout_s: that each attempt may take, from its start; then it is killed, and has failed.
+        trial_timeout_s: that each attempt may take, from when it has its resources; then it is killed, and
+            has failed.
         max_iteration: reports after which a trial ends at the latest, where that is known; for estimates.
         failure, checkpoints: as in RunConfig.
         grace_s: how long a trial may take to its next report once it must end.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 from trainkit.errors import MetricError
@@ -25,7 +25,9 @@ class StopRules:
 
     def __init__(self, rules: Sequence[OneStopRule]) -> None:
         self._rules = rules
+        self._judges = list(map(_judge_of, rules))
         self._stoppers = [rule for rule in rules if isinstance(rule, Stopper)]
+        self._timed = [each for each in self._stoppers if _looks_at_time(each)]
         self.ends_none = not self._stoppers
         """True if there is no rule that could end the experiment; asked at every report."""
 
@@ -45,11 +47,9 @@ class StopRules:
         Raises:
             MetricError: a rule names a value that the result lacks.
         """
-        if not self._rules:
-            return None
         found = None
-        for rule in self._rules:  # all of them, whichever is named
-            reason = _reason(rule, trial_id, result)
+        for judge in self._judges:  # all of them, whichever is named
+            reason = judge(trial_id, result)
             found = reason if found is None else found
         return found
 
@@ -62,8 +62,9 @@ class StopRules:
 
     def end(self, elapsed_s: float) -> str:
         """Say why the experiment ends, `elapsed_s` seconds into its running; '' if it doesn't."""
-        for stopper in self._stoppers:
+        for stopper in self._timed:
             stopper.on_time(elapsed_s)
+        for stopper in self._stoppers:
             if stopper.stop_all():
                 return words_of(stopper)
         return ""
@@ -71,12 +72,17 @@ class StopRules:
     @property
     def deadline_s(self) -> float:
         """After how many seconds of running `end` is to be asked though nothing was reported."""
-        return min((stopper.deadline_s for stopper in self._stoppers), default=math.inf)
+        return min([stopper.deadline_s for stopper in self._timed]) if self._timed else math.inf
 
     @property
     def max_iteration(self) -> float | None:
         """The report that ends every trial, where a rule says so."""
         return min(filter(None, map(_max_iteration, self._rules)), default=None)
+
+
+def _looks_at_time(stopper: Stopper) -> bool:
+    own = type(stopper)
+    return own.on_time is not Stopper.on_time or own.deadline_s is not Stopper.deadline_s
 
 
 def words_of(stopper: Stopper) -> str:
@@ -89,25 +95,28 @@ def words_of(stopper: Stopper) -> str:
     return f"stopped by {name}: {words}" if words else f"stopped by {name}"
 
 
-def _reason(rule: OneStopRule, trial_id: str, result: dict[str, Any]) -> dict[str, Any] | None:
+def _judge_of(rule: OneStopRule) -> Callable[[str, dict[str, Any]], dict[str, Any] | None]:
+    """What says of a report why `rule` ends the trial by it, as facts; or None."""
     if isinstance(rule, Mapping):
-        reached = _reached(rule, result)
-        return {"stop": reached} if reached else None
-    if not rule(trial_id, result):
-        return None
-    if not isinstance(rule, Stopper):
-        return {"stop": "stopped by RunConfig(stop=function)"}
-    return {"stop": words_of(rule), "stopper": type(rule).__name__, **rule.reason()}
+        return lambda trial_id, result: _reached(rule, result)
+    if isinstance(rule, Stopper):
+        return lambda trial_id, result: _facts(rule) if rule(trial_id, result) else None
+    facts = {"stop": "stopped by RunConfig(stop=function)"}
+    return lambda trial_id, result: dict(facts) if rule(trial_id, result) else None
 
 
-def _reached(bounds: Mapping[str, float], result: Mapping[str, Any]) -> str:
+def _facts(stopper: Stopper) -> dict[str, Any]:
+    return {"stop": words_of(stopper), "stopper": type(stopper).__name__, **stopper.reason()}
+
+
+def _reached(bounds: Mapping[str, float], result: Mapping[str, Any]) -> dict[str, Any] | None:
     for name, bound in bounds.items():
         value = lookup(result, name)
         if value is None:
             raise MetricError(f"RunConfig(stop=...) waits for {missing_metric(name, [result])}")
         if is_number(value) and value >= bound:
-            return f"{name}={value:g} reached {bound:g}"
-    return ""
+            return {"stop": f"{name}={value:g} reached {bound:g}"}
+    return None
 
 
 def _max_iteration(rule: OneStopRule) -> float | None:

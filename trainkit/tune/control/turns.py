@@ -71,8 +71,9 @@ class Turns:
 
     def _sharing(self, *, has_room: bool) -> Trial | None:
         paused = self.paused.sharing if has_room else ()
-        chosen = self._chosen(paused, new=has_room and not self._source.exhausted)
-        if chosen is None and has_room and not self._source.exhausted:
+        new = has_room and not self._source.exhausted
+        chosen = self._chosen(paused, new=new)
+        if chosen is None and new:
             if (trial := self._source.next_trial()) is not None:
                 return trial
             chosen = self._chosen(paused, new=False)  # as none comes for now
@@ -81,6 +82,6 @@ class Turns:
         return self.paused.take(chosen) if chosen in self.paused.sharing else self.waiting.take(chosen)
 
     def _chosen(self, paused: Sequence[str], *, new: bool) -> str | None:
-        if not self.waiting.sharing and not paused:
+        if not paused and not self.waiting.sharing:
             return None
         return self._scheduler.choose_trial_to_run(self.waiting.sharing, paused, new=new)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
 from collections.abc import Iterator, Mapping, Sequence
+from heapq import heappop, heappush
 from typing import overload
 
 from trainkit.tune.trial import Trial, TrialStatus
@@ -20,8 +20,8 @@ class WaitingLine:
     def __init__(self, trials: Sequence[Trial], status: TrialStatus = TrialStatus.PENDING) -> None:
         self._trials = trials
         self._parts = status is TrialStatus.PENDING
-        self._shared: list[int] = []
-        self._alone: list[int] = []
+        self._shared = _Indices()
+        self._alone = _Indices()
         self._by_id: dict[str, Trial] = {}
         self.sharing: Sequence[str] = _Ids(trials, self._shared, self._by_id, self._parts)
         """Ids of those that run beside others, or are paused; no copy, as there may be thousands."""
@@ -31,7 +31,7 @@ class WaitingLine:
 
     def add(self, trial: Trial) -> None:
         """Take its place by index, whenever it comes."""
-        insort(self._line_of(trial), trial.index)
+        self._line_of(trial).add(trial.index)
         self._by_id[trial.trial_id] = trial
 
     def take(self, trial_id: str) -> Trial:
@@ -44,18 +44,18 @@ class WaitingLine:
         """Leave the line; False if it wasn't in it."""
         if self._by_id.pop(trial.trial_id, None) is None:
             return False
-        line = self._line_of(trial)
-        del line[bisect_left(line, trial.index)]
+        self._line_of(trial).remove(trial.index)
         return True
 
-    def _line_of(self, trial: Trial) -> list[int]:
+    def _line_of(self, trial: Trial) -> _Indices:
         # Whether a paused trial goes on is the scheduler's word, beside what it goes on comes after that.
         return self._alone if trial.alone and self._parts else self._shared
 
     @property
     def first_alone(self) -> Trial | None:
         """The first of those that run when nothing else does."""
-        return self._trials[self._alone[0]] if self._alone else None
+        first = self._alone.first
+        return None if first is None else self._trials[first]
 
     def __iter__(self) -> Iterator[Trial]:
         return (self._trials[index] for index in sorted([*self._shared, *self._alone]))
@@ -64,11 +64,44 @@ class WaitingLine:
         return len(self._by_id)
 
 
+class _Indices:
+    """Whole numbers that come and go by the thousand, the first of which is asked for much oftener than all.
+
+    So they are a set, and a heap that may hold numbers which have gone.
+    """
+
+    def __init__(self) -> None:
+        self._held: set[int] = set()
+        self._heap: list[int] = []
+
+    def add(self, index: int) -> None:
+        self._held.add(index)
+        heappush(self._heap, index)
+
+    def remove(self, index: int) -> None:
+        self._held.remove(index)
+        if len(self._heap) > 2 * len(self._held) + 100:
+            self._heap = sorted(self._held)  # which is a heap too
+
+    @property
+    def first(self) -> int | None:
+        """The lowest; None: there is none."""
+        while self._heap and self._heap[0] not in self._held:
+            heappop(self._heap)
+        return self._heap[0] if self._heap else None
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(sorted(self._held))
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+
 class _Ids(Sequence[str]):
     """The ids of some trials, without a copy."""
 
     def __init__(
-        self, trials: Sequence[Trial], indices: Sequence[int], known: Mapping[str, Trial], parts: bool
+        self, trials: Sequence[Trial], indices: _Indices, known: Mapping[str, Trial], parts: bool
     ) -> None:
         self._parts = parts
         self._trials = trials
@@ -82,11 +115,14 @@ class _Ids(Sequence[str]):
     def __len__(self) -> int:
         return len(self._indices)
 
+    def __iter__(self) -> Iterator[str]:
+        return (self._trials[index].trial_id for index in self._indices)
+
     @overload
     def __getitem__(self, place: int) -> str: ...
     @overload
     def __getitem__(self, place: slice) -> list[str]: ...
     def __getitem__(self, place: int | slice) -> str | list[str]:
-        if isinstance(place, slice):
-            return [self._trials[index].trial_id for index in self._indices[place]]
-        return self._trials[self._indices[place]].trial_id
+        if place == 0 and (first := self._indices.first) is not None:
+            return self._trials[first].trial_id
+        return list(self)[place]

@@ -72,7 +72,9 @@ class Float(Domain):
                 raise SpaceError(f"{self}: steps of q={self.q!r} are too small to be counted; leave q out")
             object.__setattr__(self, "_steps", steps)
         object.__setattr__(self, "_logs", self._log_bounds())
+        object.__setattr__(self, "_last", math.nextafter(self.upper, self.lower))
 
+    _last: float = dataclasses.field(init=False, repr=False, compare=False)
     _steps: _Steps = dataclasses.field(init=False, repr=False, compare=False)
     _logs: tuple[float, float] = dataclasses.field(init=False, repr=False, compare=False)
 
@@ -109,10 +111,10 @@ class Float(Domain):
         share = rng.random()
         if not self.log:
             # Written as a weighted mean, since upper - lower may overflow.
-            return min(self.lower * (1 - share) + self.upper * share, math.nextafter(self.upper, self.lower))
+            return min(self.lower * (1 - share) + self.upper * share, self._last)
         low, high = self._logs
         value = math.exp(low + share * (high - low))
-        return min(max(value, self.lower), math.nextafter(self.upper, self.lower))
+        return min(max(value, self.lower), self._last)
 
     def _index(self, rng: Generator) -> int:
         first, last = self._steps.first, self._steps.last

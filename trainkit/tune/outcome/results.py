@@ -354,12 +354,14 @@ class ResultGrid(Sequence[Result]):
         return plots.plot(self, kind, ax=ax, **options)
 
     def _metric_and_mode(self, metric: str | None, mode: str | None) -> tuple[str, str]:
-        metric, mode = metric or self.metric, mode or self.mode
+        modes = {each.metric: each.mode for each in self.objectives}
+        mode = mode or modes.get(metric or "") or self.mode
+        metric = metric or self.metric
         if self.objectives and (metric is None or mode is None):
             names = [each.metric for each in self.objectives]
             raise ConfigError(
                 f"the objectives are {names}, and none of them alone says what is best: give one as metric, "
-                "with its mode, or look at pareto_front()"
+                "or look at pareto_front()"
             )
         if metric is None or mode is None:
             raise ConfigError(

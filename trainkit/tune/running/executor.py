@@ -3,6 +3,8 @@
 Start -> setup    Advance -> advance    Save -> save    Stop -> stop    one call is out per trial, never two
    Started           Reported              Saved           Finished     Failed, from any of them
 
+Where attempts are timed `wait_here` comes before `setup`, and is answered by Placed.
+
 Release -> leave: the process ends in order, and is killed if that takes longer than it may. Where
 processes are reused it waits for the next trial instead, which it takes in by `begin`.
 """
@@ -27,6 +29,7 @@ from trainkit.tune.control import events as ev
 from trainkit.tune.placement import Bound, PlacementGroupFactory
 from trainkit.tune.running.departures import Departures, end_all_now, end_now
 from trainkit.tune.running.pool import ProcessPool
+from trainkit.tune.running.protocol import TrialSpec
 from trainkit.tune.running.replies import event_of, failure_of
 from trainkit.tune.running.specification import SpecMaker
 from trainkit.tune.running.trial_actor import TrialActor
@@ -54,11 +57,13 @@ class _Running:
     """A trial in its process, and the call that is out to it.
 
     Attributes:
-        phase: the call: setup, begin, advance, save or stop.
+        spec: what its process is told.
+        phase: the call: wait_here, setup, begin, advance, save or stop.
         sound: nothing has gone wrong in it, so that the process may serve another trial.
     """
 
     start: ev.Start
+    spec: TrialSpec
     process: _Process
     ref: ObjectRef[Any]
     phase: str
@@ -75,6 +80,7 @@ class Executor:
         now: the time that goes into events.
         leave_s: how long a trial's process may take to end once nothing more is wanted of it.
         reuse: processes of trials that ended in order serve further ones.
+        timed: attempts may take only so long, so say when each has its resources.
     """
 
     def __init__(
@@ -85,7 +91,9 @@ class Executor:
         now: Callable[[], float],
         leave_s: float = math.inf,
         reuse: bool = False,
+        timed: bool = False,
     ) -> None:
+        self._timed = timed
         # Pickled once, and not for each process anew.
         self._trainable = _put(f"the trainable {bound.name}", bound.trainable)
         self._name = bound.name
@@ -199,16 +207,25 @@ class Executor:
             spec = self._specs.of(action)
             if process is not None:
                 phase, ref = "begin", process.actor.begin.remote(spec)
+                if self._timed:
+                    self._at_once.append(ev.Placed(trial.trial_id, attempt, self._now()))
             else:
                 process = self._fork(trial.request, trial.name if self._pool is None else self._name)
-                phase, ref = "setup", process.actor.setup.remote(spec, self._trainable, self._parameters)
+                if self._timed:
+                    phase, ref = "wait_here", process.actor.wait_here.remote()
+                else:
+                    phase, ref = "setup", self._set_up(process, spec)
         except TrainkitError as error:
             if process is not None:
                 self._let_leave(process)
             self._remember(trial.trial_id, attempt, error)
             self._at_once.append(ev.Failed(trial.trial_id, attempt, self._now(), failure_of(error)))
             return
-        self._running[trial.trial_id] = _Running(action, process, ref, phase, action.iteration)
+        self._running[trial.trial_id] = _Running(action, spec, process, ref, phase, action.iteration)
+
+    def _set_up(self, process: _Process, spec: TrialSpec) -> ObjectRef[Any]:
+        ref: ObjectRef[Any] = process.actor.setup.remote(spec, self._trainable, self._parameters)
+        return ref
 
     def _fork(self, request: PlacementGroupFactory, label: str) -> _Process:
         name = next(self._names)
@@ -288,6 +305,9 @@ class Executor:
         trial_id, attempt = start.trial.trial_id, start.attempt
         try:
             answer = api.get(running.ref)
+            if running.phase == "wait_here":
+                running.phase, running.ref = "setup", self._set_up(running.process, running.spec)
+                return ev.Placed(trial_id, attempt, time)
         except Exception as error:
             running.sound = False
             if running.phase == "begin" and isinstance(error, ActorDiedError):

@@ -28,6 +28,9 @@ class TrialActor:
     def __init__(self, serves_many: bool = False) -> None:
         self._serves_many = serves_many
 
+    def wait_here(self) -> None:
+        """Return as soon as there is a process: what came before was waiting for resources."""
+
     def setup(self, spec: TrialSpec, trainable: Any, parameters: Mapping[str, Any]) -> Place:
         """Take the first trial in; a class is constructed and restored here.
 

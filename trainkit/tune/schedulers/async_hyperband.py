@@ -198,7 +198,8 @@ class ASHAScheduler(TrialScheduler):
             "entries": len(rung),
             "places": rung.places,
         }
-        if (cutoff := rung.cutoff) is not None and cutoff > -math.inf:
+        cutoff = rung.cutoff
+        if cutoff is not None and cutoff > -math.inf:
             facts["cutoff"] = -cutoff if self.mode == "min" else cutoff
         if progress.bracket:
             facts["bracket"] = progress.bracket

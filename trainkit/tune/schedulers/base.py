@@ -292,13 +292,19 @@ def words_for(decision: Decision, scheduler: str) -> str:
     """Why a trial was stopped, paused or gone on with, as text."""
     if decision.verdict is Verdict.STOP:
         return stop_words(decision.reason, scheduler)
-    verb = {Verdict.PAUSE: "paused", Verdict.RESUME: "resumed"}.get(decision.verdict, "judged")
-    return f"{verb}{stop_words(decision.reason, scheduler).removeprefix('stopped')}"
+    return _words(_VERBS.get(decision.verdict, "judged"), decision.reason, scheduler)
 
 
 def stop_words(reason: Mapping[str, Any], scheduler: str) -> str:
     """Why a trial was stopped, as text: 'stopped by ASHA: rung 4, rank 3 of 8, 2 go on, cutoff 0.25'."""
     if "stop" in reason:
         return str(reason["stop"])
+    return _words("stopped", reason, scheduler)
+
+
+_VERBS = {Verdict.PAUSE: "paused", Verdict.RESUME: "resumed"}
+
+
+def _words(verb: str, reason: Mapping[str, Any], scheduler: str) -> str:
     words = in_words(reason)
-    return f"stopped by {scheduler}: {words}" if words else f"stopped by {scheduler}"
+    return f"{verb} by {scheduler}: {words}" if words else f"{verb} by {scheduler}"

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from trainkit.errors import ConfigError, TrainkitError
+from trainkit.tune.checks import is_mapping
 from trainkit.tune.placement import PlacementGroupFactory
 from trainkit.tune.schedulers.base import CONTINUE, Decision, Donor, TrialScheduler, Verdict
 
@@ -16,7 +17,8 @@ if TYPE_CHECKING:
     from trainkit.tune.objectives import Objective
     from trainkit.tune.spaces.variants import Space
 
-T = TypeVar("T")
+_ON_REPORTS = (Verdict.CONTINUE, Verdict.PAUSE, Verdict.STOP)
+_ON_WAITING = (Verdict.PAUSE, Verdict.STOP)
 _EXAMPLE = "Decision(Verdict.STOP, {'rule': 'target'})"
 
 
@@ -28,11 +30,13 @@ class Consulted:
 
     Attributes:
         name: of its class, for messages.
+        gives_verdicts: it may decide on trials that wait.
     """
 
     def __init__(self, scheduler: TrialScheduler) -> None:
         self._scheduler = scheduler
         self.name = type(scheduler).__name__
+        self.gives_verdicts = type(scheduler).verdicts is not TrialScheduler.verdicts
         # The rule is what most define: then it is what they find again.
         self._judges_by = (
             "decide()" if type(scheduler).on_result is TrialScheduler.on_result else "on_result()"
@@ -51,7 +55,10 @@ class Consulted:
     @property
     def arguments(self) -> dict[str, Any]:
         """As the scheduler's, and a dictionary indeed."""
-        given: Any = self._blamed("arguments", lambda: self._scheduler.arguments)
+        try:
+            given: Any = self._scheduler.arguments
+        except Exception as error:
+            self._blame("arguments", error)
         if not isinstance(given, dict):
             raise ConfigError(
                 f"the scheduler's {self.name}.arguments is {given!r}: return a dictionary of what "
@@ -61,8 +68,10 @@ class Consulted:
 
     def completed_space(self, space: Mapping[str, Any]) -> Mapping[str, Any]:
         """As the scheduler's."""
-        completed: Mapping[str, Any] = self._call("completed_space", space)
-        return completed
+        try:
+            return self._scheduler.completed_space(space)
+        except Exception as error:
+            self._blame("completed_space()", error)
 
     def begin(
         self,
@@ -75,63 +84,94 @@ class Consulted:
         total_samples: int | None,
     ) -> None:
         """Give it what the experiment decides, and the space."""
-        self._call("set_objectives", objectives)
-        self._call("set_search_properties", metric, mode, rng, total_samples)
-        self._call("take_space", space)
+        try:
+            verb = "set_objectives()"
+            self._scheduler.set_objectives(objectives)
+            verb = "set_search_properties()"
+            self._scheduler.set_search_properties(metric, mode, rng, total_samples)
+            verb = "take_space()"
+            self._scheduler.take_space(space)
+        except Exception as error:
+            self._blame(verb, error)
 
     # --- told -------------------------------------------------------------------------------------
 
     def see(self, view: ExperimentView) -> None:
         """As the scheduler's."""
-        self._call("see", view)
+        try:
+            self._scheduler.see(view)
+        except Exception as error:
+            self._blame("see()", error)
 
     def on_begin(self) -> None:
         """As the scheduler's."""
-        self._call("on_begin")
+        try:
+            self._scheduler.on_begin()
+        except Exception as error:
+            self._blame("on_begin()", error)
 
     def on_trial_add(self, trial_id: str, config: Mapping[str, Any]) -> None:
         """As the scheduler's."""
-        self._call("on_trial_add", trial_id, config)
+        try:
+            self._scheduler.on_trial_add(trial_id, config)
+        except Exception as error:
+            self._blame("on_trial_add()", error, f"trial {trial_id}")
 
     def on_trial_complete(self, trial_id: str) -> None:
         """As the scheduler's."""
-        self._call("on_trial_complete", trial_id)
+        try:
+            self._scheduler.on_trial_complete(trial_id)
+        except Exception as error:
+            self._blame("on_trial_complete()", error, f"trial {trial_id}")
 
     def on_trial_error(self, trial_id: str) -> None:
         """As the scheduler's."""
-        self._call("on_trial_error", trial_id)
+        try:
+            self._scheduler.on_trial_error(trial_id)
+        except Exception as error:
+            self._blame("on_trial_error()", error, f"trial {trial_id}")
 
     def on_trial_again(self, trial_id: str) -> None:
         """As the scheduler's."""
-        self._call("on_trial_again", trial_id)
+        try:
+            self._scheduler.on_trial_again(trial_id)
+        except Exception as error:
+            self._blame("on_trial_again()", error, f"trial {trial_id}")
 
     def on_trial_change(self, trial_id: str, config: Mapping[str, Any], donor: str | None = None) -> None:
         """As the scheduler's."""
-        self._call("on_trial_change", trial_id, config, donor)
+        try:
+            self._scheduler.on_trial_change(trial_id, config, donor)
+        except Exception as error:
+            self._blame("on_trial_change()", error, f"trial {trial_id}")
 
     def on_trial_request(
         self, trial_id: str, request: PlacementGroupFactory, before: PlacementGroupFactory
     ) -> None:
         """As the scheduler's."""
-        self._call("on_trial_request", trial_id, request, before)
+        try:
+            self._scheduler.on_trial_request(trial_id, request, before)
+        except Exception as error:
+            self._blame("on_trial_request()", error, f"trial {trial_id}")
 
     def on_no_more_trials(self) -> None:
         """As the scheduler's."""
-        self._call("on_no_more_trials")
+        try:
+            self._scheduler.on_no_more_trials()
+        except Exception as error:
+            self._blame("on_no_more_trials()", error)
 
     # --- asked ------------------------------------------------------------------------------------
 
     def on_result(self, trial_id: str, result: Mapping[str, Any]) -> Decision:
         """As the scheduler's, and a decision indeed."""
-        try:  # asked at every report, so without a function around it
+        try:
             decision = self._scheduler.on_result(trial_id, result)
-        except TrainkitError:  # says what is wrong by itself
-            raise
         except Exception as error:
-            raise self._blame(self._judges_by, error, f", told of a report of trial {trial_id}") from error
+            self._blame(self._judges_by, error, f"a report of trial {trial_id}")
         if decision is CONTINUE:
             return decision
-        if (problem := _problem(decision, (Verdict.CONTINUE, Verdict.PAUSE, Verdict.STOP))) is not None:
+        if (problem := _problem(decision, _ON_REPORTS)) is not None:
             raise ConfigError(
                 f"the scheduler's {self.name}.{self._judges_by} returned {decision!r} for trial "
                 f"{trial_id}: {problem}"
@@ -140,12 +180,10 @@ class Consulted:
 
     def verdicts(self) -> Sequence[tuple[str, Decision]]:
         """As the scheduler's, and decisions indeed."""
-        try:  # asked as often
+        try:
             verdicts: Any = self._scheduler.verdicts()
-        except TrainkitError:
-            raise
         except Exception as error:
-            raise self._blame("verdicts()", error) from error
+            self._blame("verdicts()", error)
         if verdicts == ():
             return ()
         if not isinstance(verdicts, Sequence):
@@ -159,7 +197,7 @@ class Consulted:
                     f"the scheduler's {self.name}.verdicts() has {each!r}: give pairs of a trial's id and "
                     f"a decision on it, such as {_EXAMPLE}"
                 )
-            if (problem := _problem(each[1], (Verdict.PAUSE, Verdict.STOP))) is not None:
+            if (problem := _problem(each[1], _ON_WAITING)) is not None:
                 raise ConfigError(
                     f"the scheduler's {self.name}.verdicts() has {each[1]!r} on {each[0]!r}: {problem}"
                 )
@@ -169,7 +207,10 @@ class Consulted:
         self, pending: Sequence[str], paused: Sequence[str] = (), *, new: bool = False
     ) -> str | None:
         """As the scheduler's, and one of those that wait."""
-        chosen: Any = self._call("choose_trial_to_run", pending, paused, new=new)
+        try:
+            chosen: Any = self._scheduler.choose_trial_to_run(pending, paused, new=new)
+        except Exception as error:
+            self._blame("choose_trial_to_run()", error)
         if chosen is None or (isinstance(chosen, str) and (chosen in pending or chosen in paused)):
             return chosen
         raise ConfigError(
@@ -179,8 +220,11 @@ class Consulted:
 
     def on_trial_resume(self, trial_id: str) -> Mapping[str, Any]:
         """As the scheduler's, and facts indeed."""
-        facts: Any = self._call("on_trial_resume", trial_id)
-        if not isinstance(facts, Mapping):
+        try:
+            facts: Any = self._scheduler.on_trial_resume(trial_id)
+        except Exception as error:
+            self._blame("on_trial_resume()", error, f"trial {trial_id}")
+        if not is_mapping(facts):
             raise ConfigError(
                 f"the scheduler's {self.name}.on_trial_resume() returned {facts!r} for trial {trial_id}: "
                 "return a dictionary of facts, such as {'rung': 2}, or an empty one"
@@ -189,32 +233,25 @@ class Consulted:
 
     def why_not_chosen(self, trial_id: str) -> Mapping[str, Any]:
         """As the scheduler's, and facts indeed."""
-        facts: Any = self._call("why_not_chosen", trial_id)
-        if not isinstance(facts, Mapping):
+        try:
+            facts: Any = self._scheduler.why_not_chosen(trial_id)
+        except Exception as error:
+            self._blame("why_not_chosen()", error)
+        if not is_mapping(facts):
             raise ConfigError(
                 f"the scheduler's {self.name}.why_not_chosen() returned {facts!r} for trial {trial_id}: "
                 "return a dictionary of facts, such as {'rank': 3}, or an empty one"
             )
         return facts
 
-    # --- blame ------------------------------------------------------------------------------------
-
-    def _call(self, verb: str, *args: Any, **options: Any) -> Any:
-        about = f", told of trial {args[0]}" if verb.startswith("on_trial") else ""
-        return self._blamed(f"{verb}()", lambda: getattr(self._scheduler, verb)(*args, **options), about)
-
-    def _blamed(self, what: str, ask: Callable[[], T], about: str = "") -> T:
-        try:
-            return ask()
-        except TrainkitError:
-            raise
-        except Exception as error:
-            raise self._blame(what, error, about) from error
-
-    def _blame(self, what: str, error: Exception, about: str = "") -> ConfigError:
-        return ConfigError(
+    def _blame(self, what: str, error: Exception, told_of: str = "") -> NoReturn:
+        """Raise `error` as the scheduler's, unless it says by itself what is wrong."""
+        if isinstance(error, TrainkitError):
+            raise error
+        about = f", told of {told_of}" if told_of else ""
+        raise ConfigError(
             f"the scheduler's {self.name}.{what} raised {type(error).__name__}{about}: {error}"
-        )
+        ) from error
 
 
 def _problem(decision: Any, verdicts: Sequence[Verdict]) -> str | None:
@@ -225,7 +262,7 @@ def _problem(decision: Any, verdicts: Sequence[Verdict]) -> str | None:
     if not isinstance(verdict, Verdict) or verdict not in verdicts:  # a text would equal one
         return f"its verdict must be {' or '.join(f'Verdict.{each}' for each in verdicts)}"
     reason: Any = decision.reason
-    if not isinstance(reason, Mapping):
+    if not is_mapping(reason):
         return f"its reason must be a dictionary of facts, as in {_EXAMPLE}"
     if decision.donors or decision.request is not None:
         return _change_problem(decision)
@@ -243,6 +280,7 @@ def _change_problem(decision: Decision) -> str | None:
     )
     if not well_made:
         return "its donors must be Donors, such as (Donor(trial_id, {'lr': 0.1}),)"
-    if decision.request is not None and not isinstance(decision.request, PlacementGroupFactory):
+    request: Any = decision.request
+    if request is not None and not isinstance(request, PlacementGroupFactory):
         return "its request must be a tune.PlacementGroupFactory"
     return None

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from trainkit.tune.checks import is_number, is_whole, require
-from trainkit.tune.objectives import Objective, Point, objectives_of, point_of, ranked
+from trainkit.tune.objectives import Objective, ParetoRanking, Point, objectives_of, point_of
 from trainkit.tune.schedulers.base import CONTINUE, Decision, TrialScheduler, Verdict
+from trainkit.tune.schedulers.halving.rungs import rung_levels
 from trainkit.tune.values import lookup
 
 
@@ -20,8 +22,8 @@ class ParetoScheduler(TrialScheduler):
     far from each other first. It goes on if its rank is among the best `max(1, n // reduction_factor)` of n.
     R. Schmucker et al., "Multi-objective Asynchronous Successive Halving" (arXiv 2106.12639), section 4.
 
-    A value that is NaN or infinite is worst. A report without the time, or at a rung without one of the
-    objectives, decides nothing, but `max_t` ends a trial all the same.
+    With a value that is NaN or infinite a trial is worst, and stops there. A report without the time, or at a
+    rung without one of the objectives, decides nothing, but `max_t` ends a trial all the same.
 
     Args:
         time_attr: reported value that counts the resource spent.
@@ -36,6 +38,7 @@ class ParetoScheduler(TrialScheduler):
     """
 
     label: ClassVar[str] = "the Pareto scheduler"
+    needs_metric: ClassVar[bool] = False  # several, which `set_objectives` asks for
 
     def __init__(
         self,
@@ -69,14 +72,11 @@ class ParetoScheduler(TrialScheduler):
         )
         self._own = objectives_of(metric, mode)
         self._objectives: tuple[Objective, ...] = self._own
-        levels = []
-        level = self.grace_period
-        while level < self.max_t:
-            levels.append(level)
-            level *= self.reduction_factor
-        self._rungs: dict[int, list[Point]] = {level: [] for level in levels}
-        self._passed: dict[str, int] = {}
+        levels = rung_levels(self.grace_period, self.max_t, self.reduction_factor)[:-1]
+        self._rungs = {level: ParetoRanking() for level in levels}
+        self._passed: dict[str, float] = {}
         """By trial, the highest rung that has judged it."""
+        self._stopped: set[str] = set()
 
     @property
     def arguments(self) -> dict[str, Any]:
@@ -88,6 +88,10 @@ class ParetoScheduler(TrialScheduler):
             "grace_period": self.grace_period,
             "reduction_factor": self.reduction_factor,
         }
+
+    @property
+    def first_judgement(self) -> float:
+        return self.grace_period
 
     @property
     def objectives(self) -> tuple[Objective, ...]:
@@ -105,15 +109,18 @@ class ParetoScheduler(TrialScheduler):
             "mode=['max', 'min']) to what your trainable reports, or take ASHAScheduler for one",
         )
 
-    needs_metric: ClassVar[bool] = False
-
     def on_result(self, trial_id: str, result: Mapping[str, Any]) -> Decision:
         time = lookup(result, self.time_attr)
+        if trial_id in self._stopped:
+            return Decision(Verdict.STOP, {"rule": "late report"})
         if not is_number(time):
             return CONTINUE
-        decision = self._judged(trial_id, float(time), point_of(result, self._objectives))
         if time >= self.max_t:
-            return Decision(Verdict.STOP, {"rule": "max_t", "max_t": self.max_t})
+            decision = Decision(Verdict.STOP, {"rule": "max_t", "max_t": self.max_t})
+        else:
+            decision = self._judged(trial_id, float(time), point_of(result, self._objectives))
+        if decision.verdict is Verdict.STOP:
+            self._stopped.add(trial_id)
         return decision
 
     def decide(self, trial_id: str, time: float | None, score: float | None) -> Decision:
@@ -127,8 +134,8 @@ class ParetoScheduler(TrialScheduler):
         level = reached[-1]
         self._passed[trial_id] = level
         entries = self._rungs[level]
-        entries.append(point)
-        rank = ranked(entries).index(len(entries) - 1) + 1
+        rank = entries.add(point)
         places = max(1, len(entries) // self.reduction_factor)
         reason = {"rule": "rung", "rung": level, "rank": rank, "entries": len(entries), "places": places}
-        return Decision(Verdict.CONTINUE if rank <= places else Verdict.STOP, reason)
+        goes_on = rank <= places and all(map(math.isfinite, point))
+        return Decision(Verdict.CONTINUE if goes_on else Verdict.STOP, reason)

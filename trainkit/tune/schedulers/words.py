@@ -23,18 +23,14 @@ def in_words(reason: Facts) -> str:
 
 def _rung(reason: Facts) -> str:
     judged = f"{_place(reason)}, rank {reason['rank']} of {reason['entries']}, {reason['places']} go on"
-    cutoff = (
-        f", cutoff {reason['cutoff']:.6g}" if "cutoff" in reason else ""
-    )  # no place yet, or no finite score
-    return judged + cutoff + _skipped(reason)
+    if "cutoff" in reason:  # else there is no place yet, or no finite score
+        judged += f", cutoff {reason['cutoff']:.6g}"
+    return f"{judged}, past {reason['skipped']} lower" if "skipped" in reason else judged
 
 
 def _place(reason: Facts) -> str:
-    return f"rung {reason['rung']:g}" + (f" of bracket {reason['bracket']}" if "bracket" in reason else "")
-
-
-def _skipped(reason: Facts) -> str:
-    return f", past {reason['skipped']} lower" if "skipped" in reason else ""
+    rung = f"rung {reason['rung']:g}"
+    return f"{rung} of bracket {reason['bracket']}" if "bracket" in reason else rung
 
 
 def _not_chosen(reason: Facts) -> str:

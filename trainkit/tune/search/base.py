@@ -198,13 +198,13 @@ class Searcher(ABC):
         """
         self.on_trial_complete(trial_id, result, error=result is None)
 
-    def alternatives(self, trial_id: str) -> Iterator[dict[str, Any]]:
+    def alternatives(self, trial_id: str) -> Iterator[dict[str, Any]] | None:
         """Configurations to try in place of suggestions for `trial_id` that were rejected again and again.
 
-        They end where there are no others; by default there are none.
+        They end where there are no others; None: it knows of none, and is asked for suggestions once more.
         """
         del trial_id
-        return iter(())
+        return None
 
     def take(self, trial_id: str, config: dict[str, Any]) -> bool:
         """Take `config`, of the alternatives, for the suggestion that was made for `trial_id`.

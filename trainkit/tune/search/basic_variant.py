@@ -53,6 +53,8 @@ class BasicVariantGenerator(Searcher):
         self.constant_grid_search = bool(constant_grid_search)
         self.random_state = checked_seed("random_state", random_state)
         self._presets: list[dict[Path, Any]] = []
+        self._combinations = 1
+        """Of the grid."""
         self._next = 0
         self._draw = -1
         self._redraws = 0
@@ -89,6 +91,7 @@ class BasicVariantGenerator(Searcher):
     ) -> None:
         seed = seed if self.random_state is None else self.random_state
         super().begin(space, metric=metric, mode=mode, num_samples=num_samples, seed=seed)
+        self._combinations = space.grid_size()
         self._presets = [space.preset(point) for point in self.points_to_evaluate]
         self._leaves_open = [leaves_open(space, preset) for preset in self._presets]
         # Where the configurations of each point begin, and after the last, where the free ones do.
@@ -99,12 +102,12 @@ class BasicVariantGenerator(Searcher):
         if self.num_samples == -1:
             return None
         free = max(0, self.num_samples - len(self._presets))
-        return self._foreign + self._starts[-1] + free * self.space.grid_size()
+        return self._foreign + self._starts[-1] + free * self._combinations
 
     def suggest(self, trial_id: str) -> dict[str, Any] | str | None:
         self._pass_what_was_tried()
         total = self.total_samples
-        if len(self._spent) == self.space.grid_size() or (
+        if len(self._spent) == self._combinations or (
             total is not None and self._next >= total - self._foreign
         ):
             return self.FINISHED
@@ -201,7 +204,7 @@ class BasicVariantGenerator(Searcher):
         for sample, preset in enumerate(self._presets):
             if index < self._starts[sample + 1]:
                 return sample, index - self._starts[sample], preset
-        sample, combination = divmod(index - self._starts[-1], self.space.grid_size())
+        sample, combination = divmod(index - self._starts[-1], self._combinations)
         return sample + len(self._presets), combination, {}
 
     def _pass_what_was_tried(self) -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, Generic, Protocol, TypeVar
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from trainkit.errors import ConfigError, SpaceError
 from trainkit.tune.domains import Domain
-from trainkit.tune.search.alternatives import leaves_open
+from trainkit.tune.search.alternatives import alternatives, leaves_open
 from trainkit.tune.spaces.variants import Space
+
+if TYPE_CHECKING:
+    from numpy.random import Generator
 
 
 class Form(Protocol):
@@ -27,8 +30,19 @@ class Form(Protocol):
             ConfigError: the point does not fit the space.
         """
 
-    def known_by(self, config: Mapping[str, Any]) -> Any | None:
-        """What the model knows `config` by, exactly; None where that can't be told from it."""
+    def known_by(self, config: Mapping[str, Any], *, exactly: bool = False) -> Any | None:
+        """What the model knows `config` by; None where that can't be told from it.
+
+        Args:
+            config: which may be none of the space.
+            exactly: no other suggestion could have come to the same configuration.
+        """
+
+    def others(self, rng: Generator) -> Iterator[tuple[dict[str, Any], Any | None]]:
+        """Yield configurations at random, each with what the model knows it by, if that is at hand.
+
+        Of a small space they end when all were there; of a large one after so many.
+        """
 
 
 class Code(Protocol):
@@ -86,7 +100,10 @@ class Declared(Generic[C]):
         """What the model knows values by, both by the parameters' names."""
         return {name: self.codes[name].encode(value) for name, value in values.items()}
 
-    def known_by(self, config: Mapping[str, Any]) -> Any | None:
+    def others(self, rng: Generator) -> Iterator[tuple[dict[str, Any], Any | None]]:
+        return ((config, None) for config in alternatives(self.declared, rng))
+
+    def known_by(self, config: Mapping[str, Any], *, exactly: bool = False) -> Any | None:
         try:
             return self.encoded(self.choices(config))
         except SpaceError:  # a point outside of the domains, or an object that the store has not kept

@@ -13,16 +13,18 @@ from __future__ import annotations
 import copy
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from trainkit.errors import ConfigError
 from trainkit.tune.checks import checked_points, checked_seed, require
-from trainkit.tune.search.alternatives import alternatives
 from trainkit.tune.search.base import Searcher
 from trainkit.tune.search.evaluated import Evaluated
 from trainkit.tune.search.forms import Form
 from trainkit.tune.seeds import suggestion_generator
 from trainkit.tune.spaces.variants import Space
+
+if TYPE_CHECKING:
+    from numpy.random import Generator
 
 F = TypeVar("F", bound=Form)
 
@@ -70,6 +72,8 @@ class ModelledSearcher(Searcher, Generic[F]):
         self._rejected = (-1, 0)
         """Of which suggestion how many tries were rejected."""
         self._drawn = True
+        self._offered: tuple[dict[str, Any], Any | None] = {}, None
+        """The last of the alternatives, and what the model knows it by."""
         self._left_out: set[str] = set()
         """Trials of before a change of the space, which are none of the new one's."""
 
@@ -217,21 +221,30 @@ class ModelledSearcher(Searcher, Generic[F]):
         self._rejected = (self._number, self._redraws + 1)
 
     def alternatives(self, trial_id: str) -> Iterator[dict[str, Any]]:
-        if self.form.space is None:
-            return iter(())
-        return alternatives(self.form.space, suggestion_generator(self._base, self._number, self._redraws))
+        others = self._others(suggestion_generator(self._base, self._number, self._redraws))
+        for self._offered in others:
+            yield self._offered[0]
+
+    def _others(self, rng: Generator) -> Iterator[tuple[dict[str, Any], Any | None]]:
+        return self.form.others(rng)
 
     def take(self, trial_id: str, config: dict[str, Any]) -> bool:
-        known = self.form.known_by(config)
-        if known is not None:
-            self._note(trial_id, known)
-            self._number += 1
-        return known is not None
+        offered, known = self._offered
+        if known is None or config != offered:
+            known = self.form.known_by(config)
+        return self._took(trial_id, known)
+
+    def _took(self, trial_id: str, known: Any | None) -> bool:
+        if known is None:
+            return False
+        self._note(trial_id, known)
+        self._number += 1
+        return True
 
     def replay(
         self, trial_id: str, config: dict[str, Any], *, same_space: bool = True
     ) -> dict[str, Any] | None:
-        if self.take(trial_id, config):
+        if self._took(trial_id, self.form.known_by(config, exactly=True)):
             return config
         if same_space:
             return None

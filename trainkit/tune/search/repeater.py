@@ -158,9 +158,11 @@ class Repeater(SearcherWrapper):
             result = self._summary(first)
         self.searcher.on_rejected(unit.primary, result)
 
-    def alternatives(self, trial_id: str) -> Iterator[dict[str, Any]]:
-        for config in self.searcher.alternatives(trial_id):
-            yield {**config, TRIAL_INDEX: 0} if self.set_index else config
+    def alternatives(self, trial_id: str) -> Iterator[dict[str, Any]] | None:
+        found = self.searcher.alternatives(trial_id)
+        if found is None or not self.set_index:
+            return found
+        return ({**config, TRIAL_INDEX: 0} for config in found)
 
     def take(self, trial_id: str, config: dict[str, Any]) -> bool:
         taken = self.searcher.take(trial_id, without_index(config))

@@ -84,7 +84,7 @@ class SearcherWrapper(Searcher):
     def on_rejected(self, trial_id: str, result: dict[str, Any] | None) -> None:
         self.searcher.on_rejected(trial_id, result)
 
-    def alternatives(self, trial_id: str) -> Iterator[dict[str, Any]]:
+    def alternatives(self, trial_id: str) -> Iterator[dict[str, Any]] | None:
         return self.searcher.alternatives(trial_id)
 
     def take(self, trial_id: str, config: dict[str, Any]) -> bool:

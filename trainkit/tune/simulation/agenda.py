@@ -17,6 +17,9 @@ class Kind(IntEnum):
     START = 2
 
 
+FINISH, FAILURE, START = Kind
+
+
 class Agenda(Generic[T]):
     """A heap by (time, kind, when it was put there).
 
@@ -48,7 +51,8 @@ class Agenda(Generic[T]):
         time, first, _, what = heapq.heappop(heap)
         self.now = time
         batch = [what]
-        while heap and heap[0][0] == time and (heap[0][1] == Kind.START) == (first == Kind.START):
+        starts = first is START
+        while heap and heap[0][0] == time and (heap[0][1] is START) is starts:
             batch.append(heapq.heappop(heap)[3])
         return batch
 

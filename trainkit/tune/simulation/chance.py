@@ -91,6 +91,8 @@ class Failures:
         """
         if self._draws is not None:
             return now + next(self._draws)
+        if not self._script:
+            return math.inf
         times = self._script.get(trial, [])
         place = bisect_left(times, math.nextafter(now, math.inf))
         return times[place] if place < len(times) else math.inf

@@ -17,7 +17,7 @@ from trainkit.errors import ConfigError
 from trainkit.tune.checkpoint import checkpoint_dirname
 from trainkit.tune.checks import is_finite
 from trainkit.tune.control import events as ev
-from trainkit.tune.simulation.agenda import Agenda, Kind
+from trainkit.tune.simulation.agenda import FAILURE, FINISH, START, Agenda
 from trainkit.tune.simulation.chance import Failures, Measurements, Stragglers
 from trainkit.tune.storing.spans import SIMULATED
 from trainkit.tune.trial import Failure, Trial
@@ -115,26 +115,21 @@ class SimulatedExecutor:
         self._states: dict[str, dict[int, Any]] = {}
         """By trial and number of the checkpoint, where there is a state."""
         self.errors: dict[tuple[str, int], BaseException] = {}
+        self._handlers: dict[type[ev.Action], Callable[[Any], None]] = {
+            ev.Start: self._start,
+            ev.Advance: self._advance,
+            ev.Save: self._save,
+            ev.Adopt: self._adopt,
+            ev.Stop: self._stop,
+            ev.Release: self._let_go,
+            ev.Kill: self._let_go,
+            ev.DeleteCheckpoint: self._forget,
+        }
 
     def carry_out(self, actions: Sequence[ev.Action]) -> None:
         """Do what the controller wants done."""
         for action in actions:
-            match action:
-                case ev.Advance(trial_id):
-                    self._advance(self._runs[trial_id])
-                case ev.Start():
-                    self._start(action)
-                case ev.Stop(trial_id, save):
-                    run = self._runs[trial_id]
-                    self._finish(run, self._mark(run) if save else None)
-                case ev.Release(trial_id) | ev.Kill(trial_id):
-                    self._let_go(trial_id)
-                case ev.Save(trial_id):
-                    self._save(self._runs[trial_id])
-                case ev.Adopt():
-                    self._adopt(action)
-                case ev.DeleteCheckpoint(trial, checkpoint):
-                    self._states.get(trial.trial_id, {}).pop(checkpoint.number, None)
+            self._handlers[type(action)](action)
 
     def cut(self) -> None:
         """The experiment is over: every attempt ends here and now, wherever it is."""
@@ -159,10 +154,11 @@ class SimulatedExecutor:
             run.state = self._states.get(trial.trial_id, {}).get(action.checkpoint.number)
         self._runs[trial.trial_id] = run
         started = ev.Started(trial.trial_id, action.attempt, now, run.worker, SIMULATED, "")
-        self._agenda.put(now, Kind.START, started)
+        self._agenda.put(now, START, started)
 
-    def _advance(self, run: _Run) -> None:
+    def _advance(self, action: ev.Advance) -> None:
         """Run one iteration; its report comes when that ends, if the attempt lives so long."""
+        run = self._runs[action.trial_id]
         trial, now = run.trial, self._agenda.now
         iteration = run.iteration + 1
         try:
@@ -201,7 +197,7 @@ class SimulatedExecutor:
         }
         mark = self._mark(run) if self._marks and not done else None
         event = ev.Reported(trial.trial_id, run.attempt, time, iteration, filled, mark, done)
-        self._agenda.put(time, Kind.FINISH, event)
+        self._agenda.put(time, FINISH, event)
 
     def _fail(self, run: _Run, time: float, failure: Failure) -> None:
         self._failed_in_a_row += not (self._timed and time > self._agenda.now)
@@ -211,7 +207,7 @@ class SimulatedExecutor:
                 "others would follow without end: correct the objective, or the failures, or give "
                 "FailureConfig(max_failed_trials=...)"
             )
-        self._agenda.put(time, Kind.FAILURE, ev.Failed(run.trial.trial_id, run.attempt, time, failure))
+        self._agenda.put(time, FAILURE, ev.Failed(run.trial.trial_id, run.attempt, time, failure))
 
     def _run_objective(self, run: _Run, iteration: int) -> dict[str, Any]:
         rng = self._measurements.of(run.trial.index, iteration)
@@ -221,11 +217,15 @@ class SimulatedExecutor:
         run.state = metrics.pop("state", None)
         return plain_metrics(metrics)
 
+    def _stop(self, action: ev.Stop) -> None:
+        run = self._runs[action.trial_id]
+        self._finish(run, self._mark(run) if action.save else None)
+
     def _finish(self, run: _Run, mark: str | None) -> None:
         now = self._agenda.now
         iteration = run.iteration if self._resume else 0
         event = ev.Finished(run.trial.trial_id, run.attempt, now, iteration, mark)
-        self._agenda.put(now, Kind.FINISH, event)
+        self._agenda.put(now, FINISH, event)
 
     def _mark(self, run: _Run) -> str | None:
         """Note where the trial is, to go on from; None: there is such a mark."""
@@ -237,10 +237,11 @@ class SimulatedExecutor:
             self._states.setdefault(run.trial.trial_id, {})[number] = run.state
         return checkpoint_dirname(number)
 
-    def _save(self, run: _Run) -> None:
+    def _save(self, action: ev.Save) -> None:
+        run = self._runs[action.trial_id]
         now, iteration = self._agenda.now, run.iteration if self._resume else 0
         saved = ev.Saved(run.trial.trial_id, run.attempt, now, iteration, self._mark(run))
-        self._agenda.put(now, Kind.FINISH, saved)
+        self._agenda.put(now, FINISH, saved)
 
     def _adopt(self, action: ev.Adopt) -> None:
         trial, donor, now = action.trial, action.donor, self._agenda.now
@@ -249,10 +250,13 @@ class SimulatedExecutor:
             number = int(action.dirname.rsplit("_", 1)[1])
             self._states.setdefault(trial.trial_id, {})[number] = state
         adopted = ev.Adopted(trial.trial_id, trial.attempt, now, action.dirname)
-        self._agenda.put(now, Kind.FINISH, adopted)
+        self._agenda.put(now, FINISH, adopted)
 
-    def _let_go(self, trial_id: str) -> None:
-        run = self._runs.pop(trial_id, None)
+    def _forget(self, action: ev.DeleteCheckpoint) -> None:
+        self._states.get(action.trial.trial_id, {}).pop(action.checkpoint.number, None)
+
+    def _let_go(self, action: ev.Release | ev.Kill) -> None:
+        run = self._runs.pop(action.trial_id, None)
         if run is not None:
             heapq.heappush(self._free, run.worker)
 

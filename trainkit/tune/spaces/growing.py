@@ -20,6 +20,7 @@ class Undrawn:
 
 UNDRAWN = Undrawn()
 _PENDING = object()
+_PLAIN = frozenset((str, int, float, bool, type(None)))
 
 
 def grow(
@@ -60,11 +61,13 @@ def _grow(node: Any, path: Path, choose: Choose, pending: list[tuple[Any, Any, W
             elif type(value) is not Forbid:
                 grown[key] = _grow(value, (*path, key), choose, pending)
         return grown
+    if kind in _PLAIN:
+        return node
     if kind is list:
         return [_grow(value, (*path, place), choose, pending) for place, value in enumerate(node)]
     if isinstance(node, (Domain, GridSearch)):
         value = choose(path, node)
-        if isinstance(value, (dict, list, Domain, GridSearch)):
+        if type(value) not in _PLAIN and isinstance(value, (dict, list, Domain, GridSearch)):
             place = place_of(value, options_of(node))
             # A value that is no option was given by the user as it is; copied all the same.
             inner = (*path, Branch(place)) if place is not None else path

@@ -157,11 +157,14 @@ class Space:
         Raises:
             SpaceError: all are forbidden, or there are too many to look at each.
         """
-        return self._grid(preset or {}).size
+        return self._grid(preset).size if preset else self._whole_grid.size
 
     def grid_values(self, combination: int, preset: Mapping[Path, Any] | None = None) -> dict[Path, Any]:
         """The values of the axes that `preset` leaves open, in one of their combinations."""
-        return dict(self._grid(preset or {}).combination(combination)) if self.axes else {}
+        if not self.axes:
+            return {}
+        grid = self._grid(preset) if preset else self._whole_grid
+        return dict(grid.combination(combination))
 
     def configuration(
         self, combination: int, rng: Generator, preset: Mapping[Path, Any] | None = None
@@ -177,7 +180,7 @@ class Space:
             SpaceError: a `sample_from` needs itself, or names a key that is not there; or the rules leave
                 nothing.
         """
-        given = {**(preset or {}), **self.grid_values(combination, preset)}
+        given = {**(preset or {}), **self.grid_values(combination, preset)} if preset or self.axes else {}
 
         def choose(path: Path, leaf: Any) -> Any:
             return given[path] if path in given else leaf.draw(rng)
@@ -287,11 +290,15 @@ class Space:
     # --- parts ------------------------------------------------------------------------------------
 
     @cached_property
+    def _whole_grid(self) -> Grid:
+        return self._grid({})
+
+    @cached_property
     def _grids(self) -> dict[str, Grid]:
         return {}
 
     def _grid(self, given: Mapping[Path, Any]) -> Grid:
-        key = repr(sorted(given.items(), key=lambda item: repr(item[0]))) if given else ""
+        key = repr(sorted(given.items(), key=lambda item: repr(item[0])))
         if key not in self._grids:
             plain = not self.rules and not any(self.by_path[path].is_conditional for path in self.axes)
             listed = None if plain else listing(self.tree, self.conditions, self.rules, given)

@@ -7,6 +7,8 @@ from hashlib import blake2b
 from operator import itemgetter
 from typing import Any
 
+from trainkit.tune.checks import is_mapping
+
 
 def fingerprint(config: Mapping[str, Any]) -> bytes:
     """Equal for equal configurations, whatever the order of their keys; different for different ones.
@@ -14,7 +16,7 @@ def fingerprint(config: Mapping[str, Any]) -> bytes:
     Objects that text can't hold are told apart by identity: two of a class may have one name. That holds
     as long as they live, which those of trials do for the whole experiment.
     """
-    return blake2b(_canonical(config).encode(), digest_size=16).digest()
+    return blake2b(repr(_comparable(config)).encode(), digest_size=16).digest()
 
 
 def _canonical(value: Any) -> str:
@@ -22,14 +24,18 @@ def _canonical(value: Any) -> str:
 
 
 _first = itemgetter(0)
+_PLAIN = frozenset((str, int, float, bool, type(None)))
 
 
 def _comparable(value: Any) -> Any:
-    if value is None or type(value) in (str, int, float, bool):
+    if type(value) in _PLAIN:
         return value
-    if isinstance(value, Mapping):
+    if is_mapping(value):
         pairs = [
-            (key if type(key) is str else f"\0{_canonical(key)}", _comparable(child))
+            (
+                key if type(key) is str else f"\0{_canonical(key)}",
+                child if type(child) in _PLAIN else _comparable(child),
+            )
             for key, child in value.items()
         ]
         return ("{}", sorted(pairs, key=_first))

@@ -11,6 +11,7 @@ same choices.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from trainkit.errors import ConfigError
@@ -28,7 +29,7 @@ TRIES = 20
 """Suggestions rejected in a row before a searcher is asked for alternatives: it insists on what was tried."""
 
 PATIENCE = 200
-"""The same for searchers that draw from a space of their own, and so know of no alternatives."""
+"""The same for searchers of the user's own, which know of no alternatives, before the search ends."""
 
 
 class Proposals:
@@ -105,9 +106,12 @@ class Proposals:
                 return self._accept(trial_id, config, print_of_it)
             self._tell("on_rejected", trial_id, self._results.get(known or ""))
             rejected += 1
-            if rejected < (TRIES if self._searcher.whole else PATIENCE):
+            if rejected < TRIES:
                 continue
-            if (other := self._alternative(trial_id)) is not None:
+            alternatives = self._searcher.alternatives(trial_id)
+            if alternatives is None and rejected < PATIENCE:
+                continue
+            if (other := self._first_new(trial_id, alternatives or ())) is not None:
                 return self._accept(trial_id, other)
             if rule is not None and not self._searcher.whole:
                 raise ConfigError(
@@ -253,8 +257,8 @@ class Proposals:
     def _forbidden_by(self, config: dict[str, Any]) -> str | None:
         return self.space.forbidden_by(config) if self.space.rules else None
 
-    def _alternative(self, trial_id: str) -> dict[str, Any] | None:
-        for suggestion in self._searcher.alternatives(trial_id):
+    def _first_new(self, trial_id: str, alternatives: Iterable[dict[str, Any]]) -> dict[str, Any] | None:
+        for suggestion in alternatives:
             config = self._whole(suggestion)
             if (
                 self._forbidden_by(config) is None

@@ -1,13 +1,14 @@
 """Scores in order, with ranks: adding one and asking for a rank cost the same for ten and for ten thousand.
 
 They lie in blocks, each sorted. So no addition moves more than a block, and a rank is the lengths of the
-blocks below and one binary search.
+blocks above and one binary search. A block is an array of numbers and not a list of objects: a search among
+ten thousand would wait for memory at every step.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Iterator
+from array import array
+from bisect import bisect_left, bisect_right
 
 Key = tuple[float, int]
 """A score, larger is better, and the negated arrival: of equal scores the earlier is better."""
@@ -19,7 +20,8 @@ class Ranking:
     """Keys in ascending order; none is there twice."""
 
     def __init__(self) -> None:
-        self._blocks: list[list[Key]] = []
+        self._scores: list[array[float]] = []
+        self._arrivals: list[array[int]] = []  # negated, beside the scores
         self._best: list[Key] = []  # of each block
         self._length = 0
 
@@ -29,49 +31,51 @@ class Ranking:
     def add(self, key: Key) -> int:
         """Take in `key`; return its rank, 1 for the best."""
         self._length += 1
-        blocks = self._blocks
-        if not blocks:
-            self._blocks, self._best = [[key]], [key]
+        if not self._best:
+            self._scores, self._arrivals, self._best = [array("d", key[:1])], [array("q", key[1:])], [key]
             return 1
-        at = min(bisect_left(self._best, key), len(blocks) - 1)
-        block = blocks[at]
-        place = bisect_left(block, key)
-        block.insert(place, key)
-        rank = len(block) - place + (sum(map(len, blocks[at + 1 :])) if at + 1 < len(blocks) else 0)
-        self._best[at] = block[-1]
-        if len(block) > 2 * BLOCK:
-            blocks[at : at + 1] = block[:BLOCK], block[BLOCK:]
-            self._best[at : at + 1] = block[BLOCK - 1], block[-1]
+        block = min(bisect_left(self._best, key), len(self._best) - 1)
+        scores, arrivals = self._scores[block], self._arrivals[block]
+        place = self._place(block, key)
+        scores.insert(place, key[0])
+        arrivals.insert(place, key[1])
+        if key > self._best[block]:
+            self._best[block] = key
+        rank = self._above(block) + len(scores) - place
+        if len(scores) > 2 * BLOCK:
+            self._scores[block : block + 1] = scores[:BLOCK], scores[BLOCK:]
+            self._arrivals[block : block + 1] = arrivals[:BLOCK], arrivals[BLOCK:]
+            self._best.insert(block, (scores[BLOCK - 1], arrivals[BLOCK - 1]))
         return rank
-
-    def remove(self, key: Key) -> None:
-        """Let go of `key`, which is there."""
-        at = bisect_left(self._best, key)
-        block = self._blocks[at]
-        del block[bisect_left(block, key)]
-        self._length -= 1
-        if block:
-            self._best[at] = block[-1]
-        else:
-            del self._blocks[at], self._best[at]
 
     def rank(self, key: Key) -> int:
         """How many keys are not worse than `key`."""
-        at = bisect_left(self._best, key)
-        if at == len(self._blocks):
+        block = bisect_left(self._best, key)
+        if block == len(self._best):
             return 0
-        block = self._blocks[at]
-        return sum(map(len, self._blocks[at:])) - bisect_left(block, key)
+        return self._above(block) + len(self._scores[block]) - self._place(block, key)
 
     def at(self, place: int) -> Key:
         """The key at this rank, from 1 to the number of keys."""
-        for block in reversed(self._blocks):
-            if place <= len(block):
-                return block[-place]
-            place -= len(block)
+        block, rest = len(self._scores) - 1, place
+        while block >= 0:
+            scores = self._scores[block]
+            if rest <= len(scores):
+                return scores[-rest], self._arrivals[block][-rest]
+            rest -= len(scores)
+            block -= 1
         raise IndexError(f"place {place} of {self._length}")
 
-    def best_first(self) -> Iterator[Key]:
-        """The keys from the best on; don't change them meanwhile."""
-        for block in reversed(self._blocks):
-            yield from reversed(block)
+    def _place(self, block: int, key: Key) -> int:
+        """Where `key` lies in a block, or would lie."""
+        score, arrival = key
+        scores = self._scores[block]
+        place = bisect_left(scores, score)
+        if place < len(scores) and scores[place] == score:
+            end = bisect_right(scores, score, place)
+            return bisect_left(self._arrivals[block], arrival, place, end)
+        return place
+
+    def _above(self, block: int) -> int:
+        """How many keys lie in better blocks."""
+        return sum(map(len, self._scores[block + 1 :]))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Container
+from heapq import heappop, heappush
 
 from trainkit.errors import ConfigError
 from trainkit.tune.schedulers.halving.ranking import Key, Ranking
@@ -75,30 +76,36 @@ class Rung:
         level: the resource spent here.
         factor: eta; the floor(n / factor) best of n entries may go on.
         least: how many may in any case.
+
+    Attributes:
+        level: the same.
+        places: how many of the entries so far may go on.
     """
 
     def __init__(self, level: float, factor: float, least: int = 1) -> None:
         self.level = level
+        self.places = least
         self._factor = factor
         self._least = least
         self._ranking = Ranking()
+        self._last: Key | None = None
+        """The entry at the last of the places; asked for much oftener than it changes."""
 
     def __len__(self) -> int:
         return len(self._ranking)
 
     def record(self, score: float) -> int:
         """Add `score`; return its rank from 1, where equal scores that came earlier rank before it."""
-        return self._ranking.add((score, -len(self)))
-
-    @property
-    def places(self) -> int:
-        """How many of the entries so far may go on."""
-        return max(self._least, int(len(self) // self._factor))
+        before = len(self._ranking)
+        rank = self._ranking.add((score, -before))
+        self.places = max(self._least, int((before + 1) // self._factor))
+        self._last = self._ranking.at(self.places) if self.places else None
+        return rank
 
     @property
     def cutoff(self) -> float | None:
         """The score at the last of these places; None where there is none yet."""
-        return self._ranking.at(self.places)[0] if self.places else None
+        return None if self._last is None else self._last[0]
 
 
 class PromotionRung(Rung):
@@ -110,36 +117,41 @@ class PromotionRung(Rung):
 
     def __init__(self, level: float, factor: float) -> None:
         super().__init__(level, factor, least=0)
-        self._waiting = Ranking()
         self._keys: dict[str, Key] = {}
-        self._trials: dict[Key, str] = {}  # of those that wait
+        self._waiting: set[str] = set()
+        self._queue: list[tuple[float, int, str]] = []
+        """Those that wait, a heap with the best first, and some that don't any more."""
 
     def record_of(self, trial_id: str, score: float) -> int:
         """Add the score of a trial, which waits from now on; return its rank."""
-        key = (score, -len(self))
-        self._keys[trial_id] = key
+        self._keys[trial_id] = score, -len(self._ranking)
         self.wait(trial_id)
         return self.record(score)
 
     def wait(self, trial_id: str) -> None:
         """A trial with an entry waits for its promotion, be it again."""
-        key = self._keys[trial_id]
-        if key not in self._trials:
-            self._trials[key] = trial_id
-            self._waiting.add(key)
+        if trial_id not in self._waiting:
+            score, arrival = self._keys[trial_id]
+            self._waiting.add(trial_id)
+            heappush(self._queue, (-score, -arrival, trial_id))
 
     def promotable(self, among: Container[str]) -> str | None:
         """The best of those that wait, are `among` these and hold one of the places; None: there is none."""
-        places = self.places
-        if not places or not self._waiting:
+        if self._last is None:
             return None
-        last = self._ranking.at(places)
-        for key in self._waiting.best_first():
-            if key < last:
-                return None
-            if self._trials[key] in among:
-                return self._trials[key]
-        return None
+        queue, waiting = self._queue, self._waiting
+        last = (-self._last[0], -self._last[1])
+        passed, found = [], None
+        while found is None and queue and queue[0][:2] <= last:
+            trial_id = queue[0][2]
+            if trial_id in waiting and trial_id in among:
+                found = trial_id
+            else:
+                passed.append(heappop(queue))
+        for each in passed:  # a question changes nothing
+            if each[2] in waiting:
+                heappush(queue, each)
+        return found
 
     def rank_of(self, trial_id: str) -> int:
         """The rank of a trial among all entries so far."""
@@ -147,7 +159,5 @@ class PromotionRung(Rung):
 
     def leave(self, trial_id: str) -> int:
         """A trial waits no longer; return its rank among all entries, of which it stays one."""
-        key = self._keys[trial_id]
-        if self._trials.pop(key, None) is not None:
-            self._waiting.remove(key)
+        self._waiting.discard(trial_id)
         return self.rank_of(trial_id)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainkit.errors import ConfigError
 from trainkit.tune.checks import is_number
-from trainkit.tune.domains import Categorical, Domain, Float, Integer, Normal, place_of
+from trainkit.tune.domains import Categorical, Domain, Float, Integer, Normal, place_of, same
 from trainkit.tune.schedulers.pbt.mutations import Path, leaves, name_of
 from trainkit.tune.spaces.computed import global_generators_seeded
 
@@ -190,3 +190,29 @@ def require_inside(config: Mapping[str, Any], mutations: Mapping[str, Any], who:
                 f"{who} gives {name_of(path)}={value!r}, which is outside {declared} of "
                 "hyperparam_mutations: widen that, or return a value inside"
             )
+
+
+def customised(
+    config: dict[str, Any],
+    operations: Operations,
+    mutations: Mapping[str, Any],
+    function: Callable[[dict[str, Any]], dict[str, Any]],
+) -> dict[str, Any]:
+    """What `custom_explore_fn` makes of an explored configuration; notes in `operations` what it changed.
+
+    Raises:
+        ConfigError: it returns no configuration, or one outside what is declared.
+    """
+    before = copy.deepcopy(config)
+    made: Any = function(config)
+    if not isinstance(made, Mapping):
+        raise ConfigError(
+            f"custom_explore_fn returned {made!r}, which is no configuration: return the dictionary "
+            "that it was given, with values changed"
+        )
+    after = dict(made)
+    require_inside(after, mutations, "custom_explore_fn")
+    for name, change in changes(before, after, mutations, operations).items():
+        if not same(change["old"], change["new"]):
+            operations[name] = "custom"
+    return after

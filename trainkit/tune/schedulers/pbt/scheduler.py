@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from trainkit.errors import ConfigError
 from trainkit.tune.checks import is_finite, is_number, require_range
-from trainkit.tune.domains import same
 from trainkit.tune.schedulers.base import CONTINUE, NO_CONFIG, Decision, Donor, TrialScheduler, Verdict
-from trainkit.tune.schedulers.pbt.explore import Operations, changes, explored, require_inside
+from trainkit.tune.schedulers.pbt.barrier import Barrier
+from trainkit.tune.schedulers.pbt.explore import Operations, changes, customised, explored
 from trainkit.tune.schedulers.pbt.fitting import fitted
 from trainkit.tune.schedulers.pbt.mutations import checked_mutations, completed
 from trainkit.tune.schedulers.pbt.population import Member, Population
@@ -125,9 +125,7 @@ class PopulationBasedTraining(TrialScheduler):
         self._space: Space | None = None
         self._total: int | None = None
         self._no_more = False
-        # Of synch=True: who waits for the others, after how many intervals, and what came of the last time.
-        self._arrived: dict[str, None] = {}
-        self._target = self._members.first
+        self._barrier = Barrier(self._members)  # of synch=True, and what was decided when it opened
         self._verdicts: dict[str, Decision] = {}
 
     @property
@@ -271,25 +269,10 @@ class PopulationBasedTraining(TrialScheduler):
             if self._space is not None:
                 config = fitted(config, self._space, self._generator)
             if self.custom_explore_fn is not None:
-                config = self._customised(config, operations)
+                config = customised(config, operations, self.hyperparam_mutations, self.custom_explore_fn)
             if self._space is None or self._space.forbidden_by(config) is None:
                 return config, operations
         return copy.deepcopy(dict(before)), dict.fromkeys(operations, "keep")
-
-    def _customised(self, config: dict[str, Any], operations: Operations) -> dict[str, Any]:
-        before = copy.deepcopy(config)
-        made = self.custom_explore_fn(config) if self.custom_explore_fn is not None else config
-        if not isinstance(made, Mapping):
-            raise ConfigError(
-                f"custom_explore_fn returned {made!r}, which is no configuration: return the dictionary "
-                "that it was given, with values changed"
-            )
-        after = dict(made)
-        require_inside(after, self.hyperparam_mutations, "custom_explore_fn")
-        for name, change in changes(before, after, self.hyperparam_mutations, operations).items():
-            if not same(change["old"], change["new"]):
-                operations[name] = "custom"
-        return after
 
     def changed(self, donor: Member, receiver: str) -> tuple[dict[str, Any], Operations]:
         """The same, but for `custom_explore_fn`, and for what the space forbids."""
@@ -319,16 +302,16 @@ class PopulationBasedTraining(TrialScheduler):
     # --- synchronous ------------------------------------------------------------------------------
 
     def _at_barrier(self, member: Member, intervals: int, score: float) -> Decision:
-        if intervals < self._target:
+        if intervals < self._barrier.target:
             return CONTINUE
-        if member.trial_id not in self._arrived:  # else it failed as it waited, and comes again
+        if member.trial_id not in self._barrier:  # else it failed as it waited, and comes again
             self.judge(member, intervals, score)
-            self._arrived[member.trial_id] = None
+            self._barrier.arrive(member)
         self._members.pause(member)
         reason = {
             "rule": "barrier",
-            "at": self._target * self.perturbation_interval,
-            "arrived": len(self._arrived),
+            "at": self._barrier.target * self.perturbation_interval,
+            "arrived": len(self._barrier),
             "members": sum(1 for _ in self._members.active()),
         }
         best = self._open_barrier_if_all_came()
@@ -337,18 +320,12 @@ class PopulationBasedTraining(TrialScheduler):
 
     def _open_barrier_if_all_came(self) -> Sequence[str]:
         """Judge those that wait, once all are there; return the best of them."""
-        if not self._arrived or self._more_to_come:
-            return ()
-        if any(member.trial_id not in self._arrived for member in self._members.active()):
+        if self._more_to_come or not self._barrier.all_came:
             return ()
         ranked = self._quantiles()
-        for trial_id, member in self._members.by_id.items():  # so that nothing depends on who came when
-            decision = self._exploit(member, ranked) if trial_id in self._arrived else None
-            if decision is not None:
-                self._verdicts[trial_id] = decision
-        # Past the one that has come furthest: a long report must not leave the others behind for good.
-        self._target = max(self._members[trial_id].intervals for trial_id in self._arrived) + 1
-        self._arrived.clear()
+        for member in self._barrier.open():
+            if (decision := self._exploit(member, ranked)) is not None:
+                self._verdicts[member.trial_id] = decision
         return ranked.upper
 
     def verdicts(self) -> Sequence[tuple[str, Decision]]:
@@ -368,7 +345,7 @@ class PopulationBasedTraining(TrialScheduler):
             return pending[0]
         if new and self._total is not None:  # of a search without end paused members would never go on
             return None
-        free = [self._members[trial_id] for trial_id in paused if trial_id not in self._arrived]
+        free = [self._members[trial_id] for trial_id in paused if trial_id not in self._barrier]
         first = min(free, key=lambda member: (member.time, member.paused or 0), default=None)
         return None if first is None else first.trial_id
 
@@ -388,7 +365,7 @@ class PopulationBasedTraining(TrialScheduler):
 
     def on_trial_complete(self, trial_id: str) -> None:
         self._members[trial_id].active = False
-        self._arrived.pop(trial_id, None)
+        self._barrier.leave(self._members[trial_id])
         self._verdicts.pop(trial_id, None)
         self._open_barrier_if_all_came()
 
@@ -398,8 +375,7 @@ class PopulationBasedTraining(TrialScheduler):
     def on_trial_again(self, trial_id: str) -> None:
         member = self._members[trial_id]
         member.active = True
-        if not self._arrived:  # nobody waits for it where it has been judged before
-            self._target = max(self._target, member.intervals + 1)
+        self._barrier.take_back(member)
 
     def on_no_more_trials(self) -> None:
         self._no_more = True

@@ -176,7 +176,7 @@ class Encoding(Declared[Coder]):
         preset = self.declared.preset(point)
         return preset, leaves_open(self.declared, preset)
 
-    def known_by(self, config: Mapping[str, Any]) -> Floats | None:
+    def known_by(self, config: Mapping[str, Any], *, exactly: bool = False) -> Floats | None:
         try:
             return self.row(config)
         except SpaceError:  # of another space, or with an object that the store has not kept

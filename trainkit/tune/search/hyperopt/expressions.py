@@ -5,7 +5,7 @@ Its parameters go by their labels. A configuration says what they were, so far a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from trainkit.errors import ConfigError
@@ -15,6 +15,9 @@ from trainkit.tune.values import holds_opaque
 
 if TYPE_CHECKING:
     from numpy.random import Generator
+
+DRAWS = 2000
+"""Random draws where suggestions repeat: enough to find each of 200 configurations, as none are listed."""
 
 Values = dict[str, Any]
 """What hyperopt knows of a trial: a number for each label."""
@@ -81,7 +84,12 @@ class Expression:
             return found, True
         return found, False
 
-    def known_by(self, config: Mapping[str, Any]) -> Values | None:
+    def others(self, rng: Generator) -> Iterator[tuple[dict[str, Any], Values]]:
+        for _ in range(DRAWS):
+            values = {label: self._pyll.stochastic.sample(node, rng) for label, node in self.nodes.items()}
+            yield self.configuration(values, rng)
+
+    def known_by(self, config: Mapping[str, Any], *, exactly: bool = False) -> Values | None:
         return None if holds_opaque(config) else _found(self._root, config, partial=False)
 
 

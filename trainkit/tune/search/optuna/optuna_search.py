@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import copy
 import importlib.util
+import logging
 import math
 import numbers
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -18,15 +19,19 @@ from trainkit.tune.search.base import Searcher
 from trainkit.tune.search.evaluated import Evaluated
 from trainkit.tune.search.modelled import ModelledSearcher
 from trainkit.tune.search.optuna import samplers
+from trainkit.tune.search.optuna.saying import saying_once
 from trainkit.tune.search.optuna.spaces import OptunaForm, Params, form_of
-from trainkit.tune.search.optuna.study import LazyStudy, saying_once
+from trainkit.tune.search.optuna.study import LazyStudy
 from trainkit.tune.seeds import suggestion_generator, suggestion_words
 from trainkit.tune.values import encode_config, holds_opaque, lookup
 
 if TYPE_CHECKING:
+    from numpy.random import Generator
     from optuna.samplers import BaseSampler
     from optuna.storages import BaseStorage
     from optuna.trial import TrialState
+
+logger = logging.getLogger("trainkit.tune")
 
 
 class OptunaSearch(ModelledSearcher[OptunaForm]):
@@ -98,6 +103,7 @@ class OptunaSearch(ModelledSearcher[OptunaForm]):
         self._storage = storage
         self._cut_short: set[str] = set()
         """Trials that the scheduler has stopped before their time, or has paused."""
+        self._rehearses = False
         self._said: set[str] = set()
         """Warnings of the sampler's."""
 
@@ -115,7 +121,7 @@ class OptunaSearch(ModelledSearcher[OptunaForm]):
 
     def rehearsal(self) -> Searcher:
         twin = copy.deepcopy(self)
-        twin._storage = None
+        twin._storage, twin._rehearses = None, True
         return twin
 
     # --- what is searched -------------------------------------------------------------------------
@@ -139,10 +145,10 @@ class OptunaSearch(ModelledSearcher[OptunaForm]):
             len(self._aims) == 1 or not evaluated,
             "evaluated points have one value each, and there are several objectives: leave them out",
         )
-        samplers.check(
+        self._warning = samplers.check(
             self._suggester,
+            form.space,
             objectives=len(self._aims),
-            conditional=form.conditional and form.space is not None,
             points=bool(self._points_to_run()),
             evaluated=evaluated,
         )
@@ -164,6 +170,9 @@ class OptunaSearch(ModelledSearcher[OptunaForm]):
     def _suggested(self, trial_id: str, fixed: Mapping[str, Any] | None) -> dict[str, Any] | str:
         if self._study.exhausted:
             return self.FINISHED
+        if self._warning is not None and not self._rehearses:
+            logger.warning(self._warning)
+            self._warning = None
         place = self._base, self._number, self._redraws
         one = samplers.prepared(self._suggester, lambda number: suggestion_words(*place, number))
         with saying_once(self._said):
@@ -175,6 +184,10 @@ class OptunaSearch(ModelledSearcher[OptunaForm]):
                 raise
         self._study.settle(trial_id)
         return config
+
+    def _others(self, rng: Generator) -> Iterator[tuple[dict[str, Any], Params | None]]:
+        form = self.form
+        return form.others(rng) if form.space is not None else form.others(rng, self._study.tried())
 
     def _note(self, trial_id: str, known: Params) -> None:
         self._study.add(trial_id, known)

@@ -14,10 +14,13 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from trainkit.errors import ConfigError
-from trainkit.tune.search.optuna.study import quiet
+from trainkit.tune.domains import Categorical, Domain
+from trainkit.tune.search.optuna.saying import quiet
 
 if TYPE_CHECKING:
     from optuna.samplers import BaseSampler
+
+    from trainkit.tune.spaces.variants import Space
 
 
 def default_sampler(conditional: bool) -> BaseSampler:
@@ -28,16 +31,21 @@ def default_sampler(conditional: bool) -> BaseSampler:
         return TPESampler(multivariate=True, group=conditional, constant_liar=True)
 
 
+def _inner(sampler: BaseSampler) -> BaseSampler:
+    """The one that samples what a PartialFixedSampler leaves open."""
+    from optuna.samplers import PartialFixedSampler
+
+    return _inner(sampler._base_sampler) if isinstance(sampler, PartialFixedSampler) else sampler
+
+
 def follows_from_trials(sampler: BaseSampler) -> bool:
     """True if a fresh copy's suggestion follows from the study's trials and its seed alone.
 
     Others write counts, populations or models into the study as they are asked, which asking again rebuilds.
     """
-    from optuna.samplers import GPSampler, PartialFixedSampler, RandomSampler, TPESampler
+    from optuna.samplers import GPSampler, RandomSampler, TPESampler
 
-    if type(sampler) is PartialFixedSampler:
-        return follows_from_trials(sampler._base_sampler)
-    return type(sampler) in (GPSampler, RandomSampler, TPESampler)
+    return type(_inner(sampler)) in (GPSampler, RandomSampler, TPESampler)
 
 
 def learns_from_paused(sampler: BaseSampler) -> int:
@@ -47,11 +55,10 @@ def learns_from_paused(sampler: BaseSampler) -> int:
     are there. A Gaussian process leaves them out, but keeps away from those that run. Samplers that go from
     the first suggestion to the last rely on it that what has ended stays so.
     """
-    from optuna.samplers import PartialFixedSampler, TPESampler
+    from optuna.samplers import TPESampler
 
-    if type(sampler) is PartialFixedSampler:
-        return learns_from_paused(sampler._base_sampler)
-    return sampler._n_startup_trials if type(sampler) is TPESampler else 0
+    inner = _inner(sampler)
+    return inner._n_startup_trials if type(inner) is TPESampler else 0
 
 
 def prepared(sampler: BaseSampler, words: Callable[[int], list[int]]) -> BaseSampler:
@@ -78,12 +85,10 @@ def seed_in(sampler: BaseSampler) -> int | None:
 
 def settle(sampler: BaseSampler, seed: int) -> None:
     """Seed what is one for the whole sequence, the scrambling of quasi-random points."""
-    from optuna.samplers import PartialFixedSampler, QMCSampler
+    from optuna.samplers import QMCSampler
 
-    if isinstance(sampler, PartialFixedSampler):
-        settle(sampler._base_sampler, seed)
-    elif isinstance(sampler, QMCSampler):
-        sampler._seed = seed
+    if isinstance(inner := _inner(sampler), QMCSampler):
+        inner._seed = seed
 
 
 def _generators(sampler: Any) -> Iterator[Any]:
@@ -134,29 +139,27 @@ def _known_by(values: Mapping[str, Any], param_of: Callable[[str, Any], Any]) ->
     return {name: param_of(name, value) for name, value in values.items()}
 
 
-def check(sampler: BaseSampler, *, objectives: int, conditional: bool, points: bool, evaluated: bool) -> None:
+def check(
+    sampler: BaseSampler, space: Space | None, *, objectives: int, points: bool, evaluated: bool
+) -> str | None:
     """Refuse what the sampler would stumble over later, or not heed.
 
     Args:
         sampler: of the user's.
+        space: of our domains; None: it is another's, and is not looked at.
         objectives: how many there are.
-        conditional: trials may differ in which parameters they have.
         points: there are points to try first.
         evaluated: there are points that were evaluated elsewhere.
+
+    Returns:
+        What to warn of, once; the sampler is told that this was done.
 
     Raises:
         ConfigError: it can't do that.
     """
-    from optuna.samplers import CmaEsSampler, GridSampler, PartialFixedSampler
+    from optuna.samplers import CmaEsSampler, GridSampler
 
-    if isinstance(sampler, PartialFixedSampler):
-        check(
-            sampler._base_sampler,
-            objectives=objectives,
-            conditional=conditional,
-            points=points,
-            evaluated=evaluated,
-        )
+    sampler = _inner(sampler)
     name = type(sampler).__name__
     if isinstance(sampler, CmaEsSampler) and objectives > 1:
         raise ConfigError(
@@ -168,6 +171,8 @@ def check(sampler: BaseSampler, *, objectives: int, conditional: bool, points: b
             f"{name} learns nothing from points evaluated elsewhere: hand them to it as source_trials, or "
             "take another sampler"
         )
+    parameters = () if space is None else space.parameters
+    conditional = [each.name for each in parameters if each.is_conditional]
     if isinstance(sampler, CmaEsSampler) and sampler._with_margin and conditional:
         raise ConfigError(
             f"{name}(with_margin=True) needs the same parameters in every trial, and this space has "
@@ -175,14 +180,41 @@ def check(sampler: BaseSampler, *, objectives: int, conditional: bool, points: b
         )
     if isinstance(sampler, GridSampler) and points:
         raise ConfigError(f"{name} tries its own grid, and no points_to_evaluate: put them into the grid")
+    left = [each.name for each in parameters if each.name in conditional or not _takes(sampler, each.domain)]
+    if not left or not _draws_silently(sampler):
+        return None
+    what = "numbers" if isinstance(sampler, CmaEsSampler) else "parameters"
+    words = (
+        f"{name} models {what} that every trial has, and none of {', '.join(left)}, which would be drawn at "
+        "random: take TPESampler, which OptunaSearch has by default and which models all, or say that you "
+        f"know, by {name}(warn_independent_sampling=False)"
+    )
+    if len(left) == len(parameters):
+        raise ConfigError(words)
+    sampler._warn_independent_sampling = False  # type: ignore[attr-defined]
+    return words
+
+
+def _draws_silently(sampler: BaseSampler) -> bool:
+    """True if it leaves what it does not model to chance, and the user has neither said otherwise nor ok."""
+    from optuna.samplers import CmaEsSampler, GPSampler, RandomSampler
+
+    return (
+        isinstance(sampler, (CmaEsSampler, GPSampler))
+        and sampler._warn_independent_sampling
+        and type(sampler._independent_sampler) is RandomSampler
+    )
+
+
+def _takes(sampler: BaseSampler, domain: Domain) -> bool:
+    from optuna.samplers import CmaEsSampler
+
+    return not (isinstance(sampler, CmaEsSampler) and isinstance(domain, Categorical))
 
 
 def marks_of_evaluated(sampler: BaseSampler) -> dict[str, Any]:
     """What a study says of trials from elsewhere, so that the sampler takes them: the first generation."""
-    from optuna.samplers import NSGAIIISampler, NSGAIISampler, PartialFixedSampler
+    from optuna.samplers import NSGAIIISampler, NSGAIISampler
 
-    if isinstance(sampler, PartialFixedSampler):
-        return marks_of_evaluated(sampler._base_sampler)
-    if isinstance(sampler, (NSGAIIISampler, NSGAIISampler)):
-        return {sampler._get_generation_key(): 0}
-    return {}
+    inner = _inner(sampler)
+    return {inner._get_generation_key(): 0} if isinstance(inner, (NSGAIIISampler, NSGAIISampler)) else {}

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import logging
 import math
-import re
-import threading
-import warnings
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from trainkit.errors import ConfigError
 from trainkit.tune.search.optuna.paused import PausedAsPruned
+from trainkit.tune.search.optuna.saying import quiet
 from trainkit.tune.search.optuna.spaces import Params
 
 if TYPE_CHECKING:
@@ -259,42 +255,9 @@ class LazyStudy:
         created = self._storage.create_new_trial(self._study_id, template_trial=trial)
         self._numbers[known.trial_id] = self._storage.get_trial_number_from_id(created)
 
+    def tried(self) -> list[Params]:
+        """The parameters of all trials that have not failed."""
+        from optuna.trial import TrialState
 
-@contextmanager
-def saying_once(said: set[str]) -> Iterator[None]:
-    """No line of Optuna's samplers that was `said` before, but for the trial's number; in this thread."""
-    here = threading.get_ident()
-
-    def is_new(record: logging.LogRecord) -> bool:
-        if record.thread != here:
-            return True
-        words = re.sub(r"Trial#\d+", "", record.getMessage())
-        new = words not in said
-        said.add(words)
-        return new
-
-    # A filter sees what is logged to the very logger that has it, and each module of theirs has its own.
-    names = [name for name in list(logging.Logger.manager.loggerDict) if name.startswith("optuna.samplers")]
-    loggers = [logging.getLogger(name) for name in names]
-    for each in loggers:
-        each.addFilter(is_new)
-    try:
-        yield
-    finally:
-        for each in loggers:
-            each.removeFilter(is_new)
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """No line of Optuna's on the console, and no warning that an option is new."""
-    import optuna
-
-    before = optuna.logging.get_verbosity()
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-            yield
-    finally:
-        optuna.logging.set_verbosity(before)
+        trials = self._open().get_trials(deepcopy=False)
+        return [(each.params, each.distributions) for each in trials if each.state is not TrialState.FAIL]

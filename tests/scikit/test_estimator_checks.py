@@ -1,0 +1,82 @@
+"""scikit-learn's own checks of an estimator, as its own suite runs them over its searches."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from sklearn.decomposition import PCA
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.linear_model import LogisticRegression, Ridge
+from sklearn.model_selection import GridSearchCV
+from sklearn.pipeline import Pipeline
+from sklearn.utils._test_common.instance_generator import _get_expected_failed_checks
+from sklearn.utils.estimator_checks import (
+    check_dataframe_column_names_consistency,
+    check_param_validation,
+    parametrize_with_checks,
+)
+
+import trainkit
+from trainkit.sklearn import TuneGridSearchCV, TuneSearchCV
+
+pytestmark = pytest.mark.usefixtures("session")
+
+
+SEARCHED = [
+    (Ridge(), {"alpha": [0.1, 1.0]}),
+    (LogisticRegression(), {"C": [0.1, 1.0]}),
+    (Pipeline([("pca", PCA()), ("ridge", Ridge())]), {"ridge__alpha": [0.1, 1.0]}),
+    (Pipeline([("pca", PCA()), ("classifier", LogisticRegression())]), {"classifier__C": [0.1, 1.0]}),
+]
+SEARCHES = [
+    search
+    for estimator, space in SEARCHED
+    for search in (
+        TuneGridSearchCV(estimator, space, cv=2),
+        TuneSearchCV(estimator, space, n_trials=2, cv=2, random_state=0, error_score="raise"),
+    )
+]
+BEYOND_ALL_SEARCHES = {
+    "check_supervised_y_2d": "the warning about a column of targets comes from the estimator, in a worker",
+    "check_requires_y_none": "without y it is the estimator's own error that is raised",
+}
+"""What scikit-learn excuses its own searches from."""
+
+
+def test_no_more_is_excused_than_of_scikit_learns_own() -> None:
+    theirs = GridSearchCV(Ridge(), {"alpha": [0.1, 1.0]})
+    assert set(BEYOND_ALL_SEARCHES) <= set(_get_expected_failed_checks(theirs))
+
+
+@pytest.fixture(scope="module")
+def session() -> Iterator[None]:
+    """One worker: what is checked are hundreds of very small fits."""
+    trainkit.init(num_cpus=1, preload=["trainkit.sklearn.evaluation"])
+    yield
+    trainkit.shutdown()
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    with warnings.catch_warnings():
+        for category in (FutureWarning, ConvergenceWarning, UserWarning):
+            warnings.simplefilter("ignore", category)
+        yield
+
+
+@parametrize_with_checks(SEARCHES, expected_failed_checks=lambda search: BEYOND_ALL_SEARCHES)
+def test_checks_of_an_estimator(estimator: Any, check: Any) -> None:
+    check(estimator)
+
+
+@pytest.mark.parametrize("search", SEARCHES[:2], ids=lambda search: type(search).__name__)
+def test_arguments_are_validated(search: Any) -> None:
+    check_param_validation(type(search).__name__, search)
+
+
+@pytest.mark.parametrize("search", SEARCHES[:2], ids=lambda search: type(search).__name__)
+def test_names_of_columns_are_kept_and_compared(search: Any) -> None:
+    check_dataframe_column_names_consistency(type(search).__name__, search)

@@ -1,0 +1,143 @@
+"""Estimators that raise, die or never end, and Ctrl-C: what `fit` comes to, and that nothing is left."""
+
+from __future__ import annotations
+
+import os
+import signal
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from sklearn.exceptions import FitFailedWarning
+from sklearn.model_selection import GridSearchCV
+
+from tests.runtime.programs import Programs
+from tests.scikit.odd import Odd, data, done
+from trainkit.errors import ActorDiedError, ConfigError
+from trainkit.sklearn import TuneGridSearchCV
+
+PRELOAD = ("trainkit.sklearn.evaluation",)
+X, Y = data()
+
+
+@pytest.fixture(autouse=True)
+def own_temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No test leaves anything where temporary files go."""
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    yield
+    assert not list(folder.iterdir())
+
+
+@pytest.fixture
+def programs(tmp_path: Path) -> Iterator[Programs]:
+    programs = Programs(tmp_path)
+    yield programs
+    programs.end()
+
+
+def search(how: list[str], **arguments: object) -> TuneGridSearchCV:
+    return TuneGridSearchCV(Odd(), {"how": how}, **{"cv": 3, "n_jobs": 2, **arguments})
+
+
+@pytest.mark.usefixtures("runtime")
+class TestOneCandidate:
+    def test_that_raises_has_the_error_score(self) -> None:
+        with pytest.warns(FitFailedWarning, match=r"(?s)3 fits failed out of a total of 6.*will not do"):
+            found = search(["fine", "raise"], error_score=-1.0).fit(X, Y)
+        theirs = GridSearchCV(Odd(), {"how": ["fine", "raise"]}, cv=3, error_score=-1.0)
+        with pytest.warns(FitFailedWarning):
+            theirs.fit(X, Y)
+        for split in range(3):
+            key = f"split{split}_test_score"
+            np.testing.assert_array_equal(found.cv_results_[key], theirs.cv_results_[key])
+        assert found.best_params_ == theirs.best_params_ == {"how": "fine"}
+
+    def test_that_raises_ends_the_fit_as_itself(self) -> None:
+        with pytest.raises(ValueError, match="number 0 will not do") as caught:
+            search(["fine", "raise"], error_score="raise").fit(X, Y)
+        assert type(caught.value) is ValueError
+        assert "in fit" in str(getattr(caught.value.__cause__, "remote_traceback", ""))
+
+    def test_whose_parameter_does_not_exist_ends_the_fit_as_with_scikit_learn(self) -> None:
+        wrong = TuneGridSearchCV(Odd(), {"depth": [1, 2]}, cv=3, n_jobs=2, error_score=np.nan)
+        with pytest.raises(ValueError, match="Invalid parameter 'depth' for estimator Odd"):
+            wrong.fit(X, Y)
+
+    @pytest.mark.parametrize("return_train_score", [False, True])
+    def test_that_kills_its_process_has_failed(self, return_train_score: bool) -> None:
+        killing = search(["kill", "fine"], error_score=np.nan, return_train_score=return_train_score)
+        with (
+            pytest.warns(FitFailedWarning, match=r"(?s)3 fits failed out of a total of 6.*SIGKILL"),
+            pytest.warns(UserWarning, match="non-finite"),
+        ):
+            killing.fit(X, Y)
+        assert np.isnan(killing.cv_results_["mean_test_score"]).tolist() == [True, False]
+        assert ("mean_train_score" in killing.cv_results_) is return_train_score
+        assert killing.best_params_ == {"how": "fine"}
+        assert killing.predict(X).shape == (30,)
+
+    def test_that_kills_its_process_has_failed_by_every_scorer(self) -> None:
+        killing = search(
+            ["kill", "fine"],
+            error_score=0.0,
+            scoring=["accuracy", "f1"],
+            refit="accuracy",
+            return_train_score=True,
+        )
+        with pytest.warns(FitFailedWarning, match="3 fits failed"):
+            killing.fit(X, Y)
+        for name in ("test_accuracy", "test_f1", "train_accuracy", "train_f1"):
+            assert killing.cv_results_[f"mean_{name}"][0] == 0.0
+
+    def test_that_kills_its_process_ends_the_fit_where_errors_are_to_be_raised(self) -> None:
+        with pytest.raises(ActorDiedError, match="SIGKILL"):
+            search(["fine", "kill"], error_score="raise").fit(X, Y)
+
+    def test_that_kills_its_process_loses_no_fold_that_was_reported(self, tmp_path: Path) -> None:
+        dying = TuneGridSearchCV(
+            DiesLater(), {"log": [str(tmp_path / "log")]}, cv=3, n_jobs=1, error_score=-1.0
+        )
+        with pytest.warns(FitFailedWarning, match="2 fits failed out of a total of 3"):
+            dying.fit(X, Y)
+        scores = [dying.cv_results_[f"split{split}_test_score"][0] for split in range(3)]
+        assert scores == [0.5, -1.0, -1.0]
+
+    def test_that_never_ends_is_left_out_when_the_time_is_up(self) -> None:
+        endless = search(["fine", "sleep"], time_budget_s=0.5, refit=True)
+        with pytest.warns(UserWarning, match="1 candidate was not complete"):
+            endless.fit(X, Y)
+        assert endless.cv_results_["params"] == [{"how": "fine"}]
+        assert endless.best_estimator_.how == "fine"
+        again = search(["fine"])
+        assert again.fit(X, Y).best_score_ == 0.5
+
+
+@pytest.mark.usefixtures("runtime")
+class TestAllCandidates:
+    @pytest.mark.parametrize("how", ["raise", "kill"])
+    def test_failing_is_an_error_and_the_search_fits_again(self, how: str) -> None:
+        failing = search([how], error_score=np.nan)
+        with pytest.raises(ValueError, match=r"All the 3 fits failed"):
+            failing.fit(X, Y)
+        failing.set_params(param_grid={"how": ["fine"]})
+        assert failing.fit(X, Y).best_score_ == 0.5
+
+    def test_cut_off_is_an_error_that_says_so(self) -> None:
+        with pytest.raises(ConfigError, match=r"no candidate was evaluated on all folds .*time budget"):
+            search(["sleep"], time_budget_s=0.3).fit(X, Y)
+
+
+class DiesLater(Odd):
+    """Dies in its second fit, late enough for the first to be reported."""
+
+    def fit(self, X: object, y: object) -> DiesLater:
+        super().fit(X, y)
+        time.sleep(0.15)
+        if len(done(Path(str(self.log)))) == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return self

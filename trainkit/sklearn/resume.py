@@ -1,0 +1,113 @@
+"""What a search that was cut off has come to, for the next `fit` to go on with.
+
+    Ctrl-C    -> the search object keeps an `Unfinished`; the next `fit` asks whether it is of the same task
+    SIGKILL   -> with a name, the experiment's file holds what was reported; the next `fit` reads it there
+
+Both ways the outcomes travel to the workers with the task, and a fold that is known is not done again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trainkit.errors import SerializationError
+from trainkit.runtime.serialize import pack
+from trainkit.sklearn.cv_results import Outcome, outcomes_of
+from trainkit.tune.storing.history import ExperimentReader
+from trainkit.tune.storing.schema import FILENAME
+
+CANDIDATE = "candidate_key"
+"""The reported text by which a candidate is known again."""
+
+Known = Mapping[str, Sequence[Outcome]]
+"""By a candidate's key, what its first folds came to."""
+
+
+@dataclass(frozen=True)
+class Unfinished:
+    """What the candidates of a search came to that did not end by itself.
+
+    Attributes:
+        task: digest of what they were evaluated on.
+        known: what they came to.
+    """
+
+    task: str
+    known: Known
+
+
+def digest(value: Any, what: str) -> str:
+    """Return a text that is the same for values that are pickled alike; arrays are read, not copied.
+
+    Raises:
+        SerializationError: `value` can't be pickled.
+    """
+    packed = pack(value, what)
+    found = hashlib.blake2b(packed.payload, digest_size=16)
+    for buffer in packed.buffers:
+        found.update(buffer)
+    return found.hexdigest()
+
+
+def candidate_key(parameters: Mapping[str, Any], task: str = "") -> str:
+    """Return what a candidate is known by; '' if its parameters can't be pickled here again.
+
+    Args:
+        parameters: of the candidate.
+        task: digest of what it is evaluated on, where experiments with others may lie beside.
+    """
+    try:
+        return task + digest(dict(parameters), "the parameters")
+    except SerializationError:  # it came here pickled by an earlier state; it is only not known again
+        return ""
+
+
+def known_of(reports: Iterable[Mapping[str, Any]], folds: int) -> dict[str, list[Outcome]]:
+    """Return what is known from the last reports of candidates: of each, the folds from the first on."""
+    known: dict[str, list[Outcome]] = {}
+    for report in reports:
+        key = report.get(CANDIDATE)
+        done = itertools.takewhile(lambda outcome: outcome is not None, outcomes_of(report, folds))
+        outcomes = [outcome for outcome in done if outcome is not None]
+        if key and len(outcomes) > len(known.get(key, ())):
+            known[key] = outcomes
+    return known
+
+
+def next_name(parent: Path, name: str) -> str:
+    """Return what the next experiment called `name` is called: search, search_2, search_3 ..."""
+    return next(each for each in _names(name) if not _holds_experiment(parent / each))
+
+
+def left_in(parent: Path, name: str, folds: int) -> dict[str, list[Outcome]]:
+    """Return what is known from the experiments called `name` since the last of them that was finished.
+
+    Raises:
+        StoreError: the file of one is damaged or foreign.
+    """
+    folders = [
+        parent / each
+        for each in itertools.takewhile(lambda each: _holds_experiment(parent / each), _names(name))
+    ]
+    reports: list[Mapping[str, Any]] = []
+    for folder in reversed(folders):
+        with ExperimentReader(folder) as reader:
+            total = reader.facts().get("total_samples")
+            trials = reader.trials()
+        if all(trial.status.is_finished for trial in trials) and len(trials) >= (total or 0):
+            break
+        reports += [trial.last_result for trial in trials]
+    return known_of(reports, folds)
+
+
+def _names(name: str) -> Iterator[str]:
+    return itertools.chain([name], (f"{name}_{number}" for number in itertools.count(2)))
+
+
+def _holds_experiment(folder: Path) -> bool:
+    return (folder / FILENAME).exists()
