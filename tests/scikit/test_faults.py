@@ -108,7 +108,7 @@ class TestOneCandidate:
         assert scores == [0.5, -1.0, -1.0]
 
     def test_that_never_ends_is_left_out_when_the_time_is_up(self) -> None:
-        endless = search(["fine", "sleep"], time_budget_s=0.5, refit=True)
+        endless = search(["fine", "sleep"], time_budget_s=3.0, refit=True)
         with pytest.warns(UserWarning, match="1 candidate was not complete"):
             endless.fit(X, Y)
         assert endless.cv_results_["params"] == [{"how": "fine"}]

@@ -37,6 +37,7 @@ from trainkit.sklearn.settling import error_to_raise, settled
 from trainkit.sklearn.stopping import EarlyStopping, early_stopping_of, judged_by
 from trainkit.sklearn.surroundings import Surroundings
 from trainkit.sklearn.tasks import FitTasks, has_callbacks
+from trainkit.tune.analysis import ExperimentAnalysis
 from trainkit.tune.callbacks.outlets import say
 from trainkit.tune.placement import with_parameters, with_resources
 
@@ -150,6 +151,7 @@ class TuneBaseSearchCV(BaseSearchCV):  # type: ignore[misc]
                 total,
             )
             found = self._evaluate(task, search, stopping, tune_params)
+        self.analysis_ = ExperimentAnalysis.of(found.grid)
         self._unfinished = found.unfinished
         candidates = self._complete(found, task)
         outcomes = self._outcomes(candidates)

@@ -16,7 +16,7 @@ from trainkit.tune.checkpoint import Checkpoint
 from trainkit.tune.checks import is_number, require_mode
 from trainkit.tune.optional import pandas_frame
 from trainkit.tune.outcome.ranking import best_row
-from trainkit.tune.outcome.reading import experiment_folder, open_experiment
+from trainkit.tune.outcome.reading import experiment_folder
 from trainkit.tune.outcome.result import Result
 from trainkit.tune.outcome.results import ResultGrid
 from trainkit.tune.values import flatten, lookup
@@ -33,8 +33,9 @@ class ByTrial(dict[str, Any]):
     """By the path of each trial's folder, as in Ray 1.x; a trial's id finds its value too."""
 
     def __init__(self, trials: Sequence[Result], values: Mapping[str, Any]) -> None:
-        super().__init__({trial.path: values[trial.trial_id] for trial in trials})
-        self._path_of = {trial.trial_id: trial.path for trial in trials}
+        # Trials of an experiment in memory have no folder.
+        self._path_of = {trial.trial_id: trial.path or trial.trial_id for trial in trials}
+        super().__init__({path: values[trial_id] for trial_id, path in self._path_of.items()})
 
     def __missing__(self, trial_id: str) -> Any:
         if trial_id not in self._path_of:
@@ -76,8 +77,14 @@ class ExperimentAnalysis:
             grid = ResultGrid(folder, trials, default_metric, default_mode)
         else:
             grid = ResultGrid.from_path(folder, metric=default_metric, mode=default_mode)
-        self._folder = folder
         self._grid = grid
+
+    @classmethod
+    def of(cls, grid: ResultGrid) -> ExperimentAnalysis:
+        """Look at results as they are, also of an experiment that was kept in memory."""
+        analysis = cls.__new__(cls)
+        analysis._grid = grid
+        return analysis
 
     def __repr__(self) -> str:
         return repr(self._grid).replace("ResultGrid", "ExperimentAnalysis", 1)
@@ -301,8 +308,7 @@ class ExperimentAnalysis:
 
     def runner_data(self) -> dict[str, Any]:
         """What the experiment's file keeps of the experiment as a whole: seed, space, settings."""
-        with open_experiment(self._folder) as reader:
-            return reader.facts()
+        return self._grid.facts()
 
     def set_filetype(self, file_type: str | None = None) -> None:
         """Accepted for Ray's sake: reports are read from the experiment's file, not from JSON or CSV.

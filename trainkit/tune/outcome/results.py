@@ -125,6 +125,9 @@ class ResultGrid(Sequence[Result]):
     def _results(self) -> list[Result]:
         return list(self._given)
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_given": self._results}  # which may be an iterator, and can't travel
+
     def __len__(self) -> int:
         return len(self._results)
 
@@ -377,6 +380,11 @@ class ResultGrid(Sequence[Result]):
             return
         with self._reader() as reader:
             yield from reader.histories()
+
+    def facts(self) -> dict[str, Any]:
+        """What the experiment's file keeps of the experiment as a whole: seed, space, settings."""
+        with self._reader() as reader:
+            return reader.facts()
 
     def _reader(self) -> Reader:
         return open_experiment(self._folder)
