@@ -1,6 +1,7 @@
 """What the simulator says of the papers' examples, and what it costs.
 
-    python -m benchmarks.simulator [--seeds 25] [--rows 1 2] [--folder pictures] [--only toy stragglers scaling cost large]
+    python -m benchmarks.simulator [--only toy stragglers scaling cost large] [--folder pictures]
+                                   [--seeds 25] [--rows 1 2]
 
 Seconds of CPU are this process's, so that other work on the machine counts little.
 """

@@ -2,7 +2,7 @@
 
     python -m recipes.scikit_digits                    # handwritten digits; less than a minute on two cores
     python -m recipes.scikit_digits --data cancer      # breast cancer, 569 samples of 30 features
-    python -m recipes.scikit_digits --output results   # keep the experiments, for `trainkit show results`
+    python -m recipes.scikit_digits --output results   # keep the experiments, for `trainkit ls results`
 
 It needs `pip install 'trainkit[sklearn]'`; the data comes with scikit-learn. The grid is over a pipeline with
 an SVM, so that both sides fit the same models. The random search is over a linear model that learns by

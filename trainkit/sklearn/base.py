@@ -44,9 +44,7 @@ from trainkit.tune.placement import with_parameters, with_resources
 
 def _refitted_with(method: str) -> Any:
     def check(search: Any) -> bool:
-        getattr(
-            search.best_estimator_, method
-        )  # raises an AttributeError that says which of the two is missing
+        getattr(search.best_estimator_, method)  # the AttributeError says which of the two is missing
         return True
 
     return check
@@ -68,6 +66,7 @@ class TuneBaseSearchCV(BaseSearchCV):  # type: ignore[misc]
         "time_budget_s": "no_validation",
         "sk_n_jobs": [Integral, None],
         "mode": "no_validation",
+        "pre_dispatch": [Integral, str, None],
     }
     # They are `fit`'s own, and not to be asked for by a search around this one.
     __metadata_request__fit: ClassVar[dict[str, str]] = {"groups": UNUSED, "tune_params": UNUSED}

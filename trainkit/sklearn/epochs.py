@@ -9,16 +9,20 @@ from typing import Any
 
 import cloudpickle
 from sklearn.base import clone
-from sklearn.metrics._scorer import _BaseScorer, _MultimetricScorer, _PassthroughScorer
-from sklearn.model_selection._validation import _score
-from sklearn.utils._metadata_requests import _routing_enabled
-from sklearn.utils.metaestimators import _safe_split
-from sklearn.utils.validation import _check_method_params
 
 from trainkit.clock import SYSTEM
 from trainkit.runtime import preload
 from trainkit.sklearn.cv_results import Outcome, report_of
 from trainkit.sklearn.evaluation import Task
+from trainkit.sklearn.internals import (
+    BaseScorer,
+    MultimetricScorer,
+    PassthroughScorer,
+    check_method_params,
+    routing_enabled,
+    safe_split,
+    score,
+)
 from trainkit.sklearn.piecewise import Data, Piecewise
 from trainkit.tune.domains import same
 from trainkit.tune.trainable import Trainable
@@ -50,11 +54,13 @@ class EpochTrial(Trainable):
         return True
 
     def step(self) -> dict[str, Any]:
-        outcomes = [fold.advance() for fold in self._folds]
+        with self._task.surroundings.entered():
+            outcomes = [fold.advance() for fold in self._folds]
         return report_of(outcomes) | {"done": all(fold.over for fold in self._folds)}
 
     def save_checkpoint(self, checkpoint_dir: str) -> None:
-        state = {"config": self.config, "folds": [fold.state() for fold in self._folds]}
+        with self._task.surroundings.entered():
+            state = {"config": self.config, "folds": [fold.state() for fold in self._folds]}
         with Path(checkpoint_dir, STATE).open("wb") as file:
             cloudpickle.dump(state, file, protocol=5)
 
@@ -67,8 +73,9 @@ class EpochTrial(Trainable):
             for name, value in self.config.items()
             if name not in state["config"] or not _alike(value, state["config"][name])
         }
-        for fold, stored in zip(self._folds, state["folds"], strict=True):
-            fold.resume(stored, changed)
+        with self._task.surroundings.entered():
+            for fold, stored in zip(self._folds, state["folds"], strict=True):
+                fold.resume(stored, changed)
 
     def cleanup(self) -> None:
         self._folds = []
@@ -137,8 +144,8 @@ class Fold:
 
     def _data(self) -> Data:
         task = self._task
-        X, y = _safe_split(self._started.estimator, task.X, task.y, self._train)
-        return X, y, dict(_check_method_params(task.X, params=task.fit_params, indices=self._train))
+        X, y = safe_split(self._started.estimator, task.X, task.y, self._train)
+        return X, y, dict(check_method_params(task.X, params=task.fit_params, indices=self._train))
 
     # --- scores -----------------------------------------------------------------------------------
 
@@ -159,19 +166,19 @@ class Fold:
         return outcome
 
     def _no_scores(self) -> Any:
-        scorer, score = self._task.scorer, self._task.error_score
-        return dict.fromkeys(scorer._scorers, score) if isinstance(scorer, _MultimetricScorer) else score
+        scorer, value = self._task.scorer, self._task.error_score
+        return dict.fromkeys(scorer._scorers, value) if isinstance(scorer, MultimetricScorer) else value
 
     def _scores(self, samples: Any) -> Any:
         task = self._task
         scored = self._started.estimator
-        X, y = _safe_split(scored, task.X, task.y, samples, self._train)
-        params = _check_method_params(task.X, params=task.score_params, indices=samples)
+        X, y = safe_split(scored, task.X, task.y, samples, self._train)
+        params = check_method_params(task.X, params=task.score_params, indices=samples)
         if samples is self._test and self._started.transforms and _asks_for_predictions(task.scorer):
             if self._transformed_test is None:
                 self._transformed_test = scored[:-1].transform(X)
             scored, X = self._started.trained, self._transformed_test
-        return _score(scored, X, y, task.scorer, params, task.error_score)
+        return score(scored, X, y, task.scorer, params, task.error_score)
 
     # --- checkpoints ------------------------------------------------------------------------------
 
@@ -204,7 +211,7 @@ def _alike(one: Any, other: Any) -> bool:
 
 def _asks_for_predictions(scorer: Any) -> bool:
     """Whether nothing but predictions of the estimator matter to the score, so its last step will do."""
-    if _routing_enabled():
+    if routing_enabled():
         return False  # transformers may ask for arguments
-    scorers = scorer._scorers.values() if isinstance(scorer, _MultimetricScorer) else [scorer]
-    return all(isinstance(each, (_BaseScorer, _PassthroughScorer)) for each in scorers)
+    scorers = scorer._scorers.values() if isinstance(scorer, MultimetricScorer) else [scorer]
+    return all(isinstance(each, (BaseScorer, PassthroughScorer)) for each in scorers)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from numbers import Integral
+from typing import Any, ClassVar
 
 from trainkit.errors import ConfigError
 from trainkit.sklearn.base import TuneBaseSearchCV
@@ -17,6 +18,16 @@ N_TRIALS = 10
 
 class TuneSearchCV(TuneBaseSearchCV):
     """scikit-learn's `RandomizedSearchCV`, whose candidates are trials of a tuner."""
+
+    _parameter_constraints: ClassVar[dict[str, Any]] = {
+        **TuneBaseSearchCV._parameter_constraints,
+        "param_distributions": [dict, list],
+        "n_trials": [Integral],
+        "n_iter": [Integral, None],
+        "random_state": ["random_state"],
+        "search_optimization": "no_validation",
+        "search_kwargs": [dict, None],
+    }
 
     def __init__(
         self,
@@ -45,6 +56,7 @@ class TuneSearchCV(TuneBaseSearchCV):
         mode: str | None = None,
         search_kwargs: Mapping[str, Any] | None = None,
         n_iter: int | None = None,
+        pre_dispatch: int | str | None = "2*n_jobs",
     ) -> None:
         super().__init__(
             estimator,
@@ -53,6 +65,7 @@ class TuneSearchCV(TuneBaseSearchCV):
             refit=refit,
             cv=cv,
             verbose=verbose,
+            pre_dispatch=pre_dispatch,
             error_score=error_score,
             return_train_score=return_train_score,
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from sklearn.base import clone
 from sklearn.pipeline import Pipeline
@@ -28,11 +28,15 @@ class EarlyStopping:
 
     Attributes:
         scheduler: what stops candidates.
+        metric: that candidates are judged by.
+        mode: "max" or "min".
         portions: reports of a candidate at most, into which its training is divided.
         last_step: of a pipeline, its last step is trained by portions.
     """
 
     scheduler: TrialScheduler
+    metric: str
+    mode: Literal["min", "max"]
     portions: int
     last_step: bool
 
@@ -90,7 +94,7 @@ class EarlyStopping:
 
 
 def early_stopping_of(
-    early_stopping: Any, max_iters: Any, *, metric: str, mode: str, last_step: bool
+    early_stopping: Any, max_iters: Any, *, metric: str, mode: Literal["min", "max"], last_step: bool
 ) -> EarlyStopping | None:
     """Return what these arguments of a search ask for; None: candidates are fitted whole.
 
@@ -124,7 +128,7 @@ def early_stopping_of(
         )
     scheduler = _scheduler_of(early_stopping, int(max_iters))
     _require_agreement(scheduler, int(max_iters), metric, mode)
-    return EarlyStopping(scheduler, int(max_iters), last_step)
+    return EarlyStopping(scheduler, metric, mode, int(max_iters), last_step)
 
 
 def judged_by(scoring: Any, refit: Any, early_stopping: Any) -> str:

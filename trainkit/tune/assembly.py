@@ -283,7 +283,7 @@ class Experiment:
             owed=restored.owed,
         )
         callbacks = [
-            *parts.make_callbacks(self._run, self._scheduler),
+            *parts.make_callbacks(self._run, self._scheduler, in_memory=self._in_memory),
             parts.make_watch(self._plan.metrics, self._scheduler, self._tune, self._run),
             *([mirror] if mirror is not None else []),
         ]

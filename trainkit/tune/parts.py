@@ -186,10 +186,10 @@ def _never_perturbed(tune: TuneConfig, run: RunConfig) -> bool:
     return population.time_attr == "training_iteration" and longest <= population.first_judgement
 
 
-def make_callbacks(run: RunConfig, scheduler: TrialScheduler) -> Sequence[Callback]:
+def make_callbacks(run: RunConfig, scheduler: TrialScheduler, *, in_memory: bool) -> Sequence[Callback]:
     """Return the user's callbacks, the loggers that come by themselves, and the console."""
     callbacks, scheduler = list(run.callbacks), scheduler.deciding
-    if isinstance(scheduler, PopulationBasedTraining) and scheduler.log_config:
+    if isinstance(scheduler, PopulationBasedTraining) and scheduler.log_config and not in_memory:
         callbacks.append(PolicyFiles())
     for name in run.default_loggers if settings.loggers_come_by_themselves() else ():
         default = _DEFAULT_LOGGERS[name]
