@@ -8,6 +8,7 @@ import signal
 import subprocess
 import threading
 import time
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -148,7 +149,8 @@ class TestInThisProcess:
 
         thread = threading.Thread(target=interrupt)
         thread.start()
-        with pytest.raises(KeyboardInterrupt):
+        with pytest.raises(KeyboardInterrupt), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "the search ended before")  # if one was cut off
             search.fit(X, Y)
         thread.join()
         return search

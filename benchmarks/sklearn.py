@@ -1,0 +1,91 @@
+"""The scikit-learn door beside scikit-learn's own searches: `python -m benchmarks.sklearn [--only SECTION]`.
+
+Both sides take turns in one run with two jobs each, and ratios are medians over the rounds, so that what else
+the machine does meets both. "Warm" means that the workers of both sides are there: joblib's from the round
+before, ours in a session that `trainkit.init` began. Prints a table and one line of JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+SECTIONS = ("svm", "tiny", "alone", "cold", "stopping", "memory")
+
+
+class Row(NamedTuple):
+    """One line of the table; less is better."""
+
+    key: str
+    label: str
+    most: float | None = None
+    parts: tuple[str, str] | None = None  # figures of ours and theirs to show beside
+
+
+def ratio(name: str, label: str, most: float | None = None) -> Row:
+    """A ratio of times, with the times."""
+    return Row(f"{name}_times", label, most, (f"{name}_s", f"{name}_theirs_s"))
+
+
+ROWS = [
+    ratio("svm", "48 fits of an SVM on the digits, of GridSearchCV's time", 1.05),
+    ratio("tiny", "300 tiny fits, warm", 1.1),
+    ratio("svm_alone", "  the SVM, with a session that fit begins and ends"),
+    ratio("tiny_alone", "  the tiny ones, with such a session"),
+    ratio("cold", "300 tiny fits in a new program", 0.5),
+    ratio("cold_program", "  the whole of that program, imports included"),
+    ratio("stopping_random", "SGD with early stopping, of RandomizedSearchCV's time", 0.4),
+    ratio("stopping_halving", "  of HalvingRandomSearchCV's time", 1.0),
+    Row("stopping_score_short_of_random", "  best score, short of RandomizedSearchCV's by", 0.005),
+    Row("memory_grows_mb", "unshared memory of 4 workers on 500 MB grows by, MB", 600),
+]
+
+
+def section(name: str, scale: float) -> dict[str, float]:
+    """The figures of one section, from a process of its own."""
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.sklearn_work", name, str(scale)],
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+        cwd=Path(__file__).parents[1],
+        env={name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"},
+    )
+    figures: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return figures
+
+
+def line(row: Row, figures: dict[str, float], *, judge: bool) -> str:
+    """One line of the table; with `judge`, whether the aim is met."""
+    ours, theirs = ("", "") if row.parts is None else (f"{figures[part]:.2f}" for part in row.parts)
+    value = figures[row.key]
+    text = f"{row.label:<58}{ours:>10}{theirs:>14}{value:>10.3g}"
+    if row.most is None or not judge:
+        return text
+    return f"{text}{f'< {row.most:g}':>10}{'' if value <= row.most else '  not met'}"
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--only", choices=SECTIONS, action="append", help="may be given again")
+    parser.add_argument("--small", action="store_true", help="little work: only shows that it runs")
+    arguments = parser.parse_args()
+    figures: dict[str, float] = {}
+    for name in arguments.only or SECTIONS:
+        figures |= section(name, 0.0 if arguments.small else 1.0)
+    print(f"{'work':<58}{'trainkit, s':>10}{'theirs, s':>14}{'figure':>10}{'aim':>10}")
+    for row in ROWS:
+        if row.key in figures:
+            print(line(row, figures, judge=not arguments.small))
+    rounded = {key: round(value, 4) for key, value in figures.items()}
+    print(json.dumps({"benchmark": "sklearn", "cores": os.cpu_count(), **rounded}))
+
+
+if __name__ == "__main__":
+    main()

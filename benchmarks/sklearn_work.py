@@ -1,0 +1,242 @@
+"""The work that the scikit-learn door's benchmark times, on both sides: `benchmarks.sklearn` calls it.
+
+`python -m benchmarks.sklearn_work SECTION SCALE` runs one section in a process of its own, the sides in turn,
+and prints its figures as a line of JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import psutil
+from scipy.stats import loguniform
+from sklearn.datasets import load_digits
+from sklearn.experimental import enable_halving_search_cv  # noqa: F401
+from sklearn.linear_model import SGDClassifier
+from sklearn.model_selection import GridSearchCV, HalvingRandomSearchCV, RandomizedSearchCV, TimeSeriesSplit
+from sklearn.naive_bayes import GaussianNB
+from sklearn.svm import SVC
+
+import trainkit
+from benchmarks.interleaved import environment, in_turn
+from trainkit.sklearn import TuneGridSearchCV, TuneSearchCV
+
+JOBS = 2
+SIDES: Mapping[str, Any] = {"trainkit": TuneGridSearchCV, "scikit-learn": GridSearchCV}
+
+
+def _ratios(name: str, ours: list[float], theirs: list[float]) -> dict[str, float]:
+    """Medians of both, and of the ratio round by round, which what else the machine does disturbs least."""
+    return {
+        f"{name}_s": statistics.median(ours),
+        f"{name}_theirs_s": statistics.median(theirs),
+        f"{name}_times": statistics.median(a / b for a, b in zip(ours, theirs, strict=True)),
+    }
+
+
+def svm_grid() -> dict[str, Any]:
+    """16 candidates."""
+    return {"C": [0.1, 1.0, 10.0, 100.0], "gamma": [1e-4, 5e-4, 1e-3, 5e-3]}
+
+
+def tiny_grid() -> dict[str, Any]:
+    """100 candidates."""
+    return {"var_smoothing": list(np.logspace(-9, 0, 100))}
+
+
+def svm(scale: float) -> dict[str, float]:
+    """48 fits of a support vector machine on all the digits, warm: the workers of both sides are there."""
+    X, y = load_digits(return_X_y=True)
+    rows = max(100, round(len(X) * scale))
+    ours, theirs = _fits(SVC(), svm_grid(), X[:rows], y[:rows], rounds=5 if scale == 1 else 1)
+    return _ratios("svm", ours, theirs)
+
+
+def tiny(scale: float) -> dict[str, float]:
+    """300 fits that take about a millisecond each, warm."""
+    X, y = load_digits(return_X_y=True)
+    ours, theirs = _fits(GaussianNB(), tiny_grid(), X[:200], y[:200], rounds=5 if scale == 1 else 1)
+    return _ratios("tiny", ours, theirs)
+
+
+def alone(scale: float) -> dict[str, float]:
+    """The same two, each of our fits with a session that it begins and ends itself."""
+    X, y = load_digits(return_X_y=True)
+    rows = max(100, round(len(X) * scale))
+    rounds = 3 if scale == 1 else 1
+    ours, theirs = _fits(SVC(), svm_grid(), X[:rows], y[:rows], rounds=rounds, session=False)
+    found = _ratios("svm_alone", ours, theirs)
+    ours, theirs = _fits(GaussianNB(), tiny_grid(), X[:200], y[:200], rounds=rounds, session=False)
+    return found | _ratios("tiny_alone", ours, theirs)
+
+
+def _fits(
+    estimator: Any, grid: Any, X: Any, y: Any, *, rounds: int, session: bool = True
+) -> tuple[list[float], list[float]]:
+    def fit(side: str) -> Callable[[], None]:
+        return lambda: SIDES[side](estimator, grid, cv=3, n_jobs=JOBS).fit(X, y) and None
+
+    if session:
+        trainkit.init(num_cpus=JOBS)
+    try:
+        ours, theirs = in_turn([fit(side) for side in SIDES], rounds, warm_up=1)
+    finally:
+        trainkit.shutdown()
+    return ours, theirs
+
+
+_COLD = """
+import time
+from sklearn.datasets import load_digits
+from sklearn.naive_bayes import GaussianNB
+from {module} import {name}
+X, y = load_digits(return_X_y=True)
+begun = time.perf_counter()
+{name}(GaussianNB(), {grid!r}, cv=3, n_jobs=2).fit(X[:200], y[:200])
+print("took", time.perf_counter() - begun)
+"""
+
+
+def cold(scale: float) -> dict[str, float]:
+    """300 tiny fits in a program that has just started: the time of `fit`, and of the whole program."""
+    grid = {"var_smoothing": [float(value) for value in tiny_grid()["var_smoothing"]]}
+    within: dict[str, list[float]] = {side: [] for side in SIDES}
+
+    def program(side: str) -> Callable[[], None]:
+        module = "trainkit.sklearn" if side == "trainkit" else "sklearn.model_selection"
+        text = _COLD.format(module=module, name=SIDES[side].__name__, grid=grid)
+
+        def run() -> None:
+            command = [sys.executable, "-c", text]
+            done = subprocess.run(command, capture_output=True, text=True, check=True, env=_usual())
+            within[side].append(float(done.stdout.split()[1]))
+
+        return run
+
+    whole = in_turn([program(side) for side in SIDES], 5 if scale == 1 else 1, warm_up=1)
+    ours, theirs = (times[1:] for times in within.values())
+    return _ratios("cold", ours, theirs) | _ratios("cold_program", *whole)
+
+
+def _usual() -> dict[str, str]:
+    """The environment of a program that says nothing about threads."""
+    return {name: value for name, value in environment().items() if name != "OMP_NUM_THREADS"}
+
+
+def stopping(scale: float) -> dict[str, float]:
+    """A linear classifier by stochastic gradient descent on the digits, with early stopping and without."""
+    X, y = load_digits(return_X_y=True)
+    rows = max(300, round(len(X) * scale))
+    X, y = X[:rows] / 16.0, y[:rows]
+    space = {"alpha": loguniform(1e-7, 1e1), "penalty": ["l2", "l1", "elasticnet"]}
+    candidates, epochs, seed = (60, 81, 0) if scale == 1 else (6, 9, 0)
+    model = SGDClassifier(max_iter=epochs, tol=None, random_state=0)
+    common = {"cv": 3, "n_jobs": JOBS, "random_state": seed}
+    searches: list[Any] = [
+        lambda: TuneSearchCV(
+            SGDClassifier(random_state=0),
+            space,
+            n_trials=candidates,
+            early_stopping=True,
+            max_iters=epochs,
+            **common,
+        ),
+        lambda: RandomizedSearchCV(model, space, n_iter=candidates, **common),
+        lambda: HalvingRandomSearchCV(
+            SGDClassifier(tol=None, random_state=0),
+            space,
+            n_candidates=candidates,
+            resource="max_iter",
+            max_resources=epochs,
+            min_resources=1,
+            factor=4,
+            **common,
+        ),
+    ]
+    scores: list[float] = [0.0] * len(searches)
+
+    def fit(side: int) -> Callable[[], None]:
+        def run() -> None:
+            scores[side] = float(searches[side]().fit(X, y).best_score_)
+
+        return run
+
+    trainkit.init(num_cpus=JOBS)
+    try:
+        times = in_turn([fit(side) for side in range(3)], 3 if scale == 1 else 1, warm_up=1)
+    finally:
+        trainkit.shutdown()
+    ours, random, halving = times
+    found = _ratios("stopping_random", ours, random) | _ratios("stopping_halving", ours, halving)
+    return found | {
+        "stopping_score": scores[0],
+        "stopping_random_score": scores[1],
+        "stopping_halving_score": scores[2],
+        "stopping_score_short_of_random": scores[1] - scores[0],
+    }
+
+
+def memory(scale: float) -> dict[str, float]:
+    """What four workers hold for themselves alone, in all, while they fit on 500 MB."""
+    rows = max(1_000, round(500_000 * scale))
+    X = np.random.default_rng(0).standard_normal((rows, 125))  # 500 MB
+    y = (X[:, 0] > 0).astype(int)
+    grid = {"alpha": list(np.logspace(-7, 0, 8))}
+    model = SGDClassifier(max_iter=3, tol=None, random_state=0)
+    search = TuneGridSearchCV(model, grid, cv=TimeSeriesSplit(2), n_jobs=4, refit=False)
+    trainkit.init(num_cpus=4)
+    try:
+        before = _own_bytes_of_workers(lambda: search.fit(X[:1000], y[:1000]))
+        most = _own_bytes_of_workers(lambda: search.fit(X, y))
+    finally:
+        trainkit.shutdown()
+    return {"memory_data_mb": X.nbytes / 1e6, "memory_grows_mb": (most - before) / 1e6}
+
+
+def _own_bytes_of_workers(call: Callable[[], object]) -> int:
+    """The most that all trials' processes hold unshared at one time while `call` runs."""
+    thread = threading.Thread(target=call)
+    thread.start()
+    most = 0
+    while thread.is_alive():
+        held = 0
+        for child in psutil.Process().children(recursive=True):
+            try:
+                if child.name().startswith("tk-"):
+                    held += child.memory_full_info().uss
+            except psutil.Error:  # it has just ended
+                continue
+        most = max(most, held)
+        time.sleep(0.02)
+    thread.join()
+    return most
+
+
+SECTIONS = {
+    "svm": svm,
+    "tiny": tiny,
+    "alone": alone,
+    "cold": cold,
+    "stopping": stopping,
+    "memory": memory,
+}
+
+
+def main() -> None:
+    """Run one section and print its figures."""
+    warnings.simplefilter("ignore")
+    name, scale = sys.argv[1], float(sys.argv[2])
+    sys.stdout.write(json.dumps(SECTIONS[name](scale)) + "\n")
+
+
+if __name__ == "__main__":
+    main()
