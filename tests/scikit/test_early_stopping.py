@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import time
 import warnings
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import pytest
@@ -28,8 +31,9 @@ from threadpoolctl import threadpool_limits
 
 from trainkit import tune
 from trainkit.errors import ConfigError
-from trainkit.sklearn import TuneGridSearchCV
+from trainkit.sklearn import TuneGridSearchCV, TuneSearchCV
 from trainkit.sklearn.piecewise import Piecewise
+from trainkit.tune import Stopper
 from trainkit.tune.schedulers import (
     ASHAScheduler,
     HyperBandScheduler,
@@ -286,30 +290,48 @@ def test_less_is_better_where_mode_says_so() -> None:
 # --- failures ---------------------------------------------------------------------------------------
 
 
-class FailsLater(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
-    """Learns nothing, and fails in its third portion where `bad`."""
+class Passes(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
+    """Learns nothing, one call after another."""
 
     def __init__(self, bad: bool = False) -> None:
         self.bad = bad
 
-    def fit(self, X: Any, y: Any) -> FailsLater:
+    def fit(self, X: Any, y: Any) -> Self:
         return self.partial_fit(X, y)
 
-    def partial_fit(self, X: Any, y: Any, classes: Any = None) -> FailsLater:
+    def partial_fit(self, X: Any, y: Any, classes: Any = None) -> Self:
         self.calls_ = getattr(self, "calls_", 0) + 1
         self.classes_ = np.arange(10)
         if self.bad and self.calls_ == 3:
-            raise FloatingPointError("overflow in the third portion")
+            self.fail()
         return self
+
+    def fail(self) -> None:
+        raise FloatingPointError("overflow in the third portion")
 
     def predict(self, X: Any) -> Any:
         return np.zeros(len(X), dtype=int)
 
 
+class Dies(Passes):
+    """Ends its process."""
+
+    def fail(self) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Lingers(Passes):
+    """Takes its time for each portion, or for ever."""
+
+    def partial_fit(self, X: Any, y: Any, classes: Any = None) -> Self:
+        time.sleep(600 if self.bad else 0)
+        return super().partial_fit(X, y, classes)
+
+
 # row 1.38
 def test_a_candidate_that_fails_on_the_way_gets_the_error_score() -> None:
     search = TuneGridSearchCV(
-        FailsLater(), {"bad": [True, False]}, early_stopping="fifo", max_iters=5, cv=2, error_score=-1.0
+        Passes(), {"bad": [True, False]}, early_stopping="fifo", max_iters=5, cv=2, error_score=-1.0
     )
     with pytest.warns(FitFailedWarning, match="overflow in the third portion"):
         search.fit(X, Y)
@@ -319,9 +341,51 @@ def test_a_candidate_that_fails_on_the_way_gets_the_error_score() -> None:
 
 
 def test_the_error_itself_leaves_fit_where_it_is_to() -> None:
-    search = TuneGridSearchCV(FailsLater(), {"bad": [True, False]}, early_stopping="fifo", max_iters=5, cv=2)
+    search = TuneGridSearchCV(Passes(), {"bad": [True, False]}, early_stopping="fifo", max_iters=5, cv=2)
     with pytest.raises(FloatingPointError, match="third portion"):
         search.fit(X, Y)
+
+
+def test_a_candidate_whose_process_dies_has_failed_with_all_that_it_had_reached() -> None:
+    search = TuneGridSearchCV(
+        Dies(), {"bad": [True, False]}, early_stopping="fifo", max_iters=5, cv=2, error_score=2.0
+    )
+    with pytest.warns(FitFailedWarning, match="SIGKILL"):
+        search.fit(X, Y)
+    assert search.cv_results_["mean_test_score"][0] == 2.0
+    assert list(search.cv_results_["training_iteration"]) == [2, 5]
+
+
+class ThirdReport(Stopper):
+    """Ends the search with the third report of all."""
+
+    def __init__(self) -> None:
+        self.reports = 0
+
+    def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
+        self.reports += 1
+        return False
+
+    def stop_all(self) -> bool:
+        return self.reports >= 3
+
+
+def test_when_the_search_ends_what_was_reported_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRAINKIT_STOP_GRACE_S", "0.5")
+    search = TuneGridSearchCV(
+        Lingers(),
+        {"bad": [False, True]},
+        early_stopping="fifo",
+        max_iters=10_000,
+        cv=2,
+        stopper=ThirdReport(),
+    )
+    with pytest.warns(UserWarning, match="1 candidate was not complete"):
+        search.fit(X, Y)
+    assert search.cv_results_["params"] == [{"bad": False}]
+    done = search.cv_results_["training_iteration"][0]
+    assert 3 <= done < 10_000
+    assert search.best_estimator_.calls_ == done
 
 
 def test_a_parameter_that_is_out_of_range_fails_its_candidate_alone() -> None:
@@ -408,7 +472,7 @@ def test_a_parameter_that_is_out_of_range_fails_its_candidate_alone() -> None:
             SGD,
             {"alpha": [1]},
             {"early_stopping": True, "scoring": ["accuracy", "f1_macro"], "refit": False},
-            "set refit to the name of one of accuracy, f1_macro",
+            "refit=False names none of the scorers 'accuracy', 'f1_macro', and early_stopping needs to know",
         ),
     ],
 )
@@ -433,6 +497,37 @@ def test_many_reports_without_early_stopping_are_none() -> None:
     with pytest.warns(UserWarning, match="max_iters=5 has no effect without early_stopping"):
         search.fit(X, Y)
     assert "training_iteration" not in search.cv_results_
+
+
+# --- the other search -------------------------------------------------------------------------------
+
+
+# row 1.38
+@pytest.mark.parametrize("search_optimization", ["random", "bohb"])
+def test_searches_that_draw_stop_early_too(search_optimization: str) -> None:
+    search = TuneSearchCV(
+        SGD,
+        {"alpha": tune.loguniform(1e-4, 1e3)},
+        n_trials=9,
+        search_optimization=search_optimization,
+        early_stopping=True,
+        max_iters=9,
+        random_state=0,
+        cv=FOLDS,
+    ).fit(X, Y)
+    iterations = search.cv_results_["training_iteration"]
+    assert len(iterations) == 9
+    assert min(iterations) < 9
+    refitted = by_hand(clone(SGD).set_params(**search.best_params_), iterations[search.best_index_], 9, X, Y)
+    assert np.array_equal(search.best_estimator_.coef_, refitted.coef_)
+
+
+def test_the_resource_cannot_be_drawn_either() -> None:
+    forest = RandomForestClassifier()
+    for space in ({"n_estimators": [5, 10]}, [{"max_depth": [1]}, {"n_estimators": [5, 10]}]):
+        search = TuneSearchCV(forest, space, early_stopping=True, max_iters=5)
+        with pytest.raises(ConfigError, match="n_estimators is searched"):
+            search.fit(X, Y)
 
 
 # --- candidates that differ in how they are trained -------------------------------------------------

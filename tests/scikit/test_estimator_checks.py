@@ -33,13 +33,13 @@ SEARCHED = [
     (Pipeline([("pca", PCA()), ("classifier", LogisticRegression())]), {"classifier__C": [0.1, 1.0]}),
 ]
 SEARCHES = [
-    search
-    for estimator, space in SEARCHED
-    for search in (
-        TuneGridSearchCV(estimator, space, cv=2),
-        TuneSearchCV(estimator, space, n_trials=2, cv=2, random_state=0, error_score="raise"),
-    )
+    TuneGridSearchCV(*SEARCHED[0], cv=2),
+    TuneSearchCV(*SEARCHED[1], n_trials=2, cv=2, random_state=0, error_score="raise"),
+    TuneSearchCV(*SEARCHED[2], n_trials=2, cv=2, random_state=0, error_score="raise"),
+    TuneGridSearchCV(*SEARCHED[3], cv=2),
 ]
+"""Regressors, classifiers and pipelines over both classes."""
+
 TAKES_SEVERAL_TARGETS = "Ridge takes a column of targets without the warning that is asked for"
 
 

@@ -20,7 +20,7 @@ from trainkit.clock import SYSTEM
 from trainkit.errors import ConfigError
 from trainkit.settings import results_dir
 from trainkit.sklearn.candidates import Search
-from trainkit.sklearn.cv_results import Outcome, metric_name, rank_lowest_first
+from trainkit.sklearn.cv_results import Outcome, rank_lowest_first
 from trainkit.sklearn.epochs import EpochTrial
 from trainkit.sklearn.evaluation import FoldTrial, Task
 from trainkit.sklearn.internals import (
@@ -34,7 +34,7 @@ from trainkit.sklearn.internals import (
 from trainkit.sklearn.running import Evaluated, Finding, evaluate
 from trainkit.sklearn.settings import metric_of, settings_of
 from trainkit.sklearn.settling import error_to_raise, settled
-from trainkit.sklearn.stopping import EarlyStopping, early_stopping_of, judged_by
+from trainkit.sklearn.stopping import EarlyStopping, early_stopping_of
 from trainkit.sklearn.surroundings import Surroundings
 from trainkit.sklearn.tasks import FitTasks, has_callbacks
 from trainkit.tune.analysis import ExperimentAnalysis
@@ -152,7 +152,7 @@ class TuneBaseSearchCV(BaseSearchCV):  # type: ignore[misc]
             found = self._evaluate(task, search, stopping, tune_params)
         self.analysis_ = ExperimentAnalysis.of(found.grid)
         self._unfinished = found.unfinished
-        candidates = self._complete(found, task)
+        candidates = self._complete(found, task, stopping)
         outcomes = self._outcomes(candidates)
         self.multimetric_ = isinstance(outcomes[0]["test_scores"], dict)
         if callable(self.scoring) and self.multimetric_:
@@ -236,7 +236,7 @@ class TuneBaseSearchCV(BaseSearchCV):  # type: ignore[misc]
         stopping = early_stopping_of(
             asked,
             self.max_iters,
-            metric=metric_name(judged_by(self.scoring, self.refit, asked)),
+            metric=metric_of(self.scoring, self.refit, needed_by="early_stopping" if asked else None),
             mode=self.mode or "max",
             last_step=self.pipeline_auto_early_stop,
         )
@@ -278,12 +278,12 @@ class TuneBaseSearchCV(BaseSearchCV):  # type: ignore[misc]
             before=getattr(self, "_unfinished", None),
         )
 
-    def _complete(self, found: Finding, task: Task) -> list[Evaluated]:
+    def _complete(self, found: Finding, task: Task, stopping: EarlyStopping | None) -> list[Evaluated]:
         """The candidates to compare; what raised for want of any other answer leaves `fit` here."""
         error = error_to_raise(found.candidates, self.error_score)
         if error is not None:
             raise error
-        complete, cut_off = settled(found.candidates, task)
+        complete, cut_off = settled(found.candidates, task, by_portions=stopping is not None)
         why = "" if found.ended_by is None else found.ended_by.why
         if complete and cut_off:
             warnings.warn(

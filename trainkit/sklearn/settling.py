@@ -1,7 +1,8 @@
 """What became of each candidate, once nothing runs any more: done, failed, or cut off; pure.
 
 done      every fold was evaluated
-failed    its process died: the folds that are missing have failed, with `error_score` as their score
+failed    its process died: the folds that are missing have failed, with `error_score` as their score; where
+          folds are trained by portions, all together, all have
 cut off   the search ended before it had: it is left out
 """
 
@@ -11,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from trainkit.errors import TaskError
+from trainkit.sklearn.cv_results import Outcome
 from trainkit.sklearn.evaluation import Task
 from trainkit.sklearn.running import Evaluated
 
@@ -33,19 +35,23 @@ def error_to_raise(candidates: Sequence[Evaluated], error_score: object) -> Base
     return None
 
 
-def settled(candidates: Sequence[Evaluated], task: Task) -> tuple[list[Evaluated], int]:
-    """Return the candidates that have an outcome for each fold, and how many are left out."""
+def settled(candidates: Sequence[Evaluated], task: Task, *, by_portions: bool) -> tuple[list[Evaluated], int]:
+    """Return the candidates that have an outcome for each fold, and how many are left out.
+
+    Args:
+        candidates: in the order suggested.
+        task: what they were evaluated on.
+        by_portions: whether all folds are trained together, a portion each report.
+    """
     complete = []
     for candidate in candidates:
         if candidate.error is not None:
-            candidate = replace(candidate, outcomes=_filled(candidate, candidate.error, task))
+            known = [None] * len(candidate.outcomes) if by_portions else candidate.outcomes
+            candidate = replace(candidate, outcomes=_filled(known, candidate.error, task))
         if None not in candidate.outcomes:
             complete.append(candidate)
     return complete, len(candidates) - len(complete)
 
 
-def _filled(candidate: Evaluated, error: BaseException, task: Task) -> list[dict[str, object]]:
-    return [
-        task.failure(split, error) if outcome is None else outcome
-        for split, outcome in enumerate(candidate.outcomes)
-    ]
+def _filled(known: Sequence[Outcome | None], error: BaseException, task: Task) -> list[Outcome]:
+    return [task.failure(split, error) if outcome is None else outcome for split, outcome in enumerate(known)]

@@ -5,13 +5,12 @@ from __future__ import annotations
 import warnings
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from sklearn.base import clone
 from sklearn.pipeline import Pipeline
 
 from trainkit.errors import ConfigError
-from trainkit.sklearn.cv_results import SINGLE
 from trainkit.sklearn.incremental import DECISIVE
 from trainkit.sklearn.piecewise import Piecewise
 from trainkit.tune.checks import is_whole
@@ -28,15 +27,11 @@ class EarlyStopping:
 
     Attributes:
         scheduler: what stops candidates.
-        metric: that candidates are judged by.
-        mode: "max" or "min".
         portions: reports of a candidate at most, into which its training is divided.
         last_step: of a pipeline, its last step is trained by portions.
     """
 
     scheduler: TrialScheduler
-    metric: str
-    mode: Literal["min", "max"]
     portions: int
     last_step: bool
 
@@ -94,14 +89,14 @@ class EarlyStopping:
 
 
 def early_stopping_of(
-    early_stopping: Any, max_iters: Any, *, metric: str, mode: Literal["min", "max"], last_step: bool
+    early_stopping: Any, max_iters: Any, *, metric: str | None, mode: str, last_step: bool
 ) -> EarlyStopping | None:
     """Return what these arguments of a search ask for; None: candidates are fitted whole.
 
     Args:
         early_stopping: None or False; True: ASHA; a scheduler, or its name.
         max_iters: portions of a training.
-        metric: what candidates are judged by.
+        metric: what candidates are judged by; None: that is not known, nor needed.
         mode: "max" or "min".
         last_step: of a pipeline, its last step is trained by portions.
 
@@ -128,25 +123,7 @@ def early_stopping_of(
         )
     scheduler = _scheduler_of(early_stopping, int(max_iters))
     _require_agreement(scheduler, int(max_iters), metric, mode)
-    return EarlyStopping(scheduler, metric, mode, int(max_iters), last_step)
-
-
-def judged_by(scoring: Any, refit: Any, early_stopping: Any) -> str:
-    """Return the name of the scorer by which candidates are judged while they train.
-
-    Raises:
-        ConfigError: there are several, and `refit` names none.
-    """
-    if scoring is None or isinstance(scoring, str):
-        return SINGLE
-    if isinstance(refit, str):
-        return refit
-    if callable(scoring) or not early_stopping:
-        return SINGLE
-    raise ConfigError(
-        f"early_stopping judges candidates by one score, and scoring has several: set refit to the name "
-        f"of one of {', '.join(map(str, scoring))}, not {refit!r}"
-    )
+    return EarlyStopping(scheduler, int(max_iters), last_step)
 
 
 def _scheduler_of(early_stopping: Any, max_iters: int) -> TrialScheduler:
@@ -161,7 +138,7 @@ def _scheduler_of(early_stopping: Any, max_iters: int) -> TrialScheduler:
     return create_scheduler(name, time_attr=COUNTED_BY, max_t=max_iters, grace_period=1)
 
 
-def _require_agreement(scheduler: TrialScheduler, max_iters: int, metric: str, mode: str) -> None:
+def _require_agreement(scheduler: TrialScheduler, max_iters: int, metric: str | None, mode: str) -> None:
     """Refuse a scheduler that would judge by something that candidates don't report, or never."""
     deciding, name = scheduler.deciding, type(scheduler.deciding).__name__
     for word, own, given in (("metric", deciding.metric, metric), ("mode", deciding.mode, mode)):

@@ -8,9 +8,44 @@ from typing import Any
 
 from trainkit.errors import ConfigError
 from trainkit.tune.checks import is_number
+from trainkit.tune.objectives import Objective
 from trainkit.tune.values import lookup
 
 SCOPES = ("last", "all", "avg", "last-5-avg", "last-10-avg")
+
+
+def what_is_best(
+    metric: str | None,
+    mode: str | None,
+    usual: tuple[str | None, str | None],
+    objectives: Sequence[Objective] = (),
+) -> tuple[str, str]:
+    """Return the metric and the mode that a question about the best trial means.
+
+    Args:
+        metric: asked for; None: the experiment's.
+        mode: the same.
+        usual: the experiment's own two, where it has one objective.
+        objectives: where it has several.
+
+    Raises:
+        ConfigError: it can't be told, or the mode is neither "min" nor "max".
+    """
+    modes = {each.metric: each.mode for each in objectives}
+    mode = mode or modes.get(metric or "") or usual[1]
+    metric = metric or usual[0]
+    if objectives and (metric is None or mode is None):
+        raise ConfigError(
+            f"the objectives are {list(modes)}, and none of them alone says what is best: give one as metric, "
+            "or look at pareto_front()"
+        )
+    if metric is None or mode is None:
+        raise ConfigError(
+            "which trial is best? Give metric and mode here, or in TuneConfig(metric='loss', mode='min')"
+        )
+    if mode not in ("min", "max"):
+        raise ConfigError(f"mode={mode!r} is neither 'min' nor 'max'")
+    return metric, mode
 
 
 def best_row(reports: Sequence[Mapping[str, Any]], metric: str, mode: str) -> dict[str, Any] | None:

@@ -17,7 +17,7 @@ from trainkit.tune.objectives import Objective, front_of, objectives_of, point_o
 from trainkit.tune.optional import load, pandas_frame
 from trainkit.tune.outcome import show, study
 from trainkit.tune.outcome.hyperparameters import Hyperparameter, hyperparameters_of
-from trainkit.tune.outcome.ranking import best_row, trial_score
+from trainkit.tune.outcome.ranking import best_row, trial_score, what_is_best
 from trainkit.tune.outcome.reading import (
     Reader,
     experiment_folder,
@@ -357,22 +357,7 @@ class ResultGrid(Sequence[Result]):
         return plots.plot(self, kind, ax=ax, **options)
 
     def _metric_and_mode(self, metric: str | None, mode: str | None) -> tuple[str, str]:
-        modes = {each.metric: each.mode for each in self.objectives}
-        mode = mode or modes.get(metric or "") or self.mode
-        metric = metric or self.metric
-        if self.objectives and (metric is None or mode is None):
-            names = [each.metric for each in self.objectives]
-            raise ConfigError(
-                f"the objectives are {names}, and none of them alone says what is best: give one as metric, "
-                "or look at pareto_front()"
-            )
-        if metric is None or mode is None:
-            raise ConfigError(
-                "which trial is best? Give metric and mode here, or in TuneConfig(metric='loss', mode='min')"
-            )
-        if mode not in ("min", "max"):
-            raise ConfigError(f"mode={mode!r} is neither 'min' nor 'max'")
-        return metric, mode
+        return what_is_best(metric, mode, (self.metric, self.mode), self.objectives)
 
     def _histories(self, scope: str) -> Iterator[tuple[str, list[dict[str, Any]]]]:
         if scope == "last":

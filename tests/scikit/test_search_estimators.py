@@ -1,0 +1,406 @@
+"""A search is a scikit-learn estimator: how it is copied, shown, routed through, and what it takes and raises."""
+
+from __future__ import annotations
+
+import pickle
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy import sparse
+from sklearn import config_context
+from sklearn.base import (
+    BaseEstimator,
+    ClassifierMixin,
+    clone,
+    is_classifier,
+    is_clusterer,
+    is_outlier_detector,
+)
+from sklearn.cluster import KMeans, MiniBatchKMeans
+from sklearn.datasets import load_iris
+from sklearn.decomposition import PCA
+from sklearn.ensemble import IsolationForest
+from sklearn.exceptions import FitFailedWarning, NotFittedError
+from sklearn.linear_model import LogisticRegression, Ridge, SGDClassifier
+from sklearn.metrics import get_scorer
+from sklearn.model_selection import GridSearchCV, GroupKFold, KFold, cross_val_score
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from sklearn.svm import SVC
+from sklearn.utils import get_tags
+
+from trainkit.errors import ConfigError
+from trainkit.sklearn import TuneGridSearchCV, TuneSearchCV
+
+pytestmark = pytest.mark.usefixtures("runtime")
+PRELOAD = ("trainkit.sklearn.evaluation", "sklearn.svm", "sklearn.linear_model")
+
+X, Y = load_iris(return_X_y=True)
+ONE = {"C": [1.0]}
+BOTH = {"C": [0.1, 10.0]}
+
+
+class Recorder(ClassifierMixin, BaseEstimator):
+    """Scores what it is asked to: where it runs, and on what."""
+
+    def __init__(self, what: Any = None, fail: bool = False) -> None:
+        self.what = what
+        self.fail = fail
+
+    def fit(self, X: Any, y: Any = None, **params: Any) -> Recorder:
+        if self.fail:
+            raise OddError("too odd", 7)
+        self.classes_ = np.unique(y)
+        self.params_ = params
+        self.X_ = X
+        return self
+
+    def predict(self, X: Any) -> Any:
+        return np.zeros(len(X))
+
+    def score(self, X: Any, y: Any = None) -> float:
+        return float(self.what(self, X)) if self.what is not None else 0.0
+
+
+class OddError(Exception):
+    """Takes other arguments than those that it shows."""
+
+    def __init__(self, text: str, number: int) -> None:
+        super().__init__(f"{text}: {number}")
+        self.number = number
+
+
+# --- what it is -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [TuneGridSearchCV, TuneSearchCV])
+def test_it_is_cloned_shown_and_set_as_any_estimator(kind: Any) -> None:
+    search = kind(SVC(), BOTH, cv=3, mode="min")
+    copied = clone(search)
+    assert repr(copied) == repr(search)
+    assert repr(search).startswith(f"{kind.__name__}(")
+    copied.set_params(estimator__gamma=0.5, cv=4)
+    assert (copied.get_params()["estimator__gamma"], search.estimator.gamma) == (0.5, "scale")
+    assert "estimator: SVC" in search._repr_html_()
+    assert not hasattr(search, "classes_")
+    with pytest.raises(NotFittedError):
+        search.predict(X)
+
+
+@pytest.mark.parametrize(
+    "estimator", [SVC(), Ridge(), SVC(kernel="precomputed"), KMeans(), IsolationForest()]
+)
+def test_its_tags_are_those_of_grid_search_cv(estimator: Any) -> None:
+    assert get_tags(TuneGridSearchCV(estimator, {})) == get_tags(GridSearchCV(estimator, {}))
+
+
+def test_it_is_the_kind_of_estimator_that_it_searches_for() -> None:
+    assert is_classifier(TuneGridSearchCV(SVC(), {}))
+    assert is_clusterer(TuneGridSearchCV(KMeans(), {}))
+    assert is_outlier_detector(TuneGridSearchCV(IsolationForest(), {}))
+
+
+def test_a_fitted_search_can_be_pickled_and_shown() -> None:
+    search = TuneGridSearchCV(SVC(), BOTH, cv=3).fit(X, Y)
+    again = pickle.loads(pickle.dumps(search))
+    np.testing.assert_array_equal(again.predict(X), search.predict(X))
+    assert "best_estimator_: SVC" in search._repr_html_()
+
+
+def test_it_is_a_step_of_a_pipeline_and_an_estimator_of_cross_validation() -> None:
+    ours = make_pipeline(StandardScaler(), TuneGridSearchCV(SVC(), BOTH, cv=3))
+    theirs = make_pipeline(StandardScaler(), GridSearchCV(SVC(), BOTH, cv=3))
+    np.testing.assert_array_equal(cross_val_score(ours, X, Y, cv=2), cross_val_score(theirs, X, Y, cv=2))
+
+
+# --- what the best estimator does -----------------------------------------------------------------
+
+
+def test_methods_are_those_of_the_best_estimator() -> None:
+    search = TuneGridSearchCV(PCA(), {"n_components": [1, 2]}, cv=3).fit(X)
+    there = search.transform(X)
+    np.testing.assert_allclose(
+        search.inverse_transform(there), search.best_estimator_.inverse_transform(there)
+    )
+    np.testing.assert_array_equal(search.score_samples(X), search.best_estimator_.score_samples(X))
+    assert not hasattr(search, "predict")
+
+
+def test_the_best_estimator_is_trained_further_by_partial_fit() -> None:
+    search = TuneGridSearchCV(MiniBatchKMeans(2, n_init=1, random_state=0), {"n_clusters": [2, 3]}, cv=2)
+    assert not hasattr(search, "partial_fit")  # before there is a best one
+    search.fit(X)
+    steps = search.best_estimator_.n_steps_
+    assert search.partial_fit(X[:50]) is search
+    assert search.best_estimator_.n_steps_ == steps + 1
+    assert not hasattr(TuneGridSearchCV(SVC(), ONE, cv=2).fit(X, Y), "partial_fit")
+
+
+def test_values_that_are_estimators_stay_as_they_were_given() -> None:
+    steps = [StandardScaler(), PCA(2)]
+    search = TuneGridSearchCV(make_pipeline(PCA(), SVC()), {"pca": steps}, cv=2).fit(X, Y)
+    assert [each["pca"] for each in search.cv_results_["params"]] == steps
+    assert search.cv_results_["params"][0]["pca"] is steps[0]
+    assert search.best_params_["pca"] is steps[search.best_index_]
+    assert search.best_estimator_[0] is not steps[search.best_index_]  # a clone is fitted
+    assert not hasattr(steps[0], "mean_")
+
+
+# --- what it takes --------------------------------------------------------------------------------
+
+FRAME = load_iris(as_frame=True).frame
+LARGE = np.repeat(X, 120, axis=0)[
+    :12_000
+]  # more than what travels in a message: read-only where it is fitted
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        (X.tolist(), Y.tolist()),
+        (FRAME.iloc[:, :4], FRAME["target"]),
+        (sparse.csr_array(X), Y),
+        (sparse.coo_matrix(X), Y),
+        (X.astype(np.float32), Y.astype(str)),
+    ],
+    ids=["lists", "pandas", "sparse", "coordinates", "single and text"],
+)
+def test_data_of_any_kind(data: tuple[Any, Any]) -> None:
+    ours = TuneGridSearchCV(SVC(), BOTH, cv=3).fit(*data)
+    theirs = GridSearchCV(SVC(), BOTH, cv=3).fit(*data)
+    np.testing.assert_array_equal(ours.cv_results_["mean_test_score"], theirs.cv_results_["mean_test_score"])
+    np.testing.assert_array_equal(ours.predict(data[0]), theirs.predict(data[0]))
+    assert ours.n_features_in_ == 4
+    assert list(getattr(ours, "feature_names_in_", [])) == list(getattr(theirs, "feature_names_in_", []))
+
+
+def test_polars_frames() -> None:
+    polars = pytest.importorskip("polars", reason="polars is not installed here, and nothing needs it")
+    frame = polars.DataFrame({name: FRAME[name].to_numpy() for name in FRAME.columns[:4]})
+    target = polars.Series("target", Y)
+    ours = TuneGridSearchCV(SVC(), BOTH, cv=3).fit(frame, target)
+    theirs = GridSearchCV(SVC(), BOTH, cv=3).fit(frame, target)
+    np.testing.assert_array_equal(ours.cv_results_["mean_test_score"], theirs.cv_results_["mean_test_score"])
+    assert list(ours.feature_names_in_) == list(theirs.feature_names_in_)
+
+
+class WritesInPlace(Recorder):
+    def fit(self, X: Any, y: Any = None, **params: Any) -> Recorder:
+        values = X.to_numpy() if hasattr(X, "to_numpy") else getattr(X, "data", X)
+        if isinstance(values, np.ndarray) and values.flags.writeable:
+            values *= 0.5
+        return super().fit(X, y)
+
+    def score(self, X: Any, y: Any = None) -> float:
+        values = self.X_ if isinstance(self.X_, np.ndarray) else getattr(self.X_, "data", None)
+        return float(values.flags.writeable) if isinstance(values, np.ndarray) else 1.0
+
+
+@pytest.mark.parametrize("form", [np.asarray, sparse.csr_matrix, pd.DataFrame])
+def test_an_estimator_may_write_into_its_samples_and_nobody_else_sees_it(form: Any) -> None:
+    whole = form(LARGE)
+    search = TuneGridSearchCV(WritesInPlace(), {"fail": [False, False]}, cv=2, refit=False)
+    search.fit(whole, np.resize(Y, len(LARGE)))
+    assert search.cv_results_["mean_test_score"].tolist() == [1.0, 1.0]
+    dense = whole.toarray() if sparse.issparse(whole) else np.asarray(whole)
+    np.testing.assert_array_equal(dense, LARGE)
+
+
+# --- what it raises and warns of ------------------------------------------------------------------
+
+
+def test_what_the_estimator_raised_leaves_fit_as_it_was_raised() -> None:
+    with pytest.raises(OddError, match="^too odd: 7$") as caught:
+        TuneGridSearchCV(Recorder(), {"fail": [True]}, cv=2, error_score="raise").fit(X, Y)
+    assert type(caught.value) is OddError
+    assert caught.value.number == 7
+    assert "test_search_estimators.py" in str(caught.value.__cause__)  # where it was raised, over there
+
+
+@pytest.mark.parametrize("error_score", ["raise", np.nan])
+def test_a_parameter_that_the_estimator_does_not_have_is_always_an_error(error_score: Any) -> None:
+    with pytest.raises(ValueError, match="Invalid parameter 'nope'") as caught:
+        TuneGridSearchCV(SVC(), {"nope": [1]}, cv=2, error_score=error_score).fit(X, Y)
+    assert type(caught.value) is ValueError
+
+
+def test_folds_that_fail_are_scored_as_asked_with_scikit_learns_warnings() -> None:
+    search = TuneGridSearchCV(Recorder(), {"fail": [False, True]}, cv=2, error_score=-1.0, refit=False)
+    with pytest.warns(FitFailedWarning, match="2 fits failed out of a total of 4"):
+        search.fit(X, Y)
+    assert search.cv_results_["mean_test_score"].tolist() == [0.0, -1.0]
+    search.set_params(error_score=np.nan)
+    with pytest.warns(UserWarning, match="non-finite"), pytest.warns(FitFailedWarning):
+        search.fit(X, Y)
+    search.set_params(param_grid={"fail": [True]})
+    with pytest.raises(ValueError, match="All the 2 fits failed"):
+        search.fit(X, Y)
+
+
+class Inconsistent(KFold):
+    def get_n_splits(self, *args: Any, **kwargs: Any) -> int:
+        return 4
+
+
+@pytest.mark.parametrize(
+    ("search", "text"),
+    [
+        (TuneGridSearchCV(SVC(), []), "nothing to fit: 0 candidates"),
+        (TuneGridSearchCV(SVC(), ONE, cv=[]), "nothing to fit: 1 candidates and 0 folds"),
+        (TuneGridSearchCV(SVC(), ONE, cv=Inconsistent(3)), "get_n_splits says 4, and its split gives 3"),
+        (TuneGridSearchCV(SVC(), ONE, mode="best"), "mode='best': give 'max', 'min'"),
+        (
+            TuneGridSearchCV(SVC(), ONE, scoring=["f1", "accuracy"], refit=False, mode="min"),
+            "'f1', 'accuracy'",
+        ),
+        (TuneGridSearchCV(SVC(), ONE, scoring=["f1", "accuracy"]), "refit must be set to a scorer key"),
+        (TuneGridSearchCV(SVC(), {"C": 1}), "needs to be a list"),
+        (TuneGridSearchCV(SVC(), ONE, use_gpu="yes"), "'use_gpu' parameter"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_mistake_is_told(search: Any, text: str) -> None:
+    with pytest.raises((ValueError, TypeError), match=text):
+        search.fit(X, Y)
+
+
+def test_less_is_better_turns_ranks_and_the_best() -> None:
+    def loss(estimator: Any, X: Any, y: Any) -> float:
+        return 1 - estimator.score(X, y) if estimator.C != 5 else np.nan
+
+    grid = {"C": [1e-9, 1.0, 1e-9, 5]}
+    search = TuneGridSearchCV(SVC(), grid, scoring=loss, mode="min", cv=3)
+    with pytest.warns(UserWarning, match="non-finite"):
+        search.fit(X, Y)
+    assert search.cv_results_["rank_test_score"].tolist() == [2, 1, 2, 4]
+    assert search.cv_results_["rank_test_score"].dtype == np.int32
+    assert search.best_params_ == {"C": 1.0}
+    assert search.best_score_ == search.cv_results_["mean_test_score"].min(
+        initial=1, where=[True] * 3 + [False]
+    )
+
+
+# --- what holds around fit ------------------------------------------------------------------------
+
+
+def test_scikit_learns_configuration_reaches_the_folds() -> None:
+    def frames(estimator: Any, X: Any) -> bool:
+        from sklearn import get_config
+
+        return hasattr(StandardScaler().fit_transform(X), "iloc") and get_config()["working_memory"] == 77
+
+    search = TuneGridSearchCV(Recorder(frames), {}, cv=2)
+    assert search.fit(X, Y).best_score_ == 0.0
+    with config_context(transform_output="pandas", working_memory=77):
+        assert search.fit(X, Y).best_score_ == 1.0
+
+
+def test_filters_of_warnings_reach_the_folds() -> None:
+    def warned(estimator: Any, X: Any) -> float:
+        warnings.warn("of no use", DeprecationWarning, stacklevel=1)
+        return 1.0
+
+    search = TuneGridSearchCV(Recorder(warned), {}, cv=2, error_score="raise")
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="OF NO", category=DeprecationWarning)
+        assert search.fit(X, Y).best_score_ == 1.0
+    with warnings.catch_warnings(), pytest.raises(DeprecationWarning, match="of no use"):
+        warnings.simplefilter("error", DeprecationWarning)
+        search.set_params(verbose=0).fit(X[::-1], Y[::-1])
+
+
+def test_what_is_printed_of_each_fold(capfd: pytest.CaptureFixture[str]) -> None:
+    TuneGridSearchCV(SVC(), BOTH, cv=2, verbose=10).fit(X, Y)
+    out = capfd.readouterr().out
+    assert "Fitting 2 folds for each of 2 candidates, totalling 4 fits" in out
+    for line in ("[CV 1/2; 1/2] START C=0.1", "[CV 2/2; 2/2] END", "score="):
+        assert line in out
+
+
+# --- metadata -------------------------------------------------------------------------------------
+
+GROUPS = np.arange(150) % 5
+WEIGHTS = np.random.default_rng(0).uniform(size=150)
+
+
+def got_weights(estimator: Any, X: Any) -> bool:
+    return len(estimator.params_["sample_weight"]) == len(estimator.X_)
+
+
+def test_weights_are_split_with_the_samples() -> None:
+    search = TuneGridSearchCV(Recorder(got_weights), {}, cv=3).fit(X, Y, sample_weight=WEIGHTS)
+    assert search.best_score_ == 1.0
+    np.testing.assert_array_equal(search.best_estimator_.params_["sample_weight"], WEIGHTS)
+
+
+def test_nothing_of_its_own_is_asked_for_by_a_search_around_it() -> None:
+    assert not hasattr(TuneGridSearchCV, "set_fit_request")
+    assert not hasattr(TuneSearchCV, "set_fit_request")
+
+
+@pytest.fixture
+def routing() -> Iterator[None]:
+    with config_context(enable_metadata_routing=True):
+        yield
+
+
+@pytest.mark.usefixtures("routing")
+def test_metadata_goes_where_it_is_requested() -> None:
+    def searched(kind: Any, **fit: Any) -> Any:
+        estimator = LogisticRegression(max_iter=300).set_fit_request(sample_weight="importance")
+        scorer = get_scorer("accuracy").set_score_request(sample_weight="importance")
+        search = kind(estimator, BOTH, scoring={"a": scorer, "b": "accuracy"}, refit="a", cv=GroupKFold(3))
+        return search.fit(X, Y, **fit)
+
+    given = {"importance": WEIGHTS, "groups": GROUPS}
+    ours, theirs = searched(TuneGridSearchCV, **given), searched(GridSearchCV, **given)
+    for key in ("split0_test_a", "mean_test_a", "mean_test_b"):
+        np.testing.assert_array_equal(ours.cv_results_[key], theirs.cv_results_[key])
+    assert ours.score(X, Y, importance=WEIGHTS) == theirs.score(X, Y, importance=WEIGHTS)
+    with pytest.raises(TypeError, match="unexpected argument"):
+        searched(TuneGridSearchCV, wrong=WEIGHTS)
+
+
+# --- callbacks ------------------------------------------------------------------------------------
+
+recording = pytest.importorskip(
+    "sklearn.callback.tests._utils", reason="scikit-learn before 1.9 has no callbacks"
+)
+
+
+@pytest.mark.parametrize("refit", [True, False])
+def test_callbacks_are_told_of_every_task(refit: bool) -> None:
+    def told(kind: Any) -> list[tuple[str, str, int]]:
+        callbacks = [recording.RecordingCallback(), recording.RecordingAutoPropagatedCallback()]
+        search = kind(recording.MaxIterEstimator(), {"max_iter": [1, 2]}, cv=2, scoring="r2", refit=refit)
+        search.set_callbacks(*callbacks).fit(X[:, :2], Y, sample_weight=WEIGHTS)
+        return sorted(
+            (record["name"], record["context"].task_name, record["context"].task_id)
+            for callback in callbacks
+            for record in callback.record
+        )
+
+    assert told(TuneGridSearchCV) == told(GridSearchCV)
+
+
+def test_callbacks_that_early_stopping_would_leave_out_are_refused() -> None:
+    search = TuneGridSearchCV(SGDClassifier(), {"alpha": [0.1]}, early_stopping=True, max_iters=3)
+    with pytest.raises(ConfigError, match="callbacks would not be told"):
+        search.set_callbacks(recording.RecordingCallback()).fit(X, Y)
+
+
+# --- classes and functions that live nowhere ------------------------------------------------------
+
+
+def test_classes_and_scorers_of_a_function() -> None:
+    class Local(SVC):
+        def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Any:
+            return super().fit(X, y)
+
+    search = TuneGridSearchCV(Local(), BOTH, cv=2, scoring=lambda estimator, X, y: estimator.C)
+    assert search.fit(X, Y).best_params_ == {"C": 10.0}
+    assert type(search.best_estimator_) is Local
