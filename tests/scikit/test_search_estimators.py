@@ -1,10 +1,13 @@
-"""A search is a scikit-learn estimator: how it is copied, shown, routed through, and what it takes and raises."""
+"""A search is a scikit-learn estimator: copied, shown and routed through as one; what it takes and raises."""
 
 from __future__ import annotations
 
 import pickle
+import subprocess
+import sys
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -214,7 +217,7 @@ def test_an_estimator_may_write_into_its_samples_and_nobody_else_sees_it(form: A
 
 
 def test_what_the_estimator_raised_leaves_fit_as_it_was_raised() -> None:
-    with pytest.raises(OddError, match="^too odd: 7$") as caught:
+    with pytest.raises(OddError, match=r"^too odd: 7$") as caught:
         TuneGridSearchCV(Recorder(), {"fail": [True]}, cv=2, error_score="raise").fit(X, Y)
     assert type(caught.value) is OddError
     assert caught.value.number == 7
@@ -249,8 +252,8 @@ class Inconsistent(KFold):
 @pytest.mark.parametrize(
     ("search", "text"),
     [
-        (TuneGridSearchCV(SVC(), []), "nothing to fit: 0 candidates"),
-        (TuneGridSearchCV(SVC(), ONE, cv=[]), "nothing to fit: 1 candidates and 0 folds"),
+        (TuneGridSearchCV(SVC(), []), "nothing to fit: the parameter space"),
+        (TuneGridSearchCV(SVC(), ONE, cv=[]), "nothing to fit: cv="),
         (TuneGridSearchCV(SVC(), ONE, cv=Inconsistent(3)), "get_n_splits says 4, and its split gives 3"),
         (TuneGridSearchCV(SVC(), ONE, mode="best"), "mode='best': give 'max', 'min'"),
         (
@@ -351,16 +354,17 @@ def routing() -> Iterator[None]:
 @pytest.mark.usefixtures("routing")
 def test_metadata_goes_where_it_is_requested() -> None:
     def searched(kind: Any, **fit: Any) -> Any:
-        estimator = LogisticRegression(max_iter=300).set_fit_request(sample_weight="importance")
-        scorer = get_scorer("accuracy").set_score_request(sample_weight="importance")
-        search = kind(estimator, BOTH, scoring={"a": scorer, "b": "accuracy"}, refit="a", cv=GroupKFold(3))
+        estimator = LogisticRegression(max_iter=300).set_fit_request(sample_weight=True)
+        scorer = get_scorer("accuracy").set_score_request(sample_weight=True)
+        other = get_scorer("accuracy").set_score_request(sample_weight=False)
+        search = kind(estimator, BOTH, scoring={"a": scorer, "b": other}, refit="a", cv=GroupKFold(3))
         return search.fit(X, Y, **fit)
 
-    given = {"importance": WEIGHTS, "groups": GROUPS}
+    given = {"sample_weight": WEIGHTS, "groups": GROUPS}
     ours, theirs = searched(TuneGridSearchCV, **given), searched(GridSearchCV, **given)
     for key in ("split0_test_a", "mean_test_a", "mean_test_b"):
         np.testing.assert_array_equal(ours.cv_results_[key], theirs.cv_results_[key])
-    assert ours.score(X, Y, importance=WEIGHTS) == theirs.score(X, Y, importance=WEIGHTS)
+    assert ours.score(X, Y, sample_weight=WEIGHTS) == theirs.score(X, Y, sample_weight=WEIGHTS)
     with pytest.raises(TypeError, match="unexpected argument"):
         searched(TuneGridSearchCV, wrong=WEIGHTS)
 
@@ -394,6 +398,29 @@ def test_callbacks_that_early_stopping_would_leave_out_are_refused() -> None:
 
 
 # --- classes and functions that live nowhere ------------------------------------------------------
+
+SCRIPT = """
+from sklearn.datasets import load_iris
+from sklearn.svm import SVC
+from trainkit.sklearn import TuneGridSearchCV
+
+class Own(SVC):
+    def score(self, X, y, sample_weight=None):
+        return OFFSET + self.C
+
+OFFSET = 1
+if __name__ == "__main__":
+    scorers = {"a": lambda e, X, y: e.score(X, y)}
+    search = TuneGridSearchCV(Own(), {"C": [1.0, 5.0]}, cv=2, scoring=scorers, refit="a")
+    print(search.fit(*load_iris(return_X_y=True)).best_score_, type(search.best_estimator_).__module__)
+"""
+
+
+def test_a_class_and_a_scorer_of_a_script(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False, timeout=120)
+    assert (done.stdout, done.stderr, done.returncode) == ("6.0 __main__\n", "", 0)
 
 
 def test_classes_and_scorers_of_a_function() -> None:
