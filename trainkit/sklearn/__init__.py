@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING, Any
 
+from trainkit.tune.elsewhere import lazily
 from trainkit.tune.optional import load
 
 if TYPE_CHECKING:
@@ -13,17 +13,16 @@ if TYPE_CHECKING:
 
 __all__ = ["TuneGridSearchCV", "TuneSearchCV"]
 
-_HOMES = {"TuneGridSearchCV": "trainkit.sklearn.grid", "TuneSearchCV": "trainkit.sklearn.search"}
+# Loaded when first used: not everyone has scikit-learn, and a worker takes only what evaluates a candidate.
+_HOME_OF = {
+    "TuneGridSearchCV": "grid",
+    "TuneSearchCV": "search",
+}
+
+_get, __dir__ = lazily(__name__, _HOME_OF)
 
 
 def __getattr__(name: str) -> Any:
-    # Loaded when first used: scikit-learn takes a second, and not everyone has it.
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    load("sklearn", "searches over estimators", "sklearn")
-    value = globals()[name] = getattr(importlib.import_module(_HOMES[name]), name)
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    if name in _HOME_OF:
+        load("sklearn", "searches over estimators", "sklearn")
+    return _get(name)

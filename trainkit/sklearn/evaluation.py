@@ -14,7 +14,7 @@ from trainkit.clock import SYSTEM
 from trainkit.runtime import preload
 from trainkit.sklearn.cv_results import Outcome, report_of
 from trainkit.sklearn.internals import MultimetricScorer, fit_and_score
-from trainkit.sklearn.resume import CANDIDATE, Known, candidate_key, digest
+from trainkit.sklearn.keys import CANDIDATE, Known, candidate_key, digest
 from trainkit.sklearn.surroundings import Surroundings
 from trainkit.sklearn.tasks import FoldTasks
 from trainkit.tune.trainable import Trainable
