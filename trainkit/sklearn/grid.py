@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from sklearn.model_selection import ParameterGrid
@@ -145,9 +145,7 @@ def _grid_of(param_grid: Any) -> ParameterGrid:
     """The grid as scikit-learn has it; `tune.grid_search([...])` is one more way to write a list."""
     if isinstance(param_grid, Mapping):
         return ParameterGrid(_listed(param_grid))
-    if isinstance(param_grid, Iterable):
-        return ParameterGrid([_listed(each) if isinstance(each, Mapping) else each for each in param_grid])
-    return ParameterGrid(param_grid)
+    return ParameterGrid([_listed(each) if isinstance(each, Mapping) else each for each in param_grid])
 
 
 def _listed(parameters: Mapping[str, Any]) -> dict[str, Any]:
