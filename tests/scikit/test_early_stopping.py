@@ -11,7 +11,7 @@ from sklearn.base import BaseEstimator, clone
 from sklearn.decomposition import PCA
 from sklearn.ensemble import (
     GradientBoostingClassifier,
-    HistGradientBoostingClassifier,
+    HistGradientBoostingRegressor,
     RandomForestClassifier,
 )
 from sklearn.exceptions import FitFailedWarning
@@ -49,7 +49,7 @@ PRELOAD = ("trainkit.sklearn.epochs",)
             2,
         ),
         (
-            HistGradientBoostingClassifier(max_iter=2, max_leaf_nodes=2, random_state=0),
+            HistGradientBoostingRegressor(max_iter=4, max_leaf_nodes=4, random_state=0),
             {"learning_rate": [0.01, 0.5]},
             2,
         ),
@@ -67,7 +67,8 @@ PRELOAD = ("trainkit.sklearn.epochs",)
     ids=lambda value: type(value).__name__ if isinstance(value, BaseEstimator) else "",
 )
 def test_scores_and_refit_are_those_of_training_by_hand(estimator: Any, grid: Any, portions: int) -> None:
-    search = TuneGridSearchCV(estimator, grid, early_stopping=True, max_iters=portions, cv=FOLDS).fit(X, Y)
+    folds = StratifiedKFold(FOLDS)
+    search = TuneGridSearchCV(estimator, grid, early_stopping=True, max_iters=portions, cv=folds).fit(X, Y)
     iterations = search.cv_results_["training_iteration"]
     assert max(iterations) == portions
     for candidate, parameters in enumerate(search.cv_results_["params"]):
@@ -75,7 +76,7 @@ def test_scores_and_refit_are_those_of_training_by_hand(estimator: Any, grid: An
         assert split_scores(search, candidate) == scores_by_hand(itself, iterations[candidate], portions)
     best = clone(estimator).set_params(**search.best_params_)
     refitted = by_hand(best, iterations[search.best_index_], portions, X, Y)
-    how = "predict_proba" if hasattr(refitted, "predict_proba") else "decision_function"
+    how = next(each for each in ("predict_proba", "decision_function", "predict") if hasattr(refitted, each))
     assert np.array_equal(getattr(search, how)(X), getattr(refitted, how)(X))
 
 
