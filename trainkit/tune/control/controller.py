@@ -98,6 +98,7 @@ class Controller:
             failed=sum(trial.status is TrialStatus.ERROR for trial in self.trials),
         )
         self._handlers: dict[type[ev.Event], Callable[[Any], None]] = {
+            ev.Placed: self._lives.handle,
             ev.Started: self._lives.handle,
             ev.Reported: self._lives.handle,
             ev.Finished: self._lives.handle,
