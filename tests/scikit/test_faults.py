@@ -8,6 +8,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +18,8 @@ from sklearn.model_selection import GridSearchCV
 from tests.runtime.programs import Programs
 from tests.scikit.odd import Odd, data, done
 from trainkit.errors import ActorDiedError, ConfigError
-from trainkit.sklearn import TuneGridSearchCV
+from trainkit.sklearn import TuneGridSearchCV, TuneSearchCV
+from trainkit.tune.stopper import Stopper
 
 PRELOAD = ("trainkit.sklearn.evaluation",)
 X, Y = data()
@@ -127,9 +129,36 @@ class TestAllCandidates:
         failing.set_params(param_grid={"how": ["fine"]})
         assert failing.fit(X, Y).best_score_ == 0.5
 
+    def test_that_were_not_begun_are_left_out_too_and_counted(self) -> None:
+        ended = search(["fine", "sleep", "fine", "raise"], n_jobs=1, stopper=FirstScore())
+        with pytest.warns(UserWarning, match=r"3 candidates were not complete .* a second fit .* goes on"):
+            ended.fit(X, Y)
+        assert ended.cv_results_["params"] == [{"how": "fine"}]
+
+    def test_drawn_anew_by_a_second_fit_are_not_said_to_go_on(self) -> None:
+        drawn = TuneSearchCV(Odd(), {"how": ["sleep"]}, n_trials=1, cv=3, time_budget_s=0.3)
+        with pytest.raises(ConfigError, match="a second fit draws other candidates"):
+            drawn.fit(X, Y)
+        drawn.set_params(random_state=0)
+        with pytest.raises(ConfigError, match="a second fit on the same data goes on"):
+            drawn.fit(X, Y)
+
     def test_cut_off_is_an_error_that_says_so(self) -> None:
         with pytest.raises(ConfigError, match=r"no candidate was evaluated on all folds .*time budget"):
             search(["sleep"], time_budget_s=0.3).fit(X, Y)
+
+
+class FirstScore(Stopper):
+    """Ends the search once a candidate has all its folds."""
+
+    seen = False
+
+    def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
+        self.seen = True
+        return False
+
+    def stop_all(self) -> bool:
+        return self.seen
 
 
 class DiesLater(Odd):

@@ -154,7 +154,7 @@ class TuneBaseSearchCV(BaseSearchCV):  # type: ignore[misc]
             found = self._evaluate(task, search, stopping, tune_params)
         self.analysis_ = ExperimentAnalysis.of(found.grid)
         self._unfinished = found.unfinished
-        candidates = self._complete(found, task, stopping)
+        candidates = self._complete(found, task, stopping, total)
         outcomes = self._outcomes(candidates)
         self.multimetric_ = isinstance(outcomes[0]["test_scores"], dict)
         if callable(self.scoring) and self.multimetric_:
@@ -282,18 +282,22 @@ class TuneBaseSearchCV(BaseSearchCV):  # type: ignore[misc]
             before=getattr(self, "_unfinished", None),
         )
 
-    def _complete(self, found: Finding, task: Task, stopping: EarlyStopping | None) -> list[Evaluated]:
+    def _complete(
+        self, found: Finding, task: Task, stopping: EarlyStopping | None, total: int | None
+    ) -> list[Evaluated]:
         """The candidates to compare; what raised for want of any other answer leaves `fit` here."""
         error = error_to_raise(found.candidates, self.error_score)
         if error is not None:
             raise error
         complete, cut_off = settled(found.candidates, task, by_portions=stopping is not None)
         why = "" if found.ended_by is None else found.ended_by.why
+        if found.ended_by is not None and total is not None:
+            cut_off = max(cut_off, total - len(complete))  # some were not even begun
         if complete and cut_off:
             warnings.warn(
                 f"the search ended before all was evaluated ({why}): {cut_off} "
                 f"{'candidate was' if cut_off == 1 else 'candidates were'} not complete and left out of "
-                "cv_results_; a second fit on the same data goes on with what is missing",
+                f"cv_results_; {self._second_fit(stopping)}",
                 stacklevel=3,
             )
         if not complete and found.interrupted:
@@ -301,9 +305,17 @@ class TuneBaseSearchCV(BaseSearchCV):  # type: ignore[misc]
         if not complete:
             raise ConfigError(
                 f"no candidate was evaluated on all folds before the search ended ({why or 'it had none'}): "
-                "give it more time; a second fit on the same data goes on from here"
+                f"give it more time; {self._second_fit(stopping)}"
             )
         return complete
+
+    def _second_fit(self, stopping: EarlyStopping | None) -> str:
+        """What a second `fit` does after one that was ended early, in words."""
+        if stopping is not None:
+            return "with early stopping a second fit begins anew"
+        if getattr(self, "random_state", 0) is None:
+            return "a second fit draws other candidates; with a random_state it goes on with what is missing"
+        return "a second fit on the same data goes on with what is missing"
 
     def _outcomes(self, candidates: Sequence[Evaluated]) -> list[Outcome]:
         """What each fold of each candidate came to."""

@@ -16,7 +16,7 @@ from trainkit.sklearn.piecewise import Piecewise
 from trainkit.tune.checks import is_whole
 from trainkit.tune.control.missing import AUTOMATIC
 from trainkit.tune.schedulers.base import TrialScheduler
-from trainkit.tune.schedulers.create import create_scheduler
+from trainkit.tune.schedulers.create import SCHEDULERS, create_scheduler, named_scheduler_class
 
 COUNTED_BY = "training_iteration"
 
@@ -135,6 +135,11 @@ def _scheduler_of(early_stopping: Any, max_iters: int) -> TrialScheduler:
             "a scheduler of trainkit.tune.schedulers, or None"
         )
     name = "ASHAScheduler" if early_stopping is True else early_stopping
+    if named_scheduler_class(name) is None:
+        raise ConfigError(
+            f"early_stopping={name!r} is none of {', '.join(SCHEDULERS)}, nor a scheduler's class name "
+            "such as 'ASHAScheduler'"
+        )
     return create_scheduler(name, time_attr=COUNTED_BY, max_t=max_iters, grace_period=1)
 
 

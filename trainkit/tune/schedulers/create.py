@@ -41,6 +41,9 @@ _CLASSES = {
     "resource_changing": "ResourceChangingScheduler",
 }
 
+SCHEDULERS = tuple(sorted(_CLASSES))
+"""Short names, as `create_scheduler` takes them."""
+
 
 def scheduler_class(name: str) -> type[TrialScheduler] | None:
     """Return the scheduler class of this name, loaded now; None if it is none of ours."""
@@ -49,6 +52,11 @@ def scheduler_class(name: str) -> type[TrialScheduler] | None:
     module = importlib.import_module(f"trainkit.tune.schedulers.{_HOMES[name]}")
     cls: type[TrialScheduler] = getattr(module, name)
     return cls
+
+
+def named_scheduler_class(name: str) -> type[TrialScheduler] | None:
+    """Return the scheduler class of this short name or class name; None if it is none of ours."""
+    return scheduler_class(_CLASSES.get(str(name).lower(), str(name)))
 
 
 def described_scheduler(description: Mapping[str, Any]) -> TrialScheduler | None:
@@ -65,8 +73,8 @@ def create_scheduler(scheduler: str, **kwargs: Any) -> TrialScheduler:
     Raises:
         ConfigError: there is none of this name; those that there are are listed.
     """
-    cls = scheduler_class(_CLASSES.get(str(scheduler).lower(), str(scheduler)))
+    cls = named_scheduler_class(scheduler)
     if cls is None:
-        raise ConfigError(f"scheduler={scheduler!r} is none of {', '.join(sorted(_CLASSES))}")
+        raise ConfigError(f"scheduler={scheduler!r} is none of {', '.join(SCHEDULERS)}")
     taken = inspect.signature(cls).parameters
     return cls(**{name: value for name, value in kwargs.items() if name in taken})
