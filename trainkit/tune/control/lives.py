@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from trainkit.errors import ConfigError
@@ -90,6 +90,11 @@ class Lives:
             ev.Saved: self._on_saved,
             ev.Failed: lambda live, event: self.fail(live.trial, event.failure, event.time),
         }
+
+    @property
+    def kinds(self) -> Iterable[type[ev.Event]]:
+        """Of the events that `handle` takes in."""
+        return self._handlers
 
     def handle(
         self, event: ev.Placed | ev.Started | ev.Reported | ev.Finished | ev.Saved | ev.Failed
