@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import importlib
-import inspect
 from collections.abc import Mapping
 from typing import Any
 
 from trainkit.errors import ConfigError
+from trainkit.tune.calling import taken
 from trainkit.tune.schedulers.base import TrialScheduler
 from trainkit.tune.values import holds_opaque
 
@@ -68,5 +68,4 @@ def create_scheduler(scheduler: str, **kwargs: Any) -> TrialScheduler:
     cls = scheduler_class(_CLASSES.get(str(scheduler).lower(), str(scheduler)))
     if cls is None:
         raise ConfigError(f"scheduler={scheduler!r} is none of {', '.join(sorted(_CLASSES))}")
-    taken = inspect.signature(cls).parameters
-    return cls(**{name: value for name, value in kwargs.items() if name in taken})
+    return cls(**taken(cls, kwargs))
