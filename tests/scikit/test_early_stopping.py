@@ -1,22 +1,17 @@
-"""Searches whose candidates are stopped early, as a user meets them."""
+"""Searches whose candidates are stopped early: their scores, their results, and the refit."""
 
 from __future__ import annotations
 
-import os
-import signal
-import time
 import warnings
-from collections.abc import Iterator
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import pytest
-from sklearn.base import BaseEstimator, ClassifierMixin, clone
-from sklearn.datasets import load_digits
+from sklearn.base import BaseEstimator, clone
 from sklearn.decomposition import PCA
 from sklearn.ensemble import (
     GradientBoostingClassifier,
-    HistGradientBoostingClassifier,
+    HistGradientBoostingRegressor,
     RandomForestClassifier,
 )
 from sklearn.exceptions import FitFailedWarning
@@ -27,56 +22,13 @@ from sklearn.neural_network import MLPClassifier
 from sklearn.pipeline import Pipeline, make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.svm import SVC
-from threadpoolctl import threadpool_limits
 
-from trainkit import tune
-from trainkit.errors import ConfigError
-from trainkit.sklearn import TuneGridSearchCV, TuneSearchCV
-from trainkit.sklearn.piecewise import Piecewise
-from trainkit.tune import Stopper
-from trainkit.tune.schedulers import (
-    ASHAScheduler,
-    HyperBandScheduler,
-    MedianStoppingRule,
-    PopulationBasedTraining,
-)
+from tests.scikit.by_hand import ALPHAS, FOLDS, SGD, X, Y, by_hand, scores_by_hand, split_scores
+from trainkit.sklearn import TuneGridSearchCV
+from trainkit.tune.schedulers import ASHAScheduler, MedianStoppingRule
 
 pytestmark = pytest.mark.usefixtures("runtime")
 PRELOAD = ("trainkit.sklearn.epochs",)
-
-X, Y = load_digits(return_X_y=True)
-X, Y = X[:180] / 16, Y[:180]
-ALPHAS = [1e-4, 1e-3, 1e-2, 1e-1, 1.0, 10.0, 100.0, 1000.0]
-SGD = SGDClassifier(random_state=0)
-FOLDS = 3
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """What is trained here, to compare, takes one CPU, as a trial does."""
-    with threadpool_limits(1):
-        yield
-
-
-def by_hand(estimator: Any, done: int, portions: int, X: Any, y: Any) -> Any:
-    """The estimator after so many portions, trained here; `test_piecewise` shows what that comes to."""
-    piecewise = Piecewise(clone(estimator), portions, last_step=True, labels=Y)
-    for _ in range(done):
-        piecewise.advance(lambda: (X, y, {}))
-    return piecewise.estimator
-
-
-def scores_by_hand(estimator: Any, done: int, portions: int) -> list[float]:
-    """Its score in each fold."""
-    return [
-        by_hand(estimator, done, portions, X[train], Y[train]).score(X[test], Y[test])
-        for train, test in StratifiedKFold(FOLDS).split(X, Y)
-    ]
-
-
-def split_scores(search: Any, candidate: int) -> list[float]:
-    """The score of a candidate in each fold."""
-    return [float(search.cv_results_[f"split{split}_test_score"][candidate]) for split in range(FOLDS)]
 
 
 # --- what a candidate's scores are ------------------------------------------------------------------
@@ -97,7 +49,7 @@ def split_scores(search: Any, candidate: int) -> list[float]:
             2,
         ),
         (
-            HistGradientBoostingClassifier(max_iter=2, max_leaf_nodes=2, random_state=0),
+            HistGradientBoostingRegressor(max_iter=4, max_leaf_nodes=4, random_state=0),
             {"learning_rate": [0.01, 0.5]},
             2,
         ),
@@ -115,7 +67,8 @@ def split_scores(search: Any, candidate: int) -> list[float]:
     ids=lambda value: type(value).__name__ if isinstance(value, BaseEstimator) else "",
 )
 def test_scores_and_refit_are_those_of_training_by_hand(estimator: Any, grid: Any, portions: int) -> None:
-    search = TuneGridSearchCV(estimator, grid, early_stopping=True, max_iters=portions, cv=FOLDS).fit(X, Y)
+    folds = StratifiedKFold(FOLDS)
+    search = TuneGridSearchCV(estimator, grid, early_stopping=True, max_iters=portions, cv=folds).fit(X, Y)
     iterations = search.cv_results_["training_iteration"]
     assert max(iterations) == portions
     for candidate, parameters in enumerate(search.cv_results_["params"]):
@@ -123,7 +76,7 @@ def test_scores_and_refit_are_those_of_training_by_hand(estimator: Any, grid: An
         assert split_scores(search, candidate) == scores_by_hand(itself, iterations[candidate], portions)
     best = clone(estimator).set_params(**search.best_params_)
     refitted = by_hand(best, iterations[search.best_index_], portions, X, Y)
-    how = "predict_proba" if hasattr(refitted, "predict_proba") else "decision_function"
+    how = next(each for each in ("predict_proba", "decision_function", "predict") if hasattr(refitted, each))
     assert np.array_equal(getattr(search, how)(X), getattr(refitted, how)(X))
 
 
@@ -210,324 +163,6 @@ def test_a_scorer_of_ones_own_is_given_the_whole_pipeline() -> None:
         pipeline, {"sgdclassifier__alpha": [1e-3]}, early_stopping=True, max_iters=2, cv=2, scoring=named
     ).fit(X, Y)
     assert search.best_score_ > 5.5
-
-
-# --- schedulers -------------------------------------------------------------------------------------
-
-
-# row 1.38: those that tune-sklearn knows by name, and ours
-@pytest.mark.parametrize(
-    "early_stopping",
-    [
-        "AsyncHyperBandScheduler",
-        "ASHAScheduler",
-        "HyperBandScheduler",
-        "MedianStoppingRule",
-        "hyperband",
-        ASHAScheduler(max_t=9, reduction_factor=2, type="promotion"),
-        HyperBandScheduler(max_t=9),
-    ],
-    ids=lambda value: value if isinstance(value, str) else type(value).__name__,
-)
-def test_schedulers_by_name_and_as_objects(early_stopping: Any) -> None:
-    pipeline = make_pipeline(StandardScaler(), SGD)
-    grid = {"sgdclassifier__alpha": ALPHAS}
-    search = TuneGridSearchCV(pipeline, grid, early_stopping=early_stopping, max_iters=9, cv=FOLDS).fit(X, Y)
-    iterations = list(search.cv_results_["training_iteration"])
-    assert max(iterations) >= 8  # its last rung, where promotion comes to an end
-    assert sum(iterations) < 9 * len(ALPHAS)
-    # Paused and gone on with, or not: the scores are those of a training without a pause.
-    for candidate, done in enumerate(iterations):
-        itself = clone(pipeline).set_params(**search.cv_results_["params"][candidate])
-        assert split_scores(search, candidate) == scores_by_hand(itself, done, 9)
-
-
-# row 1.38
-def test_a_population_changes_parameters_on_the_way_and_so_does_the_refit() -> None:
-    scheduler = PopulationBasedTraining(
-        time_attr="training_iteration",
-        perturbation_interval=2,
-        hyperparam_mutations={"alpha": tune.loguniform(1e-5, 1e-1)},
-        quantile_fraction=0.5,
-        synch=True,
-    )
-    search = TuneGridSearchCV(SGD, {"alpha": [1e-4, 10.0]}, early_stopping=scheduler, max_iters=6, cv=2)
-    search.fit(X, Y)
-    assert 10.0 not in [parameters["alpha"] for parameters in search.cv_results_["params"]]
-    assert search.best_estimator_.alpha == search.best_params_["alpha"]
-    assert search.best_estimator_.t_ == 6 * len(Y) + 1
-
-
-def test_a_population_cannot_change_what_is_fitted_once() -> None:
-    scheduler = PopulationBasedTraining(
-        time_attr="training_iteration",
-        perturbation_interval=1,
-        hyperparam_mutations={"pca__n_components": [2, 4, 8]},
-        quantile_fraction=0.5,
-        resample_probability=1.0,
-        synch=True,
-    )
-    pipeline = Pipeline([("pca", PCA()), ("sgd", SGD)])
-    search = TuneGridSearchCV(
-        pipeline, {"pca__n_components": [2, 30]}, early_stopping=scheduler, max_iters=5, cv=2
-    )
-    with pytest.raises(ConfigError, match="pca__n_components can't change in the course of a training"):
-        search.fit(X, Y)
-
-
-def test_less_is_better_where_mode_says_so() -> None:
-    def loss(estimator: Any, X: Any, y: Any) -> float:
-        return 1 - float(estimator.score(X, y))
-
-    search = TuneGridSearchCV(
-        SGD, {"alpha": ALPHAS}, early_stopping=True, max_iters=4, cv=FOLDS, scoring=loss, mode="min"
-    ).fit(X, Y)
-    assert search.best_score_ == min(search.cv_results_["mean_test_score"])
-    assert search.cv_results_["rank_test_score"][search.best_index_] == 1
-    assert search.cv_results_["training_iteration"][-1] == 1  # the worst, which came last
-
-
-# --- failures ---------------------------------------------------------------------------------------
-
-
-class Passes(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
-    """Learns nothing, one call after another."""
-
-    def __init__(self, bad: bool = False) -> None:
-        self.bad = bad
-
-    def fit(self, X: Any, y: Any) -> Self:
-        return self.partial_fit(X, y)
-
-    def partial_fit(self, X: Any, y: Any, classes: Any = None) -> Self:
-        self.calls_ = getattr(self, "calls_", 0) + 1
-        self.classes_ = np.arange(10)
-        if self.bad and self.calls_ == 3:
-            self.fail()
-        return self
-
-    def fail(self) -> None:
-        raise FloatingPointError("overflow in the third portion")
-
-    def predict(self, X: Any) -> Any:
-        return np.zeros(len(X), dtype=int)
-
-
-class Dies(Passes):
-    """Ends its process."""
-
-    def fail(self) -> None:
-        os.kill(os.getpid(), signal.SIGKILL)
-
-
-class Lingers(Passes):
-    """Takes its time for each portion, or for ever."""
-
-    def partial_fit(self, X: Any, y: Any, classes: Any = None) -> Self:
-        time.sleep(600 if self.bad else 0)
-        return super().partial_fit(X, y, classes)
-
-
-# row 1.38
-def test_a_candidate_that_fails_on_the_way_gets_the_error_score() -> None:
-    search = TuneGridSearchCV(
-        Passes(), {"bad": [True, False]}, early_stopping="fifo", max_iters=5, cv=2, error_score=-1.0
-    )
-    with pytest.warns(FitFailedWarning, match="overflow in the third portion"):
-        search.fit(X, Y)
-    assert list(search.cv_results_["mean_test_score"]) == [-1.0, pytest.approx(0.1, abs=0.05)]
-    assert list(search.cv_results_["training_iteration"]) == [3, 5]
-    assert search.best_params_ == {"bad": False}
-
-
-def test_the_error_itself_leaves_fit_where_it_is_to() -> None:
-    search = TuneGridSearchCV(Passes(), {"bad": [True, False]}, early_stopping="fifo", max_iters=5, cv=2)
-    with pytest.raises(FloatingPointError, match="third portion"):
-        search.fit(X, Y)
-
-
-def test_a_candidate_whose_process_dies_has_failed_with_all_that_it_had_reached() -> None:
-    search = TuneGridSearchCV(
-        Dies(), {"bad": [True, False]}, early_stopping="fifo", max_iters=5, cv=2, error_score=2.0
-    )
-    with pytest.warns(FitFailedWarning, match="SIGKILL"):
-        search.fit(X, Y)
-    assert search.cv_results_["mean_test_score"][0] == 2.0
-    assert list(search.cv_results_["training_iteration"]) == [2, 5]
-
-
-class ThirdReport(Stopper):
-    """Ends the search with the third report of all."""
-
-    def __init__(self) -> None:
-        self.reports = 0
-
-    def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
-        self.reports += 1
-        return False
-
-    def stop_all(self) -> bool:
-        return self.reports >= 3
-
-
-def test_when_the_search_ends_what_was_reported_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TRAINKIT_STOP_GRACE_S", "0.5")
-    search = TuneGridSearchCV(
-        Lingers(),
-        {"bad": [False, True]},
-        early_stopping="fifo",
-        max_iters=10_000,
-        cv=2,
-        stopper=ThirdReport(),
-    )
-    with pytest.warns(UserWarning, match="1 candidate was not complete"):
-        search.fit(X, Y)
-    assert search.cv_results_["params"] == [{"bad": False}]
-    done = search.cv_results_["training_iteration"][0]
-    assert 3 <= done < 10_000
-    assert search.best_estimator_.calls_ == done
-
-
-def test_a_parameter_that_is_out_of_range_fails_its_candidate_alone() -> None:
-    search = TuneGridSearchCV(
-        SGDClassifier(penalty="elasticnet", random_state=0),
-        {"l1_ratio": [0.9, 1.2]},
-        early_stopping=True,
-        max_iters=2,
-        cv=2,
-        error_score=np.nan,
-    )
-    with pytest.warns(FitFailedWarning, match="l1_ratio"):
-        search.fit(X, Y)
-    assert np.isnan(search.cv_results_["mean_test_score"][1])
-    assert search.best_index_ == 0
-
-
-# --- what is refused --------------------------------------------------------------------------------
-
-
-# row 1.38
-@pytest.mark.parametrize(
-    ("estimator", "grid", "settings", "words"),
-    [
-        (SVC(), {"C": [1]}, {"early_stopping": True}, "SVC can't be trained a portion at a time"),
-        (
-            make_pipeline(StandardScaler(), SVC()),
-            {"svc__C": [1]},
-            {"early_stopping": True},
-            "SVC can't be trained a portion at a time",
-        ),
-        (
-            make_pipeline(StandardScaler(), SGD),
-            {"sgdclassifier__alpha": [1]},
-            {"early_stopping": True, "pipeline_auto_early_stop": False},
-            "pipeline_auto_early_stop=True",
-        ),
-        (
-            RandomForestClassifier(),
-            {"n_estimators": [10, 20]},
-            {"early_stopping": True},
-            "n_estimators is searched.*take n_estimators out of the search",
-        ),
-        (
-            RandomForestClassifier(n_estimators=3),
-            [{"max_depth": [1]}, {"max_depth": [2]}],
-            {"early_stopping": True},
-            "n_estimators=3 can't be divided into max_iters=5",
-        ),
-        (SGD, {"alpha": [1]}, {"early_stopping": "nobody"}, "'nobody' is none of asha"),
-        (SGD, {"alpha": [1]}, {"early_stopping": 3}, "early_stopping=3: give True"),
-        (SGD, {"alpha": [1]}, {"early_stopping": True, "max_iters": 0}, "max_iters=0: give a whole number"),
-        (
-            SGD,
-            {"alpha": [1]},
-            {"early_stopping": ASHAScheduler(metric="loss", mode="max")},
-            r"ASHAScheduler\(metric='loss'\) contradicts the search, whose metric is 'average_test_score'",
-        ),
-        (
-            SGD,
-            {"alpha": [1]},
-            {"early_stopping": ASHAScheduler(mode="min")},
-            r"ASHAScheduler\(mode='min'\) contradicts the search, whose mode is 'max'",
-        ),
-        (
-            SGD,
-            {"alpha": [1]},
-            {"early_stopping": ASHAScheduler(time_attr="epoch")},
-            "counts by what candidates don't report: take time_attr='training_iteration'",
-        ),
-        (
-            SGD,
-            {"alpha": [1]},
-            {"early_stopping": ASHAScheduler(grace_period=20)},
-            "judges nobody before training_iteration=20, and max_iters=5",
-        ),
-        (
-            SGD,
-            {"alpha": [1]},
-            {"early_stopping": "PopulationBasedTraining"},
-            "has nothing to explore: give hyperparam_mutations",
-        ),
-        (
-            SGD,
-            {"alpha": [1]},
-            {"early_stopping": True, "scoring": ["accuracy", "f1_macro"], "refit": False},
-            "refit=False names none of the scorers 'accuracy', 'f1_macro', and early_stopping needs to know",
-        ),
-    ],
-)
-def test_what_cannot_be_is_said_before_anything_runs(
-    estimator: Any, grid: Any, settings: dict[str, Any], words: str
-) -> None:
-    with pytest.raises(ConfigError, match=words):
-        TuneGridSearchCV(estimator, grid, **{"max_iters": 5, "cv": 2, **settings}).fit(X, Y)
-
-
-# row 1.38
-def test_one_report_is_no_early_stopping() -> None:
-    search = TuneGridSearchCV(SGD, {"alpha": [1e-3]}, early_stopping=True, cv=2)
-    with pytest.warns(UserWarning, match="max_iters=1 stops nothing.*set max_iters to"):
-        search.fit(X, Y)
-    assert list(search.cv_results_["training_iteration"]) == [1]
-
-
-# row 1.38
-def test_many_reports_without_early_stopping_are_none() -> None:
-    search = TuneGridSearchCV(SGD, {"alpha": [1e-3]}, max_iters=5, cv=2)
-    with pytest.warns(UserWarning, match="max_iters=5 has no effect without early_stopping"):
-        search.fit(X, Y)
-    assert "training_iteration" not in search.cv_results_
-
-
-# --- the other search -------------------------------------------------------------------------------
-
-
-# row 1.38
-@pytest.mark.parametrize("search_optimization", ["random", "bohb"])
-def test_searches_that_draw_stop_early_too(search_optimization: str) -> None:
-    search = TuneSearchCV(
-        SGD,
-        {"alpha": tune.loguniform(1e-4, 1e3)},
-        n_trials=9,
-        search_optimization=search_optimization,
-        early_stopping=True,
-        max_iters=9,
-        random_state=0,
-        cv=FOLDS,
-    ).fit(X, Y)
-    iterations = search.cv_results_["training_iteration"]
-    assert len(iterations) == 9
-    assert min(iterations) < 9
-    refitted = by_hand(clone(SGD).set_params(**search.best_params_), iterations[search.best_index_], 9, X, Y)
-    assert np.array_equal(search.best_estimator_.coef_, refitted.coef_)
-
-
-def test_the_resource_cannot_be_drawn_either() -> None:
-    forest = RandomForestClassifier()
-    for space in ({"n_estimators": [5, 10]}, [{"max_depth": [1]}, {"n_estimators": [5, 10]}]):
-        search = TuneSearchCV(forest, space, early_stopping=True, max_iters=5)
-        with pytest.raises(ConfigError, match="n_estimators is searched"):
-            search.fit(X, Y)
 
 
 # --- candidates that differ in how they are trained -------------------------------------------------

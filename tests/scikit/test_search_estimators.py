@@ -1,20 +1,18 @@
-"""A search is a scikit-learn estimator: how it is copied, shown, routed through, and what it takes and raises."""
+"""A search is a scikit-learn estimator: copied, shown and routed through as one; what it takes and raises."""
 
 from __future__ import annotations
 
 import pickle
-import warnings
-from collections.abc import Iterator
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
 from scipy import sparse
-from sklearn import config_context
 from sklearn.base import (
-    BaseEstimator,
-    ClassifierMixin,
     clone,
     is_classifier,
     is_clusterer,
@@ -25,15 +23,14 @@ from sklearn.datasets import load_iris
 from sklearn.decomposition import PCA
 from sklearn.ensemble import IsolationForest
 from sklearn.exceptions import FitFailedWarning, NotFittedError
-from sklearn.linear_model import LogisticRegression, Ridge, SGDClassifier
-from sklearn.metrics import get_scorer
-from sklearn.model_selection import GridSearchCV, GroupKFold, KFold, cross_val_score
+from sklearn.linear_model import Ridge
+from sklearn.model_selection import GridSearchCV, KFold, cross_val_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.svm import SVC
 from sklearn.utils import get_tags
 
-from trainkit.errors import ConfigError
+from tests.scikit.recorder import OddError, Recorder
 from trainkit.sklearn import TuneGridSearchCV, TuneSearchCV
 
 pytestmark = pytest.mark.usefixtures("runtime")
@@ -42,36 +39,6 @@ PRELOAD = ("trainkit.sklearn.evaluation", "sklearn.svm", "sklearn.linear_model")
 X, Y = load_iris(return_X_y=True)
 ONE = {"C": [1.0]}
 BOTH = {"C": [0.1, 10.0]}
-
-
-class Recorder(ClassifierMixin, BaseEstimator):
-    """Scores what it is asked to: where it runs, and on what."""
-
-    def __init__(self, what: Any = None, fail: bool = False) -> None:
-        self.what = what
-        self.fail = fail
-
-    def fit(self, X: Any, y: Any = None, **params: Any) -> Recorder:
-        if self.fail:
-            raise OddError("too odd", 7)
-        self.classes_ = np.unique(y)
-        self.params_ = params
-        self.X_ = X
-        return self
-
-    def predict(self, X: Any) -> Any:
-        return np.zeros(len(X))
-
-    def score(self, X: Any, y: Any = None) -> float:
-        return float(self.what(self, X)) if self.what is not None else 0.0
-
-
-class OddError(Exception):
-    """Takes other arguments than those that it shows."""
-
-    def __init__(self, text: str, number: int) -> None:
-        super().__init__(f"{text}: {number}")
-        self.number = number
 
 
 # --- what it is -----------------------------------------------------------------------------------
@@ -214,7 +181,7 @@ def test_an_estimator_may_write_into_its_samples_and_nobody_else_sees_it(form: A
 
 
 def test_what_the_estimator_raised_leaves_fit_as_it_was_raised() -> None:
-    with pytest.raises(OddError, match="^too odd: 7$") as caught:
+    with pytest.raises(OddError, match=r"^too odd: 7$") as caught:
         TuneGridSearchCV(Recorder(), {"fail": [True]}, cv=2, error_score="raise").fit(X, Y)
     assert type(caught.value) is OddError
     assert caught.value.number == 7
@@ -249,8 +216,8 @@ class Inconsistent(KFold):
 @pytest.mark.parametrize(
     ("search", "text"),
     [
-        (TuneGridSearchCV(SVC(), []), "nothing to fit: 0 candidates"),
-        (TuneGridSearchCV(SVC(), ONE, cv=[]), "nothing to fit: 1 candidates and 0 folds"),
+        (TuneGridSearchCV(SVC(), []), "nothing to fit: the parameter space"),
+        (TuneGridSearchCV(SVC(), ONE, cv=[]), "nothing to fit: cv="),
         (TuneGridSearchCV(SVC(), ONE, cv=Inconsistent(3)), "get_n_splits says 4, and its split gives 3"),
         (TuneGridSearchCV(SVC(), ONE, mode="best"), "mode='best': give 'max', 'min'"),
         (
@@ -284,116 +251,30 @@ def test_less_is_better_turns_ranks_and_the_best() -> None:
     )
 
 
-# --- what holds around fit ------------------------------------------------------------------------
-
-
-def test_scikit_learns_configuration_reaches_the_folds() -> None:
-    def frames(estimator: Any, X: Any) -> bool:
-        from sklearn import get_config
-
-        return hasattr(StandardScaler().fit_transform(X), "iloc") and get_config()["working_memory"] == 77
-
-    search = TuneGridSearchCV(Recorder(frames), {}, cv=2)
-    assert search.fit(X, Y).best_score_ == 0.0
-    with config_context(transform_output="pandas", working_memory=77):
-        assert search.fit(X, Y).best_score_ == 1.0
-
-
-def test_filters_of_warnings_reach_the_folds() -> None:
-    def warned(estimator: Any, X: Any) -> float:
-        warnings.warn("of no use", DeprecationWarning, stacklevel=1)
-        return 1.0
-
-    search = TuneGridSearchCV(Recorder(warned), {}, cv=2, error_score="raise")
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="OF NO", category=DeprecationWarning)
-        assert search.fit(X, Y).best_score_ == 1.0
-    with warnings.catch_warnings(), pytest.raises(DeprecationWarning, match="of no use"):
-        warnings.simplefilter("error", DeprecationWarning)
-        search.set_params(verbose=0).fit(X[::-1], Y[::-1])
-
-
-def test_what_is_printed_of_each_fold(capfd: pytest.CaptureFixture[str]) -> None:
-    TuneGridSearchCV(SVC(), BOTH, cv=2, verbose=10).fit(X, Y)
-    out = capfd.readouterr().out
-    assert "Fitting 2 folds for each of 2 candidates, totalling 4 fits" in out
-    for line in ("[CV 1/2; 1/2] START C=0.1", "[CV 2/2; 2/2] END", "score="):
-        assert line in out
-
-
-# --- metadata -------------------------------------------------------------------------------------
-
-GROUPS = np.arange(150) % 5
-WEIGHTS = np.random.default_rng(0).uniform(size=150)
-
-
-def got_weights(estimator: Any, X: Any) -> bool:
-    return len(estimator.params_["sample_weight"]) == len(estimator.X_)
-
-
-def test_weights_are_split_with_the_samples() -> None:
-    search = TuneGridSearchCV(Recorder(got_weights), {}, cv=3).fit(X, Y, sample_weight=WEIGHTS)
-    assert search.best_score_ == 1.0
-    np.testing.assert_array_equal(search.best_estimator_.params_["sample_weight"], WEIGHTS)
-
-
-def test_nothing_of_its_own_is_asked_for_by_a_search_around_it() -> None:
-    assert not hasattr(TuneGridSearchCV, "set_fit_request")
-    assert not hasattr(TuneSearchCV, "set_fit_request")
-
-
-@pytest.fixture
-def routing() -> Iterator[None]:
-    with config_context(enable_metadata_routing=True):
-        yield
-
-
-@pytest.mark.usefixtures("routing")
-def test_metadata_goes_where_it_is_requested() -> None:
-    def searched(kind: Any, **fit: Any) -> Any:
-        estimator = LogisticRegression(max_iter=300).set_fit_request(sample_weight="importance")
-        scorer = get_scorer("accuracy").set_score_request(sample_weight="importance")
-        search = kind(estimator, BOTH, scoring={"a": scorer, "b": "accuracy"}, refit="a", cv=GroupKFold(3))
-        return search.fit(X, Y, **fit)
-
-    given = {"importance": WEIGHTS, "groups": GROUPS}
-    ours, theirs = searched(TuneGridSearchCV, **given), searched(GridSearchCV, **given)
-    for key in ("split0_test_a", "mean_test_a", "mean_test_b"):
-        np.testing.assert_array_equal(ours.cv_results_[key], theirs.cv_results_[key])
-    assert ours.score(X, Y, importance=WEIGHTS) == theirs.score(X, Y, importance=WEIGHTS)
-    with pytest.raises(TypeError, match="unexpected argument"):
-        searched(TuneGridSearchCV, wrong=WEIGHTS)
-
-
-# --- callbacks ------------------------------------------------------------------------------------
-
-recording = pytest.importorskip(
-    "sklearn.callback.tests._utils", reason="scikit-learn before 1.9 has no callbacks"
-)
-
-
-@pytest.mark.parametrize("refit", [True, False])
-def test_callbacks_are_told_of_every_task(refit: bool) -> None:
-    def told(kind: Any) -> list[tuple[str, str, int]]:
-        callbacks = [recording.RecordingCallback(), recording.RecordingAutoPropagatedCallback()]
-        search = kind(recording.MaxIterEstimator(), {"max_iter": [1, 2]}, cv=2, scoring="r2", refit=refit)
-        search.set_callbacks(*callbacks).fit(X[:, :2], Y, sample_weight=WEIGHTS)
-        return sorted(
-            (record["name"], record["context"].task_name, record["context"].task_id)
-            for callback in callbacks
-            for record in callback.record
-        )
-
-    assert told(TuneGridSearchCV) == told(GridSearchCV)
-
-
-def test_callbacks_that_early_stopping_would_leave_out_are_refused() -> None:
-    search = TuneGridSearchCV(SGDClassifier(), {"alpha": [0.1]}, early_stopping=True, max_iters=3)
-    with pytest.raises(ConfigError, match="callbacks would not be told"):
-        search.set_callbacks(recording.RecordingCallback()).fit(X, Y)
-
-
 # --- classes and functions that live nowhere ------------------------------------------------------
+
+SCRIPT = """
+from sklearn.datasets import load_iris
+from sklearn.svm import SVC
+from trainkit.sklearn import TuneGridSearchCV
+
+class Own(SVC):
+    def score(self, X, y, sample_weight=None):
+        return OFFSET + self.C
+
+OFFSET = 1
+if __name__ == "__main__":
+    scorers = {"a": lambda e, X, y: e.score(X, y)}
+    search = TuneGridSearchCV(Own(), {"C": [1.0, 5.0]}, cv=2, scoring=scorers, refit="a")
+    print(search.fit(*load_iris(return_X_y=True)).best_score_, type(search.best_estimator_).__module__)
+"""
+
+
+def test_a_class_and_a_scorer_of_a_script(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False, timeout=120)
+    assert (done.stdout, done.stderr, done.returncode) == ("6.0 __main__\n", "", 0)
 
 
 def test_classes_and_scorers_of_a_function() -> None:

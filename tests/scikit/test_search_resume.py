@@ -20,7 +20,8 @@ from tests.conftest import eventually
 from tests.runtime.programs import Programs
 from tests.scikit.odd import Odd, data, done
 from trainkit.sklearn import TuneGridSearchCV
-from trainkit.sklearn.resume import candidate_key, digest, known_of, next_name
+from trainkit.sklearn.keys import candidate_key, digest
+from trainkit.sklearn.resume import known_of, next_name
 
 PRELOAD = ("trainkit.sklearn.evaluation",)
 X, Y = data()

@@ -124,6 +124,8 @@ class TuneBaseSearchCV(BaseSearchCV):  # type: ignore[misc]
         splits = self._splits(X, y, routed.splitter.split)
         estimator = clone(self.estimator)
         total = search.total
+        if total == 0:
+            raise ValueError("there is nothing to fit: the parameter space holds no candidate")
         stopping = self._early_stopping(estimator)
         if stopping is not None and has_callbacks(self):
             raise ConfigError(
@@ -229,6 +231,8 @@ class TuneBaseSearchCV(BaseSearchCV):  # type: ignore[misc]
                 f"cv={self.cv!r:.200} contradicts itself: its get_n_splits says {self.n_splits_}, and its "
                 f"split gives {len(splits)}"
             )
+        if not splits:
+            raise ValueError(f"there is nothing to fit: cv={self.cv!r:.200} gives no split into folds")
         return splits
 
     def _early_stopping(self, estimator: Any) -> EarlyStopping | None:
@@ -304,11 +308,6 @@ class TuneBaseSearchCV(BaseSearchCV):  # type: ignore[misc]
     def _outcomes(self, candidates: Sequence[Evaluated]) -> list[Outcome]:
         """What each fold of each candidate came to."""
         outcomes: list[Outcome] = [each for one in candidates for each in one.outcomes if each is not None]
-        if not outcomes:
-            raise ValueError(
-                f"there was nothing to fit: {len(candidates)} candidates and {self.n_splits_} folds of "
-                "cross-validation; give a parameter space that holds a candidate, and a cv with splits"
-            )
         warn_or_raise_about_fit_failures(outcomes, self.error_score)
         if callable(self.scoring):
             insert_error_scores(outcomes, self.error_score)

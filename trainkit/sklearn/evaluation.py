@@ -14,7 +14,8 @@ from trainkit.clock import SYSTEM
 from trainkit.runtime import preload
 from trainkit.sklearn.cv_results import Outcome, report_of
 from trainkit.sklearn.internals import MultimetricScorer, fit_and_score
-from trainkit.sklearn.resume import CANDIDATE, Known, candidate_key, digest
+from trainkit.sklearn.keys import CANDIDATE, Known, candidate_key, digest
+from trainkit.sklearn.lending import lent
 from trainkit.sklearn.surroundings import Surroundings
 from trainkit.sklearn.tasks import FoldTasks
 from trainkit.tune.trainable import Trainable
@@ -92,11 +93,15 @@ class Task:
             return self._outcome(parameters, split, candidate)
 
     def _outcome(self, parameters: Mapping[str, Any], split: int, candidate: int) -> Outcome:
-        folds = len(self.splits)
+        with lent(self.X, *self.splits[split]) as X:
+            return self._scored(X, parameters, split, candidate)
+
+    def _scored(self, X: Any, parameters: Mapping[str, Any], split: int, candidate: int) -> Outcome:
         train, test = self.splits[split]
+        folds = len(self.splits)
         outcome: Outcome = fit_and_score(
             clone(self.estimator),
-            self.X,
+            X,
             self.y,
             scorer=self.scorer,
             train=train,

@@ -8,24 +8,16 @@ Both ways the outcomes travel to the workers with the task, and a fold that is k
 
 from __future__ import annotations
 
-import hashlib
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainkit.errors import SerializationError
-from trainkit.runtime.serialize import pack
 from trainkit.sklearn.cv_results import Outcome, outcomes_of
+from trainkit.sklearn.keys import CANDIDATE, Known
 from trainkit.tune.storing.history import ExperimentReader
 from trainkit.tune.storing.schema import FILENAME
-
-CANDIDATE = "candidate_key"
-"""The reported text by which a candidate is known again."""
-
-Known = Mapping[str, Sequence[Outcome]]
-"""By a candidate's key, what its first folds came to."""
 
 
 @dataclass(frozen=True)
@@ -39,32 +31,6 @@ class Unfinished:
 
     task: str
     known: Known
-
-
-def digest(value: Any, what: str) -> str:
-    """Return a text that is the same for values that are pickled alike; arrays are read, not copied.
-
-    Raises:
-        SerializationError: `value` can't be pickled.
-    """
-    packed = pack(value, what)
-    found = hashlib.blake2b(packed.payload, digest_size=16)
-    for buffer in packed.buffers:
-        found.update(buffer)
-    return found.hexdigest()
-
-
-def candidate_key(parameters: Mapping[str, Any], task: str = "") -> str:
-    """Return what a candidate is known by; '' if its parameters can't be pickled here again.
-
-    Args:
-        parameters: of the candidate.
-        task: digest of what it is evaluated on, where experiments with others may lie beside.
-    """
-    try:
-        return task + digest(dict(parameters), "the parameters")
-    except SerializationError:  # it came here pickled by an earlier state; it is only not known again
-        return ""
 
 
 def known_of(reports: Iterable[Mapping[str, Any]], folds: int) -> dict[str, list[Outcome]]:

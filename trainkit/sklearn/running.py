@@ -119,7 +119,7 @@ def evaluate(
         except TaskError as error:
             if error.cause is None:
                 raise
-            raise error.cause from error
+            raise error.cause from error.__cause__  # the traceback over there
         results = list(grid)
     candidates = [
         Evaluated(

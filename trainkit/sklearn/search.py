@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from numbers import Integral
 from typing import Any, ClassVar
 
+from sklearn.utils._param_validation import Interval
+
 from trainkit.errors import ConfigError
 from trainkit.sklearn.base import TuneBaseSearchCV
 from trainkit.sklearn.candidates import Search
@@ -17,16 +19,52 @@ N_TRIALS = 10
 
 
 class TuneSearchCV(TuneBaseSearchCV):
-    """scikit-learn's `RandomizedSearchCV`, whose candidates are trials of a tuner."""
+    """scikit-learn's `RandomizedSearchCV`, whose candidates are trials of a tuner.
+
+    With search_optimization="random", of the same `random_state`, the candidates are `RandomizedSearchCV`'s.
+    Names, order and defaults of the arguments are tune-sklearn 0.5's.
+
+    Args:
+        estimator: to search the parameters of.
+        param_distributions: by name, what each parameter may be: a list of values, of any kind; a range
+            `(low, high)` or `(low, high, "log-uniform")`, of whole numbers with both ends if both are whole;
+            a frozen distribution of scipy.stats; a domain such as `tune.loguniform(1e-4, 1)`, with
+            `tune.when` where it depends on others; a distribution of Optuna's. The random search also takes a
+            list of such dictionaries, and anything with `rvs`; hyperopt's expressions its own search.
+        early_stopping: True, the name of a scheduler, or a scheduler: candidates are trained by portions, and
+            bad ones are stopped; None: all are fitted whole. With BOHB, HyperBand for BOHB is the one meant.
+        n_trials: candidates; fewer where there are no more.
+        scoring, refit, cv, error_score, return_train_score: as scikit-learn means them.
+        n_jobs: candidates at once, as joblib counts; None: all CPUs.
+        verbose: 0: silent; 1: what `RandomizedSearchCV` prints, and a table; 2 and 3: more.
+        random_state: seed of candidates, searcher and trials: a number, or a `RandomState`, which goes on;
+            None: NumPy's global one.
+        local_dir: folder in which the experiment is kept; None: in memory, unless `name` or `loggers` is
+            given.
+        name: of the experiment's folder; where there is one already, name_2, name_3 ...
+        max_iters: reports of a candidate at most, with early stopping.
+        search_optimization: "random", "bayesian", "bohb", "hyperopt", "optuna", or a searcher.
+        use_gpu: each candidate gets a GPU.
+        loggers: of "tensorboard", "csv", "mlflow", "json" and "wandb", callbacks, or their classes. What is
+            kept has CSV and JSON files anyway.
+        pipeline_auto_early_stop: of a pipeline, the last step is trained by portions.
+        stopper: of `trainkit.tune.stopper`, or what else RunConfig(stop=...) takes; it sees reports in which
+            all folds have a score.
+        time_budget_s: seconds, or a timedelta; candidates that are not complete then are left out.
+        sk_n_jobs: CPUs, and threads, of a candidate; None: 1.
+        mode: "min" where less is better; None: "max".
+        search_kwargs: further arguments of the searcher that is named.
+        n_iter: scikit-learn's name of `n_trials`.
+    """
 
     _parameter_constraints: ClassVar[dict[str, Any]] = {
         **TuneBaseSearchCV._parameter_constraints,
-        "param_distributions": [dict, list],
-        "n_trials": [Integral],
-        "n_iter": [Integral, None],
+        "param_distributions": [Mapping, list, tuple],
+        "n_trials": [Interval(Integral, 1, None, closed="left")],
+        "n_iter": [Interval(Integral, 1, None, closed="left"), None],
         "random_state": ["random_state"],
         "search_optimization": "no_validation",
-        "search_kwargs": [dict, None],
+        "search_kwargs": [Mapping, None],
     }
 
     def __init__(

@@ -28,7 +28,7 @@ def error_to_raise(candidates: Sequence[Evaluated], error_score: object) -> Base
         error = candidate.error
         if isinstance(error, TaskError) and error.cause is not None:
             cause = error.cause
-            cause.__cause__ = error  # which shows where in the worker it was raised
+            cause.__cause__ = error.__cause__  # the traceback over there
             return cause
         if error is not None and error_score == "raise":
             return error

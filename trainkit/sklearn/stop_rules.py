@@ -19,10 +19,14 @@ class AfterAllFolds(Stopper):
     """
 
     def __init__(self, rule: StopRule, folds: int) -> None:
+        self._rule, self._folds = rule, folds
         self._rules = StopRules.of(rule)
         self._last_fold = f"split{folds - 1}_fit_time"
         self._elapsed_s = 0.0
         self._facts: dict[str, Any] = {}
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> AfterAllFolds:
+        return AfterAllFolds(self._rule, self._folds)  # whose rules are copies of the user's
 
     def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
         if self._last_fold not in result:

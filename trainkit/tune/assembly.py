@@ -68,7 +68,7 @@ class Experiment:
         facts: of the experiment that goes on.
         changes: how `space` differs from the one of before, in words.
         address: where the folder is copied to.
-        in_memory: nothing is kept in `folder` but what trials write themselves.
+        in_memory: nothing is kept in `folder` but what trials write themselves; they make their folders.
         clock: to read.
         not_before: the date up to which the experiment has run: dates go on from there, even where the
             clock was set back since, or is another machine's.
@@ -185,7 +185,13 @@ class Experiment:
         )
         executor = Executor(
             self._bound,
-            SpecMaker(self.folder, self._run, self._seed_of_trial, self._bound.start_from),
+            SpecMaker(
+                self.folder,
+                self._run,
+                self._seed_of_trial,
+                self._bound.start_from,
+                makes_dirs=not self._in_memory,
+            ),
             now=self._now,
             leave_s=self._plan.cleanup_s,
             reuse=self._tune.reuse_actors,

@@ -69,6 +69,8 @@ def _set_threads() -> None:
     torch = sys.modules.get("torch")
     if torch is not None:
         torch.set_num_threads(max(1, count))
+    if "sklearn" in sys.modules and count:  # its OpenMP was loaded with a thread for each CPU
+        threadpoolctl.threadpool_limits(count, user_api="openmp")
     if "numpy" in sys.modules:
         blas = _first_number(os.environ["OPENBLAS_NUM_THREADS"])
         if blas > 1:  # the template loaded it with one thread; looking the library up takes milliseconds

@@ -28,6 +28,7 @@ class TrialSpec:
         driver_pid: whose generators are not to be seeded when trials run in the driver itself.
         house: where the user's code stands, and where what it prints goes.
         environments: what `register_env` was given.
+        makes_dir: its folder is made beforehand; else by what writes there.
     """
 
     trial_id: str
@@ -47,6 +48,7 @@ class TrialSpec:
     driver_pid: int = 0
     house: House = field(default_factory=House)
     environments: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
+    makes_dir: bool = True
 
 
 @dataclass(frozen=True)

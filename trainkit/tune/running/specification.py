@@ -23,6 +23,7 @@ class SpecMaker:
         run: the settings.
         seed_of: by trial index, the seed for the trial's generators; None: none.
         start_from: path of the checkpoint that a trial without one of its own begins with; None: none.
+        makes_dirs: trials find their folders made.
     """
 
     def __init__(
@@ -31,6 +32,8 @@ class SpecMaker:
         run: RunConfig,
         seed_of: Callable[[int], int | None],
         start_from: str | None = None,
+        *,
+        makes_dirs: bool = True,
     ) -> None:
         self.folder = folder
         self._run = run
@@ -40,6 +43,7 @@ class SpecMaker:
             log_files(run.log_to_file), run.chdir_to_trial_dir or bool(settings.chdir_asked())
         )
         self._environments = environments()
+        self._makes_dirs = makes_dirs or self._house != House()
 
     def of(self, start: ev.Start) -> TrialSpec:
         """Return the specification of the attempt that `start` begins."""
@@ -63,4 +67,5 @@ class SpecMaker:
             driver_pid=os.getpid(),
             house=self._house,
             environments=self._environments,
+            makes_dir=self._makes_dirs,
         )

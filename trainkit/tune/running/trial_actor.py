@@ -46,12 +46,13 @@ class TrialActor:
         return self.begin(spec)
 
     def begin(self, spec: TrialSpec) -> Place:
-        """Take a trial in, with the trainable that is here; its folder is made here too.
+        """Take a trial in, with the trainable that is here; its folder may be made here too.
 
         Raises:
             OSError: there can be no such folder.
         """
-        os.makedirs(spec.trial_dir, exist_ok=True)
+        if spec.makes_dir:
+            os.makedirs(spec.trial_dir, exist_ok=True)
         if spec.seed is not None and os.getpid() != spec.driver_pid:
             seed_generators(spec.seed)
         before, self._runner = self._runner, None

@@ -1,0 +1,157 @@
+"""Searches as tune-sklearn 0.5's README and examples have them: the calls are theirs, the data is smaller.
+
+Row 1.8: of their scripts only the import changes. README of https://github.com/ray-project/tune-sklearn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy.stats import randint
+from sklearn.datasets import make_classification
+from sklearn.decomposition import NMF, PCA
+from sklearn.ensemble import RandomForestClassifier
+from sklearn.feature_selection import SelectKBest, chi2
+from sklearn.linear_model import SGDClassifier
+from sklearn.model_selection import train_test_split
+from sklearn.pipeline import Pipeline
+from sklearn.svm import LinearSVC
+
+import trainkit
+from trainkit import tune
+from trainkit.sklearn import TuneGridSearchCV, TuneSearchCV
+from trainkit.tune.schedulers import MedianStoppingRule
+
+X, Y = make_classification(n_samples=300, n_features=20, n_informative=10, n_classes=3, random_state=0)
+TRAIN, TEST, Y_TRAIN, Y_TEST = train_test_split(X, Y, test_size=60, random_state=0)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def session() -> Iterator[None]:
+    trainkit.init(engine="inline", num_cpus=2)
+    yield
+    trainkit.shutdown()
+
+
+def accuracy(search: Any) -> float:
+    predicted = search.fit(TRAIN, Y_TRAIN).predict(TEST)
+    return float(np.count_nonzero(np.array(predicted) == np.array(Y_TEST)) / len(predicted))
+
+
+def test_a_grid_with_a_scheduler_by_name() -> None:
+    grid = {"alpha": [1e-4, 1e-1, 1], "epsilon": [0.01, 0.1]}
+    search = TuneGridSearchCV(SGDClassifier(), grid, early_stopping="MedianStoppingRule", max_iters=10)
+    assert accuracy(search) > 1 / 3
+    assert len(search.cv_results_["params"]) == 6
+
+
+def test_bohb_over_lists_and_tuples() -> None:
+    space = {
+        "loss": ["squared_hinge", "hinge"],
+        "alpha": (1e-4, 1e-1, "log-uniform"),
+        "epsilon": (1e-2, 1e-1),
+    }
+    search = TuneSearchCV(
+        SGDClassifier(), param_distributions=space, n_trials=2, max_iters=10, search_optimization="bohb"
+    )
+    assert accuracy(search) > 1 / 3
+    assert all(1e-4 <= each["alpha"] <= 1e-1 for each in search.cv_results_["params"])
+
+
+def test_hyperopt_over_domains_with_early_stopping() -> None:
+    space = {
+        "loss": tune.choice(["squared_hinge", "hinge"]),
+        "alpha": tune.loguniform(1e-4, 1e-1),
+        "epsilon": tune.uniform(1e-2, 1e-1),
+    }
+    search = TuneSearchCV(
+        SGDClassifier(),
+        param_distributions=space,
+        n_trials=2,
+        early_stopping=True,
+        max_iters=10,
+        search_optimization="hyperopt",
+    )
+    assert accuracy(search) > 1 / 3
+
+
+@pytest.mark.parametrize("optimization", ["bayesian", "hyperopt"])
+def test_a_searcher_with_a_scheduler_object(optimization: str) -> None:
+    search = TuneSearchCV(
+        SGDClassifier(),
+        {"alpha": (1e-4, 1.0), "epsilon": (0.01, 0.1)},
+        search_optimization=optimization,
+        n_trials=3,
+        early_stopping=MedianStoppingRule(grace_period=10.0),
+        max_iters=10,
+    )
+    assert accuracy(search) > 1 / 3
+    assert len(search.cv_results_["params"]) == 3
+
+
+def test_several_scorers_with_a_scheduler_object() -> None:
+    search = TuneGridSearchCV(
+        SGDClassifier(),
+        {"alpha": [1e-4, 1e-1, 1], "epsilon": [0.01, 0.1]},
+        early_stopping=MedianStoppingRule(grace_period=10.0),
+        max_iters=3,
+        scoring=("accuracy", "f1_micro"),
+        refit="accuracy",
+    )
+    assert accuracy(search) > 1 / 3
+    assert {"mean_test_accuracy", "mean_test_f1_micro"} <= search.cv_results_.keys()
+
+
+def test_distributions_of_scipy() -> None:
+    space = {"n_estimators": randint(5, 9), "max_depth": randint(2, 10)}
+    search = TuneSearchCV(RandomForestClassifier(), space, n_trials=3)
+    assert accuracy(search) > 1 / 3
+    assert all(5 <= each["n_estimators"] < 9 for each in search.cv_results_["params"])
+
+
+def test_expressions_of_hyperopt_beside_tuples() -> None:
+    from hyperopt import hp
+
+    space = {
+        "n_estimators": hp.uniformint("n_estimators", 5, 9),
+        "min_weight_fraction_leaf": (0.0, 0.5),
+        "min_samples_leaf": hp.uniformint("min_samples_leaf", 1, 5),
+    }
+    search = TuneSearchCV(RandomForestClassifier(), space, search_optimization="hyperopt", n_trials=3)
+    assert accuracy(search) > 1 / 4
+    assert all(type(each["n_estimators"]) is int for each in search.cv_results_["params"])
+
+
+def test_lists_of_spaces_whose_values_are_estimators() -> None:
+    pipe = Pipeline([("reduce_dim", "passthrough"), ("classify", LinearSVC(dual=False, max_iter=10000))])
+    spaces = [
+        {
+            "reduce_dim": [PCA(iterated_power=7), NMF(max_iter=2000)],
+            "reduce_dim__n_components": [2, 4],
+            "classify__C": [1, 10],
+        },
+        {"reduce_dim": [SelectKBest(chi2)], "reduce_dim__k": [2, 4], "classify__C": [1, 10]},
+    ]
+    positive = TRAIN - TRAIN.min()
+    random = TuneSearchCV(pipe, spaces, search_optimization="random", n_trials=4).fit(positive, Y_TRAIN)
+    assert len(random.cv_results_["params"]) == 4
+    grid = TuneGridSearchCV(pipe, param_grid=spaces).fit(positive, Y_TRAIN)
+    assert len(grid.cv_results_["params"]) == 12
+
+
+def test_a_pipeline_is_stopped_early_in_its_last_step() -> None:
+    pipe = Pipeline([("reduce_dim", PCA()), ("classify", SGDClassifier())])
+    space = [{"classify__alpha": [1e-4, 1e-1, 1], "classify__epsilon": [0.01, 0.1]}]
+    search = TuneSearchCV(
+        pipe,
+        space,
+        search_optimization="random",
+        n_trials=4,
+        early_stopping=True,
+        max_iters=5,
+        pipeline_auto_early_stop=True,
+    )
+    assert accuracy(search) > 1 / 4
