@@ -25,8 +25,9 @@ from trainkit.tune.suggestion.proposals import Proposals
 from trainkit.tune.suggestion.suggesting import TrialSource
 from trainkit.tune.trial import Failure, Trial, TrialStatus
 
-PENDING, RUNNING, PAUSED, TERMINATED, ERROR = TrialStatus
-"""Names of their own, as a report looks at a dozen: of an enumeration each is looked up by a function."""
+# Names of their own, as a report looks at a dozen: of an enumeration each is looked up by a function.
+PENDING, RUNNING, PAUSED = TrialStatus.PENDING, TrialStatus.RUNNING, TrialStatus.PAUSED
+TERMINATED, ERROR = TrialStatus.TERMINATED, TrialStatus.ERROR
 
 NOBODY_SAVES = (
     "No trial has given a checkpoint yet, so the experiment ends here, and the others don't fail one by one. "
