@@ -37,6 +37,8 @@ def running(group: str) -> list[Path]:
 def _group(page: Path) -> str:
     if page.parent.name == "tuning":
         return "tuning"
+    if page.parent.name == "sklearn" or page.stem in ("migrating-gridsearchcv", "migrating-tune-sklearn"):
+        return "sklearn"
     beside = page.parent.name == "strategies" or page.name.startswith("migrating-")
     return "strategies" if beside else "others"
 

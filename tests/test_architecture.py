@@ -47,8 +47,8 @@ READINGS = {"time", "time_ns", "monotonic", "monotonic_ns"}
 # fmt: off
 PUBLIC = {
     "trainkit": {
-        "__version__", "actor", "air", "errors", "exceptions", "runtime_context", "train", "tune", "util",
-        "ObjectRef", "ObjectRefGenerator",
+        "__version__", "actor", "air", "errors", "exceptions", "runtime_context", "sklearn", "train", "tune",
+        "util", "ObjectRef", "ObjectRefGenerator",
         "available_resources", "cancel", "cluster_resources", "exit_actor", "get", "get_actor",
         "get_current_placement_group", "get_gpu_ids", "get_placement_group", "get_runtime_context", "init",
         "is_initialized", "kill", "list_actors", "list_objects", "list_placement_groups", "list_tasks",
@@ -267,6 +267,12 @@ def test_import_is_light():
 
 def test_tune_leaves_torch_alone():
     assert run_python("import sys, trainkit.tune; print('torch' in sys.modules)") == "False"
+
+
+def test_what_is_named_after_scikit_learn_loads_it_when_a_search_is_asked_for() -> None:
+    loaded = "print('sklearn' in sys.modules)"
+    assert run_python(f"import sys, trainkit; trainkit.sklearn; {loaded}") == "False"
+    assert run_python(f"import sys, trainkit; trainkit.sklearn.TuneSearchCV; {loaded}") == "True"
 
 
 def test_a_worker_loads_what_spreads_models_only_when_it_is_asked_for() -> None:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from trainkit import errors as errors
     from trainkit import exceptions as exceptions
     from trainkit import runtime_context as runtime_context
+    from trainkit import sklearn as sklearn
     from trainkit import train as train
     from trainkit import tune as tune
     from trainkit import util as util
@@ -78,7 +79,7 @@ _VERBS = (
     "wait",
 )
 _TYPES = {"ObjectRef": "trainkit.runtime.specs", "ObjectRefGenerator": "trainkit.runtime.streams"}
-_ROOMS = ("actor", "air", "errors", "exceptions", "runtime_context", "train", "tune", "util")
+_ROOMS = ("actor", "air", "errors", "exceptions", "runtime_context", "sklearn", "train", "tune", "util")
 
 __all__ = ["__version__", *_ROOMS, *_TYPES, *_VERBS]
 

@@ -185,7 +185,7 @@ def test_what_the_estimator_raised_leaves_fit_as_it_was_raised() -> None:
         TuneGridSearchCV(Recorder(), {"fail": [True]}, cv=2, error_score="raise").fit(X, Y)
     assert type(caught.value) is OddError
     assert caught.value.number == 7
-    assert "test_search_estimators.py" in str(caught.value.__cause__)  # where it was raised, over there
+    assert "recorder.py" in str(caught.value.__cause__)  # where it was raised, over there
 
 
 @pytest.mark.parametrize("error_score", ["raise", np.nan])

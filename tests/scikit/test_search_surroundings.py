@@ -16,6 +16,7 @@ from sklearn.model_selection import GridSearchCV, GroupKFold
 from sklearn.preprocessing import StandardScaler
 from sklearn.svm import SVC
 
+from tests.conftest import eventually
 from tests.scikit.recorder import Recorder
 from trainkit.errors import ConfigError
 from trainkit.sklearn import TuneGridSearchCV, TuneSearchCV
@@ -24,7 +25,6 @@ pytestmark = pytest.mark.usefixtures("runtime")
 PRELOAD = ("trainkit.sklearn.evaluation", "sklearn.svm", "sklearn.linear_model")
 
 X, Y = load_iris(return_X_y=True)
-ONE = {"C": [1.0]}
 BOTH = {"C": [0.1, 10.0]}
 
 
@@ -59,10 +59,16 @@ def test_filters_of_warnings_reach_the_folds() -> None:
 
 def test_what_is_printed_of_each_fold(capfd: pytest.CaptureFixture[str]) -> None:
     TuneGridSearchCV(SVC(), BOTH, cv=2, verbose=10).fit(X, Y)
-    out = capfd.readouterr().out
-    assert "Fitting 2 folds for each of 2 candidates, totalling 4 fits" in out
+    out = ""
+
+    def printed(text: str) -> bool:  # what workers print comes over a pipe
+        nonlocal out
+        out += capfd.readouterr().out
+        return text in out
+
+    assert printed("Fitting 2 folds for each of 2 candidates, totalling 4 fits")
     for line in ("[CV 1/2; 1/2] START C=0.1", "[CV 2/2; 2/2] END", "score="):
-        assert line in out
+        assert eventually(lambda line=line: printed(line)), out
 
 
 # --- metadata -------------------------------------------------------------------------------------

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from trainkit.tune.elsewhere import lazily
+from trainkit.tune.optional import load
 
 if TYPE_CHECKING:
     from trainkit.sklearn.grid import TuneGridSearchCV
@@ -12,10 +13,16 @@ if TYPE_CHECKING:
 
 __all__ = ["TuneGridSearchCV", "TuneSearchCV"]
 
-# Loaded when first used: a worker takes only what evaluates a candidate.
+# Loaded when first used: not everyone has scikit-learn, and a worker takes only what evaluates a candidate.
 _HOME_OF = {
     "TuneGridSearchCV": "grid",
     "TuneSearchCV": "search",
 }
 
-__getattr__, __dir__ = lazily(__name__, _HOME_OF)
+_get, __dir__ = lazily(__name__, _HOME_OF)
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME_OF:
+        load("sklearn", "searches over estimators", "sklearn")
+    return _get(name)

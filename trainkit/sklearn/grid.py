@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from sklearn.model_selection import ParameterGrid
 
 from trainkit.sklearn.base import TuneBaseSearchCV
 from trainkit.sklearn.candidates import CandidateList, Search
+from trainkit.tune.domains import GridSearch
 
 
 class TuneGridSearchCV(TuneBaseSearchCV):
@@ -133,7 +135,21 @@ class TuneGridSearchCV(TuneBaseSearchCV):
         self.mode = mode
 
     def _search(self) -> Search:
-        return Search(CandidateList(list(ParameterGrid(self.param_grid))))
+        return Search(CandidateList(list(_grid_of(self.param_grid))))
 
     def _searched(self) -> set[str]:
-        return {name for parameters in ParameterGrid(self.param_grid).param_grid for name in parameters}
+        return {name for parameters in _grid_of(self.param_grid).param_grid for name in parameters}
+
+
+def _grid_of(param_grid: Any) -> ParameterGrid:
+    """The grid as scikit-learn has it; `tune.grid_search([...])` is one more way to write a list."""
+    if isinstance(param_grid, Mapping):
+        return ParameterGrid(_listed(param_grid))
+    return ParameterGrid([_listed(each) if isinstance(each, Mapping) else each for each in param_grid])
+
+
+def _listed(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        name: list(values.values) if isinstance(values, GridSearch) else values
+        for name, values in parameters.items()
+    }

@@ -114,6 +114,11 @@ def settings_of(
         ConfigError: an argument is out of range.
     """
     given = checked_tune_params(tune_params)
+    if given.get("max_failures") and search.error_score == "raise":
+        raise ConfigError(
+            f"tune_params has max_failures={given['max_failures']!r}, and error_score='raise' ends the "
+            "search at the first failure: set error_score=numpy.nan, or leave max_failures out"
+        )
     at_once = trials_at_once(search.n_jobs, machine_cpus)
     per_trial = cpus_per_trial(search.sk_n_jobs, machine_cpus)
     tune = TuneConfig(

@@ -1,0 +1,24 @@
+"""Without scikit-learn, its door says how to get it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+CODE = """
+import sys
+sys.modules["sklearn"] = None  # as if it were not installed
+from trainkit.errors import MissingDependencyError
+import trainkit.sklearn
+try:
+    from trainkit.sklearn import TuneGridSearchCV
+except MissingDependencyError as error:
+    print(error)
+"""
+
+
+def test_what_is_missing_is_named_with_what_installs_it() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", CODE], capture_output=True, text=True, timeout=120, check=True
+    )
+    assert "searches over estimators need sklearn: pip install 'trainkit[sklearn]'" in done.stdout
