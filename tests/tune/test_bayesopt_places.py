@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from trainkit import tune
 from trainkit.tune.domains import Domain
 from trainkit.tune.search.bayesopt import BayesOptSearch
-from trainkit.tune.search.bayesopt.space import code_of
+from trainkit.tune.search.bayesopt.space import Box, code_of
+from trainkit.tune.spaces.variants import Space
 
 pytestmark = pytest.mark.usefixtures("inline")
 
@@ -47,6 +48,17 @@ def test_every_place_within_the_bounds_is_a_value(domain: Domain, data: Any) -> 
     code = code_of("x", domain)
     place = {name: data.draw(st.floats(low, high), label=name) for name, (low, high) in code.bounds.items()}
     assert domain.contains(code.decode(place))
+
+
+def test_neighbours_among_a_million_whole_numbers_are_two() -> None:
+    box = Box(Space.of({"n": tune.randint(0, 10**6), "x": tune.uniform(0, 1)}), own=False)
+
+    def mark(n: int, x: float) -> list[list[float]]:
+        return box.mark(box.encoded({"n": n, "x": x}), 5)
+
+    assert mark(500_000, 0.5) != mark(500_001, 0.5)
+    assert mark(500_000, 0.5) == mark(500_000, 0.5000001)
+    assert mark(500_000, 0.5) != mark(500_000, 0.50002)
 
 
 @pytest.mark.parametrize("size", [2, 5])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import get_args
 
 import pytest
 
@@ -261,6 +262,12 @@ def test_news_of_an_attempt_that_is_over_is_dropped():
     before = len(play.records)
     assert play.controller.handle([old]).records == []
     assert len(play.records) == before
+
+
+@pytest.mark.parametrize("kind", get_args(ev.Event))
+def test_every_kind_of_event_is_taken_in(kind):
+    told = {"trial_id": "gone", "time": 1.0}
+    Play(num_samples=1).controller.handle([kind(**{name: told.get(name) for name in kind._fields})])
 
 
 def test_only_the_best_checkpoints_stay_and_the_latest_while_it_runs():

@@ -251,6 +251,13 @@ def sixteen(trial):
         trial.suggest_int(name, 0, 3)
 
 
+def sixteen_without_hash(trial):
+    """Lists, as the layers of a network are given."""
+    if trial.suggest_categorical("layers", [[64], [64, 32], [32]]) == [32]:
+        trial.suggest_float("dropout", 0.1, 0.7, step=0.1)
+        trial.suggest_int("batch", 8, 16, step=8)
+
+
 INT = optuna.distributions.IntDistribution(0, 3)
 WITHOUT_END = {
     "define-by-run": lambda: OptunaSearch(mixed),
@@ -261,6 +268,7 @@ WITHOUT_END = {
 }
 OF_SIXTEEN = {
     "define-by-run": lambda: OptunaSearch(sixteen),
+    "define-by-run, without hash": lambda: OptunaSearch(sixteen_without_hash),
     "distributions": lambda: OptunaSearch({"a": INT, "b": INT}),
     "hyperopt": lambda: HyperOptSearch(
         {name: hp.choice(name, list(range(4))) for name in "ab"}, n_initial_points=5

@@ -20,7 +20,6 @@ from trainkit.tune.objectives import (
     front_of,
     objectives_of,
     point_of,
-    ranked,
 )
 from trainkit.tune.schedulers import ASHAScheduler, ParetoScheduler
 from trainkit.tune.search import BayesOptSearch, ConcurrencyLimiter, HyperOptSearch, OptunaSearch, Repeater
@@ -55,6 +54,14 @@ def simulated(num_samples, **settings):
 
 
 # --- fronts and ranks -----------------------------------------------------------------------------
+
+
+def ranked(points):
+    """All places, best first."""
+    ranking = ParetoRanking()
+    for point in points:
+        ranking.add(point)
+    return ranking.order()
 
 
 @given(clouds)

@@ -109,9 +109,8 @@ def test_with_enough_complete_trials_a_paused_one_runs_to_tpe(name):
     few, few_running, many, many_running = begun(name, 30), begun(name, 30), begun(name, 30), begun(name, 30)
     for number, searches in ((enough - 1, (few, few_running)), (enough, (many, many_running))):
         for search in searches:
-            for trial_id in [each for each in search.configs if each != "t_00007"][
-                :number
-            ]:  # 7 ends with NaN
+            with_a_number = [trial_id for trial_id in search.configs if trial_id != "t_00007"]  # it has NaN
+            for trial_id in with_a_number[:number]:
                 end(search, trial_id, AT_THE_END)
     for search in (few, many):
         for trial_id in list(search.configs)[12:]:

@@ -6,7 +6,6 @@ import ctypes
 import math
 import os
 import signal
-import threading
 import time
 from pathlib import Path
 
@@ -18,7 +17,11 @@ from tests.tune.harness import Play
 from trainkit import tune
 from trainkit.errors import TrialTimeoutError
 from trainkit.tune.control import events as ev
+from trainkit.tune.placement import Bound
 from trainkit.tune.policies import FailureConfig
+from trainkit.tune.running.executor import Executor
+from trainkit.tune.running.specification import SpecMaker
+from trainkit.tune.trial import Trial
 
 pytestmark = pytest.mark.usefixtures("runtime")
 
@@ -129,15 +132,31 @@ def test_what_waits_for_its_resources_is_not_timed():
     assert play.controller.deadline == pytest.approx(3610, abs=0.1)
 
 
-def test_a_trial_is_placed_once_it_has_what_it_asks_for(tmp_path, fit):
-    """What else the program runs has the CPUs for longer than a trial may take."""
+def news(executor: Executor) -> list[ev.Event]:
+    found: list[ev.Event] = []
+    while not found:
+        executor.wait(None)
+        found = executor.collect()
+    return found
+
+
+def test_a_trial_is_placed_once_it_has_what_it_asks_for(tmp_path):
+    """Until then something else of the program has all CPUs."""
     holder = trainkit.remote(num_cpus=SESSION_CPUS)(Holder).remote()
     trainkit.get(holder.pid.remote())
-    let_go = threading.Timer(3.5, trainkit.kill, (holder,))
-    let_go.start()
-    (result,) = fit(lambda config: 1.0, trial_timeout_s=3)
-    let_go.join()
-    assert (result.status, len(result.attempts)) == ("TERMINATED", 1), "not killed as it waited"
+    specs = SpecMaker(tmp_path, tune.RunConfig(), lambda index: None)
+    executor = Executor(Bound(lambda config: 1.0), specs, now=time.monotonic, timed=True)
+    trial = Trial("t", 0, {}, name="t", dirname="t")
+    try:
+        executor.carry_out([ev.Start(trial, 0, 0, None)])
+        executor.wait(0.3)
+        assert executor.collect() == [], "it has no process yet"
+        trainkit.kill(holder)
+        (placed,) = news(executor)
+        assert placed[:2] == ("t", 0) and isinstance(placed, ev.Placed)
+        assert isinstance(news(executor)[0], ev.Started)
+    finally:
+        executor.close()
 
 
 def test_a_timedelta_is_taken():

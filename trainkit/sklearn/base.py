@@ -107,7 +107,7 @@ class TuneBaseSearchCV(BaseSearchCV):  # type: ignore[misc]
             InvalidParameterError: an argument of the constructor has the wrong type; it is a ValueError.
             ConfigError: an argument is out of range, or contradicts another one; it is a ValueError.
             ValueError: all fits failed, or there were none.
-            Exception: what the estimator raised, if `error_score` is "raise"; what the scorer, the splitter,
+            Exception: what the estimator or the scorer raised, if `error_score` is "raise"; what the splitter
                 or the fit on all data raised, always.
         """
         scorers, refit_metric = self._get_scorers()

@@ -291,14 +291,14 @@ class ExperimentAnalysis:
         if mode is not None and metric is None:
             raise ConfigError(f"dataframe(mode={mode!r}): give the metric too")
         if metric is None or mode is None:
-            rows = {trial.path: trial.metrics for trial in self._grid if trial.metrics}
+            rows = [(trial.path, trial.metrics) for trial in self._grid if trial.metrics]
         else:
             best = {
-                trial.path: best_row(history, metric, mode) or history[-1]
+                trial.trial_id: best_row(history, metric, mode) or history[-1]
                 for trial, history in self._grid.histories()
             }
-            rows = {trial.path: best[trial.path] for trial in self._grid if trial.path in best}
-        return pandas_frame([{**flatten(report), "logdir": path} for path, report in rows.items()])
+            rows = [(trial.path, best[trial.trial_id]) for trial in self._grid if trial.trial_id in best]
+        return pandas_frame([{**flatten(report), "logdir": path} for path, report in rows])
 
     # --- the experiment itself ----------------------------------------------------------------------
 

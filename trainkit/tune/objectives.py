@@ -132,14 +132,6 @@ class ParetoRanking:
             chosen = max(left, key=left.__getitem__)
 
 
-def ranked(points: Sequence[Point]) -> list[int]:
-    """All places, best first; see `ParetoRanking`."""
-    ranking = ParetoRanking()
-    for point in points:
-        ranking.add(point)
-    return ranking.order()
-
-
 def _shares(values: Sequence[float]) -> list[float]:
     finite = [value for value in values if math.isfinite(value)]
     low, high = (min(finite), max(finite)) if finite else (0.0, 0.0)

@@ -187,11 +187,11 @@ def _never_perturbed(tune: TuneConfig, run: RunConfig) -> bool:
 
 
 def make_callbacks(run: RunConfig, scheduler: TrialScheduler, *, in_memory: bool) -> Sequence[Callback]:
-    """Return the user's callbacks, the loggers that come by themselves, and the console."""
+    """Return the user's callbacks, the console, and those that write files where these are kept."""
     callbacks, scheduler = list(run.callbacks), scheduler.deciding
     if isinstance(scheduler, PopulationBasedTraining) and scheduler.log_config and not in_memory:
         callbacks.append(PolicyFiles())
-    for name in run.default_loggers if settings.loggers_come_by_themselves() else ():
+    for name in run.default_loggers if settings.loggers_come_by_themselves() and not in_memory else ():
         default = _DEFAULT_LOGGERS[name]
         if not any(isinstance(callback, default) for callback in callbacks):
             callbacks.append(default())

@@ -98,12 +98,7 @@ class Controller:
             failed=sum(trial.status is TrialStatus.ERROR for trial in self.trials),
         )
         self._handlers: dict[type[ev.Event], Callable[[Any], None]] = {
-            ev.Placed: self._lives.handle,
-            ev.Started: self._lives.handle,
-            ev.Reported: self._lives.handle,
-            ev.Finished: self._lives.handle,
-            ev.Saved: self._lives.handle,
-            ev.Failed: self._lives.handle,
+            **dict.fromkeys(self._lives.kinds, self._lives.handle),
             ev.Adopted: self._on_adopted,
             ev.StopAsked: self._on_stop_asked,
             ev.Interrupted: lambda event: self._endings.end(INTERRUPTED, event.time),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from trainkit.errors import ConfigError
@@ -25,8 +25,9 @@ from trainkit.tune.suggestion.proposals import Proposals
 from trainkit.tune.suggestion.suggesting import TrialSource
 from trainkit.tune.trial import Failure, Trial, TrialStatus
 
-PENDING, RUNNING, PAUSED, TERMINATED, ERROR = TrialStatus
-"""Names of their own, as a report looks at a dozen: of an enumeration each is looked up by a function."""
+# Names of their own, as a report looks at a dozen: of an enumeration each is looked up by a function.
+PENDING, RUNNING, PAUSED = TrialStatus.PENDING, TrialStatus.RUNNING, TrialStatus.PAUSED
+TERMINATED, ERROR = TrialStatus.TERMINATED, TrialStatus.ERROR
 
 NOBODY_SAVES = (
     "No trial has given a checkpoint yet, so the experiment ends here, and the others don't fail one by one. "
@@ -90,6 +91,11 @@ class Lives:
             ev.Saved: self._on_saved,
             ev.Failed: lambda live, event: self.fail(live.trial, event.failure, event.time),
         }
+
+    @property
+    def kinds(self) -> Iterable[type[ev.Event]]:
+        """Of the events that `handle` takes in."""
+        return self._handlers
 
     def handle(
         self, event: ev.Placed | ev.Started | ev.Reported | ev.Finished | ev.Saved | ev.Failed

@@ -24,7 +24,7 @@ from trainkit.tune.seeds import suggestion_generator
 from trainkit.tune.spaces.variants import Space
 
 if TYPE_CHECKING:
-    from numpy.random import Generator
+    pass
 
 F = TypeVar("F", bound=Form)
 
@@ -221,12 +221,9 @@ class ModelledSearcher(Searcher, Generic[F]):
         self._rejected = (self._number, self._redraws + 1)
 
     def alternatives(self, trial_id: str) -> Iterator[dict[str, Any]]:
-        others = self._others(suggestion_generator(self._base, self._number, self._redraws))
+        others = self.form.others(suggestion_generator(self._base, self._number, self._redraws))
         for self._offered in others:
             yield self._offered[0]
-
-    def _others(self, rng: Generator) -> Iterator[tuple[dict[str, Any], Any | None]]:
-        return self.form.others(rng)
 
     def take(self, trial_id: str, config: dict[str, Any]) -> bool:
         offered, known = self._offered

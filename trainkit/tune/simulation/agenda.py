@@ -17,7 +17,7 @@ class Kind(IntEnum):
     START = 2
 
 
-FINISH, FAILURE, START = Kind
+FINISH, FAILURE, START = Kind.FINISH, Kind.FAILURE, Kind.START
 
 
 class Agenda(Generic[T]):

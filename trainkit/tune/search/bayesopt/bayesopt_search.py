@@ -46,7 +46,8 @@ class BayesOptSearch(LastReportSearcher[Box]):
         patience: draws in a row that were tried before, after which the search ends.
         skip_duplicate: False tries a configuration again where it is suggested again.
         analysis: results to learn from: a `ResultGrid`, or a list of `Result`s.
-        repeat_float_precision: digits after the point by which configurations are told apart.
+        repeat_float_precision: digits after the point by which real numbers are told apart, or logarithms of
+            a logarithmic domain's.
 
     Raises:
         MissingDependencyError: bayesian-optimization is not installed.
@@ -180,12 +181,9 @@ class BayesOptSearch(LastReportSearcher[Box]):
             suggested = model.random_sample()[0]
         return {name: float(value) for name, value in suggested.items()}
 
-    def _was_tried(self, place: Mapping[str, float]) -> bool:
-        mark = self._mark(place)
-        return any(mark == self._mark(other) for other, _ in self._known.values())
-
-    def _mark(self, place: Mapping[str, float]) -> list[tuple[str, float]]:
-        return sorted((name, round(value, self._precision)) for name, value in place.items())
+    def _was_tried(self, place: Place) -> bool:
+        mark = self.form.mark(place, self._precision)
+        return any(mark == self.form.mark(other, self._precision) for other, _ in self._known.values())
 
     def is_drawn(self, trial_id: str) -> bool:
         return super().is_drawn(trial_id) and self._skip_duplicate

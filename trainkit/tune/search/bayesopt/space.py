@@ -165,6 +165,15 @@ class Box(Declared[Code]):
     def encoded(self, values: Mapping[str, Any]) -> Place:
         return {name: each for code in super().encoded(values).values() for name, each in code.items()}
 
+    def mark(self, place: Place, digits: int) -> list[list[float]]:
+        """What a place is told apart from others by: steps exactly, as many lie close; else `digits`."""
+        return [
+            [code.decode(place)]
+            if isinstance(code, _Steps)
+            else [round(place[each], digits) for each in code.bounds]
+            for code in self.codes.values()
+        ]
+
     def fixed(self, point: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
         _, open_ = super().fixed(point)
         return self.declared.point(point), open_  # as it is: the exponential of a logarithm may be another

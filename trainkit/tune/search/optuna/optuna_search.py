@@ -7,7 +7,7 @@ import importlib.util
 import logging
 import math
 import numbers
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -26,7 +26,6 @@ from trainkit.tune.seeds import suggestion_generator, suggestion_words
 from trainkit.tune.values import encode_config, holds_opaque, lookup
 
 if TYPE_CHECKING:
-    from numpy.random import Generator
     from optuna.samplers import BaseSampler
     from optuna.storages import BaseStorage
     from optuna.trial import TrialState
@@ -184,10 +183,6 @@ class OptunaSearch(ModelledSearcher[OptunaForm]):
                 raise
         self._study.settle(trial_id)
         return config
-
-    def _others(self, rng: Generator) -> Iterator[tuple[dict[str, Any], Params | None]]:
-        form = self.form
-        return form.others(rng) if form.space is not None else form.others(rng, self._study.tried())
 
     def _note(self, trial_id: str, known: Params) -> None:
         self._study.add(trial_id, known)

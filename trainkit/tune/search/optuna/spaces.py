@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from itertools import islice
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 from trainkit.errors import ConfigError, SpaceError
-from trainkit.tune.search.alternatives import DRAWS, MAX_LISTED
 from trainkit.tune.search.forms import Declared, Form
+from trainkit.tune.search.optuna.asking import Found, Params, alternatives
 from trainkit.tune.search.optuna.domains import Coder, coder_of
-from trainkit.tune.search.optuna.saying import quiet
 from trainkit.tune.spaces.tree import everything, holds_leaf
 from trainkit.tune.spaces.variants import Space
 from trainkit.tune.values import flatten, holds_opaque
@@ -20,11 +18,9 @@ from trainkit.tune.values import flatten, holds_opaque
 if TYPE_CHECKING:
     from numpy.random import Generator
     from optuna.distributions import BaseDistribution
-    from optuna.samplers import BaseSampler
     from optuna.trial import Trial
 
-Params = tuple[dict[str, Any], "dict[str, BaseDistribution]"]
-"""What Optuna knows of a trial: the value and the distribution of each parameter."""
+__all__ = ["DeclaredForm", "DefineByRun", "Distributions", "OptunaForm", "Params", "form_of"]
 
 
 class OptunaForm(Form, Protocol):
@@ -39,11 +35,6 @@ class OptunaForm(Form, Protocol):
     def suggest(self, trial: Trial, rng: Generator) -> dict[str, Any]:
         """The configuration that `trial` suggests; all randomness besides comes from `rng`."""
 
-    def others(
-        self, rng: Generator, tried: Iterable[Params] = ()
-    ) -> Iterator[tuple[dict[str, Any], Params | None]]:
-        """See `Form`; a small space that is not of our domains ends with those that are not `tried`."""
-
     def param_of(self, name: str, value: Any) -> Any:
         """What Optuna knows a parameter's value by.
 
@@ -54,11 +45,6 @@ class OptunaForm(Form, Protocol):
 
 class DeclaredForm(Declared[Coder]):
     """Domains such as `tune.uniform(0, 1)`, with conditions."""
-
-    def others(
-        self, rng: Generator, tried: Iterable[Params] = ()
-    ) -> Iterator[tuple[dict[str, Any], Params | None]]:
-        return super().others(rng)
 
     def __init__(self, space: Space, *, own: bool = False) -> None:
         super().__init__(space, coder_of, searcher="OptunaSearch", own=own)
@@ -89,53 +75,8 @@ class _Asked(ABC):
     def suggest(self, trial: Trial, rng: Generator) -> dict[str, Any]:
         """See `OptunaForm`."""
 
-    def others(self, rng: Generator, tried: Iterable[Params] = ()) -> Iterator[tuple[dict[str, Any], Params]]:
-        """Yield configurations at random, and of a small space then those that were not `tried`."""
-        from optuna.samplers import RandomSampler
-
-        small = True
-        for config, params in islice(self._drawn(RandomSampler(int(rng.integers(2**31))), rng), DRAWS):
-            small = small and all(map(_is_small, params[1].values()))
-            yield config, params
-        if small:
-            yield from self._left(rng, tried)
-
-    def _left(self, rng: Generator, tried: Iterable[Params]) -> Iterator[tuple[dict[str, Any], Params]]:
-        from optuna.samplers import BruteForceSampler
-
-        with quiet():
-            sampler = BruteForceSampler(int(rng.integers(2**31)))
-        seen: set[tuple[Any, ...]] = set()
-        for config, params in islice(self._drawn(sampler, rng, tried), MAX_LISTED):
-            mark = tuple(params[0].items())
-            if mark in seen:  # it begins anew, as there is no other
-                return
-            seen.add(mark)
-            yield config, params
-
-    def _drawn(
-        self, sampler: BaseSampler, rng: Generator, tried: Iterable[Params] = ()
-    ) -> Iterator[tuple[dict[str, Any], Params]]:
-        """One after the other, in a study that holds nothing but what was tried."""
-        import optuna
-
-        with quiet():
-            study = optuna.create_study(sampler=sampler)
-        for params, distributions in tried:
-            study.add_trial(optuna.create_trial(value=0.0, params=params, distributions=distributions))
-        while True:
-            trial = study.ask()
-            config = self.suggest(trial, rng)
-            yield config, (trial.params, trial.distributions)
-
-
-def _is_small(distribution: Any) -> bool:
-    from optuna.distributions import CategoricalDistribution
-
-    if isinstance(distribution, CategoricalDistribution):
-        return len(distribution.choices) <= MAX_LISTED
-    step = distribution.step
-    return step is not None and (distribution.high - distribution.low) / step < MAX_LISTED
+    def others(self, rng: Generator) -> Found:
+        return alternatives(lambda trial: self.suggest(trial, rng), rng)
 
 
 class Distributions(_Asked):

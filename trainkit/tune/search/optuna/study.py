@@ -254,10 +254,3 @@ class LazyStudy:
         )
         created = self._storage.create_new_trial(self._study_id, template_trial=trial)
         self._numbers[known.trial_id] = self._storage.get_trial_number_from_id(created)
-
-    def tried(self) -> list[Params]:
-        """The parameters of all trials that have not failed."""
-        from optuna.trial import TrialState
-
-        trials = self._open().get_trials(deepcopy=False)
-        return [(each.params, each.distributions) for each in trials if each.state is not TrialState.FAIL]

@@ -1,0 +1,62 @@
+"""An experiment that is kept in memory: the same results, and nothing on the disk."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+
+from trainkit import tune
+from trainkit.tune.analysis import ExperimentAnalysis
+from trainkit.tune.assembly import Experiment
+from trainkit.tune.outcome.results import ResultGrid
+from trainkit.tune.placement import Bound
+from trainkit.tune.schedulers import ASHAScheduler
+from trainkit.tune.spaces.variants import Space
+
+pytestmark = pytest.mark.usefixtures("inline")
+
+
+def descends(config):
+    for step in range(1, 5):
+        tune.report({"loss": config["x"] / step})
+
+
+SPACE = {"x": tune.grid_search([1, 2, 3, 4])}
+SETTINGS = {"metric": "loss", "mode": "min", "seed": 0, "max_concurrent_trials": 1}
+
+
+@pytest.fixture
+def kept(tmp_path, caplog) -> ResultGrid:
+    """With the loggers that come by themselves: they have nowhere to write."""
+    config = tune.TuneConfig(**SETTINGS, scheduler=ASHAScheduler(max_t=4, reduction_factor=2))
+    run = tune.RunConfig(verbose=0)
+    experiment = Experiment(Bound(descends), Space.of(SPACE), config, run, tmp_path / "e", in_memory=True)
+    grid = experiment.fit()
+    assert experiment.ended_by is None
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert "the experiment goes on" not in caplog.text
+    return grid
+
+
+def test_it_comes_to_what_one_in_a_folder_comes_to(kept, fit):
+    filed = fit(descends, SPACE, **SETTINGS, scheduler=ASHAScheduler(max_t=4, reduction_factor=2))
+    for one, other in zip(kept, filed, strict=True):
+        assert (one.config, one.status, one.reason) == (other.config, other.status, other.reason)
+        assert [row["loss"] for row in one.history] == [row["loss"] for row in other.history]
+    assert [row["rule"] for row in kept.decisions()] == [row["rule"] for row in filed.decisions()]
+    assert kept.get_best_result().config == filed.get_best_result().config
+    assert kept.facts()["space"] == filed.facts()["space"]
+
+
+def test_an_analysis_of_it_has_a_row_for_every_trial(kept):
+    analysis = ExperimentAnalysis.of(kept)
+    assert sorted(analysis.dataframe()["config/x"]) == [1, 2, 3, 4]
+    assert sorted(analysis.dataframe("loss", "min")["config/x"]) == [1, 2, 3, 4]
+    assert len(analysis.trial_dataframes) == len(analysis.results) == 4
+
+
+def test_it_travels_with_all_it_holds(kept):
+    again = pickle.loads(pickle.dumps(kept))
+    assert [result.history for result in again] == [result.history for result in kept]
+    assert again.get_best_result().config == {"x": 1}
