@@ -298,7 +298,8 @@ class TuneBaseSearchCV(BaseSearchCV):  # type: ignore[misc]
     def _forget_refitted(self) -> None:
         """An earlier fit's best estimator doesn't go with the results that there are now."""
         for name in ("best_estimator_", "refit_time_", "feature_names_in_"):
-            vars(self).pop(name, None)
+            if name in vars(self):
+                delattr(self, name)
 
     def _refit(self, task: Task, stopping: EarlyStopping | None, best: Evaluated, tasks: FitTasks) -> None:
         """Fit the best candidate on all data; where that fails there is none, and the results stay."""
