@@ -111,6 +111,7 @@ class TestOneCandidate:
 
     def test_that_never_ends_is_left_out_when_the_time_is_up(self) -> None:
         endless = search(["fine", "sleep"], refit=True)
+        budget = 1.0
         with pytest.warns(
             UserWarning, match=r"time budget.*: 1 candidate was not complete.*takes over what is"
         ):

@@ -224,7 +224,7 @@ class TuneBaseSearchCV(BaseSearchCV):  # type: ignore[misc]
             return None
         if total == 0:
             raise ValueError("there is nothing to fit: the parameter space holds no candidate")
-        fits = total * self.n_splits_
+        fits: int = total * self.n_splits_
         if self.verbose:
             say(f"Fitting {self.n_splits_} folds for each of {total} candidates, totalling {fits} fits")
         return fits
