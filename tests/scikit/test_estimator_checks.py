@@ -58,10 +58,8 @@ def test_what_is_excused_scikit_learns_own_search_fails_too(estimator: Any, spac
 
 @pytest.fixture(scope="module")
 def session() -> Iterator[None]:
-    """One worker: what is checked are hundreds of very small fits."""
-    trainkit.init(
-        num_cpus=1, preload=["trainkit.sklearn.evaluation", "sklearn.linear_model", "sklearn.decomposition"]
-    )
+    """In this process, as hundreds of very small fits are checked; `test_checks_over_processes` has more."""
+    trainkit.init(engine="inline", num_cpus=1)
     yield
     trainkit.shutdown()
 

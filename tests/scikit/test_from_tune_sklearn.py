@@ -43,7 +43,9 @@ def accuracy(search: Any) -> float:
 
 def test_a_grid_with_a_scheduler_by_name() -> None:
     grid = {"alpha": [1e-4, 1e-1, 1], "epsilon": [0.01, 0.1]}
-    search = TuneGridSearchCV(SGDClassifier(), grid, early_stopping="MedianStoppingRule", max_iters=10)
+    search = TuneGridSearchCV(
+        SGDClassifier(random_state=0), grid, early_stopping="MedianStoppingRule", max_iters=10
+    )
     assert accuracy(search) > 1 / 3
     assert len(search.cv_results_["params"]) == 6
 
@@ -55,7 +57,11 @@ def test_bohb_over_lists_and_tuples() -> None:
         "epsilon": (1e-2, 1e-1),
     }
     search = TuneSearchCV(
-        SGDClassifier(), param_distributions=space, n_trials=2, max_iters=10, search_optimization="bohb"
+        SGDClassifier(random_state=0),
+        param_distributions=space,
+        n_trials=2,
+        max_iters=10,
+        search_optimization="bohb",
     )
     assert accuracy(search) > 1 / 3
     assert all(1e-4 <= each["alpha"] <= 1e-1 for each in search.cv_results_["params"])
@@ -68,7 +74,7 @@ def test_hyperopt_over_domains_with_early_stopping() -> None:
         "epsilon": tune.uniform(1e-2, 1e-1),
     }
     search = TuneSearchCV(
-        SGDClassifier(),
+        SGDClassifier(random_state=0),
         param_distributions=space,
         n_trials=2,
         early_stopping=True,
@@ -81,7 +87,7 @@ def test_hyperopt_over_domains_with_early_stopping() -> None:
 @pytest.mark.parametrize("optimization", ["bayesian", "hyperopt"])
 def test_a_searcher_with_a_scheduler_object(optimization: str) -> None:
     search = TuneSearchCV(
-        SGDClassifier(),
+        SGDClassifier(random_state=0),
         {"alpha": (1e-4, 1.0), "epsilon": (0.01, 0.1)},
         search_optimization=optimization,
         n_trials=3,
@@ -94,7 +100,7 @@ def test_a_searcher_with_a_scheduler_object(optimization: str) -> None:
 
 def test_several_scorers_with_a_scheduler_object() -> None:
     search = TuneGridSearchCV(
-        SGDClassifier(),
+        SGDClassifier(random_state=0),
         {"alpha": [1e-4, 1e-1, 1], "epsilon": [0.01, 0.1]},
         early_stopping=MedianStoppingRule(grace_period=10.0),
         max_iters=3,
@@ -143,7 +149,7 @@ def test_lists_of_spaces_whose_values_are_estimators() -> None:
 
 
 def test_a_pipeline_is_stopped_early_in_its_last_step() -> None:
-    pipe = Pipeline([("reduce_dim", PCA()), ("classify", SGDClassifier())])
+    pipe = Pipeline([("reduce_dim", PCA()), ("classify", SGDClassifier(random_state=0))])
     space = [{"classify__alpha": [1e-4, 1e-1, 1], "classify__epsilon": [0.01, 0.1]}]
     search = TuneSearchCV(
         pipe,

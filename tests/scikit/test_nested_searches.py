@@ -51,7 +51,7 @@ def nothing_left() -> Iterator[None]:
     before = set(session_processes())
     yield
     assert not trainkit.is_initialized()
-    assert eventually(lambda: set(session_processes()) <= before, 30)
+    assert eventually(lambda: set(session_processes()) <= before)
 
 
 @pytest.mark.usefixtures("joblibs_workers", "nothing_left")

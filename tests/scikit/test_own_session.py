@@ -38,7 +38,7 @@ def test_it_ends_with_the_fit(how: str, tmp_path: Path, monkeypatch: pytest.Monk
     assert not trainkit.is_initialized()
     assert eventually(lambda: set(session_processes()) <= before)
     assert eventually(lambda: psutil.Process().num_threads() <= threads)
-    assert len(psutil.Process().net_connections("all")) <= sockets
+    assert eventually(lambda: len(psutil.Process().net_connections("all")) <= sockets)
     assert not shared_memory()
     assert not os.listdir(tmp_path)
 

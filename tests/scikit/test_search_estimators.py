@@ -224,6 +224,10 @@ class Inconsistent(KFold):
             TuneGridSearchCV(SVC(), ONE, scoring=["f1", "accuracy"], refit=False, mode="min"),
             "'f1', 'accuracy'",
         ),
+        (
+            TuneGridSearchCV(SVC(), ONE, scoring=lambda *_: {"a": 1, "b": 2}, refit=False, mode="min"),
+            "refit=False names none of 'a', 'b'",
+        ),
         (TuneGridSearchCV(SVC(), ONE, scoring=["f1", "accuracy"]), "refit must be set to a scorer key"),
         (TuneGridSearchCV(SVC(), {"C": 1}), "needs to be a list"),
         (TuneGridSearchCV(SVC(), ONE, use_gpu="yes"), "'use_gpu' parameter"),

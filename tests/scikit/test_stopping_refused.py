@@ -102,8 +102,9 @@ def test_what_cannot_be_is_said_before_anything_runs(
 # row 1.38
 def test_one_report_is_no_early_stopping() -> None:
     search = TuneGridSearchCV(SGD, {"alpha": [1e-3]}, early_stopping=True, cv=2)
-    with pytest.warns(UserWarning, match="max_iters=1 stops nothing.*set max_iters to"):
+    with pytest.warns(UserWarning, match="max_iters=1 stops nothing.*set max_iters to") as told:
         search.fit(X, Y)
+    assert {warning.filename for warning in told} == {__file__}
     assert list(search.cv_results_["training_iteration"]) == [1]
 
 

@@ -42,7 +42,9 @@ PRELOAD = ("trainkit.sklearn.epochs",)
 def test_schedulers_by_name_and_as_objects(early_stopping: Any) -> None:
     pipeline = make_pipeline(StandardScaler(), SGD)
     grid = {"sgdclassifier__alpha": ALPHAS}
-    search = TuneGridSearchCV(pipeline, grid, early_stopping=early_stopping, max_iters=9, cv=FOLDS).fit(X, Y)
+    # One at a time, as who is stopped depends on who came before.
+    arguments: dict[str, Any] = {"early_stopping": early_stopping, "max_iters": 9, "cv": FOLDS, "n_jobs": 1}
+    search = TuneGridSearchCV(pipeline, grid, **arguments).fit(X, Y)
     iterations = list(search.cv_results_["training_iteration"])
     assert max(iterations) >= 8  # its last rung, where promotion comes to an end
     assert sum(iterations) < 9 * len(ALPHAS)
@@ -90,7 +92,14 @@ def test_less_is_better_where_mode_says_so() -> None:
         return 1 - float(estimator.score(X, y))
 
     search = TuneGridSearchCV(
-        SGD, {"alpha": ALPHAS}, early_stopping=True, max_iters=4, cv=FOLDS, scoring=loss, mode="min"
+        SGD,
+        {"alpha": ALPHAS},
+        early_stopping=True,
+        max_iters=4,
+        cv=FOLDS,
+        scoring=loss,
+        mode="min",
+        n_jobs=1,
     ).fit(X, Y)
     assert search.best_score_ == min(search.cv_results_["mean_test_score"])
     assert search.cv_results_["rank_test_score"][search.best_index_] == 1
@@ -112,6 +121,7 @@ def test_searches_that_draw_stop_early_too(search_optimization: str) -> None:
         max_iters=9,
         random_state=0,
         cv=FOLDS,
+        n_jobs=1,
     ).fit(X, Y)
     iterations = search.cv_results_["training_iteration"]
     assert len(iterations) == 9

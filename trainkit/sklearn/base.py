@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import warnings
 from abc import abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from numbers import Integral
 from typing import Any, ClassVar, Self
 
@@ -33,7 +32,7 @@ from trainkit.sklearn.internals import (
 )
 from trainkit.sklearn.running import Evaluated, Finding, evaluate
 from trainkit.sklearn.settings import metric_of, settings_of
-from trainkit.sklearn.settling import error_to_raise, settled
+from trainkit.sklearn.settling import compared
 from trainkit.sklearn.stopping import EarlyStopping, early_stopping_of
 from trainkit.sklearn.surroundings import Surroundings
 from trainkit.sklearn.tasks import FitTasks, has_callbacks
@@ -111,7 +110,7 @@ class TuneBaseSearchCV(BaseSearchCV):  # type: ignore[misc]
                 or the fit on all data raised, always.
         """
         scorers, refit_metric = self._get_scorers()
-        turned = self._lowest_is_best(scorers, refit_metric)
+        self._require_mode(scorers, refit_metric)
         X, y = indexable(X, y)
         if groups is not None:
             params["groups"] = groups
@@ -123,19 +122,8 @@ class TuneBaseSearchCV(BaseSearchCV):  # type: ignore[misc]
         search = self._search()
         splits = self._splits(X, y, routed.splitter.split)
         estimator = clone(self.estimator)
-        total = search.total
-        if total == 0:
-            raise ValueError("there is nothing to fit: the parameter space holds no candidate")
         stopping = self._early_stopping(estimator)
-        if stopping is not None and has_callbacks(self):
-            raise ConfigError(
-                "early_stopping trains by portions, of which scikit-learn's callbacks would not be told: "
-                "leave early_stopping out, or take the callbacks off by set_callbacks()"
-            )
-        if self.verbose and total is not None:
-            fits = total * self.n_splits_
-            say(f"Fitting {self.n_splits_} folds for each of {total} candidates, totalling {fits} fits")
-        with tasks.searching(None if total is None else total * self.n_splits_) as told:
+        with tasks.searching(self._announced(search.total)) as told:
             task = Task(
                 estimator,
                 X,
@@ -149,41 +137,18 @@ class TuneBaseSearchCV(BaseSearchCV):  # type: ignore[misc]
                 self.verbose,
                 Surroundings.here(),
                 told,
-                total,
+                search.total,
             )
             found = self._evaluate(task, search, stopping, tune_params)
-        self.analysis_ = ExperimentAnalysis.of(found.grid)
-        self._unfinished = found.unfinished
-        candidates = self._complete(found, task, stopping, total)
-        outcomes = self._outcomes(candidates)
-        self.multimetric_ = isinstance(outcomes[0]["test_scores"], dict)
-        if callable(self.scoring) and self.multimetric_:
-            self._check_refit_for_multimetric(outcomes[0]["test_scores"])
-            refit_metric = self.refit
-        parameters = [dict(candidate.parameters) for candidate in candidates]
-        results = self._format_results(parameters, self.n_splits_, outcomes)
-        if stopping is not None:
-            results["training_iteration"] = np.array([candidate.iterations for candidate in candidates])
-        if turned:
-            rank_lowest_first(results, refit_metric)
-        if self.refit or not self.multimetric_:
-            self.best_index_ = self._select_best_index(self.refit, refit_metric, results)
-            if not callable(self.refit):
-                self.best_score_ = results[f"mean_test_{refit_metric}"][self.best_index_]
-            self.best_params_ = results["params"][self.best_index_]
-        if self.refit and not found.interrupted:
-            best = candidates[self.best_index_]
-            # The parameters are cloned too, as they may be estimators.
-            self.best_estimator_ = clone(estimator).set_params(**clone(self.best_params_, safe=False))
-            with tasks.refitting(self.best_estimator_):
-                self._refit(estimator, X, y, routed.estimator.fit, stopping, best)
-        self.scorer_ = scorers._scorers if isinstance(scorers, MultimetricScorer) else scorers
-        self.cv_results_ = results
-        tasks.end()
+        candidates = compared(found, task, self._second_fit(stopping), by_portions=stopping is not None)
+        self._keep_results(candidates, scorers, refit_metric, by_portions=stopping is not None)
+        self._forget_refitted()
         if found.interrupted:
-            if hasattr(self, "best_estimator_"):  # an earlier fit's
-                del self.best_estimator_
+            tasks.end()
             raise KeyboardInterrupt
+        if self.refit:
+            self._refit(task, stopping, candidates[self.best_index_], tasks)
+        tasks.end()
         return self
 
     @available_if(_refitted_with("partial_fit"))  # type: ignore[untyped-decorator]
@@ -205,22 +170,19 @@ class TuneBaseSearchCV(BaseSearchCV):  # type: ignore[misc]
 
     # --- parts of fit -----------------------------------------------------------------------------
 
-    def _lowest_is_best(self, scorers: Any, refit_metric: Any) -> bool:
-        """Whether `mode` turns what is best round.
-
-        Raises:
-            ConfigError: `mode` is no mode, or says of several scorers at once that less is better.
-        """
+    def _require_mode(self, scorers: Any, refit_metric: Any) -> None:
+        """Refuse a `mode` that is none, or that says of several scorers at once that less is better."""
         if self.mode not in (None, "max", "min"):
             raise ConfigError(f"mode={self.mode!r}: give 'max', 'min', or None for 'max'")
-        if self.mode != "min":
-            return False
-        if isinstance(scorers, MultimetricScorer) and not isinstance(refit_metric, str):
+        if self.mode == "min" and isinstance(scorers, MultimetricScorer):
+            self._require_name(refit_metric, scorers._scorers)
+
+    def _require_name(self, refit_metric: Any, scorers: Iterable[str]) -> None:
+        if not isinstance(refit_metric, str):
             raise ConfigError(
                 f"mode='min' is about one scorer, and refit={self.refit!r:.100} names none of "
-                f"{', '.join(map(repr, scorers._scorers))}: name it by refit, or leave mode out"
+                f"{', '.join(map(repr, scorers))}: name it by refit, or leave mode out"
             )
-        return True
 
     def _splits(self, X: Any, y: Any, split_params: Mapping[str, Any]) -> list[tuple[np.ndarray, np.ndarray]]:
         splitter = check_cv(self.cv, y, classifier=is_classifier(self.estimator))
@@ -245,11 +207,27 @@ class TuneBaseSearchCV(BaseSearchCV):  # type: ignore[misc]
             last_step=self.pipeline_auto_early_stop,
         )
         if stopping is not None:
+            if has_callbacks(self):
+                raise ConfigError(
+                    "early_stopping trains by portions, of which scikit-learn's callbacks would not be told: "
+                    "leave early_stopping out, or take the callbacks off by set_callbacks()"
+                )
             stopping.require_able(estimator, self._searched())
         return stopping
 
     def _early_stopping_asked(self) -> Any:
         return self.early_stopping
+
+    def _announced(self, total: int | None) -> int | None:
+        """How many folds of candidates will be evaluated, told to who wants to know; None: nobody knows."""
+        if total is None:
+            return None
+        if total == 0:
+            raise ValueError("there is nothing to fit: the parameter space holds no candidate")
+        fits: int = total * self.n_splits_
+        if self.verbose:
+            say(f"Fitting {self.n_splits_} folds for each of {total} candidates, totalling {fits} fits")
+        return fits
 
     def _evaluate(
         self,
@@ -272,7 +250,7 @@ class TuneBaseSearchCV(BaseSearchCV):  # type: ignore[misc]
             results_dir=str(results_dir()),
             tune_params=tune_params,
         )
-        return evaluate(
+        found = evaluate(
             with_resources(trial, chosen.resources),
             search.space,
             chosen.tune,
@@ -281,33 +259,33 @@ class TuneBaseSearchCV(BaseSearchCV):  # type: ignore[misc]
             cpus=chosen.cpus,
             before=getattr(self, "_unfinished", None),
         )
+        self.analysis_ = ExperimentAnalysis.of(found.grid)
+        self._unfinished = found.unfinished
+        return found
 
-    def _complete(
-        self, found: Finding, task: Task, stopping: EarlyStopping | None, total: int | None
-    ) -> list[Evaluated]:
-        """The candidates to compare; what raised for want of any other answer leaves `fit` here."""
-        error = error_to_raise(found.candidates, self.error_score)
-        if error is not None:
-            raise error
-        complete, cut_off = settled(found.candidates, task, by_portions=stopping is not None)
-        why = "" if found.ended_by is None else found.ended_by.why
-        if found.ended_by is not None and total is not None:
-            cut_off = max(cut_off, total - len(complete))  # some were not even begun
-        if complete and cut_off:
-            warnings.warn(
-                f"the search ended before all was evaluated ({why}): {cut_off} "
-                f"{'candidate was' if cut_off == 1 else 'candidates were'} not complete and left out of "
-                f"cv_results_; {self._second_fit(stopping)}",
-                stacklevel=3,
-            )
-        if not complete and found.interrupted:
-            raise KeyboardInterrupt
-        if not complete:
-            raise ConfigError(
-                f"no candidate was evaluated on all folds before the search ended ({why or 'it had none'}): "
-                f"give it more time; {self._second_fit(stopping)}"
-            )
-        return complete
+    def _keep_results(
+        self, candidates: Sequence[Evaluated], scorers: Any, refit_metric: Any, *, by_portions: bool
+    ) -> None:
+        """Set all that `fit` sets but for what comes of the fit on all data."""
+        outcomes = self._outcomes(candidates)
+        self.multimetric_ = isinstance(outcomes[0]["test_scores"], dict)
+        if callable(self.scoring) and self.multimetric_:
+            self._check_refit_for_multimetric(outcomes[0]["test_scores"])
+            refit_metric = self.refit
+        parameters = [dict(candidate.parameters) for candidate in candidates]
+        results = self._format_results(parameters, self.n_splits_, outcomes)
+        if by_portions:
+            results["training_iteration"] = np.array([candidate.iterations for candidate in candidates])
+        if self.mode == "min":
+            self._require_name(refit_metric, outcomes[0]["test_scores"] if self.multimetric_ else ())
+            rank_lowest_first(results, refit_metric)
+        if self.refit or not self.multimetric_:
+            self.best_index_ = self._select_best_index(self.refit, refit_metric, results)
+            if not callable(self.refit):
+                self.best_score_ = results[f"mean_test_{refit_metric}"][self.best_index_]
+            self.best_params_ = results["params"][self.best_index_]
+        self.scorer_ = scorers._scorers if isinstance(scorers, MultimetricScorer) else scorers
+        self.cv_results_ = results
 
     def _second_fit(self, stopping: EarlyStopping | None) -> str:
         """What a second `fit` does after one that was ended early, in words."""
@@ -325,22 +303,25 @@ class TuneBaseSearchCV(BaseSearchCV):  # type: ignore[misc]
             insert_error_scores(outcomes, self.error_score)
         return outcomes
 
-    def _refit(
-        self,
-        estimator: Any,
-        X: Any,
-        y: Any,
-        fit_params: Mapping[str, Any],
-        stopping: EarlyStopping | None,
-        best: Evaluated,
-    ) -> None:
+    def _forget_refitted(self) -> None:
+        """An earlier fit's best estimator doesn't go with the results that there are now."""
+        for name in ("best_estimator_", "refit_time_", "feature_names_in_"):
+            if name in vars(self):
+                delattr(self, name)
+
+    def _refit(self, task: Task, stopping: EarlyStopping | None, best: Evaluated, tasks: FitTasks) -> None:
+        """Fit the best candidate on all data; where that fails there is none, and the results stay."""
+        # The parameters are cloned too, as they may be estimators.
+        fitted = clone(task.estimator).set_params(**clone(self.best_params_, safe=False))
         started = SYSTEM.monotonic()
-        if stopping is not None:
-            self.best_estimator_ = stopping.refitted(estimator, best.history, X, y, fit_params)
-        elif y is not None:
-            self.best_estimator_.fit(X, y, **fit_params)
-        else:
-            self.best_estimator_.fit(X, **fit_params)
+        with tasks.refitting(fitted):
+            if stopping is not None:
+                fitted = stopping.refitted(task.estimator, best.history, task.X, task.y, task.fit_params)
+            elif task.y is not None:
+                fitted.fit(task.X, task.y, **task.fit_params)
+            else:
+                fitted.fit(task.X, **task.fit_params)
         self.refit_time_ = SYSTEM.monotonic() - started
-        if hasattr(self.best_estimator_, "feature_names_in_"):
-            self.feature_names_in_ = self.best_estimator_.feature_names_in_
+        self.best_estimator_ = fitted
+        if hasattr(fitted, "feature_names_in_"):
+            self.feature_names_in_ = fitted.feature_names_in_

@@ -1,4 +1,4 @@
-"""What became of each candidate, once nothing runs any more: done, failed, or cut off; pure.
+"""What became of each candidate, once nothing runs any more: done, failed, or cut off.
 
 done      every fold was evaluated
 failed    its process died: the folds that are missing have failed, with `error_score` as their score; where
@@ -8,13 +8,52 @@ cut off   the search ended before it had: it is left out
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 
-from trainkit.errors import TaskError
+from trainkit.errors import ConfigError, TaskError
 from trainkit.sklearn.cv_results import Outcome
 from trainkit.sklearn.evaluation import Task
-from trainkit.sklearn.running import Evaluated
+from trainkit.sklearn.running import Evaluated, Finding
+
+
+def compared(found: Finding, task: Task, again: str, *, by_portions: bool) -> list[Evaluated]:
+    """Return the candidates to compare; a warning says how many are left out.
+
+    Args:
+        found: what the search came to.
+        task: what it evaluated them on.
+        again: what a second `fit` does after one that was ended early, in words.
+        by_portions: whether all folds are trained together, a portion each report.
+
+    Raises:
+        Exception: what a candidate failed of and that must leave `fit`.
+        KeyboardInterrupt: it was Ctrl-C, and there is none.
+        ConfigError: there is none for another reason.
+    """
+    error = error_to_raise(found.candidates, task.error_score)
+    if error is not None:
+        raise error
+    complete, cut_off = settled(found.candidates, task, by_portions=by_portions)
+    if found.ended_by is not None and task.candidates is not None:
+        cut_off = max(cut_off, task.candidates - len(complete))  # some were not even begun
+    if not complete and found.interrupted:
+        raise KeyboardInterrupt
+    why = "" if found.ended_by is None else found.ended_by.why
+    if not complete:
+        raise ConfigError(
+            f"no candidate was evaluated on all folds before the search ended ({why or 'it had none'}): "
+            f"give it more time; {again}"
+        )
+    if cut_off:
+        are = "candidate was" if cut_off == 1 else "candidates were"
+        warnings.warn(
+            f"the search ended before all was evaluated ({why}): {cut_off} {are} not complete and left out "
+            f"of cv_results_; {again}",
+            stacklevel=4,
+        )
+    return complete
 
 
 def error_to_raise(candidates: Sequence[Evaluated], error_score: object) -> BaseException | None:

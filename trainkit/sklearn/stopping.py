@@ -111,7 +111,7 @@ def early_stopping_of(
                 f"max_iters={max_iters} has no effect without early_stopping: each candidate is fitted "
                 "whole. Set early_stopping=True, or leave max_iters out",
                 UserWarning,
-                stacklevel=3,
+                stacklevel=5,
             )
         return None
     if max_iters == 1:
@@ -119,7 +119,7 @@ def early_stopping_of(
             "early_stopping with max_iters=1 stops nothing, as each candidate reports once: set max_iters to "
             "the number of reports that a whole training makes, such as 10, or leave early_stopping out",
             UserWarning,
-            stacklevel=3,
+            stacklevel=5,
         )
     scheduler = _scheduler_of(early_stopping, int(max_iters))
     _require_agreement(scheduler, int(max_iters), metric, mode)
