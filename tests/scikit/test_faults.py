@@ -115,7 +115,7 @@ class TestOneCandidate:
         endless = search(["fine", "sleep"], refit=True)
         budget = 1.0
         with pytest.warns(
-            UserWarning, match=r"time budget.*: 1 candidate was not complete.*takes over what is"
+            UserWarning, match=r"time budget.*: 1 candidate was not complete.*goes on with what is missing"
         ):
             while not hasattr(endless, "cv_results_"):  # a busy machine may need longer for the other one
                 with contextlib.suppress(ConfigError):
