@@ -64,15 +64,20 @@ def command(root, monkeypatch, capsys) -> Callable[..., str]:
     return command
 
 
+def ageless(table: str) -> str:
+    """Without how long ago things were, which differs between two looks."""
+    return re.sub(r"\d+ s\b", "? s", table)
+
+
 def test_ls_shows_the_experiments_of_a_folder(command, root, monkeypatch, tmp_path):
     told = command("ls", ".")
     assert re.search(
         r"e +ended: all trials have ended +3 TERMINATED, 1 ERROR +loss=0.333333 of \w+_00000", told
     )
     for alias in ("list-experiments", "lsx"):
-        assert command(alias, str(root)) == told
+        assert ageless(command(alias, str(root))) == ageless(told)
     monkeypatch.setenv("TRAINKIT_RESULTS_DIR", str(root))
-    assert command("ls") == told
+    assert ageless(command("ls")) == ageless(told)
     assert "no experiment is in" in command("ls", str(tmp_path))
     assert "is no folder" in command("ls", "nowhere", code=1)
     (root / "broken").mkdir()
@@ -212,7 +217,7 @@ def test_why_tells_what_was_decided(command):
     told = command("why", "e")
     assert "ended: all trials have ended" in told and "began" in told
     assert "means 4 trials" in command("why", "e", "trainable", code=1)
-    assert "no trial has an id" in command("why", "e", "17", code=1)
+    assert "no trial has an id" in command("why", "e", "no-id", code=1)
     told = command("why", "anything", code=1)
     assert "'anything' is no experiment: no " in told and "/anything or in /" in told
     assert "nothing in your" in told and "`trainkit why EXPERIMENT TRIAL`" in told
