@@ -202,8 +202,6 @@ def test_a_store_is_never_copied_before_its_checkpoints(fit, tmp_path):
 
         def step(self):
             before = len(seen)
-            # Each report is copied some time, so that many looks are sure to come; more where it is fast.
-            assert eventually(lambda: len(seen) >= min(self.iteration, 3))
             if self.iteration:
                 eventually(lambda: len(seen) > before, seconds=0.2)
             return {"done": self.iteration == 9}
