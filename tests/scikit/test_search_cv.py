@@ -3,42 +3,19 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 from scipy import stats
 from sklearn.base import clone
-from sklearn.datasets import load_iris
-from sklearn.svm import SVC
 from sklearn.utils._param_validation import InvalidParameterError
 
 import trainkit
+from tests.scikit.searches import LEARNING, C, X, Y, search, session  # noqa: F401 - the fixture
 from trainkit.errors import ConfigError, InfeasibleError
 from trainkit.sklearn import TuneGridSearchCV, TuneSearchCV
 from trainkit.tune.search.optuna import OptunaSearch
-
-X, Y = load_iris(return_X_y=True)
-LEARNING = ["bayesian", "bohb", "hyperopt", "optuna"]
-C = {"C": stats.loguniform(1e-2, 1e2)}
-
-
-@pytest.fixture(autouse=True, scope="module")
-def session() -> Iterator[None]:
-    """One for all of these, as each would begin its own."""
-    trainkit.init(engine="inline", num_cpus=2)
-    yield
-    trainkit.shutdown()
-
-
-def search(space: Any = C, **given: Any) -> TuneSearchCV:
-    return TuneSearchCV(SVC(), space, **{"n_trials": 3, "cv": 3, "random_state": 1, **given})
-
-
-def candidates(found: Any) -> list[dict[str, Any]]:
-    return list(found.cv_results_["params"])
-
 
 # --- the constructor: row 1.8 and section 3.4 of the conventions ----------------------------------
 

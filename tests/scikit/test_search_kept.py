@@ -7,48 +7,23 @@ import os
 import pickle
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import joblib
 import numpy as np
 import pytest
-from scipy import stats
-from sklearn.datasets import load_iris
 from sklearn.linear_model import LogisticRegression, SGDClassifier
 from sklearn.metrics import accuracy_score, make_scorer
-from sklearn.svm import SVC
 from sklearn.tree import DecisionTreeClassifier
 
-import trainkit
+from tests.scikit.searches import C, X, Y, candidates, search, session  # noqa: F401 - the fixture
 from trainkit import tune
 from trainkit.errors import ConfigError
 from trainkit.sklearn import TuneSearchCV
 from trainkit.tune.callbacks import Callback
 from trainkit.tune.schedulers import ASHAScheduler
 from trainkit.tune.stoppers import Stopper
-
-X, Y = load_iris(return_X_y=True)
-LEARNING = ["bayesian", "bohb", "hyperopt", "optuna"]
-C = {"C": stats.loguniform(1e-2, 1e2)}
-
-
-@pytest.fixture(autouse=True, scope="module")
-def session() -> Iterator[None]:
-    """One for all of these, as each would begin its own."""
-    trainkit.init(engine="inline", num_cpus=2)
-    yield
-    trainkit.shutdown()
-
-
-def search(space: Any = C, **given: Any) -> TuneSearchCV:
-    return TuneSearchCV(SVC(), space, **{"n_trials": 3, "cv": 3, "random_state": 1, **given})
-
-
-def candidates(found: Any) -> list[dict[str, Any]]:
-    return list(found.cv_results_["params"])
-
 
 # --- how it ends ----------------------------------------------------------------------------------
 
