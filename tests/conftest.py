@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import random
+import sys
 import tempfile
 import threading
 import time
+import zlib
 from collections.abc import Callable, Iterator
 
 import hypothesis
@@ -16,11 +19,12 @@ import trainkit
 from trainkit.runtime import preload
 from trainkit.runtime.local import process
 from trainkit.settings import SESSION_MARK
+from trainkit.tune import seeds
 
 SESSION_CPUS = 4
 
-# No test breaks by noise: neither by a slow machine nor by other examples than yesterday's. To look for new
-# ones: pytest --hypothesis-profile=explore.
+# No test breaks by noise: neither by a slow machine nor by other examples or draws than yesterday's. To look
+# for new ones: pytest --hypothesis-profile=explore.
 hypothesis.settings.register_profile("steady", deadline=None, derandomize=True)
 hypothesis.settings.register_profile("explore", deadline=None)
 hypothesis.settings.load_profile("steady")
@@ -93,6 +97,18 @@ def runtime(request: pytest.FixtureRequest) -> Iterator[None]:
     left = set(session_processes()) - before
     assert eventually(lambda: not set(session_processes()) - before), f"left running: {left}"
     assert eventually(lambda: not shared_memory()), f"left in shared memory: {shared_memory()}"
+
+
+@pytest.fixture(autouse=True)
+def same_chances(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What nobody gave a seed is drawn in a test as in every run of it; exploring, it is left to chance."""
+    if request.config.getoption("--hypothesis-profile") == "explore":
+        return
+    chances = random.Random(zlib.crc32(request.node.nodeid.encode()))
+    random.seed(chances.randrange(2**32))
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(chances.randrange(2**32))
+    monkeypatch.setattr(seeds, "fresh_seed", lambda: chances.randrange(2**32))
 
 
 @pytest.fixture(autouse=True)

@@ -167,7 +167,7 @@ def test_who_knows_one_metric_only_says_so(fit, inline, settings, words):
 
 def test_asha_may_be_told_by_which(fit, inline):
     scheduler = ASHAScheduler(metric="accuracy", mode="max", max_t=9, reduction_factor=3)
-    grid = fit(reports, SPACE, num_samples=6, scheduler=scheduler, **BOTH)
+    grid = fit(reports, SPACE, num_samples=6, seed=0, scheduler=scheduler, **BOTH)
     assert {len(result.metrics_dataframe) for result in grid} != {9}
     assert grid.pareto_front()
     least = min(result.metrics["latency"] for result in grid)

@@ -6,6 +6,7 @@ however many trials ran at once, and replaying needs nothing but n.
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,11 @@ if TYPE_CHECKING:
     from numpy.random import Generator
 
 _OF_SIMULATIONS = {"stragglers": 3, "failures": 4, "measurements": 5}
+
+
+def fresh_seed() -> int:
+    """For an experiment that was given none: 32 bits of the system's entropy."""
+    return secrets.randbits(32)
 
 
 def suggestion_generator(seed: int, index: int, redraw: int = 0) -> Generator:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, cast
 
-from trainkit.tune import parts
+from trainkit.tune import parts, seeds
 from trainkit.tune.checks import is_finite, is_whole, require, require_kind
 from trainkit.tune.config import RunConfig, TuneConfig
 from trainkit.tune.control import events as ev
@@ -96,7 +95,7 @@ def simulate(
     require(resume in (True, False), f"resume={resume!r} is neither True nor False")
     _require_takable(run)
     _require_end(tune, run, horizon_s, max_work)
-    seed = seed if seed is not None else tune.seed if tune.seed is not None else secrets.randbits(32)
+    seed = seed if seed is not None else tune.seed if tune.seed is not None else seeds.fresh_seed()
     return _simulation(
         objective,
         param_space,

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from trainkit.errors import ConfigError
+from trainkit.tune import seeds
 from trainkit.tune.config import CheckpointConfig, FailureConfig, RunConfig, SyncConfig, TuneConfig
 from trainkit.tune.control.stored_stop import describe_stop, stop_of
 from trainkit.tune.schedulers.base import TrialScheduler
@@ -45,7 +45,7 @@ def new_facts(
         address: where its folder is copied to.
         created: the date, in seconds since 1970.
     """
-    seed = tune.seed if tune.seed is not None else secrets.randbits(32)
+    seed = tune.seed if tune.seed is not None else seeds.fresh_seed()
     return {
         "created": created,
         "trainable": trainable,
