@@ -68,7 +68,8 @@ class Experiment:
         facts: of the experiment that goes on.
         changes: how `space` differs from the one of before, in words.
         address: where the folder is copied to.
-        in_memory: nothing is kept in `folder` but what trials write themselves; they make their folders.
+        in_memory: nothing is kept in `folder` but what trials write themselves; they make their folders. Such
+            an experiment is new.
         clock: to read.
         not_before: the date up to which the experiment has run: dates go on from there, even where the
             clock was set back since, or is another machine's.
@@ -93,6 +94,11 @@ class Experiment:
         clock: Clock = SYSTEM,
         not_before: float = 0.0,
     ) -> None:
+        if in_memory and resume is not None:
+            raise ConfigError(
+                "an experiment in memory has nothing to go on with: leave `resume` out, or keep the "
+                "experiment in its folder"
+            )
         self._bound = bound
         self._space = space
         self._tune = tune
