@@ -45,7 +45,7 @@ from trainkit.tune.storing.memory import MemoryReader, MemoryStore
 from trainkit.tune.storing.mirror import Mirror
 from trainkit.tune.storing.respace import restored_space
 from trainkit.tune.storing.restore import Restored, replay, restore_trials, tidy
-from trainkit.tune.storing.resuming import ResumeRule
+from trainkit.tune.storing.resuming import ResumeRule, require_kept
 from trainkit.tune.storing.storage import Address, describe_address, new_place, stored_address
 from trainkit.tune.storing.store import ExperimentStore
 from trainkit.tune.suggestion.naming import Namer
@@ -68,8 +68,7 @@ class Experiment:
         facts: of the experiment that goes on.
         changes: how `space` differs from the one of before, in words.
         address: where the folder is copied to.
-        in_memory: nothing is kept in `folder` but what trials write themselves; they make their folders. Such
-            an experiment is new.
+        in_memory: nothing is kept in `folder` but what trials write themselves; they make their folders.
         clock: to read.
         not_before: the date up to which the experiment has run: dates go on from there, even where the
             clock was set back since, or is another machine's.
@@ -94,11 +93,7 @@ class Experiment:
         clock: Clock = SYSTEM,
         not_before: float = 0.0,
     ) -> None:
-        if in_memory and resume is not None:
-            raise ConfigError(
-                "an experiment in memory has nothing to go on with: leave `resume` out, or keep the "
-                "experiment in its folder"
-            )
+        require_kept(resume, in_memory=in_memory)
         self._bound = bound
         self._space = space
         self._tune = tune
