@@ -367,6 +367,7 @@ def test_names_and_defaults_are_rays():
         "brackets": 1,
         "stop_last_trials": True,
         "type": "stopping",
+        "finish": False,
     }
 
 

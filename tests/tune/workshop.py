@@ -37,14 +37,15 @@ class Shop:
     paused: dict[str, int] = field(default_factory=dict)  # at which of the levels
     begun: int = 0
 
-    def call(self, name: str, *args):
-        answer = getattr(self.scheduler, name)(*args)
+    def call(self, name: str, *args, **settings):
+        answer = getattr(self.scheduler, name)(*args, **settings)
         self.calls.append((name, args, answer))
         return answer
 
     def take(self) -> bool:
         """A free worker looks for a job; False: there is none."""
-        chosen = self.call("choose_trial_to_run", [], list(self.paused))
+        new = self.begun < self.most
+        chosen = self.call("choose_trial_to_run", [], list(self.paused), new=new)
         if chosen is not None:
             at = self.paused.pop(chosen)
             self.decisions.append(Decision(Verdict.RESUME, self.call("on_trial_resume", chosen)))

@@ -23,7 +23,7 @@ class TuneGridSearchCV(TuneBaseSearchCV):
             {"C": [1, 10], "kernel": ["linear", "rbf"]}; or a list of such dictionaries, whose combinations
             come one after the other. Values may be any objects, estimators too; {} is one candidate, the
             estimator as it is.
-        early_stopping: True ends candidates that fall behind, by ASHA; or the name of a scheduler, such as
+        early_stopping: True trains those further that are ahead, by ASHA; or the name of a scheduler, such as
             "MedianStoppingRule", or one of `trainkit.tune.schedulers`. For estimators that can be trained by
             portions: see `max_iters`. None: every candidate is fitted as `GridSearchCV` fits it.
         scoring: how the estimator's predictions are judged: a name, a scorer (estimator, X, y) -> number, or

@@ -15,6 +15,7 @@ from trainkit.sklearn.incremental import DECISIVE
 from trainkit.sklearn.piecewise import Piecewise
 from trainkit.tune.checks import is_whole
 from trainkit.tune.control.missing import AUTOMATIC
+from trainkit.tune.schedulers.async_hyperband import ASHAScheduler
 from trainkit.tune.schedulers.base import TrialScheduler
 from trainkit.tune.schedulers.create import SCHEDULERS, create_scheduler, named_scheduler_class
 
@@ -94,7 +95,8 @@ def early_stopping_of(
     """Return what these arguments of a search ask for; None: candidates are fitted whole.
 
     Args:
-        early_stopping: None or False; True: ASHA; a scheduler, or its name.
+        early_stopping: None or False; True: ASHA that promotes, and trains one candidate to the end; a
+            scheduler, or its name.
         max_iters: portions of a training.
         metric: what candidates are judged by; None: that is not known, nor needed.
         mode: "max" or "min".
@@ -134,13 +136,14 @@ def _scheduler_of(early_stopping: Any, max_iters: int) -> TrialScheduler:
             f"early_stopping={early_stopping!r}: give True, the name of a scheduler such as 'ASHAScheduler', "
             "a scheduler of trainkit.tune.schedulers, or None"
         )
-    name = "ASHAScheduler" if early_stopping is True else early_stopping
-    if named_scheduler_class(name) is None:
+    if early_stopping is True:
+        return ASHAScheduler(COUNTED_BY, max_t=max_iters, type="promotion", finish=True)
+    if named_scheduler_class(early_stopping) is None:
         raise ConfigError(
-            f"early_stopping={name!r} is none of {', '.join(SCHEDULERS)}, nor a scheduler's class name "
-            "such as 'ASHAScheduler'"
+            f"early_stopping={early_stopping!r} is none of {', '.join(SCHEDULERS)}, nor a scheduler's class "
+            "name such as 'ASHAScheduler'"
         )
-    return create_scheduler(name, time_attr=COUNTED_BY, max_t=max_iters, grace_period=1)
+    return create_scheduler(early_stopping, time_attr=COUNTED_BY, max_t=max_iters, grace_period=1)
 
 
 def _require_agreement(scheduler: TrialScheduler, max_iters: int, metric: str | None, mode: str) -> None:

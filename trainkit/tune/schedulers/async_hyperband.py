@@ -62,7 +62,8 @@ class ASHAScheduler(TrialScheduler):
 
     type="promotion": at a rung a trial is paused. It goes on, from its checkpoint, once it is the best of
     those that wait among the floor(n / eta) best entries, and no higher rung has such a one. What waits
-    when nothing is left to run ends as "not promoted".
+    when nothing is left to run ends as "not promoted". A search of few trials may then end with none that
+    was trained to `max_t`; with finish=True the best of the highest rung still goes on until one is.
 
     In both, NaN never passes a rung. A report that jumps over rungs is judged once, at the highest it has
     reached; one at a rung that has judged the trial before is not judged. A report without the metric
@@ -78,6 +79,8 @@ class ASHAScheduler(TrialScheduler):
         brackets: how many different first rungs.
         stop_last_trials: False lets trials run on past `max_t`.
         type: "stopping", or "promotion", for trainables that save checkpoints.
+        finish: with promotion, trains one trial to `max_t` in the end. This is no part of the paper, where
+            trials come without end.
 
     Raises:
         ConfigError: a value is out of range, or there are more brackets than rungs.
@@ -97,10 +100,13 @@ class ASHAScheduler(TrialScheduler):
         stop_last_trials: bool = True,
         *,
         type: str = "stopping",
+        finish: bool = False,
     ) -> None:
         super().__init__(time_attr, metric, mode)
         if type not in FORMS:
             raise ConfigError(f"type={type!r}: ASHA has the forms 'stopping' and 'promotion'")
+        if finish not in (True, False) or (finish and type != "promotion"):
+            raise ConfigError(f"finish={finish!r}: give True or False, and True with type='promotion' alone")
         for name, value, least in (("max_t", max_t, 0), ("grace_period", grace_period, 0)):
             if not is_finite(value) or value <= least:
                 raise ConfigError(f"{name}={value!r}: give a number above {least}")
@@ -120,6 +126,7 @@ class ASHAScheduler(TrialScheduler):
         self.brackets = brackets
         self.stop_last_trials = stop_last_trials
         self.type = type
+        self.finish = finish
         # The last level is max_t itself: there trials end, and nothing is left to judge.
         levels = [rung_levels(grace_period, max_t, reduction_factor, b)[:-1] for b in range(brackets)]
         kind = Rung if type == "stopping" else PromotionRung
@@ -133,14 +140,16 @@ class ASHAScheduler(TrialScheduler):
         sizes = bracket_sizes(grace_period, max_t, reduction_factor)[:brackets]
         self._shares = [upto / sum(sizes) for upto in accumulate(sizes)]
         self._progress: dict[str, _Progress] = {}
+        self._under_way: set[str] = set()
+        self._finished = False
         self.late_reports = 0
 
     @property
     def arguments(self) -> dict[str, Any]:
         names = (
-            "time_attr metric mode max_t grace_period reduction_factor brackets stop_last_trials type".split()
+            "time_attr metric mode max_t grace_period reduction_factor brackets stop_last_trials type finish"
         )
-        return {name: getattr(self, name) for name in names}
+        return {name: getattr(self, name) for name in names.split()}
 
     def on_trial_add(self, trial_id: str, config: Mapping[str, Any] = NO_CONFIG) -> None:
         del config
@@ -150,6 +159,7 @@ class ASHAScheduler(TrialScheduler):
                 raise ConfigError("several brackets are drawn at random: call set_search_properties first")
             bracket = min(bisect_right(self._shares, float(self.rng.random())), self.brackets - 1)
         self._progress[trial_id] = _Progress(bracket)
+        self._under_way.add(trial_id)
 
     def bracket_of(self, trial_id: str) -> int:
         """The bracket a trial was drawn into, from 0."""
@@ -163,7 +173,7 @@ class ASHAScheduler(TrialScheduler):
         if time is None:
             return CONTINUE
         if time >= self.max_t and self.stop_last_trials:
-            progress.stopped = True
+            progress.stopped = self._finished = True
             budget = {} if score is None else {"budget": len(self._levels[0])}
             return Decision(Verdict.STOP, {"rule": "max_t", "max_t": self.max_t, **budget})
         reached = bisect_right(self._levels[progress.bracket], time)
@@ -171,6 +181,7 @@ class ASHAScheduler(TrialScheduler):
             # It was run again while it waits, such as when its process died before it had saved.
             self.late_reports += 1
             progress.waits_at.wait(trial_id)
+            self._under_way.discard(trial_id)
             return Decision(Verdict.PAUSE, {"rule": "waits", "rung": progress.waits_at.level})
         if score is None or reached <= progress.passed:
             return CONTINUE
@@ -182,6 +193,7 @@ class ASHAScheduler(TrialScheduler):
         rung = self._rungs[progress.bracket][progress.passed - 1]
         if isinstance(rung, PromotionRung) and score > -math.inf:
             progress.waits_at = rung
+            self._under_way.discard(trial_id)
             rank, verdict = rung.record_of(trial_id, score), Verdict.PAUSE
         else:
             rank = rung.record(score)
@@ -222,12 +234,25 @@ class ASHAScheduler(TrialScheduler):
             trial_id = rung.promotable(paused)
             if trial_id is not None:
                 return trial_id
-        return pending[0] if pending else None
+        if pending:
+            return pending[0]
+        return self._finisher(paused) if self.finish and not new else None
+
+    def _finisher(self, paused: Sequence[str]) -> str | None:
+        """The best of the highest rung, where nothing else is left to run and none was trained to `max_t`."""
+        if self._finished or self._under_way:
+            return None
+        best = next((each for rung in self._from_the_top if (each := rung.best_waiting) is not None), None)
+        return best if best in paused else None  # it may still save
 
     def on_trial_resume(self, trial_id: str) -> Mapping[str, Any]:
         progress = self._progress[trial_id]
+        self._under_way.add(trial_id)
         rung, progress.waits_at = progress.waits_at, None
-        return {} if rung is None else self._facts(progress, rung, rung.leave(trial_id))
+        if rung is None:
+            return {}
+        rank = rung.leave(trial_id)
+        return {**self._facts(progress, rung, rank), **({} if rank <= rung.places else {"rule": "finish"})}
 
     def why_not_chosen(self, trial_id: str) -> Mapping[str, Any]:
         progress = self._progress[trial_id]
@@ -239,12 +264,17 @@ class ASHAScheduler(TrialScheduler):
         return {**self._facts(progress, rung, rank), "rule": "not chosen", **due}
 
     def on_trial_complete(self, trial_id: str) -> None:
-        rung = self._progress[trial_id].waits_at
-        if rung is not None:
-            rung.leave(trial_id)  # it can't be promoted, and stays an entry
+        progress = self._progress[trial_id]
+        self._finished = self._finished or (trial_id in self._under_way and not progress.stopped)
+        self._end(trial_id, progress)
 
     def on_trial_error(self, trial_id: str) -> None:
-        self.on_trial_complete(trial_id)
+        self._end(trial_id, self._progress[trial_id])
+
+    def _end(self, trial_id: str, progress: _Progress) -> None:
+        self._under_way.discard(trial_id)
+        if progress.waits_at is not None:
+            progress.waits_at.leave(trial_id)  # it can't be promoted, and stays an entry
 
 
 AsyncHyperBandScheduler = ASHAScheduler

@@ -41,6 +41,10 @@ def _not_chosen(reason: Facts) -> str:
     return f"{rank}, {places}" + (", its turn had not come" if "due" in reason else "")
 
 
+def _finish(reason: Facts) -> str:
+    return f"{_place(reason)}, rank {reason['rank']} of {reason['entries']}, to train one to the end"
+
+
 def _waits(reason: Facts) -> str:
     return f"it waits to be promoted from {_place(reason)}"
 
@@ -124,6 +128,7 @@ def _listed(reason: Facts) -> str:
 _RULES: Mapping[str, Callable[[Facts], str]] = {
     "barrier": _barrier,
     "exploit": _exploit,
+    "finish": _finish,
     "late report": _late,
     "losers last": _losers_last,
     "max_t": _max_t,

@@ -1,0 +1,118 @@
+"""ASHA that promotes and trains one trial to the end, where none would get there by its rank."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.tune.workshop import Shop, asha
+from trainkit import tune
+from trainkit.errors import ConfigError
+from trainkit.tune.schedulers import ASHAScheduler
+from trainkit.tune.schedulers.base import words_for
+
+LEVELS = (1, 2, 4, 8)
+scores = st.integers(-4, 4) | st.sampled_from([math.nan, math.inf, -math.inf])
+tables = st.lists(st.tuples(scores, scores, scores, scores), min_size=1, max_size=30)
+orders = st.lists(st.integers(0, 1000), max_size=150)
+
+
+def shop_of(table, **arguments) -> Shop:
+    scheduler = asha(max_t=8, reduction_factor=2, **arguments)
+    return Shop(scheduler, lambda number, time: table[number][LEVELS.index(int(time))], LEVELS, len(table))
+
+
+def trained_to_the_end(shop: Shop) -> list[int]:
+    return [number for number, time in shop.jobs if time == LEVELS[-1]]
+
+
+@given(tables, orders, st.integers(1, 8))
+def test_all_goes_as_without_and_then_the_best_go_on_alone_until_one_is_through(table, order, workers):
+    usual, shop = shop_of(table), shop_of(table, finish=True)
+    usual.run(workers, order)
+    shop.run(workers, order)
+    assert shop.jobs[: len(usual.jobs)] == usual.jobs
+    tail = shop.jobs[len(usual.jobs) :]
+    if trained_to_the_end(usual):
+        assert not tail
+        return
+    waiting = {number: LEVELS[at] for number, at in ((int(n), at) for n, at in usual.paused.items())}
+    for number, time in tail:
+        highest = max(waiting.values())
+        assert waiting[number] == highest == time // 2, "from the highest rung where one waits"
+        best = max(table[each][LEVELS.index(highest)] for each in waiting if waiting[each] == highest)
+        assert table[number][LEVELS.index(highest)] == best
+        del waiting[number]
+        if time < LEVELS[-1] and math.isfinite(table[number][LEVELS.index(time)]):
+            waiting[number] = time
+    assert len(trained_to_the_end(shop)) == 1 or not waiting, "one is through, or none was left"
+
+
+@given(tables, orders, st.integers(1, 8), st.data())
+def test_where_one_fails_another_takes_its_place(table, order, workers, data):
+    shop = shop_of(table, finish=True)
+    order = iter(order)
+    while True:
+        while len(shop.running) < workers and shop.take():
+            pass
+        if not shop.running:
+            break
+        shop.finish(next(order, 0) % len(shop.running), fails=data.draw(st.integers(0, 3)) == 0)
+    assert not shop.paused or trained_to_the_end(shop)
+
+
+def test_the_best_is_waited_for_while_it_saves():
+    scheduler = asha(max_t=8, reduction_factor=4, finish=True)
+    for trial_id, score in (("0", 1), ("1", 0)):
+        scheduler.on_trial_add(trial_id)
+        scheduler.on_result(trial_id, {"training_iteration": 1, "m": score})
+    assert scheduler.choose_trial_to_run([], ["1"]) is None
+    assert scheduler.choose_trial_to_run([], ["0", "1"]) == "0"
+
+
+def test_why_it_goes_on_is_said():
+    shop = shop_of([(1, 1, 1, 1)], finish=True)
+    shop.run()
+    assert [words_for(decision, "ASHA") for decision in shop.decisions] == [
+        "paused by ASHA: rung 1, rank 1 of 1, 0 go on",
+        "resumed by ASHA: rung 1, rank 1 of 1, to train one to the end",
+        "paused by ASHA: rung 2, rank 1 of 1, 0 go on",
+        "resumed by ASHA: rung 2, rank 1 of 1, to train one to the end",
+        "paused by ASHA: rung 4, rank 1 of 1, 0 go on",
+        "resumed by ASHA: rung 4, rank 1 of 1, to train one to the end",
+        "stopped by ASHA: reached max_t=8",
+    ]
+
+
+class Falling(tune.Trainable):
+    def setup(self, config):
+        self.steps = 0
+
+    def step(self):
+        self.steps += 1
+        return {"loss": self.config["x"] / self.steps}
+
+    def save_checkpoint(self, checkpoint_dir):
+        Path(checkpoint_dir, "steps").write_text(str(self.steps))
+
+    def load_checkpoint(self, checkpoint):
+        self.steps = int(Path(checkpoint, "steps").read_text())
+
+
+@pytest.mark.parametrize("finish", [False, True])
+def test_a_small_search(fit, inline, finish):
+    scheduler = ASHAScheduler(max_t=20, type="promotion", finish=finish)
+    grid = fit(Falling, {"x": tune.grid_search(list(range(1, 11)))}, metric="loss", scheduler=scheduler)
+    steps = sorted(result.metrics["training_iteration"] for result in grid)
+    assert steps == [1] * 8 + ([4, 20] if finish else [4, 4])
+    assert grid.get_best_result().config == {"x": 1}
+
+
+@pytest.mark.parametrize("arguments", [{"finish": True}, {"finish": 2, "type": "promotion"}])
+def test_finish_is_for_promotion(arguments):
+    with pytest.raises(ConfigError, match="finish="):
+        ASHAScheduler(**arguments)
