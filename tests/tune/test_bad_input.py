@@ -22,6 +22,7 @@ SCHEDULERS: dict[str, Callable[[], sch.TrialScheduler]] = {
     "asha": lambda: sch.ASHAScheduler(max_t=LAST, reduction_factor=3),
     "asha, brackets": lambda: sch.ASHAScheduler(max_t=LAST, reduction_factor=3, brackets=2),
     "asha, promotion": lambda: sch.ASHAScheduler(max_t=LAST, reduction_factor=3, type="promotion"),
+    "asha, finish": lambda: sch.ASHAScheduler(max_t=LAST, reduction_factor=3, type="promotion", finish=True),
     "hyperband": lambda: sch.HyperBandScheduler(max_t=LAST),
     "bohb": lambda: sch.HyperBandForBOHB(max_t=LAST),
     "median": lambda: sch.MedianStoppingRule(**TIME, grace_period=1),

@@ -40,6 +40,9 @@ SCHEDULERS: dict[str, Callable[[], TrialScheduler]] = {
     "stopping": lambda: ASHAScheduler(max_t=9, reduction_factor=3),
     "stopping in brackets": lambda: ASHAScheduler(max_t=9, reduction_factor=3, brackets=2),
     "promotion": lambda: ASHAScheduler(max_t=9, reduction_factor=3, type="promotion"),
+    "promotion with an end": lambda: ASHAScheduler(
+        max_t=9, reduction_factor=99, type="promotion", finish=True
+    ),
     "promotion in brackets": lambda: ASHAScheduler(max_t=9, reduction_factor=3, type="promotion", brackets=3),
     "hyperband": lambda: HyperBandScheduler(max_t=9, reduction_factor=3),
     "hyperband for BOHB": lambda: HyperBandForBOHB(max_t=9, reduction_factor=3),
@@ -96,6 +99,7 @@ RULES: dict[str, set[str]] = {
     "stopping": {"rung", "max_t"},
     "stopping in brackets": {"rung", "max_t"},
     "promotion": {"rung", "max_t", "not chosen"},
+    "promotion with an end": {"rung", "finish", "max_t", "not chosen"},
     "promotion in brackets": {"rung", "max_t", "not chosen"},
     "hyperband": {"milestone", "rung", "max_t"},
     "hyperband for BOHB": {"milestone", "rung", "max_t"},
