@@ -129,7 +129,7 @@ def test_verbose(verbose: int, level: int) -> None:
     assert settled(verbose=verbose).run.verbose == level
 
 
-@pytest.mark.parametrize(("error_score", "fail_fast"), [("raise", "raise"), (0.0, False)])
+@pytest.mark.parametrize(("error_score", "fail_fast"), [("raise", True), (0.0, False)])
 def test_error_score(error_score: Any, fail_fast: Any) -> None:
     assert settled(error_score=error_score).run.failure_config.fail_fast == fail_fast
 

@@ -23,12 +23,18 @@ _BY_NAME = "scores_by_name"
 
 
 def metric_name(scorer: str = SINGLE) -> str:
-    """The reported metric that is the mean of a scorer's test scores over the folds done so far."""
+    """The reported metric that is the mean of a scorer's test scores, once all folds are done."""
     return f"average_test_{scorer}"
 
 
-def report_of(outcomes: Sequence[Outcome]) -> dict[str, Any]:
-    """Return the metrics to report after the first `len(outcomes)` folds."""
+def report_of(outcomes: Sequence[Outcome], folds: int | None = None) -> dict[str, Any]:
+    """Return the metrics to report after the first `len(outcomes)` folds.
+
+    Args:
+        outcomes: of these.
+        folds: how many there are; until all are done the means are nan, so that no candidate passes for the
+            best by its easiest folds. None: these are all.
+    """
     report: dict[str, Any] = {}
     tests: dict[str, list[float]] = {}
     for split, outcome in enumerate(outcomes):
@@ -43,7 +49,11 @@ def report_of(outcomes: Sequence[Outcome]) -> dict[str, Any]:
             report[f"split{split}_{key}"] = outcome[key]
         if outcome["fit_error"] is not None:
             report[f"split{split}_fit_error"] = outcome["fit_error"]
-    means = {metric_name(scorer): math.fsum(scores) / len(scores) for scorer, scores in tests.items()}
+    whole = folds is None or len(outcomes) == folds
+    means = {
+        metric_name(scorer): math.fsum(scores) / len(scores) if whole else math.nan
+        for scorer, scores in tests.items()
+    }
     return means | report
 
 

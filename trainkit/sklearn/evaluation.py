@@ -142,4 +142,4 @@ class FoldTrial(Trainable):
             if SYSTEM.monotonic() > until:
                 break
         done = len(self._outcomes) == folds
-        return report_of(self._outcomes) | {CANDIDATE: self._key, "done": done}
+        return report_of(self._outcomes, folds) | {CANDIDATE: self._key, "done": done}

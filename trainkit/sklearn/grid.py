@@ -86,6 +86,8 @@ class TuneGridSearchCV(TuneBaseSearchCV):
         "param_grid": [dict, list],
     }
 
+    _space_argument = "param_grid"
+
     def __init__(
         self,
         estimator: Any,

@@ -67,6 +67,8 @@ class TuneSearchCV(TuneBaseSearchCV):
         "search_kwargs": [Mapping, None],
     }
 
+    _space_argument = "param_distributions"
+
     def __init__(
         self,
         estimator: Any,
