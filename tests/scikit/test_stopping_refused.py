@@ -82,7 +82,8 @@ PRELOAD = ("trainkit.sklearn.epochs",)
             SGD,
             {"alpha": [1]},
             {"early_stopping": "PopulationBasedTraining"},
-            "has nothing to explore: give hyperparam_mutations",
+            r"PopulationBasedTraining\(time_attr='training_iteration', perturbation_interval=1, "
+            r"hyperparam_mutations=\{'alpha': .*has nothing to explore",
         ),
         (
             SGD,
