@@ -41,7 +41,7 @@ def test_settings_of_the_tuner_become_arguments_of_the_search(text: str, expecte
 
 
 def test_what_was_given_as_a_setting_of_the_tuner_is_called_so() -> None:
-    with pytest.raises(ConfigError, match="^stop=3"):
+    with pytest.raises(ConfigError, match=r"^stop=3"):
         search().fit(X, Y, tune_params={"stop": 3})
 
 

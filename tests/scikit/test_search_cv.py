@@ -97,7 +97,6 @@ def test_the_constructor_only_stores() -> None:
         ({"sk_n_jobs": 0}, "sk_n_jobs=0"),
         ({"stopper": 3}, "stopper=3"),
         ({"local_dir": ""}, "local_dir=''"),
-        ({"early_stopping": "pareto", "max_iters": 2}, "early_stopping='pareto'"),
         (
             {"search_optimization": OptunaSearch(metric="loss", mode="min")},
             "OptunaSearch(metric='loss') contradicts the search",

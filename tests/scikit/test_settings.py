@@ -172,7 +172,7 @@ def test_a_stopper_ends_the_search() -> None:
     [
         ({"average_test_score": 0.9}, "stopped by stopper: average_test_score=0.95 reached 0.9"),
         (lambda trial_id, result: True, "stopped by stopper"),
-        (MaximumIterationStopper(1), "stopped by MaximumIterationStopper: max_iter 1"),
+        (MaximumIterationStopper(1), "stopped by MaximumIterationStopper: training_iteration 1, max_iter 1"),
     ],
 )
 def test_a_stopper_is_said_to_have_stopped_what_it_has(rule: Any, words: str) -> None:

@@ -78,6 +78,7 @@ PRELOAD = ("trainkit.sklearn.epochs",)
             {"early_stopping": ASHAScheduler(grace_period=20)},
             "judges nobody before training_iteration=20, and max_iters=5",
         ),
+        (SGD, {"alpha": [1]}, {"early_stopping": "pareto"}, "ParetoScheduler judges by several metrics"),
         (
             SGD,
             {"alpha": [1]},

@@ -139,7 +139,7 @@ def evaluate(
 
 @contextlib.contextmanager
 def _named(run: RunConfig) -> Iterator[tuple[RunConfig, tuple[Path, str] | None]]:
-    """The settings with a name that is this search's alone, and where others of the name lie; None: nowhere."""
+    """The settings with a name that is this search's alone, and where others of it lie, if it has one."""
     if run.name is None:
         yield run, None
         return

@@ -121,8 +121,8 @@ def settings_of(
         )
     if not isinstance(given.get("resources_per_trial") or {}, Mapping):
         raise ConfigError(
-            f"tune_params has resources_per_trial={given['resources_per_trial']!r:.200}: give amounts by name, "
-            "such as {'cpu': 2}"
+            f"tune_params has resources_per_trial={given['resources_per_trial']!r:.100}: give amounts by "
+            "name, such as {'cpu': 2}"
         )
     if "local_dir" in given and "storage_path" in given:
         raise ConfigError("tune_params has local_dir and storage_path, two names of one folder: give one")

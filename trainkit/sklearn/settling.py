@@ -84,7 +84,9 @@ def _place_of(candidate: Evaluated, *, by_portions: bool) -> str:
     if by_portions or None not in candidate.outcomes:
         return f"all {folds} folds of the candidate {parameters!r}, after {candidate.iterations} reports"
     first = candidate.outcomes.index(None) + 1
-    return f"fold {first} of {folds}{'' if first == folds else ', or after it,'} of the candidate {parameters!r}"
+    return (
+        f"fold {first} of {folds}{'' if first == folds else ', or after it,'} of the candidate {parameters!r}"
+    )
 
 
 def warn_of_few(found: Finding, search: Search) -> None:

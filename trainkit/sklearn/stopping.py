@@ -17,6 +17,7 @@ from trainkit.tune.checks import is_whole
 from trainkit.tune.control.missing import AUTOMATIC
 from trainkit.tune.schedulers.base import TrialScheduler
 from trainkit.tune.schedulers.create import SCHEDULERS, create_scheduler, named_scheduler_class
+from trainkit.tune.schedulers.pareto import ParetoScheduler
 
 COUNTED_BY = "training_iteration"
 
@@ -178,6 +179,11 @@ def _require_agreement(scheduler: TrialScheduler, max_iters: int, metric: str | 
     """Refuse a scheduler that would judge by something that candidates don't report, or never."""
     deciding, name = scheduler.deciding, type(scheduler.deciding).__name__
     require_goal(deciding, name, metric, mode)
+    if isinstance(deciding, ParetoScheduler):
+        raise ConfigError(
+            f"{name} judges by several metrics, and a search goes by the one that refit names: take another, "
+            "such as early_stopping=True"
+        )
     if deciding.time_attr not in AUTOMATIC:
         raise ConfigError(
             f"{name}(time_attr={deciding.time_attr!r}) counts by what candidates don't report: take "
@@ -198,7 +204,8 @@ def require_goal(part: Any, name: str, metric: str | None, mode: str) -> None:
     Args:
         part: with its own `metric` and `mode`; None: what it is told.
         name: of its class.
-        metric, mode: of the search.
+        metric: of the search.
+        mode: of the search.
 
     Raises:
         ConfigError: the two differ.
