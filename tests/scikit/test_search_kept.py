@@ -83,10 +83,11 @@ def test_the_console_calls_no_candidate_best_by_its_first_folds(
         return (1.0 if first else 0.0) if estimator.number == 1 else 0.5
 
     grid = {"number": [1, 2]}
-    found = TuneGridSearchCV(Odd(), grid, cv=KFold(3), scoring=promising, n_jobs=1, verbose=1).fit(*data())
+    named: dict[str, Any] = {"scoring": {"promise": promising}, "refit": "promise"}
+    found = TuneGridSearchCV(Odd(), grid, cv=KFold(3), n_jobs=1, verbose=1, **named).fit(*data())
     assert found.best_params_ == {"number": 2}
     told = capfd.readouterr().out
-    assert "best average_test_score=0.5 at iteration 3" in told
+    assert "best average_test_promise=0.5 at iteration 3" in told
     assert "Tuning in memory, with" in told
     assert tempfile.gettempdir() not in told, "a folder that is gone"
 

@@ -102,8 +102,7 @@ class Experiment:
         self._resume = resume
         self._changes = tuple(changes)
         self._address = address
-        self._in_memory = in_memory
-        self.restorable = not in_memory  # by `Tuner.restore`, which is told when it ends early
+        self._in_memory, self.restorable = in_memory, not in_memory
         self.ended_by: Ending | None = None
         """What ended it early, once `fit` has returned or raised; None: nothing did."""
         self._facts = dict(facts or new_facts(bound.name, space, tune, run, address, clock.now()))
