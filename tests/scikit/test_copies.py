@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import gc
 import json
 import mmap
 import os
@@ -287,6 +288,12 @@ class TestShared:
 
 @pytest.mark.usefixtures("runtime")
 class TestFaults:
+    @pytest.fixture(autouse=True)
+    def no_cycles(self) -> Iterator[None]:
+        """An error and the frames that it came through hold each other, and what they worked on."""
+        yield
+        gc.collect()
+
     def test_a_candidate_that_kills_its_process_has_failed(self) -> None:
         X, y = data(LARGE)
         search = TuneGridSearchCV(
