@@ -1,7 +1,7 @@
 """Pictures of simulated runs, one of each algorithm: `python -m benchmarks.search --plots FOLDER`.
 
-The same problem for all but populations: learning curves of 81 configurations, on four workers. A folder
-`docs/images` gets the pictures that the pages on the algorithms show.
+The same problem for all but populations: learning curves of 81 configurations, on four workers; of 27 where
+what they reserve changes. A folder `docs/images` gets the pictures that the pages on the algorithms show.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks import resource_pictures
 from trainkit import tune
 from trainkit.tune import schedulers as sch
 from trainkit.tune.plots import style
@@ -106,3 +107,6 @@ def draw_all(folder: Path) -> Iterator[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     for name in RUNS:
         yield draw(name, folder)
+    path = folder / "tuning-resource-changing.png"
+    resource_pictures.draw(learning, SPACE, path, DPI)
+    yield path

@@ -66,12 +66,27 @@ def describe_bytes(count: float) -> str:
     return f"{count:.0f} B"
 
 
-def require_feasible(bundles: Iterable[Bundle], existing: Bundle, *, what: str) -> None:
-    """Raise InfeasibleError if `bundles` together exceed what exists when all of it is free."""
+def require_feasible(
+    bundles: Iterable[Bundle],
+    existing: Bundle,
+    *,
+    what: str,
+    has: str = "this machine has",
+    more: str = "declare more in trainkit.init()",
+) -> None:
+    """Raise InfeasibleError if `bundles` together exceed what exists when all of it is free.
+
+    Args:
+        bundles: what is asked for.
+        existing: what there is.
+        what: asks for it, in words.
+        has: who has what exists, in words.
+        more: how to have more, in words.
+    """
     asked = total(bundles)
     short = sorted(name for name, amount in asked.items() if amount > existing.get(name, 0))
     if short:
         raise InfeasibleError(
-            f"{what} asks for {describe(asked)}, but this machine has {describe(existing)}: "
-            f"not enough {', '.join(short)}. Ask for less, or declare more in trainkit.init()."
+            f"{what} asks for {describe(asked)}, but {has} {describe(existing)}: "
+            f"not enough {', '.join(short)}. Ask for less, or {more}."
         )

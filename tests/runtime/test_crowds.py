@@ -125,7 +125,9 @@ trainkit.init(num_cpus=2)
 chatter = trainkit.remote(Chatter).remote()
 ref = chatter.chat.remote(int(sys.argv[1]), sys.argv[2])
 refs = [chatter.same.remote(number) for number in range(1000)]
-print("answers", trainkit.get(ref), sum(trainkit.get(refs)), flush=True)
+answers = f"answers {trainkit.get(ref)} {sum(trainkit.get(refs))}\\n"
+sys.stdout.write(answers)  # in one piece: what the worker printed is written beside it
+sys.stdout.flush()
 sys.stdin.read()  # what was printed may still be on its way
 trainkit.shutdown()
 """
@@ -169,4 +171,5 @@ def test_a_driver_that_is_stopped_and_continued_misses_nothing(tmp_path: Path) -
         impatient.cancel()
         driver.kill()
         driver.wait()
+        driver.stdin.close()
         driver.stdout.close()

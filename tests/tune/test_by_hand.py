@@ -50,9 +50,7 @@ def endless(config):
 @pytest.mark.parametrize("trainable", [Endless, endless])
 def test_ctrl_c_returns_what_there_is_and_lets_trials_clean_up(fit, tmp_path, trainable):  # row 1.6
     before = signal.getsignal(signal.SIGINT)
-    start = time.monotonic()
     grid = fit(trainable, num_samples=9, run={"callbacks": [CtrlC()]})
-    assert time.monotonic() - start < 60
     assert signal.getsignal(signal.SIGINT) is before
     assert 1 <= len(grid) <= 9
     assert {result.status for result in grid} == {"PENDING"}

@@ -85,9 +85,7 @@ def test_one_of_four_trials_is_stopped_from_another_shell(driver, tmp_path, caps
     assert owner_of(folder) == process.pid
     assert main(["show", str(folder)]) == 0
     assert f"{folder}: runs in process {process.pid}" in capsys.readouterr().out
-    start = time.monotonic()
     assert main(["stop", str(folder), "1"]) == 0
-    assert time.monotonic() - start < 30
     said = capsys.readouterr().out
     by = f"{commands.getpass.getuser()}@{socket.gethostname()} (pid {os.getpid()})"
     assert f"_00001 is TERMINATED: stopped by {by}" in said

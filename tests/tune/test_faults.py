@@ -28,6 +28,14 @@ from trainkit import tune
 
 STEPS = {steps}
 
+def held(experiment):
+    # Whether it is to go no further than it is, so that it is surely not over when a signal comes.
+    try:
+        limit = int((experiment.parent / "limit").read_text())
+    except (FileNotFoundError, ValueError):  # ValueError: it is just being written
+        return False
+    return sum(path.read_text().count("\\n") for path in experiment.glob("*/acknowledged")) >= limit
+
 def trainable(config):
     checkpoint = tune.get_checkpoint()
     start = int(Path(checkpoint.path, "step").read_text()) if checkpoint else 0
@@ -37,6 +45,8 @@ def trainable(config):
     try:
         for step in range(start + 1, STEPS + 1):
             time.sleep({pause})
+            while held(trial_dir.parent):
+                time.sleep(0.002)
             saved = None
             if step % 3 == 0:
                 (scratch / "step").write_text(str(step))
@@ -96,7 +106,16 @@ class Driver:
         )
         return self.process
 
+    def limit(self, reports: int) -> None:
+        """Let the trials go on until so many reports are acknowledged, and no further."""
+        (self.folder / "limit").write_text(str(reports))
+
+    def free(self) -> None:
+        """Let them go on to their end."""
+        (self.folder / "limit").unlink(missing_ok=True)
+
     def finish(self) -> list[list]:
+        self.free()
         out, err = self.start().communicate(timeout=60)
         assert self.process.returncode == 0, err
         return outcome(out)
@@ -145,6 +164,7 @@ def check_nothing_lost_nothing_twice(driver: Driver) -> None:
 
 def test_a_killed_driver_leaves_nobody_and_is_gone_on_with(driver):
     killed = driver(steps=9, samples=6)
+    killed.limit(7)
     process = killed.start()
     assert eventually(lambda: killed.acknowledged() >= 6)
     family = psutil.Process(process.pid).children(recursive=True)
@@ -167,24 +187,24 @@ def test_killed_at_random_it_ends_as_if_undisturbed(driver, tmp_path, seed):
     (tmp_path / "b").mkdir()
     undisturbed = Driver(tmp_path / "a", at_once=1, pause=0.01, samples=6)
     expected = undisturbed.finish()
+    third = undisturbed.acknowledged() // 3
     rng = random.Random(seed)
     disturbed = Driver(tmp_path / "b", at_once=1, pause=0.01, samples=6)
-    kills = 0
     for _ in range(2):
+        target = disturbed.acknowledged() + rng.randrange(1, third)
+        disturbed.limit(target + 2)  # a little further, for a kill between two reports
         process = disturbed.start()
-        target = disturbed.acknowledged() + rng.randrange(1, 10)
-        eventually(lambda: disturbed.acknowledged() >= target or process.poll() is not None)  # noqa: B023
+        assert eventually(lambda: disturbed.acknowledged() >= target)  # noqa: B023
         time.sleep(rng.random() * 0.01)
         process.kill()
         process.communicate()
-        kills += process.returncode == -signal.SIGKILL
-    assert kills >= 1
+        assert process.returncode == -signal.SIGKILL
     assert disturbed.finish() == expected
     check_nothing_lost_nothing_twice(disturbed)
 
 
 def test_ctrl_c_once_ends_in_order_and_says_how_to_go_on(driver):
-    interrupted = driver(steps=200, samples=4, pause=0.02)
+    interrupted = driver(steps=2000, samples=4, pause=0.02)  # nothing ends before
     process = interrupted.start()
     assert eventually(lambda: interrupted.acknowledged() >= 5)
     process.send_signal(signal.SIGINT)
@@ -201,10 +221,12 @@ def test_ctrl_c_once_ends_in_order_and_says_how_to_go_on(driver):
 
 
 def test_an_interrupted_experiment_is_gone_on_with(driver):
-    interrupted = driver(steps=9, samples=6, pause=0.1)  # it is not over before it is interrupted
+    interrupted = driver(steps=9, samples=6)
+    interrupted.limit(4)
     process = interrupted.start()
     assert eventually(lambda: interrupted.acknowledged() >= 2)
     process.send_signal(signal.SIGINT)
+    interrupted.free()
     process.communicate(timeout=60)
     assert process.returncode == 0
     ended = interrupted.finish()
@@ -231,7 +253,7 @@ def test_ctrl_c_twice_ends_at_once(driver, monkeypatch):
 
 
 def test_a_second_process_is_refused_while_the_first_runs(driver):
-    running = driver(steps=200, samples=2, pause=0.05)
+    running = driver(steps=2000, samples=2, pause=0.05)
     process = running.start()
     assert eventually(lambda: running.acknowledged() >= 1)
     with pytest.raises(StoreError, match=f"pid {process.pid}"):

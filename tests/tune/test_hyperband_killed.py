@@ -14,11 +14,14 @@ from trainkit.tune.schedulers import HyperBandScheduler
 
 
 class Mortal(tune.Trainable):
-    """Its process dies by chance, in a step or while it saves."""
+    """Its process dies by chance, in a step or while it saves; in every run alike, in each attempt anew."""
 
     def setup(self, config):
         self.x, self.number = config["x"], 0
-        self.chance = random.Random()
+        started = Path(self.logdir, "started")
+        with started.open("a") as file:
+            file.write(".")
+        self.chance = random.Random(f"{self.x} {len(started.read_text())}")
 
     def _maybe_die(self):
         if self.chance.random() < 0.06:
@@ -46,6 +49,7 @@ def test_16_every_trial_ends_though_processes_are_killed(fit):
             metric="m",
             mode="max",
             num_samples=17,
+            seed=1,
             scheduler=HyperBandScheduler(max_t=9),
             run={"failure_config": tune.FailureConfig(max_failures=1)},
         )
@@ -53,6 +57,11 @@ def test_16_every_trial_ends_though_processes_are_killed(fit):
         trainkit.shutdown()
     assert (len(grid), grid.num_unfinished) == (17, 0)
     assert grid.num_terminated + grid.num_errors == 17
+    died = [span for span in grid.timeline if span.outcome == "failed"]
+    assert len(died) >= 3
+    assert all("ActorDiedError" in span.reason for span in died)
+    assert grid.num_terminated > grid.num_errors > 0
+    assert all("killed by SIGKILL" in str(error) for error in grid.errors)
     assert "not promoted" not in {result.reason for result in grid}
     assert all(
         result.metrics["seen"] == result.metrics["training_iteration"] for result in grid if result.metrics

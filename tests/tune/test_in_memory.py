@@ -7,12 +7,14 @@ import pickle
 import pytest
 
 from trainkit import tune
+from trainkit.errors import ConfigError
 from trainkit.tune.analysis import ExperimentAnalysis
 from trainkit.tune.assembly import Experiment
 from trainkit.tune.outcome.results import ResultGrid
 from trainkit.tune.placement import Bound
 from trainkit.tune.schedulers import ASHAScheduler
 from trainkit.tune.spaces.variants import Space
+from trainkit.tune.storing.resuming import ResumeRule
 
 pytestmark = pytest.mark.usefixtures("inline")
 
@@ -54,6 +56,19 @@ def test_an_analysis_of_it_has_a_row_for_every_trial(kept):
     assert sorted(analysis.dataframe()["config/x"]) == [1, 2, 3, 4]
     assert sorted(analysis.dataframe("loss", "min")["config/x"]) == [1, 2, 3, 4]
     assert len(analysis.trial_dataframes) == len(analysis.results) == 4
+
+
+def test_there_is_nothing_to_go_on_with(tmp_path):
+    with pytest.raises(ConfigError, match="nothing to go on with"):
+        Experiment(
+            Bound(descends),
+            Space.of(SPACE),
+            tune.TuneConfig(**SETTINGS),
+            tune.RunConfig(verbose=0),
+            tmp_path / "e",
+            resume=ResumeRule(),
+            in_memory=True,
+        )
 
 
 def test_it_travels_with_all_it_holds(kept):

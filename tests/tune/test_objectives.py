@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 import math
 
@@ -10,6 +9,7 @@ import optuna
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from matplotlib.collections import PathCollection
 
 from trainkit import tune
 from trainkit.errors import ConfigError, MetricError
@@ -21,6 +21,7 @@ from trainkit.tune.objectives import (
     objectives_of,
     point_of,
 )
+from trainkit.tune.plots.style import metric_of
 from trainkit.tune.schedulers import ASHAScheduler, ParetoScheduler
 from trainkit.tune.search import BayesOptSearch, ConcurrencyLimiter, HyperOptSearch, OptunaSearch, Repeater
 
@@ -57,11 +58,34 @@ def simulated(num_samples, **settings):
 
 
 def ranked(points):
-    """All places, best first."""
+    """All places, best first, worked out anew from the words of `ParetoRanking`."""
+    order, left = [], list(range(len(points)))
+    while left:
+        front = [left[place] for place in front_of([points[place] for place in left])]
+        left = [place for place in left if place not in front]
+        order += spread(points, front)
+    return order
+
+
+def spread(points, front):
+    """The earliest first, then whatever is farthest from those before it, in shares of the front's extent."""
+    where = {place: [] for place in front}
+    for values in zip(*(points[place] for place in front), strict=True):
+        finite = [value for value in values if math.isfinite(value)] or [0.0]
+        width = (max(finite) - min(finite)) or 1.0
+        for place, value in zip(front, values, strict=True):
+            where[place].append((value - min(finite)) / width if math.isfinite(value) else -1.0)
+    taken, left = front[:1], front[1:]
+    while left:
+        far = [min(math.dist(where[each], where[other]) for other in taken) for each in left]
+        taken.append(left.pop(far.index(max(far))))
+    return taken
+
+
+def ranks(points):
+    """Of each point, when it came."""
     ranking = ParetoRanking()
-    for point in points:
-        ranking.add(point)
-    return ranking.order()
+    return [ranking.add(point) for point in points]
 
 
 @given(clouds)
@@ -73,26 +97,18 @@ def test_a_front_is_what_none_dominates(points):
 
 
 @given(clouds)
-def test_ranks_hold_each_once_and_none_before_what_dominates_it(points):
-    order = ranked(points)
-    assert sorted(order) == list(range(len(points)))
-    place_of = {place: rank for rank, place in enumerate(order)}
-    for one, other in itertools.permutations(range(len(points)), 2):
-        if dominates(points[one], points[other]):
-            assert place_of[one] < place_of[other]
+def test_a_point_ranks_behind_all_that_dominate_it_and_before_all_that_it_dominates(points):
+    for number, (point, rank) in enumerate(zip(points, ranks(points), strict=True), 1):
+        before = points[:number]
+        assert sum(dominates(other, point) for other in before) < rank
+        assert rank <= number - sum(dominates(point, other) for other in before)
 
 
 @given(st.lists(st.tuples(numbers, numbers, st.integers(0, 2)), min_size=1, max_size=25))
 def test_points_are_ranked_as_they_come(points):
-    """The rank of the newest is that among all, and the fronts are what is left without those before."""
-    ranking = ParetoRanking()
-    for number, point in enumerate(points, 1):
-        assert ranking.add(point) == ranked(points[:number]).index(number - 1) + 1
-    order, left = ranked(points), list(range(len(points)))
-    while left:
-        front = [left[place] for place in front_of([points[place] for place in left])]
-        assert set(order[: len(front)]) == set(front)
-        order, left = order[len(front) :], [place for place in left if place not in front]
+    """The rank of each is its place in the order of all that came so far."""
+    expected = [ranked(points[:number]).index(number - 1) + 1 for number in range(1, len(points) + 1)]
+    assert ranks(points) == expected
 
 
 @given(clouds)
@@ -102,8 +118,8 @@ def test_a_front_knows_no_units(points):
 
 def test_inside_a_front_the_far_ones_come_first():
     points = [(0.0, 10.0), (1.0, 9.0), (10.0, 0.0), (5.0, 5.0)]
-    assert ranked(points) == [0, 2, 3, 1]
-    assert ranked([(x * 1000, y) for x, y in points]) == [0, 2, 3, 1]
+    for factor in (1, 1000):
+        assert ranks([(x * factor, y) for x, y in points]) == [1, 2, 2, 3]
 
 
 def test_a_point_has_more_for_better_and_nan_worst():
@@ -204,8 +220,12 @@ def test_the_older_door_takes_several(inline, tmp_path):
     settings = {"num_samples": 4, "storage_path": tmp_path, "name": "r", "verbose": 0}
     analysis = tune.run(trade_off, config=SPACE, **settings, **BOTH)
     assert analysis.get_best_trial("latency").trial_id in {trial.trial_id for trial in analysis.trials}
-    with pytest.raises(ConfigError, match=r"\['accuracy', 'latency'\], and none of them alone"):
+    with pytest.raises(ConfigError, match=r"\['accuracy', 'latency'\], and none .* look at pareto_front\(\)"):
         _ = analysis.best_trial
+    front = tune.ResultGrid.from_path(tmp_path / "r").pareto_front()
+    assert [trial.trial_id for trial in analysis.pareto_front()] == [trial.trial_id for trial in front]
+    (best,) = analysis.pareto_front(["accuracy", "latency"], ["max", "max"])[:1]
+    assert best.trial_id in {trial.trial_id for trial in analysis.trials}
 
 
 def test_a_front_of_one_metric_is_asked_for_two(fit, inline):
@@ -264,6 +284,33 @@ def test_the_front_is_drawn(fit, inline):
         grid.plot("pareto", metric=["missing", "latency"], mode=["max", "min"])
     with pytest.raises(ConfigError, match="two axes"):
         grid.plot("pareto", metric=["accuracy", "latency", "other"], mode=["max", "min", "min"])
+
+
+@pytest.mark.parametrize("kind", ["rungs", "curves", "parallel"])
+def test_a_picture_of_one_metric_asks_for_one_of_several(kind):
+    def learning(config, training_iteration, rng):
+        return {**trade_off(config), "done": training_iteration == 9}
+
+    scheduler = ParetoScheduler(max_t=9, reduction_factor=3)
+    settings = tune.TuneConfig(num_samples=12, scheduler=scheduler, **BOTH)
+    grid = tune.simulate(learning, SPACE, settings, seed=0)
+    with pytest.raises(ConfigError, match=r"\['accuracy', 'latency'\].*metric='accuracy'"):
+        grid.plot(kind)
+    with pytest.raises(ConfigError, match="which end of it is better"):
+        grid.plot(kind, metric="other")
+    (axes,) = grid.plot(kind, metric="latency").axes[:1]
+    if kind == "rungs":
+        assert axes.get_ylabel() == "latency"
+        points = [each for each in axes.collections if isinstance(each, PathCollection)]
+        judged = [each for each in grid.decisions() if each.get("rule") == "rung"]
+        assert sum(len(each.get_offsets()) for each in points) == len(judged) > 12
+
+
+def test_a_picture_of_another_objective_goes_by_its_own_mode():
+    scheduler = ASHAScheduler(metric="accuracy", mode="max", max_t=9, reduction_factor=3)
+    grid = simulated(6, scheduler=scheduler)
+    assert metric_of(grid, None, None) == ("accuracy", "max"), "by which the scheduler judges"
+    assert metric_of(grid, "latency", None) == ("latency", "min")
 
 
 # --- searching ------------------------------------------------------------------------------------

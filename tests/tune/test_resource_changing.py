@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tests.tune.harness import Play
 from tests.tune.test_pauses import CutShort
 from trainkit import tune
-from trainkit.errors import ConfigError
+from trainkit.errors import ConfigError, InfeasibleError
 from trainkit.tune.control import events as ev
 from trainkit.tune.control.capacity import Ledger
 from trainkit.tune.control.view import ExperimentView
@@ -256,6 +256,20 @@ def test_what_can_never_be_met_ends_the_experiment_with_an_error(given, words):
     game.started(0)
     game.reported(0, {"m": 1.0})
     assert words in str(game.controller.error)
+
+
+@pytest.mark.parametrize("given", [{"cpu": 5}, {"cpu": 1, "gpu": 1}])
+def test_in_a_simulation_it_is_the_workers_that_are_too_few(given):
+    def learning(config, training_iteration, rng):
+        return {"m": training_iteration, "done": training_iteration == 3}
+
+    config = tune.TuneConfig(scheduler=ResourceChangingScheduler(None, lambda *_: given))
+    with pytest.raises(
+        InfeasibleError, match=r"the simulated workers have 4 CPU.*simulate more workers"
+    ) as told:
+        tune.simulate(learning, {}, config, workers=4, seed=0)
+    assert "machine" not in str(told.value)
+    assert "trainkit.init" not in str(told.value)
 
 
 def test_trials_that_begin_with_different_resources_are_an_error():

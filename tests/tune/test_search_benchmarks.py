@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import search_peers, search_work
+from benchmarks import resource_pictures, search_peers, search_pictures, search_work
 from benchmarks.comparing import Cell, against, paired
 from benchmarks.incumbents import Seen, regrets
 from benchmarks.problems import ones
@@ -102,6 +102,27 @@ def test_the_search_benchmark_runs():
     said, figures = run("benchmarks.search", "--quick", "--only", "toy")
     assert figures["toy"]["verdicts"].keys() <= {"better", "equal", "WORSE"}
     assert "DIFFERENT" not in said
+
+
+def test_a_picture_of_resources_shows_that_what_ends_is_given_to_others(tmp_path):
+    pytest.importorskip("matplotlib")
+    kept, changed = (
+        resource_pictures.simulated(search_pictures.learning, search_pictures.SPACE, changing=changing)
+        for changing in (False, True)
+    )
+    most = []
+    for run in (kept, changed):
+        times, heights = resource_pictures.bands(run)
+        assert times[-1] == run.ended_s
+        assert heights.keys() == {result.trial_id for result in run}
+        used = sum(heights.values())
+        assert used.max() == resource_pictures.CPUS, "all at first, and never more"
+        most.append(max(height.max() for height in heights.values()))
+    assert most == [1, resource_pictures.CPUS]
+    assert changed.ended_s < kept.ended_s / 4
+    path = tmp_path / "resources.png"
+    resource_pictures.draw(search_pictures.learning, search_pictures.SPACE, path, 40)
+    assert path.read_bytes().startswith(b"\x89PNG")
 
 
 def test_the_cost_of_decisions_is_measured():

@@ -185,25 +185,34 @@ def test_the_copy_lags_no_more_than_it_may(fit, tmp_path):
 
 def test_a_store_is_never_copied_before_its_checkpoints(fit, tmp_path):
     """Whenever it is looked at, every checkpoint that the copied store names is there whole."""
-    seen = []
+    seen, there = [], tmp_path / "there" / "e"
 
     class Looks(Fails):
         def mv(self, path1, path2, **kwargs):
             super().mv(path1, path2, **kwargs)
-            there = Path(path2).parent
             with ExperimentReader(there) as reader:
                 for trial in reader.trials():
                     for kept in trial.checkpoints:
                         text = (there / trial.dirname / kept.dirname / "step").read_text()
                         seen.append(int(text) == kept.iteration)
 
+    def named(trial_id: str) -> int:
+        """The latest checkpoint of a trial that the copied store names."""
+        if not (there / FILENAME).exists():
+            return 0
+        with ExperimentReader(there) as reader:
+            kept = {trial.trial_id: trial.checkpoints for trial in reader.trials()}
+        return max((each.iteration for each in kept.get(trial_id, ())), default=0)
+
     class Unhurried(tune.Trainable):
-        """Leaves the copy time to be looked at between two reports, on however busy a machine."""
+        """Goes on when its checkpoint is copied, three times; then as fast as it can, while copies are made.
+
+        It asks the copy itself: a trial has a copy of `seen` of its own, which stays empty.
+        """
 
         def step(self):
-            before = len(seen)
-            if self.iteration:
-                eventually(lambda: len(seen) > before, seconds=0.2)
+            if 1 <= self.iteration <= 3 and not eventually(lambda: named(self.trial_id) == self.iteration):
+                raise TimeoutError(f"checkpoint {self.iteration} is not copied")
             return {"done": self.iteration == 9}
 
         def save_checkpoint(self, checkpoint_dir):
@@ -211,8 +220,8 @@ def test_a_store_is_never_copied_before_its_checkpoints(fit, tmp_path):
 
     keep = tune.CheckpointConfig(num_to_keep=1, checkpoint_frequency=1)
     run = at(Looks(), tmp_path, checkpoint_config=keep, sync_config=tune.SyncConfig(sync_period=0.001))
-    fit(Unhurried, num_samples=2, run=run)
-    assert len(seen) > 2
+    assert fit(Unhurried, num_samples=2, run=run).num_errors == 0
+    assert len(seen) >= 6  # three of each trial
     assert all(seen)
 
 

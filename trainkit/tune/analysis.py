@@ -177,6 +177,20 @@ class ExperimentAnalysis:
             logger.warning("%s", error)
             return None
 
+    def pareto_front(
+        self, metric: Sequence[str] | None = None, mode: Sequence[str] | None = None
+    ) -> list[Result]:
+        """Return the trials that none is better than in every objective, as `ResultGrid.pareto_front` does.
+
+        Args:
+            metric: reported values; None: the experiment's objectives.
+            mode: "min" or "max" for each; None: the experiment's.
+
+        Raises:
+            ConfigError: there are not several objectives.
+        """
+        return self._grid.pareto_front(metric, mode)
+
     def get_best_config(
         self, metric: str | None = None, mode: str | None = None, scope: str = "last"
     ) -> dict[str, Any] | None:

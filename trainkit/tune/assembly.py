@@ -45,7 +45,7 @@ from trainkit.tune.storing.memory import MemoryReader, MemoryStore
 from trainkit.tune.storing.mirror import Mirror
 from trainkit.tune.storing.respace import restored_space
 from trainkit.tune.storing.restore import Restored, replay, restore_trials, tidy
-from trainkit.tune.storing.resuming import ResumeRule
+from trainkit.tune.storing.resuming import ResumeRule, require_kept
 from trainkit.tune.storing.storage import Address, describe_address, new_place, stored_address
 from trainkit.tune.storing.store import ExperimentStore
 from trainkit.tune.suggestion.naming import Namer
@@ -93,6 +93,7 @@ class Experiment:
         clock: Clock = SYSTEM,
         not_before: float = 0.0,
     ) -> None:
+        require_kept(resume, in_memory=in_memory)
         self._bound = bound
         self._space = space
         self._tune = tune

@@ -108,10 +108,6 @@ class ParetoRanking:
         before = sum(map(len, self._fronts[:own]))
         return before + 1 + next(rank for rank, each in enumerate(self._spread(own)) if each == place)
 
-    def order(self) -> list[int]:
-        """All places, best first."""
-        return [place for number in range(len(self._fronts)) for place in self._spread(number)]
-
     def _dominated(self, point: Point, by: Sequence[int]) -> bool:
         return any(dominates(self._points[each], point) for each in by)
 

@@ -10,6 +10,12 @@ from trainkit.tune.placement import PlacementGroupFactory
 UNMETERED_LIMIT = 64
 """Trials at once that reserve nothing: each is a process all the same."""
 
+_SIMULATED = {
+    "has": "the simulated workers have",
+    "more": "simulate more workers: each has 1 CPU and nothing else",
+}
+"""What is said of them to who asks for too much."""
+
 
 class Ledger:
     """Counts resources in ten-thousandths, so that ten times 0.1 is exactly 1.
@@ -17,10 +23,14 @@ class Ledger:
     Args:
         existing: amounts by resource name, all free.
         max_concurrent: trials at once; None: as the resources allow.
+        simulated: these are a simulation's workers, not what the engine has.
     """
 
-    def __init__(self, existing: Mapping[str, float], max_concurrent: int | None = None) -> None:
+    def __init__(
+        self, existing: Mapping[str, float], max_concurrent: int | None = None, *, simulated: bool = False
+    ) -> None:
         self.existing = dict(existing)
+        self._words = _SIMULATED if simulated else {}
         self._all = {name: round(amount * QUANTUM) for name, amount in existing.items()}
         self._free = dict(self._all)
         self._max_concurrent = max_concurrent
@@ -32,7 +42,7 @@ class Ledger:
         """Raise InfeasibleError if `request` exceeds all there is."""
         for name, amount in request.units.items():
             if amount > self._all.get(name, 0):
-                require_feasible(request.group, self.existing, what=what)
+                require_feasible(request.group, self.existing, what=what, **self._words)
 
     def has_room(self) -> bool:
         """Whether a further trial may fit: one that asks for what some trial before it has asked for.

@@ -52,9 +52,17 @@ def metric_of(grid: ResultGrid, metric: str | None, mode: str | None) -> tuple[s
     """Return what is drawn and which end of it is better.
 
     Raises:
-        ConfigError: the experiment names no metric or mode, and none is given.
+        ConfigError: the experiment names no metric or mode, or several metrics, and none is given.
     """
-    metric, mode = metric or grid.metric, mode or grid.mode
+    modes = {each.metric: each.mode for each in grid.objectives}
+    metric = metric or grid.metric
+    if metric is None and modes:
+        raise ConfigError(
+            f"which metric is drawn? The objectives are {list(modes)}: give one of them, "
+            f"results.plot(..., metric={next(iter(modes))!r})"
+        )
+    # Each objective has its own; the experiment's is of the one that its scheduler judges by.
+    mode = mode or modes.get(metric or "") or grid.mode
     if metric is None or mode is None:
         raise ConfigError(
             "which metric is drawn, and which end of it is better? Give both: "

@@ -158,7 +158,7 @@ def _simulation(
         ),
         proposals,
         scheduler,
-        Ledger({"CPU": workers}, tune.max_concurrent_trials or None),
+        Ledger({"CPU": workers}, tune.max_concurrent_trials or None, simulated=True),
     )
     agenda: Agenda[ev.Event] = Agenda()
     executor = SimulatedExecutor(

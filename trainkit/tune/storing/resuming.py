@@ -115,3 +115,12 @@ def require_checkpoints(rule: ResumeRule, trials: Sequence[Trial]) -> None:
             "trials that have one, as resume_finished=[...], or run them again from the beginning by "
             "resume_config=tune.ResumeConfig(finished=tune.ResumeConfig.ResumeType.RESTART)"
         )
+
+
+def require_kept(rule: ResumeRule | None, *, in_memory: bool) -> None:
+    """Raise ConfigError if an experiment is to go on of which nothing is kept."""
+    if in_memory and rule is not None:
+        raise ConfigError(
+            "an experiment in memory has nothing to go on with: leave `resume` out, or keep the experiment "
+            "in its folder"
+        )
