@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import gc
 import json
 import mmap
@@ -23,12 +22,11 @@ from threadpoolctl import threadpool_limits
 
 from tests.conftest import eventually, session_processes
 from tests.runtime.programs import Programs
+from tests.scikit.copy_files import copy_files
 from tests.scikit.odd import Odd, data, done
 from trainkit.errors import ConfigError
 from trainkit.runtime.local import process
 from trainkit.sklearn import TuneGridSearchCV, TuneSearchCV, copies
-from trainkit.sklearn.copies import Copies, CopiesOfFold, held, parts_to_copy
-from trainkit.sklearn.lending import lent
 
 LARGE = 20_000
 PRELOAD = ("trainkit.sklearn.evaluation", "trainkit.sklearn.epochs")
@@ -50,24 +48,6 @@ def matrix(rows: int = 6000) -> tuple[Any, Any]:
     """Of so many rows that workers map it."""
     X = np.random.default_rng(0).standard_normal((rows, 6))
     return X, (X[:, 0] + X[:, 1] ** 2 > 0.5).astype(int)
-
-
-def copy_files(pid: int | str = "self") -> list[str]:
-    """The files of copies that a process holds, or has mapped."""
-    found = []
-    for path in (f"/proc/{pid}/fd", f"/proc/{pid}/map_files"):
-        try:
-            names = os.listdir(path)
-        except OSError:
-            continue
-        for name in names:
-            try:
-                link = os.readlink(f"{path}/{name}")
-            except OSError:  # closed meanwhile
-                continue
-            if "memfd:trainkit-copy" in link:
-                found.append(link)
-    return found
 
 
 def is_mapped(array: Any) -> bool:
@@ -262,8 +242,8 @@ class TestShared:
         assert found.best_score_ == 0.0
 
     def test_workers_have_no_copy_and_share_no_more_than_they_use(self, tmp_path: Path) -> None:
-        """Four fifths of 80 MB for each worker, as scikit-learn copies it, would be 128 MB of their own."""
-        X = np.random.default_rng(0).standard_normal((100_000, 100))
+        """Four fifths of 40 MB for each worker, as scikit-learn copies it, would be 64 MB of their own."""
+        X = np.random.default_rng(0).standard_normal((50_000, 100))
         y = (X[:, 0] > 0).astype(int)
         grid = {"number": list(range(4)), "log": [str(tmp_path)]}
         search = TuneGridSearchCV(Mapped(), grid, cv=StratifiedKFold(), n_jobs=2, refit=False)
@@ -366,96 +346,3 @@ def test_ctrl_c_and_a_second_fit_that_does_the_rest(tmp_path: Path) -> None:
     assert [line.split()[1] for line in before] == ["1", "2"]  # both on the first fold, and no further
     known = done(tmp_path / "log")
     assert len(known) == len(set(known)) == 12, known
-
-
-class TestTheFile:
-    """One copy, as workers take it: `X` of 64 rows, every second of them."""
-
-    X = np.arange(512.0).reshape(64, 8)
-    ROWS = np.arange(0, 64, 2)
-    PART = (0, 0)
-
-    @pytest.fixture
-    def copies(self) -> Iterator[Copies]:
-        with held([self.PART, (0, 1)]) as found:
-            yield found
-        assert not copy_files()
-
-    def take(self, found: Copies, part: tuple[int, int] = PART, read: Any = lambda: None) -> Any:
-        return found.take(self.X, part, self.ROWS, read)
-
-    def test_is_written_once_and_mapped_by_each(self, copies: Copies) -> None:
-        pieces: list[int] = []
-        first = self.take(copies, read=lambda: pieces.append(1))
-        second = self.take(copies, read=lambda: pieces.append(2))
-        np.testing.assert_array_equal(first, self.X[self.ROWS])
-        first[:] = 0.0
-        np.testing.assert_array_equal(second, self.X[self.ROWS])
-        assert set(pieces) == {1}
-
-    def test_of_a_writer_that_was_killed_is_written_again(
-        self, copies: Copies, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr("trainkit.sklearn.copies.CHUNK_BYTES", 256)
-        child = os.fork()
-        if not child:
-            self.take(copies, read=lambda: os.kill(os.getpid(), signal.SIGKILL))
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
-        size = os.stat(f"/proc/self/fd/{copies.files[self.PART]}").st_size
-        assert 0 < size < self.X[self.ROWS].nbytes, "it was killed in the middle"
-        np.testing.assert_array_equal(self.take(copies), self.X[self.ROWS])
-
-    def test_is_emptied_for_another_when_nobody_uses_it(self, copies: Copies) -> None:
-        first = self.take(copies)
-        kept = first[3:4]
-        del first
-        self.take(copies, (0, 1))
-        assert os.fstat(copies.files[self.PART]).st_size > 0, "an array of it is still there"
-        np.testing.assert_array_equal(kept, self.X[6:7])
-        del kept
-        os.ftruncate(copies.files[0, 1], 0)
-        self.take(copies, (0, 1))
-        assert os.fstat(copies.files[self.PART]).st_size == 0
-        np.testing.assert_array_equal(self.take(copies), self.X[self.ROWS])
-
-    def test_leaves_no_lock_behind(self, copies: Copies) -> None:
-        self.take(copies)
-        fd = os.open(f"/proc/self/fd/{copies.files[self.PART]}", os.O_RDWR)
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        os.close(fd)
-
-    @pytest.mark.parametrize("change", [{"pid": 2**22 + 1}, {"token": "another's"}])
-    def test_of_another_machine_is_none(self, copies: Copies, change: dict[str, Any]) -> None:
-        elsewhere = Copies(**vars(copies) | change)
-        assert self.take(elsewhere) is None
-        with lent(
-            self.X, self.ROWS, self.ROWS, shared=CopiesOfFold(elsewhere, 0, (self.ROWS, self.ROWS))
-        ) as X:
-            np.testing.assert_array_equal(X[self.ROWS], self.X[self.ROWS])
-
-
-class TestParts:
-    X = np.zeros((30, 4))
-
-    def test_are_those_that_are_no_views(self) -> None:
-        splits = list(KFold(3).split(self.X))
-        assert parts_to_copy(self.X, splits, views=True) == [(1, 0)]
-        assert len(parts_to_copy(self.X, splits, views=False)) == 6
-
-    def test_are_large_ones(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(copies, "LEAST_BYTES", 20 * 4 * 8)
-        splits = list(KFold(3, shuffle=True).split(self.X))
-        assert parts_to_copy(self.X, splits, views=True) == [(0, 0), (1, 0), (2, 0)]
-
-    @pytest.mark.parametrize("X", [[[0.0]] * 30, np.array([["a"]] * 30, dtype=object), np.ma.zeros((30, 4))])
-    def test_are_none_of_other_data(self, X: Any) -> None:
-        assert parts_to_copy(X, list(KFold(3).split(X)), views=False) == []
-
-    def test_are_none_where_each_would_take_a_file(self) -> None:
-        X = np.zeros((copies.MOST_FILES + 1, 4))
-        splits = list(KFold(len(X)).split(X))
-        assert parts_to_copy(X, splits, views=False) == []
-
-    def test_are_none_where_indices_are_no_array_of_numbers(self) -> None:
-        mask = np.arange(30) % 2 == 0
-        assert parts_to_copy(self.X, [(mask, [1, 3])], views=True) == []
