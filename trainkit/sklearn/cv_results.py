@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
@@ -55,6 +56,11 @@ def report_of(outcomes: Sequence[Outcome], folds: int | None = None) -> dict[str
         for scorer, scores in tests.items()
     }
     return means | report
+
+
+def folds_in(report: Mapping[str, Any]) -> int:
+    """Return how many folds were done by the time of this report."""
+    return next(split for split in itertools.count() if f"split{split}_fit_time" not in report)
 
 
 def outcomes_of(report: Mapping[str, Any], folds: int) -> list[Outcome | None]:

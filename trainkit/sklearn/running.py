@@ -11,9 +11,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from trainkit.runtime import api
+from trainkit.runtime import api, current
+from trainkit.sklearn.copies import held, parts_to_copy
 from trainkit.sklearn.cv_results import Outcome, outcomes_of
-from trainkit.sklearn.evaluation import Task
+from trainkit.sklearn.evaluation import FoldByFoldTrial, FoldTrial, Task
+from trainkit.sklearn.fold_order import FoldOrder
 from trainkit.sklearn.resume import Unfinished, claimed, known_of, left_in
 from trainkit.tune.assembly import Experiment
 from trainkit.tune.config import RunConfig, TuneConfig
@@ -23,6 +25,7 @@ from trainkit.tune.outcome.result import Result
 from trainkit.tune.outcome.results import ResultGrid
 from trainkit.tune.parts import make_space
 from trainkit.tune.placement import Bound, with_parameters
+from trainkit.tune.policies import CheckpointConfig
 from trainkit.tune.storing.storage import new_place
 
 
@@ -112,10 +115,14 @@ def evaluate(
         StoreError: what an earlier search of that name has left can't be read, or there can be no new one.
     """
     task: Task = trainable.parameters["task"]
-    with _named(run) as (run, earlier), _session(cpus), _place(run) as folder:
+    with contextlib.ExitStack() as stack:
+        run, earlier = stack.enter_context(_named(run))
         if resumes:
             task = _going_on(task, before, earlier)
-        bound = checked_trainable(with_parameters(trainable, task=task), run)
+        stack.enter_context(_session(cpus))
+        folder = stack.enter_context(_place(run))
+        bound, tune, run = stack.enter_context(_sharing(task, trainable, tune, run))
+        bound = checked_trainable(bound, run)
         whole = make_space(space, tune)
         if folder is None:
             experiment = Experiment.new(bound, whole, tune, run)
@@ -186,6 +193,40 @@ def _session(cpus: int | None) -> Iterator[None]:
                 _Started.users -= 1
                 if not _Started.users:
                     api.shutdown()
+
+
+BLOCK_TURNS = 4
+"""Candidates known beforehand are evaluated fold by fold in blocks of so many for each that runs at once. The
+more there are, the longer workers are at the same fold; but an early end leaves so many incomplete."""
+
+
+@contextlib.contextmanager
+def _sharing(
+    task: Task, trainable: Bound, tune: TuneConfig, run: RunConfig
+) -> Iterator[tuple[Bound, TuneConfig, RunConfig]]:
+    """What is run with the task; where folds of it are large, by workers that share copies of them."""
+    by_folds = trainable.trainable is FoldTrial
+    here = current.engine().name == "local"  # workers elsewhere see no files of this process
+    parts = parts_to_copy(task.X, task.splits, views=by_folds) if here else []
+    if not parts:
+        yield with_parameters(trainable, task=task), tune, run
+        return
+    with held(parts) as copies:
+        bound = with_parameters(trainable, task=replace(task, copies=copies))
+        if by_folds:
+            bound = replace(bound, trainable=FoldByFoldTrial)
+            block = _at_once(bound, tune) * (1 if task.candidates is None else BLOCK_TURNS)
+            tune = replace(tune, scheduler=FoldOrder(block))
+            if run.checkpoint_config == CheckpointConfig():
+                run = replace(run, checkpoint_config=CheckpointConfig(num_to_keep=1))
+        yield bound, tune, run
+
+
+def _at_once(bound: Bound, tune: TuneConfig) -> int:
+    """How many candidates run at once in the session that there is."""
+    cpus = bound.request({}).required_resources.get("CPU", 0.0) or 1.0
+    fit = max(1, int(api.cluster_resources().get("CPU", 1.0) / cpus))
+    return min(fit, tune.max_concurrent_trials or fit)
 
 
 @contextlib.contextmanager
