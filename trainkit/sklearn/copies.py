@@ -35,7 +35,7 @@ LEAST_BYTES = 16 * 2**20
 MOST_FILES = 128
 """Each takes a descriptor of the driver, which may have as few as a thousand."""
 
-CHUNK_BYTES = 8 * 2**20
+CHUNK_BYTES = 4 * 2**20
 
 _MADV_POPULATE_READ = 22  # of Linux 5.14; the mmap module doesn't name it
 
