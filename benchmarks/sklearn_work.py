@@ -7,6 +7,7 @@ and prints its figures as a line of JSON.
 from __future__ import annotations
 
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -14,7 +15,8 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Mapping
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import psutil
@@ -22,7 +24,7 @@ from scipy.stats import loguniform
 from sklearn.datasets import load_digits
 from sklearn.experimental import enable_halving_search_cv  # noqa: F401
 from sklearn.linear_model import SGDClassifier
-from sklearn.model_selection import GridSearchCV, HalvingRandomSearchCV, RandomizedSearchCV, TimeSeriesSplit
+from sklearn.model_selection import GridSearchCV, HalvingRandomSearchCV, RandomizedSearchCV
 from sklearn.naive_bayes import GaussianNB
 from sklearn.svm import SVC
 
@@ -48,9 +50,9 @@ def svm_grid() -> dict[str, Any]:
     return {"C": [0.1, 1.0, 10.0, 100.0], "gamma": [1e-4, 5e-4, 1e-3, 5e-3]}
 
 
-def tiny_grid() -> dict[str, Any]:
-    """100 candidates."""
-    return {"var_smoothing": list(np.logspace(-9, 0, 100))}
+def tiny_grid(scale: float) -> dict[str, Any]:
+    """100 candidates, or few where it is to be little work."""
+    return {"var_smoothing": list(np.logspace(-9, 0, 100 if scale == 1 else 10))}
 
 
 def svm(scale: float) -> dict[str, float]:
@@ -64,7 +66,7 @@ def svm(scale: float) -> dict[str, float]:
 def tiny(scale: float) -> dict[str, float]:
     """300 fits that take about a millisecond each, warm."""
     X, y = load_digits(return_X_y=True)
-    ours, theirs = _fits(GaussianNB(), tiny_grid(), X[:200], y[:200], rounds=5 if scale == 1 else 1)
+    ours, theirs = _fits(GaussianNB(), tiny_grid(scale), X[:200], y[:200], rounds=5 if scale == 1 else 1)
     return _ratios("tiny", ours, theirs)
 
 
@@ -75,7 +77,7 @@ def alone(scale: float) -> dict[str, float]:
     rounds = 3 if scale == 1 else 1
     ours, theirs = _fits(SVC(), svm_grid(), X[:rows], y[:rows], rounds=rounds, session=False)
     found = _ratios("svm_alone", ours, theirs)
-    ours, theirs = _fits(GaussianNB(), tiny_grid(), X[:200], y[:200], rounds=rounds, session=False)
+    ours, theirs = _fits(GaussianNB(), tiny_grid(scale), X[:200], y[:200], rounds=rounds, session=False)
     return found | _ratios("tiny_alone", ours, theirs)
 
 
@@ -108,7 +110,7 @@ print("took", time.perf_counter() - begun)
 
 def cold(scale: float) -> dict[str, float]:
     """300 tiny fits in a program that has just started: the time of `fit`, and of the whole program."""
-    grid = {"var_smoothing": [float(value) for value in tiny_grid()["var_smoothing"]]}
+    grid = {"var_smoothing": [float(value) for value in tiny_grid(scale)["var_smoothing"]]}
     within: dict[str, list[float]] = {side: [] for side in SIDES}
 
     def program(side: str) -> Callable[[], None]:
@@ -122,8 +124,9 @@ def cold(scale: float) -> dict[str, float]:
 
         return run
 
-    whole = in_turn([program(side) for side in SIDES], 5 if scale == 1 else 1, warm_up=1)
-    ours, theirs = (times[1:] for times in within.values())
+    warm_up = 1 if scale == 1 else 0
+    whole = in_turn([program(side) for side in SIDES], 5 if scale == 1 else 1, warm_up=warm_up)
+    ours, theirs = (times[warm_up:] for times in within.values())
     return _ratios("cold", ours, theirs) | _ratios("cold_program", *whole)
 
 
@@ -193,39 +196,75 @@ def stopping(scale: float) -> dict[str, float]:
 
 
 def memory(scale: float) -> dict[str, float]:
-    """What four workers hold for themselves alone, in all, while they fit on 500 MB."""
+    """What four workers hold while they fit on 500 MB by the folds that `cv=5` gives, on either side.
+
+    "grows": the unshared memory of all of them together, beyond what it is on a thousand samples; a page of
+    a copy that is shared counts where one of them alone has it mapped. "in_all": their anonymous memory and
+    the copies that they share, mapped or not. X itself is there once on either side, and not counted.
+    """
     rows = max(1_000, round(500_000 * scale))
     X = np.random.default_rng(0).standard_normal((rows, 125))  # 500 MB
     y = (X[:, 0] > 0).astype(int)
     grid = {"alpha": list(np.logspace(-7, 0, 8))}
     model = SGDClassifier(max_iter=3, tol=None, random_state=0)
-    search = TuneGridSearchCV(model, grid, cv=TimeSeriesSplit(2), n_jobs=4, refit=False)
-    trainkit.init(num_cpus=4)
-    try:
-        before = _own_bytes_of_workers(lambda: search.fit(X[:1000], y[:1000]))
-        most = _own_bytes_of_workers(lambda: search.fit(X, y))
-    finally:
-        trainkit.shutdown()
-    return {"memory_data_mb": X.nbytes / 1e6, "memory_grows_mb": (most - before) / 1e6}
+    found = {"memory_data_mb": X.nbytes / 1e6}
+    for side, name in (("trainkit", "memory"), ("scikit-learn", "memory_theirs")):
+        search = SIDES[side](model, grid, cv=5, n_jobs=4, refit=False)
+        if side == "trainkit":
+            trainkit.init(num_cpus=4)
+        try:
+            before = _most_held(lambda search=search: search.fit(X[:1000], y[:1000]))
+            most = _most_held(lambda search=search: search.fit(X, y))
+        finally:
+            trainkit.shutdown()
+        found[f"{name}_grows_mb"] = (most.own - before.own) / 1e6
+        found[f"{name}_in_all_mb"] = (most.in_all - before.in_all) / 1e6
+    return found
 
 
-def _own_bytes_of_workers(call: Callable[[], object]) -> int:
-    """The most that all trials' processes hold unshared at one time while `call` runs."""
+class Held(NamedTuple):
+    """Bytes that workers hold together: unshared, and in all."""
+
+    own: int
+    in_all: int
+
+
+def _most_held(call: Callable[[], object]) -> Held:
+    """The most of either while `call` runs."""
     thread = threading.Thread(target=call)
     thread.start()
-    most = 0
+    most = Held(0, 0)
     while thread.is_alive():
-        held = 0
-        for child in psutil.Process().children(recursive=True):
-            try:
-                if child.name().startswith("tk-"):
-                    held += child.memory_full_info().uss
-            except psutil.Error:  # it has just ended
-                continue
-        most = max(most, held)
+        held = _held()
+        most = Held(max(most.own, held.own), max(most.in_all, held.in_all))
         time.sleep(0.02)
     thread.join()
     return most
+
+
+def _held() -> Held:
+    own = anonymous = 0
+    for child in psutil.Process().children(recursive=True):
+        try:
+            text = Path(f"/proc/{child.pid}/smaps_rollup").read_text()
+        except OSError:  # it has just ended
+            continue
+        sizes = {line.split()[0]: int(line.split()[1]) * 1024 for line in text.splitlines()[1:]}
+        own += sizes["Private_Clean:"] + sizes["Private_Dirty:"]
+        anonymous += sizes["Pss_Anon:"]
+    return Held(own, anonymous + _copies())
+
+
+def _copies() -> int:
+    """Bytes in the copies that workers share, whose files are this process's."""
+    total = 0
+    for link in Path("/proc/self/fd").iterdir():
+        try:
+            if "memfd:trainkit-copy" in os.readlink(link):
+                total += os.stat(link).st_blocks * 512
+        except OSError:  # closed meanwhile
+            continue
+    return total
 
 
 SECTIONS = {

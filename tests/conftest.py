@@ -10,6 +10,7 @@ import threading
 import time
 import zlib
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import hypothesis
 import psutil
@@ -97,6 +98,26 @@ def runtime(request: pytest.FixtureRequest) -> Iterator[None]:
     left = set(session_processes()) - before
     assert eventually(lambda: not set(session_processes()) - before), f"left running: {left}"
     assert eventually(lambda: not shared_memory()), f"left in shared memory: {shared_memory()}"
+
+
+@pytest.fixture(scope="module")
+def ray_cluster() -> Iterator[Any]:
+    """A session on a Ray cluster of two nodes with a CPU each, both on this machine, for a module."""
+    pytest.importorskip("ray", reason="the Ray engine needs Ray: pip install 'trainkit[ray]'")
+    from ray.cluster_utils import Cluster
+
+    from tests.runtime.ray_session import clean_ray
+
+    nodes = Cluster()
+
+    def start() -> Callable[[], None]:
+        for _ in range(2):
+            nodes.add_node(num_cpus=1, include_dashboard=False)
+        trainkit.init(address=nodes.address, log_to_driver=False)
+        return nodes.shutdown
+
+    with clean_ray(start):
+        yield nodes
 
 
 @pytest.fixture(autouse=True)

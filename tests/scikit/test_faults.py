@@ -99,7 +99,8 @@ class TestOneCandidate:
             assert killing.cv_results_[f"mean_{name}"][0] == 0.0
 
     def test_that_kills_its_process_ends_the_fit_where_errors_are_to_be_raised(self) -> None:
-        with pytest.raises(ActorDiedError, match="SIGKILL"):
+        words = r"(?s)SIGKILL.*It was at fold 1 of 3, or after it, of the candidate \{'how': 'kill'\}"
+        with pytest.raises(ActorDiedError, match=words):
             search(["fine", "kill"], error_score="raise").fit(X, Y)
 
     def test_that_kills_its_process_loses_no_fold_that_was_reported(self, tmp_path: Path) -> None:
@@ -139,6 +140,18 @@ class TestTheFitOnAllData:
         assert found.cv_results_["mean_test_score"].tolist() == [0.5, 0.5]
         for name in ("best_estimator_", "refit_time_"):
             assert not hasattr(found, name), "an earlier fit's"
+
+    @pytest.mark.parametrize("error", [KeyboardInterrupt, ZeroDivisionError])
+    def test_that_fails_is_all_that_a_second_fit_does(
+        self, error: type[BaseException], tmp_path: Path
+    ) -> None:
+        once = FailsOnce(log=str(tmp_path / "log"), flag=str(tmp_path / "flag"), error=error)
+        found = TuneGridSearchCV(once, {"number": [1, 2]}, cv=3, n_jobs=2)
+        with pytest.raises(error):
+            found.fit(X, Y)
+        before = done(tmp_path / "log")
+        assert found.fit(X, Y).best_estimator_.number == 1
+        assert done(tmp_path / "log")[len(before) :] == before[-1:], "the fit on all data"
 
     def test_that_is_not_asked_for_leaves_no_earlier_estimator(self) -> None:
         found = search(["fine"]).fit(X, Y)
@@ -199,6 +212,29 @@ class FailsOnAll(Odd):
         super().fit(X, y)
         if len(X) == 30:
             raise self.error
+        return self
+
+
+class FailsOnce(FailsOnAll):
+    """Raises `error` when it is fitted on all data, unless there is the file `flag`, which it makes."""
+
+    def __init__(
+        self,
+        flag: str = "",
+        error: type[BaseException] = KeyboardInterrupt,
+        number: int = 0,
+        log: str | None = None,
+    ) -> None:
+        super().__init__(error, number)
+        self.log = log
+        self.flag = flag
+
+    def fit(self, X: np.ndarray, y: object) -> FailsOnce:
+        if len(X) == 30 and not os.path.exists(self.flag):
+            Path(self.flag).touch()
+            super().fit(X, y)
+        else:
+            Odd.fit(self, X, y)
         return self
 
 

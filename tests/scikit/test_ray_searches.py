@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
-
 import numpy as np
 import pytest
 from sklearn.datasets import load_iris
@@ -13,31 +10,11 @@ from sklearn.linear_model import SGDClassifier
 from sklearn.model_selection import GridSearchCV
 from sklearn.svm import SVC
 
-import trainkit
 from tests.scikit.odd import Odd, data
 from trainkit.sklearn import TuneGridSearchCV
 
-pytest.importorskip("ray", reason="the Ray engine needs Ray: pip install 'trainkit[ray]'")
-
-from ray.cluster_utils import Cluster
-
-from tests.runtime.ray_session import clean_ray
-
+pytestmark = pytest.mark.usefixtures("ray_cluster")
 X, Y = load_iris(return_X_y=True)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def cluster() -> Iterator[Cluster]:
-    nodes = Cluster()
-
-    def start() -> Any:
-        for _ in range(2):
-            nodes.add_node(num_cpus=1, include_dashboard=False)
-        trainkit.init(address=nodes.address, log_to_driver=False)
-        return nodes.shutdown
-
-    with clean_ray(start):
-        yield nodes
 
 
 def test_a_grid_has_scikit_learns_scores() -> None:

@@ -95,7 +95,12 @@ def test_the_constructor_only_stores() -> None:
         ({"search_optimization": "optuna", "scoring": ["f1_macro", "accuracy"], "refit": False}, "refit="),
         ({"n_jobs": 0}, "n_jobs=0"),
         ({"sk_n_jobs": 0}, "sk_n_jobs=0"),
-        ({"stopper": 3}, "stop=3"),
+        ({"stopper": 3}, "stopper=3"),
+        ({"local_dir": ""}, "local_dir=''"),
+        (
+            {"search_optimization": OptunaSearch(metric="loss", mode="min")},
+            "OptunaSearch(metric='loss') contradicts the search",
+        ),
         ({"loggers": "csv"}, "loggers='csv'"),
         ({"mode": "best"}, "mode='best'"),
         ({"time_budget_s": -1}, "time_budget_s=-1"),

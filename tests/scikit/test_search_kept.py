@@ -7,6 +7,7 @@ import os
 import pickle
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,14 @@ import numpy as np
 import pytest
 from sklearn.linear_model import LogisticRegression, SGDClassifier
 from sklearn.metrics import accuracy_score, make_scorer
+from sklearn.model_selection import KFold
 from sklearn.tree import DecisionTreeClassifier
 
+from tests.scikit.odd import Odd, data
 from tests.scikit.searches import C, X, Y, candidates, search, session  # noqa: F401 - the fixture
 from trainkit import tune
 from trainkit.errors import ConfigError
-from trainkit.sklearn import TuneSearchCV
+from trainkit.sklearn import TuneGridSearchCV, TuneSearchCV, evaluation
 from trainkit.tune.callbacks import Callback
 from trainkit.tune.schedulers import ASHAScheduler
 from trainkit.tune.stoppers import Stopper
@@ -68,6 +71,25 @@ def test_verbose(capfd: pytest.CaptureFixture[str]) -> None:
     told = capfd.readouterr().out
     assert "Fitting 3 folds for each of 3 candidates, totalling 9 fits" in told
     assert "3 trials" in told or "TERMINATED" in told
+
+
+def test_the_console_calls_no_candidate_best_by_its_first_folds(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(evaluation, "REPORT_EVERY_S", -1.0)  # each fold by itself
+
+    def promising(estimator: Any, X: Any, y: Any) -> float:
+        first = X[0, 0] == 0
+        return (1.0 if first else 0.0) if estimator.number == 1 else 0.5
+
+    grid = {"number": [1, 2]}
+    named: dict[str, Any] = {"scoring": {"promise": promising}, "refit": "promise"}
+    found = TuneGridSearchCV(Odd(), grid, cv=KFold(3), n_jobs=1, verbose=1, **named).fit(*data())
+    assert found.best_params_ == {"number": 2}
+    told = capfd.readouterr().out
+    assert "best average_test_promise=0.5 at iteration 3" in told
+    assert "Tuning in memory, with" in told
+    assert tempfile.gettempdir() not in told, "a folder that is gone"
 
 
 def test_tune_params(tmp_path: Path) -> None:

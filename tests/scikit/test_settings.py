@@ -24,6 +24,7 @@ from trainkit.sklearn.settings import (
 )
 from trainkit.sklearn.stop_rules import AfterAllFolds
 from trainkit.tune.callbacks import Callback, CSVLoggerCallback
+from trainkit.tune.control.stopping import words_of
 from trainkit.tune.integrations.mlflow import MLflowLoggerCallback
 from trainkit.tune.integrations.wandb import WandbLoggerCallback
 from trainkit.tune.schedulers import ASHAScheduler
@@ -129,7 +130,7 @@ def test_verbose(verbose: int, level: int) -> None:
     assert settled(verbose=verbose).run.verbose == level
 
 
-@pytest.mark.parametrize(("error_score", "fail_fast"), [("raise", "raise"), (0.0, False)])
+@pytest.mark.parametrize(("error_score", "fail_fast"), [("raise", True), (0.0, False)])
 def test_error_score(error_score: Any, fail_fast: Any) -> None:
     assert settled(error_score=error_score).run.failure_config.fail_fast == fail_fast
 
@@ -163,7 +164,33 @@ def test_a_stopper_ends_the_search() -> None:
     assert not stop.stop_all()
     stop.on_time(11.0)
     assert stop.stop_all()
-    assert "timeout 10" in stop.reason()["stop"]
+    assert words_of(stop) == "stopped by TimeoutStopper: timeout 10"
+
+
+@pytest.mark.parametrize(
+    ("rule", "words"),
+    [
+        ({"average_test_score": 0.9}, "stopped by stopper: average_test_score=0.95 reached 0.9"),
+        (lambda trial_id, result: True, "stopped by stopper"),
+        (MaximumIterationStopper(1), "stopped by MaximumIterationStopper: training_iteration 1, max_iter 1"),
+    ],
+)
+def test_a_stopper_is_said_to_have_stopped_what_it_has(rule: Any, words: str) -> None:
+    stop = AfterAllFolds(rule, folds=1)
+    assert stop("a", {"training_iteration": 1, "split0_fit_time": 0.1, "average_test_score": 0.95})
+    assert words_of(stop) == words
+
+
+@pytest.mark.parametrize(
+    ("given_", "words"),
+    [
+        ({"resources_per_trial": 3}, r"resources_per_trial=3: give amounts by name"),
+        ({"local_dir": "a", "storage_path": "b"}, "two names of one folder"),
+    ],
+)
+def test_tune_params_that_cannot_be_followed(given_: Any, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        settled(given_)
 
 
 def test_with_early_stopping_a_stopper_sees_every_report() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
@@ -45,6 +46,46 @@ class Passes(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def predict(self, X: Any) -> Any:
         return np.zeros(len(X), dtype=int)
+
+
+class CountedScorer:
+    """Notes who pickles it."""
+
+    def __init__(self, log: Path) -> None:
+        self.log = log
+
+    def __getstate__(self) -> dict[str, Any]:
+        with self.log.open("a") as file:
+            file.write(f"{os.getpid()}\n")
+        return vars(self)
+
+    def __call__(self, estimator: Any, X: Any, y: Any) -> float:
+        return 0.5
+
+
+class EndsAll(Stopper):
+    """After the first report."""
+
+    asked = False
+
+    def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
+        self.asked = True
+        return False
+
+    def stop_all(self) -> bool:
+        return self.asked
+
+
+def test_a_search_that_cannot_be_gone_on_with_is_not_read_for_it(tmp_path: Path) -> None:
+    counts = []
+    for stopper in (None, EndsAll()):
+        log = tmp_path / f"log_{len(counts)}"
+        search = TuneGridSearchCV(
+            Passes(), {"bad": [False]}, early_stopping=True, max_iters=3, cv=2, scoring=CountedScorer(log)
+        )
+        search.set_params(stopper=stopper, refit=False).fit(X, Y)
+        counts.append(log.read_text().splitlines().count(str(os.getpid())))
+    assert counts[0] == counts[1] > 0
 
 
 class Dies(Passes):

@@ -78,11 +78,13 @@ PRELOAD = ("trainkit.sklearn.epochs",)
             {"early_stopping": ASHAScheduler(grace_period=20)},
             "judges nobody before training_iteration=20, and max_iters=5",
         ),
+        (SGD, {"alpha": [1]}, {"early_stopping": "pareto"}, "ParetoScheduler judges by several metrics"),
         (
             SGD,
             {"alpha": [1]},
             {"early_stopping": "PopulationBasedTraining"},
-            "has nothing to explore: give hyperparam_mutations",
+            r"PopulationBasedTraining\(time_attr='training_iteration', perturbation_interval=1, "
+            r"hyperparam_mutations=\{'alpha': .*has nothing to explore",
         ),
         (
             SGD,

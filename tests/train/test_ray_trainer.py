@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,28 +19,9 @@ from trainkit.errors import GangError
 from trainkit.runtime.local import process
 from trainkit.train import BATCH_SIZE, TorchTrainer, recovery
 
-ray = pytest.importorskip("ray", reason="the Ray engine needs Ray: pip install 'trainkit[ray]'")
-
-from ray.cluster_utils import Cluster  # noqa: E402
-
-from tests.runtime.ray_session import clean_ray  # noqa: E402
-
+pytestmark = pytest.mark.usefixtures("ray_cluster")
 CONFIG = {"samples": 75, BATCH_SIZE: 20, "dtype": torch.float64}
 STEPS = 10
-
-
-@pytest.fixture(scope="module", autouse=True)
-def cluster() -> Iterator[Cluster]:
-    nodes = Cluster()
-
-    def start() -> Any:
-        for _ in range(2):
-            nodes.add_node(num_cpus=1, include_dashboard=False)
-        trainkit.init(address=nodes.address, log_to_driver=False)
-        return nodes.shutdown
-
-    with clean_ray(start):
-        yield nodes
 
 
 def make_trainer(operator_cls: type[Digits] = Digits, **arguments: Any) -> TorchTrainer:
@@ -112,18 +92,18 @@ def test_a_killed_worker_is_replaced_and_the_epoch_runs_again(tmp_path: Path) ->
     assert eventually(lambda: not any(process.exists(pid) for pid in {*before, *after}))
 
 
-def test_a_lost_machine(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lost_machine(ray_cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its worker's place is gone: one worker goes on alone, and the other comes back with a machine."""
     monkeypatch.setattr(recovery, "REFORM_WAIT_S", 3.0)
     with make_trainer(min_workers=1, timeout_s=60) as trainer:
         pids = trainer.apply_all_workers(os.getpid)
         sizes = [len(trainer.train(reduce_results=False))]
         # The first machine holds the cluster's own books.
-        cluster.remove_node(list(cluster.worker_nodes)[-1], allow_graceful=False)
+        ray_cluster.remove_node(list(ray_cluster.worker_nodes)[-1], allow_graceful=False)
         # A machine's processes outlive its raylet by a moment, in which they could finish an epoch.
         assert eventually(lambda: not all(map(process.exists, pids)), 60)
         sizes.append(len(trainer.train(reduce_results=False)))
-        cluster.add_node(num_cpus=1, include_dashboard=False)
+        ray_cluster.add_node(num_cpus=1, include_dashboard=False)
         assert eventually(lambda: trainkit.available_resources().get("CPU", 0) >= 1, 60)
         sizes.append(len(trainer.train(reduce_results=False)))
         model = trainer.get_model()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import pytest
 
 import trainkit
 from tests.conftest import eventually
+from tests.train.operators import Digits
 from trainkit import tune
 from trainkit.errors import InfeasibleError
 from trainkit.runtime.local import process
@@ -21,28 +22,7 @@ from trainkit.tune.schedulers import ASHAScheduler
 from trainkit.tune.schedulers.base import Verdict
 from trainkit.tune.seeds import scheduler_generator
 
-ray = pytest.importorskip("ray", reason="the Ray engine needs Ray: pip install 'trainkit[ray]'")
-
-from ray.cluster_utils import Cluster  # noqa: E402
-
-from tests.runtime.ray_session import clean_ray  # noqa: E402
-from tests.train.operators import Digits  # noqa: E402
-
-
-@pytest.fixture(scope="module", autouse=True)
-def cluster() -> Iterator[Cluster]:
-    nodes = Cluster()
-
-    def start() -> Any:
-        for _ in range(2):
-            nodes.add_node(num_cpus=1, include_dashboard=False)
-        trainkit.init(address=nodes.address, log_to_driver=False)
-        return nodes.shutdown
-
-    with clean_ray(start):
-        yield nodes
-
-
+pytestmark = pytest.mark.usefixtures("ray_cluster")
 Tuning = Callable[..., tune.Tuner]
 
 

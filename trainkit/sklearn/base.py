@@ -32,10 +32,11 @@ from trainkit.sklearn.internals import (
 )
 from trainkit.sklearn.running import Evaluated, Finding, evaluate
 from trainkit.sklearn.settings import metric_of, settings_of
-from trainkit.sklearn.settling import compared
-from trainkit.sklearn.stopping import EarlyStopping, early_stopping_of
+from trainkit.sklearn.settling import compared, error_to_raise, warn_of_few
+from trainkit.sklearn.stopping import EarlyStopping, early_stopping_of, require_goal
 from trainkit.sklearn.surroundings import Surroundings
 from trainkit.sklearn.tasks import FitTasks, has_callbacks
+from trainkit.sklearn.words import arguments_of, in_words_of, reword
 from trainkit.tune.analysis import ExperimentAnalysis
 from trainkit.tune.callbacks.outlets import say
 from trainkit.tune.placement import with_parameters, with_resources
@@ -69,6 +70,9 @@ class TuneBaseSearchCV(BaseSearchCV):  # type: ignore[misc]
     }
     # They are `fit`'s own, and not to be asked for by a search around this one.
     __metadata_request__fit: ClassVar[dict[str, str]] = {"groups": UNUSED, "tune_params": UNUSED}
+
+    _space_argument: ClassVar[str]
+    """The name of the constructor's argument that is the space."""
 
     @abstractmethod
     def _search(self) -> Search:
@@ -140,6 +144,7 @@ class TuneBaseSearchCV(BaseSearchCV):  # type: ignore[misc]
                 search.total,
             )
             found = self._evaluate(task, search, stopping, tune_params)
+        warn_of_few(found, search)
         candidates = compared(found, task, self._second_fit(stopping), by_portions=stopping is not None)
         self._keep_results(candidates, scorers, refit_metric, by_portions=stopping is not None)
         self._forget_refitted()
@@ -147,7 +152,11 @@ class TuneBaseSearchCV(BaseSearchCV):  # type: ignore[misc]
             tasks.end()
             raise KeyboardInterrupt
         if self.refit:
-            self._refit(task, stopping, candidates[self.best_index_], tasks)
+            try:
+                self._refit(task, stopping, candidates[self.best_index_], tasks)
+            except BaseException:  # a second fit has only this to do again
+                self._unfinished = found.unfinished
+                raise
         tasks.end()
         return self
 
@@ -205,6 +214,7 @@ class TuneBaseSearchCV(BaseSearchCV):  # type: ignore[misc]
             metric=metric_of(self.scoring, self.refit, needed_by="early_stopping" if asked else None),
             mode=self.mode or "max",
             last_step=self.pipeline_auto_early_stop,
+            searched=self._searched(),
         )
         if stopping is not None:
             if has_callbacks(self):
@@ -240,27 +250,38 @@ class TuneBaseSearchCV(BaseSearchCV):  # type: ignore[misc]
         if stopping is not None:
             trial = with_parameters(EpochTrial, task=task, **stopping.trial_arguments)
         needed_by = f"search_optimization={type(search.searcher).__name__}" if search.learns else None
-        chosen = settings_of(
-            self,
-            search,
-            metric=metric_of(self.scoring, self.refit, needed_by="early_stopping" if stopping else needed_by),
-            scheduler=None if stopping is None else stopping.scheduler,
-            folds=self.n_splits_,
-            machine_cpus=cpu_count(),
-            results_dir=str(results_dir()),
-            tune_params=tune_params,
-        )
-        found = evaluate(
-            with_resources(trial, chosen.resources),
-            search.space,
-            chosen.tune,
-            chosen.run,
-            folds=self.n_splits_,
-            cpus=chosen.cpus,
-            before=getattr(self, "_unfinished", None),
-        )
+        metric = metric_of(self.scoring, self.refit, needed_by="early_stopping" if stopping else needed_by)
+        if search.learns:
+            require_goal(search.searcher, type(search.searcher).__name__, metric, self.mode or "max")
+        arguments = arguments_of(self._space_argument, self.refit, tune_params)
+        with in_words_of(arguments):
+            chosen = settings_of(
+                self,
+                search,
+                metric=metric,
+                scheduler=None if stopping is None else stopping.scheduler,
+                folds=self.n_splits_,
+                machine_cpus=cpu_count(),
+                results_dir=str(results_dir()),
+                tune_params=tune_params,
+            )
+            found = evaluate(
+                with_resources(trial, chosen.resources),
+                search.space,
+                chosen.tune,
+                chosen.run,
+                folds=self.n_splits_,
+                resumes=stopping is None,
+                cpus=chosen.cpus,
+                before=getattr(self, "_unfinished", None),
+            )
+        for candidate in found.candidates:
+            reword(candidate.error, arguments)
+        error = error_to_raise(found.candidates, self.error_score, by_portions=stopping is not None)
+        if error is not None:
+            raise error
         self.analysis_ = ExperimentAnalysis.of(found.grid)
-        self._unfinished = found.unfinished
+        self._unfinished = None if found.ended_by is None else found.unfinished
         return found
 
     def _keep_results(

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
@@ -23,12 +24,18 @@ _BY_NAME = "scores_by_name"
 
 
 def metric_name(scorer: str = SINGLE) -> str:
-    """The reported metric that is the mean of a scorer's test scores over the folds done so far."""
+    """The reported metric that is the mean of a scorer's test scores, once all folds are done."""
     return f"average_test_{scorer}"
 
 
-def report_of(outcomes: Sequence[Outcome]) -> dict[str, Any]:
-    """Return the metrics to report after the first `len(outcomes)` folds."""
+def report_of(outcomes: Sequence[Outcome], folds: int | None = None) -> dict[str, Any]:
+    """Return the metrics to report after the first `len(outcomes)` folds.
+
+    Args:
+        outcomes: of these.
+        folds: how many there are; until all are done the means are nan, so that no candidate passes for the
+            best by its easiest folds. None: these are all.
+    """
     report: dict[str, Any] = {}
     tests: dict[str, list[float]] = {}
     for split, outcome in enumerate(outcomes):
@@ -43,8 +50,17 @@ def report_of(outcomes: Sequence[Outcome]) -> dict[str, Any]:
             report[f"split{split}_{key}"] = outcome[key]
         if outcome["fit_error"] is not None:
             report[f"split{split}_fit_error"] = outcome["fit_error"]
-    means = {metric_name(scorer): math.fsum(scores) / len(scores) for scorer, scores in tests.items()}
+    whole = folds is None or len(outcomes) == folds
+    means = {
+        metric_name(scorer): math.fsum(scores) / len(scores) if whole else math.nan
+        for scorer, scores in tests.items()
+    }
     return means | report
+
+
+def folds_in(report: Mapping[str, Any]) -> int:
+    """Return how many folds were done by the time of this report."""
+    return next(split for split in itertools.count() if f"split{split}_fit_time" not in report)
 
 
 def outcomes_of(report: Mapping[str, Any], folds: int) -> list[Outcome | None]:

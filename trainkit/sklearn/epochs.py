@@ -96,6 +96,7 @@ class Fold:
         self, task: Task, split: int, parameters: Mapping[str, Any], portions: int, *, last_step: bool
     ) -> None:
         self._task = task
+        self._split = split
         self._train, self._test = task.splits[split]
         self._parameters = parameters
         self._portions = portions
@@ -144,7 +145,9 @@ class Fold:
 
     def _data(self) -> Data:
         task = self._task
-        X, y = safe_split(self._started.estimator, task.X, task.y, self._train)
+        # No views: the estimator may keep what it is given, from one report to the next.
+        with task.lent(self._split, views=False) as lent:
+            X, y = safe_split(self._started.estimator, lent, task.y, self._train)
         return X, y, dict(check_method_params(task.X, params=task.fit_params, indices=self._train))
 
     # --- scores -----------------------------------------------------------------------------------
@@ -172,7 +175,8 @@ class Fold:
     def _scores(self, samples: Any) -> Any:
         task = self._task
         scored = self._started.estimator
-        X, y = safe_split(scored, task.X, task.y, samples, self._train)
+        with task.lent(self._split, views=False) as lent:
+            X, y = safe_split(scored, lent, task.y, samples, self._train)
         params = check_method_params(task.X, params=task.score_params, indices=samples)
         if samples is self._test and self._started.transforms and _asks_for_predictions(task.scorer):
             if self._transformed_test is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,6 +13,7 @@ from sklearn.base import clone
 
 from trainkit.clock import SYSTEM
 from trainkit.runtime import preload
+from trainkit.sklearn.copies import Copies, CopiesOfFold
 from trainkit.sklearn.cv_results import Outcome, report_of
 from trainkit.sklearn.internals import MultimetricScorer, fit_and_score
 from trainkit.sklearn.keys import CANDIDATE, Known, candidate_key, digest
@@ -42,6 +44,7 @@ class Task:
         candidates: how many there will be; None: that isn't known.
         known: by a candidate's key, what its first folds came to in a search that was cut off.
         digest: of the above but `known`, where the search is kept in a folder; else ''.
+        copies: where workers share copies of folds' samples; None: each makes its own.
     """
 
     estimator: Any
@@ -59,6 +62,7 @@ class Task:
     candidates: int | None = None
     known: Known = field(default_factory=dict)
     digest: str = ""
+    copies: Copies | None = None
 
     def digested(self) -> str:
         """Return a text that differs for tasks whose outcomes may."""
@@ -92,8 +96,19 @@ class Task:
         with self.surroundings.entered():
             return self._outcome(parameters, split, candidate)
 
+    def lent(self, split: int, *, views: bool = True) -> AbstractContextManager[Any]:
+        """Give X, or what gives the samples of fold `split` without a copy where it can, as `lent` does.
+
+        Args:
+            split: which fold, from 0.
+            views: whether its samples may be views, which are used within the block only.
+        """
+        samples = self.splits[split]
+        shared = None if self.copies is None else CopiesOfFold(self.copies, split, samples)
+        return lent(self.X, *samples, views=views, shared=shared)
+
     def _outcome(self, parameters: Mapping[str, Any], split: int, candidate: int) -> Outcome:
-        with lent(self.X, *self.splits[split]) as X:
+        with self.lent(split) as X:
             return self._scored(X, parameters, split, candidate)
 
     def _scored(self, X: Any, parameters: Mapping[str, Any], split: int, candidate: int) -> Outcome:
@@ -134,12 +149,43 @@ class FoldTrial(Trainable):
         return True
 
     def step(self) -> dict[str, Any]:
-        folds = len(self._task.splits)
-        candidate = int(self.trial_id.rsplit("_", 1)[1])
         until = SYSTEM.monotonic() + REPORT_EVERY_S
-        while len(self._outcomes) < folds:
-            self._outcomes.append(self._task.outcome(self.config, len(self._outcomes), candidate))
+        while not self._done:
+            self._evaluate_next()
             if SYSTEM.monotonic() > until:
                 break
-        done = len(self._outcomes) == folds
-        return report_of(self._outcomes) | {CANDIDATE: self._key, "done": done}
+        return self._report()
+
+    @property
+    def _done(self) -> bool:
+        return len(self._outcomes) == len(self._task.splits)
+
+    def _evaluate_next(self) -> None:
+        candidate = int(self.trial_id.rsplit("_", 1)[1])
+        self._outcomes.append(self._task.outcome(self.config, len(self._outcomes), candidate))
+
+    def _report(self) -> dict[str, Any]:
+        folds = len(self._task.splits)
+        return report_of(self._outcomes, folds) | {CANDIDATE: self._key, "done": self._done}
+
+
+class FoldByFoldTrial(FoldTrial):
+    """The same, but each fold is a report, after which it may be another candidate's turn."""
+
+    def reset_config(self, new_config: dict[str, Any]) -> bool:
+        super().reset_config(new_config)
+        self._is_told = not self._outcomes
+        return True
+
+    def step(self) -> dict[str, Any]:
+        if self._is_told:
+            self._evaluate_next()
+        self._is_told = True  # what was known from the start is a report without further folds
+        return self._report()
+
+    def save_checkpoint(self, checkpoint_dir: str) -> dict[str, Any]:
+        return {"outcomes": self._outcomes}
+
+    def load_checkpoint(self, checkpoint: Mapping[str, Any]) -> None:
+        self._outcomes = list(checkpoint["outcomes"])
+        self._is_told = True

@@ -44,7 +44,8 @@ class TuneGridSearchCV(TuneBaseSearchCV):
         name: of the experiment's folder; the next search of this name on the same data takes over what this
             one has evaluated.
         max_iters: with `early_stopping`, portions that the training of a candidate is divided into, at most;
-            it may be ended after each.
+            it may be ended after each. It reports more often only if it takes over, by population based
+            training, the model of another that was less far.
         use_gpu: True gives each candidate a GPU.
         loggers: who is told of every result: of "tensorboard", "csv", "mlflow", "json", "wandb", callbacks
             or their classes.
@@ -64,7 +65,7 @@ class TuneGridSearchCV(TuneBaseSearchCV):
             `params`, dictionaries; `split<k>_test_<scorer>`, `mean_...`, `std_...` and `rank_...`, and the
             seconds of fitting and scoring. Keys, order and types are those of scikit-learn's, where a scorer
             without a name is called "score". With `early_stopping` also `training_iteration`, the portions
-            that a candidate was trained by.
+            that a candidate was trained by; for `max_iters` and population based training see there.
         best_index_: row of the best candidate; the first of equals.
         best_params_: its parameters, as in the grid.
         best_score_: its mean score; not there where `refit` is a function.
@@ -85,6 +86,8 @@ class TuneGridSearchCV(TuneBaseSearchCV):
         **TuneBaseSearchCV._parameter_constraints,
         "param_grid": [dict, list],
     }
+
+    _space_argument = "param_grid"
 
     def __init__(
         self,

@@ -8,12 +8,14 @@ Both ways the outcomes travel to the workers with the task, and a fold that is k
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from trainkit.errors import StoreError
 from trainkit.sklearn.cv_results import Outcome, outcomes_of
 from trainkit.sklearn.keys import CANDIDATE, Known
 from trainkit.tune.storing.history import ExperimentReader
@@ -45,9 +47,39 @@ def known_of(reports: Iterable[Mapping[str, Any]], folds: int) -> dict[str, list
     return known
 
 
-def next_name(parent: Path, name: str) -> str:
-    """Return what the next experiment called `name` is called: search, search_2, search_3 ..."""
-    return next(each for each in _names(name) if not _holds_experiment(parent / each))
+@contextlib.contextmanager
+def claimed(parent: Path, name: str) -> Iterator[str]:
+    """Give the next experiment called `name` a folder of its own: search, search_2, search_3 ...
+
+    Made at once, as that is what only one can do of those that begin at the same time. One that is still
+    empty at the end of the block, as nothing came of the experiment, is removed.
+
+    Raises:
+        StoreError: it can't be made.
+    """
+    folder = _new_folder(parent, name)
+    try:
+        yield folder.name
+    finally:
+        if not any(folder.iterdir()):
+            folder.rmdir()
+
+
+def _new_folder(parent: Path, name: str) -> Path:
+    try:
+        parent.mkdir(parents=True, exist_ok=True)
+        return next(parent / each for each in _names(name) if _is_made(parent / each))
+    except OSError as error:
+        raise StoreError(f"the experiment's folder {parent / name} cannot be made: {error}") from error
+
+
+def _is_made(folder: Path) -> bool:
+    """Make it; False if it is there already."""
+    try:
+        folder.mkdir()
+    except FileExistsError:
+        return False
+    return True
 
 
 def left_in(parent: Path, name: str, folds: int) -> dict[str, list[Outcome]]:
@@ -56,10 +88,8 @@ def left_in(parent: Path, name: str, folds: int) -> dict[str, list[Outcome]]:
     Raises:
         StoreError: the file of one is damaged or foreign.
     """
-    folders = [
-        parent / each
-        for each in itertools.takewhile(lambda each: _holds_experiment(parent / each), _names(name))
-    ]
+    made = itertools.takewhile(lambda folder: folder.exists(), (parent / each for each in _names(name)))
+    folders = [folder for folder in made if (folder / FILENAME).exists()]  # others have come to nothing yet
     reports: list[Mapping[str, Any]] = []
     for folder in reversed(folders):
         with ExperimentReader(folder) as reader:
@@ -73,7 +103,3 @@ def left_in(parent: Path, name: str, folds: int) -> dict[str, list[Outcome]]:
 
 def _names(name: str) -> Iterator[str]:
     return itertools.chain([name], (f"{name}_{number}" for number in itertools.count(2)))
-
-
-def _holds_experiment(folder: Path) -> bool:
-    return (folder / FILENAME).exists()

@@ -11,11 +11,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from trainkit.errors import TaskError
-from trainkit.runtime import api
+from trainkit.runtime import api, current
+from trainkit.sklearn.copies import held, parts_to_copy
 from trainkit.sklearn.cv_results import Outcome, outcomes_of
-from trainkit.sklearn.evaluation import Task
-from trainkit.sklearn.resume import Unfinished, known_of, left_in, next_name
+from trainkit.sklearn.evaluation import FoldByFoldTrial, FoldTrial, Task
+from trainkit.sklearn.fold_order import FoldOrder
+from trainkit.sklearn.resume import Unfinished, claimed, known_of, left_in
 from trainkit.tune.assembly import Experiment
 from trainkit.tune.config import RunConfig, TuneConfig
 from trainkit.tune.control.plan import INTERRUPTED, Ending
@@ -24,6 +25,7 @@ from trainkit.tune.outcome.result import Result
 from trainkit.tune.outcome.results import ResultGrid
 from trainkit.tune.parts import make_space
 from trainkit.tune.placement import Bound, with_parameters
+from trainkit.tune.policies import CheckpointConfig
 from trainkit.tune.storing.storage import new_place
 
 
@@ -65,18 +67,24 @@ class Finding:
         candidates: in the order suggested.
         grid: the same as a tuner has it.
         ended_by: what ended it early; None: nothing did.
-        unfinished: for the next `fit` on the same to go on with, if something ended it early.
+        task: what the candidates were evaluated on.
     """
 
     candidates: Sequence[Evaluated]
     grid: ResultGrid
     ended_by: Ending | None
-    unfinished: Unfinished | None
+    task: Task
 
     @property
     def interrupted(self) -> bool:
         """Whether that was Ctrl-C."""
         return self.ended_by is INTERRUPTED
+
+    @property
+    def unfinished(self) -> Unfinished | None:
+        """For the next `fit` on the same to go on with; None: it couldn't. The whole task is read for it."""
+        known = known_of((each.result.metrics or {} for each in self.candidates), len(self.task.splits))
+        return Unfinished(self.task.digest or self.task.digested(), known) if known else None
 
 
 def evaluate(
@@ -86,6 +94,7 @@ def evaluate(
     run: RunConfig,
     *,
     folds: int,
+    resumes: bool = True,
     cpus: int | None = None,
     before: Unfinished | None = None,
 ) -> Finding:
@@ -97,29 +106,30 @@ def evaluate(
         tune: what is searched for, and how.
         run: where it is kept; without a name or a path, in memory.
         folds: how many a candidate has.
+        resumes: whether its trials take over what is known of their candidate.
         cpus: of the session, if it is begun here; None: this machine's.
         before: what an earlier call came to, be it on the same task or another.
 
     Raises:
-        Exception: with `fail_fast="raise"`, as it was raised in a trial.
         InfeasibleError: the session has less than a trial asks for.
-        StoreError: what an earlier search of that name has left can't be read.
+        StoreError: what an earlier search of that name has left can't be read, or there can be no new one.
     """
     task: Task = trainable.parameters["task"]
-    task, run = _going_on(task, run, before, folds)
-    with _session(cpus), _place(run) as folder:
-        bound = checked_trainable(with_parameters(trainable, task=task), run)
+    with contextlib.ExitStack() as stack:
+        run, earlier = stack.enter_context(_named(run))
+        if resumes:
+            task = _going_on(task, before, earlier)
+        stack.enter_context(_session(cpus))
+        folder = stack.enter_context(_place(run))
+        bound, tune, run = stack.enter_context(_sharing(task, trainable, tune, run))
+        bound = checked_trainable(bound, run)
         whole = make_space(space, tune)
         if folder is None:
             experiment = Experiment.new(bound, whole, tune, run)
         else:
             experiment = Experiment(bound, whole, tune, run, folder, in_memory=True)
-        try:
-            grid = experiment.fit()
-        except TaskError as error:
-            if error.cause is None:
-                raise
-            raise error.cause from error.__cause__  # the traceback over there
+        experiment.restorable = False  # another `fit` is how a search goes on
+        grid = experiment.fit()
         results = list(grid)
     candidates = [
         Evaluated(
@@ -131,25 +141,30 @@ def evaluate(
         )
         for result in results
     ]
-    unfinished = None
-    if experiment.ended_by is not None:
-        known = known_of((result.metrics or {} for result in results), folds)
-        unfinished = Unfinished(task.digest or task.digested(), known)
-    return Finding(candidates, grid, experiment.ended_by, unfinished)
+    return Finding(candidates, grid, experiment.ended_by, task)
 
 
-def _going_on(task: Task, run: RunConfig, before: Unfinished | None, folds: int) -> tuple[Task, RunConfig]:
-    """The task with what is known of it, and the settings with a name that is free."""
-    if before is None and run.name is None:
-        return task, run
+@contextlib.contextmanager
+def _named(run: RunConfig) -> Iterator[tuple[RunConfig, tuple[Path, str] | None]]:
+    """The settings with a name that is this search's alone, and where others of it lie, if it has one."""
+    if run.name is None:
+        yield run, None
+        return
+    folder, _ = new_place(run.storage_path, run.storage_filesystem, run.name)
+    with claimed(folder.parent, run.name) as own:
+        yield replace(run, name=own), (folder.parent, run.name)
+
+
+def _going_on(task: Task, before: Unfinished | None, earlier: tuple[Path, str] | None) -> Task:
+    """The task with what is known of it."""
+    if before is None and earlier is None:
+        return task
     digest = task.digested()
     known = dict(before.known) if before is not None and before.task == digest else {}
-    if run.name is not None:
-        folder, _ = new_place(run.storage_path, run.storage_filesystem, run.name)
-        # Keys from there begin with the digest, so those of other tasks stay strangers.
-        known |= left_in(folder.parent, run.name, folds)
-        run = replace(run, name=next_name(folder.parent, run.name))
-    return replace(task, known=known, digest=digest if run.name is not None else ""), run
+    if earlier is None:
+        return replace(task, known=known)
+    # Keys from there begin with the digest, so those of other tasks stay strangers.
+    return replace(task, known=known | left_in(*earlier, len(task.splits)), digest=digest)
 
 
 class _Started:
@@ -178,6 +193,40 @@ def _session(cpus: int | None) -> Iterator[None]:
                 _Started.users -= 1
                 if not _Started.users:
                     api.shutdown()
+
+
+BLOCK_TURNS = 4
+"""Candidates known beforehand are evaluated fold by fold in blocks of so many for each that runs at once. The
+more there are, the longer workers are at the same fold; but an early end leaves so many incomplete."""
+
+
+@contextlib.contextmanager
+def _sharing(
+    task: Task, trainable: Bound, tune: TuneConfig, run: RunConfig
+) -> Iterator[tuple[Bound, TuneConfig, RunConfig]]:
+    """What is run with the task; where folds of it are large, by workers that share copies of them."""
+    by_folds = trainable.trainable is FoldTrial
+    here = current.engine().name == "local"  # workers elsewhere see no files of this process
+    parts = parts_to_copy(task.X, task.splits, views=by_folds) if here else []
+    if not parts:
+        yield with_parameters(trainable, task=task), tune, run
+        return
+    with held(parts) as copies:
+        bound = with_parameters(trainable, task=replace(task, copies=copies))
+        if by_folds:
+            bound = replace(bound, trainable=FoldByFoldTrial)
+            block = _at_once(bound, tune) * (1 if task.candidates is None else BLOCK_TURNS)
+            tune = replace(tune, scheduler=FoldOrder(block))
+            if run.checkpoint_config == CheckpointConfig():
+                run = replace(run, checkpoint_config=CheckpointConfig(num_to_keep=1))
+        yield bound, tune, run
+
+
+def _at_once(bound: Bound, tune: TuneConfig) -> int:
+    """How many candidates run at once in the session that there is."""
+    cpus = bound.request({}).required_resources.get("CPU", 0.0) or 1.0
+    fit = max(1, int(api.cluster_resources().get("CPU", 1.0) / cpus))
+    return min(fit, tune.max_concurrent_trials or fit)
 
 
 @contextlib.contextmanager

@@ -42,7 +42,8 @@ class TuneSearchCV(TuneBaseSearchCV):
         local_dir: folder in which the experiment is kept; None: in memory, unless `name` or `loggers` is
             given.
         name: of the experiment's folder; where there is one already, name_2, name_3 ...
-        max_iters: reports of a candidate at most, with early stopping.
+        max_iters: reports of a candidate at most, with early stopping; more for one that takes over, by
+            population based training, the model of another that was less far.
         search_optimization: "random", "bayesian", "bohb", "hyperopt", "optuna", or a searcher.
         use_gpu: each candidate gets a GPU.
         loggers: of "tensorboard", "csv", "mlflow", "json" and "wandb", callbacks, or their classes. What is
@@ -66,6 +67,8 @@ class TuneSearchCV(TuneBaseSearchCV):
         "search_optimization": "no_validation",
         "search_kwargs": [Mapping, None],
     }
+
+    _space_argument = "param_distributions"
 
     def __init__(
         self,

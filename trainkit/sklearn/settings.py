@@ -119,6 +119,13 @@ def settings_of(
             f"tune_params has max_failures={given['max_failures']!r}, and error_score='raise' ends the "
             "search at the first failure: set error_score=numpy.nan, or leave max_failures out"
         )
+    if not isinstance(given.get("resources_per_trial") or {}, Mapping):
+        raise ConfigError(
+            f"tune_params has resources_per_trial={given['resources_per_trial']!r:.100}: give amounts by "
+            "name, such as {'cpu': 2}"
+        )
+    if "local_dir" in given and "storage_path" in given:
+        raise ConfigError("tune_params has local_dir and storage_path, two names of one folder: give one")
     at_once = trials_at_once(search.n_jobs, machine_cpus)
     per_trial = cpus_per_trial(search.sk_n_jobs, machine_cpus)
     tune = TuneConfig(
@@ -147,7 +154,7 @@ def settings_of(
         stop=search.stopper,
         failure_config=FailureConfig(
             max_failures=given.get("max_failures", 0),
-            fail_fast="raise" if search.error_score == "raise" else False,
+            fail_fast=search.error_score == "raise",
         ),
     )
     tune = replace(tune, **{name: given[name] for name in _OF_TUNE if name in given})

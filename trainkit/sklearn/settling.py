@@ -12,7 +12,8 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 
-from trainkit.errors import ConfigError, TaskError
+from trainkit.errors import ConfigError, MetricError, TaskError, TrialError
+from trainkit.sklearn.candidates import Search
 from trainkit.sklearn.cv_results import Outcome
 from trainkit.sklearn.evaluation import Task
 from trainkit.sklearn.running import Evaluated, Finding
@@ -28,13 +29,9 @@ def compared(found: Finding, task: Task, again: str, *, by_portions: bool) -> li
         by_portions: whether all folds are trained together, a portion each report.
 
     Raises:
-        Exception: what a candidate failed of and that must leave `fit`.
         KeyboardInterrupt: it was Ctrl-C, and there is none.
         ConfigError: there is none for another reason.
     """
-    error = error_to_raise(found.candidates, task.error_score)
-    if error is not None:
-        raise error
     complete, cut_off = settled(found.candidates, task, by_portions=by_portions)
     if found.ended_by is not None and task.candidates is not None:
         cut_off = max(cut_off, task.candidates - len(complete))  # some were not even begun
@@ -56,12 +53,15 @@ def compared(found: Finding, task: Task, again: str, *, by_portions: bool) -> li
     return complete
 
 
-def error_to_raise(candidates: Sequence[Evaluated], error_score: object) -> BaseException | None:
+def error_to_raise(
+    candidates: Sequence[Evaluated], error_score: object, *, by_portions: bool
+) -> BaseException | None:
     """Return what must leave `fit`: as from scikit-learn, all that fitting and scoring let through.
 
     Args:
         candidates: in the order suggested.
         error_score: "raise": a process that died is an error too.
+        by_portions: whether all folds are trained together, a portion each report.
     """
     for candidate in candidates:
         error = candidate.error
@@ -69,9 +69,40 @@ def error_to_raise(candidates: Sequence[Evaluated], error_score: object) -> Base
             cause = error.cause
             cause.__cause__ = error.__cause__  # the traceback over there
             return cause
+        # No process: a rule that failed in the driver, or waits for what is not reported.
+        if isinstance(error, MetricError) or type(error) is TrialError:
+            return error
         if error is not None and error_score == "raise":
+            error.args = (f"{error}\nIt was at {_place_of(candidate, by_portions=by_portions)}",)
             return error
     return None
+
+
+def _place_of(candidate: Evaluated, *, by_portions: bool) -> str:
+    """Which candidate, and how far it was when its process died, as far as it has reported."""
+    folds, parameters = len(candidate.outcomes), dict(candidate.parameters)
+    if by_portions or None not in candidate.outcomes:
+        return f"all {folds} folds of the candidate {parameters!r}, after {candidate.iterations} reports"
+    first = candidate.outcomes.index(None) + 1
+    return (
+        f"fold {first} of {folds}{'' if first == folds else ', or after it,'} of the candidate {parameters!r}"
+    )
+
+
+def warn_of_few(found: Finding, search: Search) -> None:
+    """Say so where a searcher that learns, or a space of the tuner's, has given fewer candidates than asked.
+
+    Of a random search scikit-learn's own `ParameterSampler` says it.
+    """
+    given, asked = len(found.candidates), search.num_samples
+    if found.ended_by is None and given < asked:
+        name = type(search.searcher).__name__
+        warnings.warn(
+            f"n_trials={asked}, and {given} candidates were evaluated: {name} had no other to suggest. Where "
+            "the space holds no more, TuneGridSearchCV evaluates all of it",
+            UserWarning,
+            stacklevel=4,
+        )
 
 
 def settled(candidates: Sequence[Evaluated], task: Task, *, by_portions: bool) -> tuple[list[Evaluated], int]:

@@ -9,6 +9,9 @@ from trainkit.tune.config import StopRule
 from trainkit.tune.control.stopping import StopRules
 from trainkit.tune.stoppers import Stopper
 
+STOPPED_BY = "stopped by "
+"""What the tuner puts before who has ended something."""
+
 
 class AfterAllFolds(Stopper):
     """What the user gave as `stopper`, where candidates report before all of their folds are done.
@@ -32,13 +35,14 @@ class AfterAllFolds(Stopper):
         if self._last_fold not in result:
             return False
         found = self._rules.on_report(trial_id, result)
-        self._facts = found or self._facts
+        if found is not None:
+            self._facts = _own_facts(found)
         return found is not None
 
     def stop_all(self) -> bool:
         why = self._rules.end(self._elapsed_s)
         if why:
-            self._facts = {"stop": why}
+            self._facts = {"stopper": why.removeprefix(STOPPED_BY)}
         return bool(why)
 
     def on_time(self, elapsed_s: float) -> None:
@@ -50,3 +54,12 @@ class AfterAllFolds(Stopper):
 
     def reason(self) -> Mapping[str, Any]:
         return self._facts
+
+
+def _own_facts(found: Mapping[str, Any]) -> dict[str, Any]:
+    """The facts of a rule, with who it is as `stopper`: this class only hands them on."""
+    facts = dict(found)
+    words = facts.pop("stop")
+    if "stopper" in facts:
+        return facts
+    return {"stopper": "stopper" if words.startswith(STOPPED_BY) else f"stopper: {words}"}

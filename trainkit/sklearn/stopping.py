@@ -18,6 +18,7 @@ from trainkit.tune.control.missing import AUTOMATIC
 from trainkit.tune.schedulers.async_hyperband import ASHAScheduler
 from trainkit.tune.schedulers.base import TrialScheduler
 from trainkit.tune.schedulers.create import SCHEDULERS, create_scheduler, named_scheduler_class
+from trainkit.tune.schedulers.pareto import ParetoScheduler
 
 COUNTED_BY = "training_iteration"
 
@@ -90,7 +91,13 @@ class EarlyStopping:
 
 
 def early_stopping_of(
-    early_stopping: Any, max_iters: Any, *, metric: str | None, mode: str, last_step: bool
+    early_stopping: Any,
+    max_iters: Any,
+    *,
+    metric: str | None,
+    mode: str,
+    last_step: bool,
+    searched: Collection[str] = (),
 ) -> EarlyStopping | None:
     """Return what these arguments of a search ask for; None: candidates are fitted whole.
 
@@ -101,6 +108,7 @@ def early_stopping_of(
         metric: what candidates are judged by; None: that is not known, nor needed.
         mode: "max" or "min".
         last_step: of a pipeline, its last step is trained by portions.
+        searched: names of the parameters that candidates differ in.
 
     Raises:
         ConfigError: an argument has a value that can't work, or contradicts another.
@@ -123,12 +131,12 @@ def early_stopping_of(
             UserWarning,
             stacklevel=5,
         )
-    scheduler = _scheduler_of(early_stopping, int(max_iters))
+    scheduler = _scheduler_of(early_stopping, int(max_iters), searched)
     _require_agreement(scheduler, int(max_iters), metric, mode)
     return EarlyStopping(scheduler, int(max_iters), last_step)
 
 
-def _scheduler_of(early_stopping: Any, max_iters: int) -> TrialScheduler:
+def _scheduler_of(early_stopping: Any, max_iters: int, searched: Collection[str]) -> TrialScheduler:
     if isinstance(early_stopping, TrialScheduler):
         return early_stopping
     if early_stopping is not True and not isinstance(early_stopping, str):
@@ -138,22 +146,47 @@ def _scheduler_of(early_stopping: Any, max_iters: int) -> TrialScheduler:
         )
     if early_stopping is True:
         return ASHAScheduler(COUNTED_BY, max_t=max_iters, type="promotion", finish=True)
-    if named_scheduler_class(early_stopping) is None:
+    cls = named_scheduler_class(early_stopping)
+    if cls is None:
         raise ConfigError(
             f"early_stopping={early_stopping!r} is none of {', '.join(SCHEDULERS)}, nor a scheduler's class "
             "name such as 'ASHAScheduler'"
         )
-    return create_scheduler(early_stopping, time_attr=COUNTED_BY, max_t=max_iters, grace_period=1)
+    try:
+        return create_scheduler(early_stopping, time_attr=COUNTED_BY, max_t=max_iters, grace_period=1)
+    except ConfigError as error:
+        raise ConfigError(
+            f"early_stopping={early_stopping!r}: a name alone doesn't say all that is needed. "
+            f"{_instead(cls.__name__, max_iters, searched)} ({error})"
+        ) from error
+
+
+def _instead(name: str, max_iters: int, searched: Collection[str]) -> str:
+    """How to give a scheduler as an object that can't be made of a name."""
+    parameter = min(searched, default="alpha")
+    changes = {
+        "PopulationBasedTraining": f"hyperparam_mutations={{{parameter!r}: tune.loguniform(1e-4, 1.0)}}",
+        "PB2": f"hyperparam_bounds={{{parameter!r}: [1e-4, 1.0]}}",
+    }
+    if name not in changes:
+        return f"Give an object of trainkit.tune.schedulers.{name}"
+    every = max(max_iters // 5, 1)
+    return (
+        f"Give an object, with those parameters that may change in the course of a training and what they "
+        f"may be, such as trainkit.tune.schedulers.{name}(time_attr={COUNTED_BY!r}, "
+        f"perturbation_interval={every}, {changes[name]})"
+    )
 
 
 def _require_agreement(scheduler: TrialScheduler, max_iters: int, metric: str | None, mode: str) -> None:
     """Refuse a scheduler that would judge by something that candidates don't report, or never."""
     deciding, name = scheduler.deciding, type(scheduler.deciding).__name__
-    for word, own, given in (("metric", deciding.metric, metric), ("mode", deciding.mode, mode)):
-        if own is not None and own != given:
-            raise ConfigError(
-                f"{name}({word}={own!r}) contradicts the search, whose {word} is {given!r}: leave {word} out"
-            )
+    require_goal(deciding, name, metric, mode)
+    if isinstance(deciding, ParetoScheduler):
+        raise ConfigError(
+            f"{name} judges by several metrics, and a search goes by the one that refit names: take another, "
+            "such as early_stopping=True"
+        )
     if deciding.time_attr not in AUTOMATIC:
         raise ConfigError(
             f"{name}(time_attr={deciding.time_attr!r}) counts by what candidates don't report: take "
@@ -166,6 +199,25 @@ def _require_agreement(scheduler: TrialScheduler, max_iters: int, metric: str | 
             f"{name} judges nobody before {COUNTED_BY}={first:g}, and max_iters={max_iters} ends every "
             "candidate before: raise max_iters, or let it judge earlier"
         )
+
+
+def require_goal(part: Any, name: str, metric: str | None, mode: str) -> None:
+    """Refuse a scheduler or a searcher that was made to optimise something else than the search does.
+
+    Args:
+        part: with its own `metric` and `mode`; None: what it is told.
+        name: of its class.
+        metric: of the search.
+        mode: of the search.
+
+    Raises:
+        ConfigError: the two differ.
+    """
+    for word, own, given in (("metric", part.metric, metric), ("mode", part.mode, mode)):
+        if own is not None and own != given:
+            raise ConfigError(
+                f"{name}({word}={own!r}) contradicts the search, whose {word} is {given!r}: leave {word} out"
+            )
 
 
 def _decides(estimator: Any, names: Collection[str], *, last_step: bool) -> bool:

@@ -102,7 +102,7 @@ class Experiment:
         self._resume = resume
         self._changes = tuple(changes)
         self._address = address
-        self._in_memory = in_memory
+        self._in_memory, self.restorable = in_memory, not in_memory
         self.ended_by: Ending | None = None
         """What ended it early, once `fit` has returned or raised; None: nothing did."""
         self._facts = dict(facts or new_facts(bound.name, space, tune, run, address, clock.now()))
@@ -213,7 +213,7 @@ class Experiment:
         self.ended_by = controller.ended_by
         if controller.ended_by is FAILED_TRIALS:
             raise TuneError(too_many_failed(controller.trials, str(self.folder)))
-        if controller.ended_by is not None and controller.ended_by.resumable and not self._in_memory:
+        if controller.ended_by is not None and controller.ended_by.resumable and self.restorable:
             # The console, or the user's reporter, has said why, unless there is none.
             why = "" if self._run.verbose else f"Ended early: {controller.ending}. "
             how = f"go on by Tuner.restore({str(self.folder)!r}, trainable).fit()"

@@ -198,7 +198,7 @@ def make_callbacks(run: RunConfig, scheduler: TrialScheduler, *, in_memory: bool
     if run.verbose and run.progress_reporter is not None:
         callbacks.append(ReporterCallback(run.progress_reporter, run.verbose))
     elif run.verbose:
-        callbacks.append(ConsoleCallback(verbose=run.verbose))
+        callbacks.append(ConsoleCallback(verbose=run.verbose, kept=not in_memory))
     return callbacks
 
 

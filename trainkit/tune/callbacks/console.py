@@ -28,11 +28,13 @@ class ConsoleCallback(Callback):
     Args:
         live: True for a block that updates; False for lines; None: a block in a terminal or a notebook.
         verbose: 2: also a line for each report; 3: with all its metrics.
+        kept: False: the experiment's folder is gone when it has ended, and is not named.
     """
 
-    def __init__(self, live: bool | None = None, verbose: int = 1) -> None:
+    def __init__(self, live: bool | None = None, verbose: int = 1, *, kept: bool = True) -> None:
         self._live_wanted = live
         self._verbose = verbose
+        self._kept = kept
         self._outlet: Outlet | None = None
         self._standing = Standing(None, None, 0.0)
         self._drawn = 0.0
@@ -52,7 +54,7 @@ class ConsoleCallback(Callback):
         self._standing = Standing(info["metric"], info["mode"], info["time"])
         several = tuple(each.metric for each in info.get("objectives", ()))
         self._metrics = several or tuple(filter(None, [info["metric"]]))
-        self._path = info["experiment_path"]
+        self._path = info["experiment_path"] if self._kept else ""
         self._drawn = info["time"]
         if info["metric"]:
             for trial, results in info["past"]():
@@ -61,7 +63,8 @@ class ConsoleCallback(Callback):
         self._standing.look(info["trials"])
         self._outlet = self._open()
         if self._outlet is None:
-            say(f"Tuning in {self._path}, with {describe(info['resources'])}")
+            where = f"in {self._path}" if self._path else "in memory"
+            say(f"Tuning {where}, with {describe(info['resources'])}")
             self.refresh_s = self._summary_s = SUMMARY_S
         else:
             self.refresh_s = REFRESH_S

@@ -43,7 +43,7 @@ def picture_of(standing: Standing, info: Mapping[str, Any], path: str, ending: s
     Args:
         standing: of the experiment.
         info: what callbacks hear at a step's end.
-        path: of the experiment's folder.
+        path: of the experiment's folder; "": it is not kept.
         ending: why it has ended; "" while it runs.
     """
     now, total = info["time"], info["total_samples"]
@@ -57,7 +57,7 @@ def picture_of(standing: Standing, info: Mapping[str, Any], path: str, ending: s
         clock,
         standing.progress_words(total),
         f"in use: {describe(info['resources_used'])} of {describe(info['resources'])}",
-        f"kept in {path}",
+        f"kept in {path or 'memory'}",
     ]
     if standing.best is not None:
         lines.append(f"{standing.best_words()}: {standing.best_config()}")

@@ -82,8 +82,8 @@ class Standing:
         )
 
     def failed_words(self, path: str) -> str:
-        """How to see why the latest trial failed that did; '' where none has."""
-        if not self._failed:
+        """How to see why the latest trial failed that did; '' where none has, or no folder tells."""
+        if not self._failed or not path:
             return ""
         latest = self._failed[-1].trial_id
         return f"traceback of the latest that failed: trainkit why {shlex.quote(path)} {latest}"

@@ -1,0 +1,117 @@
+"""Files of copies that workers share: written once, again after a kill, emptied when nobody uses them."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from sklearn.model_selection import KFold
+
+from tests.scikit.copy_files import copy_files
+from trainkit.sklearn import copies
+from trainkit.sklearn.copies import Copies, CopiesOfFold, held, parts_to_copy
+from trainkit.sklearn.lending import lent
+
+
+@pytest.fixture(autouse=True)
+def small_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the driver decides by it."""
+    monkeypatch.setattr(copies, "LEAST_BYTES", 1)
+
+
+class TestTheFile:
+    """One copy, as workers take it: `X` of 64 rows, every second of them."""
+
+    X = np.arange(512.0).reshape(64, 8)
+    ROWS = np.arange(0, 64, 2)
+    PART = (0, 0)
+
+    @pytest.fixture
+    def copies(self) -> Iterator[Copies]:
+        with held([self.PART, (0, 1)]) as found:
+            yield found
+        assert not copy_files()
+
+    def take(self, found: Copies, part: tuple[int, int] = PART, read: Any = lambda: None) -> Any:
+        return found.take(self.X, part, self.ROWS, read)
+
+    def test_is_written_once_and_mapped_by_each(self, copies: Copies) -> None:
+        pieces: list[int] = []
+        first = self.take(copies, read=lambda: pieces.append(1))
+        second = self.take(copies, read=lambda: pieces.append(2))
+        np.testing.assert_array_equal(first, self.X[self.ROWS])
+        first[:] = 0.0
+        np.testing.assert_array_equal(second, self.X[self.ROWS])
+        assert set(pieces) == {1}
+
+    def test_of_a_writer_that_was_killed_is_written_again(
+        self, copies: Copies, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("trainkit.sklearn.copies.CHUNK_BYTES", 256)
+        child = os.fork()
+        if not child:
+            self.take(copies, read=lambda: os.kill(os.getpid(), signal.SIGKILL))
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+        size = os.stat(f"/proc/self/fd/{copies.files[self.PART]}").st_size
+        assert 0 < size < self.X[self.ROWS].nbytes, "it was killed in the middle"
+        np.testing.assert_array_equal(self.take(copies), self.X[self.ROWS])
+
+    def test_is_emptied_for_another_when_nobody_uses_it(self, copies: Copies) -> None:
+        first = self.take(copies)
+        kept = first[3:4]
+        del first
+        self.take(copies, (0, 1))
+        assert os.fstat(copies.files[self.PART]).st_size > 0, "an array of it is still there"
+        np.testing.assert_array_equal(kept, self.X[6:7])
+        del kept
+        os.ftruncate(copies.files[0, 1], 0)
+        self.take(copies, (0, 1))
+        assert os.fstat(copies.files[self.PART]).st_size == 0
+        np.testing.assert_array_equal(self.take(copies), self.X[self.ROWS])
+
+    def test_leaves_no_lock_behind(self, copies: Copies) -> None:
+        self.take(copies)
+        fd = os.open(f"/proc/self/fd/{copies.files[self.PART]}", os.O_RDWR)
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.close(fd)
+
+    @pytest.mark.parametrize("change", [{"pid": 2**22 + 1}, {"token": "another's"}])
+    def test_of_another_machine_is_none(self, copies: Copies, change: dict[str, Any]) -> None:
+        elsewhere = Copies(**vars(copies) | change)
+        assert self.take(elsewhere) is None
+        with lent(
+            self.X, self.ROWS, self.ROWS, shared=CopiesOfFold(elsewhere, 0, (self.ROWS, self.ROWS))
+        ) as X:
+            np.testing.assert_array_equal(X[self.ROWS], self.X[self.ROWS])
+
+
+class TestParts:
+    X = np.zeros((30, 4))
+
+    def test_are_those_that_are_no_views(self) -> None:
+        splits = list(KFold(3).split(self.X))
+        assert parts_to_copy(self.X, splits, views=True) == [(1, 0)]
+        assert len(parts_to_copy(self.X, splits, views=False)) == 6
+
+    def test_are_large_ones(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(copies, "LEAST_BYTES", 20 * 4 * 8)
+        splits = list(KFold(3, shuffle=True).split(self.X))
+        assert parts_to_copy(self.X, splits, views=True) == [(0, 0), (1, 0), (2, 0)]
+
+    @pytest.mark.parametrize("X", [[[0.0]] * 30, np.array([["a"]] * 30, dtype=object), np.ma.zeros((30, 4))])
+    def test_are_none_of_other_data(self, X: Any) -> None:
+        assert parts_to_copy(X, list(KFold(3).split(X)), views=False) == []
+
+    def test_are_none_where_each_would_take_a_file(self) -> None:
+        X = np.zeros((copies.MOST_FILES + 1, 4))
+        splits = list(KFold(len(X)).split(X))
+        assert parts_to_copy(X, splits, views=False) == []
+
+    def test_are_none_where_indices_are_no_array_of_numbers(self) -> None:
+        mask = np.arange(30) % 2 == 0
+        assert parts_to_copy(self.X, [(mask, [1, 3])], views=True) == []

@@ -1,0 +1,95 @@
+"""What the tuner has to say is said in the words of who searches: his arguments and his candidates."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from sklearn.linear_model import SGDClassifier
+
+from tests.scikit.searches import X, Y, search, session  # noqa: F401 - the fixture
+from trainkit import tune
+from trainkit.errors import ConfigError, InfeasibleError, MetricError, TrialError
+from trainkit.sklearn.words import arguments_of, reworded
+
+ARGUMENTS = arguments_of("param_grid", True, {"callbacks": []})
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("stop=3: give a Stopper", "stopper=3: give a Stopper"),
+        ("storage_path='': give a folder", "local_dir='': give a folder"),
+        ("name='a/b' cannot name a folder", "name='a/b' cannot name a folder"),
+        ("the value 'stop=3' of another", "the value 'stop=3' of another"),
+        ("RunConfig(stop=...) waits for 'x'", "stopper waits for 'x'"),
+        ("ask for more by TuneConfig(num_samples=...)", "ask for more by n_trials"),
+        (
+            "allow more in TuneConfig(trial_timeout_s=...)",
+            "allow more in tune_params={'trial_timeout_s': ...}",
+        ),
+        ("'lr' is to be mutated, and param_space has no such name", None),
+        (
+            "s3://a/b already holds an experiment; go on with it by Tuner.restore('s3://a/b', trainable), or "
+            "choose another RunConfig(name=...)",
+            "s3://a/b already holds an experiment; choose another name",
+        ),
+    ],
+)
+def test_settings_of_the_tuner_become_arguments_of_the_search(text: str, expected: str | None) -> None:
+    assert reworded(text, ARGUMENTS) == (expected or text.replace("param_space", "param_grid"))
+
+
+def test_what_was_given_as_a_setting_of_the_tuner_is_called_so() -> None:
+    with pytest.raises(ConfigError, match=r"^stop=3"):
+        search().fit(X, Y, tune_params={"stop": 3})
+
+
+def wants_more(trial_id: str, result: dict[str, Any]) -> bool:
+    return bool(result["accuracy"] > 1)
+
+
+@pytest.mark.parametrize("early_stopping", [None, True])
+def test_a_stopper_that_fails_is_not_passed_over(early_stopping: Any) -> None:
+    whole = search({"alpha": [1e-3, 1e-2]}, early_stopping=early_stopping, n_trials=2)
+    whole.estimator = SGDClassifier()
+    whole.max_iters = 2 if early_stopping else 1
+    with pytest.raises(MetricError, match="stopper waits for 'accuracy', which was not reported"):
+        whole.set_params(stopper={"accuracy": 0.9}).fit(X, Y)
+    with pytest.raises(TrialError, match=r"KeyError: 'accuracy' \(raised by what stopper was given\)"):
+        whole.set_params(stopper=wants_more).fit(X, Y)
+
+
+def test_a_scorer_that_refit_names_and_that_is_not_there_is_told() -> None:
+    several = search({"alpha": [1e-3]}, early_stopping=True, max_iters=2, n_trials=1)
+    several.set_params(estimator=SGDClassifier(), scoring=lambda estimator, X, y: {"a": 1.0})
+    with pytest.raises(MetricError, match=r"refit=True goes by is 'average_test_score'.*average_test_a"):
+        several.fit(X, Y)
+
+
+def test_who_asks_for_too_much_is_told_where() -> None:
+    with pytest.raises(InfeasibleError, match=r"99 CPU.*sk_n_jobs"):
+        search(sk_n_jobs=99).fit(X, Y)
+
+
+def test_a_search_that_is_kept_goes_on_by_another_fit(
+    tmp_path: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    def interrupt(estimator: Any, X: Any, y: Any) -> float:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        search(scoring=interrupt, local_dir=str(tmp_path), name="kept").fit(X, Y)
+    assert "Tuner.restore" not in caplog.text
+
+
+@pytest.mark.parametrize("space", ["listed", "conditional"])
+def test_fewer_candidates_than_asked_for_are_told(space: str) -> None:
+    listed = {"C": [1.0, 2.0]}
+    conditional = {"kernel": ["rbf"], "C": tune.when({"kernel": "rbf"}, tune.choice([1.0, 2.0]))}
+    few = search(listed if space == "listed" else conditional, n_trials=6)
+    few.search_optimization = "optuna" if space == "listed" else "random"
+    with pytest.warns(UserWarning, match="n_trials=6, and 2 candidates were evaluated") as told:
+        few.fit(X, Y)
+    assert {warning.filename for warning in told} == {__file__}
+    assert len(few.cv_results_["params"]) == 2

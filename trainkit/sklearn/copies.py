@@ -1,0 +1,222 @@
+"""Copies of folds' samples in shared memory: one for all workers that use it at the same time.
+
+For each part of a fold that can be no view of X, the driver holds an anonymous file, empty at first:
+
+    empty -- a worker that needs the copy locks the file alone and writes it --> full
+    full  -- whoever uses the copy has a lock beside others and a mapping of its own, copy-on-write --> full
+    full  -- nobody has a lock, and there is to be another copy --> empty
+
+The lock is on the worker's own open file, which its mapping keeps open: it lasts as long as any array of
+that mapping, be it one that an estimator has kept, and goes when the process is killed. A full file is longer
+than the samples by a byte, so one whose writer was killed is seen not to be.
+
+So copies take no more memory than those would that each worker made for itself, and far less where workers
+are at the same fold. A worker that can't open the driver's files makes copies of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import mmap
+import os
+import secrets
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from trainkit.sklearn.lending import lendable
+
+LEAST_BYTES = 16 * 2**20
+"""What is smaller is copied sooner than found."""
+
+MOST_FILES = 128
+"""Each takes a descriptor of the driver, which may have as few as a thousand."""
+
+CHUNK_BYTES = 4 * 2**20
+
+_MADV_POPULATE_READ = 22  # of Linux 5.14; the mmap module doesn't name it
+
+Part: TypeAlias = tuple[int, int]
+"""Which fold, and of that: 0 the training samples, 1 the others."""
+
+Split: TypeAlias = tuple[Any, Any]
+
+
+@dataclass(frozen=True)
+class Copies:
+    """Where the copies lie; it travels to the workers.
+
+    Attributes:
+        pid: of the driver.
+        token: in the names of its files, which nobody else's have.
+        files: the driver's descriptors.
+    """
+
+    pid: int
+    token: str
+    files: Mapping[Part, int]
+
+    def take(self, X: np.ndarray, part: Part, rows: np.ndarray, read: Callable[[], None]) -> Any:
+        """Return `X[rows, ...]`, which may be written to as any copy; None: it can't be had here.
+
+        Args:
+            X: array of samples.
+            part: for which there is a file.
+            rows: the samples of that part, the same in every worker.
+            read: called again and again while a copy is made, when a piece of X was read.
+
+        Raises:
+            MemoryError: there is no room for it.
+        """
+        fd = self._opened(part)
+        if fd is None:
+            return None
+        size = X[:1].nbytes * len(rows)
+        try:
+            while True:
+                fcntl.flock(fd, fcntl.LOCK_SH)
+                if _is_full(fd, size):
+                    mapping = _mapped(fd, size)
+                    return np.ndarray((len(rows), *X.shape[1:]), X.dtype, buffer=mapping)
+                # Not at once from one lock to the other, nor back: another may have come in between.
+                fcntl.flock(fd, fcntl.LOCK_EX)
+                if not _is_full(fd, size):
+                    self._empty_unused(part)
+                    _write(fd, X, rows, read)
+        finally:
+            os.close(fd)  # the mapping has its own descriptor of the same open file
+
+    def _empty_unused(self, but: Part) -> None:
+        """Give the memory back of all copies that nobody uses now."""
+        for part in self.files:
+            fd = None if part == but else self._opened(part)
+            if fd is None:
+                continue
+            try:
+                if os.fstat(fd).st_size:
+                    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    os.ftruncate(fd, 0)
+            except BlockingIOError:  # it is used
+                continue
+            finally:
+                os.close(fd)
+
+    def _opened(self, part: Part) -> int | None:
+        """The file, opened anew, as a lock belongs to one opening; None: it isn't there for this process."""
+        try:
+            fd = os.open(f"/proc/{self.pid}/fd/{self.files[part]}", os.O_RDWR | os.O_CLOEXEC)
+        except OSError:  # of another machine, or of a driver that has ended
+            return None
+        if os.readlink(f"/proc/self/fd/{fd}") != f"/memfd:{_name(self.token, part)} (deleted)":
+            os.close(fd)  # of a process there that has the same number
+            return None
+        return fd
+
+
+def parts_to_copy(X: Any, splits: Sequence[Split], *, views: bool) -> list[Part]:
+    """Return the parts of folds to share copies of; none where there are too many, or X is of another kind.
+
+    Args:
+        X: what is split.
+        splits: of each fold, the indices of its training and of its test samples.
+        views: whether samples that lie side by side are lent as a view.
+    """
+    if type(X) is not np.ndarray or X.dtype.kind not in "biufc" or not X.ndim or not len(X):
+        return []
+    found = []
+    for fold, split in enumerate(splits):
+        lent = lendable(*split) if views else (None, None)
+        for place, (rows, view) in enumerate(zip(split, lent, strict=True)):
+            if view is None and _is_worth(X, rows):
+                found.append((fold, place))
+    return found if len(found) <= MOST_FILES else []
+
+
+def _is_worth(X: np.ndarray, rows: Any) -> bool:
+    if not isinstance(rows, np.ndarray) or rows.dtype.kind not in "iu" or rows.ndim != 1:
+        return False
+    # What NumPy lays out in another order than row by row is left to it.
+    return X[:1].nbytes * len(rows) >= LEAST_BYTES and bool(X[rows[:2], ...].flags.c_contiguous)
+
+
+@contextlib.contextmanager
+def held(parts: Sequence[Part]) -> Iterator[Copies]:
+    """Hold a file for each of these parts until the block ends."""
+    token = secrets.token_hex(8)
+    files: dict[Part, int] = {}
+    try:
+        for part in parts:
+            files[part] = os.memfd_create(_name(token, part), os.MFD_CLOEXEC)
+        yield Copies(os.getpid(), token, files)
+    finally:
+        for fd in files.values():
+            os.close(fd)
+
+
+def _name(token: str, part: Part) -> str:
+    fold, place = part
+    return f"trainkit-copy-{token}-{fold}-{place}"
+
+
+def _is_full(fd: int, size: int) -> bool:
+    return os.fstat(fd).st_size > size
+
+
+def _mapped(fd: int, size: int) -> mmap.mmap:
+    mapping = mmap.mmap(fd, size, access=mmap.ACCESS_COPY)
+    with contextlib.suppress(OSError):  # an older kernel finds the pages one by one, as they are read
+        mapping.madvise(_MADV_POPULATE_READ)
+    return mapping
+
+
+def _write(fd: int, X: np.ndarray, rows: np.ndarray, read: Callable[[], None]) -> None:
+    """Write the samples one after another, and the byte behind them.
+
+    By calls and not through a mapping: where memory has run out these raise, and a mapping kills.
+    """
+    at_once = max(1, CHUNK_BYTES // max(1, X[:1].nbytes))
+    offset = 0
+    try:
+        for first in range(0, len(rows), at_once):
+            piece = X[rows[first : first + at_once], ...].reshape(-1).view(np.uint8)
+            offset = _written(fd, piece.data, offset)
+            read()
+        _written(fd, memoryview(b"\0"), offset)
+    except OSError as error:
+        raise MemoryError(f"a copy of {len(rows)} samples, {offset} bytes of it made: {error}") from error
+
+
+def _written(fd: int, piece: memoryview, offset: int) -> int:
+    while piece:
+        count = os.pwrite(fd, piece, offset)
+        piece, offset = piece[count:], offset + count
+    return offset
+
+
+@dataclass(frozen=True)
+class CopiesOfFold:
+    """The copies of one fold, asked for by the indices of its samples.
+
+    Args:
+        copies: of all folds.
+        fold: which one.
+        split: its training samples and the others, as indices.
+    """
+
+    copies: Copies
+    fold: int
+    split: Split
+
+    def __call__(self, X: np.ndarray, rows: Any, read: Callable[[], None]) -> Any:
+        """Return `X[rows, ...]`; None: these are not the samples of a part that has a copy."""
+        for place, mine in enumerate(self.split):
+            if (self.fold, place) in self.copies.files and (rows is mine or _same(rows, mine)):
+                return self.copies.take(X, (self.fold, place), mine, read)
+        return None
+
+
+def _same(rows: Any, mine: np.ndarray) -> bool:
+    return isinstance(rows, np.ndarray) and rows.dtype.kind in "iu" and np.array_equal(rows, mine)
