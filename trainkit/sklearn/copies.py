@@ -10,6 +10,9 @@ The lock is on the worker's own open file, which its mapping keeps open: it last
 that mapping, be it one that an estimator has kept, and goes when the process is killed. A full file is longer
 than the samples by a byte, so one whose writer was killed is seen not to be.
 
+Who finds it empty first waits for a turn to write, by a lock of another kind, and then looks again: nobody ever
+waits for those that use a copy, which may be for ever.
+
 So copies take no more memory than those would that each worker made for itself, and far less where workers
 are at the same fold. A worker that can't open the driver's files makes copies of its own.
 """
@@ -17,10 +20,12 @@ are at the same fold. A worker that can't open the driver's files makes copies o
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import mmap
 import os
 import secrets
+import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -76,18 +81,28 @@ class Copies:
             return None
         size = X[:1].nbytes * len(rows)
         try:
-            while True:
-                fcntl.flock(fd, fcntl.LOCK_SH)
-                if _is_full(fd, size):
-                    mapping = _mapped(fd, size)
-                    return np.ndarray((len(rows), *X.shape[1:]), X.dtype, buffer=mapping)
-                # Not at once from one lock to the other, nor back: another may have come in between.
-                fcntl.flock(fd, fcntl.LOCK_EX)
-                if not _is_full(fd, size):
-                    self._empty_unused(part)
-                    _write(fd, X, rows, read)
+            fcntl.flock(fd, fcntl.LOCK_SH)
+            if not _is_full(fd, size):
+                fcntl.flock(fd, fcntl.LOCK_UN)
+                with _turn_to_write(fd):
+                    self._fill(fd, size, X, part, rows, read)
+            return np.ndarray((len(rows), *X.shape[1:]), X.dtype, buffer=_mapped(fd, size))
         finally:
             os.close(fd)  # the mapping has its own descriptor of the same open file
+
+    def _fill(
+        self, fd: int, size: int, X: np.ndarray, part: Part, rows: np.ndarray, read: Callable[[], None]
+    ) -> None:
+        """Write the copy, unless who had the turn before has; it is locked beside others then."""
+        while True:
+            fcntl.flock(fd, fcntl.LOCK_SH)
+            if _is_full(fd, size):
+                return
+            # Of a file that is not full nobody keeps a lock. Not at once from one lock to the other, nor back:
+            # who empties files may have come in between.
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            self._empty_unused(part)
+            _write(fd, X, rows, read)
 
     def _empty_unused(self, but: Part) -> None:
         """Give the memory back of all copies that nobody uses now."""
@@ -144,12 +159,16 @@ def _is_worth(X: np.ndarray, rows: Any) -> bool:
 
 @contextlib.contextmanager
 def held(parts: Sequence[Part]) -> Iterator[Copies]:
-    """Hold a file for each of these parts until the block ends."""
+    """Hold a file for each of these parts until the block ends; none where so many can't be opened."""
     token = secrets.token_hex(8)
     files: dict[Part, int] = {}
     try:
-        for part in parts:
-            files[part] = os.memfd_create(_name(token, part), os.MFD_CLOEXEC)
+        try:
+            for part in parts:
+                files[part] = os.memfd_create(_name(token, part), os.MFD_CLOEXEC)
+        except OSError:  # the program needs what descriptors there are: each worker copies for itself
+            while files:
+                os.close(files.popitem()[1])
         yield Copies(os.getpid(), token, files)
     finally:
         for fd in files.values():
@@ -161,12 +180,32 @@ def _name(token: str, part: Part) -> str:
     return f"trainkit-copy-{token}-{fold}-{place}"
 
 
+@contextlib.contextmanager
+def _turn_to_write(fd: int) -> Iterator[None]:
+    """Be the only one that writes to this file; by a lock that those of `flock` have nothing to do with."""
+    fcntl.fcntl(fd, fcntl.F_OFD_SETLKW, _whole_file(fcntl.F_WRLCK))
+    try:
+        yield
+    finally:
+        fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _whole_file(fcntl.F_UNLCK))
+
+
+def _whole_file(kind: int) -> bytes:
+    """The C library's `struct flock`: kind, where it starts from, start, length (0: all) and no pid."""
+    return struct.pack("hhqqi0q", kind, os.SEEK_SET, 0, 0, 0)
+
+
 def _is_full(fd: int, size: int) -> bool:
     return os.fstat(fd).st_size > size
 
 
 def _mapped(fd: int, size: int) -> mmap.mmap:
-    mapping = mmap.mmap(fd, size, access=mmap.ACCESS_COPY)
+    try:
+        mapping = mmap.mmap(fd, size, access=mmap.ACCESS_COPY)
+    except OSError as error:
+        if error.errno == errno.ENOMEM:
+            raise MemoryError(f"a copy of {size} bytes can't be mapped: {error}") from error
+        raise
     with contextlib.suppress(OSError):  # an older kernel finds the pages one by one, as they are read
         mapping.madvise(_MADV_POPULATE_READ)
     return mapping
@@ -185,7 +224,8 @@ def _write(fd: int, X: np.ndarray, rows: np.ndarray, read: Callable[[], None]) -
             offset = _written(fd, piece.data, offset)
             read()
         _written(fd, memoryview(b"\0"), offset)
-    except OSError as error:
+    except (OSError, MemoryError) as error:
+        os.ftruncate(fd, 0)  # half of it is of use to nobody
         raise MemoryError(f"a copy of {len(rows)} samples, {offset} bytes of it made: {error}") from error
 
 

@@ -197,7 +197,8 @@ def _session(cpus: int | None) -> Iterator[None]:
 
 BLOCK_TURNS = 4
 """Candidates known beforehand are evaluated fold by fold in blocks of so many for each that runs at once. The
-more there are, the longer workers are at the same fold; but an early end leaves so many incomplete."""
+more there are, the longer workers are at the same fold; but an early end leaves so many incomplete, so where one
+is asked for it is one for each."""
 
 
 @contextlib.contextmanager
@@ -215,7 +216,8 @@ def _sharing(
         bound = with_parameters(trainable, task=replace(task, copies=copies))
         if by_folds:
             bound = replace(bound, trainable=FoldByFoldTrial)
-            block = _at_once(bound, tune) * (1 if task.candidates is None else BLOCK_TURNS)
+            to_the_end = task.candidates is not None and tune.time_budget_s is None and run.stop is None
+            block = _at_once(bound, tune) * (BLOCK_TURNS if to_the_end else 1)
             tune = replace(tune, scheduler=FoldOrder(block))
             if run.checkpoint_config == CheckpointConfig():
                 run = replace(run, checkpoint_config=CheckpointConfig(num_to_keep=1))
@@ -224,9 +226,10 @@ def _sharing(
 
 def _at_once(bound: Bound, tune: TuneConfig) -> int:
     """How many candidates run at once in the session that there is."""
-    cpus = bound.request({}).required_resources.get("CPU", 0.0) or 1.0
-    fit = max(1, int(api.cluster_resources().get("CPU", 1.0) / cpus))
-    return min(fit, tune.max_concurrent_trials or fit)
+    there = api.cluster_resources()
+    asked = {name: amount for name, amount in bound.request({}).required_resources.items() if amount}
+    fit = min(int(there.get(name, 0.0) / amount) for name, amount in (asked or {"CPU": 1.0}).items())
+    return max(1, min(fit, tune.max_concurrent_trials or fit))
 
 
 @contextlib.contextmanager
