@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import json
 import mmap
 import os
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Self
 
@@ -235,6 +233,15 @@ class TestShared:
         TuneGridSearchCV(Mapped(), grid, cv=KFold(3), n_jobs=1, refit=False).fit(X, y)
         assert [line["number"] for line in fits(tmp_path)] == [1, 2, 1, 2, 1, 2]
 
+    @pytest.mark.parametrize("end", [{"time_budget_s": 3600}, {"stopper": {"average_test_score": 2.0}}])
+    def test_where_an_early_end_is_asked_for_candidates_are_complete_soon(
+        self, tmp_path: Path, end: dict[str, Any]
+    ) -> None:
+        X, y = matrix()
+        grid = {"number": [1, 2], "log": [str(tmp_path)]}
+        TuneGridSearchCV(Mapped(), grid, cv=KFold(3), n_jobs=1, refit=False, **end).fit(X, y)
+        assert [line["number"] for line in fits(tmp_path)] == [1, 1, 1, 2, 2, 2]
+
     def test_small_data_goes_candidate_by_candidate(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -274,12 +281,6 @@ class TestShared:
 
 @pytest.mark.usefixtures("runtime")
 class TestFaults:
-    @pytest.fixture(autouse=True)
-    def no_cycles(self) -> Iterator[None]:
-        """An error and the frames that it came through hold each other, and what they worked on."""
-        yield
-        gc.collect()
-
     def test_a_candidate_that_kills_its_process_has_failed(self) -> None:
         X, y = data(LARGE)
         search = TuneGridSearchCV(

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import fcntl
 import os
+import resource
 import signal
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -74,6 +76,53 @@ class TestTheFile:
         assert os.fstat(copies.files[self.PART]).st_size == 0
         np.testing.assert_array_equal(self.take(copies), self.X[self.ROWS])
 
+    def test_two_that_find_it_empty_at_once_need_not_wait_for_each_others_use(
+        self, copies: Copies, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Each keeps its array, as an estimator may."""
+        both_looked, looked, pieces = threading.Barrier(2), threading.local(), []
+
+        def is_full(fd: int, size: int) -> bool:
+            full = os.fstat(fd).st_size > size
+            if not hasattr(looked, "once"):
+                looked.once = both_looked.wait(timeout=60)
+            return full
+
+        monkeypatch.setattr("trainkit.sklearn.copies._is_full", is_full)
+        taken: list[Any] = []
+
+        def take() -> None:
+            taken.append(self.take(copies, read=lambda: pieces.append(1)))
+
+        threads = [threading.Thread(target=take, daemon=True) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(timeout=60)
+        assert len(taken) == 2, "one waits for the other's array to go"
+        assert len(pieces) == 1, "it was written once"
+        for each in taken:
+            np.testing.assert_array_equal(each, self.X[self.ROWS])
+
+    def test_is_emptied_where_there_is_no_room_for_all_of_it(
+        self, copies: Copies, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("trainkit.sklearn.copies.CHUNK_BYTES", 256)
+        ours = signal.getsignal(signal.SIGXFSZ)
+        before = resource.getrlimit(resource.RLIMIT_FSIZE)
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1024, before[1]))
+        try:
+            with pytest.raises(
+                MemoryError, match=r"a copy of 32 samples, 1024 bytes of it made: .*too large"
+            ):
+                self.take(copies)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+            signal.signal(signal.SIGXFSZ, ours)
+        assert os.fstat(copies.files[self.PART]).st_size == 0
+        np.testing.assert_array_equal(self.take(copies), self.X[self.ROWS])
+
     def test_leaves_no_lock_behind(self, copies: Copies) -> None:
         self.take(copies)
         fd = os.open(f"/proc/self/fd/{copies.files[self.PART]}", os.O_RDWR)
@@ -88,6 +137,19 @@ class TestTheFile:
             self.X, self.ROWS, self.ROWS, shared=CopiesOfFold(elsewhere, 0, (self.ROWS, self.ROWS))
         ) as X:
             np.testing.assert_array_equal(X[self.ROWS], self.X[self.ROWS])
+
+
+def test_where_a_program_may_open_no_more_files_there_are_none() -> None:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    opened = os.open("/dev/null", os.O_RDONLY)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (opened + 1, before[1]))
+    try:
+        with held([(fold, 0) for fold in range(opened + 2)]) as copies:
+            assert not copies.files
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+        os.close(opened)
+    assert not copy_files()
 
 
 class TestParts:

@@ -74,6 +74,61 @@ def test_the_best_is_waited_for_while_it_saves():
     assert scheduler.choose_trial_to_run([], ["0", "1"]) == "0"
 
 
+def told(scheduler, trial_id, time, score):
+    return scheduler.on_result(trial_id, {"training_iteration": time, "m": score})
+
+
+@pytest.mark.parametrize(
+    ("time", "score", "next_one"),
+    [
+        (3, math.nan, "3"),  # it has failed, as an estimator that raises later on
+        (3, 9.0, None),  # it has ended by itself, or by a stop rule, further than all that wait
+        (4, 9.0, None),
+        (20, math.nan, None),
+    ],
+)
+def test_one_that_is_promoted_and_ends_counts_if_it_came_further_in_order(time, score, next_one):
+    scheduler = asha(max_t=20, finish=True)
+    for number in range(5):
+        scheduler.on_trial_add(str(number))
+        told(scheduler, str(number), 1, number)
+    assert scheduler.choose_trial_to_run([], ["0", "1", "2", "3", "4"]) == "4"
+    scheduler.on_trial_resume("4")
+    told(scheduler, "4", 2, 9.0)
+    told(scheduler, "4", time, score)
+    scheduler.on_trial_complete("4")
+    assert scheduler.choose_trial_to_run([], ["0", "1", "2", "3"]) == next_one
+
+
+def test_one_that_a_stop_rule_ends_at_its_first_report_does_not_count():
+    scheduler = asha(max_t=20, finish=True)
+    for number in range(3):
+        scheduler.on_trial_add(str(number))
+        told(scheduler, str(number), 1, number)
+    scheduler.on_trial_complete("0")
+    assert scheduler.choose_trial_to_run([], ["1", "2"]) == "2"
+
+
+def test_of_several_brackets_the_best_of_all_rungs_at_the_highest_level_goes_on():
+    scheduler = asha(max_t=16, brackets=2, finish=True)
+    ids = [str(number) for number in range(12)]
+    for trial_id in ids:
+        scheduler.on_trial_add(trial_id)
+    low, high = ([each for each in ids if scheduler.bracket_of(each) == bracket] for bracket in (0, 1))
+    assert len(low) >= 4
+    assert high
+    for trial_id in low:
+        told(scheduler, trial_id, 1, 0.0)
+    while (chosen := scheduler.choose_trial_to_run([], low)) is not None:
+        scheduler.on_trial_resume(chosen)
+        told(scheduler, chosen, 4, 0.0)
+    for number, trial_id in enumerate(high[:3]):
+        told(scheduler, trial_id, 4, 1.0 + number)
+    for trial_id in high[3:]:
+        scheduler.on_trial_error(trial_id)
+    assert scheduler.choose_trial_to_run([], [*low, *high[:3]]) == high[:3][-1]
+
+
 def test_why_it_goes_on_is_said():
     shop = shop_of([(1, 1, 1, 1)], finish=True)
     shop.run()

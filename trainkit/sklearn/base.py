@@ -279,7 +279,12 @@ class TuneBaseSearchCV(BaseSearchCV):  # type: ignore[misc]
             reword(candidate.error, arguments)
         error = error_to_raise(found.candidates, self.error_score, by_portions=stopping is not None)
         if error is not None:
-            raise error
+            # Its traceback will hold this frame: if that held what was found, the error would hold itself, and X.
+            del found, candidate
+            try:
+                raise error
+            finally:
+                del error
         self.analysis_ = ExperimentAnalysis.of(found.grid)
         self._unfinished = None if found.ended_by is None else found.unfinished
         return found

@@ -10,8 +10,8 @@ The lock is on the worker's own open file, which its mapping keeps open: it last
 that mapping, be it one that an estimator has kept, and goes when the process is killed. A full file is longer
 than the samples by a byte, so one whose writer was killed is seen not to be.
 
-Who finds it empty first waits for a turn to write, by a lock of another kind, and then looks again: nobody ever
-waits for those that use a copy, which may be for ever.
+Who finds it empty waits for a turn to write, by a lock of another kind, and then looks again: so nobody ever
+waits for those that use a copy, which they may do for ever.
 
 So copies take no more memory than those would that each worker made for itself, and far less where workers
 are at the same fold. A worker that can't open the driver's files makes copies of its own.
@@ -98,8 +98,8 @@ class Copies:
             fcntl.flock(fd, fcntl.LOCK_SH)
             if _is_full(fd, size):
                 return
-            # Of a file that is not full nobody keeps a lock. Not at once from one lock to the other, nor back:
-            # who empties files may have come in between.
+            # Nobody keeps a lock of a file that is not full. It is looked at again after this, as who empties
+            # files may come in between one lock and the other.
             fcntl.flock(fd, fcntl.LOCK_EX)
             self._empty_unused(part)
             _write(fd, X, rows, read)

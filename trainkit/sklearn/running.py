@@ -197,8 +197,8 @@ def _session(cpus: int | None) -> Iterator[None]:
 
 BLOCK_TURNS = 4
 """Candidates known beforehand are evaluated fold by fold in blocks of so many for each that runs at once. The
-more there are, the longer workers are at the same fold; but an early end leaves so many incomplete, so where one
-is asked for it is one for each."""
+more there are, the longer workers are at the same fold; but an early end leaves so many incomplete. Where one
+is asked for there is one for each."""
 
 
 @contextlib.contextmanager

@@ -23,7 +23,7 @@ from trainkit.tune.control.endings import Endings
 from trainkit.tune.control.estimate import Pace
 from trainkit.tune.control.judging import Judge
 from trainkit.tune.control.live import Live
-from trainkit.tune.control.lives import Lives
+from trainkit.tune.control.lives import KINDS, Lives
 from trainkit.tune.control.pauses import Pauses
 from trainkit.tune.control.plan import INTERRUPTED, MOST_AT_ONCE, Ending, Plan
 from trainkit.tune.control.stopping import StopRules
@@ -97,13 +97,6 @@ class Controller:
             self._endings,
             failed=sum(trial.status is TrialStatus.ERROR for trial in self.trials),
         )
-        self._handlers: dict[type[ev.Event], Callable[[Any], None]] = {
-            **dict.fromkeys(self._lives.kinds, self._lives.handle),
-            ev.Adopted: self._on_adopted,
-            ev.StopAsked: self._on_stop_asked,
-            ev.Interrupted: lambda event: self._endings.end(INTERRUPTED, event.time),
-            ev.Tick: lambda event: None,
-        }
         self._none_come = False
         """The scheduler knows that it need not wait for further trials."""
         self._more_by = math.inf
@@ -128,7 +121,7 @@ class Controller:
     def handle(self, batch: Sequence[ev.Event]) -> ev.Step:
         """Take in what has happened, in order of time; at least one event, be it a Tick."""
         for event in batch:
-            self._handlers[type(event)](event)
+            _HANDLERS[type(event)](self, event)
         now = batch[-1].time
         if now >= self._endings.deadline:
             self._endings.ask(now)
@@ -262,6 +255,15 @@ class Controller:
 
     # --- ends of the experiment -------------------------------------------------------------------
 
+    def _on_life(self, event: Any) -> None:
+        self._lives.handle(event)
+
+    def _on_interrupted(self, event: ev.Interrupted) -> None:
+        self._endings.end(INTERRUPTED, event.time)
+
+    def _on_tick(self, event: ev.Tick) -> None:
+        """Time has passed, which `handle` looks at."""
+
     def _on_stop_asked(self, event: ev.StopAsked) -> None:
         """Another process asks for an end: of the experiment as Ctrl-C does, of a trial for good."""
         words, time, trial_id = f"stopped by {event.by}", event.time, event.trial_id
@@ -282,3 +284,12 @@ class Controller:
         self._lives.heed(event.time)
         if trial is not None and not self._lives.request_for(trial, event.time):
             self._pauses.remove(trial)
+
+
+_HANDLERS: Mapping[type[ev.Event], Callable[[Controller, Any], None]] = {
+    **dict.fromkeys(KINDS, Controller._on_life),
+    ev.Adopted: Controller._on_adopted,
+    ev.StopAsked: Controller._on_stop_asked,
+    ev.Interrupted: Controller._on_interrupted,
+    ev.Tick: Controller._on_tick,
+}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from trainkit.errors import ConfigError
@@ -83,19 +83,6 @@ class Lives:
         self._failed = failed
         self._watched: dict[str, Live] = {}
         """Those that have a limit; until an end of the experiment gives all of them one."""
-        self._handlers = {
-            ev.Placed: self._on_placed,
-            ev.Started: self._on_started,
-            ev.Reported: self._on_reported,
-            ev.Finished: self._on_finished,
-            ev.Saved: self._on_saved,
-            ev.Failed: lambda live, event: self.fail(live.trial, event.failure, event.time),
-        }
-
-    @property
-    def kinds(self) -> Iterable[type[ev.Event]]:
-        """Of the events that `handle` takes in."""
-        return self._handlers
 
     def handle(
         self, event: ev.Placed | ev.Started | ev.Reported | ev.Finished | ev.Saved | ev.Failed
@@ -103,7 +90,7 @@ class Lives:
         """Take in what a trial's process has said; nothing if it was the process of an earlier attempt."""
         live = self._live.get(event.trial_id)
         if live is not None and live.trial.attempt == event.attempt:
-            self._handlers[type(event)](live, event)  # type: ignore[operator]
+            _HANDLERS[type(event)](self, live, event)
 
     # --- a trial's events -------------------------------------------------------------------------
 
@@ -191,6 +178,9 @@ class Lives:
         note_problem(self._step, live.trial, event.time, event.problem)
         live.outcome = live.outcome or FINISHED
         self._finish(live, event.time, event.problem)
+
+    def _on_failed(self, live: Live, event: ev.Failed) -> None:
+        self.fail(live.trial, event.failure, event.time)
 
     # --- ends of a trial --------------------------------------------------------------------------
 
@@ -323,3 +313,17 @@ class Lives:
         if verdicts:
             for trial, reason in self._endings.guarded(time, self._pauses.heed, verdicts, time) or ():
                 self.terminate(trial, time, reason)
+
+
+# Of the class: an object that held its own methods would stay until the collector comes by, and with it all
+# that trials are given.
+_HANDLERS: Mapping[type[ev.Event], Callable[[Lives, Live, Any], None]] = {
+    ev.Placed: Lives._on_placed,
+    ev.Started: Lives._on_started,
+    ev.Reported: Lives._on_reported,
+    ev.Finished: Lives._on_finished,
+    ev.Saved: Lives._on_saved,
+    ev.Failed: Lives._on_failed,
+}
+KINDS = tuple(_HANDLERS)
+"""Of the events that `Lives.handle` takes in."""

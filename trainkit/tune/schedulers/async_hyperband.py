@@ -43,12 +43,14 @@ class _Progress:
         passed: how many rungs it has come by, of which the last has judged it.
         stopped: whether it was.
         waits_at: the rung where it is paused until it is promoted.
+        reached: the resource spent by its last report with a score; none where that was NaN.
     """
 
     bracket: int
     passed: int = 0
     stopped: bool = False
     waits_at: PromotionRung | None = None
+    reached: float = -math.inf
 
 
 class ASHAScheduler(TrialScheduler):
@@ -63,7 +65,8 @@ class ASHAScheduler(TrialScheduler):
     type="promotion": at a rung a trial is paused. It goes on, from its checkpoint, once it is the best of
     those that wait among the floor(n / eta) best entries, and no higher rung has such a one. What waits
     when nothing is left to run ends as "not promoted". A search of few trials may then end with none that
-    was trained to `max_t`; with finish=True the best of the highest rung still goes on until one is.
+    was trained to `max_t`; with finish=True the best of the highest rung still goes on until one is. One that
+    ended by itself, or by a stop rule, beyond all that wait counts as that.
 
     In both, NaN never passes a rung. A report that jumps over rungs is judged once, at the highest it has
     reached; one at a rung that has judged the trial before is not judged. A report without the metric
@@ -141,7 +144,8 @@ class ASHAScheduler(TrialScheduler):
         self._shares = [upto / sum(sizes) for upto in accumulate(sizes)]
         self._progress: dict[str, _Progress] = {}
         self._under_way: set[str] = set()
-        self._finished = False
+        self._through = -math.inf
+        """The furthest that a trial has got which has ended in order; infinity: to `max_t`."""
         self.late_reports = 0
 
     @property
@@ -172,8 +176,10 @@ class ASHAScheduler(TrialScheduler):
             return Decision(Verdict.STOP, {"rule": "late report"})
         if time is None:
             return CONTINUE
+        if score is not None:
+            progress.reached = time if score > -math.inf else -math.inf
         if time >= self.max_t and self.stop_last_trials:
-            progress.stopped = self._finished = True
+            progress.stopped, self._through = True, math.inf
             budget = {} if score is None else {"budget": len(self._levels[0])}
             return Decision(Verdict.STOP, {"rule": "max_t", "max_t": self.max_t, **budget})
         reached = bisect_right(self._levels[progress.bracket], time)
@@ -239,11 +245,16 @@ class ASHAScheduler(TrialScheduler):
         return self._finisher(paused) if self.finish and not new else None
 
     def _finisher(self, paused: Sequence[str]) -> str | None:
-        """The best of the highest rung, where nothing else is left to run and none was trained to `max_t`."""
-        if self._finished or self._under_way:
+        """The best of the highest rung, where nothing else is left to run and none was trained to the end."""
+        if self._under_way:
             return None
-        best = next((each for rung in self._from_the_top if (each := rung.best_waiting) is not None), None)
-        return best if best in paused else None  # it may still save
+        bests = [
+            (rung.level, *best) for rung in self._from_the_top if (best := rung.best_waiting) is not None
+        ]
+        if not bests:
+            return None
+        level, _, trial_id = max(bests, key=lambda best: best[:2])  # several brackets have a rung there
+        return trial_id if level >= self._through and trial_id in paused else None  # it may still save
 
     def on_trial_resume(self, trial_id: str) -> Mapping[str, Any]:
         progress = self._progress[trial_id]
@@ -265,7 +276,7 @@ class ASHAScheduler(TrialScheduler):
 
     def on_trial_complete(self, trial_id: str) -> None:
         progress = self._progress[trial_id]
-        self._finished = self._finished or (trial_id in self._under_way and not progress.stopped)
+        self._through = max(self._through, progress.reached)
         self._end(trial_id, progress)
 
     def on_trial_error(self, trial_id: str) -> None:

@@ -136,11 +136,11 @@ class PromotionRung(Rung):
             heappush(self._queue, (-score, -arrival, trial_id))
 
     @property
-    def best_waiting(self) -> str | None:
-        """The best of all that wait, whether it holds a place or not; None: there is none."""
+    def best_waiting(self) -> tuple[float, str] | None:
+        """The best of all that wait, whether it holds a place or not, with its score; None: there is none."""
         while self._queue and self._queue[0][2] not in self._waiting:
             heappop(self._queue)
-        return self._queue[0][2] if self._queue else None
+        return (-self._queue[0][0], self._queue[0][2]) if self._queue else None
 
     def promotable(self, among: Container[str]) -> str | None:
         """The best of those that wait, are `among` these and hold one of the places; None: there is none."""
