@@ -279,7 +279,7 @@ class TuneBaseSearchCV(BaseSearchCV):  # type: ignore[misc]
             reword(candidate.error, arguments)
         error = error_to_raise(found.candidates, self.error_score, by_portions=stopping is not None)
         if error is not None:
-            # Its traceback will hold this frame: if that held what was found, the error would hold itself, and X.
+            # Its traceback will hold this frame: with what was found here the error would hold itself, and X.
             del found, candidate
             try:
                 raise error
