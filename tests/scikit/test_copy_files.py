@@ -80,7 +80,8 @@ class TestTheFile:
         self, copies: Copies, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Each keeps its array, as an estimator may."""
-        both_looked, looked, pieces = threading.Barrier(2), threading.local(), []
+        both_looked, looked = threading.Barrier(2), threading.local()
+        pieces: list[int] = []
 
         def is_full(fd: int, size: int) -> bool:
             full = os.fstat(fd).st_size > size
