@@ -146,7 +146,10 @@ def test_nobody_falls_below_the_beginning_and_never_more_than_all_is_given(total
         (lambda: ResourceChangingScheduler("asha"), "base_scheduler='asha': give a scheduler"),
         (lambda: ResourceChangingScheduler(ResourceChangingScheduler()), "base_scheduler="),
         (lambda: ResourceChangingScheduler(None, 3), "resources_allocation_function=3 is no function"),
-        (lambda: ResourceChangingScheduler(None, DistributeResources), "DistributeResources'> is no function"),
+        (
+            lambda: ResourceChangingScheduler(None, DistributeResources),
+            "DistributeResources'> is no function",
+        ),
     ],
 )
 def test_bad_arguments(make, words):
@@ -233,7 +236,9 @@ def test_a_trial_without_a_checkpoint_fails_and_says_so():
     game.finished(0)
     assert game.statuses() == ["ERROR"]
     message = game.trial(0).failure.message
-    assert message.startswith("a change of resources paused the trial, and it has no checkpoint to go on from")
+    assert message.startswith(
+        "a change of resources paused the trial, and it has no checkpoint to go on from"
+    )
 
 
 class Unsaved(tune.Trainable):
@@ -241,9 +246,7 @@ class Unsaved(tune.Trainable):
         return {"m": 1.0}
 
 
-@pytest.mark.parametrize(
-    ("form", "who"), [("stopping", "ResourceChangingScheduler"), ("promotion", "ASHA")]
-)
+@pytest.mark.parametrize(("form", "who"), [("stopping", "ResourceChangingScheduler"), ("promotion", "ASHA")])
 def test_a_class_that_cannot_save_is_refused_for_the_scheduler_that_pauses_it(form, who, tmp_path):
     scheduler = ResourceChangingScheduler(ASHAScheduler(max_t=4, type=form))
     tuner = tune.Tuner(
