@@ -247,12 +247,12 @@ class Unsaved(tune.Trainable):
 
 
 @pytest.mark.parametrize(("form", "who"), [("stopping", "ResourceChangingScheduler"), ("promotion", "ASHA")])
-def test_a_class_that_cannot_save_is_refused_for_the_scheduler_that_pauses_it(form, who, tmp_path):
+def test_a_class_that_cannot_save_is_refused_for_the_scheduler_that_pauses_it(form, who, inline, results):
     scheduler = ResourceChangingScheduler(ASHAScheduler(max_t=4, type=form))
     tuner = tune.Tuner(
         Unsaved,
         tune_config=tune.TuneConfig(metric="m", mode="max", scheduler=scheduler),
-        run_config=tune.RunConfig(storage_path=str(tmp_path), verbose=0),
+        run_config=tune.RunConfig(storage_path=results, verbose=0),
     )
     with pytest.raises(ConfigError, match=rf"^{who} pauses trials, and those of Unsaved have no checkpoint"):
         tuner.fit()
