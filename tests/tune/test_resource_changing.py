@@ -145,7 +145,11 @@ def test_nobody_falls_below_the_beginning_and_never_more_than_all_is_given(total
         (lambda: DistributeResourcesToTopJob(mode="up"), "mode='up'"),
         (lambda: ResourceChangingScheduler("asha"), "base_scheduler='asha': give a scheduler"),
         (lambda: ResourceChangingScheduler(ResourceChangingScheduler()), "base_scheduler="),
-        (lambda: ResourceChangingScheduler(None, 3), "resources_allocation_function=3 can't be called"),
+        (lambda: ResourceChangingScheduler(None, 3), "resources_allocation_function=3 is no function"),
+        (
+            lambda: ResourceChangingScheduler(None, DistributeResources),
+            "DistributeResources'> is no function",
+        ),
     ],
 )
 def test_bad_arguments(make, words):
@@ -231,7 +235,27 @@ def test_a_trial_without_a_checkpoint_fails_and_says_so():
     game.reported(0, {"m": 1.0})
     game.finished(0)
     assert game.statuses() == ["ERROR"]
-    assert "no checkpoint to go on from" in game.trial(0).failure.message
+    message = game.trial(0).failure.message
+    assert message.startswith(
+        "a change of resources paused the trial, and it has no checkpoint to go on from"
+    )
+
+
+class Unsaved(tune.Trainable):
+    def step(self):
+        return {"m": 1.0}
+
+
+@pytest.mark.parametrize(("form", "who"), [("stopping", "ResourceChangingScheduler"), ("promotion", "ASHA")])
+def test_a_class_that_cannot_save_is_refused_for_the_scheduler_that_pauses_it(form, who, inline, results):
+    scheduler = ResourceChangingScheduler(ASHAScheduler(max_t=4, type=form))
+    tuner = tune.Tuner(
+        Unsaved,
+        tune_config=tune.TuneConfig(metric="m", mode="max", scheduler=scheduler),
+        run_config=tune.RunConfig(storage_path=results, verbose=0),
+    )
+    with pytest.raises(ConfigError, match=rf"^{who} pauses trials, and those of Unsaved have no checkpoint"):
+        tuner.fit()
 
 
 def test_the_function_has_rays_form_and_may_return_a_dictionary():

@@ -8,7 +8,7 @@ import pytest
 
 from trainkit import tune
 from trainkit.errors import ConfigError, MetricError
-from trainkit.tune.schedulers import ASHAScheduler
+from trainkit.tune.schedulers import ASHAScheduler, PopulationBasedTraining
 
 SPACE = {"x": tune.uniform(0, 1)}
 
@@ -208,6 +208,22 @@ def test_wrong_arguments_are_named(wrong, words):
 def test_an_iteration_takes_time(cost):
     with pytest.raises(ConfigError, match="time_this_iter_s="):
         tune.simulate(lambda config, training_iteration, rng: {"time_this_iter_s": cost}, {}, seed=0)
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "words"),
+    [
+        (ASHAScheduler(time_attr="epoch", max_t=9), "'epoch', which the scheduler's time_attr names"),
+        (PopulationBasedTraining(hyperparam_mutations=SPACE), "PopulationBasedTraining has judged no trial"),
+        (ASHAScheduler(max_t=9), None),
+    ],
+)
+def test_a_scheduler_that_judges_nobody_is_told_of(scheduler, words, caplog):
+    tune.simulate(
+        for_three, {"x": 1.0, "cost": tune.grid_search([1.0, 2.0])}, search(1, scheduler=scheduler), seed=0
+    )
+    told = [record.getMessage() for record in caplog.records]
+    assert [words in text for text in told] == ([True] if words else [])
 
 
 def test_the_timeline_has_a_row_for_each_worker():

@@ -239,4 +239,5 @@ def _require_saving(bound: Bound, scheduler: TrialScheduler) -> None:
     cls = bound.trainable
     is_class = isinstance(cls, type) and issubclass(cls, Trainable)
     if scheduler.pauses and is_class and not cls.can_save():
-        raise ConfigError(f"{scheduler.label} pauses trials, and those of {bound.name} have {NO_CHECKPOINT}")
+        by = scheduler.label if scheduler.deciding.pauses else type(scheduler).__name__
+        raise ConfigError(f"{by} pauses trials, and those of {bound.name} have {NO_CHECKPOINT}")

@@ -370,11 +370,9 @@ class Node:
         signal.set_wakeup_fd(-1)
         deadline = SYSTEM.monotonic() + _END_S
         own = os.getpid()
-        while SYSTEM.monotonic() < deadline:
-            left = process.descendants(own)
-            if not left:
-                self.census.drain()
-                shutil.rmtree(self.mark, ignore_errors=True)
+        while left := process.descendants(own):
+            if SYSTEM.monotonic() >= deadline:
+                sys.stderr.write(f"trainkit: these processes could not be ended: {left}\n")
                 return
             for pid in left:
                 process.kill(pid)
@@ -385,7 +383,8 @@ class Node:
                 except ChildProcessError:
                     break
             SYSTEM.sleep(0.002)
-        sys.stderr.write(f"trainkit: these processes could not be ended: {process.descendants(own)}\n")
+        self.census.drain()
+        shutil.rmtree(self.mark, ignore_errors=True)
 
 
 def _read(conn: Connection) -> None:

@@ -102,7 +102,8 @@ class Pauses:
             if problem:  # such as a kill while it saved: the next attempt may do better
                 text = f"{self._scheduler.label} paused the trial, which left no checkpoint to go on from: "
                 return Failure("CheckpointError", text + problem)
-            text = f"{self._scheduler.label} paused the trial, and it has {NO_CHECKPOINT}"
+            by = self._scheduler.label if decision.request is None else "a change of resources"
+            text = f"{by} paused the trial, and it has {NO_CHECKPOINT}"
             return Failure("ConfigError", text, retry=False)
         set_status(self._step, trial, time, TrialStatus.PAUSED, reason)
         self._proposals.on_pause(trial.trial_id)

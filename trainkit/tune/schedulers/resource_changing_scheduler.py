@@ -80,9 +80,9 @@ class ResourceChangingScheduler(TrialScheduler):
         if not isinstance(base, TrialScheduler) or isinstance(base, ResourceChangingScheduler):
             raise ConfigError(f"base_scheduler={base!r}: give a scheduler such as ASHAScheduler(), or None")
         check_made(base)
-        if allocate is not None and not callable(allocate):
+        if allocate is not None and (isinstance(allocate, type) or not callable(allocate)):
             raise ConfigError(
-                f"resources_allocation_function={allocate!r} can't be called: give such as "
+                f"resources_allocation_function={allocate!r} is no function: give such as "
                 "DistributeResources(), or a function f(tune_controller, trial, result, scheduler)"
             )
         super().__init__(base.time_attr, base.metric, base.mode)

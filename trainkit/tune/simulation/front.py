@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
 from trainkit.tune import parts, seeds
+from trainkit.tune.callbacks.base import Callback
 from trainkit.tune.checks import is_finite, is_whole, require, require_kind
 from trainkit.tune.config import RunConfig, TuneConfig
 from trainkit.tune.control import events as ev
@@ -24,7 +25,7 @@ from trainkit.tune.storing.description import describe_settings
 from trainkit.tune.storing.memory import MemoryStore
 from trainkit.tune.suggestion.naming import Namer
 from trainkit.tune.suggestion.suggesting import TrialSource
-from trainkit.tune.trial import experiment_prefix, safe_name
+from trainkit.tune.trial import Trial, experiment_prefix, safe_name
 
 _TAKEN = ("stop", "failure_config")
 """Of RunConfig; the rest is about processes and files."""
@@ -131,6 +132,7 @@ def _simulation(
     searcher = parts.make_searcher(tune, space, seed)
     proposals = parts.make_proposals(tune, space, searcher, seed)
     scheduler = parts.make_scheduler(tune, space, seed, searcher.total_samples, searcher.objectives)
+    parts.warn_if_never_perturbed(tune, run, searcher.total_samples)
     metric, mode, objectives = parts.goal_of(tune, searcher, scheduler)
     stop: list[Any] = list(run.stop) if isinstance(run.stop, tuple) else [run.stop] if run.stop else []
     if max_work is not None:
@@ -190,7 +192,16 @@ def _simulation(
     SimulatedLoop(controller, executor, store, agenda).run()
     if controller.error is not None:
         raise controller.error
+    _warn_if_unjudged(parts.make_watch(plan.metrics, scheduler, tune, run), controller.trials)
     return Simulation(store, metric, mode, workers=workers, ended_s=agenda.now, errors=executor.errors)
+
+
+def _warn_if_unjudged(watch: Callback, trials: Sequence[Trial]) -> None:
+    """Say what a Tuner says while it runs: that reports lack what the scheduler reads, or come too early."""
+    reported = next((trial for trial in trials if trial.last_result), None)
+    if reported is not None:
+        watch.on_trial_result(0, trials, reported, reported.last_result)
+    watch.on_experiment_end(trials)
 
 
 def _require_takable(run: RunConfig) -> None:
