@@ -39,6 +39,9 @@ LOG_DIR = "TRAINKIT_LOG_DIR"
 SESSION_MARK = "TRAINKIT_SESSION_MARK"
 """The path of a session's folder: every process of it is started with it, and hands it on."""
 
+ELSEWHERE = "elsewhere"
+"""In a session's folder: links to folders that are removed with it, however it ends."""
+
 
 def runtime_dir() -> Path:
     """Folder that sessions make their folders in."""

@@ -107,11 +107,19 @@ def test_ctrl_c_twice_ends_at_once(programs: Programs, monkeypatch: pytest.Monke
     assert eventually(lambda: not programs.processes())
 
 
-def test_a_driver_that_is_killed_leaves_no_process(programs: Programs) -> None:
+def test_a_driver_that_is_killed_leaves_no_process_and_no_file(
+    programs: Programs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scratch = programs.folder / "scratch"
+    scratch.mkdir()
+    monkeypatch.setenv("TMPDIR", str(scratch))
+    monkeypatch.setenv("TRAINKIT_LOG_DIR", str(programs.folder / "logs"))  # these stay
     program = begin_and_wait(programs, SEARCH)
+    assert list(scratch.glob("trainkit-sklearn-*"))
     program.kill()
     program.communicate(timeout=60)
     assert eventually(lambda: not programs.processes())
+    assert eventually(lambda: not list(scratch.iterdir())), list(scratch.iterdir())
 
 
 def test_a_search_with_a_name_goes_on_after_its_driver_was_killed(programs: Programs) -> None:

@@ -34,4 +34,4 @@ def test_every_section_has_its_lines_and_its_figures() -> None:
         assert line.startswith(row.label)
         assert float(line.split()[-1]) == pytest.approx(figures[row.key], rel=0.01, abs=1e-3)
         for part in row.parts or ():
-            assert figures[part] > 0
+            assert figures[part] > 0 or part.endswith("_mb"), "memory may shrink, times don't"

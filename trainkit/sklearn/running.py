@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from trainkit.runtime import api, current
+from trainkit.settings import ELSEWHERE
 from trainkit.sklearn.copies import held, parts_to_copy
 from trainkit.sklearn.cv_results import Outcome, outcomes_of
 from trainkit.sklearn.evaluation import FoldByFoldTrial, FoldTrial, Task
@@ -239,4 +240,10 @@ def _place(run: RunConfig) -> Iterator[Path | None]:
         yield None
         return
     with tempfile.TemporaryDirectory(prefix="trainkit-sklearn-") as folder:
+        # Checkpoints of large models may need more room than there is where sessions have their folders.
+        elsewhere = api.scratch_dir() / ELSEWHERE
+        elsewhere.mkdir(exist_ok=True)
+        link = elsewhere / Path(folder).name
+        link.symlink_to(folder)
         yield Path(folder, "search")
+        link.unlink()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import resource
 import secrets
-import shutil
 import socket
 import subprocess
 import sys
@@ -88,7 +87,7 @@ def end_leftovers(folder: Path) -> int:
     while SYSTEM.monotonic() < deadline:
         left = process.marked(str(folder))
         if not left:
-            shutil.rmtree(folder, ignore_errors=True)  # it may be gone already
+            process.remove_folder(folder)
             break
         for pid in left:
             process.kill(pid)
@@ -155,7 +154,7 @@ def _remove_abandoned(parent: Path) -> None:
         session = doors.session_at(folder)
         if session is None:  # it is just starting, or just ending, or was cut off while it did
             if not process.marked(str(folder)):
-                shutil.rmtree(folder, ignore_errors=True)
+                process.remove_folder(folder)
         elif not session.alive:
             end_leftovers(folder)
 

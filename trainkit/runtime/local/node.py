@@ -15,7 +15,6 @@ import functools
 import os
 import pickle
 import select
-import shutil
 import signal
 import socket
 import sys
@@ -384,7 +383,7 @@ class Node:
                     break
             SYSTEM.sleep(0.002)
         self.census.drain()
-        shutil.rmtree(self.mark, ignore_errors=True)
+        process.remove_folder(self.mark)
 
 
 def _read(conn: Connection) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import os
+import shutil
 import signal
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 
 from trainkit.errors import ConfigError
-from trainkit.settings import SESSION_MARK
+from trainkit.settings import ELSEWHERE, SESSION_MARK
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
@@ -58,6 +60,13 @@ def use_huge_pages() -> None:
             start, end = -(-low // _HUGE_BYTES) * _HUGE_BYTES, high // _HUGE_BYTES * _HUGE_BYTES
             if start < end:
                 _libc.madvise(start, end - start, _MADV_COLLAPSE)
+
+
+def remove_folder(folder: Path) -> None:
+    """Remove a session's folder, and the folders it has links to; nothing if it is gone already."""
+    for link in (folder / ELSEWHERE).glob("*"):
+        shutil.rmtree(link.resolve(), ignore_errors=True)
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def thread_count() -> int:
