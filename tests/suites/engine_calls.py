@@ -213,6 +213,14 @@ class CallSuite(Suite):
         with pytest.raises(ZeroDivisionError):
             trainkit.get(failed)
 
+    def test_a_cancel_in_the_moment_a_result_is_there_changes_nothing(self) -> None:
+        five = trainkit.remote(lambda: 5)
+        for _ in range(200):  # Ray alone aborts the driver within a few dozen
+            ref = five.remote()
+            trainkit.wait([ref])
+            trainkit.cancel(ref)
+            assert trainkit.get(ref) == 5
+
     @needs("background")
     def test_a_running_task_is_stopped_and_cleans_up(self, tmp_path: Path) -> None:
         started, cleaned = tmp_path / "started", tmp_path / "cleaned"

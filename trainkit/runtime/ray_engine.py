@@ -7,6 +7,7 @@ that can never be met refused at once, and a running actor that takes no CPU unl
 Where Ray does otherwise than the local engine, so does this one: an interrupt by `cancel` waits for a call
 into C to return; a running method of an actor goes on when it is cancelled, but its result is lost, and
 after one that was cancelled before it began, the actor's next call may fail after half a minute;
+a cancel in the same microseconds as the end of its task may abort the driver, by a fault of Ray's;
 `ObjectRefGenerator.completed` tells that a stream has ended and not how; `list_tasks` and `list_objects`
 need Ray's dashboard; a scratch folder stays behind when the driver is killed.
 """
@@ -158,7 +159,14 @@ class RayEngine:
         return ray_placement.placed(placement)
 
     def cancel(self, ref: Any, force: bool, recursive: bool) -> None:
-        wanted = ref.generator if isinstance(ref, RayStream) else self._own([ref])[0]
+        if isinstance(ref, RayStream):
+            wanted, result = ref.generator, ref.generator.completed()
+        else:
+            wanted = result = self._own([ref])[0]
+        # A result is seen some microseconds before Ray's bookkeeping of its task is over; a cancel in between
+        # makes Ray abort this process ("Tried to complete task that was not pending").
+        if ray.wait([result], timeout=0)[0]:
+            return
         try:
             ray.cancel(wanted, force=force, recursive=recursive)
         except (ValueError, TypeError) as error:
