@@ -19,19 +19,26 @@ SGD = SGDClassifier(random_state=0)
 FOLDS = 3
 
 
-def by_hand(estimator: Any, done: int, portions: int, X: Any, y: Any) -> Any:
-    """The estimator after so many portions, trained here; `test_piecewise` shows what that comes to."""
+def by_hand(
+    estimator: Any, done: int, portions: int, X: Any, y: Any, *, from_rung_to_rung: bool = False
+) -> Any:
+    """The estimator after so many portions, trained here; `test_piecewise` shows what that comes to.
+
+    With `from_rung_to_rung` those between two rungs go together, as with `early_stopping=True`.
+    """
     piecewise = Piecewise(clone(estimator), portions, last_step=True, labels=Y)
+    rungs = [*(rung for rung in (1, 4, 16, 64) if rung < portions), portions]
     with threadpool_limits(1):  # one CPU, as a trial has
-        for _ in range(done):
-            piecewise.advance(lambda: (X, y, {}))
+        for end in rungs if from_rung_to_rung else range(1, done + 1):
+            if end <= done:
+                piecewise.advance(lambda: (X, y, {}), end - piecewise.done)
     return piecewise.estimator
 
 
-def scores_by_hand(estimator: Any, done: int, portions: int) -> list[float]:
+def scores_by_hand(estimator: Any, done: int, portions: int, **how: bool) -> list[float]:
     """Its score in each fold."""
     return [
-        by_hand(estimator, done, portions, X[train], Y[train]).score(X[test], Y[test])
+        by_hand(estimator, done, portions, X[train], Y[train], **how).score(X[test], Y[test])
         for train, test in StratifiedKFold(FOLDS).split(X, Y)
     ]
 

@@ -26,6 +26,7 @@ from sklearn.svm import SVC
 from tests.scikit.by_hand import ALPHAS, FOLDS, SGD, X, Y, by_hand, scores_by_hand, split_scores
 from trainkit.sklearn import TuneGridSearchCV
 from trainkit.tune.schedulers import ASHAScheduler, MedianStoppingRule
+from trainkit.tune.stopper import Stopper
 
 pytestmark = pytest.mark.usefixtures("runtime")
 PRELOAD = ("trainkit.sklearn.epochs",)
@@ -73,9 +74,10 @@ def test_scores_and_refit_are_those_of_training_by_hand(estimator: Any, grid: An
     assert max(iterations) == portions
     for candidate, parameters in enumerate(search.cv_results_["params"]):
         itself = clone(estimator).set_params(**parameters)
-        assert split_scores(search, candidate) == scores_by_hand(itself, iterations[candidate], portions)
+        scores = scores_by_hand(itself, iterations[candidate], portions, from_rung_to_rung=True)
+        assert split_scores(search, candidate) == scores
     best = clone(estimator).set_params(**search.best_params_)
-    refitted = by_hand(best, iterations[search.best_index_], portions, X, Y)
+    refitted = by_hand(best, iterations[search.best_index_], portions, X, Y, from_rung_to_rung=True)
     how = next(each for each in ("predict_proba", "decision_function", "predict") if hasattr(refitted, each))
     assert np.array_equal(getattr(search, how)(X), getattr(refitted, how)(X))
 
@@ -90,7 +92,28 @@ def test_a_candidate_that_was_stopped_has_the_scores_of_its_last_report() -> Non
     assert min(iterations) < 16
     for candidate, done in enumerate(iterations):
         itself = clone(SGD).set_params(alpha=ALPHAS[candidate])
-        assert split_scores(search, candidate) == scores_by_hand(itself, done, 16)
+        assert split_scores(search, candidate) == scores_by_hand(itself, done, 16, from_rung_to_rung=True)
+
+
+# row 1.38
+def test_reports_come_where_something_is_decided_unless_somebody_watches() -> None:
+    class Watches(Stopper):
+        """Ends nothing."""
+
+        def __call__(self, trial_id: str, result: Any) -> bool:
+            return False
+
+        def stop_all(self) -> bool:
+            return False
+
+    def reports(how: Any, **arguments: Any) -> list[int]:
+        one = TuneGridSearchCV(SGD, {"alpha": [1e-3]}, early_stopping=how, max_iters=6, cv=FOLDS, **arguments)
+        (curve,) = one.fit(X, Y).analysis_.trial_dataframes.values()
+        return [int(count) for count in curve["training_iteration"]]
+
+    assert reports(True) == [1, 4, 6]
+    assert reports(True, stopper=Watches()) == [1, 2, 3, 4, 5, 6]
+    assert reports("ASHAScheduler") == [1, 2, 3, 4, 5, 6]
 
 
 # row 1.38

@@ -21,7 +21,12 @@ from sklearn.ensemble import (
 )
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.feature_extraction.text import CountVectorizer, TfidfTransformer
-from sklearn.linear_model import ElasticNet, LogisticRegression, SGDClassifier, SGDRegressor
+from sklearn.linear_model import (
+    ElasticNet,
+    LogisticRegression,
+    SGDClassifier,
+    SGDRegressor,
+)
 from sklearn.mixture import GaussianMixture
 from sklearn.multioutput import MultiOutputClassifier
 from sklearn.neural_network import MLPClassifier

@@ -126,7 +126,7 @@ class TuneBaseSearchCV(BaseSearchCV):  # type: ignore[misc]
         search = self._search()
         splits = self._splits(X, y, routed.splitter.split)
         estimator = clone(self.estimator)
-        stopping = self._early_stopping(estimator)
+        stopping = self._early_stopping(estimator, tune_params)
         with tasks.searching(self._announced(search.total)) as told:
             task = Task(
                 estimator,
@@ -206,7 +206,7 @@ class TuneBaseSearchCV(BaseSearchCV):  # type: ignore[misc]
             raise ValueError(f"there is nothing to fit: cv={self.cv!r:.200} gives no split into folds")
         return splits
 
-    def _early_stopping(self, estimator: Any) -> EarlyStopping | None:
+    def _early_stopping(self, estimator: Any, tune_params: Mapping[str, Any] | None) -> EarlyStopping | None:
         asked = self._early_stopping_asked()
         stopping = early_stopping_of(
             asked,
@@ -215,6 +215,7 @@ class TuneBaseSearchCV(BaseSearchCV):  # type: ignore[misc]
             mode=self.mode or "max",
             last_step=self.pipeline_auto_early_stop,
             searched=self._searched(),
+            watched=self.stopper is not None or "stop" in (tune_params or {}),
         )
         if stopping is not None:
             if has_callbacks(self):

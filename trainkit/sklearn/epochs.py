@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from trainkit.clock import SYSTEM
 from trainkit.runtime import preload
 from trainkit.sklearn.cv_results import Outcome, report_of
 from trainkit.sklearn.evaluation import Task
+from trainkit.sklearn.incremental import COUNTED_BY, portions_at, to_report
 from trainkit.sklearn.internals import (
     BaseScorer,
     MultimetricScorer,
@@ -33,19 +34,19 @@ STATE = "folds.pkl"
 
 
 class EpochTrial(Trainable):
-    """Trains a candidate in all folds at once; each report holds all scores, after one portion more."""
+    """Trains a candidate in all folds at once; each report holds all scores, after some portions more."""
 
     def setup(  # type: ignore[override]
-        self, config: dict[str, Any], *, task: Task, portions: int, last_step: bool
+        self, config: dict[str, Any], *, task: Task, reports: Sequence[int], last_step: bool
     ) -> None:
         self._task = task
-        self._portions = portions
+        self._reports = reports
         self._last_step = last_step
         self._begin(config)
 
     def _begin(self, config: Mapping[str, Any]) -> None:
         self._folds = [
-            Fold(self._task, split, config, self._portions, last_step=self._last_step)
+            Fold(self._task, split, config, self._reports, last_step=self._last_step)
             for split in range(len(self._task.splits))
         ]
 
@@ -56,7 +57,8 @@ class EpochTrial(Trainable):
     def step(self) -> dict[str, Any]:
         with self._task.surroundings.entered():
             outcomes = [fold.advance() for fold in self._folds]
-        return report_of(outcomes) | {"done": all(fold.over for fold in self._folds)}
+        counted = {COUNTED_BY: portions_at(self._reports, self.iteration + 1)}
+        return report_of(outcomes) | counted | {"done": all(fold.over for fold in self._folds)}
 
     def save_checkpoint(self, checkpoint_dir: str) -> None:
         with self._task.surroundings.entered():
@@ -88,18 +90,24 @@ class Fold:
         task: what it is evaluated on.
         split: which fold.
         parameters: of the candidate.
-        portions: that a whole training is divided into.
+        reports: after how many portions it is scored; the last is a whole training.
         last_step: of a pipeline, its last step is trained by portions.
     """
 
     def __init__(
-        self, task: Task, split: int, parameters: Mapping[str, Any], portions: int, *, last_step: bool
+        self,
+        task: Task,
+        split: int,
+        parameters: Mapping[str, Any],
+        reports: Sequence[int],
+        *,
+        last_step: bool,
     ) -> None:
         self._task = task
         self._split = split
         self._train, self._test = task.splits[split]
         self._parameters = parameters
-        self._portions = portions
+        self._reports = reports
         self._last_step = last_step
         self._piecewise: Piecewise | None = None
         self._fit_time = 0.0
@@ -109,10 +117,10 @@ class Fold:
     @property
     def over(self) -> bool:
         """True if nothing is left to train: all was, or it has failed."""
-        return self._failure is not None or self._started.done == self._portions
+        return self._failure is not None or self._started.done >= self._reports[-1]
 
     def advance(self) -> Outcome:
-        """Train one portion more, and score; a fold that has failed stays as it is.
+        """Train to the next report, and score; a fold that has failed stays as it is.
 
         Raises:
             Exception: what the estimator raised, if `error_score` is "raise"; else it is in the outcome.
@@ -120,7 +128,7 @@ class Fold:
         started = SYSTEM.monotonic()
         if self._failure is None:
             try:
-                self._started.advance(self._data)
+                self._started.advance(self._data, to_report(self._reports, self._started.done))
             except Exception:
                 if self._task.error_score == "raise":
                     raise
@@ -136,7 +144,7 @@ class Fold:
             estimator.set_params(**clone(dict(self._parameters), safe=False))
             self._piecewise = Piecewise(
                 estimator,
-                self._portions,
+                self._reports[-1],
                 last_step=self._last_step,
                 labels=self._task.y,
                 searched=self._parameters,

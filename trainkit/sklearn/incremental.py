@@ -15,7 +15,8 @@ Source: tune-sklearn 0.5.0, README and docstring of `TuneSearchCV` (`max_iters`)
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from bisect import bisect_right
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from numbers import Integral
@@ -24,6 +25,9 @@ from typing import Any
 from sklearn.pipeline import Pipeline
 
 from trainkit.errors import ConfigError
+
+COUNTED_BY = "training_iteration"
+"""Reported with each report: portions trained so far."""
 
 
 class Kind(StrEnum):
@@ -82,6 +86,27 @@ def end_of(portion: int, maximum: int, portions: int) -> int:
         portions: what it is divided into.
     """
     return portion * maximum // portions
+
+
+def to_report(reports: Sequence[int], done: int) -> int:
+    """Return how many portions are trained until the next report; 1 beyond the last.
+
+    Args:
+        reports: after how many portions there is one, ascending.
+        done: portions before.
+    """
+    following = bisect_right(reports, done)
+    return reports[following] - done if following < len(reports) else 1
+
+
+def portions_at(reports: Sequence[int], count: int) -> int:
+    """Return after how many portions a candidate makes its report of that number, from 1.
+
+    Args:
+        reports: after how many portions there is one, ascending; beyond the last, after each.
+        count: of reports.
+    """
+    return reports[count - 1] if count <= len(reports) else reports[-1] + count - len(reports)
 
 
 _LIGHTGBM_TREES = frozenset(

@@ -18,6 +18,7 @@ from sklearn.utils.multiclass import unique_labels
 
 from trainkit.errors import ConfigError
 from trainkit.sklearn.incremental import Kind, descends, end_of, require_free, trained_step, way_of
+from trainkit.sklearn.passes import train_passes
 
 Data: TypeAlias = tuple[Any, Any, dict[str, Any]]
 """X, y and the further arguments of `fit`; y may be None."""
@@ -72,14 +73,15 @@ class Piecewise:
             step not in (None, "passthrough") for _, step in self.estimator.steps[:-1]
         )
 
-    def advance(self, load: Callable[[], Data]) -> None:
-        """Train one more portion.
+    def advance(self, load: Callable[[], Data], portions: int = 1) -> None:
+        """Train so many portions more, by as few calls of the estimator as that takes.
 
         Args:
             load: gives the data, for the estimator as a whole; the same each time. Called when needed.
+            portions: no more than are left.
         """
         X, y, params = self._prepared(load)
-        portion = self.done + 1
+        portion = self.done + portions
         end = end_of(portion, self._maximum, self._portions)
         size = end - end_of(self.done, self._maximum, self._portions)
         self._train(X, y, params, end, size)
@@ -136,7 +138,7 @@ class Piecewise:
         labels = _labels(y)
         match way.kind:
             case Kind.PARTIAL_FIT:
-                trained.partial_fit(X, *labels, **self._classes(params), **params)
+                train_passes(trained, size, X, *labels, **self._classes(params), **params)
             case Kind.XGBOOST:
                 trained.set_params(n_estimators=size)
                 trained.fit(X, *labels, xgb_model=None if first else trained.get_booster(), **params)

@@ -82,7 +82,7 @@ def _place_of(candidate: Evaluated, *, by_portions: bool) -> str:
     """Which candidate, and how far it was when its process died, as far as it has reported."""
     folds, parameters = len(candidate.outcomes), dict(candidate.parameters)
     if by_portions or None not in candidate.outcomes:
-        return f"all {folds} folds of the candidate {parameters!r}, after {candidate.iterations} reports"
+        return f"all {folds} folds of the candidate {parameters!r}, after {candidate.iterations} portions"
     first = candidate.outcomes.index(None) + 1
     return (
         f"fold {first} of {folds}{'' if first == folds else ', or after it,'} of the candidate {parameters!r}"

@@ -11,16 +11,18 @@ from sklearn.base import clone
 from sklearn.pipeline import Pipeline
 
 from trainkit.errors import ConfigError
-from trainkit.sklearn.incremental import DECISIVE
+from trainkit.sklearn.incremental import COUNTED_BY, DECISIVE, to_report
 from trainkit.sklearn.piecewise import Piecewise
 from trainkit.tune.checks import is_whole
 from trainkit.tune.control.missing import AUTOMATIC
 from trainkit.tune.schedulers.async_hyperband import ASHAScheduler
 from trainkit.tune.schedulers.base import TrialScheduler
 from trainkit.tune.schedulers.create import SCHEDULERS, create_scheduler, named_scheduler_class
+from trainkit.tune.schedulers.halving.rungs import rung_levels
 from trainkit.tune.schedulers.pareto import ParetoScheduler
 
-COUNTED_BY = "training_iteration"
+REDUCTION = 4
+"""Of those that come to a rung of `early_stopping=True`, one of so many goes on; ASHA's default."""
 
 
 @dataclass(frozen=True)
@@ -29,18 +31,18 @@ class EarlyStopping:
 
     Attributes:
         scheduler: what stops candidates.
-        portions: reports of a candidate at most, into which its training is divided.
+        reports: after how many portions a candidate reports; the last is a whole training.
         last_step: of a pipeline, its last step is trained by portions.
     """
 
     scheduler: TrialScheduler
-    portions: int
+    reports: tuple[int, ...]
     last_step: bool
 
     @property
     def trial_arguments(self) -> dict[str, Any]:
         """What `EpochTrial` takes besides the task."""
-        return {"portions": self.portions, "last_step": self.last_step}
+        return {"reports": self.reports, "last_step": self.last_step}
 
     def require_able(self, estimator: Any, searched: Collection[str]) -> None:
         """Find out before anything runs whether the estimator can be trained by portions.
@@ -56,7 +58,7 @@ class EarlyStopping:
         names = {*searched, *mutated}
         if _decides(estimator, names, last_step=self.last_step):
             return  # each candidate finds out for itself
-        Piecewise(clone(estimator), self.portions, last_step=self.last_step, labels=None, searched=names)
+        Piecewise(clone(estimator), self.reports[-1], last_step=self.last_step, labels=None, searched=names)
 
     def refitted(
         self,
@@ -80,11 +82,12 @@ class EarlyStopping:
             own = clone(dict(parameters), safe=False)  # they may be estimators
             if piecewise is None:
                 whole = clone(estimator).set_params(**own)
-                piecewise = Piecewise(whole, self.portions, last_step=self.last_step, labels=y)
+                piecewise = Piecewise(whole, self.reports[-1], last_step=self.last_step, labels=y)
             else:
                 piecewise.change(own)
-            for _ in range(portions):
-                piecewise.advance(lambda: (X, y, dict(params)))
+            until = piecewise.done + portions
+            while piecewise.done < until:
+                piecewise.advance(lambda: (X, y, dict(params)), to_report(self.reports, piecewise.done))
         if piecewise is None or piecewise.done == 0:
             raise ConfigError("there is no candidate that was trained, and so none to refit: set refit=False")
         return piecewise.estimator
@@ -98,6 +101,7 @@ def early_stopping_of(
     mode: str,
     last_step: bool,
     searched: Collection[str] = (),
+    watched: bool = False,
 ) -> EarlyStopping | None:
     """Return what these arguments of a search ask for; None: candidates are fitted whole.
 
@@ -109,6 +113,8 @@ def early_stopping_of(
         mode: "max" or "min".
         last_step: of a pipeline, its last step is trained by portions.
         searched: names of the parameters that candidates differ in.
+        watched: somebody wants to see each portion; else, with True, there are reports where candidates are
+            judged, and after the last portion.
 
     Raises:
         ConfigError: an argument has a value that can't work, or contradicts another.
@@ -127,13 +133,15 @@ def early_stopping_of(
     if max_iters == 1:
         warnings.warn(
             "early_stopping with max_iters=1 stops nothing, as each candidate reports once: set max_iters to "
-            "the number of reports that a whole training makes, such as 10, or leave early_stopping out",
+            "the number of portions of a whole training, such as 10, or leave early_stopping out",
             UserWarning,
             stacklevel=5,
         )
     scheduler = _scheduler_of(early_stopping, int(max_iters), searched)
     _require_agreement(scheduler, int(max_iters), metric, mode)
-    return EarlyStopping(scheduler, int(max_iters), last_step)
+    at_rungs = early_stopping is True and not watched
+    reports = rung_levels(1, max_iters, REDUCTION) if at_rungs else range(1, int(max_iters) + 1)
+    return EarlyStopping(scheduler, tuple(map(int, reports)), last_step)
 
 
 def _scheduler_of(early_stopping: Any, max_iters: int, searched: Collection[str]) -> TrialScheduler:
@@ -145,7 +153,9 @@ def _scheduler_of(early_stopping: Any, max_iters: int, searched: Collection[str]
             "a scheduler of trainkit.tune.schedulers, or None"
         )
     if early_stopping is True:
-        return ASHAScheduler(COUNTED_BY, max_t=max_iters, type="promotion", finish=True)
+        return ASHAScheduler(
+            COUNTED_BY, max_t=max_iters, reduction_factor=REDUCTION, type="promotion", finish=True
+        )
     cls = named_scheduler_class(early_stopping)
     if cls is None:
         raise ConfigError(
