@@ -41,6 +41,9 @@ class Asking:
         self.base_trial_resources = PlacementGroupFactory(base or [{"CPU": 1}])
         self.metric, self.mode = "m", "max"
 
+    def request_of(self, trial: Trial) -> PlacementGroupFactory:
+        return trial.request
+
 
 def seen(existing: Mapping[str, float], *requests: list[Mapping[str, float]]) -> ExperimentView:
     trials = [
@@ -219,6 +222,31 @@ def test_trials_that_end_leave_theirs_to_the_others():
     game.reported(1, {"m": 2.0}, done=True)
     assert game.controller.done
     assert game.statuses() == ["TERMINATED"] * 2
+
+
+@pytest.mark.parametrize(("unit", "there", "sizes"), [({"CPU": 2}, 4, [3, 1]), (None, 3, [2, 1])])
+def test_what_one_is_being_paused_for_is_given_to_no_other(unit, there, sizes):
+    game = play(DistributeResources(increase_by=unit), cpus=there)
+    game.started(0)
+    game.started(1)
+    assert isinstance(game.reported(0, {"m": 1.0})[0], ev.Stop)
+    assert isinstance(game.reported(1, {"m": 1.0})[0], ev.Advance)
+    game.finished(0, checkpoint="checkpoint_000000")
+    game.started(0)
+    for index in (0, 1, 0, 1):
+        assert isinstance(game.reported(index, {"m": 1.0})[0], ev.Advance), "what was given stays"
+    assert [trial.request.required_resources["CPU"] for trial in game.controller.trials] == sizes
+
+
+def test_what_one_was_being_paused_for_is_free_again_if_it_ends():
+    game = play(DistributeResources(increase_by={"CPU": 2}))
+    game.started(0)
+    game.started(1)
+    game.reported(0, {"m": 1.0})
+    game.failed(0, retry=False)
+    assert isinstance(game.reported(1, {"m": 1.0})[0], ev.Stop)
+    game.finished(1, checkpoint="checkpoint_000000")
+    assert game.trial(1).request.required_resources == {"CPU": 3}
 
 
 def test_the_other_scheduler_stops_and_promotes_as_before():
