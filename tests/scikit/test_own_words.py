@@ -60,6 +60,30 @@ def test_a_stopper_that_fails_is_not_passed_over(early_stopping: Any) -> None:
         whole.set_params(stopper=wants_more).fit(X, Y)
 
 
+class Second:
+    """Ends at the second of the reports that it was shown, and keeps how many those were."""
+
+    def __init__(self) -> None:
+        self.seen = 0
+
+    def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
+        self.seen += 1
+        return self.seen == 2
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_a_function_that_ends_candidates_is_called_as_the_argument_is(
+    several: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stopper = Second()
+    whole = search({"alpha": [1e-3]}, early_stopping=True, max_iters=4, n_trials=1, verbose=1)
+    whole.estimator = SGDClassifier()
+    whole.set_params(stopper=[{"training_iteration": 3}, stopper] if several else stopper).fit(X, Y)
+    assert "TERMINATED after 2 reports" in (said := capsys.readouterr().out)
+    assert "stopped by stopper\n" in said
+    assert stopper.seen == 2, "it is the user's own object that was asked"
+
+
 def test_a_scorer_that_refit_names_and_that_is_not_there_is_told() -> None:
     several = search({"alpha": [1e-3]}, early_stopping=True, max_iters=2, n_trials=1)
     several.set_params(estimator=SGDClassifier(), scoring=lambda estimator, X, y: {"a": 1.0})

@@ -10,7 +10,7 @@ from typing import Any
 from trainkit.errors import ConfigError
 from trainkit.sklearn.candidates import Search
 from trainkit.sklearn.cv_results import SINGLE, metric_name
-from trainkit.sklearn.stop_rules import AfterAllFolds
+from trainkit.sklearn.stop_rules import AfterAllFolds, named
 from trainkit.tune.callbacks.base import Callback
 from trainkit.tune.config import DEFAULT_LOGGERS, RunConfig, TuneConfig
 from trainkit.tune.optional import load
@@ -159,8 +159,8 @@ def settings_of(
     )
     tune = replace(tune, **{name: given[name] for name in _OF_TUNE if name in given})
     run = replace(run, **_run_changes(run, given))
-    if run.stop is not None and scheduler is None:
-        run = replace(run, stop=AfterAllFolds(run.stop, folds))
+    if run.stop is not None:
+        run = replace(run, stop=AfterAllFolds(run.stop, folds) if scheduler is None else named(run.stop))
     resources = {"cpu": per_trial, "gpu": 1 if search.use_gpu else 0} | dict(
         given.get("resources_per_trial") or {}
     )
