@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from sklearn.linear_model import SGDClassifier
+from sklearn.metrics import accuracy_score, make_scorer
 
 from tests.scikit.searches import X, Y, search, session  # noqa: F401 - the fixture
 from trainkit import tune
@@ -82,6 +83,14 @@ def test_a_function_that_ends_candidates_is_called_as_the_argument_is(
     assert "TERMINATED after 2 reports" in (said := capsys.readouterr().out)
     assert "stopped by stopper\n" in said
     assert stopper.seen == 2, "it is the user's own object that was asked"
+
+
+@pytest.mark.parametrize("scoring", ["accuracy", make_scorer(accuracy_score)])
+def test_the_console_tells_the_best_by_a_single_scorer(
+    scoring: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = search(scoring=scoring, verbose=1).fit(X, Y)
+    assert f"best average_test_score={found.best_score_:.6g} at " in capsys.readouterr().out
 
 
 def test_a_scorer_that_refit_names_and_that_is_not_there_is_told() -> None:
