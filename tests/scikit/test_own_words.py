@@ -31,9 +31,13 @@ ARGUMENTS = arguments_of("param_grid", True, {"callbacks": []})
         ),
         ("'lr' is to be mutated, and param_space has no such name", None),
         (
-            "s3://a/b already holds an experiment; go on with it by Tuner.restore('s3://a/b', trainable), or "
-            "choose another RunConfig(name=...)",
+            "s3://a/b already holds an experiment; go on with it by Tuner.restore('s3://a/b', "
+            "trainable).fit(), or choose another RunConfig(name=...)",
             "s3://a/b already holds an experiment; choose another name",
+        ),
+        (
+            "a/e.sqlite cannot be written: mend the cause, then go on by Tuner.restore('a', trainable).fit()",
+            "a/e.sqlite cannot be written: mend the cause, then fit again",
         ),
     ],
 )
