@@ -18,7 +18,7 @@ from sklearn.model_selection import GridSearchCV
 
 from tests.runtime.programs import Programs
 from tests.scikit.odd import Odd, data, done
-from trainkit.errors import ActorDiedError, ConfigError
+from trainkit.errors import ConfigError, WorkerDiedError
 from trainkit.sklearn import TuneGridSearchCV, TuneSearchCV
 from trainkit.sklearn.evaluation import REPORT_EVERY_S
 from trainkit.tune.stopper import Stopper
@@ -100,7 +100,7 @@ class TestOneCandidate:
 
     def test_that_kills_its_process_ends_the_fit_where_errors_are_to_be_raised(self) -> None:
         words = r"(?s)SIGKILL.*It was at fold 1 of 3, or after it, of the candidate \{'how': 'kill'\}"
-        with pytest.raises(ActorDiedError, match=words):
+        with pytest.raises(WorkerDiedError, match=words):
             search(["fine", "kill"], error_score="raise").fit(X, Y)
 
     def test_that_kills_its_process_loses_no_fold_that_was_reported(self, tmp_path: Path) -> None:

@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 
 from tests.scikit.odd import Odd, data
-from trainkit.errors import ActorDiedError, ConfigError
+from trainkit.errors import ConfigError, WorkerDiedError
 from trainkit.sklearn import TuneGridSearchCV
 
 PRELOAD = ("trainkit.sklearn.evaluation",)
 CASES: dict[str, tuple[list[str], dict[str, Any], type[Exception] | None]] = {
     "no error": (["fine", "fine"], {}, None),
     "an estimator's error": (["raise", "fine"], {"error_score": "raise"}, ValueError),
-    "a process that is killed": (["kill", "fine"], {"error_score": "raise"}, ActorDiedError),
+    "a process that is killed": (["kill", "fine"], {"error_score": "raise"}, WorkerDiedError),
     "errors of all": (["raise"], {"error_score": np.nan}, ValueError),
     "none complete": (["sleep"], {"time_budget_s": 0.1}, ConfigError),
 }
@@ -42,7 +42,7 @@ def test_x_goes(case: str) -> None:
     raised: type[BaseException] | None = None
     try:
         search.fit(X, y)
-    except (ValueError, ActorDiedError) as caught:
+    except (ValueError, WorkerDiedError) as caught:
         raised = type(caught)
     del X
     assert raised is error

@@ -15,7 +15,7 @@ import pytest
 import trainkit
 from tests.conftest import eventually, session_processes, shared_memory
 from tests.scikit.odd import Odd, data
-from trainkit.errors import ActorDiedError
+from trainkit.errors import WorkerDiedError
 from trainkit.sklearn import TuneGridSearchCV
 
 X, Y = data()
@@ -33,7 +33,7 @@ def test_it_ends_with_the_fit(how: str, tmp_path: Path, monkeypatch: pytest.Monk
     if how == "fine":
         search(how).fit(X, Y)
     else:
-        with pytest.raises((ValueError, ActorDiedError)):
+        with pytest.raises((ValueError, WorkerDiedError)):
             search(how).fit(X, Y)
     assert not trainkit.is_initialized()
     assert eventually(lambda: set(session_processes()) <= before)

@@ -20,7 +20,7 @@ from trainkit.sklearn.keys import CANDIDATE, Known, candidate_key, digest
 from trainkit.sklearn.lending import lent
 from trainkit.sklearn.surroundings import Surroundings
 from trainkit.sklearn.tasks import FoldTasks
-from trainkit.tune.trainable import Trainable
+from trainkit.tune.running.steps import PortableTrainable
 
 REPORT_EVERY_S = 0.1
 """Folds that take less are reported together: a report is a round trip."""
@@ -136,7 +136,7 @@ class Task:
         return outcome
 
 
-class FoldTrial(Trainable):
+class FoldTrial(PortableTrainable):
     """Evaluates a candidate; it reports what it has when a fold is done, or several short ones are."""
 
     def setup(self, config: dict[str, Any], *, task: Task) -> None:  # type: ignore[override]
@@ -155,6 +155,15 @@ class FoldTrial(Trainable):
             if SYSTEM.monotonic() > until:
                 break
         return self._report()
+
+    @property
+    def state(self) -> list[Outcome]:
+        """What the folds came to that are done."""
+        return self._outcomes
+
+    @state.setter
+    def state(self, outcomes: list[Outcome]) -> None:
+        self._outcomes = list(outcomes)
 
     @property
     def _done(self) -> bool:
@@ -184,8 +193,8 @@ class FoldByFoldTrial(FoldTrial):
         return self._report()
 
     def save_checkpoint(self, checkpoint_dir: str) -> dict[str, Any]:
-        return {"outcomes": self._outcomes}
+        return {"outcomes": self.state}
 
     def load_checkpoint(self, checkpoint: Mapping[str, Any]) -> None:
-        self._outcomes = list(checkpoint["outcomes"])
+        self.state = checkpoint["outcomes"]
         self._is_told = True

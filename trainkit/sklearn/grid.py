@@ -29,7 +29,7 @@ class TuneGridSearchCV(TuneBaseSearchCV):
         scoring: how the estimator's predictions are judged: a name, a scorer (estimator, X, y) -> number, or
             one that returns numbers by name; a list of names, or scorers by name, for several; None: the
             estimator's own `score`.
-        n_jobs: candidates at once, counted as joblib counts: -1 and None for as many as there are CPUs. At
+        n_jobs: folds fitted at once, counted as joblib counts: -1 and None for as many as there are CPUs. At
             scikit-learn's own searches None is 1.
         cv: folds; or a splitter, or an iterable of (train, test) indices. None is 5. With a number, folds
             keep the share of each class for classifiers.
@@ -57,8 +57,8 @@ class TuneGridSearchCV(TuneBaseSearchCV):
         sk_n_jobs: CPUs of one candidate, for estimators that have an `n_jobs` of their own; -1: all.
         mode: "max", or "min" where less is better by `scoring`: it turns the ranks of the scorer that
             decides, the best candidate, and what `early_stopping` ends. None is "max".
-        pre_dispatch: as `GridSearchCV` has it; without effect, as X and y are shared by all workers, and a
-            candidate is sent when there is a worker for it.
+        pre_dispatch: as `GridSearchCV` has it; without effect, as X and y are shared by all workers, and
+            what is fitted is sent when there is a worker for it.
 
     Attributes:
         cv_results_: of each candidate, by column: its parameters as `param_<name>`, masked arrays, and

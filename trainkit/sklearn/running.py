@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import tempfile
 import threading
@@ -211,26 +212,56 @@ def _sharing(
     here = current.engine().name == "local"  # workers elsewhere see no files of this process
     parts = parts_to_copy(task.X, task.splits, views=by_folds) if here else []
     if not parts:
-        yield with_parameters(trainable, task=task), tune, run
+        bound = with_parameters(trainable, task=task)
+        yield *(_in_tasks(bound, task, tune, run) if here and by_folds else (bound, tune)), run
         return
     with held(parts) as copies:
         bound = with_parameters(trainable, task=replace(task, copies=copies))
         if by_folds:
             bound = replace(bound, trainable=FoldByFoldTrial)
-            to_the_end = task.candidates is not None and tune.time_budget_s is None and run.stop is None
-            block = _at_once(bound, tune) * (BLOCK_TURNS if to_the_end else 1)
+            block = _at_once(bound, tune) * (BLOCK_TURNS if _to_the_end(task, tune, run) else 1)
             tune = replace(tune, scheduler=FoldOrder(block))
             if run.checkpoint_config == CheckpointConfig():
                 run = replace(run, checkpoint_config=CheckpointConfig(num_to_keep=1))
         yield bound, tune, run
 
 
+AHEAD = 2
+"""Candidates under way for each that runs: the next fold is with its process when one ends, and at the end of
+a search the last candidates are evaluated by all processes, fold by fold."""
+
+
+def _in_tasks(bound: Bound, task: Task, tune: TuneConfig, run: RunConfig) -> tuple[Bound, TuneConfig]:
+    """Have folds run as tasks, unless a candidate is to have a process, and the time, to itself.
+
+    A process that has had a GPU keeps a part of its memory, so it is not one that the session would keep.
+    """
+    request = bound.request({})
+    if not tune.reuse_actors or tune.trial_timeout_s is not None or request.head.get("GPU"):
+        return bound, tune
+    limit = tune.max_concurrent_trials or math.inf
+    # More than are to run at once can be under way only where resources say how many run.
+    if _to_the_end(task, tune, run) and request.head and _fit(bound) <= limit:
+        return replace(bound, ahead=AHEAD), replace(tune, max_concurrent_trials=None)
+    return replace(bound, ahead=1), tune
+
+
+def _to_the_end(task: Task, tune: TuneConfig, run: RunConfig) -> bool:
+    """Whether all candidates are known beforehand, and nobody has asked for an early end."""
+    return task.candidates is not None and tune.time_budget_s is None and run.stop is None
+
+
 def _at_once(bound: Bound, tune: TuneConfig) -> int:
     """How many candidates run at once in the session that there is."""
+    fit = _fit(bound)
+    return max(1, min(fit, tune.max_concurrent_trials or fit))
+
+
+def _fit(bound: Bound) -> int:
+    """For how many the session that there is has resources."""
     there = api.cluster_resources()
     asked = {name: amount for name, amount in bound.request({}).required_resources.items() if amount}
-    fit = min(int(there.get(name, 0.0) / amount) for name, amount in (asked or {"CPU": 1.0}).items())
-    return max(1, min(fit, tune.max_concurrent_trials or fit))
+    return min(int(there.get(name, 0.0) / amount) for name, amount in (asked or {"CPU": 1.0}).items())
 
 
 @contextlib.contextmanager

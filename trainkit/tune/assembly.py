@@ -32,6 +32,7 @@ from trainkit.tune.running.executor import Executor
 from trainkit.tune.running.interrupts import Interrupts
 from trainkit.tune.running.loop import ExperimentLoop
 from trainkit.tune.running.specification import SpecMaker
+from trainkit.tune.running.task_executor import TaskExecutor
 from trainkit.tune.seeds import trial_seed
 from trainkit.tune.spaces.variants import Space
 from trainkit.tune.storing.description import (
@@ -180,23 +181,15 @@ class Experiment:
         settings.warn_of_old_variables()
         parts.warn_if_never_perturbed(self._tune, self._run, self._searcher.total_samples)
         self._take_parts()  # anew, as those of an earlier call have seen its trials
-        ledger = Ledger(api.cluster_resources(), self._tune.max_concurrent_trials or None)
+        at_once = self._tune.max_concurrent_trials or None
+        ledger = Ledger(api.cluster_resources(), at_once, ahead=self._bound.ahead or 1)
         parts.require_startable(
             self._bound, self._space, self._tune, self._seed, self._facts["prefix"], ledger
         )
-        executor = Executor(
-            self._bound,
-            SpecMaker(
-                self.folder,
-                self._run,
-                self._seed_of_trial,
-                self._bound.start_from,
-                makes_dirs=not self._in_memory,
-            ),
-            now=self._now,
-            leave_s=self._plan.cleanup_s,
-            reuse=self._tune.reuse_actors,
-            timed=self._plan.trial_timeout_s is not None,
+        start_from, makes_dirs = self._bound.start_from, not self._in_memory
+        specs = SpecMaker(self.folder, self._run, self._seed_of_trial, start_from, makes_dirs=makes_dirs)
+        executor = parts.make_executor(
+            self._bound, specs, self._plan, reuse=self._tune.reuse_actors, now=self._now
         )
         mirror = None
         if self._address is not None:
@@ -255,7 +248,7 @@ class Experiment:
     def _run_loop(
         self,
         ledger: Ledger,
-        executor: Executor,
+        executor: Executor | TaskExecutor,
         store: ExperimentStore | MemoryStore,
         reader: ExperimentReader | MemoryReader,
         interrupts: Interrupts,

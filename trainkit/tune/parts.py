@@ -26,6 +26,9 @@ from trainkit.tune.control.plan import Plan
 from trainkit.tune.control.stopping import StopRules
 from trainkit.tune.objectives import Objective
 from trainkit.tune.placement import Bound
+from trainkit.tune.running.executor import Executor
+from trainkit.tune.running.specification import SpecMaker
+from trainkit.tune.running.task_executor import TaskExecutor
 from trainkit.tune.schedulers import FIFOScheduler, PopulationBasedTraining, TrialScheduler
 from trainkit.tune.schedulers.consulted import Consulted
 from trainkit.tune.search import BasicVariantGenerator, Searcher
@@ -210,6 +213,16 @@ def make_watch(
     first = None if told else deciding.first_judgement
     judged_by = deciding.metric if deciding.needs_metric else None
     return MetricWatch(metrics, deciding.time_attr, type(deciding).__name__, first, judged_by)
+
+
+def make_executor(
+    bound: Bound, specs: SpecMaker, plan: Plan, *, reuse: bool, now: Callable[[], float]
+) -> Executor | TaskExecutor:
+    """Return what runs the trials: each a process of its own, or each step of one a task."""
+    if bound.ahead is not None:
+        return TaskExecutor(bound, specs, now=now)
+    timed = plan.trial_timeout_s is not None
+    return Executor(bound, specs, now=now, leave_s=plan.cleanup_s, reuse=reuse, timed=timed)
 
 
 def require_startable(

@@ -144,6 +144,8 @@ class Bound:
         parameters: as `with_parameters` was given, by name.
         label: the name that it was registered under; '' if it wasn't.
         start_from: path of a checkpoint that every trial begins with; None: none.
+        ahead: steps are tasks, as the trainable is a `PortableTrainable`, and so many trials are under way
+            for each that fits; None: each trial is a process of its own.
     """
 
     trainable: Any
@@ -151,6 +153,7 @@ class Bound:
     parameters: Mapping[str, Any] = field(default_factory=dict)
     label: str = ""
     start_from: str | None = None
+    ahead: int | None = None
 
     @classmethod
     def of(cls, trainable: Any) -> Bound:

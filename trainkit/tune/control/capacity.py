@@ -24,15 +24,22 @@ class Ledger:
         existing: amounts by resource name, all free.
         max_concurrent: trials at once; None: as the resources allow.
         simulated: these are a simulation's workers, not what the engine has.
+        ahead: so many trials for each that fits, as not all that are under way run.
     """
 
     def __init__(
-        self, existing: Mapping[str, float], max_concurrent: int | None = None, *, simulated: bool = False
+        self,
+        existing: Mapping[str, float],
+        max_concurrent: int | None = None,
+        *,
+        simulated: bool = False,
+        ahead: int = 1,
     ) -> None:
         self.existing = dict(existing)
+        self._ahead = ahead
         self._words = _SIMULATED if simulated else {}
         self._all = {name: round(amount * QUANTUM) for name, amount in existing.items()}
-        self._free = dict(self._all)
+        self._free = {name: amount * ahead for name, amount in self._all.items()}
         self._max_concurrent = max_concurrent
         self._held: dict[str, Mapping[str, int]] = {}
         self._asked: dict[frozenset[tuple[str, int]], Mapping[str, int]] = {}
@@ -77,12 +84,9 @@ class Ledger:
             self._free[name] += amount
 
     def used(self) -> dict[str, float]:
-        """What running trials hold, by resource name."""
-        return {
-            name: amount - self._free[name] / QUANTUM
-            for name, amount in self.existing.items()
-            if self._free[name] < round(amount * QUANTUM)
-        }
+        """What running trials hold, by resource name; at most what there is."""
+        held = {name: amount * self._ahead - self._free[name] for name, amount in self._all.items()}
+        return {name: min(held[name], self._all[name]) / QUANTUM for name in held if held[name]}
 
     def __len__(self) -> int:
         return len(self._held)

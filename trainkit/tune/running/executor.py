@@ -30,8 +30,8 @@ from trainkit.tune.placement import Bound, PlacementGroupFactory
 from trainkit.tune.running.departures import Departures, end_all_now, end_now
 from trainkit.tune.running.pool import ProcessPool
 from trainkit.tune.running.protocol import TrialSpec
-from trainkit.tune.running.replies import event_of, failure_of
-from trainkit.tune.running.specification import SpecMaker
+from trainkit.tune.running.replies import event_of, failure_of, remembered
+from trainkit.tune.running.specification import SpecMaker, put_named
 from trainkit.tune.running.trial_actor import TrialActor
 from trainkit.tune.trial import Trial, TrialStatus
 
@@ -95,10 +95,10 @@ class Executor:
     ) -> None:
         self._timed = timed
         # Pickled once, and not for each process anew.
-        self._trainable = _put(f"the trainable {bound.name}", bound.trainable)
+        self._trainable = put_named(f"the trainable {bound.name}", bound.trainable)
         self._name = bound.name
         self._parameters = {
-            name: _put(f"with_parameters({name}=...)", value) for name, value in bound.parameters.items()
+            name: put_named(f"with_parameters({name}=...)", value) for name, value in bound.parameters.items()
         }
         self._specs = specs
         self._folder = os.fspath(specs.folder)
@@ -295,8 +295,7 @@ class Executor:
         self._departures.let_leave(process.actor, process.group)
 
     def _remember(self, trial_id: str, attempt: int, error: BaseException) -> None:
-        # Without the frames of this program, which it has nothing to do with and would keep alive.
-        self.errors[trial_id, attempt] = error.with_traceback(None)
+        self.errors[trial_id, attempt] = remembered(error)
 
     # --- answers in -------------------------------------------------------------------------------
 
@@ -324,11 +323,3 @@ class Executor:
             running.iteration = event.iteration
             running.sound = running.sound and not event.problem
         return event
-
-
-def _put(what: str, value: Any) -> ObjectRef[Any]:
-    if isinstance(value, ObjectRef):  # the user has put it into the store already
-        return value
-    api.ensure_serializable(value, what)
-    ref: ObjectRef[Any] = api.put(value)
-    return ref

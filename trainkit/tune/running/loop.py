@@ -16,6 +16,7 @@ from trainkit.tune.running import commands
 from trainkit.tune.running.commands import Inbox
 from trainkit.tune.running.executor import Executor
 from trainkit.tune.running.interrupts import Interrupts
+from trainkit.tune.running.task_executor import TaskExecutor
 from trainkit.tune.storing.memory import MemoryStore
 from trainkit.tune.storing.store import ExperimentStore
 
@@ -35,7 +36,7 @@ class ExperimentLoop:
     def __init__(
         self,
         controller: Controller,
-        executor: Executor,
+        executor: Executor | TaskExecutor,
         store: ExperimentStore | MemoryStore,
         hub: CallbackHub,
         inbox: Inbox,

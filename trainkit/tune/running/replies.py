@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from trainkit.errors import ActorDiedError, ConfigError, MetricError, SerializationError, TaskError
+from trainkit.errors import ConfigError, MetricError, SerializationError, TaskError, WorkerDiedError
 from trainkit.tune.control import events as ev
 from trainkit.tune.control.failing import is_out_of_memory
 from trainkit.tune.running.protocol import Place
@@ -38,5 +38,10 @@ def failure_of(error: BaseException) -> Failure:
     )
 
 
+def remembered(error: BaseException) -> BaseException:
+    """Return `error` without the frames of this program, which it would keep alive for nothing."""
+    return error.with_traceback(None)
+
+
 def _last_words(error: BaseException) -> str:
-    return error.stderr_tail if isinstance(error, ActorDiedError) else ""
+    return error.stderr_tail if isinstance(error, WorkerDiedError) else ""

@@ -5,8 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from trainkit import settings
+from trainkit.runtime import api
+from trainkit.runtime.specs import ObjectRef
 from trainkit.tune.config import RunConfig
 from trainkit.tune.control import events as ev
 from trainkit.tune.placement import TrialResources
@@ -69,3 +72,16 @@ class SpecMaker:
             environments=self._environments,
             makes_dir=self._makes_dirs,
         )
+
+
+def put_named(what: str, value: Any) -> ObjectRef[Any]:
+    """Put what all trials share into the object store, or return the reference that the user has put it by.
+
+    Raises:
+        SerializationError: it can't be sent to a worker; the message begins with `what`.
+    """
+    if isinstance(value, ObjectRef):
+        return value
+    api.ensure_serializable(value, what)
+    ref: ObjectRef[Any] = api.put(value)
+    return ref

@@ -1,0 +1,171 @@
+"""Carries the controller's actions out where trials are no processes: each step is a task.
+
+Start -> Started at once    Advance -> a task -> Reported    Stop -> Finished at once    Kill -> no process
+
+The processes are those that the session keeps for tasks: they are there for the next experiment too, and a
+step that waits for one is sent to it the moment that it is free, whatever the controller does meanwhile.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import uuid
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from trainkit.errors import TrainkitError
+from trainkit.runtime import api
+from trainkit.runtime.specs import ObjectRef
+from trainkit.tune.control import events as ev
+from trainkit.tune.placement import Bound, PlacementGroupFactory
+from trainkit.tune.running.pool import kind_of
+from trainkit.tune.running.protocol import Place, TrialSpec
+from trainkit.tune.running.replies import event_of, failure_of, remembered
+from trainkit.tune.running.specification import SpecMaker, put_named
+from trainkit.tune.running.steps import Shared, run_step
+from trainkit.tune.trial import Trial
+
+
+@dataclass(slots=True)
+class _Running:
+    """A trial, and the step that is out.
+
+    Attributes:
+        spec: what its next step is told.
+        state: after its last step.
+        ref: of the step that runs, or waits for a process; None: there is none.
+    """
+
+    trial: Trial
+    attempt: int
+    spec: TrialSpec
+    state: Any = None
+    ref: ObjectRef[Any] | None = None
+
+
+class TaskExecutor:
+    """Runs trials; as `Executor`, but for trainables that are `PortableTrainable`s and never pause.
+
+    Args:
+        bound: the trainable with its parameters.
+        specs: makes what each trial is told.
+        now: the time that goes into events.
+    """
+
+    def __init__(self, bound: Bound, specs: SpecMaker, *, now: Callable[[], float]) -> None:
+        self._shared = Shared(
+            uuid.uuid4().hex,
+            put_named(f"the trainable {bound.name}", bound.trainable),
+            {
+                name: put_named(f"with_parameters({name}=...)", value)
+                for name, value in bound.parameters.items()
+            },
+        )
+        self._name = bound.name
+        self._specs = specs
+        self._now = now
+        self._steps: dict[Hashable, Any] = {}
+        self._place = Place(os.getpid(), socket.gethostname(), "127.0.0.1")
+        self._running: dict[str, _Running] = {}
+        self._at_once: list[ev.Event] = []
+        self.errors: dict[tuple[str, int], BaseException] = {}
+        """By trial and attempt, what it raised."""
+
+    def carry_out(self, actions: Sequence[ev.Action]) -> None:
+        """Do what the controller wants done; returns at once."""
+        for action in actions:
+            match action:
+                case ev.Advance(trial_id):
+                    self._advance(self._running[trial_id])
+                case ev.Start(trial, attempt):
+                    self._running[trial.trial_id] = _Running(trial, attempt, self._specs.of(action))
+                    self._at_once.append(event_of(trial.trial_id, attempt, self._now(), self._place))
+                case ev.Stop(trial_id):
+                    at = self._running[trial_id]
+                    self._at_once.append(ev.Finished(trial_id, at.attempt, self._now(), at.spec.iteration))
+                case ev.Release(trial_id):
+                    self._running.pop(trial_id, None)
+                case ev.Kill(trial_id):
+                    self._kill(self._running.pop(trial_id, None))
+                case _:
+                    raise TypeError(f"trials whose steps are tasks have no checkpoints: {action!r}")
+
+    def wait(self, timeout_s: float | None) -> None:
+        """Return when some trial has news, or after `timeout_s`."""
+        refs = self._out()
+        if refs and not self._at_once:
+            api.wait(list(refs), num_returns=1, timeout=timeout_s)
+
+    def collect(self) -> list[ev.Event]:
+        """Return all news that has arrived; doesn't wait."""
+        news, self._at_once = self._at_once, []
+        out = self._out()
+        if out:
+            ready, _ = api.wait(list(out), num_returns=len(out), timeout=0)
+            news += [self._event(out[ref], ref) for ref in ready]
+        return news
+
+    @property
+    def idle(self) -> bool:
+        """True if no trial runs, and there is no news."""
+        return not self._running and not self._at_once
+
+    def dismiss(self) -> None:
+        """No further trial comes; the session keeps its processes."""
+
+    @property
+    def gone(self) -> bool:
+        """True: no process belongs to a trial."""
+        return True
+
+    def wait_gone(self) -> None:
+        """There is nothing to wait for."""
+
+    def close(self) -> None:
+        """End every step at once."""
+        for running in self._running.values():
+            self._kill(running)
+        self._running.clear()
+
+    def _out(self) -> dict[ObjectRef[Any], _Running]:
+        return {running.ref: running for running in self._running.values() if running.ref is not None}
+
+    def _advance(self, running: _Running) -> None:
+        try:
+            step = self._step_for(running.trial.request)
+            running.ref = step.remote(self._shared, running.spec, running.state)
+        except TrainkitError as error:
+            self._at_once.append(self._failed(running, error))
+
+    def _step_for(self, request: PlacementGroupFactory) -> Any:
+        """The task, with what a trial asks for."""
+        kind = kind_of(request)
+        if kind not in self._steps:
+            rest = dict(request.head)
+            asked: dict[str, Any] = {"num_cpus": rest.pop("CPU", 0), "memory": rest.pop("memory", None)}
+            step = api.remote(run_step)
+            self._steps[kind] = step.options(name=self._name, max_retries=0, resources=rest, **asked)
+        return self._steps[kind]
+
+    def _kill(self, running: _Running | None) -> None:
+        if running is not None and running.ref is not None:
+            api.cancel(running.ref, force=True)
+
+    def _event(self, running: _Running, ref: ObjectRef[Any]) -> ev.Event:
+        running.ref = None
+        try:
+            progress, running.state = api.get(ref)
+        except Exception as error:
+            return self._failed(running, error)
+        event = event_of(running.trial.trial_id, running.attempt, self._now(), progress)
+        if isinstance(event, ev.Reported):
+            spent_s = event.metrics["time_total_s"]
+            running.spec = replace(running.spec, iteration=event.iteration, time_total_s=spent_s)
+        return event
+
+    def _failed(self, running: _Running, error: Exception) -> ev.Failed:
+        trial_id, attempt = running.trial.trial_id, running.attempt
+        self.errors[trial_id, attempt] = remembered(error)
+        return ev.Failed(trial_id, attempt, self._now(), failure_of(error))
