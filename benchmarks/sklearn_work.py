@@ -1,7 +1,7 @@
 """The work that the scikit-learn door's benchmark times, on both sides: `benchmarks.sklearn` calls it.
 
-`python -m benchmarks.sklearn_work SECTION SCALE` runs one section in a process of its own, the sides in turn,
-and prints its figures as a line of JSON.
+`python -m benchmarks.sklearn_work SECTION... SCALE` runs sections, in each the sides in turn, and prints all
+their figures as a line of JSON.
 """
 
 from __future__ import annotations
@@ -59,14 +59,14 @@ def svm(scale: float) -> dict[str, float]:
     """48 fits of a support vector machine on all the digits, warm: the workers of both sides are there."""
     X, y = load_digits(return_X_y=True)
     rows = max(100, round(len(X) * scale))
-    ours, theirs = _fits(SVC(), svm_grid(), X[:rows], y[:rows], rounds=5 if scale == 1 else 1)
+    ours, theirs = _fits(SVC(), svm_grid(), X[:rows], y[:rows], **_turns(5, scale))
     return _ratios("svm", ours, theirs)
 
 
 def tiny(scale: float) -> dict[str, float]:
     """300 fits that take about a millisecond each, warm."""
     X, y = load_digits(return_X_y=True)
-    ours, theirs = _fits(GaussianNB(), tiny_grid(scale), X[:200], y[:200], rounds=5 if scale == 1 else 1)
+    ours, theirs = _fits(GaussianNB(), tiny_grid(scale), X[:200], y[:200], **_turns(5, scale))
     return _ratios("tiny", ours, theirs)
 
 
@@ -74,15 +74,20 @@ def alone(scale: float) -> dict[str, float]:
     """The same two, each of our fits with a session that it begins and ends itself."""
     X, y = load_digits(return_X_y=True)
     rows = max(100, round(len(X) * scale))
-    rounds = 3 if scale == 1 else 1
-    ours, theirs = _fits(SVC(), svm_grid(), X[:rows], y[:rows], rounds=rounds, session=False)
+    turns = _turns(3, scale)
+    ours, theirs = _fits(SVC(), svm_grid(), X[:rows], y[:rows], **turns, session=False)
     found = _ratios("svm_alone", ours, theirs)
-    ours, theirs = _fits(GaussianNB(), tiny_grid(scale), X[:200], y[:200], rounds=rounds, session=False)
+    ours, theirs = _fits(GaussianNB(), tiny_grid(scale), X[:200], y[:200], **turns, session=False)
     return found | _ratios("tiny_alone", ours, theirs)
 
 
+def _turns(rounds: int, scale: float) -> dict[str, int]:
+    """How many turns the sides take, and how many before that which do not count."""
+    return {"rounds": rounds, "warm_up": 1} if scale == 1 else {"rounds": 1, "warm_up": 0}
+
+
 def _fits(
-    estimator: Any, grid: Any, X: Any, y: Any, *, rounds: int, session: bool = True
+    estimator: Any, grid: Any, X: Any, y: Any, *, rounds: int, warm_up: int, session: bool = True
 ) -> tuple[list[float], list[float]]:
     def fit(side: str) -> Callable[[], None]:
         return lambda: SIDES[side](estimator, grid, cv=3, n_jobs=JOBS).fit(X, y) and None
@@ -90,7 +95,7 @@ def _fits(
     if session:
         trainkit.init(num_cpus=JOBS)
     try:
-        ours, theirs = in_turn([fit(side) for side in SIDES], rounds, warm_up=1)
+        ours, theirs = in_turn([fit(side) for side in SIDES], rounds, warm_up=warm_up)
     finally:
         trainkit.shutdown()
     return ours, theirs
@@ -124,9 +129,9 @@ def cold(scale: float) -> dict[str, float]:
 
         return run
 
-    warm_up = 1 if scale == 1 else 0
-    whole = in_turn([program(side) for side in SIDES], 5 if scale == 1 else 1, warm_up=warm_up)
-    ours, theirs = (times[warm_up:] for times in within.values())
+    turns = _turns(5, scale)
+    whole = in_turn([program(side) for side in SIDES], **turns)
+    ours, theirs = (times[turns["warm_up"] :] for times in within.values())
     return _ratios("cold", ours, theirs) | _ratios("cold_program", *whole)
 
 
@@ -181,7 +186,7 @@ def stopping(scale: float) -> dict[str, float]:
 
     trainkit.init(num_cpus=JOBS)
     try:
-        times = in_turn([fit(side) for side in range(3)], 5 if scale == 1 else 1, warm_up=1)
+        times = in_turn([fit(side) for side in range(3)], **_turns(5, scale))
     finally:
         trainkit.shutdown()
     ours, random, halving = times
@@ -278,10 +283,13 @@ SECTIONS = {
 
 
 def main() -> None:
-    """Run one section and print its figures."""
+    """Run the sections and print their figures."""
     warnings.simplefilter("ignore")
-    name, scale = sys.argv[1], float(sys.argv[2])
-    sys.stdout.write(json.dumps(SECTIONS[name](scale)) + "\n")
+    *names, scale = sys.argv[1:]
+    figures: dict[str, float] = {}
+    for name in names:
+        figures |= SECTIONS[name](float(scale))
+    sys.stdout.write(json.dumps(figures) + "\n")
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from sklearn.linear_model import SGDClassifier
+from sklearn.metrics import accuracy_score, make_scorer
 
 from tests.scikit.searches import X, Y, search, session  # noqa: F401 - the fixture
 from trainkit import tune
@@ -30,9 +31,13 @@ ARGUMENTS = arguments_of("param_grid", True, {"callbacks": []})
         ),
         ("'lr' is to be mutated, and param_space has no such name", None),
         (
-            "s3://a/b already holds an experiment; go on with it by Tuner.restore('s3://a/b', trainable), or "
-            "choose another RunConfig(name=...)",
+            "s3://a/b already holds an experiment; go on with it by Tuner.restore('s3://a/b', "
+            "trainable).fit(), or choose another RunConfig(name=...)",
             "s3://a/b already holds an experiment; choose another name",
+        ),
+        (
+            "a/e.sqlite cannot be written: mend the cause, then go on by Tuner.restore('a', trainable).fit()",
+            "a/e.sqlite cannot be written: mend the cause, then fit again",
         ),
     ],
 )
@@ -58,6 +63,38 @@ def test_a_stopper_that_fails_is_not_passed_over(early_stopping: Any) -> None:
         whole.set_params(stopper={"accuracy": 0.9}).fit(X, Y)
     with pytest.raises(TrialError, match=r"KeyError: 'accuracy' \(raised by what stopper was given\)"):
         whole.set_params(stopper=wants_more).fit(X, Y)
+
+
+class Second:
+    """Ends at the second of the reports that it was shown, and keeps how many those were."""
+
+    def __init__(self) -> None:
+        self.seen = 0
+
+    def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
+        self.seen += 1
+        return self.seen == 2
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_a_function_that_ends_candidates_is_called_as_the_argument_is(
+    several: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stopper = Second()
+    whole = search({"alpha": [1e-3]}, early_stopping=True, max_iters=4, n_trials=1, verbose=1)
+    whole.estimator = SGDClassifier()
+    whole.set_params(stopper=[{"training_iteration": 3}, stopper] if several else stopper).fit(X, Y)
+    assert "TERMINATED after 2 reports" in (said := capsys.readouterr().out)
+    assert "stopped by stopper\n" in said
+    assert stopper.seen == 2, "it is the user's own object that was asked"
+
+
+@pytest.mark.parametrize("scoring", ["accuracy", make_scorer(accuracy_score)])
+def test_the_console_tells_the_best_by_a_single_scorer(
+    scoring: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = search(scoring=scoring, verbose=1).fit(X, Y)
+    assert f"best average_test_score={found.best_score_:.6g} at " in capsys.readouterr().out
 
 
 def test_a_scorer_that_refit_names_and_that_is_not_there_is_told() -> None:

@@ -109,6 +109,18 @@ def test_tune_params(tmp_path: Path) -> None:
 # --- what is kept ---------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("kept", [False, True])
+def test_a_reporter_names_the_folder_that_stays_and_no_other(
+    kept: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    where = {"local_dir": str(tmp_path), "name": "kept"} if kept else {}
+    search(verbose=1, **where).fit(X, Y, tune_params={"progress_reporter": tune.CLIReporter()})
+    said = capsys.readouterr().out
+    assert "Number of trials: 3" in said
+    named = {line for line in said.splitlines() if line.startswith("Result folder")}
+    assert named == ({f"Result folder: {tmp_path}/kept"} if kept else set())
+
+
 def test_an_experiment_that_is_kept_is_read_back(tmp_path: Path) -> None:
     found = search(local_dir=str(tmp_path), name="kept", loggers=["tensorboard"]).fit(X, Y)
     grid = tune.ResultGrid.from_path(tmp_path / "kept")

@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)  # six programs, which a busy machine may take long for
+@pytest.mark.timeout(900)  # a busy machine may take long for it
 def test_every_section_has_its_lines_and_its_figures() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.sklearn", "--small"],

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from sklearn.metrics import accuracy_score, make_scorer
 from sklearn.svm import SVC
 
 from trainkit.errors import ConfigError
@@ -263,6 +264,8 @@ def by_scores(estimator: Any, X: Any, y: Any) -> dict[str, float]:
         ({"a": "accuracy"}, "a", "a searcher", "average_test_a"),
         (("a", "b"), False, None, None),
         (["a", "b"], len, None, None),
+        (make_scorer(accuracy_score), True, None, "average_test_score"),
+        (make_scorer(accuracy_score), False, None, "average_test_score"),
         (by_scores, "a", None, "average_test_a"),
         (by_scores, True, None, None),
         (by_scores, True, "a searcher", "average_test_score"),

@@ -149,6 +149,7 @@ def test_what_has_no_meaning_is_told_with_its_name(wrong: Any, words: str) -> No
     with pytest.raises(SpaceError, match=r"^learning_rate") as caught:
         domain_of("learning_rate", wrong)
     assert words in str(caught.value)
+    assert str(caught.value).count("learning_rate") == 1
 
 
 # --- for scikit-learn's sampler -------------------------------------------------------------------

@@ -167,6 +167,46 @@ def test_a_small_search(fit, inline, finish):
     assert grid.get_best_result().config == {"x": 1}
 
 
+class Faulty(Falling):
+    def step(self):
+        if self.config["x"] == 1 and self.steps == 4:
+            raise ValueError("worn out")
+        return super().step()
+
+
+class CutShort(tune.Callback):
+    def __init__(self, after: int) -> None:
+        self.after, self.seen = after, 0
+
+    def on_step_end(self, iteration, trials, **info):
+        self.seen += 1
+        if self.seen == self.after:
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("after", [14, 24, 34])
+@pytest.mark.parametrize("errored", [False, True])
+def test_a_trial_that_a_restore_leaves_as_it_was_holds_nobody_up(after, errored, inline, results):
+    tuner = tune.Tuner(
+        Faulty,
+        param_space={"x": tune.grid_search([2, 1, 3, 4, 5])},
+        tune_config=tune.TuneConfig(
+            metric="loss",
+            mode="min",
+            scheduler=ASHAScheduler(max_t=20, type="promotion", finish=True),
+            max_concurrent_trials=1,
+        ),
+        run_config=tune.RunConfig(name="e", storage_path=results, verbose=0, callbacks=[CutShort(after)]),
+    )
+    with pytest.raises(KeyboardInterrupt):
+        tuner.fit()
+    run = tune.RunConfig(callbacks=[CutShort(0)])
+    grid = tune.Tuner.restore(results / "e", Faulty, run_config=run, resume_errored=errored).fit()
+    reached = {result.config["x"]: result.metrics["training_iteration"] for result in grid}
+    assert reached == {1: 4, 2: 20, 3: 1, 4: 1, 5: 1}
+    assert [result.config["x"] for result in grid if result.error] == [1]
+
+
 @pytest.mark.parametrize("arguments", [{"finish": True}, {"finish": 2, "type": "promotion"}])
 def test_finish_is_for_promotion(arguments):
     with pytest.raises(ConfigError, match="finish="):

@@ -134,9 +134,9 @@ def made(count: int) -> list[Trial]:
     return trials
 
 
-def table(trials, **arguments) -> list[str]:
+def table(trials, folder="/e", **arguments) -> list[str]:
     reporter = tune.CLIReporter(metric="loss", mode="min", **arguments)
-    reporter.setup(total_samples=len(trials))
+    reporter.setup(total_samples=len(trials), experiment_path=folder)
     return "\n".join(map(reporters.as_text, reporter.pictures(trials, True))).splitlines()
 
 
@@ -163,9 +163,21 @@ def test_failed_trials_have_a_table_of_their_own():
     lines = table(trials, max_error_rows=3)
     start = lines.index("Number of errored trials: 4")
     assert [line.split() for line in lines[start + 2 : start + 5]] == [
-        [f"f_{n}", "2", f"/f_{n}/error.txt"] for n in range(3)
+        [f"f_{n}", "2", f"/e/f_{n}/error.txt"] for n in range(3)
     ]
     assert lines[-1] == "... 1 more failed trials not shown"
+
+
+def test_where_no_folder_stays_failed_trials_are_shown_with_their_errors():
+    (trial,) = made(1)
+    trial.status, trial.failures, trial.failure = TrialStatus.ERROR, 1, Failure("ValueError", "no\nluck")
+    trial.reason = "ValueError: no\nluck"
+    lines = table([trial], folder="")
+    assert not any("Result folder" in line for line in lines)
+    assert [line.split(maxsplit=2) for line in lines[-2:]] == [
+        ["Trial", "name", "# failures  error"],
+        ["f_0", "1", "ValueError: no"],
+    ]
 
 
 def test_what_is_too_long_is_cut():

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
+import weakref
 from collections import Counter
 
 import pytest
@@ -9,6 +12,7 @@ import pytest
 from trainkit import tune
 from trainkit.errors import ConfigError, MetricError
 from trainkit.tune.schedulers import ASHAScheduler, PopulationBasedTraining
+from trainkit.tune.search import Searcher
 
 SPACE = {"x": tune.uniform(0, 1)}
 
@@ -279,3 +283,27 @@ def test_failures_that_take_time_go_on_to_the_horizon():
         seed=0,
     )
     assert results.num_errors == 1200
+
+
+def test_an_error_of_the_users_searcher_keeps_nothing_until_the_collector_comes():
+    class Faulty(Searcher):
+        def suggest(self, trial_id):
+            return {}
+
+        def on_trial_complete(self, trial_id, result=None, error=False):
+            raise RuntimeError("no luck")
+
+    def learning(config, training_iteration, rng):
+        return {"loss": 1.0, "done": True}
+
+    gone = weakref.ref(learning)
+    gc.collect()
+    gc.disable()
+    try:
+        with contextlib.suppress(ConfigError):
+            tune.simulate(learning, {}, search(search_alg=Faulty()), workers=2, seed=0)
+            pytest.fail("nothing was raised")
+        del learning
+        assert gone() is None
+    finally:
+        gc.enable()

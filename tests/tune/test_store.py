@@ -125,7 +125,9 @@ def test_a_stop_counts_only_for_the_last_report(store):
 
 
 def test_an_existing_experiment_is_not_overwritten(store):
-    with pytest.raises(ConfigError, match=r"already holds an experiment.*Tuner.restore"):
+    with pytest.raises(
+        ConfigError, match=r"already holds an experiment.*Tuner\.restore\(.*, trainable\)\.fit\(\), or"
+    ):
         ExperimentStore.create(store.folder, {})
 
 

@@ -61,5 +61,6 @@ def _ended(folder: Path) -> str:
     if last is None or last.kind != "ended":
         return ""
     return (
-        f"{folder} has ended: {last.detail}; go on with it by tune.Tuner.restore({str(folder)!r}, trainable)"
+        f"{folder} has ended: {last.detail}; go on with it by "
+        f"tune.Tuner.restore({str(folder)!r}, trainable).fit()"
     )

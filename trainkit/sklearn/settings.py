@@ -10,7 +10,8 @@ from typing import Any
 from trainkit.errors import ConfigError
 from trainkit.sklearn.candidates import Search
 from trainkit.sklearn.cv_results import SINGLE, metric_name
-from trainkit.sklearn.stop_rules import AfterAllFolds
+from trainkit.sklearn.internals import BaseScorer
+from trainkit.sklearn.stop_rules import AfterAllFolds, named
 from trainkit.tune.callbacks.base import Callback
 from trainkit.tune.config import DEFAULT_LOGGERS, RunConfig, TuneConfig
 from trainkit.tune.optional import load
@@ -159,8 +160,8 @@ def settings_of(
     )
     tune = replace(tune, **{name: given[name] for name in _OF_TUNE if name in given})
     run = replace(run, **_run_changes(run, given))
-    if run.stop is not None and scheduler is None:
-        run = replace(run, stop=AfterAllFolds(run.stop, folds))
+    if run.stop is not None:
+        run = replace(run, stop=AfterAllFolds(run.stop, folds) if scheduler is None else named(run.stop))
     resources = {"cpu": per_trial, "gpu": 1 if search.use_gpu else 0} | dict(
         given.get("resources_per_trial") or {}
     )
@@ -217,7 +218,9 @@ def metric_of(scoring: Any, refit: Any, *, needed_by: str | None) -> str | None:
     if isinstance(refit, str):
         several = isinstance(scoring, (list, tuple, set, Mapping)) or callable(scoring)
         return metric_name(refit if several else SINGLE)
-    if not isinstance(scoring, (list, tuple, set, Mapping)) and (needed_by or not callable(scoring)):
+    # What a function gives, a number or several by name, is known only once it was called.
+    single = isinstance(scoring, BaseScorer) or not callable(scoring) or needed_by
+    if not isinstance(scoring, (list, tuple, set, Mapping)) and single:
         return metric_name(SINGLE)
     if needed_by is None:
         return None

@@ -179,17 +179,15 @@ def domain_of(name: str, given: Any) -> Domain:
         return given
     try:
         if is_range(given):
-            return _of_range(name, given)
+            return _of_range(given)
         if hasattr(given, "rvs"):
-            return _of_scipy(name, given)
+            return _of_scipy(given)
         if is_list(given):
             return Categorical(tuple(given))
         if type(given).__module__ == "optuna.distributions":
-            return _of_optuna(name, given)
+            return _of_optuna(given)
     except SpaceError as error:
-        raise SpaceError(
-            f"{name}: {error}" if not str(error).startswith(f"{name}:") else str(error)
-        ) from None
+        raise SpaceError(f"{name}: {error}") from None
     raise SpaceError(
         f"{name}={given!r:.200} is no distribution: give a list of values, (low, high), (low, high, "
         "'log-uniform'), one of scipy.stats, or a domain such as tune.loguniform(1e-4, 1). A single value is "
@@ -217,17 +215,17 @@ def is_range(given: Any) -> bool:
     )
 
 
-def _of_range(name: str, given: tuple[Any, ...]) -> Domain:
+def _of_range(given: tuple[Any, ...]) -> Domain:
     low, high, prior = (*given, PRIORS[0])[:3]
     if prior not in PRIORS:
-        raise SpaceError(f"{name}={given!r}: the prior {prior!r} is neither 'uniform' nor 'log-uniform'")
+        raise SpaceError(f"{given!r}: the prior {prior!r} is neither 'uniform' nor 'log-uniform'")
     log = prior == PRIORS[1]
     if isinstance(low, numbers.Integral) and isinstance(high, numbers.Integral):
         return Integer(int(low), int(high) + 1, log=log)
     return Float(float(low), float(high), log=log)
 
 
-def _of_scipy(name: str, given: Any) -> Domain:
+def _of_scipy(given: Any) -> Domain:
     from scipy import stats  # type: ignore[import-untyped]
 
     kind = type(getattr(given, "dist", None))
@@ -246,20 +244,20 @@ def _of_scipy(name: str, given: Any) -> Domain:
         return Normal(float(given.mean()), float(given.std()))
     called = getattr(getattr(given, "dist", given), "name", type(given).__name__)
     raise SpaceError(
-        f"{name}: {called} has no exact translation for a searcher that learns: take search_optimization="
+        f"{called} has no exact translation for a searcher that learns: take search_optimization="
         "'random', which draws from anything with rvs; or uniform, loguniform, randint or norm of "
         "scipy.stats, or one of tune's domains"
     )
 
 
-def _of_optuna(name: str, given: Any) -> Domain:
+def _of_optuna(given: Any) -> Domain:
     words = type(given).__name__
     if words == "CategoricalDistribution":
         return Categorical(given.choices)
     step = given.step
     if step is not None and not math.isclose(given.low / step, round(given.low / step), abs_tol=1e-9):
         raise SpaceError(
-            f"{name}: {given!r} counts its steps from {given.low}, which is no multiple of them, and so no "
+            f"{given!r} counts its steps from {given.low}, which is no multiple of them, and so no "
             "domain of tune's: search with search_optimization=OptunaSearch(space=...), and "
             "param_distributions={}"
         )
@@ -267,4 +265,4 @@ def _of_optuna(name: str, given: Any) -> Domain:
         return Float(given.low, given.high, log=given.log, q=step)
     if words == "IntDistribution":
         return Integer(given.low, given.high + (step == 1), log=given.log, q=step)
-    raise SpaceError(f"{name}: {given!r} is none of Optuna's float, int and categorical distributions")
+    raise SpaceError(f"{given!r} is none of Optuna's float, int and categorical distributions")

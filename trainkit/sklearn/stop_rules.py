@@ -1,16 +1,35 @@
-"""Rules that end candidates see those reports only in which every fold has a score."""
+"""Rules that end candidates: they see those reports only in which every fold has a score, and have names."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
-from trainkit.tune.config import StopRule
+from trainkit.tune.config import OneStopRule, StopRule
 from trainkit.tune.control.stopping import StopRules
-from trainkit.tune.stoppers import Stopper
+from trainkit.tune.stoppers import FunctionStopper, Stopper
 
 STOPPED_BY = "stopped by "
 """What the tuner puts before who has ended something."""
+
+
+def named(rule: StopRule) -> StopRule:
+    """Return `rule` with its functions as rules that are called by the argument they were given as."""
+    if isinstance(rule, (list, tuple)):
+        return tuple(map(_named, rule))
+    return _named(cast("OneStopRule", rule))
+
+
+def _named(rule: OneStopRule) -> OneStopRule:
+    return rule if isinstance(rule, (Mapping, Stopper)) else _NamedFunction(rule)
+
+
+class _NamedFunction(FunctionStopper):
+    def __deepcopy__(self, memo: dict[int, Any]) -> _NamedFunction:
+        return self  # functions stay the user's own, also those that keep something
+
+    def reason(self) -> Mapping[str, Any]:
+        return {"stopper": "stopper"}
 
 
 class AfterAllFolds(Stopper):
@@ -23,7 +42,7 @@ class AfterAllFolds(Stopper):
 
     def __init__(self, rule: StopRule, folds: int) -> None:
         self._rule, self._folds = rule, folds
-        self._rules = StopRules.of(rule)
+        self._rules = StopRules.of(named(rule))
         self._last_fold = f"split{folds - 1}_fit_time"
         self._elapsed_s = 0.0
         self._facts: dict[str, Any] = {}
@@ -60,6 +79,4 @@ def _own_facts(found: Mapping[str, Any]) -> dict[str, Any]:
     """The facts of a rule, with who it is as `stopper`: this class only hands them on."""
     facts = dict(found)
     words = facts.pop("stop")
-    if "stopper" in facts:
-        return facts
-    return {"stopper": "stopper" if words.startswith(STOPPED_BY) else f"stopper: {words}"}
+    return facts if "stopper" in facts else {"stopper": f"stopper: {words}"}

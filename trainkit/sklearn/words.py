@@ -34,7 +34,9 @@ OF_A_CANDIDATE = (
 _TOLD = (ConfigError, MetricError, SerializationError, StorageError, StoreError, TrialError)
 _OF_A_SETTING = re.compile(r"\b(?:TuneConfig|RunConfig|FailureConfig)\((\w+)=[^()]*\)")
 _AT_THE_START = re.compile(rf"^({'|'.join(_ARGUMENTS)})=")
-_RESTORE = re.compile(r"go on with it by Tuner\.restore\([^()]*\), or ")
+_RESTORE = r"Tuner\.restore\([^()]*\)\.fit\(\)"
+_OR_RESTORE = re.compile(rf"go on with it by {_RESTORE}, or ")
+_THEN_RESTORE = re.compile(rf"go on by {_RESTORE}")
 
 
 def arguments_of(space: str, refit: object, tune_params: Mapping[str, Any] | None) -> dict[str, str]:
@@ -63,7 +65,8 @@ def reworded(text: str, arguments: Mapping[str, str]) -> str:
 
     text = _AT_THE_START.sub(lambda found: f"{arguments.get(found[1], found[1])}=", text)
     text = re.sub(r"\bparam_space\b", arguments.get("param_space", "param_space"), text)
-    return _OF_A_SETTING.sub(name_of, _RESTORE.sub("", text))
+    text = _THEN_RESTORE.sub("fit again", _OR_RESTORE.sub("", text))
+    return _OF_A_SETTING.sub(name_of, text)
 
 
 def reword(error: BaseException | None, arguments: Mapping[str, str]) -> None:

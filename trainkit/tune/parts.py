@@ -199,7 +199,7 @@ def make_callbacks(run: RunConfig, scheduler: TrialScheduler, *, in_memory: bool
         if not any(isinstance(callback, default) for callback in callbacks):
             callbacks.append(default())
     if run.verbose and run.progress_reporter is not None:
-        callbacks.append(ReporterCallback(run.progress_reporter, run.verbose))
+        callbacks.append(ReporterCallback(run.progress_reporter, run.verbose, kept=not in_memory))
     elif run.verbose:
         callbacks.append(ConsoleCallback(verbose=run.verbose, kept=not in_memory))
     return callbacks

@@ -31,7 +31,7 @@ class ProgressReporter:
             total_samples: trials there will be; None: endless.
             metric: of TuneConfig.
             mode: of TuneConfig.
-            info: `experiment_path`, and `verbose` of RunConfig.
+            info: `experiment_path`, '' where that folder does not stay, and `verbose` of RunConfig.
         """
 
     def should_report(self, trials: Sequence[Trial], done: bool = False) -> bool:
@@ -49,13 +49,15 @@ class ReporterCallback(Callback):
     Args:
         reporter: to ask.
         verbose: of RunConfig.
+        kept: False: the experiment's folder is gone when it has ended, and the reporter is not told of it.
     """
 
     refresh_s = ASK_S
 
-    def __init__(self, reporter: ProgressReporter, verbose: int) -> None:
+    def __init__(self, reporter: ProgressReporter, verbose: int, *, kept: bool = True) -> None:
         self._reporter = reporter
         self._verbose = verbose
+        self._kept = kept
 
     def setup(
         self,
@@ -69,7 +71,7 @@ class ReporterCallback(Callback):
             total_samples=total_num_samples,
             metric=info["metric"],
             mode=info["mode"],
-            experiment_path=info["experiment_path"],
+            experiment_path=info["experiment_path"] if self._kept else "",
             verbose=self._verbose,
         )
 

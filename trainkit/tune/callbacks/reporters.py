@@ -16,7 +16,7 @@ from trainkit.tune.callbacks.standing import duration, number_words
 from trainkit.tune.checks import is_finite, is_number, is_whole, require, require_mode
 from trainkit.tune.schedulers.base import score_of
 from trainkit.tune.trial import Trial, TrialStatus
-from trainkit.tune.values import flatten, lookup
+from trainkit.tune.values import first_line, flatten, lookup
 
 DEFAULT_COLUMNS = {
     "mean_accuracy": "acc",
@@ -194,13 +194,18 @@ class TableReporter(ProgressReporter):
 
     def _table_of_errors(self, failed: Sequence[Trial]) -> Picture:
         rows = [
-            [trial.name, str(trial.failures), f"{self._path}/{trial.dirname}/error.txt"]
+            [
+                trial.name,
+                str(trial.failures),
+                f"{self._path}/{trial.dirname}/error.txt" if self._path else first_line(trial.reason),
+            ]
             for trial in failed[: self._max_error_rows]
         ]
         more = len(failed) - len(rows)
         below = f"... {more} more failed trials not shown" if more else ""
         lines = [f"Number of errored trials: {len(failed)}"]
-        return Picture(lines, dict.fromkeys(["Trial name", "# failures", "error file"], 0), rows, below)
+        headings = ["Trial name", "# failures", "error file" if self._path else "error"]
+        return Picture(lines, dict.fromkeys(headings, 0), rows, below)
 
     def _cut(
         self, lines: Sequence[str], headings: Sequence[str], rows: Sequence[Sequence[str]], below: str

@@ -143,6 +143,19 @@ class Controller:
         """
         return self._endings.error
 
+    def raise_error(self) -> None:
+        """Raise `error`, if there is one, and forget it.
+
+        The frames in its traceback, and those that called them, hold this object: an error that it held would
+        keep itself, and all that trials are given, until the collector comes by.
+        """
+        error, self._endings.error = self._endings.error, None
+        if error is not None:
+            try:
+                raise error
+            finally:
+                del error
+
     @property
     def ending(self) -> str:
         """The same in words; '' for nothing."""

@@ -29,6 +29,10 @@ class Asks(Protocol):
         """What each trial reserves at first."""
         ...
 
+    def request_of(self, trial: Trial) -> PlacementGroupFactory:
+        """What a trial reserves, or is about to."""
+        ...
+
 
 class DistributeResources:
     """Share all there is evenly among the trials that have not ended, each with what it began with at least.
@@ -87,12 +91,13 @@ class DistributeResources:
             )
         unit = self._unit(base)
         live = tune_controller.get_live_trials()
-        has = {each.trial_id: self._units(each.request, base, unit) for each in live}
+        requests = {each.trial_id: scheduler.request_of(each) for each in live}
+        has = {trial_id: self._units(request, base, unit) for trial_id, request in requests.items()}
         room = {
             name: amount - self.reserve_resources.get(name, 0.0)
             for name, amount in tune_controller.existing.items()
         }
-        used = _sum([each.request.required_resources for each in live])
+        used = _sum([request.required_resources for request in requests.values()])
         free = _times(unit, {name: amount - used.get(name, 0.0) for name, amount in room.items()})
         at_first = base.required_resources
         spare = {name: amount - len(live) * at_first.get(name, 0.0) for name, amount in room.items()}

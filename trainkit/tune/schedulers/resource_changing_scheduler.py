@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from trainkit.tune.control.view import ExperimentView
     from trainkit.tune.objectives import Objective
     from trainkit.tune.spaces.variants import Space
+    from trainkit.tune.trial import Trial
 
 __all__ = [
     "DistributeResources",
@@ -94,6 +95,8 @@ class ResourceChangingScheduler(TrialScheduler):
         self._base: PlacementGroupFactory | None = None
         self._changed: set[str] = set()
         """Trials that do not reserve what they began with."""
+        self._promised: dict[str, PlacementGroupFactory] = {}
+        """What trials will reserve that are only about to be paused for it."""
         self._ours: dict[str, None] = {}
         """Trials that are paused for other resources only, in this order."""
         self._theirs: set[str] = set()
@@ -103,6 +106,10 @@ class ResourceChangingScheduler(TrialScheduler):
     def base_trial_resources(self) -> PlacementGroupFactory | None:
         """What trials reserve at first; None before any has reported."""
         return self._base
+
+    def request_of(self, trial: Trial) -> PlacementGroupFactory:
+        """What a trial reserves, or will as soon as it is paused: that is nobody else's any more."""
+        return self._promised.get(trial.trial_id, trial.request)
 
     @property
     def deciding(self) -> TrialScheduler:
@@ -159,6 +166,7 @@ class ResourceChangingScheduler(TrialScheduler):
     ) -> None:
         if trial_id not in self._changed:
             self._base = self._base or before
+        self._promised.pop(trial_id, None)
         self._changed.add(trial_id)
         self._ours[trial_id] = None
 
@@ -183,6 +191,7 @@ class ResourceChangingScheduler(TrialScheduler):
         self.base_scheduler.on_no_more_trials()
 
     def _forget(self, trial_id: str) -> None:
+        self._promised.pop(trial_id, None)
         self._ours.pop(trial_id, None)
         self._theirs.discard(trial_id)
 
@@ -201,6 +210,7 @@ class ResourceChangingScheduler(TrialScheduler):
         request = self._wanted(self._view, trial_id, result)
         if request is None:
             return decision
+        self._promised[trial_id] = request
         before = self._view.trial(trial_id).request
         facts = {
             "rule": "resources",

@@ -115,21 +115,11 @@ class SimulatedExecutor:
         self._states: dict[str, dict[int, Any]] = {}
         """By trial and number of the checkpoint, where there is a state."""
         self.errors: dict[tuple[str, int], BaseException] = {}
-        self._handlers: dict[type[ev.Action], Callable[[Any], None]] = {
-            ev.Start: self._start,
-            ev.Advance: self._advance,
-            ev.Save: self._save,
-            ev.Adopt: self._adopt,
-            ev.Stop: self._stop,
-            ev.Release: self._let_go,
-            ev.Kill: self._let_go,
-            ev.DeleteCheckpoint: self._forget,
-        }
 
     def carry_out(self, actions: Sequence[ev.Action]) -> None:
         """Do what the controller wants done."""
         for action in actions:
-            self._handlers[type(action)](action)
+            _HANDLERS[type(action)](self, action)
 
     def cut(self) -> None:
         """The experiment is over: every attempt ends here and now, wherever it is."""
@@ -259,6 +249,19 @@ class SimulatedExecutor:
         run = self._runs.pop(action.trial_id, None)
         if run is not None:
             heapq.heappush(self._free, run.worker)
+
+
+# Of the class: an object that held its own methods would stay until the collector comes by.
+_HANDLERS: Mapping[type[ev.Action], Callable[[SimulatedExecutor, Any], None]] = {
+    ev.Start: SimulatedExecutor._start,
+    ev.Advance: SimulatedExecutor._advance,
+    ev.Save: SimulatedExecutor._save,
+    ev.Adopt: SimulatedExecutor._adopt,
+    ev.Stop: SimulatedExecutor._stop,
+    ev.Release: SimulatedExecutor._let_go,
+    ev.Kill: SimulatedExecutor._let_go,
+    ev.DeleteCheckpoint: SimulatedExecutor._forget,
+}
 
 
 def _takes_state(objective: _Objective) -> bool:

@@ -190,8 +190,7 @@ def _simulation(
     }
     store = MemoryStore(facts)
     SimulatedLoop(controller, executor, store, agenda).run()
-    if controller.error is not None:
-        raise controller.error
+    controller.raise_error()
     _warn_if_unjudged(parts.make_watch(plan.metrics, scheduler, tune, run), controller.trials)
     return Simulation(store, metric, mode, workers=workers, ended_s=agenda.now, errors=executor.errors)
 

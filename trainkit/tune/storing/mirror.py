@@ -74,7 +74,8 @@ class Mirror(Callback):
             if new and self._address.holds_experiment():
                 raise ConfigError(
                     f"{self._address} already holds an experiment; go on with it by "
-                    f"Tuner.restore({str(self._address)!r}, trainable), or choose another RunConfig(name=...)"
+                    f"Tuner.restore({str(self._address)!r}, trainable).fit(), or choose another "
+                    "RunConfig(name=...)"
                 )
             self._address.fs.makedirs(self._address.root, exist_ok=True)
             self._address.fs.pipe_file(self._address.path(f"{WORKSHOP}.partial"), b"trainkit")

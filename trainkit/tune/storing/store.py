@@ -129,7 +129,7 @@ class ExperimentStore:
             raise StoreError(
                 f"{self.folder / FILENAME} cannot be written: {error}.{advice(self.folder, error)} All that "
                 "was acknowledged is kept: mend the cause, then go on by "
-                f"Tuner.restore({str(self.folder)!r}, trainable)"
+                f"Tuner.restore({str(self.folder)!r}, trainable).fit()"
             ) from error
 
     def set_fact(self, key: str, value: Any) -> None:
@@ -283,5 +283,5 @@ def _refuse_existing(folder: Path) -> None:
     if (folder / FILENAME).exists():
         raise ConfigError(
             f"{folder} already holds an experiment; go on with it by "
-            f"Tuner.restore({str(folder)!r}, trainable), or choose another RunConfig(name=...)"
+            f"Tuner.restore({str(folder)!r}, trainable).fit(), or choose another RunConfig(name=...)"
         )
