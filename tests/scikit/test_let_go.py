@@ -12,9 +12,32 @@ import pytest
 
 from tests.scikit.odd import Odd, data
 from trainkit.errors import ConfigError, WorkerDiedError
-from trainkit.sklearn import TuneGridSearchCV
+from trainkit.sklearn import TuneGridSearchCV, TuneSearchCV
+from trainkit.tune.search import Searcher
 
 PRELOAD = ("trainkit.sklearn.evaluation",)
+
+
+class Faulty(Searcher):
+    """Raises where it is asked for a second candidate, or where it is told of one that has ended."""
+
+    def __init__(self, where: str) -> None:
+        super().__init__()
+        self.where, self.asked = where, 0
+
+    def suggest(self, trial_id: str) -> dict[str, Any]:
+        self.asked += 1
+        if self.where == "suggest" and self.asked == 2:
+            raise RuntimeError("no luck")
+        return {"how": "fine"}
+
+    def on_trial_complete(
+        self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False
+    ) -> None:
+        if self.where == "on_trial_complete":
+            raise RuntimeError("no luck")
+
+
 CASES: dict[str, tuple[list[str], dict[str, Any], type[Exception] | None]] = {
     "no error": (["fine", "fine"], {}, None),
     "an estimator's error": (["raise", "fine"], {"error_score": "raise"}, ValueError),
@@ -46,4 +69,20 @@ def test_x_goes(case: str) -> None:
         raised = type(caught)
     del X
     assert raised is error
+    assert gone() is None
+
+
+@pytest.mark.usefixtures("runtime", "no_collector")
+@pytest.mark.parametrize("where", ["suggest", "on_trial_complete"])
+def test_x_goes_where_a_searcher_of_the_users_own_raises(where: str) -> None:
+    X, y = data()
+    gone = weakref.ref(X)
+    search = TuneSearchCV(Odd(), {}, search_optimization=Faulty(where), n_trials=2, cv=3, n_jobs=1)
+    said = ""
+    try:
+        search.fit(X, y)
+    except ConfigError as caught:
+        said = str(caught)
+    del X
+    assert f"Faulty.{where}() raised RuntimeError" in said
     assert gone() is None

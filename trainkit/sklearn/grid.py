@@ -44,8 +44,9 @@ class TuneGridSearchCV(TuneBaseSearchCV):
         name: of the experiment's folder; the next search of this name on the same data takes over what this
             one has evaluated.
         max_iters: with `early_stopping`, portions that the training of a candidate is divided into, at most;
-            a scheduler may end it after each, and True after the first, the 4th, the 16th ... It is trained by
-            more only if it takes over, by population based training, the model of another that was less far.
+            a scheduler may end it after each, and True after the first, the 4th, the 16th ... It is trained
+            by more only if it takes over, by population based training, the model of another that was less
+            far.
         use_gpu: True gives each candidate a GPU.
         loggers: who is told of every result: of "tensorboard", "csv", "mlflow", "json", "wandb", callbacks
             or their classes.

@@ -211,8 +211,7 @@ class Experiment:
             why = "" if self._run.verbose else f"Ended early: {controller.ending}. "
             how = f"go on by Tuner.restore({str(self.folder)!r}, trainable).fit()"
             logger.warning("%sAll that was reported is kept; %s", why, how)
-        if controller.error is not None:
-            raise controller.error
+        controller.raise_error()
         grid: ResultGrid
         if isinstance(store, MemoryStore):
             grid = MemoryGrid(store, self.metric, self.mode, executor.errors)
