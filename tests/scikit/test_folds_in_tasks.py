@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,8 @@ from sklearn.naive_bayes import GaussianNB
 
 import trainkit
 from tests.conftest import SESSION_CPUS, eventually
-from trainkit.runtime.keeping import kept
+from trainkit.clock import VirtualClock
+from trainkit.runtime.keeping import kept, let_go
 from trainkit.sklearn import TuneGridSearchCV, TuneSearchCV
 from trainkit.tune.search import Searcher
 
@@ -146,6 +148,20 @@ def test_what_calls_keep_is_made_once_and_goes_when_none_comes(tmp_path: Path) -
     found = trainkit.get([one.remote("a"), one.remote("a")])
     assert [count for count, _ in found] == [1, 2]
     assert trainkit.get(one.remote("b"))[0] == 1
-    assert (tmp_path / "a").exists()
+    assert eventually((tmp_path / "a").exists)
     assert eventually((tmp_path / "b").exists)
     assert trainkit.get(one.remote("b")) == (1, found[0][1])
+
+
+def test_calls_of_two_kinds_may_take_turns() -> None:
+    clock, numbers = VirtualClock(), itertools.count()
+
+    def turn(key: str, after_s: float) -> int:
+        clock.advance(after_s)
+        return kept(key, lambda: next(numbers), clock)
+
+    try:
+        assert [turn(key, 0.2) for key in "abab"] == [0, 1, 0, 1]
+        assert [turn("b", 0.4), turn("a", 0.4)] == [1, 2]
+    finally:
+        let_go()

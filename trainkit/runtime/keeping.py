@@ -1,7 +1,8 @@
 """What a worker keeps from one call to the next of the same kind, and drops when none comes for a while.
 
-Values that many calls are given would be opened for each of them anew. Those of the last kind of call are
-kept; a worker that has waited `IDLE_S` for a call lets go of them, and of the shared memory behind them.
+Values that many calls are given would be opened for each of them anew. They are kept, those of several kinds
+where their calls take turns, until none has come for `IDLE_S`; then a worker lets go of them, and of the
+shared memory behind them, be it at a call of another kind or while it waits.
 """
 
 from __future__ import annotations
@@ -9,36 +10,38 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from typing import Any, TypeVar, cast
 
+from trainkit.clock import SYSTEM, Clock
+
 IDLE_S = 0.5
-"""How long a worker waits with what it keeps."""
+"""How long a value is kept that no call wants."""
 
 T = TypeVar("T")
 
-
-class _Kept:
-    """Of this process."""
-
-    value: tuple[Hashable, Any] | None = None
+_kept: dict[Hashable, tuple[Any, float]] = {}
+"""By key the value, and when a call last began with it."""
 
 
-def kept(key: Hashable, make: Callable[[], T]) -> T:
-    """Return what was made for `key` at the call before, or make it and forget what was kept for another.
+def kept(key: Hashable, make: Callable[[], T], clock: Clock = SYSTEM) -> T:
+    """Return what was made for `key` at a call before, or make it.
 
     Args:
         key: equal only for what is the same in all processes of a session.
         make: makes the value.
+        clock: to read.
     """
-    if _Kept.value is None or _Kept.value[0] != key:
-        _Kept.value = None  # not both at once
-        _Kept.value = key, make()
-    return cast(T, _Kept.value[1])
+    now = clock.monotonic()
+    for other in [other for other, (_, used) in _kept.items() if other != key and now > used + IDLE_S]:
+        del _kept[other]
+    value = _kept[key][0] if key in _kept else make()
+    _kept[key] = value, now
+    return cast(T, value)
 
 
 def keeps() -> bool:
     """Whether there is something to let go of."""
-    return _Kept.value is not None
+    return bool(_kept)
 
 
 def let_go() -> None:
     """Forget what is kept."""
-    _Kept.value = None
+    _kept.clear()
