@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -167,8 +168,12 @@ class Piecewise:
 
     def _classes(self, params: Mapping[str, Any]) -> dict[str, Any]:
         """All classes there are, for a `partial_fit` that must know them with the first call."""
+        return {} if "classes" in params else self._all_classes
+
+    @functools.cached_property
+    def _all_classes(self) -> dict[str, Any]:
         wanted = inspect.signature(self._trained.partial_fit).parameters
-        if "classes" not in wanted or "classes" in params or self._labels is None:
+        if "classes" not in wanted or self._labels is None:
             return {}
         if descends(self._trained, "sklearn", "_MultiOutputEstimator"):
             return {"classes": [np.unique(column) for column in np.asarray(self._labels).T]}
