@@ -1,21 +1,24 @@
-"""Folds run as tasks: processes stay for the next search of a session, but not with the samples."""
+"""Folds run as tasks, by processes that serve one search."""
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import os
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 from sklearn.naive_bayes import GaussianNB
 
 import trainkit
 from tests.conftest import SESSION_CPUS, eventually
-from trainkit.clock import VirtualClock
-from trainkit.runtime.keeping import kept, let_go
 from trainkit.sklearn import TuneGridSearchCV, TuneSearchCV
+from trainkit.sklearn.evaluation import REPORT_EVERY_S
 from trainkit.tune.search import Searcher
 
 pytestmark = pytest.mark.usefixtures("runtime")
@@ -39,23 +42,75 @@ def searched(X: Any, **given: Any) -> set[int]:
     return pids_of(search.fit(X, y))
 
 
-def test_a_second_search_is_run_by_processes_of_the_first() -> None:
-    X = np.random.default_rng(0).standard_normal((60, 4))
-    first, second = searched(X), searched(X)
-    assert first & second
-    assert len(first | second) <= SESSION_CPUS
-
-
 def holds_samples(pid: int) -> bool:
     """Whether shared memory of the object store is mapped there."""
     return "memfd:trainkit" in Path(f"/proc/{pid}/maps").read_text()
 
 
-def test_a_process_that_waits_holds_no_samples() -> None:
+def test_processes_serve_many_candidates_and_go_with_the_search() -> None:
     X = np.random.default_rng(0).standard_normal((20_000, 50))  # 8 MB: copies of folds stay unshared
-    pids = searched(X)
-    assert eventually(lambda: not any(map(holds_samples, pids)))
-    assert pids & searched(X)
+
+    def scored(estimator: Any, X: Any, y: Any) -> float:
+        return float(os.getpid() if holds_samples(os.getpid()) else 0)
+
+    y = np.arange(len(X)) % 2
+    search = TuneGridSearchCV(GaussianNB(), GRID, scoring=scored, refit=False, cv=3).fit(X, y)
+    pids = pids_of(search)
+    assert 0 not in pids
+    assert len(pids) <= SESSION_CPUS
+    assert eventually(lambda: not any(map(psutil.pid_exists, pids)))
+    assert eventually(lambda: trainkit.available_resources() == trainkit.cluster_resources())
+
+
+def test_a_second_search_finds_what_has_changed_since(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Variables, the working directory, and modules that were edited and loaded again."""
+    module = tmp_path / "scoring_that_changes.py"
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    X, y = np.random.default_rng(0).standard_normal((60, 4)), np.arange(60) % 2
+    found = []
+    for number in (1, 2):
+        module.write_text(
+            "import os\ndef score(estimator, X, y):\n"
+            f"    found = {number}, os.environ['NUMBER'], os.path.basename(os.getcwd())\n"
+            "    return int('%s%s%s' % found)\n"
+        )
+        scoring = importlib.reload(importlib.import_module(module.stem))
+        monkeypatch.setenv("NUMBER", str(number))
+        (tmp_path / str(number)).mkdir()
+        monkeypatch.chdir(tmp_path / str(number))
+        search = TuneGridSearchCV(GaussianNB(), GRID, scoring=scoring.score, refit=False, cv=3).fit(X, y)
+        found.append(set(search.cv_results_["mean_test_score"]))
+    assert found == [{111.0}, {222.0}]
+
+
+class Draws(GaussianNB):  # type: ignore[misc]
+    """Scores by NumPy's global generator."""
+
+    def __init__(self, number: int = 0, sleep_s: float = 0.0) -> None:
+        super().__init__()
+        self.number = number
+        self.sleep_s = sleep_s
+
+    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
+        time.sleep(self.sleep_s)
+        return float(np.random.random())
+
+
+def test_what_a_fold_draws_does_not_depend_on_how_long_folds_take() -> None:
+    X, y = np.random.default_rng(0).standard_normal((60, 4)), np.arange(60) % 2
+
+    def drawn(sleep_s: float, **tune_params: Any) -> list[list[float]]:
+        model, space = Draws(sleep_s=sleep_s), {"number": [1, 2, 3]}
+        search = TuneSearchCV(model, space, n_trials=3, random_state=0, refit=False, cv=3)
+        search.fit(X, y, tune_params=tune_params)
+        return [list(search.cv_results_[f"split{split}_test_score"]) for split in range(3)]
+
+    usual = drawn(0.0)  # folds of a candidate one after the other in a process
+    assert len(set(itertools.chain(*usual))) == 9
+    assert drawn(REPORT_EVERY_S) == drawn(0.0, reuse_actors=False) == usual
 
 
 @pytest.mark.parametrize("alone", [{"reuse_actors": False}, {"trial_timeout_s": 600.0}])
@@ -74,12 +129,13 @@ def test_n_jobs_holds_where_the_session_has_more() -> None:
 
     def busy(estimator: Any, X: Any, y: Any) -> float:
         trainkit.get(seen.enter.remote())
+        time.sleep(0.02)
         trainkit.get(seen.leave.remote())
         return 0.0
 
     X, y = np.random.default_rng(0).standard_normal((60, 4)), np.arange(60) % 2
     TuneGridSearchCV(GaussianNB(), GRID, scoring=busy, refit=False, cv=3, n_jobs=2).fit(X, y)
-    assert 1 <= trainkit.get(seen.highest.remote()) <= 2
+    assert trainkit.get(seen.highest.remote()) == 2
 
 
 class Counter:
@@ -127,41 +183,3 @@ def test_a_searcher_is_asked_only_when_a_process_is_free() -> None:
         search_optimization=Asked(),
     ).fit(X, y)
     assert 1 <= Asked.most <= SESSION_CPUS
-
-
-def test_what_calls_keep_is_made_once_and_goes_when_none_comes(tmp_path: Path) -> None:
-    def call(key: str) -> tuple[int, int]:
-        def make() -> Any:
-            class Kept:
-                count = 0
-
-                def __del__(self) -> None:
-                    (tmp_path / key).touch()
-
-            return Kept()
-
-        value = kept(key, make)
-        value.count += 1
-        return value.count, os.getpid()
-
-    one = trainkit.remote(call).options(num_cpus=SESSION_CPUS)  # so that one process runs all of them
-    found = trainkit.get([one.remote("a"), one.remote("a")])
-    assert [count for count, _ in found] == [1, 2]
-    assert trainkit.get(one.remote("b"))[0] == 1
-    assert eventually((tmp_path / "a").exists)
-    assert eventually((tmp_path / "b").exists)
-    assert trainkit.get(one.remote("b")) == (1, found[0][1])
-
-
-def test_calls_of_two_kinds_may_take_turns() -> None:
-    clock, numbers = VirtualClock(), itertools.count()
-
-    def turn(key: str, after_s: float) -> int:
-        clock.advance(after_s)
-        return kept(key, lambda: next(numbers), clock)
-
-    try:
-        assert [turn(key, 0.2) for key in "abab"] == [0, 1, 0, 1]
-        assert [turn("b", 0.4), turn("a", 0.4)] == [1, 2]
-    finally:
-        let_go()

@@ -129,7 +129,7 @@ def test_an_experiment_that_is_kept_is_read_back(tmp_path: Path) -> None:
         found.cv_results_["mean_test_score"]
     )
     assert grid.get_best_result().config == found.best_params_
-    for pattern in ("result.json", "progress.csv", "events.out.tfevents.*"):
+    for pattern in ("params.json", "result.json", "progress.csv", "events.out.tfevents.*"):
         assert len(list(tmp_path.glob(f"kept/*/{pattern}"))) == 3
 
 

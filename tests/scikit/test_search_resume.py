@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import threading
 import warnings
 from collections.abc import Iterator
@@ -216,6 +217,32 @@ def test_digests_differ_by_content_and_not_by_place() -> None:
     changed = array.copy()
     changed[2, 3] = 7
     assert digest(array, "X") != digest(changed, "X")
+
+
+_OWN_CLASS = """
+from sklearn.tree import DecisionTreeClassifier
+from trainkit.sklearn.keys import digest
+
+def helped(x):
+    return x + OFFSET
+
+OFFSET = 2
+
+class Slow(DecisionTreeClassifier):
+    def fit(self, X, y):
+        return super().fit(helped(X), y)
+
+print(digest({"estimator": Slow(max_depth=3)}, "it"))
+"""
+
+
+def test_a_class_of_the_program_itself_is_known_again() -> None:
+    def told(program: str) -> str:
+        return subprocess.run(
+            [sys.executable, "-c", program], capture_output=True, text=True, check=True
+        ).stdout
+
+    assert told(_OWN_CLASS) == told(_OWN_CLASS) != told(_OWN_CLASS.replace("OFFSET = 2", "OFFSET = 3"))
 
 
 def test_a_candidate_is_known_by_its_parameters() -> None:

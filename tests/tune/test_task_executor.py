@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -53,8 +52,7 @@ class Counts(PortableTrainable):
                 Path(self.config["path"]).write_text(str(os.getpid()))
                 time.sleep(600)
         self._count += 1
-        drawn = random.random()
-        told = {"told": self._told, "drawn": drawn, "pid": os.getpid(), "cwd": os.getcwd()}
+        told = {"told": self._told, "cwd": os.getcwd()}
         return {"count": self._count, "done": self._count == self.config["steps"], **told}
 
 
@@ -62,8 +60,8 @@ class Counts(PortableTrainable):
 def make(tmp_path: Path) -> Iterator[Callable[..., TaskExecutor]]:
     made = []
 
-    def make(seed: int | None = None, run: tune.RunConfig | None = None, **parameters: Any) -> TaskExecutor:
-        specs = SpecMaker(tmp_path, run or tune.RunConfig(), lambda index: seed)
+    def make(run: tune.RunConfig | None = None, **parameters: Any) -> TaskExecutor:
+        specs = SpecMaker(tmp_path, run or tune.RunConfig(), lambda index: None)
         made.append(TaskExecutor(Bound(Counts, parameters=parameters, ahead=2), specs, now=time.monotonic))
         return made[-1]
 
@@ -113,22 +111,37 @@ def test_a_step_begins_with_the_state_of_the_one_before(make: Callable[..., Task
     assert executor.gone
 
 
-def test_draws_of_a_step_are_those_of_its_trial_and_iteration(make: Callable[..., TaskExecutor]) -> None:
-    executor = make(seed=5)
-    drawn: list[Any] = []
-    for trial_id in ("a", "b"):
-        begin(executor, trial_id)
-        drawn.append([advance(executor, trial_id).metrics["drawn"] for _ in range(2)])  # type: ignore[union-attr]
-    assert drawn[0] == drawn[1]
-    assert drawn[0][0] != drawn[0][1]
-
-
 def test_a_trial_is_at_home_in_its_folder(make: Callable[..., TaskExecutor], tmp_path: Path) -> None:
     executor = make(run=tune.RunConfig(chdir_to_trial_dir=True, log_to_file=True))
     begin(executor, "a")
     report: Any = advance(executor, "a")
     assert report.metrics["cwd"] == str(tmp_path / "a")
     assert (tmp_path / "a" / "stdout").exists()
+
+
+def test_a_trial_s_folder_is_there_when_it_has_started(
+    make: Callable[..., TaskExecutor], tmp_path: Path
+) -> None:
+    executor = make()
+    begin(executor, "a")
+    assert (tmp_path / "a").is_dir()
+    (tmp_path / "b").touch()
+    trial = Trial("b", 0, {"steps": 2}, name="b", dirname="b")
+    executor.carry_out([ev.Start(trial, 0, 0, None)])
+    (event,) = news(executor)
+    assert isinstance(event, ev.Failed)
+    assert event.failure.kind == "FileExistsError"
+
+
+def test_processes_go_with_the_experiment(make: Callable[..., TaskExecutor]) -> None:
+    executor = make()
+    begin(executor, "a")
+    report: Any = advance(executor, "a")
+    again: Any = advance(executor, "a")
+    assert report.metrics["pid"] == again.metrics["pid"]
+    executor.dismiss()
+    assert eventually(lambda: not psutil.pid_exists(report.metrics["pid"]))
+    assert eventually(lambda: trainkit.available_resources() == trainkit.cluster_resources())
 
 
 def test_between_two_steps_an_end_takes_no_process(make: Callable[..., TaskExecutor]) -> None:

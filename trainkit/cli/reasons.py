@@ -13,6 +13,7 @@ from trainkit.clock import SYSTEM
 from trainkit.resources import describe
 from trainkit.tune.control.events import REARRANGED
 from trainkit.tune.placement import PlacementGroupFactory
+from trainkit.tune.running.protocol import NO_PROCESS
 from trainkit.tune.schedulers.words import in_words
 from trainkit.tune.storing.chronicle import ChronicleReader, Event
 from trainkit.tune.storing.overview import Overview
@@ -54,7 +55,7 @@ def _of_trial(overview: Overview, reader: ChronicleReader, trial: Trial) -> Iter
     for attempt in reader.attempts(trial.trial_id):
         own = f", with {_facts(attempt.config)}" if attempt.config != trial.config else ""
         yield (
-            f"  attempt {attempt.number}: from {_when(attempt.started)} in process {attempt.pid} on "
+            f"  attempt {attempt.number}: from {_when(attempt.started)}{_process(attempt.pid)} on "
             f"{attempt.hostname}, from iteration {attempt.iteration} on, {_reports(attempt.reports)}{own}"
         )
     told = set()
@@ -99,6 +100,10 @@ def _event_line(event: Event) -> str:
 
 def _when(time: float) -> str:
     return f"{datetime.fromtimestamp(time):%Y-%m-%d %H:%M:%S}"
+
+
+def _process(pid: int) -> str:
+    return f" in process {pid}" if pid != NO_PROCESS else ""
 
 
 def _facts(facts: Mapping[str, Any]) -> str:

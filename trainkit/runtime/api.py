@@ -14,7 +14,7 @@ from trainkit.runtime import placement_group as groups
 from trainkit.runtime.engine import Engine
 from trainkit.runtime.methods import method
 from trainkit.runtime.placement_group import PlacementGroup
-from trainkit.runtime.remote import ActorHandle, remote
+from trainkit.runtime.remote import ActorHandle, RemoteFunction, remote
 from trainkit.runtime.specs import ObjectRef
 from trainkit.runtime.start import engine_name, session_spec, start
 from trainkit.runtime.streams import ObjectRefGenerator
@@ -306,6 +306,15 @@ def get_actor(name: str, namespace: str | None = None) -> Any:
         ConfigError: there is none of that name.
     """
     return ActorHandle(*_engine().find_actor(name, namespace))
+
+
+def end_processes(function: RemoteFunction[..., Any]) -> None:
+    """Let the processes go that the session keeps for tasks like this one, as it does for what comes next.
+
+    Args:
+        function: after it was called; the same object.
+    """
+    _engine().end_processes(function._placement)
 
 
 def exit_actor() -> NoReturn:

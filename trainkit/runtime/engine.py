@@ -37,6 +37,7 @@ from trainkit.runtime.specs import (
     Interface,
     MethodSpec,
     ObjectRef,
+    Placement,
     PlacementGroupId,
     TaskSpec,
     WhereAmI,
@@ -117,6 +118,12 @@ class Engine(Protocol):
 
     def cancel(self, ref: Any, force: bool, recursive: bool) -> None:
         """Stop the call that owes `ref` (a reference or an ObjectRefGenerator); see `trainkit.cancel`."""
+
+    def end_processes(self, placement: Placement) -> None:
+        """Let the processes go that are kept for tasks of this placement, once they have done what they have.
+
+        Further tasks of it are run by new ones. Nothing where the engine keeps none, or sees to it itself.
+        """
 
     def exit_actor(self) -> NoReturn:
         """End the actor that this is called in, as if it were killed, without being made anew.

@@ -235,6 +235,9 @@ class InlineEngine:
             actor.end("it was killed by trainkit.kill()")
         leave_if_over()
 
+    def end_processes(self, placement: Placement) -> None:
+        """There are none."""
+
     def cancel(self, ref: Any, force: bool, recursive: bool) -> None:
         call = ref if isinstance(ref, InlineStream) else _own(ref)
         if force and call.of_actor:

@@ -165,12 +165,15 @@ class RayEngine:
             wanted = result = self._own([ref])[0]
         # A result is seen some microseconds before Ray's bookkeeping of its task is over; a cancel in between
         # makes Ray abort this process ("Tried to complete task that was not pending").
-        if ray.wait([result], timeout=0)[0]:
+        if ray.wait([result], timeout=0, fetch_local=False)[0]:
             return
         try:
             ray.cancel(wanted, force=force, recursive=recursive)
         except (ValueError, TypeError) as error:
             raise ray_errors.refusal(error, "cancel()") from error
+
+    def end_processes(self, placement: Placement) -> None:
+        """Ray ends those that idle."""
 
     def where_am_i(self) -> WhereAmI:
         context = ray.get_runtime_context()

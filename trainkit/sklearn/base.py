@@ -215,7 +215,7 @@ class TuneBaseSearchCV(BaseSearchCV):  # type: ignore[misc]
             mode=self.mode or "max",
             last_step=self.pipeline_auto_early_stop,
             searched=self._searched(),
-            watched=self.stopper is not None or "stop" in (tune_params or {}),
+            watched=self._is_watched(tune_params or {}),
         )
         if stopping is not None:
             if has_callbacks(self):
@@ -225,6 +225,12 @@ class TuneBaseSearchCV(BaseSearchCV):  # type: ignore[misc]
                 )
             stopping.require_able(estimator, self._searched())
         return stopping
+
+    def _is_watched(self, tune_params: Mapping[str, Any]) -> bool:
+        """Whether somebody wants to see, or to end, more than the scheduler does."""
+        asked = {"stop", "callbacks", "progress_reporter", "time_budget_s", "default_loggers"}
+        own = (self.stopper, self.time_budget_s, self.loggers)
+        return any(each is not None for each in own) or not asked.isdisjoint(tune_params)
 
     def _early_stopping_asked(self) -> Any:
         return self.early_stopping

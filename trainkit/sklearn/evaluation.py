@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -21,6 +22,8 @@ from trainkit.sklearn.lending import lent
 from trainkit.sklearn.surroundings import Surroundings
 from trainkit.sklearn.tasks import FoldTasks
 from trainkit.tune.running.steps import PortableTrainable
+from trainkit.tune.running.trial_actor import seed_generators
+from trainkit.tune.seeds import trial_seed
 
 REPORT_EVERY_S = 0.1
 """Folds that take less are reported together: a report is a round trip."""
@@ -170,8 +173,11 @@ class FoldTrial(PortableTrainable):
         return len(self._outcomes) == len(self._task.splits)
 
     def _evaluate_next(self) -> None:
-        candidate = int(self.trial_id.rsplit("_", 1)[1])
-        self._outcomes.append(self._task.outcome(self.config, len(self._outcomes), candidate))
+        candidate, split = int(self.trial_id.rsplit("_", 1)[1]), len(self._outcomes)
+        seed = self._trial.seed
+        if seed is not None and os.getpid() != self._trial.driver_pid:
+            seed_generators(trial_seed(seed, split))  # so that it draws the same, wherever and whenever
+        self._outcomes.append(self._task.outcome(self.config, split, candidate))
 
     def _report(self) -> dict[str, Any]:
         folds = len(self._task.splits)

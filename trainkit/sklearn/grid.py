@@ -29,7 +29,7 @@ class TuneGridSearchCV(TuneBaseSearchCV):
         scoring: how the estimator's predictions are judged: a name, a scorer (estimator, X, y) -> number, or
             one that returns numbers by name; a list of names, or scorers by name, for several; None: the
             estimator's own `score`.
-        n_jobs: folds fitted at once, counted as joblib counts: -1 and None for as many as there are CPUs. At
+        n_jobs: processes that fit, counted as joblib counts: -1 and None for as many as there are CPUs. At
             scikit-learn's own searches None is 1.
         cv: folds; or a splitter, or an iterable of (train, test) indices. None is 5. With a number, folds
             keep the share of each class for classifiers.

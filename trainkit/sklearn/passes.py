@@ -34,8 +34,9 @@ def train_passes(estimator: Any, passes: int, *data: Any, **params: Any) -> None
 
 def _loops(estimator: Any) -> bool:
     """Whether `partial_fit` is that of scikit-learn's own linear models, and no subclass's."""
-    own = type(estimator).partial_fit.__module__.startswith("sklearn.linear_model.")
-    return own and descends(estimator, "sklearn", "BaseSGD")
+    if not descends(estimator, "sklearn", "BaseSGD"):
+        return False
+    return getattr(type(estimator).partial_fit, "__module__", "").startswith("sklearn.linear_model.")
 
 
 def _train_at_once(estimator: Any, passes: int, *data: Any, **params: Any) -> None:

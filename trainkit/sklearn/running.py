@@ -227,17 +227,19 @@ def _sharing(
 
 
 AHEAD = 2
-"""Candidates under way for each that runs: the next fold is with its process when one ends, and at the end of
-a search the last candidates are evaluated by all processes, fold by fold."""
+"""Candidates under way for each that runs: there is a fold for a process as soon as it has done one, and at
+the end of a search the last candidates are evaluated by all processes, fold by fold."""
 
 
 def _in_tasks(bound: Bound, task: Task, tune: TuneConfig, run: RunConfig) -> tuple[Bound, TuneConfig]:
     """Have folds run as tasks, unless a candidate is to have a process, and the time, to itself.
 
-    A process that has had a GPU keeps a part of its memory, so it is not one that the session would keep.
+    So has one that asks for checkpoints, which is refused there, and one with a GPU, which one process should
+    take at a time.
     """
     request = bound.request({})
-    if not tune.reuse_actors or tune.trial_timeout_s is not None or request.head.get("GPU"):
+    saved = run.checkpoint_config.checkpoint_frequency or run.checkpoint_config.checkpoint_at_end
+    if not tune.reuse_actors or tune.trial_timeout_s is not None or request.head.get("GPU") or saved:
         return bound, tune
     limit = tune.max_concurrent_trials or math.inf
     # More than are to run at once can be under way only where resources say how many run.
@@ -277,4 +279,4 @@ def _place(run: RunConfig) -> Iterator[Path | None]:
         link = elsewhere / Path(folder).name
         link.symlink_to(folder)
         yield Path(folder, "search")
-        link.unlink()
+        link.unlink(missing_ok=True)  # gone already where the session was killed

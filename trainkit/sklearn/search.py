@@ -35,7 +35,7 @@ class TuneSearchCV(TuneBaseSearchCV):
             bad ones are stopped; None: all are fitted whole. With BOHB, HyperBand for BOHB is the one meant.
         n_trials: candidates; fewer where there are no more.
         scoring, refit, cv, error_score, return_train_score: as scikit-learn means them.
-        n_jobs: folds fitted at once, as joblib counts; None: all CPUs.
+        n_jobs: processes that fit, as joblib counts; None: all CPUs.
         verbose: 0: silent; 1: what `RandomizedSearchCV` prints, and a table; 2 and 3: more.
         random_state: seed of candidates, searcher and trials: a number, or a `RandomState`, which goes on;
             None: NumPy's global one.

@@ -87,7 +87,8 @@ class EarlyStopping:
                 piecewise.change(own)
             until = piecewise.done + portions
             while piecewise.done < until:
-                piecewise.advance(lambda: (X, y, dict(params)), to_report(self.reports, piecewise.done))
+                step = min(to_report(self.reports, piecewise.done), until - piecewise.done)
+                piecewise.advance(lambda: (X, y, dict(params)), step)
         if piecewise is None or piecewise.done == 0:
             raise ConfigError("there is no candidate that was trained, and so none to refit: set refit=False")
         return piecewise.estimator

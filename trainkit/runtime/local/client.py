@@ -259,6 +259,14 @@ class LocalEngine(Waiting, Steering, NodeVerbs):
             self._pool_of[id(asked)] = asked, pool
             return pool
 
+    def end_processes(self, placement: Placement) -> None:
+        with self._pools_lock:
+            _, pool = self._pool_of.pop(id(placement), (None, None))
+            for key in [key for key, known in self._pools.items() if known is pool]:
+                del self._pools[key]
+        if pool is not None:
+            pool.retire()
+
     def most_tasks(self, placement: Placement) -> int:
         """How many tasks with this placement could run at once if everything were free."""
         fits = [

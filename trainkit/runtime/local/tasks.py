@@ -54,6 +54,7 @@ class TaskPool:
         self._busy: set[Lease] = set()
         self._asked: set[LocalRef] = set()
         self._each_s: dict[int, float] = {}
+        self._retired = False
 
     def submit(self, task: Task, watch: bool = False) -> None:
         """Run `task` as soon as there is a process for it.
@@ -207,7 +208,7 @@ class TaskPool:
         """`lease` owes less than before: give it more, keep it, or return it."""
         tasks: list[Task] = []
         with self._lock:
-            over = lease.wanted_back or lease.retiring or lease.closed or lease.condemned
+            over = self._retired or lease.wanted_back or lease.retiring or lease.closed or lease.condemned
             if not over:
                 tasks = self._next_for(lease)
             if tasks:
@@ -249,7 +250,7 @@ class TaskPool:
         with self._lock:
             self._forget(lease)
         lease.close_when_sent()
-        self.engine.link.tell(ReturnLease(lease.worker_id or 0, lease.retiring))
+        self.engine.link.tell(ReturnLease(lease.worker_id or 0, lease.retiring or self._retired))
         self._ask()  # behind those who wanted it
 
     def _forget(self, lease: Lease) -> None:
@@ -270,6 +271,14 @@ class TaskPool:
             lease.try_read()
         for lease in idle:
             self._give_back(lease)
+
+    def retire(self) -> None:
+        """Have the processes end as soon as they owe nothing; no further task comes."""
+        with InterruptGuard() as guard:  # Ctrl-C must not leave one behind
+            self._retired = True
+            self.reclaim()
+        if guard.noted:
+            guard.act()
 
     def listed(self, pids: Mapping[str, int | None]) -> list[dict[str, Any]]:
         """The tasks of this pool as `list_tasks` shows them.

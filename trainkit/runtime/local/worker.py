@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from trainkit.clock import SYSTEM
-from trainkit.runtime import api, keeping
+from trainkit.runtime import api
 from trainkit.runtime.local import process
 from trainkit.runtime.local.account import StoreAccount
 from trainkit.runtime.local.births import WorkerSpec
@@ -270,12 +270,7 @@ class _Worker:
     def _read(self, timeout_s: float) -> bool:
         """Take what arrives, waiting for it until `timeout_s`, -1 for ever; False if the node is gone."""
         looks = timeout_s < 0 and isinstance(self._runner, InOrder)  # others have work of their own meanwhile
-        events = self._arrived_shortly() if looks else []
-        if timeout_s < 0 and not events and keeping.keeps():
-            events = self._poll.poll(keeping.IDLE_S)
-            if not events:
-                keeping.let_go()
-        for fd, _ in events or self._poll.poll(timeout_s):
+        for fd, _ in (self._arrived_shortly() if looks else []) or self._poll.poll(timeout_s):
             if fd == self._control.fileno():
                 if self._control.try_read() and self._control.closed:
                     return False

@@ -56,7 +56,7 @@ class ExperimentLoop:
         self._refresh_s = refresh_s
 
     def run(self, interrupts: Interrupts) -> None:
-        """Return when nothing runs and nothing will; every process of a trial is gone then, whatever happens.
+        """Return when nothing runs and nothing will; every process of a trial is gone then, or going.
 
         Raises:
             StoreError: the experiment can't be written any more.

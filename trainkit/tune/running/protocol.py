@@ -51,6 +51,10 @@ class TrialSpec:
     makes_dir: bool = True
 
 
+NO_PROCESS = 0
+"""In place of a process's number: each step may run in another."""
+
+
 @dataclass(frozen=True)
 class Place:
     """Where a trial runs."""

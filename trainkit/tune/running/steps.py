@@ -2,22 +2,22 @@
 
     Step ──▶ (any process) ──▶ (report, state) ──▶ the next Step
 
-Between two steps a trial is nothing but its state, so each of them runs wherever there is room.
+Between two steps a trial is nothing but its state, so each of them runs wherever there is room. The processes
+serve one experiment, so that they are told once what all its steps are given.
 """
 
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from trainkit.runtime import api, preload
-from trainkit.runtime.keeping import kept
 from trainkit.runtime.specs import ObjectRef
 from trainkit.tune.registry import take_environments
 from trainkit.tune.running.protocol import PlainProgress, Progress, TrialSpec
-from trainkit.tune.running.trial_actor import seed_generators
 from trainkit.tune.trainable import Trainable
 
 preload.register("trainkit.tune.running.steps")
@@ -45,19 +45,23 @@ class Shared:
     """What all steps of an experiment are given.
 
     Attributes:
-        key: the experiment's, unique in the session.
         trainable: a `PortableTrainable`.
         parameters: what `with_parameters` bound, by name.
     """
 
-    key: str
     trainable: ObjectRef[type[PortableTrainable]]
     parameters: Mapping[str, ObjectRef[Any]]
 
     def values(self) -> tuple[type[PortableTrainable], dict[str, Any]]:
-        """The same, fetched."""
-        trainable, *values = api.get([self.trainable, *self.parameters.values()])
-        return trainable, dict(zip(self.parameters, values, strict=True))
+        """The same, fetched at the first call in a process."""
+        if not _fetched:
+            trainable, *values = api.get([self.trainable, *self.parameters.values()])
+            _fetched.append((trainable, dict(zip(self.parameters, values, strict=True))))
+        return _fetched[0]
+
+
+_fetched: list[tuple[type[PortableTrainable], dict[str, Any]]] = []
+"""What this process was given."""
 
 
 def run_step(shared: Shared, spec: TrialSpec, state: Any) -> tuple[PlainProgress, Any]:
@@ -71,16 +75,13 @@ def run_step(shared: Shared, spec: TrialSpec, state: Any) -> tuple[PlainProgress
     Returns:
         What it reports, and its state.
     """
-    trainable, values = kept(shared.key, shared.values)
+    trainable, values = shared.values()
     take_environments(spec.environments)
-    if spec.makes_dir:
-        os.makedirs(spec.trial_dir, exist_ok=True)
-    if spec.seed is not None:  # else its draws would depend on what the process did before
-        seed_generators(spec.seed + spec.iteration)
     with spec.house.entered(spec.trial_dir, own_process=os.getpid() != spec.driver_pid):
         trial = trainable(spec.config, trial=spec, parameters=values)
         if state is not None:
             trial.state = state
         metrics = trial.train()
     done = bool(metrics.pop("done", False))
-    return Progress(trial.iteration, metrics, None, done).plain, None if done else trial.state
+    where = {"pid": os.getpid(), "hostname": socket.gethostname()}
+    return Progress(trial.iteration, metrics | where, None, done).plain, None if done else trial.state

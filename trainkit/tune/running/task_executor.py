@@ -2,8 +2,9 @@
 
 Start -> Started at once    Advance -> a task -> Reported    Stop -> Finished at once    Kill -> no process
 
-The processes are those that the session keeps for tasks: they are there for the next experiment too, and a
-step that waits for one is sent to it the moment that it is free, whatever the controller does meanwhile.
+The processes are kept for the steps of this experiment, and go when it has ended: the next one may find other
+modules, variables and folders. A step that waits for one is sent to it the moment that it is free, whatever
+the controller does meanwhile.
 """
 
 from __future__ import annotations
@@ -21,11 +22,14 @@ from trainkit.runtime.specs import ObjectRef
 from trainkit.tune.control import events as ev
 from trainkit.tune.placement import Bound, PlacementGroupFactory
 from trainkit.tune.running.pool import kind_of
-from trainkit.tune.running.protocol import Place, TrialSpec
+from trainkit.tune.running.protocol import NO_PROCESS, Place, TrialSpec
 from trainkit.tune.running.replies import event_of, failure_of, remembered
 from trainkit.tune.running.specification import SpecMaker, put_named
 from trainkit.tune.running.steps import Shared, run_step
 from trainkit.tune.trial import Trial
+
+OWN_PROCESSES = "TRAINKIT_EXPERIMENT"
+"""The variable that tells an experiment's processes from others."""
 
 
 @dataclass(slots=True)
@@ -56,7 +60,6 @@ class TaskExecutor:
 
     def __init__(self, bound: Bound, specs: SpecMaker, *, now: Callable[[], float]) -> None:
         self._shared = Shared(
-            uuid.uuid4().hex,
             put_named(f"the trainable {bound.name}", bound.trainable),
             {
                 name: put_named(f"with_parameters({name}=...)", value)
@@ -67,7 +70,9 @@ class TaskExecutor:
         self._specs = specs
         self._now = now
         self._steps: dict[Hashable, Any] = {}
-        self._place = Place(os.getpid(), socket.gethostname(), "127.0.0.1")
+        # Processes of tasks with other variables are not used, nor used by others.
+        self._own = {"env_vars": {OWN_PROCESSES: uuid.uuid4().hex}}
+        self._place = Place(NO_PROCESS, socket.gethostname(), "127.0.0.1")
         self._running: dict[str, _Running] = {}
         self._at_once: list[ev.Event] = []
         self.errors: dict[tuple[str, int], BaseException] = {}
@@ -79,9 +84,8 @@ class TaskExecutor:
             match action:
                 case ev.Advance(trial_id):
                     self._advance(self._running[trial_id])
-                case ev.Start(trial, attempt):
-                    self._running[trial.trial_id] = _Running(trial, attempt, self._specs.of(action))
-                    self._at_once.append(event_of(trial.trial_id, attempt, self._now(), self._place))
+                case ev.Start():
+                    self._start(action)
                 case ev.Stop(trial_id):
                     at = self._running[trial_id]
                     self._at_once.append(ev.Finished(trial_id, at.attempt, self._now(), at.spec.iteration))
@@ -113,11 +117,14 @@ class TaskExecutor:
         return not self._running and not self._at_once
 
     def dismiss(self) -> None:
-        """No further trial comes; the session keeps its processes."""
+        """No further trial comes: the processes go."""
+        for step in self._steps.values():
+            api.end_processes(step)
+        self._steps.clear()
 
     @property
     def gone(self) -> bool:
-        """True: no process belongs to a trial."""
+        """True: what is left of them holds nobody up."""
         return True
 
     def wait_gone(self) -> None:
@@ -128,9 +135,22 @@ class TaskExecutor:
         for running in self._running.values():
             self._kill(running)
         self._running.clear()
+        self.dismiss()
 
     def _out(self) -> dict[ObjectRef[Any], _Running]:
         return {running.ref: running for running in self._running.values() if running.ref is not None}
+
+    def _start(self, action: ev.Start) -> None:
+        trial = action.trial
+        running = _Running(trial, action.attempt, self._specs.of(action))
+        self._running[trial.trial_id] = running
+        try:
+            if running.spec.makes_dir:
+                os.makedirs(running.spec.trial_dir, exist_ok=True)
+        except OSError as error:
+            self._at_once.append(self._failed(running, error))
+            return
+        self._at_once.append(event_of(trial.trial_id, action.attempt, self._now(), self._place))
 
     def _advance(self, running: _Running) -> None:
         try:
@@ -146,7 +166,8 @@ class TaskExecutor:
             rest = dict(request.head)
             asked: dict[str, Any] = {"num_cpus": rest.pop("CPU", 0), "memory": rest.pop("memory", None)}
             step = api.remote(run_step)
-            self._steps[kind] = step.options(name=self._name, max_retries=0, resources=rest, **asked)
+            asked |= {"resources": rest, "runtime_env": self._own}
+            self._steps[kind] = step.options(name=self._name, max_retries=0, **asked)
         return self._steps[kind]
 
     def _kill(self, running: _Running | None) -> None:
@@ -161,8 +182,12 @@ class TaskExecutor:
             return self._failed(running, error)
         event = event_of(running.trial.trial_id, running.attempt, self._now(), progress)
         if isinstance(event, ev.Reported):
-            spent_s = event.metrics["time_total_s"]
-            running.spec = replace(running.spec, iteration=event.iteration, time_total_s=spent_s)
+            running.spec = replace(
+                running.spec,
+                iteration=event.iteration,
+                time_total_s=event.metrics["time_total_s"],
+                timesteps_total=event.metrics.get("timesteps_total"),
+            )
         return event
 
     def _failed(self, running: _Running, error: Exception) -> ev.Failed:
