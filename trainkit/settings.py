@@ -10,7 +10,7 @@ Read at the time of the call, so a test or a notebook can change them.
 | TRAINKIT_RESULTS_DIR | where experiments are written | ~/trainkit_results |
 | TRAINKIT_STOP_GRACE_S | seconds a trial has to its next report after Ctrl-C or the time budget | 5 |
 
-One more, SESSION_MARK, is set by trainkit for the processes that it starts, to find them by.
+Two more, SESSION_MARK and EXPERIMENT_MARK, are set by trainkit for processes that it starts, to tell them by.
 
 Of Ray Tune's variables these are heeded, where the one of ours is not set:
 
@@ -38,6 +38,9 @@ LOG_DIR = "TRAINKIT_LOG_DIR"
 
 SESSION_MARK = "TRAINKIT_SESSION_MARK"
 """The path of a session's folder: every process of it is started with it, and hands it on."""
+
+EXPERIMENT_MARK = "TRAINKIT_EXPERIMENT"
+"""Of processes that serve one experiment: others' tasks are not run by them, nor its own by others."""
 
 ELSEWHERE = "elsewhere"
 """In a session's folder: links to folders that are removed with it, however it ends."""

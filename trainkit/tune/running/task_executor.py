@@ -19,6 +19,7 @@ from typing import Any
 from trainkit.errors import TrainkitError
 from trainkit.runtime import api
 from trainkit.runtime.specs import ObjectRef
+from trainkit.settings import EXPERIMENT_MARK
 from trainkit.tune.control import events as ev
 from trainkit.tune.placement import Bound, PlacementGroupFactory
 from trainkit.tune.running.pool import kind_of
@@ -27,9 +28,6 @@ from trainkit.tune.running.replies import event_of, failure_of, remembered
 from trainkit.tune.running.specification import SpecMaker, put_named
 from trainkit.tune.running.steps import Shared, run_step
 from trainkit.tune.trial import Trial
-
-OWN_PROCESSES = "TRAINKIT_EXPERIMENT"
-"""The variable that tells an experiment's processes from others."""
 
 
 @dataclass(slots=True)
@@ -70,8 +68,7 @@ class TaskExecutor:
         self._specs = specs
         self._now = now
         self._steps: dict[Hashable, Any] = {}
-        # Processes of tasks with other variables are not used, nor used by others.
-        self._own = {"env_vars": {OWN_PROCESSES: uuid.uuid4().hex}}
+        self._own = {"env_vars": {EXPERIMENT_MARK: uuid.uuid4().hex}}
         self._place = Place(NO_PROCESS, socket.gethostname(), "127.0.0.1")
         self._running: dict[str, _Running] = {}
         self._at_once: list[ev.Event] = []
