@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import math
 import re
+import sys
 
 import pytest
 from hypothesis import given, settings
@@ -110,21 +112,18 @@ def test_what_others_ask_for_of_another_kind_does_not_matter(name: str) -> None:
     assert told.reasons == ["what it asks for is free: it is about to start"]
 
 
-def test_after_ten_seconds_the_wait_is_explained(capfd: pytest.CaptureFixture[str]) -> None:
-    said = ""
-
-    def says(text: str) -> bool:
-        nonlocal said
-        said += capfd.readouterr().err
-        return text in said
-
+def test_after_ten_seconds_the_wait_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Not pytest's capture: what another thread writes while that is read may be lost.
+    err = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", err)
     trainkit.init(num_cpus=2)
     try:
         holder = trainkit.remote(Victim).options(num_cpus=2, label="holder").remote()
         pid = trainkit.get(holder.pid.remote())
         group = trainkit.placement_group([{"CPU": 1}] * 2, name="gang")
         crowd = [trainkit.remote(Victim).options(num_cpus=1, label="late").remote() for _ in range(20)]
-        assert eventually(lambda: says("so have 18 more"))
+        assert eventually(lambda: "so have 18 more" in err.getvalue())
+        said = err.getvalue()
         held = re.escape(f"2 CPU missing: 0 CPU of 2 CPU free; held by holder (pid {pid}): 2 CPU")
         assert re.search(
             rf"trainkit: a group 'gang' of 2 bundles has been waiting \d+ s for 2 CPU: {held}\n", said

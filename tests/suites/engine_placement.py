@@ -130,8 +130,15 @@ class PlacementSuite(Suite):
         assert trainkit.get(member.get.remote()) is None
         trainkit.remove_placement_group(group)
         trainkit.remove_placement_group(group)
-        with pytest.raises(ActorDiedError, match="placement group"):
-            trainkit.get(member.get.remote())
+
+        def has_ended() -> bool:
+            try:
+                trainkit.get(member.get.remote())
+            except ActorDiedError as error:
+                return "placement group" in str(error)
+            return False
+
+        assert eventually(has_ended)  # Ray ends it some time after
         with pytest.raises(WorkerDiedError, match="placement group"):
             trainkit.get(trainkit.remote(bundles_here).options(placement_group=group).remote())
         with pytest.raises(ActorDiedError, match="placement group"):
