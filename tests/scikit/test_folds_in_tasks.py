@@ -74,6 +74,7 @@ def test_a_second_search_finds_what_has_changed_since(
     for number in (1, 2):
         module.write_text(
             "import os\ndef score(estimator, X, y):\n"
+            f"    {'#' * number}\n"  # of another size, as what is compiled is known by that and the second
             f"    found = {number}, os.environ['NUMBER'], os.path.basename(os.getcwd())\n"
             "    return int('%s%s%s' % found)\n"
         )
@@ -129,7 +130,8 @@ def test_n_jobs_holds_where_the_session_has_more() -> None:
 
     def busy(estimator: Any, X: Any, y: Any) -> float:
         trainkit.get(seen.enter.remote())
-        time.sleep(0.02)
+        eventually(lambda: trainkit.get(seen.highest.remote()) >= 2)  # for the other process to begin
+        time.sleep(0.02)  # for one that must not
         trainkit.get(seen.leave.remote())
         return 0.0
 
