@@ -189,7 +189,7 @@ def test_files_are_short():
         str(path.relative_to(ROOT)): count
         for folder in ("trainkit", "tests", "recipes", "benchmarks")
         for path in (ROOT / folder).rglob("*.py")
-        if (count := len(path.read_text().splitlines())) > 400
+        if (count := len(path.read_text().splitlines())) > 600
     }
     assert not long, f"split these by concept: {long}"
 
