@@ -128,6 +128,35 @@ def test_a_trial_of_several_processes_gets_its_bundles(tuner):
     assert eventually(all_is_free)
 
 
+def test_what_a_trial_starts_runs_in_the_bundles_of_the_trial(tuner):
+    @trainkit.remote
+    def where():
+        return trainkit.get_current_placement_group().bundle_specs
+
+    @trainkit.remote
+    class Child:
+        def __init__(self):
+            self.grandchild = trainkit.get(where.remote())
+
+        def where(self):
+            return self.grandchild
+
+    def trainable(config):
+        child = Child.options(num_cpus=0).remote()
+        return {"task": trainkit.get(where.remote()), "actor": trainkit.get(child.where.remote())}
+
+    bundles = [{"CPU": 1}, {"CPU": 1}]  # all that there is: outside of them nothing would ever run
+    for reuse in (False, True):
+        grid = tuner(
+            tune.with_resources(trainable, tune.PlacementGroupFactory(bundles)),
+            num_samples=2,
+            reuse_actors=reuse,
+            run={"name": f"reuse={reuse}"},
+        ).fit()
+        assert [(each.metrics["task"], each.metrics["actor"]) for each in grid] == [(bundles, bundles)] * 2
+    assert eventually(all_is_free)
+
+
 def test_large_parameters_are_mapped_by_every_trial(tuner):
     def trainable(config, data):
         return {"sum": float(data.sum()), "writable": bool(data.flags.writeable)}

@@ -19,8 +19,8 @@ from trainkit.tune.registry import get_trainable_cls
 class PlacementGroupFactory:
     """What each trial reserves: bundles of resources, all of them or none.
 
-    The trial's own process takes the first bundle, which may be empty; processes that it starts
-    take the others through `trainkit.get_current_placement_group()`.
+    The trial's own process takes the first bundle, which may be empty. Tasks and actors that it starts take
+    the others; `trainkit.get_current_placement_group()` chooses one for each.
 
     Args:
         bundles: such as [{}, {"CPU": 1}, {"CPU": 1}].

@@ -23,6 +23,7 @@ from trainkit.errors import ActorDiedError, TrainkitError
 from trainkit.runtime import api, preload
 from trainkit.runtime.placement_group import PlacementGroup
 from trainkit.runtime.remote import ActorHandle
+from trainkit.runtime.scheduling import PlacementGroupSchedulingStrategy
 from trainkit.runtime.specs import ObjectRef
 from trainkit.tune.checkpoint import link_checkpoint, remove_checkpoint, remove_unknown
 from trainkit.tune.control import events as ev
@@ -237,7 +238,9 @@ class Executor:
         try:
             if len(request.bundles) > 1 and request.group:
                 group = api.placement_group(request.group, request.strategy)
-                options |= {"placement_group": group, "placement_group_bundle_index": 0 if head else -1}
+                options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(
+                    group, 0 if head else -1, placement_group_capture_child_tasks=True
+                )
             options |= {"num_cpus": head.pop("CPU", 0), "num_gpus": head.pop("GPU", 0)}
             options |= {"memory": head.pop("memory", None), "resources": head}
             actor = self._actor_class.options(**options).remote(self._pool is not None)
