@@ -76,7 +76,7 @@ def init(
     num_gpus: int | None = None,
     resources: Mapping[str, float] | None = None,
     memory: float | None = None,
-    object_store_memory: int | None = None,
+    object_store_memory: float | None = None,
     local_mode: bool = False,
     ignore_reinit_error: bool = False,
     include_dashboard: bool | None = None,

@@ -44,7 +44,7 @@ def session_spec(
     num_gpus: int | None,
     resources: Mapping[str, float] | None,
     memory: float | None,
-    object_store_memory: int | None,
+    object_store_memory: float | None,
     log_to_driver: bool,
     namespace: str | None,
     runtime_env: Mapping[str, Any] | None,
@@ -67,7 +67,7 @@ def session_spec(
     )
     if totals.get("GPU", 0) != int(totals.get("GPU", 0)):
         raise ConfigError(f"num_gpus={num_gpus}: a machine has whole GPUs; actors may ask for fractions")
-    if object_store_memory is not None and object_store_memory < 0:
+    if object_store_memory is not None and not 0 <= object_store_memory < float("inf"):
         raise ConfigError(f"object_store_memory={object_store_memory}: give a number of bytes")
     if isinstance(preload, str) or not all(isinstance(module, str) for module in preload):
         raise ConfigError(f"preload={preload!r}: give a list of module names")
@@ -83,7 +83,7 @@ def session_spec(
         preload=frozenset(preload),
         environment=environment.variables,
         working_dir=environment.working_dir,
-        object_store_bytes=object_store_memory,
+        object_store_bytes=None if object_store_memory is None else int(object_store_memory),
         address=address,
         extra={name: value for name, value in {**extra, **given}.items() if value is not None},
     )

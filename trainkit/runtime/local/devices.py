@@ -5,31 +5,21 @@ from __future__ import annotations
 import os
 import re
 
+from trainkit.runtime.local import cgroups
+
 
 def cpu_count() -> int:
     """CPUs that this process may run on, within its container's quota; at least 1."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, min(allowed, _quota()))
-
-
-def _quota() -> int:
-    try:
-        with open("/sys/fs/cgroup/cpu.max") as file:
-            quota, period = file.read().split()
-    except (OSError, ValueError):
-        return 1 << 16
-    return 1 << 16 if quota == "max" else max(1, round(int(quota) / int(period)))
+    quota = cgroups.cpu_quota()
+    return max(1, allowed if quota is None else min(allowed, round(quota)))
 
 
 def memory_bytes() -> int:
     """Memory of the machine, or of its container."""
     present = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    try:
-        with open("/sys/fs/cgroup/memory.max") as file:
-            limit = file.read().strip()
-    except OSError:
-        return present
-    return min(present, int(limit)) if limit.isdigit() else present
+    limit = cgroups.memory_limit()
+    return present if limit is None else min(present, limit)
 
 
 def gpu_count() -> int:
