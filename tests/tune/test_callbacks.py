@@ -139,6 +139,72 @@ def test_a_callback_that_raises_is_told_once_and_touches_nothing(fit, caplog, ho
     assert len(told) == (0 if hook in never_happens else 1)
 
 
+@pytest.mark.parametrize("hook", ["setup", "on_trial_result", "on_experiment_end"])
+def test_a_callback_that_raises_ends_the_experiment_if_asked(fit, tmp_path, hook):
+    def raises(*args, **kwargs):
+        raise ZeroDivisionError("mine")
+
+    broken = tune.Callback()
+    setattr(broken, hook, raises)
+    with pytest.raises(ZeroDivisionError, match="mine"):
+        fit(
+            lambda config: ({"loss": n} for n in range(3)),
+            num_samples=3,
+            callbacks=[broken],
+            failure_config=tune.FailureConfig(fail_fast="raise"),
+        )
+    found = [result.status for result in tune.ResultGrid.from_path(tmp_path / "e")]
+    assert found == (["TERMINATED"] * 3 if hook == "on_experiment_end" else ["PENDING"])
+    again = tune.Tuner.restore(
+        tmp_path / "e", lambda config: ({"loss": n} for n in range(3)), run_config=tune.RunConfig(verbose=0)
+    ).fit()
+    assert again.num_terminated == 3
+
+
+def test_a_logger_written_for_ray_finds_what_it_reads_of_a_trial(fit, tmp_path):
+    seen = {}
+
+    class Mine(tune.LoggerCallback):
+        def log_trial_start(self, trial):
+            assert str(trial) == trial.name
+            assert not trial.is_finished()
+            assert trial.status == trial.RUNNING == "RUNNING"
+            (Path(trial.local_path) / "mine.log").write_text("")
+
+        def log_trial_result(self, iteration, trial, result):
+            with open(Path(trial.logdir) / "mine.log", "a") as file:
+                file.write(f"{result['training_iteration']}\n")
+
+        def log_trial_end(self, trial, failed=False):
+            seen[trial.trial_id] = trial.evaluated_params, trial.experiment_tag, trial.trainable_name
+            assert trial.is_finished()
+            assert (trial.error_file is not None) == failed == (trial.status == trial.ERROR)
+
+    def objective(config):
+        tune.report({"loss": 1})
+        if config["lr"] > 1:
+            raise ValueError
+
+    grid = fit(objective, {"lr": tune.grid_search([1, 2]), "fixed": 3}, callbacks=[Mine()])
+    assert seen == {
+        result.trial_id: ({"lr": result.config["lr"]}, f"{n}_lr={result.config['lr']}", "objective")
+        for n, result in enumerate(grid)
+    }
+    assert [Path(result.path, "mine.log").read_text() for result in grid] == ["1\n"] * 2
+    # So does who looks at them afterwards.
+    for read in (grid, tune.ExperimentAnalysis(grid.experiment_path).trials):
+        found = {
+            trial.trial_id: (trial.evaluated_params, trial.experiment_tag, trial.trainable_name)
+            for trial in read
+        }
+        assert found == seen
+        assert all(trial.is_finished() for trial in read)
+        assert [Path(trial.error_file).exists() if trial.error_file else None for trial in read] == [
+            None,
+            True,
+        ]
+
+
 def test_the_files_that_other_tools_read(fit):
     def trainable(config):
         yield {"loss": math.nan, "eval": {"acc": 0.5}, "text": 'a,"b"\nc'}

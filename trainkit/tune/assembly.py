@@ -50,7 +50,7 @@ from trainkit.tune.storing.resuming import ResumeRule, require_kept
 from trainkit.tune.storing.storage import Address, describe_address, new_place, stored_address
 from trainkit.tune.storing.store import ExperimentStore
 from trainkit.tune.suggestion.naming import Namer
-from trainkit.tune.suggestion.suggesting import TrialSource
+from trainkit.tune.suggestion.suggesting import TrialSource, evaluated_of
 from trainkit.tune.trial import safe_name
 from trainkit.tune.values import holds_opaque
 
@@ -175,7 +175,7 @@ class Experiment:
             SerializationError: the trainable or a value can't be sent to a worker.
             StoreError: the folder can't be written, or another process is at it.
             StorageError: the copy elsewhere can't be written, or is not complete in the end.
-            TrialError: with fail_fast="raise", as the trial raised it.
+            TrialError: with fail_fast="raise", as the trial raised it; what a callback raised, as it is.
             TuneError: as many trials have failed as max_failed_trials says.
         """
         settings.warn_of_old_variables()
@@ -261,6 +261,7 @@ class Experiment:
             varied=self._space.varied,
             prefix=self._facts["prefix"],
             trainable_name=self._bound.name,
+            experiment_path=str(self.folder),
             request_of=self._bound.request,
             created=len(restored.trials),
             namer=Namer(
@@ -291,6 +292,7 @@ class Experiment:
             controller.trials,
             reader.history,
             keep=lambda states: store.set_fact("callback_states", states),
+            strict=self._run.callbacks if self._run.failure_config.fail_fast == "raise" else (),
         )
         by_id = {trial.trial_id: trial for trial in restored.trials}
         hub.setup(
@@ -324,6 +326,8 @@ class Experiment:
             ending = controller.ending or ("" if controller.done else "cut short")
             in_order = controller.done
             hub.experiment_end(time=self._now(), ending=ending, in_order=in_order, **loop.info())
+        if hub.raised is not None:
+            controller.fail_by(hub.raised[0])
         return controller
 
     def _restore(
@@ -362,6 +366,8 @@ class Experiment:
             self._facts["space_since"] = len(restored.trials)
             restored.records.append(ev.Noted(now, "space changed", "; ".join(self._changes)))
         for trial in restored.trials:
+            trial.trainable_name, trial.experiment_path = self._bound.name, str(self.folder)
+            trial.evaluated_params = evaluated_of(trial.config, self._space.varied)
             if not trial.status.is_finished:
                 trial.request = trial.granted or self._bound.request(trial.config)
                 ledger.require_feasible(trial.request, what=f"trial {trial.name}")

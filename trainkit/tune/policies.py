@@ -19,7 +19,8 @@ class FailureConfig:
 
     Args:
         max_failures: how often a trial may fail and go on from its last checkpoint; -1: without end.
-        fail_fast: True ends the experiment at the first trial in ERROR; "raise" also raises it from `fit`.
+        fail_fast: True ends the experiment at the first trial in ERROR; "raise" also raises it from `fit`,
+            and does the same with the first exception of a callback in RunConfig(callbacks=...).
         max_failed_trials: so many trials in ERROR end the experiment; None: it goes on whatever fails.
         out_of_memory: what follows where a trial's memory, or its GPU's, was not enough. None: it has failed
             as by anything else. "retry_alone": it is tried once more, when nothing else runs. A function

@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from trainkit.tune.checks import is_number
 from trainkit.tune.placement import DEFAULT_REQUEST, PlacementGroupFactory
@@ -145,7 +145,15 @@ class Trial:
         trainable_name: of the function or class, for those who make names of it.
         evaluated_params: the hyperparameters that differ between trials, by flattened name; {} for trials
             that were read from a file.
+        experiment_path: of the experiment's folder; '' where it has none, and for trials that were read from
+            a file.
     """
+
+    PENDING: ClassVar = TrialStatus.PENDING
+    RUNNING: ClassVar = TrialStatus.RUNNING
+    PAUSED: ClassVar = TrialStatus.PAUSED
+    TERMINATED: ClassVar = TrialStatus.TERMINATED
+    ERROR: ClassVar = TrialStatus.ERROR
 
     trial_id: str
     index: int
@@ -168,6 +176,7 @@ class Trial:
     alone: bool = False
     trainable_name: str = ""
     evaluated_params: dict[str, Any] = field(default_factory=dict)
+    experiment_path: str = ""
 
     def __hash__(self) -> int:
         return hash(self.trial_id)  # callbacks keep things by trial
@@ -180,10 +189,37 @@ class Trial:
         """The configuration as suggested."""
         return self.tried[0] if self.tried else self.config
 
+    # --- Ray's names ------------------------------------------------------------------------------
+
     @property
     def experiment_tag(self) -> str:
-        """The same as `tag`, by Ray's name."""
+        """Ray's name for `tag`."""
         return self.tag
+
+    @property
+    def path(self) -> str:
+        """Path of the trial's folder; '' where the experiment has none."""
+        return f"{self.experiment_path}/{self.dirname}" if self.experiment_path else ""
+
+    local_path = logdir = path
+
+    @property
+    def error_file(self) -> str | None:
+        """Path of the file with the trial's error; None where the trial has not failed."""
+        return f"{self.path}/error.txt" if self.failure is not None and self.path else None
+
+    @property
+    def placement_group_factory(self) -> PlacementGroupFactory:
+        """Ray's name for `request`."""
+        return self.request
+
+    def is_finished(self) -> bool:
+        """Return whether the trial has ended, one way or another."""
+        return self.status.is_finished
+
+    def has_checkpoint(self) -> bool:
+        """Return whether there is a checkpoint to go on from."""
+        return bool(self.checkpoints)
 
     @property
     def checkpoint(self) -> SavedCheckpoint | None:

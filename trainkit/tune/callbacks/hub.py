@@ -1,4 +1,4 @@
-"""Tells callbacks what has been committed; what one of them raises is reported once and goes no further."""
+"""Tells callbacks what has been committed; what one of them raises is reported once and touches no trial."""
 
 from __future__ import annotations
 
@@ -24,6 +24,10 @@ class CallbackHub:
         trials: the controller's list, which grows.
         history: gives a trial's committed reports, oldest first.
         keep: keeps what callbacks want back when the experiment goes on.
+        strict: those of `callbacks` whose first exception is kept, for the experiment to end by.
+
+    Attributes:
+        raised: what one of `strict` has raised first, and which method it was; None: none has.
     """
 
     def __init__(
@@ -32,7 +36,10 @@ class CallbackHub:
         trials: Sequence[Trial],
         history: Callable[[str], list[dict[str, Any]]],
         keep: Callable[[dict[str, str]], None] = lambda states: None,
+        strict: Sequence[Callback] = (),
     ) -> None:
+        self.raised: tuple[Exception, str] | None = None
+        self._strict = strict
         self._listeners = {hook: _listening(callbacks, hook) for hook in _HOOKS}
         self._trials = trials
         self._history = history
@@ -91,19 +98,21 @@ class CallbackHub:
         for callback, method in self._listeners[hook]:
             try:
                 method(*args, **kwargs)
-            except Exception:
-                self._complain(callback, hook)
+            except Exception as error:
+                self._complain(callback, hook, error)
 
-    def _complain(self, callback: Callback, hook: str) -> None:
-        """Say once, where an exception is handled, that a callback raised it."""
+    def _complain(self, callback: Callback, hook: str, error: Exception) -> None:
+        """Say once that a callback raised `error`."""
+        where = f"{type(callback).__name__}.{hook}()"
         key = (id(callback), hook)
-        if key not in self._complained:
+        if any(callback is each for each in self._strict):
+            self.raised = self.raised or (error, where)
+        elif key not in self._complained:
             self._complained.add(key)
             logger.warning(
-                "%s.%s() raised; the experiment goes on, and this is said once",
-                type(callback).__name__,
-                hook,
-                exc_info=True,
+                "%s raised; the experiment goes on, and this is said once",
+                where,
+                exc_info=error,
             )
 
 

@@ -18,14 +18,14 @@ class States:
     Args:
         callbacks: all of them; asked are those that override `get_state`.
         keep: takes the states by name, when one has changed.
-        complain: is told, while the exception is handled, of a callback's method that raised.
+        complain: is told of a callback's method that raised, and what.
     """
 
     def __init__(
         self,
         callbacks: Sequence[Callback],
         keep: Callable[[dict[str, str]], None],
-        complain: Callable[[Callback, str], None],
+        complain: Callable[[Callback, str, Exception], None],
     ) -> None:
         self._named: dict[str, Callback] = {}
         for callback in callbacks:
@@ -71,5 +71,5 @@ class States:
     def _told_of(self, callback: Callback, method: str) -> Iterator[None]:
         try:
             yield
-        except Exception:
-            self._complain(callback, method)
+        except Exception as error:
+            self._complain(callback, method, error)

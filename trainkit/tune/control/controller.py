@@ -143,6 +143,10 @@ class Controller:
         """
         return self._endings.error
 
+    def fail_by(self, error: Exception) -> None:
+        """Have `raise_error` raise `error`, unless something else has broken the experiment off."""
+        self._endings.error = self._endings.error or error
+
     def raise_error(self) -> None:
         """Raise `error`, if there is one, and forget it.
 
@@ -274,6 +278,9 @@ class Controller:
     def _on_interrupted(self, event: ev.Interrupted) -> None:
         self._endings.end(INTERRUPTED, event.time)
 
+    def _on_callback_raised(self, event: ev.CallbackRaised) -> None:
+        self._endings.end(Ending(event.why, resumable=True), event.time)
+
     def _on_tick(self, event: ev.Tick) -> None:
         """Time has passed, which `handle` looks at."""
 
@@ -304,5 +311,6 @@ _HANDLERS: Mapping[type[ev.Event], Callable[[Controller, Any], None]] = {
     ev.Adopted: Controller._on_adopted,
     ev.StopAsked: Controller._on_stop_asked,
     ev.Interrupted: Controller._on_interrupted,
+    ev.CallbackRaised: Controller._on_callback_raised,
     ev.Tick: Controller._on_tick,
 }

@@ -100,6 +100,13 @@ class Interrupted(NamedTuple):
     time: float
 
 
+class CallbackRaised(NamedTuple):
+    """A callback has raised, and the experiment is to end by it; `why` says so."""
+
+    time: float
+    why: str
+
+
 class StopAsked(NamedTuple):
     """Another process asks that a trial, or the experiment, be stopped; `by` says who."""
 
@@ -114,7 +121,19 @@ class Tick(NamedTuple):
     time: float
 
 
-Event = Placed | Started | Reported | Finished | Saved | Adopted | Failed | Interrupted | StopAsked | Tick
+Event = (
+    Placed
+    | Started
+    | Reported
+    | Finished
+    | Saved
+    | Adopted
+    | Failed
+    | Interrupted
+    | CallbackRaised
+    | StopAsked
+    | Tick
+)
 
 
 # --- records: what the store keeps, in this order -------------------------------------------------

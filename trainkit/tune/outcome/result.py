@@ -17,6 +17,8 @@ from trainkit.tune.outcome import show
 from trainkit.tune.outcome.ranking import best_row, spread_of
 from trainkit.tune.outcome.reading import Reader, metric_and_mode, open_experiment, trial_folder
 from trainkit.tune.schedulers.pbt.lineage import Stretch, lineage
+from trainkit.tune.spaces.variants import Space
+from trainkit.tune.suggestion.suggesting import evaluated_of
 from trainkit.tune.trial import Attempt, Failure, Trial, TrialStatus
 from trainkit.tune.values import complete, flatten
 
@@ -168,6 +170,33 @@ class Result:
         return self.path
 
     local_path = logdir
+
+    @property
+    def trainable_name(self) -> str:
+        """Name of the function or class; '' where the experiment doesn't say."""
+        with self._reader() as reader:
+            return str(reader.facts().get("trainable", ""))
+
+    @property
+    def experiment_tag(self) -> str:
+        """Index and hyperparameters that vary, as reports have them; '' before the first report."""
+        return str(self.metrics.get("experiment_tag", ""))
+
+    @property
+    def evaluated_params(self) -> dict[str, Any]:
+        """The hyperparameters that differ between trials, by flat name."""
+        with self._reader() as reader:
+            varied = Space.of(reader.facts().get("space")).varied
+        return evaluated_of(self.config, varied)
+
+    @property
+    def error_file(self) -> str | None:
+        """Path of the file with the trial's error; None where the trial has not failed."""
+        return f"{self.path}/error.txt" if self.error is not None and self.path else None
+
+    def is_finished(self) -> bool:
+        """Return whether the trial has ended, one way or another."""
+        return self.status.is_finished
 
     @property
     def last_result(self) -> dict[str, Any]:

@@ -51,6 +51,7 @@ class ExperimentLoop:
         self._hub = hub
         self._inbox = inbox
         self._estimate: tuple[float, float | None] = (-math.inf, None)
+        self._told_of_callback = False
         self._total_samples = total_samples
         self._now = now
         self._refresh_s = refresh_s
@@ -65,8 +66,10 @@ class ExperimentLoop:
         try:
             self._apply(self._controller.begin(self._now()))
             while not self._controller.done:
-                interrupts.end_wait(self._wait)
-                batch = self._executor.collect()
+                callback_news = self._callback_news()
+                if not callback_news:
+                    interrupts.end_wait(self._wait)
+                batch = self._executor.collect() + callback_news
                 batch += self._inbox.look(self._now())
                 if interrupts.news():
                     batch.append(ev.Interrupted(self._now()))
@@ -80,6 +83,14 @@ class ExperimentLoop:
         finally:
             with interrupts.held():  # cut short, it would leave trials running
                 self._executor.close()
+
+    def _callback_news(self) -> list[ev.Event]:
+        """Return once that a callback has raised by which the experiment is to end."""
+        if self._hub.raised is None or self._told_of_callback:
+            return []
+        self._told_of_callback = True
+        error, where = self._hub.raised
+        return [ev.CallbackRaised(self._now(), f"{where} raised {type(error).__name__}: {error}")]
 
     def _wait(self) -> None:
         limits = [self._controller.deadline - self._now(), self._refresh_s() or math.inf, commands.EVERY_S]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from trainkit.tune.placement import PlacementGroupFactory
@@ -20,6 +20,7 @@ class TrialSource:
         varied: names of the hyperparameters that are not constant.
         prefix: what all trial ids of the experiment begin with.
         trainable_name: for names and folders.
+        experiment_path: of the experiment's folder; '' where it has none.
         request_of: what a trial with this configuration reserves; may be the user's function.
         created: how many trials there are already.
         namer: gives trials names of the user's own.
@@ -32,6 +33,7 @@ class TrialSource:
         varied: set[str],
         prefix: str,
         trainable_name: str,
+        experiment_path: str = "",
         request_of: Callable[[dict[str, Any]], PlacementGroupFactory],
         created: int = 0,
         namer: Namer | None = None,
@@ -39,6 +41,7 @@ class TrialSource:
         self._proposals = proposals
         self._prefix = prefix
         self._trainable_name = trainable_name
+        self._experiment_path = experiment_path
         self._request_of = request_of
         self._varied = varied
         self._finished = False
@@ -85,6 +88,7 @@ class TrialSource:
             self._finished = True
             return None
         trial = make_trial(trial_id, self.created, config, self._trainable_name, self._varied)
+        trial.experiment_path = self._experiment_path
         self._namer.name(trial)
         self.created += 1
         return trial
@@ -98,7 +102,7 @@ def make_trial(
     trial_id: str, index: int, config: dict[str, Any], trainable_name: str, varied: set[str]
 ) -> Trial:
     """Return a trial that has not run."""
-    evaluated = {name: value for name, value in flatten(config).items() if name in varied}
+    evaluated = evaluated_of(config, varied)
     return Trial(
         trial_id=trial_id,
         index=index,
@@ -109,3 +113,8 @@ def make_trial(
         trainable_name=trainable_name,
         evaluated_params=evaluated,
     )
+
+
+def evaluated_of(config: Mapping[str, Any], varied: Collection[str]) -> dict[str, Any]:
+    """Return the hyperparameters of `config` that are `varied`, by flat name."""
+    return {name: value for name, value in flatten(config).items() if name in varied}
