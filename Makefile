@@ -47,7 +47,7 @@ bench: $(READY)  ## Run the benchmarks, each in turn
 	$(BIN)/python -m benchmarks.decision_cost
 	$(BIN)/python -m benchmarks.pbt_digits
 	$(BIN)/python -m benchmarks.training
-	$(BIN)/python -m benchmarks.sklearn
+	$(BIN)/python -m benchmarks.sklearn_searches
 
 clean:  ## Remove the environment and all caches
 	rm -rf .venv .hypothesis .mypy_cache .pytest_cache .ruff_cache build dist

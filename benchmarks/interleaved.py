@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shlex
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -36,6 +39,26 @@ def environment() -> dict[str, str]:
     return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE.parent)}
 
 
+def output_of(command: Sequence[str], env: Mapping[str, str] | None = None) -> str:
+    """Return what a program prints; if it fails, what it wrote to its stderr is in the error.
+
+    Args:
+        command: that starts the program, in the folder of this repository.
+        env: its environment, if it is not this process's.
+    """
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=HERE.parent, env=env)
+    if done.returncode != 0:
+        raise RuntimeError(_ending(command, done.returncode, done.stderr))
+    return done.stdout
+
+
+def _ending(command: Sequence[str], code: int, errors: str) -> str:
+    """Tell how a program ended, with what it wrote to its stderr."""
+    return (
+        f"{shlex.join(command)} ended with code {code}:\n{errors.strip() or 'it wrote nothing to its stderr'}"
+    )
+
+
 def timed(call: Callable[[], object]) -> float:
     """Seconds that `call` takes."""
     start = time.perf_counter()
@@ -54,7 +77,9 @@ def leave() -> None:
 
 
 class Served:
-    """A program that trains a number of steps for each line it reads, and answers "took <seconds>".
+    """A program that runs beside this one and is read line by line.
+
+    One that trains takes a number of steps on each line of its input, and answers "took <seconds>".
 
     Args:
         command: that starts it.
@@ -62,25 +87,48 @@ class Served:
 
     def __init__(self, command: Sequence[str]) -> None:
         self._command = command
+        # A file takes any amount of text, while a pipe that nobody reads stops the program once it is full.
+        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 (closed in __exit__)
         self._process = subprocess.Popen(
             command,
             env=environment(),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            stderr=self._errors,
             text=True,
             cwd=HERE.parent,
         )
 
     def steps(self, count: int) -> float:
-        """Seconds that `count` steps take."""
+        """Return the seconds that `count` steps take.
+
+        Raises:
+            RuntimeError: the program has ended; the text it wrote to its stderr is in the message.
+        """
         assert self._process.stdin is not None and self._process.stdout is not None
-        self._process.stdin.write(f"{count}\n")
-        self._process.stdin.flush()
-        line = next((line for line in self._process.stdout if line.startswith("took")), None)
-        if line is None:
-            raise RuntimeError(f"{self._command} ended:\n{self._process.communicate(timeout=60)[1]}")
-        return float(line.split()[1])
+        try:
+            self._process.stdin.write(f"{count}\n")
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            raise self._ended() from None
+        return float(self.line("took").split()[1])
+
+    def line(self, start: str) -> str:
+        """Return the next line that begins with `start`.
+
+        Raises:
+            RuntimeError: the program has ended; the text it wrote to its stderr is in the message.
+        """
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            if line.startswith(start):
+                return line
+        raise self._ended()
+
+    def _ended(self) -> RuntimeError:
+        code = self._process.wait(timeout=60)
+        self._errors.seek(0)
+        return RuntimeError(_ending(self._command, code, self._errors.read()))
 
     def __enter__(self) -> Served:
         return self
@@ -91,11 +139,11 @@ class Served:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if self._process.poll() is not None:
-            return
-        try:
-            # Said, as another process may hold the pipe open.
-            self._process.communicate("0\n", timeout=60)
-        except subprocess.TimeoutExpired as late:
-            self._process.kill()
-            raise RuntimeError(f"{self._command} did not end") from late
+        with self._errors:
+            try:
+                # The line ends the program: another process may hold the pipe open.
+                with contextlib.suppress(BrokenPipeError):
+                    self._process.communicate("0\n", timeout=60)
+            except subprocess.TimeoutExpired as late:
+                self._process.kill()
+                raise RuntimeError(f"{shlex.join(self._command)} did not end") from late

@@ -1,4 +1,6 @@
-"""PBT on the digits recipe against its own best fixed member: `python -m benchmarks.pbt_digits [--seeds N]`.
+"""PBT on the digits recipe against its own best fixed member.
+
+    python -m benchmarks.pbt_digits [--seeds N] [--small]
 
 For each seed a population trains in processes of its own, and then the same members with exploit off: the
 same configurations, the same epochs, so the same cost. Prints the best member's loss and accuracy at the end
@@ -21,15 +23,17 @@ from trainkit import tune
 from trainkit.tune import schedulers as sch
 
 SEEDS, MEMBERS, EPOCHS, INTERVAL = 5, 8, 24, 4
+SMALL_EPOCHS = 5
 
 
-def best(data: dict[str, Any], folder: str, seed: int, *, fixed: bool) -> tuple[float, float]:
+def best(data: dict[str, Any], folder: str, seed: int, epochs: int, *, fixed: bool) -> tuple[float, float]:
     """Loss and accuracy of the member that ends best by loss.
 
     Args:
         data: the digits.
         folder: for the experiment.
         seed: of configurations and scheduler.
+        epochs: that each member trains.
         fixed: nobody exploits.
     """
     scheduler = sch.PopulationBasedTraining(
@@ -49,15 +53,15 @@ def best(data: dict[str, Any], folder: str, seed: int, *, fixed: bool) -> tuple[
         run_config=tune.RunConfig(
             name=f"{'fixed' if fixed else 'pbt'}-{seed}",
             storage_path=folder,
-            stop={"training_iteration": EPOCHS},
+            stop={"training_iteration": epochs},
             verbose=0,
         ),
     ).fit()
     if (
         results.num_terminated != MEMBERS
-        or sum(len(result.history) for result in results) != MEMBERS * EPOCHS
+        or sum(len(result.history) for result in results) != MEMBERS * epochs
     ):
-        raise RuntimeError(f"{MEMBERS} members were to run {EPOCHS} epochs each, and these came: {results}")
+        raise RuntimeError(f"{MEMBERS} members were to run {epochs} epochs each, and these came: {results}")
     last = results.get_best_result().metrics
     return last["loss"], last["accuracy"]
 
@@ -66,14 +70,17 @@ def main() -> None:
     """Run and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--seeds", type=int, default=SEEDS, help="%(default)s")
+    parser.add_argument("--small", action="store_true", help="one seed, few epochs: only shows that it runs")
     arguments = parser.parse_args()
+    seeds, epochs = (1, SMALL_EPOCHS) if arguments.small else (arguments.seeds, EPOCHS)
     trainkit.init(num_cpus=os.cpu_count())
     data = digits.load()
     print(f"{'seed':<8}{'PBT: loss, accuracy':>24}{'best fixed member':>24}")
     pairs = []
     with tempfile.TemporaryDirectory() as folder:
-        for seed in range(arguments.seeds):
-            pairs.append((best(data, folder, seed, fixed=False), best(data, folder, seed, fixed=True)))
+        for seed in range(seeds):
+            sides = [best(data, folder, seed, epochs, fixed=fixed) for fixed in (False, True)]
+            pairs.append(sides)
             told = [f"{loss:.4f}, {accuracy:.2%}" for loss, accuracy in pairs[-1]]
             print(f"{seed:<8}{told[0]:>24}{told[1]:>24}", flush=True)
     trainkit.shutdown()
@@ -87,7 +94,7 @@ def main() -> None:
             f"{name:<8}{Cell.of(ours)!s:>24}{Cell.of(theirs)!s:>24}  PBT is {comparison.verdict}: lower by "
             f"{comparison.gain:.4f}, standard error {comparison.error:.4f}"
         )
-    told = {"benchmark": "pbt_digits", "seeds": arguments.seeds, "verdicts": verdicts}
+    told = {"benchmark": "pbt_digits", "seeds": seeds, "verdicts": verdicts}
     sys.stdout.write(json.dumps(told | {"loss": losses}) + "\n")
 
 

@@ -14,12 +14,11 @@ import os
 import pickle
 import socket
 import statistics
-import subprocess
 import sys
 from collections import defaultdict
-from pathlib import Path
 from typing import NamedTuple
 
+from benchmarks.interleaved import output_of
 from benchmarks.runtime_work import rate
 
 ROUNDS = 3
@@ -84,7 +83,7 @@ def bare_round_trips(count: int = 3_000) -> float:
 def import_ms() -> float:
     """Milliseconds that `import trainkit` takes in a fresh interpreter."""
     script = "import time; start = time.perf_counter(); import trainkit; print(time.perf_counter() - start)"
-    return float(subprocess.check_output([sys.executable, "-c", script], text=True)) * 1e3
+    return float(output_of([sys.executable, "-c", script])) * 1e3
 
 
 def environment() -> dict[str, str]:
@@ -95,15 +94,8 @@ def environment() -> dict[str, str]:
 
 def section(side: str, name: str, scale: float) -> dict[str, float]:
     """The figures of one section of `benchmarks.runtime_work`, from a process of its own."""
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.runtime_work", side, name, str(scale)],
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-        cwd=Path(__file__).parents[1],
-        env=environment(),
-    )
-    figures: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    command = [sys.executable, "-m", "benchmarks.runtime_work", side, name, str(scale)]
+    figures: dict[str, float] = json.loads(output_of(command, environment()).splitlines()[-1])
     return figures
 
 

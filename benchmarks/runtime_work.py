@@ -12,12 +12,13 @@ from __future__ import annotations
 import importlib
 import json
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from benchmarks.interleaved import output_of
 
 ARRAY_BYTES = 100_000_000
 ARGUMENTS = {"trainkit": "num_cpus=2", "ray": "num_cpus=2, include_dashboard=False"}
@@ -158,8 +159,7 @@ def first_reply(side: str, scale: float) -> dict[str, float]:
         f"import time; start = time.perf_counter(); import {side} as api; api.init({ARGUMENTS[side]});"
         "assert api.get(api.remote(lambda: 1).remote()) == 1; print(time.perf_counter() - start)"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    return {"init_to_first_reply_s": float(done.stdout.split()[-1])}
+    return {"init_to_first_reply_s": float(output_of([sys.executable, "-c", script]).split()[-1])}
 
 
 def idle(api: Any, scale: float) -> dict[str, float]:

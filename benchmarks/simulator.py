@@ -1,7 +1,7 @@
 """What the simulator says of the papers' examples, and what it costs.
 
     python -m benchmarks.simulator [--only toy stragglers scaling cost large] [--folder pictures]
-                                   [--seeds 25] [--rows 1 2]
+                                   [--seeds 25] [--rows 1 2] [--small]
 
 Seconds of CPU are this process's, so that other work on the machine counts little.
 """
@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import argparse
 import gc
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.interleaved import output_of
 from benchmarks.simulated_work import (
     STRAGGLERS,
     Rungs,
@@ -75,15 +75,15 @@ def scaling(arguments: argparse.Namespace) -> None:
     """How much more 512 workers do than one."""
     reference = {1: 1.40, 4: 1.45, 16: 1.36, 64: 1.26, 256: 1.17, 512: 1.15}
     print("\nThroughput of ASHA: stragglers .24, rank noise .1, from scratch, 2000 units of time")
-    for workers, expected in reference.items():
-        seeds = range(8 if workers <= 16 else 2 if workers == 64 else 1)
+    for workers, expected in list(reference.items())[: 1 if arguments.small else None]:
+        seeds = range(1 if arguments.small else 8 if workers <= 16 else 2 if workers == 64 else 1)
         values, busy = [], []
         for seed in seeds:
             results = run(
                 asha(256, 4),
                 Rungs(4, 0.1),
                 workers=workers,
-                horizon_s=2000,
+                horizon_s=400 if arguments.small else 2000,
                 stragglers=0.24,
                 resume=False,
                 seed=seed,
@@ -121,9 +121,10 @@ def cost(arguments: argparse.Namespace) -> None:
     their trial, which is drawn and named, set up and ended for it; of FIFO it is one in 27. So the speed is
     given with how many trials there were for a job.
     """
-    print("\nJobs a second of CPU, records kept: 25 workers, 50,000 jobs, the best of three")
+    jobs = 500 if arguments.small else 50_000
+    print(f"\nJobs a second of CPU, records kept: 25 workers, {jobs:,} jobs, the best of three")
     for name, (make, objective) in KINDS.items():
-        runs = [_timed(make(), objective, 25, 50_000) for _ in range(3)]
+        runs = [_timed(make(), objective, 25, jobs) for _ in range(3)]
         spent, results = min(runs, key=lambda run: run[0])
         trials = len(results) / results.work
         print(
@@ -155,15 +156,22 @@ def _timed(
 
 def large(arguments: argparse.Namespace) -> None:
     """10,000 workers, in a process of its own, as its memory is looked at."""
-    print("\n10,000 workers, 200,000 jobs (ASHA, a report a rung)", flush=True)
-    subprocess.run([sys.executable, "-m", "benchmarks.simulator", "--only", "large-alone"], check=True)
+    workers, jobs = _large(arguments)
+    print(f"\n{workers:,} workers, {jobs:,} jobs (ASHA, a report a rung)", flush=True)
+    command = [sys.executable, "-m", "benchmarks.simulator", "--only", "large-alone"]
+    print(output_of([*command, "--small"] if arguments.small else command), end="")
+
+
+def _large(arguments: argparse.Namespace) -> tuple[int, int]:
+    """Return how many workers and jobs are many."""
+    return (100, 2_000) if arguments.small else (10_000, 200_000)
 
 
 def large_alone(arguments: argparse.Namespace) -> None:
-    """See `large`."""
+    """Measure the part "large" in this process."""
     began, wall = time.process_time(), time.monotonic()
     make, objective = KINDS["ASHA stopping, a report a rung"]
-    _timed(make(), objective, 10_000, 200_000)
+    _timed(make(), objective, *_large(arguments))
     # What getrusage knows of a process includes the one that has started it.
     status = Path("/proc/self/status").read_text()
     peak = int(status.split("VmHWM:")[1].split()[0]) / 1024
@@ -196,7 +204,10 @@ def main(given: Sequence[str] | None = None) -> None:
     parser.add_argument("--rows", type=int, nargs="+", help="of that table, from 1 on; a minute each")
     parser.add_argument("--folder", type=Path, default=Path("pictures"), help="for the plots")
     parser.add_argument("--only", nargs="+", choices=PARTS, help="some of the parts")
+    parser.add_argument("--small", action="store_true", help="little work: only shows that it runs")
     arguments = parser.parse_args(given)
+    if arguments.small:
+        arguments.seeds, arguments.rows = 1, [1]
     for name in arguments.only or [name for name in PARTS if name != "large-alone"]:
         PARTS[name](arguments)
 

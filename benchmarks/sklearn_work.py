@@ -1,4 +1,4 @@
-"""The work that the scikit-learn door's benchmark times, on both sides: `benchmarks.sklearn` calls it.
+"""The work of `benchmarks.sklearn_searches`, on both sides.
 
 `python -m benchmarks.sklearn_work SECTION... SCALE` runs sections, in each the sides in turn, and prints all
 their figures as a line of JSON.
@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import statistics
-import subprocess
 import sys
 import threading
 import time
@@ -29,7 +28,7 @@ from sklearn.naive_bayes import GaussianNB
 from sklearn.svm import SVC
 
 import trainkit
-from benchmarks.interleaved import environment, in_turn
+from benchmarks.interleaved import environment, in_turn, output_of
 from trainkit.sklearn import TuneGridSearchCV, TuneSearchCV
 
 JOBS = 2
@@ -123,9 +122,7 @@ def cold(scale: float) -> dict[str, float]:
         text = _COLD.format(module=module, name=SIDES[side].__name__, grid=grid)
 
         def run() -> None:
-            command = [sys.executable, "-c", text]
-            done = subprocess.run(command, capture_output=True, text=True, check=True, env=_usual())
-            within[side].append(float(done.stdout.split()[1]))
+            within[side].append(float(output_of([sys.executable, "-c", text], _usual()).split()[1]))
 
         return run
 

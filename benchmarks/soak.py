@@ -106,7 +106,7 @@ def soak(minutes: float) -> int:
     command = [sys.executable, "-m", "benchmarks.soak", "--seconds", str(minutes * 60), "--seed"]
     drivers = [
         subprocess.Popen([*command, str(seed)], stdout=subprocess.PIPE, text=True) for seed in range(DRIVERS)
-    ]
+    ]  # stderr is this program's, so that the error of a driver that dies is seen
     processes = [psutil.Process(driver.pid) for driver in drivers]
     rng, kills, start = random.Random(0), 0, time.monotonic()
     while any(driver.poll() is None for driver in drivers):

@@ -1,15 +1,15 @@
 """What the trainer costs, and what it saves: `python -m benchmarks.training`.
 
 Prints a small table and one line of JSON. Both sides of each ratio take turns in the same run, one
-thread a process, medians. `--quick` only shows that it runs.
+thread a process, medians. `--small` only shows that it runs.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import statistics
-import subprocess
 import sys
 import time
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from typing import Any
 
 import trainkit
 from benchmarks import training_steps
-from benchmarks.interleaved import HERE, LAUNCHER, environment
+from benchmarks.interleaved import LAUNCHER, Served
 
 DONE = "first epoch done"
 
@@ -34,34 +34,23 @@ class Sizes:
     starts: int = 5
 
 
-QUICK = Sizes(epochs=3, blocks=3, steps=29, single_steps=9, starts=1)
+SMALL = Sizes(epochs=3, blocks=3, steps=29, single_steps=9, starts=1)
 
 
 def first_epoch(command: list[str]) -> float:
-    """Seconds from starting `command` until it says that its first epoch is done."""
+    """Return the seconds from starting `command` until it says that its first epoch is done."""
     start = time.perf_counter()
-    with subprocess.Popen(
-        command,
-        env=environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=HERE.parent,
-    ) as process:
-        assert process.stdout is not None
-        took = next((time.perf_counter() - start for line in process.stdout if DONE in line), None)
-        _, errors = process.communicate(timeout=60)
-    if took is None:
-        raise RuntimeError(f"{command} did not finish an epoch:\n{errors}")
-    return took
+    with Served(command) as program:
+        program.line(DONE)
+        return time.perf_counter() - start
 
 
 def starts(times: int) -> dict[str, list[float]]:
     """Seconds from nothing to the end of the first epoch of two workers, by turns."""
     took: dict[str, list[float]] = {"torchrun": [], "trainer": []}
     for _ in range(times):
-        took["torchrun"].append(first_epoch([*LAUNCHER, str(HERE / "training_torchrun.py")]))
-        took["trainer"].append(first_epoch([sys.executable, str(HERE / "training_trainer.py")]))
+        took["torchrun"].append(first_epoch([*LAUNCHER, "-m", "benchmarks.training_torchrun"]))
+        took["trainer"].append(first_epoch([sys.executable, "-m", "benchmarks.training_trainer"]))
     return took
 
 
@@ -78,7 +67,9 @@ def ms(seconds: float) -> str:
 
 def main() -> None:
     """Measure and print."""
-    sizes = QUICK if "--quick" in sys.argv else Sizes()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--small", action="store_true", help="few steps: only shows that it runs")
+    sizes = SMALL if parser.parse_args().small else Sizes()
     found: dict[str, Any] = {"benchmark": "training", "cores": os.cpu_count(), **vars(sizes)}
     print(f"{'work':<58}{'plain':>12}{'trainkit':>12}{'ratio':>8}{'aim':>10}")
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from benchmarks.interleaved import HERE, LAUNCHER, Served, in_turn, timed
+from benchmarks.interleaved import LAUNCHER, Served, in_turn, timed
 from benchmarks.training_data import make_data
 from benchmarks.training_job import BATCH_SIZE, make_model, make_optimizer, train_epoch
 from benchmarks.training_trainer import Digits
@@ -41,7 +41,7 @@ def epoch_times(epochs: int) -> list[list[float]]:
 def two_worker_times(steps: int, rounds: int) -> list[list[float]]:
     """Seconds of `steps` steps of two workers: under torchrun, and in a trainer; both are up all the time."""
     with (
-        Served([*LAUNCHER, str(HERE / "training_torchrun.py"), "--serve"]) as theirs,
+        Served([*LAUNCHER, "-m", "benchmarks.training_torchrun", "--serve"]) as theirs,
         TorchTrainer(
             training_operator_cls=Digits, config={"data": make_data()}, num_workers=2, use_gpu=False
         ) as trainer,

@@ -1,4 +1,6 @@
-"""Two data-parallel workers as PyTorch's own launcher runs them: torchrun --nproc-per-node 2 <this file>.
+"""Two data-parallel workers as PyTorch's own launcher runs them.
+
+The command is `torchrun --nproc-per-node 2 -m benchmarks.training_torchrun`.
 
 With `--serve` they train as long as lines come in: each is a number of steps, answered by the seconds taken.
 """

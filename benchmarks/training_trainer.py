@@ -1,4 +1,4 @@
-"""The same two workers by `TorchTrainer`: python <this file>."""
+"""The same two workers by `TorchTrainer`: `python -m benchmarks.training_trainer`."""
 
 from __future__ import annotations
 

@@ -12,11 +12,11 @@ import argparse
 import json
 import os
 import statistics
-import subprocess
 import sys
 from collections import defaultdict
-from pathlib import Path
 from typing import Any, NamedTuple
+
+from benchmarks.interleaved import output_of
 
 ROUNDS = 3
 SECTIONS = {
@@ -66,15 +66,9 @@ ROWS = [
 
 def section(side: str, name: str, scale: float) -> dict[str, Any]:
     """The figures of one section, from a process of its own."""
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.tuning_work", side, name, str(scale)],
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-        cwd=Path(__file__).parents[1],
-        env={**os.environ, "RAY_USAGE_STATS_ENABLED": "0"},
-    )
-    figures: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    command = [sys.executable, "-m", "benchmarks.tuning_work", side, name, str(scale)]
+    environment = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0"}
+    figures: dict[str, Any] = json.loads(output_of(command, environment).splitlines()[-1])
     return figures
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.sklearn import ROWS
+from benchmarks.sklearn_searches import ROWS
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.mark.timeout(900)  # a busy machine may take long for it
 def test_every_section_has_its_lines_and_its_figures() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.sklearn", "--small"],
+        [sys.executable, "-m", "benchmarks.sklearn_searches", "--small"],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -29,7 +29,7 @@ def test_every_section_has_its_lines_and_its_figures() -> None:
     assert head.split()[0] == "work"
     assert len(table) == len(ROWS)
     figures = json.loads(last)
-    assert figures["benchmark"] == "sklearn"
+    assert figures["benchmark"] == "sklearn_searches"
     for row, line in zip(ROWS, table, strict=True):
         assert line.startswith(row.label)
         assert float(line.split()[-1]) == pytest.approx(figures[row.key], rel=0.01, abs=1e-3)

@@ -1,4 +1,6 @@
-"""The scikit-learn door beside scikit-learn's own searches: `python -m benchmarks.sklearn [--only SECTION]`.
+"""The scikit-learn door beside scikit-learn's own searches.
+
+    python -m benchmarks.sklearn_searches [--only SECTION] [--small]
 
 Both sides take turns in one run with two jobs each, and ratios are medians over the rounds, so that what else
 the machine does meets both. "Warm" means that the workers of both sides are there: joblib's from the round
@@ -10,11 +12,11 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import NamedTuple
+
+from benchmarks.interleaved import output_of
 
 SECTIONS = ("svm", "tiny", "alone", "cold", "stopping", "memory")
 
@@ -55,15 +57,9 @@ ROWS = [
 
 def figures_of(names: Sequence[str], scale: float) -> dict[str, float]:
     """The figures of some sections, from a process of their own."""
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.sklearn_work", *names, str(scale)],
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-        cwd=Path(__file__).parents[1],
-        env={name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"},
-    )
-    figures: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    command = [sys.executable, "-m", "benchmarks.sklearn_work", *names, str(scale)]
+    environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+    figures: dict[str, float] = json.loads(output_of(command, environment).splitlines()[-1])
     return figures
 
 
@@ -95,7 +91,7 @@ def main() -> None:
         if row.key in figures:
             print(line(row, figures, judge=not arguments.small))
     rounded = {key: round(value, 4) for key, value in figures.items()}
-    print(json.dumps({"benchmark": "sklearn", "cores": os.cpu_count(), **rounded}))
+    print(json.dumps({"benchmark": "sklearn_searches", "cores": os.cpu_count(), **rounded}))
 
 
 if __name__ == "__main__":
