@@ -22,7 +22,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "trainkit": {},
     "ray": {"include_dashboard": False, "log_to_driver": False, "logging_level": "ERROR"},
 }
-NEEDED = {"trainkit": "trainkit[tune]", "ray": "ray[tune]"}
+NEEDED = {"trainkit": "trainkit-ml[tune]", "ray": "ray[tune]"}
 SLEEP_S = 0.1
 SLEEPERS = 16
 

@@ -4,7 +4,7 @@
     python -m recipes.digits --scheduler pbt        # or hyperband, bohb, median, pb2, ...
     python -m recipes.digits --resume               # go on after an interruption
 
-It needs `pip install 'trainkit[demo]'`, for the digits. The trainable is a class that saves and loads its
+It needs `pip install '.[demo]'`, for the digits. The trainable is a class that saves and loads its
 weights, so schedulers may pause a trial and go on with it, or let one take over another's weights. It prints
 what became of each trial, and the best configuration.
 """

@@ -3,7 +3,7 @@
     python -m recipes.lightning_digits                 # two workers; about fifteen seconds on two cores
     python -m recipes.lightning_digits --tune          # learning rate and width first
 
-It needs `pip install 'trainkit[lightning,demo]'`. Lightning's own loops run the epochs, and its
+It needs `pip install '.[lightning,demo]'`. Lightning's own loops run the epochs, and its
 `EarlyStopping` says when there is nothing left to gain. It prints the loss and the accuracy of each epoch,
 and leaves a checkpoint.
 """

@@ -4,7 +4,7 @@
     python -m recipes.scikit_digits --data cancer      # breast cancer, 569 samples of 30 features
     python -m recipes.scikit_digits --output results   # keep the experiments, for `trainkit ls results`
 
-It needs `pip install 'trainkit[sklearn]'`; the data comes with scikit-learn. The grid is over a pipeline with
+It needs `pip install '.[sklearn]'`; the data comes with scikit-learn. The grid is over a pipeline with
 an SVM, so that both sides fit the same models. The random search is over a linear model that learns by
 stochastic gradient descent: scikit-learn trains each candidate to the end, trainkit only those that keep up.
 It prints a table: best parameters, scores in cross-validation and on held-out data, seconds.

@@ -103,7 +103,7 @@ def runtime(request: pytest.FixtureRequest) -> Iterator[None]:
 @pytest.fixture(scope="module")
 def ray_cluster() -> Iterator[Any]:
     """A session on a Ray cluster of two nodes with a CPU each, both on this machine, for a module."""
-    pytest.importorskip("ray", reason="the Ray engine needs Ray: pip install 'trainkit[ray]'")
+    pytest.importorskip("ray", reason="the Ray engine needs Ray: pip install 'trainkit-ml[ray]'")
     from ray.cluster_utils import Cluster
 
     from tests.runtime.ray_session import clean_ray

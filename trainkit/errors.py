@@ -60,6 +60,10 @@ __all__ = [
 ]
 
 
+DISTRIBUTION = "trainkit-ml"
+"""Name of the distribution; on the public index, "trainkit" is another project."""
+
+
 class TrainkitError(Exception):
     """Base of all errors that trainkit raises by itself."""
 
@@ -78,6 +82,17 @@ class InfeasibleError(ConfigError):
 
 class MissingDependencyError(TrainkitError, ImportError):
     """An optional package is needed; the message holds the command that installs it."""
+
+    @classmethod
+    def of(cls, need: str, extra: str, cause: ImportError | None = None) -> MissingDependencyError:
+        """Return the error for a need that an extra of this distribution meets.
+
+        Args:
+            need: such as "OptunaSearch needs Optuna".
+            extra: the name that pyproject.toml gives the packages.
+            cause: the error of the import, which may be that of a package installed in part.
+        """
+        return cls(f"{need}: pip install '{DISTRIBUTION}[{extra}]'" + (f" ({cause})" if cause else ""))
 
 
 class NotInitializedError(TrainkitError):

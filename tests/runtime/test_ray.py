@@ -23,7 +23,7 @@ from tests.suites.engine_placement import PlacementSuite
 from tests.suites.engine_state import StateSuite
 from trainkit.errors import ConfigError, ObjectLostError, SerializationError, TaskError, WorkerDiedError
 
-ray = pytest.importorskip("ray", reason="the Ray engine needs Ray: pip install 'trainkit[ray]'")
+ray = pytest.importorskip("ray", reason="the Ray engine needs Ray: pip install 'trainkit-ml[ray]'")
 
 from tests.runtime.ray_session import clean_ray  # noqa: E402
 

@@ -12,7 +12,7 @@ import trainkit
 from tests.runtime.ray_actors import Many
 from trainkit.errors import ConfigError, InfeasibleError, ObjectLostError
 
-ray = pytest.importorskip("ray", reason="the Ray engine needs Ray: pip install 'trainkit[ray]'")
+ray = pytest.importorskip("ray", reason="the Ray engine needs Ray: pip install 'trainkit-ml[ray]'")
 
 from ray.cluster_utils import Cluster  # noqa: E402
 

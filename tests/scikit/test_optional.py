@@ -21,4 +21,4 @@ def test_what_is_missing_is_named_with_what_installs_it() -> None:
     done = subprocess.run(
         [sys.executable, "-c", CODE], capture_output=True, text=True, timeout=120, check=True
     )
-    assert "searches over estimators need sklearn: pip install 'trainkit[sklearn]'" in done.stdout
+    assert "searches over estimators need sklearn: pip install 'trainkit-ml[sklearn]'" in done.stdout

@@ -175,7 +175,7 @@ def test_several_loaders_given_beside_the_module() -> None:
 def test_without_lightning_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in PACKAGES:
         monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(MissingDependencyError, match=r"pip install 'trainkit\[lightning\]'"):
+    with pytest.raises(MissingDependencyError, match=r"pip install 'trainkit-ml\[lightning\]'"):
         TrainingOperator.from_ptl(torch.nn.Linear)
 
 

@@ -206,7 +206,7 @@ def test_without_the_package_the_command_to_install_it_is_named():
     )
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert said.startswith("MissingDependencyError")
-    assert "pip install 'trainkit[bayesopt]'" in said
+    assert "pip install 'trainkit-ml[bayesopt]'" in said
 
 
 def test_a_place_that_comes_twice_is_no_reason_to_speak(capfd):

@@ -266,4 +266,4 @@ def test_without_hyperopt_the_command_to_install_it_is_named():
     )
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert said.startswith("MissingDependencyError")
-    assert "pip install 'trainkit[hyperopt]'" in said
+    assert "pip install 'trainkit-ml[hyperopt]'" in said

@@ -396,4 +396,4 @@ def test_without_optuna_the_command_to_install_it_is_named():
     )
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert said.startswith(MissingDependencyError.__name__)
-    assert "pip install 'trainkit[tune]'" in said
+    assert "pip install 'trainkit-ml[tune]'" in said

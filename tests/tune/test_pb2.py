@@ -274,4 +274,4 @@ def test_without_scipy_the_command_to_install_it_is_named_at_once():
     )
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert said.startswith("MissingDependencyError")
-    assert "pip install 'trainkit[tune]'" in said
+    assert "pip install 'trainkit-ml[tune]'" in said

@@ -245,4 +245,4 @@ def test_drawing_leaves_pyplot_alone_and_lack_of_matplotlib_is_explained(grid):
         "tables need pandas",
         "plots need matplotlib",
     ]
-    assert all("pip install 'trainkit[tune]'" in line for line in lines)
+    assert all("pip install 'trainkit-ml[tune]'" in line for line in lines)

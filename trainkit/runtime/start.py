@@ -101,7 +101,7 @@ def start(name: str, spec: SessionSpec) -> Engine:
         return cast("Engine", inline.InlineEngine(spec))
     if name == "ray":
         if find_spec("ray") is None:
-            raise MissingDependencyError("the Ray engine needs Ray: pip install 'trainkit[ray]'")
+            raise MissingDependencyError.of("the Ray engine needs Ray", "ray")
         ray_engine = importlib.import_module("trainkit.runtime.ray_engine")
         return cast("Engine", ray_engine.RayEngine.start(spec))
     if sys.platform != "linux":

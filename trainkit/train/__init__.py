@@ -9,6 +9,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from trainkit.errors import MissingDependencyError
+
 if TYPE_CHECKING:
     from trainkit.train.keys import BATCH_SIZE, NUM_SAMPLES
     from trainkit.train.operator import TrainingOperator
@@ -56,7 +58,12 @@ def __getattr__(name: str) -> Any:
     # Loaded when first used: torch takes most of a second.
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = globals()[name] = getattr(importlib.import_module(_HOMES[name]), name)
+    try:
+        value = globals()[name] = getattr(importlib.import_module(_HOMES[name]), name)
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise MissingDependencyError.of(f"{name} needs PyTorch", "train") from error
     return value
 
 

@@ -33,7 +33,7 @@ def require_module_class(cls: Any) -> str:
     if isinstance(cls, type) and (name := package_of(cls, "LightningModule")) is not None:
         return name
     if not any(map(_installed, PACKAGES)):
-        raise MissingDependencyError("from_ptl() needs Lightning: pip install 'trainkit[lightning]'")
+        raise MissingDependencyError.of("from_ptl() needs Lightning", "lightning")
     shown = repr(cls) if isinstance(cls, type) else f"an object of {type(cls).__name__}"
     raise ConfigError(
         f"from_ptl({shown}): give a subclass of LightningModule, the class itself; each worker makes its own "

@@ -24,9 +24,7 @@ def load(module: str, what: str, extra: str) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        raise MissingDependencyError(
-            f"{what} need {package}: pip install 'trainkit[{extra}]' ({error})"
-        ) from error
+        raise MissingDependencyError.of(f"{what} need {package}", extra, error) from error
 
 
 def pandas_frame(rows: Sequence[Mapping[str, Any]]) -> Any:

@@ -75,4 +75,4 @@ def file_of(checkpoint: Checkpoint, filename: str) -> str:
 
 def missing(what: str, package: str) -> MissingDependencyError:
     """The error of a tool that is not installed; `package` is also the name of our extra."""
-    return MissingDependencyError(f"{what} needs {package}: pip install 'trainkit[{package}]'")
+    return MissingDependencyError.of(f"{what} needs {package}", package)

@@ -104,7 +104,7 @@ def _fsspec(address: str) -> Any:
     try:
         import fsspec
     except ImportError as error:
-        raise MissingDependencyError(f"{address} needs fsspec: pip install 'trainkit[storage]'") from error
+        raise MissingDependencyError.of(f"{address} needs fsspec", "storage") from error
     return fsspec
 
 

@@ -83,7 +83,7 @@ class OptunaSearch(ModelledSearcher[OptunaForm]):
         evaluated_rewards: Sequence[float] | None = None,
     ) -> None:
         if importlib.util.find_spec("optuna") is None:
-            raise MissingDependencyError("OptunaSearch needs Optuna: pip install 'trainkit[tune]'")
+            raise MissingDependencyError.of("OptunaSearch needs Optuna", "tune")
         objectives = objectives_of(metric, mode)
         if objectives:
             metric = mode = None
