@@ -2,6 +2,8 @@
 
 TrainkitError
 ├── ConfigError (also ValueError)          an argument is wrong: correct it
+│   ├── ArgumentTypeError (also TypeError) an argument is of the wrong type: correct it
+│   ├── AlreadyInitializedError (also RuntimeError)   the runtime is running: call trainkit.shutdown()
 │   ├── SpaceError                         a search space is wrong: correct it
 │   └── InfeasibleError                    the request exceeds the machine: ask for less
 ├── MissingDependencyError (also ImportError)   install the extra that the message names
@@ -32,6 +34,8 @@ from __future__ import annotations
 
 __all__ = [
     "ActorDiedError",
+    "AlreadyInitializedError",
+    "ArgumentTypeError",
     "CheckpointError",
     "ConfigError",
     "GangError",
@@ -70,6 +74,14 @@ class TrainkitError(Exception):
 
 class ConfigError(TrainkitError, ValueError):
     """An argument has a value that cannot work; the message echoes it and says what would."""
+
+
+class ArgumentTypeError(ConfigError, TypeError):
+    """An argument is of a type that cannot work; the message names the types that can."""
+
+
+class AlreadyInitializedError(ConfigError, RuntimeError):
+    """The runtime is running in this process already."""
 
 
 class SpaceError(ConfigError):

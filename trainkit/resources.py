@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 
-from trainkit.errors import ConfigError, InfeasibleError
+from trainkit.errors import ArgumentTypeError, ConfigError, InfeasibleError
 
 Bundle = Mapping[str, float]
 """Amounts by resource name; "CPU" and "GPU" are upper case, custom names are kept as given."""
@@ -16,17 +16,26 @@ QUANTUM = 10_000
 """Amounts are counted in ten-thousandths, so that 0.1 taken ten times is exactly 1."""
 
 
+def checked_names(request: Mapping[str, float] | None, *, what: str = "resource request") -> Bundle:
+    """Return `request`, or nothing for None; raise ArgumentTypeError if it holds no amounts by name."""
+    if request is None:
+        return {}
+    if not isinstance(request, Mapping) or not all(isinstance(name, str) for name in request):
+        raise ArgumentTypeError(f"{what}: {request!r}; give amounts by name, such as {{'CPU': 1}}")
+    return request
+
+
 def normalize(request: Mapping[str, float], *, what: str = "resource request") -> dict[str, float]:
     """Return `request` with canonical names, without zeros; amounts are non-negative numbers.
 
     Raises:
         ConfigError: an amount is negative, not a number, or a fraction of more than one GPU.
     """
-    if not isinstance(request, Mapping) or not all(isinstance(name, str) for name in request):
-        raise ConfigError(f"{what}: {request!r}; give amounts by name, such as {{'CPU': 1}}")
     amounts: dict[str, float] = {}
-    for name, amount in request.items():
-        if isinstance(amount, bool) or not isinstance(amount, (int, float)) or not math.isfinite(amount):
+    for name, amount in checked_names(request, what=what).items():
+        if isinstance(amount, bool) or not isinstance(amount, (int, float)):
+            raise ArgumentTypeError(f"{what}: {name}={amount!r}; give an amount such as 1 or 0.5")
+        if not math.isfinite(amount):
             raise ConfigError(f"{what}: {name}={amount!r} is not a number; give an amount such as 1 or 0.5")
         if amount < 0:
             raise ConfigError(f"{what}: {name}={amount} is negative; give 0 or more")

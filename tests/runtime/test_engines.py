@@ -13,7 +13,7 @@ from tests.suites.engine_actors import ActorSuite
 from tests.suites.engine_calls import CallSuite
 from tests.suites.engine_placement import PlacementSuite
 from tests.suites.engine_state import StateSuite
-from tests.suites.parts import Keeper, surroundings
+from tests.suites.parts import Keeper, nested_surroundings, surroundings
 
 
 class TestInline(EngineSuite):
@@ -71,6 +71,8 @@ def test_an_unknown_engine_is_refused() -> None:
         ({"resources": {"cpu": 1}}, "given twice"),
         ({"object_store_memory": -1}, "object_store_memory=-1"),
         ({"preload": "torch"}, "list of module names"),
+        ({"namespace": 123}, "namespace=123"),
+        ({"resources": ["a"]}, "amounts by name"),
         ({"preload": ["no_such_module"]}, "no module 'no_such_module'"),
         ({"runtime_env": {"conda": "base"}}, "conda"),
     ],
@@ -84,12 +86,18 @@ def test_wrong_arguments_of_init_are_refused(arguments: dict[str, Any], text: st
 @pytest.mark.parametrize("engine", ["inline", "local"])
 def test_what_a_session_gives_to_all_its_workers(engine: str, tmp_path: Path) -> None:
     folder = str(tmp_path.resolve())
+    inner_folder = tmp_path.resolve() / "inner"
+    inner_folder.mkdir()
     environment = {"env_vars": {"SUITE_A": "1"}, "working_dir": folder}
     trainkit.init(engine=engine, num_cpus=2, namespace="mine", runtime_env=environment)
     try:
         task = trainkit.remote(surroundings)
         assert trainkit.get(task.remote("SUITE_A")) == ("1", folder)
         assert trainkit.get(task.options(env={"SUITE_A": "2"}).remote("SUITE_A")) == ("2", folder)
+        inner = {"env_vars": {"SUITE_A": "2"}, "working_dir": str(inner_folder)}
+        nested = trainkit.remote(nested_surroundings)
+        assert trainkit.get(nested.remote("SUITE_A")) == ("1", folder)
+        assert trainkit.get(nested.options(runtime_env=inner).remote("SUITE_A")) == ("2", str(inner_folder))
         actor = trainkit.remote(Keeper).options(name="here").remote("found")
         assert trainkit.get(trainkit.get_actor("here", "mine").get.remote()) == "found"
         assert trainkit.get(actor.context.remote())["namespace"] == "mine"

@@ -210,6 +210,44 @@ class EngineSuite(Suite):
         with pytest.raises(ConfigError, match=text):
             trainkit.remote(**options)(double)
 
+    @pytest.mark.parametrize(
+        "options",
+        [
+            {"num_cpus": "2"},
+            {"resources": ["a"]},
+            {"name": 1},
+            {"max_retries": "a"},
+            {"max_calls": 1.5},
+            {"num_returns": "x"},
+            {"retry_exceptions": 3},
+            {"scheduling_strategy": 4},
+            {"runtime_env": 3},
+        ],
+    )
+    def test_an_option_of_the_wrong_type_is_a_type_error(self, options: dict[str, Any]) -> None:
+        with pytest.raises(TypeError, match=next(iter(options)).replace("num_cpus", "CPU")) as caught:
+            trainkit.remote(double).options(**options)
+        assert isinstance(caught.value, ConfigError)
+
+    def test_arguments_of_the_wrong_type_are_type_errors(self) -> None:
+        ref: Any = trainkit.put(1)
+        with pytest.raises(TypeError, match="num_returns"):
+            trainkit.wait([ref], num_returns="1")  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match="timeout"):
+            trainkit.wait([ref], timeout="1")  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match="timeout=-1"):
+            trainkit.wait([ref], timeout=-1)
+        for verb in (trainkit.put, trainkit.kill, lambda _: trainkit.cancel(1), lambda _: trainkit.remote(3)):
+            with pytest.raises(TypeError):
+                verb(ref)
+
+    def test_older_words_for_a_call(self) -> None:
+        assert trainkit.get(trainkit.remote(double)._remote(args=[2], num_cpus=1)) == 4
+        assert trainkit.get(trainkit.remote(double)._remote((), {"value": 3})) == 6
+        counter = trainkit.remote(Counter)._remote(kwargs={"start": 5}, num_cpus=0)
+        assert trainkit.get(counter.add._remote([2])) == 7
+        assert trainkit.get(counter.pair._remote(num_returns=2)) == ["count", 7]
+
     def test_calling_a_remote_directly_says_how(self) -> None:
         with pytest.raises(TypeError, match=r"\.remote\("):
             trainkit.remote(double)(1)
@@ -224,6 +262,10 @@ class EngineSuite(Suite):
             lambda: trainkit.remote(double).remote(valeu=1),
             lambda: trainkit.remote(Counter).remote(1, 2),
             lambda: trainkit.remote(Counter).remote().add.remote(1, 2),
+            lambda: trainkit.remote(Counter).remote().add.remote(1, amount=2),
+            lambda: trainkit.remote(Counter).remote().add.remote(amuont=2),
+            lambda: trainkit.remote(Counter).remote().set.remote(),
+            lambda: trainkit.remote(Counter).remote().set.remote(itens=[]),
         ],
     )
     def test_arguments_that_do_not_fit_are_refused_where_they_are_given(self, call: Any) -> None:
@@ -264,9 +306,16 @@ class EngineSuite(Suite):
         assert trainkit.get(remote.remote()) == 6
 
     def test_get_and_wait_refuse_what_is_no_reference(self) -> None:
-        with pytest.raises(ConfigError, match="takes references"):
-            trainkit.get(3)  # type: ignore[call-overload]
-        ref = trainkit.put(1)
+        ref: Any = trainkit.put(1)
+        for verb, wrong in (
+            (trainkit.get, 3),
+            (trainkit.get, [3]),
+            (trainkit.wait, ref),
+            (trainkit.wait, [3]),
+        ):
+            with pytest.raises(ConfigError, match="takes references") as caught:
+                verb(wrong)
+            assert isinstance(caught.value, TypeError)
         with pytest.raises(ConfigError, match="same reference twice"):
             trainkit.wait([ref, ref])
 
@@ -359,6 +408,8 @@ class EngineSuite(Suite):
             trainkit.get(counter.add.remote())
 
     def test_initializing_twice_is_refused(self) -> None:
+        with pytest.raises(RuntimeError):
+            trainkit.init()
         with pytest.raises(ConfigError, match="already running"):
             trainkit.init()
         trainkit.init(ignore_reinit_error=True)

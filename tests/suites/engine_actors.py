@@ -128,6 +128,9 @@ class ActorSuite(Suite):
             ({"get_if_exists": True}, "needs a name"),
             ({"lifetime": "for ever"}, "'detached'"),
             ({"max_concurrency": 0}, "max_concurrency=0"),
+            ({"concurrency_groups": 3}, "concurrency_groups=3"),
+            ({"get_if_exists": 3}, "get_if_exists=3"),
+            ({"namespace": 1}, "namespace=1"),
             ({"max_restarts": -2}, "max_restarts=-2"),
             ({"max_task_retries": 1}, "max_restarts"),
             ({"num_returns": 2}, "functions have this option"),
@@ -158,6 +161,49 @@ class ActorSuite(Suite):
 
     def test_an_actor_itself_can_be_called(self) -> None:
         assert trainkit.get(keeper(1).__call__.remote(2)) == 3
+
+    def test_what_a_class_has_is_there_through_the_remote_class(self) -> None:
+        remote = trainkit.remote(Keeper)
+        assert remote.LIMIT == 7
+        assert remote.doubled(2) == 4
+        assert {"LIMIT", "doubled", "get", "remote", "options"} <= set(dir(remote))
+        with pytest.raises(AttributeError, match="missing"):
+            remote.missing  # noqa: B018
+        actor = remote.remote()
+        assert {"get", "doubled", "__ray_ready__"} <= set(dir(actor))
+        assert trainkit.get(actor.doubled.remote(3)) == 6
+
+    def test_an_attribute_does_not_hide_a_method(self) -> None:
+        actor = keeper()
+        trainkit.get(actor.__ray_call__.remote(lambda own: setattr(own, "get", "hidden")))
+        assert trainkit.get(actor.get.remote()) is None
+
+    def test_every_actor_has_methods_of_ray(self) -> None:
+        actor = keeper(1)
+        assert trainkit.get(actor.__ray_ready__.remote()) is True
+        call = actor.__ray_call__.remote(
+            lambda own, more, function: (own.value, more, function), 2, function=3
+        )
+        assert trainkit.get(call) == (1, 2, 3)
+        with pytest.raises(TypeError):
+            actor.__ray_call__.remote()
+        assert trainkit.get(trainkit.remote(Courier).remote().__ray_ready__.remote()) is True
+
+    def test_an_actor_is_told_to_end_behind_its_calls(self) -> None:
+        actor = keeper(1, max_restarts=1)
+        before, end = actor.get.remote(), actor.__ray_terminate__.remote()
+        assert trainkit.get(before) == 1
+        with pytest.raises(ActorDiedError):
+            trainkit.get(end)
+        assert eventually(lambda: is_dead(actor))
+
+    def test_a_handle_has_the_id_of_its_actor(self) -> None:
+        actor, other = keeper(name="known by its id"), keeper()
+        inside = trainkit.get(actor.context.remote())["actor_id"]
+        found = trainkit.get_actor("known by its id")
+        assert actor._actor_id.hex() == found._actor_id.hex() == actor._ray_actor_id.hex() == inside
+        assert actor._actor_id == found._actor_id != other._actor_id
+        assert actor._actor_id.binary().hex() == inside
 
     def test_a_call_sent_is_done_although_no_handle_is_left(self) -> None:
         assert trainkit.get(keeper("last").get.remote()) == "last"

@@ -78,6 +78,12 @@ def surroundings(name: str) -> tuple[str | None, str]:
     return os.environ.get(name), os.getcwd()
 
 
+def nested_surroundings(name: str) -> tuple[str | None, str]:
+    """What a task that this one starts sees."""
+    found: tuple[str | None, str] = trainkit.get(trainkit.remote(surroundings).remote(name))
+    return found
+
+
 def context() -> dict[str, Any]:
     """What the runtime says of where this runs."""
     where = trainkit.get_runtime_context()
@@ -123,6 +129,12 @@ def value_of_named(name: str, namespace: str | None = None) -> Any:
 
 class Keeper:
     """Keeps a value, and tells what it sees."""
+
+    LIMIT = 7
+
+    @staticmethod
+    def doubled(value: int) -> int:
+        return 2 * value
 
     def __init__(self, value: Any = None) -> None:
         self.value = value

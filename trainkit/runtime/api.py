@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar, overload
 
-from trainkit.errors import ConfigError, NotInitializedError
+from trainkit.errors import AlreadyInitializedError, ArgumentTypeError, ConfigError, NotInitializedError
 from trainkit.runtime import current
 from trainkit.runtime import placement_group as groups
 from trainkit.runtime.engine import Engine
@@ -117,7 +117,8 @@ def init(
             imports, as in `trainkit.init(preload=["torch"])`, both go on at the same time.
 
     Raises:
-        ConfigError: it is running already, or an argument is wrong.
+        AlreadyInitializedError: it is running already.
+        ConfigError: an argument is wrong.
         MissingDependencyError: Ray is asked for and not installed.
     """
     global _current
@@ -125,7 +126,7 @@ def init(
         if _current is not None and _current.alive:
             if ignore_reinit_error or _current.is_worker:
                 return
-            raise ConfigError(
+            raise AlreadyInitializedError(
                 "trainkit is already running; call shutdown() first, or pass ignore_reinit_error=True"
             )
         shutdown()  # of a session whose node died
@@ -194,7 +195,7 @@ def put(value: T) -> ObjectRef[T]:
         SerializationError: the value can't be pickled; the message names the part.
     """
     if isinstance(value, ObjectRef):
-        raise ConfigError(
+        raise ArgumentTypeError(
             "put() was given a reference: pass the reference itself on, it can be sent anywhere"
         )
     return _engine().put(value)
@@ -243,6 +244,13 @@ def wait(
     checked = _checked(refs, "wait")
     if not checked:
         return [], []
+    if isinstance(num_returns, bool) or not isinstance(num_returns, int):
+        raise ArgumentTypeError(f"wait(num_returns={num_returns!r}): give a whole number")
+    if timeout is not None:
+        if isinstance(timeout, bool) or not isinstance(timeout, (int, float)):
+            raise ArgumentTypeError(f"wait(timeout={timeout!r}): give seconds, or None to wait without end")
+        if not timeout >= 0:
+            raise ConfigError(f"wait(timeout={timeout!r}): give 0 or more seconds")
     if not 1 <= num_returns <= len(checked):
         raise ConfigError(f"wait(num_returns={num_returns}) of {len(checked)} references")
     if len(set(checked)) != len(checked):
@@ -253,7 +261,7 @@ def wait(
 def _checked(refs: Any, verb: str) -> list[ObjectRef[Any]]:
     listed = list(refs) if isinstance(refs, Sequence) and not isinstance(refs, (str, bytes)) else None
     if listed is None or not all(isinstance(ref, ObjectRef) for ref in listed):
-        raise ConfigError(
+        raise ArgumentTypeError(
             f"{verb}() takes references, as .remote() and put() return them; it was given {refs!r}"
         )
     return listed
@@ -267,7 +275,7 @@ def kill(actor: Any, *, no_restart: bool = True) -> None:
         no_restart: False lets an actor with `max_restarts` be made anew.
     """
     if not isinstance(actor, ActorHandle):
-        raise ConfigError(f"kill() takes an actor's handle, not {actor!r}")
+        raise ArgumentTypeError(f"kill() takes an actor's handle, not {actor!r}")
     _engine().kill(actor._actor, no_restart)
 
 
@@ -288,7 +296,7 @@ def cancel(ref: Any, *, force: bool = False, recursive: bool = True) -> None:
         ConfigError: `ref` is none, or `force` is asked for an actor's call.
     """
     if not isinstance(ref, (ObjectRef, ObjectRefGenerator)):
-        raise ConfigError(f"cancel() takes a reference, not {ref!r}")
+        raise ArgumentTypeError(f"cancel() takes a reference, not {ref!r}")
     _engine().cancel(ref, force, recursive)
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from trainkit.errors import ConfigError
+from trainkit.errors import ArgumentTypeError, ConfigError
 
 _OFFERED = ("env_vars", "working_dir")
 
@@ -33,6 +33,10 @@ def environment_of(env: Mapping[str, str], runtime_env: Mapping[str, Any] | None
     Raises:
         ConfigError: a value is no string, or `runtime_env` asks for what is not offered.
     """
+    if runtime_env is not None and not isinstance(runtime_env, Mapping):
+        raise ArgumentTypeError(
+            f"runtime_env={runtime_env!r}: give a dictionary, such as {{'env_vars': {{}}}}"
+        )
     asked = dict(runtime_env or {})
     unknown = sorted(set(asked) - set(_OFFERED))
     if unknown:
@@ -43,7 +47,7 @@ def environment_of(env: Mapping[str, str], runtime_env: Mapping[str, Any] | None
     variables = {**(asked.get("env_vars") or {}), **env}
     wrong = {name: value for name, value in variables.items() if {type(name), type(value)} != {str}}
     if wrong:
-        raise ConfigError(f"env holds {wrong!r}: names and values must be strings")
+        raise ArgumentTypeError(f"env holds {wrong!r}: names and values must be strings")
     folder = asked.get("working_dir")
     if folder is not None:
         folder = os.path.abspath(folder)

@@ -40,6 +40,7 @@ from trainkit.runtime.inline_loop import PrivateLoop
 from trainkit.runtime.inline_places import Place, Places
 from trainkit.runtime.inline_refs import InlineRef, InlineStream
 from trainkit.runtime.inline_state import Listing
+from trainkit.runtime.methods import method_of
 from trainkit.runtime.results import split_results
 from trainkit.runtime.serialize import Packed, pack
 from trainkit.runtime.specs import (
@@ -174,7 +175,7 @@ class InlineEngine:
                 )
                 outcome = failed(error, where)
             else:
-                outcome = self._outcome(frame, getattr(life.instance, method), packed, spec.num_returns)
+                outcome = self._outcome(frame, method_of(life.instance, method), packed, spec.num_returns)
         leave_if_over()
         return self._results(frame, outcome, spec.num_returns, spec.concurrency_group)
 

@@ -94,6 +94,11 @@ class InlineActor:
             for group, count in rooms.items()
         }
 
+    @property
+    def actor_id(self) -> str:
+        """The actor's id, in hexadecimal."""
+        return f"{self.number:016x}"
+
     def make(self) -> None:
         """Make the instance, or note why that failed."""
         life = self.life

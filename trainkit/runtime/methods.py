@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeVar, overload
 
-from trainkit.errors import ConfigError
+from trainkit.errors import ArgumentTypeError, ConfigError
 from trainkit.runtime.arity import arity_of
+from trainkit.runtime.current import engine
 from trainkit.runtime.specs import STREAMING, Interface, MethodSpec, ObjectRef
 
 if TYPE_CHECKING:
@@ -90,9 +92,51 @@ def returns_of(num_returns: int | Literal["streaming"] | None, *, generator: boo
         return STREAMING if generator else 1
     if num_returns == "streaming":
         return STREAMING
-    if isinstance(num_returns, bool) or not isinstance(num_returns, int) or num_returns < 1:
+    if isinstance(num_returns, bool) or not isinstance(num_returns, int):
+        raise ArgumentTypeError(f"num_returns={num_returns!r}: give 1 or more, or 'streaming'")
+    if num_returns < 1:
         raise ConfigError(f"num_returns={num_returns!r}: give 1 or more, or 'streaming'")
     return num_returns
+
+
+def _ready(actor: Any) -> bool:
+    return True
+
+
+def _call(actor: Any, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    return function(actor, *args, **kwargs)
+
+
+def _terminate(actor: Any) -> None:
+    engine().exit_actor()
+
+
+_BUILT_IN: Mapping[str, Callable[..., Any]] = {
+    "__ray_ready__": _ready,
+    "__ray_call__": _call,
+    "__ray_terminate__": _terminate,
+}
+BUILT_IN: Mapping[str, MethodSpec] = {
+    name: MethodSpec(arity=arity_of(function, bound=True)) for name, function in _BUILT_IN.items()
+}
+"""The methods that every actor has: it is there; it calls a function with its object; it ends."""
+
+
+def method_of(instance: Any, name: str) -> Callable[..., Any]:
+    """Return the method of that name, bound to `instance`.
+
+    It is looked up on the class, so that an attribute of the same name does not hide it.
+    """
+    built_in = _BUILT_IN.get(name)
+    if built_in is not None:
+        return functools.partial(built_in, instance)
+    kind = type(instance)
+    for base in kind.__mro__:
+        if name in vars(base):
+            found = vars(base)[name]
+            bind = getattr(type(found), "__get__", None)
+            return found if bind is None else bind(found, instance, kind)  # type: ignore[no-any-return]
+    return getattr(instance, name)  # type: ignore[no-any-return]
 
 
 def _takes_self(cls: type, name: str) -> bool:

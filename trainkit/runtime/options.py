@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from trainkit.errors import ConfigError
-from trainkit.resources import normalize
+from trainkit.errors import ArgumentTypeError, ConfigError
+from trainkit.resources import checked_names, normalize
 from trainkit.runtime.environment import environment_of
 from trainkit.runtime.methods import returns_of
 from trainkit.runtime.scheduling import PlacementGroupSchedulingStrategy, SchedulingStrategy, checked_strategy
@@ -98,6 +98,10 @@ class Options:
         _require_count("max_calls", self.max_calls, least=0)
         if self.max_concurrency is not None:
             _require_count("max_concurrency", self.max_concurrency, least=1)
+        if not isinstance(self.concurrency_groups, Mapping):
+            raise ArgumentTypeError(
+                f"concurrency_groups={self.concurrency_groups!r}: give the number of calls by group"
+            )
         for group, count in self.concurrency_groups.items():
             _require_count(f"concurrency_groups[{group!r}]", count, least=1)
         if self.max_task_retries and not self.max_restarts:
@@ -107,17 +111,27 @@ class Options:
             )
         if self.lifetime not in (None, "detached", "non_detached"):
             raise ConfigError(f"lifetime={self.lifetime!r}; there are 'detached', 'non_detached' and None")
-        if self.name is not None and (not isinstance(self.name, str) or not self.name):
-            raise ConfigError(f"name={self.name!r}: give a name that is a text, and not empty")
+        for name in ("name", "namespace"):
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, str):
+                raise ArgumentTypeError(f"{name}={value!r}: give a text")
+            if value == "":
+                raise ConfigError(f"{name}='': give a text that is not empty")
+        if not isinstance(self.get_if_exists, bool):
+            raise ArgumentTypeError(f"get_if_exists={self.get_if_exists!r}: give True or False")
         if self.get_if_exists and self.name is None:
             raise ConfigError("get_if_exists=True needs a name to look for")
         exceptions = () if isinstance(self.retry_exceptions, bool) else self.retry_exceptions
-        if not all(isinstance(kind, type) and issubclass(kind, BaseException) for kind in exceptions):
-            raise ConfigError(f"retry_exceptions={self.retry_exceptions!r}: give True or a list of classes")
+        if not isinstance(exceptions, Sequence) or not all(
+            isinstance(kind, type) and issubclass(kind, BaseException) for kind in exceptions
+        ):
+            raise ArgumentTypeError(
+                f"retry_exceptions={self.retry_exceptions!r}: give True or a list of classes"
+            )
 
     def placement(self, *, default_cpus: float) -> Placement:
         """The request for a process, with `default_cpus` where the user gave none."""
-        amounts = dict(self.resources or {})
+        amounts = dict(checked_names(self.resources, what="resources"))
         for key in ("CPU", "GPU", "cpu", "gpu", "memory"):
             if key in amounts:
                 option = key.lower() if key == "memory" else f"num_{key.lower()}s"
@@ -205,5 +219,8 @@ class Options:
 
 
 def _require_count(name: str, value: Any, *, least: int, meaning: str = "") -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ConfigError(f"{name}={value!r}: give {max(least, 0)} or more{' ' * bool(meaning)}{meaning}")
+    message = f"{name}={value!r}: give {max(least, 0)} or more{' ' * bool(meaning)}{meaning}"
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ArgumentTypeError(message)
+    if value < least:
+        raise ConfigError(message)

@@ -17,6 +17,7 @@ import ray
 
 from trainkit.runtime.environment import inside
 from trainkit.runtime.failures import pack_failure
+from trainkit.runtime.methods import method_of
 from trainkit.runtime.ray_errors import RetriedFailure, UserFailure, translate
 from trainkit.runtime.ray_values import Call, Parcel, seal, unseal, wrap
 from trainkit.runtime.results import split_results
@@ -133,7 +134,7 @@ class Host:
             raise self._failure.with_traceback(None)
         try:
             args, kwargs = call.resolved(values)
-            return getattr(self._instance, call.method)(*args, **kwargs)
+            return method_of(self._instance, call.method)(*args, **kwargs)
         except Exception as error:
             raise _failure(error, call) from None
 

@@ -105,6 +105,11 @@ class RayActor:
         self.handle = handle
         self.name = name
 
+    @property
+    def actor_id(self) -> str:
+        """The actor's id, in hexadecimal."""
+        return str(self.handle._actor_id.hex())
+
     def __eq__(self, other: object) -> bool:
         return isinstance(other, RayActor) and self.handle._actor_id == other.handle._actor_id
 

@@ -9,12 +9,12 @@ from dataclasses import replace
 from types import GenericAlias
 from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar, cast, get_origin, overload
 
-from trainkit.errors import ConfigError
-from trainkit.runtime.arity import arity_of, require_fit
+from trainkit.errors import ArgumentTypeError, ConfigError
+from trainkit.runtime.arity import arity_of
 from trainkit.runtime.current import engine
-from trainkit.runtime.methods import interface_of, is_generator, returns_of
+from trainkit.runtime.methods import BUILT_IN, interface_of, is_generator, returns_of
 from trainkit.runtime.options import ACTORS_ONLY, TASKS_ONLY, Options
-from trainkit.runtime.specs import ActorSpec, Interface, MethodSpec, ObjectRef, TaskSpec
+from trainkit.runtime.specs import ActorID, ActorSpec, Interface, MethodSpec, ObjectRef, TaskSpec
 
 if TYPE_CHECKING:
     from typing import Unpack
@@ -39,7 +39,7 @@ class RemoteFunction(Generic[P, R]):
         self._num_returns = options.returns(is_generator=is_generator(function))
         self._placement = options.placement(default_cpus=1)
         self._retry_exceptions = options.retries()
-        self._least, self._most = arity_of(function)
+        self._arity = arity_of(function)
         functools.update_wrapper(self, function)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -52,8 +52,9 @@ class RemoteFunction(Generic[P, R]):
 
     def remote(self, *args: P.args, **kwargs: P.kwargs) -> ObjectRef[R]:
         """Start a call; returns its reference, or a list or a generator of them, as `num_returns` says."""
-        if kwargs or not self._least <= len(args) <= self._most:
-            require_fit(self._function, self._name, args, kwargs)
+        arity = self._arity
+        if kwargs or not arity.least <= len(args) <= arity.most:
+            arity.require(self._name, args, kwargs)
         refs = engine().submit(
             TaskSpec(
                 function=self._function,
@@ -68,6 +69,10 @@ class RemoteFunction(Generic[P, R]):
             )
         )
         return refs[0] if len(refs) == 1 else cast("ObjectRef[R]", refs)
+
+    def _remote(self, args: Any = None, kwargs: Any = None, **options: Any) -> Any:
+        """Start a call with these arguments and options, in Ray's older words."""
+        return _with(self, options).remote(*(args or ()), **(kwargs or {}))
 
 
 class ActorMethod:
@@ -102,11 +107,15 @@ class ActorMethod:
 
     def remote(self, *args: Any, **kwargs: Any) -> Any:
         """Send a call; methods run in the order sent, one at a time unless the class says otherwise."""
-        least, most = self._spec.arity
-        if not (kwargs or least <= len(args) <= most):
-            raise TypeError(f"{self._name}() takes {least} to {most} arguments, and {len(args)} were given")
+        arity = self._spec.arity
+        if kwargs or not arity.least <= len(args) <= arity.most:
+            arity.require(self._name, args, kwargs)
         refs = engine().call(self._actor, self._name, args, kwargs, self._spec)
         return refs[0] if len(refs) == 1 else refs
+
+    def _remote(self, args: Any = None, kwargs: Any = None, **options: Any) -> Any:
+        """Send a call with these arguments and options, in Ray's older words."""
+        return _with(self, options).remote(*(args or ()), **(kwargs or {}))
 
 
 class ActorHandle:
@@ -119,11 +128,21 @@ class ActorHandle:
     def __getattr__(self, name: str) -> ActorMethod:
         # Only reached for what is not in __dict__, so a method is made once and then found at once.
         interface = self.__dict__.get("_interface")
-        spec = None if interface is None else interface.methods.get(name)
+        spec = None if interface is None else interface.methods.get(name) or BUILT_IN.get(name)
         if spec is None:
             raise AttributeError(f"{interface.name if interface else 'actor'} has no method {name!r}")
         found = self.__dict__[name] = ActorMethod(self._actor, name, spec)
         return found
+
+    def __dir__(self) -> list[str]:
+        return sorted({*self._interface.methods, *BUILT_IN})
+
+    @property
+    def _actor_id(self) -> ActorID:
+        """The actor's id, by the name that Ray's handles have for it."""
+        return ActorID(self._actor.actor_id)
+
+    _ray_actor_id = _actor_id
 
     def __class_getitem__(cls, item: Any) -> GenericAlias:
         return GenericAlias(cls, item)  # for annotations alone: ActorHandle[Counter]
@@ -153,6 +172,15 @@ class ActorClass(Generic[T]):
         self.__name__ = cls.__name__
         self.__doc__ = cls.__doc__
 
+    def __getattr__(self, name: str) -> Any:
+        """Return a constant or a static method of the class."""
+        if name.startswith("__") or "_cls" not in self.__dict__:
+            raise AttributeError(name)
+        return getattr(self._cls, name)
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *dir(self._cls)})
+
     def __call__(self, *args: Any, **kwargs: Any) -> T:
         name = self._cls.__name__
         raise TypeError(f"{name} is an actor class: make one with {name}.remote(...)")
@@ -176,7 +204,7 @@ class ActorClass(Generic[T]):
                 f"its options do not declare; they declare {sorted(options.concurrency_groups)}"
             )
         if inspect.isfunction(self._cls.__init__):
-            require_fit(self._cls.__init__, self.__name__, args, kwargs, bound=True)
+            arity_of(self._cls.__init__, bound=True).require(self.__name__, args, kwargs)
         spec = ActorSpec(
             cls=self._cls,
             interface=self._interface,
@@ -189,6 +217,14 @@ class ActorClass(Generic[T]):
             registration=options.registration(),
         )
         return ActorHandle(engine().start_actor(spec), self._interface)
+
+    def _remote(self, args: Any = None, kwargs: Any = None, **options: Any) -> ActorHandle:
+        """Ask for an actor with these arguments and options, in Ray's older words."""
+        return _with(self, options).remote(*(args or ()), **(kwargs or {}))  # type: ignore[no-any-return]
+
+
+def _with(target: Any, options: dict[str, Any]) -> Any:
+    return target.options(**options) if options else target
 
 
 @overload
@@ -239,4 +275,4 @@ def _make_remote(target: Any, *, options: dict[str, Any]) -> Any:
         )
     if callable(target):
         return RemoteFunction(target, Options().updated(options, foreign=ACTORS_ONLY))
-    raise ConfigError(f"remote() takes a function or a class, not {target!r}")
+    raise ArgumentTypeError(f"remote() takes a function or a class, not {target!r}")

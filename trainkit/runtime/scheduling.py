@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from trainkit.errors import ConfigError, InfeasibleError
+from trainkit.errors import ArgumentTypeError, ConfigError, InfeasibleError
 from trainkit.runtime.current import engine
 
 if TYPE_CHECKING:
@@ -75,7 +75,8 @@ def checked_strategy(strategy: SchedulingStrategy) -> SchedulingStrategy:
         return strategy
     if strategy in (None, "DEFAULT", "SPREAD") or isinstance(strategy, PlacementGroupSchedulingStrategy):
         return strategy
-    raise ConfigError(
+    kind = ConfigError if isinstance(strategy, str) else ArgumentTypeError
+    raise kind(
         f"scheduling_strategy={strategy!r}; there are 'DEFAULT', 'SPREAD' (the same on one machine), "
         "PlacementGroupSchedulingStrategy and NodeAffinitySchedulingStrategy"
     )

@@ -7,10 +7,42 @@ from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from trainkit.runtime.arity import ANY, Arity
+
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
 T_co = TypeVar("T_co", covariant=True)
+
+
+class ActorID:
+    """The id of an actor.
+
+    Args:
+        text: in hexadecimal.
+    """
+
+    __slots__ = ("_text",)
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def hex(self) -> str:
+        """Return the id as text, as `get_runtime_context().get_actor_id()` gives it in the actor."""
+        return self._text
+
+    def binary(self) -> bytes:
+        """Return the id as bytes."""
+        return bytes.fromhex(self._text)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ActorID) and self._text == other._text
+
+    def __hash__(self) -> int:
+        return hash(self._text)
+
+    def __repr__(self) -> str:
+        return f"ActorID({self._text})"
 
 
 class ObjectRef(Generic[T_co]):
@@ -132,13 +164,13 @@ class MethodSpec:
         concurrency_group: the group of methods it runs in; None for the rest's.
         max_task_retries: how often a call that the actor's death interrupted is made again; -1 without
             end; None as often as the actor's option says.
-        arity: the least and the most arguments by place.
+        arity: the arguments that it takes.
     """
 
     num_returns: int = 1
     concurrency_group: str | None = None
     max_task_retries: int | None = None
-    arity: tuple[int, int] = (0, 1 << 30)
+    arity: Arity = ANY
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

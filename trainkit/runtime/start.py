@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from typing import Any, cast
 
-from trainkit.errors import ConfigError, MissingDependencyError
-from trainkit.resources import normalize
+from trainkit.errors import ArgumentTypeError, ConfigError, MissingDependencyError
+from trainkit.resources import checked_names, normalize
 from trainkit.runtime.engine import Engine
 from trainkit.runtime.environment import environment_of
 from trainkit.runtime.local import devices
@@ -58,7 +58,7 @@ def session_spec(
     """
     totals = normalize(
         {
-            **(resources or {}),
+            **checked_names(resources, what="init(resources=)"),
             "CPU": devices.cpu_count() if num_cpus is None else num_cpus,
             "GPU": devices.gpu_count() if num_gpus is None else num_gpus,
             "memory": devices.memory_bytes() if memory is None else memory,
@@ -69,8 +69,10 @@ def session_spec(
         raise ConfigError(f"num_gpus={num_gpus}: a machine has whole GPUs; actors may ask for fractions")
     if object_store_memory is not None and not 0 <= object_store_memory < float("inf"):
         raise ConfigError(f"object_store_memory={object_store_memory}: give a number of bytes")
+    if namespace is not None and not isinstance(namespace, str):
+        raise ArgumentTypeError(f"namespace={namespace!r}: give a text, or None for the one of all programs")
     if isinstance(preload, str) or not all(isinstance(module, str) for module in preload):
-        raise ConfigError(f"preload={preload!r}: give a list of module names")
+        raise ArgumentTypeError(f"preload={preload!r}: give a list of module names")
     for module in preload:
         if find_spec(module.partition(".")[0]) is None:
             raise ConfigError(f"preload={list(preload)!r}: there is no module {module!r} on sys.path")

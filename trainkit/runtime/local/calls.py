@@ -26,6 +26,7 @@ from trainkit.runtime.local.client import LocalEngine
 from trainkit.runtime.local.frames import CALL, FAILURE, INIT, ITEM, RETURNED, UNKNOWN, VALUE, Frame
 from trainkit.runtime.local.place import calling
 from trainkit.runtime.local.refs import LocalRef
+from trainkit.runtime.methods import method_of
 from trainkit.runtime.results import split_results
 from trainkit.runtime.serialize import NUMBERS, PROTOCOL, SHORT, Packed, is_small, pack
 from trainkit.runtime.specs import STREAMING, ObjectRef
@@ -90,6 +91,7 @@ class Calls:
         self._parted = parted
         self._failed: Packed | None = None
         self._functions: dict[int, Any] = {}
+        self._methods: dict[str, Callable[..., Any]] = {}
         self.instance: Any = None
         self.begun_at = 0.0
         self.running = 0
@@ -278,7 +280,10 @@ class Calls:
         """A method of the actor."""
         if self._failed is not None:
             raise NeverMade(self._failed)
-        return getattr(self.instance, method)
+        found = self._methods.get(method)
+        if found is None:
+            found = self._methods[method] = method_of(self.instance, method)
+        return found
 
     def _target(self, kind: int, definition: LocalRef | None, method: str) -> Any:
         if definition is None:
@@ -304,6 +309,7 @@ class Calls:
     def forget(self) -> None:
         """Let go of the user's objects."""
         self.instance = None
+        self._methods.clear()
         self._functions.clear()
 
 

@@ -25,6 +25,11 @@ class Endpoint:
     def __init__(self, peer: Peer) -> None:
         self.peer = peer
 
+    @property
+    def actor_id(self) -> str:
+        """The actor's id, in hexadecimal."""
+        return f"{self.peer.worker_id or 0:016x}"
+
     def __eq__(self, other: object) -> bool:
         """Whether both lead to the same actor."""
         if self is other or not isinstance(other, Endpoint):

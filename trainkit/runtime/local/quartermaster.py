@@ -195,6 +195,8 @@ class Quartermaster:
         gpus = {index: share / QUANTUM for index, share in sorted(allocation.gpus.items())}
         # A GPU that was only declared has no name of its own: its index stands for it.
         names = [self._visible[index] if index < len(self._visible) else str(index) for index in gpus]
+        # Another worker's surroundings hold the session's already, unless it was started with others.
+        session = self._spec if request.client == DRIVER else None
         spec = WorkerSpec(
             worker_id=message.worker_id,
             serial=self._node.census.next_serial(),
@@ -206,8 +208,8 @@ class Quartermaster:
             totals=self._totals,
             group=group,
             group_bundles=bundles,
-            env={**self._spec.environment, **placement.env},
-            cwd=placement.cwd or self._spec.working_dir or message.surroundings.cwd,
+            env={**session.environment, **placement.env} if session else placement.env,
+            cwd=placement.cwd or (session and session.working_dir) or message.surroundings.cwd,
             surroundings=message.surroundings,
             resources=placement.resources,
             namespace=self._spec.namespace,

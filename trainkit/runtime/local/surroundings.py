@@ -39,7 +39,7 @@ def settle_in(spec: WorkerSpec, out: int, err: int) -> dict[str, str]:
     sys.stderr = open(2, "w", buffering=1, closefd=False, errors="backslashreplace", encoding="utf-8")  # noqa: SIM115
     seen = spec.surroundings
     threads = str(max(1, int(spec.cpus)))
-    own = {name: threads for name in THREAD_VARIABLES if name not in seen.environ}
+    own = {name: threads for name in THREAD_VARIABLES if name not in seen.environ and name not in spec.env}
     own["CUDA_VISIBLE_DEVICES"] = ",".join(spec.visible_gpus)
     mark = {SESSION_MARK: os.environ[SESSION_MARK]}
     _set_environment({**seen.environ, **own, **spec.env, **mark})
