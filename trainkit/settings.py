@@ -20,7 +20,7 @@ Of Ray Tune's variables these are heeded, where the one of ours is not set:
 | TUNE_FORCE_TRIAL_CLEANUP_S | TRAINKIT_STOP_GRACE_S |
 | RAY_CHDIR_TO_TRIAL_DIR | 1: RunConfig(chdir_to_trial_dir=True); 0: tune.run(chdir_to_trial_dir=False) |
 | TUNE_DISABLE_AUTO_CALLBACK_LOGGERS | 1: no logger comes by itself |
-| TUNE_DISABLE_STRICT_METRIC_CHECKING | 1: a trial may end without having reported the metric |
+| TUNE_DISABLE_STRICT_METRIC_CHECKING | 1: TuneConfig(strict_metric_checking=False) |
 
 OLD_WORKING_DIR is set for trials that run in their own folders; the others warn, once.
 """

@@ -28,6 +28,7 @@ def test_names_and_defaults():
         "seed": None,
         "trial_timeout_s": None,
         "allow_duplicates": False,
+        "strict_metric_checking": True,
     }
     assert vars(tune.FailureConfig()) == {
         "max_failures": 0,
@@ -96,6 +97,8 @@ def test_schedulers_and_searchers_by_name_take_what_they_know():  # as Ray's do
         (lambda: tune.ResumeConfig(finished="resume"), "finished='resume'"),
         (lambda: tune.RunConfig(stop=3), "stop=3"),
         (lambda: tune.RunConfig(stop={"loss": "low"}), "'low'"),
+        (lambda: tune.RunConfig(stop={"done": False}), "'done': False"),
+        (lambda: tune.RunConfig(stop={"loss": True}), "'loss': True"),
         (lambda: tune.RunConfig(callbacks=[3]), "callbacks=3"),
         (lambda: tune.RunConfig(callbacks=[tune.Callback]), "callbacks="),
         (lambda: tune.RunConfig(failure_config={"max_failures": 1}), "FailureConfig"),

@@ -126,14 +126,14 @@ def test_a_trial_that_never_reports_the_metric_is_an_error_that_says_so(how):
     play = Play(num_samples=1, metric="accuracy")
     play.started(0)
     if how == "done":
-        play.reported(0, {"acuracy": 1.0, "eval": {"loss": 2}}, done=True)
+        play.reported(0, {"val_accuracy": 1.0, "eval": {"loss": 2}}, done=True)
     else:
-        play.reported(0, {"acuracy": 1.0, "eval": {"loss": 2}})
+        play.reported(0, {"val_accuracy": 1.0, "eval": {"loss": 2}})
         play.finished(0)
     failure = play.trial(0).failure
     assert failure.kind == "MetricError"
-    assert "'accuracy', which was not reported; reported were acuracy, eval/loss" in failure.message
-    assert "Did you mean 'acuracy'?" in failure.message
+    assert "'accuracy', which was not reported; reported were eval/loss, val_accuracy" in failure.message
+    assert "Did you mean 'val_accuracy'?" in failure.message
 
 
 def test_a_metric_may_come_late_and_nothing_reported_is_said():

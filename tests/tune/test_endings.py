@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from pathlib import Path
 
 import pytest
 
@@ -44,14 +45,48 @@ def test_the_time_budget_ends_an_endless_search_of_trials_that_never_start(fit):
     assert all("no more" in str(error) for error in grid.errors)
 
 
-def test_a_metric_never_reported_or_misspelt_is_an_error_that_names_the_others(fit):
-    grid = fit(lambda config: {"acuracy": 0.5}, metric="accuracy", mode="max", num_samples=2)
+def test_a_metric_never_reported_is_an_error_that_names_the_others(fit):
+    grid = fit(lambda config: {"val_acc": 0.5}, metric="accuracy", mode="max", num_samples=2)
     assert grid.num_errors == 2
     assert isinstance(grid.errors[0], MetricError)
-    assert "Did you mean 'acuracy'?" in str(grid.errors[0])
-    with pytest.raises(MetricError, match="Did you mean 'acuracy'"):
+    assert "reported were val_acc" in str(grid.errors[0])
+    with pytest.raises(MetricError, match="reported were val_acc"):
         grid.get_best_result()
-    assert grid.get_best_result("acuracy", "max").metrics["acuracy"] == 0.5
+    assert grid.get_best_result("val_acc", "max").metrics["val_acc"] == 0.5
+
+
+def says_done(config):
+    for n in range(10):
+        try:
+            tune.report({"loss": n, "done": n == config["n"]})
+        finally:
+            if n == config["n"]:
+                Path(tune.get_context().get_trial_dir(), "cleaned").touch()
+    time.sleep(3600)
+
+
+def yields_done(config):
+    for n in range(10):
+        yield {"loss": n, "done": n == config["n"]}
+    time.sleep(3600)
+
+
+@pytest.mark.parametrize("trainable", [says_done, yields_done])
+@pytest.mark.parametrize("stop", [None, {"done": True}, {"done": True, "loss": 99}])
+def test_a_report_that_says_done_ends_its_trial(fit, trainable, stop):
+    run = {"stop": stop, "verbose": False}
+    grid = fit(trainable, {"n": tune.grid_search([0, 3])}, metric="loss", run=run)
+    assert [(len(result.history), result.metrics["loss"]) for result in grid] == [(1, 0), (4, 3)]
+    assert {(result.status, result.reason) for result in grid} == {("TERMINATED", "reported done=True")}
+    assert all(result.metrics["done"] is True for result in grid)
+    if trainable is says_done:
+        assert all(Path(result.path, "cleaned").exists() for result in grid)
+
+
+def test_who_says_done_is_not_paused_nor_taken_over(fit):
+    scheduler = tune.schedulers.HyperBandScheduler(max_t=9)
+    grid = fit(says_done, {"n": tune.grid_search([0, 0, 0])}, metric="loss", scheduler=scheduler)
+    assert [(result.status, len(result.history)) for result in grid] == [("TERMINATED", 1)] * 3
 
 
 def test_nan_everywhere_ends_and_says_so(fit):

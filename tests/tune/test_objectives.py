@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 
 import optuna
@@ -248,12 +247,12 @@ def test_failed_trials_and_nan_are_not_on_the_front(fit, inline):
     assert [result.config["n"] for result in grid.pareto_front()] == [3, 3]
 
 
-def test_a_trial_that_lacks_an_objective_has_failed_and_a_misspelt_one_is_told(fit, inline, caplog):
-    with caplog.at_level(logging.WARNING):
-        grid = fit(lambda config: {"accuracy": 1, "latencyy": 2}, SPACE, num_samples=1, **BOTH)
+def test_a_trial_that_lacks_an_objective_has_failed_and_a_misspelt_one_ends_the_experiment(fit, inline):
+    grid = fit(lambda config: {"accuracy": 1, "speed": 2}, SPACE, num_samples=1, **BOTH)
     assert isinstance(grid.errors[0], MetricError)
     assert "'latency'" in str(grid.errors[0])
-    assert "Did you mean 'latencyy'" in caplog.text
+    with pytest.raises(MetricError, match="Did you mean 'latencyy'"):
+        fit(lambda config: {"accuracy": 1, "latencyy": 2}, SPACE, num_samples=1, run={"name": "b"}, **BOTH)
 
 
 def test_the_console_shows_all(fit, inline, capfd):

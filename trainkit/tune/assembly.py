@@ -36,6 +36,7 @@ from trainkit.tune.running.task_executor import TaskExecutor
 from trainkit.tune.seeds import trial_seed
 from trainkit.tune.spaces.variants import Space
 from trainkit.tune.storing.description import (
+    describe_metric,
     describe_settings,
     new_facts,
     restored_run_config,
@@ -46,7 +47,7 @@ from trainkit.tune.storing.memory import MemoryReader, MemoryStore
 from trainkit.tune.storing.mirror import Mirror
 from trainkit.tune.storing.respace import restored_space
 from trainkit.tune.storing.restore import Restored, replay, restore_trials, tidy
-from trainkit.tune.storing.resuming import ResumeRule, require_kept
+from trainkit.tune.storing.resuming import ResumeRule, require_kept, require_reported
 from trainkit.tune.storing.storage import Address, describe_address, new_place, stored_address
 from trainkit.tune.storing.store import ExperimentStore
 from trainkit.tune.suggestion.naming import Namer
@@ -142,9 +143,13 @@ class Experiment:
         Raises:
             StoreError: there is none, or its file is damaged or foreign.
             ConfigError: its file can't hold a part that was not given again.
+            MetricError: `tune` names a metric that none of the reports has.
         """
         with ExperimentReader(folder) as reader:
             facts, until = reader.facts(), reader.last_date()
+            if tune is not None and describe_metric(tune) not in (None, facts["tune_config"]["metric"]):
+                metrics = parts.metrics_of(tune, tune.one_metric, tune.objectives)
+                require_reported(metrics, (reports for _, reports in reader.histories()))
         if tune is not None and tune.seed not in (None, facts["seed"]):
             raise ConfigError(
                 f"TuneConfig(seed={tune.seed}) differs from the experiment's seed {facts['seed']}: "

@@ -27,6 +27,8 @@ from trainkit.tune.trial import Trial
 
 Mode = Literal["min", "max"]
 DEFAULT_LOGGERS = ("json", "csv", "tensorboard")
+DONE = "done"
+"""A report with {"done": True} ends its trial."""
 OneStopRule = Mapping[str, float] | Callable[[str, dict[str, Any]], bool]
 """{"accuracy": 0.99, "training_iteration": 50}: any reached ends a trial; or (trial_id, result) -> bool,
 which may be a `Stopper`."""
@@ -57,6 +59,9 @@ class TuneConfig:
             resources; then it is killed, wherever it is, and has failed.
         allow_duplicates: False: a configuration that was drawn before is drawn anew, and when there is no
             other, the experiment ends. A grid that num_samples repeats is repeated all the same.
+        strict_metric_checking: a first report that has the metric by another spelling ends the experiment
+            with an error, and a trial that ends without having reported the metric has failed; False: the
+            metric may come late, or not at all.
 
     Raises:
         ConfigError: a value is out of range.
@@ -75,6 +80,7 @@ class TuneConfig:
     seed: int | None = None
     trial_timeout_s: float | timedelta | None = None
     allow_duplicates: bool = False
+    strict_metric_checking: bool = True
 
     def __post_init__(self) -> None:
         if not self.objectives:
@@ -102,7 +108,7 @@ class TuneConfig:
             self.seed is None or (is_whole(self.seed) and self.seed >= 0),
             f"seed={self.seed!r}: give a whole number of 0 or more",
         )
-        for name in ("reuse_actors", "allow_duplicates"):
+        for name in ("reuse_actors", "allow_duplicates", "strict_metric_checking"):
             value = getattr(self, name)
             require(value in (True, False, None), f"{name}={value!r} is neither True nor False")
         for name in ("num_samples", "max_concurrent_trials", "seed"):  # NumPy's integers as Python's
@@ -160,9 +166,10 @@ class RunConfig:
         failure_config: what happens when a trial fails.
         checkpoint_config: which checkpoints are made and kept.
         sync_config: how the copy at an address is kept.
-        verbose: 0: silent; 1: the console table, or short lines where there is no terminal; 2 and 3: more.
+        verbose: 0, False: silent; 1, True: the console table, or short lines where there is no terminal; 2
+            and 3: more.
         stop: {"training_iteration": 10}: any value reached ends the trial; or (trial_id, result) -> bool; or
-            a `Stopper`, or a list of them.
+            a `Stopper`, or a list of them. A report with {"done": True} ends its trial without a rule.
         callbacks: told of every step; the default loggers and the console come by themselves.
         progress_reporter: in place of the console, such as `tune.CLIReporter()`; verbose=0 silences it too.
         log_to_file: True keeps what trials print in `stdout` and `stderr` of their folders; or one file name
@@ -242,6 +249,8 @@ class RunConfig:
             "tune.CheckpointConfig(num_to_keep=2)",
         )
         require_kind("sync_config", self.sync_config, SyncConfig, "tune.SyncConfig(sync_period=5)")
+        if isinstance(self.verbose, bool):
+            object.__setattr__(self, "verbose", int(self.verbose))
         require(
             is_whole(self.verbose) and 0 <= self.verbose <= 3, f"verbose={self.verbose!r}: give 0, 1, 2 or 3"
         )
@@ -257,7 +266,7 @@ def _check_stop_rule(rule: object) -> None:
     if isinstance(rule, Mapping):
         for key, bound in rule.items():
             require(
-                is_name(key) and is_finite(bound),
+                is_name(key) and (is_finite(bound) or (key == DONE and bound is True)),
                 f"stop={{{key!r}: {bound!r}}}: give the name of a reported value and a number to reach",
             )
         return

@@ -117,9 +117,9 @@ def goal_of(
     )
 
 
-def metrics_of(metric: str | None, objectives: Sequence[Objective]) -> tuple[str, ...]:
-    """What every trial must have reported: the one metric, or those of several objectives."""
-    if not settings.metric_is_required():
+def metrics_of(tune: TuneConfig, metric: str | None, objectives: Sequence[Objective]) -> tuple[str, ...]:
+    """Return what every trial must have reported: the one metric, or those of several objectives."""
+    if not (tune.strict_metric_checking and settings.metric_is_required()):
         return ()
     return tuple(each.metric for each in objectives) or (() if metric is None else (metric,))
 
@@ -128,7 +128,7 @@ def make_plan(
     tune: TuneConfig, run: RunConfig, metric: str | None, objectives: Sequence[Objective] = ()
 ) -> Plan:
     """Return the rules that the controller goes by."""
-    first, *others = metrics_of(metric, objectives) or (None,)
+    first, *others = metrics_of(tune, metric, objectives) or (None,)
     return Plan(
         metric=first,
         other_metrics=tuple(each for each in others if each is not None),

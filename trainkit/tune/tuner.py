@@ -119,6 +119,7 @@ class Tuner:
             StoreError: `path` holds no experiment, or its file is damaged or foreign.
             StorageError: the address can't be read.
             ConfigError: a part that the file can't hold was not given.
+            MetricError: `tune_config` names a metric that none of the reports has.
         """
         rule = ResumeRule.of(
             resume_unfinished, resume_errored, restart_errored, resume_finished, resume_config

@@ -12,14 +12,11 @@ from typing import Any
 
 from trainkit.tune.callbacks.base import Callback
 from trainkit.tune.checks import is_finite
-from trainkit.tune.control.missing import AUTOMATIC
+from trainkit.tune.control.missing import ALIKE, AUTOMATIC, misspelt
 from trainkit.tune.trial import Trial
 from trainkit.tune.values import flatten, lookup
 
 logger = logging.getLogger("trainkit.tune")
-
-ALIKE = 0.8
-"""How alike two names are that are taken for one (difflib); 'val_loss' and 'train_loss' are less so."""
 
 
 class MetricWatch(Callback):
@@ -56,6 +53,8 @@ class MetricWatch(Callback):
         self._seen = True
         judged_by = () if self._judged_by is None else (self._judged_by,)
         for metric in dict.fromkeys((*self._metrics, *judged_by)):
+            if metric in self._metrics and misspelt(metric, result) is not None:
+                continue  # the experiment ends with an error that says so
             if lookup(result, metric) is None:
                 logger.warning(
                     "the first report has no %r, which is the metric: %s %s",

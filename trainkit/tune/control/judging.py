@@ -7,7 +7,7 @@ from typing import Any
 
 from trainkit.errors import MetricError
 from trainkit.tune.checks import is_number
-from trainkit.tune.control.missing import missing_metric
+from trainkit.tune.control.missing import missing_metric, misspelt
 from trainkit.tune.control.plan import Plan
 from trainkit.tune.control.stopping import StopRules
 from trainkit.tune.schedulers.base import Decision, Verdict
@@ -40,9 +40,32 @@ class Judge:
         self._stop = stop
         self._scheduler = scheduler
         self._with_metric = set(with_metric)
+        self._is_first = not self._with_metric
 
-    def on_report(self, trial_id: str, result: dict[str, Any]) -> Decision | Failure:
-        """Return what is decided, or why the trial has failed by this report."""
+    def require_metric(self, result: Mapping[str, Any]) -> None:
+        """Raise if the experiment's first report has the metric by another spelling.
+
+        Raises:
+            MetricError: it has; the spelling is told.
+        """
+        if not self._is_first:
+            return
+        self._is_first = False
+        for metric in self._metrics:
+            if lookup(result, metric) is None and misspelt(metric, result) is not None:
+                raise MetricError(
+                    f"TuneConfig(metric=...) is {missing_metric(metric, [result])} "
+                    "(TuneConfig(strict_metric_checking=False) lets it come with a later report)"
+                )
+
+    def on_report(self, trial_id: str, result: dict[str, Any], *, done: bool = False) -> Decision | Failure:
+        """Return what is decided, or why the trial has failed by this report.
+
+        Args:
+            trial_id: of the trial that reports.
+            result: the report.
+            done: the report says that the trial is over, though its function has not returned.
+        """
         # First and whatever the report lacks: a replay tells the scheduler every report too.
         decision = self._scheduler.on_result(trial_id, result)
         if decision.reason and self._tell is not None:
@@ -55,6 +78,8 @@ class Judge:
         except Exception as error:  # of the user's stop function, or stopper
             message = f"{error} (raised by what RunConfig(stop=...) was given)"
             return Failure.raised(error, message)
+        if reached is None and done:
+            reached = {"stop": "reported done=True"}
         if reached is not None:
             return Decision(Verdict.STOP, {**_that_holds(decision), **reached})
         return decision

@@ -125,6 +125,7 @@ class Lives:
         self._endings.guarded(event.time, self._proposals.on_trial_result, trial.trial_id, result)
         # What is decided on this very report goes before an end that was asked of all trials.
         self._endings.guarded(event.time, self._decide, live, result, event)
+        self._endings.guarded(event.time, self._judge.require_metric, result)
         self._endings.ask(event.time)
         result["done"] = live.outcome is not None and live.outcome[0].is_finished
         if event.done:
@@ -136,7 +137,8 @@ class Lives:
         """Settle what the trial will be by this report."""
         trial = live.trial
         live.outcome = FINISHED if event.done else live.outcome
-        decision = self._judge.on_report(trial.trial_id, result)
+        says_done = not event.done and bool(event.metrics.get("done"))
+        decision = self._judge.on_report(trial.trial_id, result, done=says_done)
         if isinstance(decision, Failure):
             live.outcome, live.failure = (ERROR, ""), decision
             return

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from trainkit.errors import MetricError
 from trainkit.tune.checks import is_number
-from trainkit.tune.config import OneStopRule, StopRule
+from trainkit.tune.config import DONE, OneStopRule, StopRule
 from trainkit.tune.control.missing import AUTOMATIC as AUTOMATIC
 from trainkit.tune.control.missing import missing_metric as missing_metric
 from trainkit.tune.stoppers import CombinedStopper, MaximumIterationStopper, Stopper
@@ -111,6 +111,8 @@ def _facts(stopper: Stopper) -> dict[str, Any]:
 
 def _reached(bounds: Mapping[str, float], result: Mapping[str, Any]) -> dict[str, Any] | None:
     for name, bound in bounds.items():
+        if name == DONE:  # which ends a trial without a rule
+            continue
         value = lookup(result, name)
         if value is None:
             raise MetricError(f"RunConfig(stop=...) waits for {missing_metric(name, [result])}")

@@ -62,7 +62,7 @@ def describe_settings(tune: TuneConfig, run: RunConfig) -> dict[str, Any]:
     """Return what the experiment's file keeps of the two."""
     return {
         "tune_config": {
-            "metric": tune.one_metric or [each.metric for each in tune.objectives] or None,
+            "metric": describe_metric(tune),
             "mode": tune.one_mode or [each.mode for each in tune.objectives] or None,
             "num_samples": tune.num_samples,
             "max_concurrent_trials": tune.max_concurrent_trials,
@@ -74,6 +74,7 @@ def describe_settings(tune: TuneConfig, run: RunConfig) -> dict[str, Any]:
             "trial_dirname_creator": tune.trial_dirname_creator,
             "trial_timeout_s": tune.trial_timeout_s,
             "allow_duplicates": tune.allow_duplicates,
+            "strict_metric_checking": tune.strict_metric_checking,
         },
         "run_config": {
             "stop": describe_stop(run.stop),
@@ -87,6 +88,11 @@ def describe_settings(tune: TuneConfig, run: RunConfig) -> dict[str, Any]:
             "default_loggers": list(run.default_loggers),
         },
     }
+
+
+def describe_metric(tune: TuneConfig) -> str | list[str] | None:
+    """Return what is optimised: a metric, or those of several objectives."""
+    return tune.one_metric or [each.metric for each in tune.objectives] or None
 
 
 def restored_tune_config(stored: Mapping[str, Any], given: TuneConfig | None) -> TuneConfig:

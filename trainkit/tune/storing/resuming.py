@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from trainkit.errors import ConfigError
+from trainkit.errors import ConfigError, MetricError
+from trainkit.tune.control.missing import missing_metric
 from trainkit.tune.policies import Resume, ResumeConfig
 from trainkit.tune.trial import Trial, TrialStatus
+from trainkit.tune.values import lookup
 
 
 @dataclass(frozen=True)
@@ -114,6 +116,31 @@ def require_checkpoints(rule: ResumeRule, trials: Sequence[Trial]) -> None:
             f"resume_finished: no checkpoint to go on from has {', '.join(lacking[:5])}{more}. Name the "
             "trials that have one, as resume_finished=[...], or run them again from the beginning by "
             "resume_config=tune.ResumeConfig(finished=tune.ResumeConfig.ResumeType.RESTART)"
+        )
+
+
+def require_reported(metrics: Sequence[str], histories: Iterable[Sequence[Mapping[str, Any]]]) -> None:
+    """Refuse metrics to go on with that no report of before has; where nothing was reported, any will do.
+
+    Args:
+        metrics: given to the restore.
+        histories: the reports of each trial.
+
+    Raises:
+        MetricError: a metric is not there; the nearest name is told.
+    """
+    last: list[Mapping[str, Any]] = []
+    lacking = set(metrics)
+    for reports in histories:
+        last += reports[-1:]
+        lacking -= {name for name in lacking if any(lookup(each, name) is not None for each in reports)}
+        if not lacking:
+            return
+    if last:
+        name = next(name for name in metrics if name in lacking)
+        raise MetricError(
+            f"TuneConfig(metric=...) is {missing_metric(name, last)} "
+            "(TuneConfig(strict_metric_checking=False) lets it come with a later report)"
         )
 
 
