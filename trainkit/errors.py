@@ -184,7 +184,7 @@ class NonFiniteLossError(TrainingError, ArithmeticError):
     """The loss of a batch is NaN or infinite, and `detect_nan=True` asked to stop there."""
 
 
-class GangError(TrainingError):
+class GangError(TrainingError, RuntimeError):
     """The group of workers could not be formed, or could not be re-formed after a failure."""
 
 

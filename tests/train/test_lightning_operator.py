@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from pytorch_lightning.callbacks import EarlyStopping
+from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
 
 from tests.train.lightning_modules import Diary, Points, PointsData, TwoParts, points
@@ -206,3 +207,51 @@ def test_only_a_lightning_module_will_do() -> None:
         TrainingOperator.from_ptl(torch.nn.Linear)
     with pytest.raises(ConfigError, match="needs lr, but config has"):
         TrainingOperator.from_ptl(TwoParts, datamodule=PointsData)({})
+
+
+class Returning(Points):
+    """Returns what it measures rather than log it, as modules for RaySGD do."""
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.2)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        loss = super().training_step(batch, batch_idx)
+        return {"loss": loss, "train_first": float(len(batch[0]))}
+
+    def validation_step(self, batch: Any, batch_idx: int) -> Any:
+        features, target = batch
+        output = self.net(features)
+        return {"val_loss": cross_entropy(output, target), "size": len(target), "output": output, "name": "x"}
+
+
+class ReturningALoss(Returning):
+    def validation_step(self, batch: Any, batch_idx: int) -> Any:
+        return cross_entropy(self.net(batch[0]), batch[1])
+
+
+def test_what_steps_return_counts_by_samples() -> None:
+    operator = alone(TrainingOperator.from_ptl(Returning), samples=50)
+    trained = operator.train_epoch((), {})
+    validated = operator.validate((), {})
+    module = operator.get_model()
+    features, target = module.data.tensors
+    expected = float(cross_entropy(module.net(features), target).detach())
+    assert validated["val_loss"] == pytest.approx(expected)
+    assert validated["size"] == pytest.approx((20 * 20 + 20 * 20 + 10 * 10) / 50)
+    assert not {"output", "name", "last_name"} & validated.keys()
+    # Lightning validates at the end of an epoch, so that a trial's result has it.
+    assert trained["val_loss"] == pytest.approx(expected)
+    assert (trained["num_samples"], trained["batch_count"]) == (50, 3)
+    assert trained["train_first"] == validated["size"]
+    assert "loss" in trained
+    operator.close()
+
+
+def test_a_loss_returned_by_itself_is_val_loss() -> None:
+    operator = alone(TrainingOperator.from_ptl(ReturningALoss), samples=50)
+    module = operator.get_model()
+    features, target = module.data.tensors
+    expected = float(cross_entropy(module.net(features), target).detach())
+    assert operator.validate((), {})["val_loss"] == pytest.approx(expected)
+    operator.close()

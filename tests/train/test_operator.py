@@ -235,8 +235,8 @@ def test_a_frozen_model_stays_in_the_mode_it_was_left_in(training: bool) -> None
 
 
 class ShortEpoch(Digits):
-    def train_epoch(self, iterator: Any, info: Any) -> Any:  # type: ignore[override]
-        return super().train_epoch(iterator, info)
+    def train_epoch(self, iterator: Any) -> Any:  # type: ignore[override]
+        return super().train_epoch(iterator, {})
 
 
 class ShortStep(Digits):

@@ -14,6 +14,8 @@ from tests.train.operators import Digits, digits, gang_losses, make_parts, plain
 from tests.train.raysgd_cifar import train_cifar
 from trainkit.errors import ConfigError
 from trainkit.train import BATCH_SIZE, TorchTrainer, TrainingOperator
+from trainkit.train.creators import CreatorOperator
+from trainkit.train.keys import NUM_STEPS
 from trainkit.train.timers import TimerCollection, TimerStat
 from trainkit.util.sgd.utils import AverageMeterCollection
 
@@ -242,6 +244,50 @@ def test_a_whole_loop_of_the_users_own_with_raysgds_meters() -> None:
         result = trainer.train()
     assert result["loss"] == pytest.approx((losses[0] * 20 + losses[1] * 20 + losses[2] * 10) / 50)
     assert (result["last_loss"], result["num_samples"], result["batch_count"]) == (losses[2], 50, 3)
+
+
+class OfVersion12(Digits):
+    def train_epoch(self, iterator: Any, info: Any) -> Any:  # type: ignore[override]
+        return {**super().train_epoch(iterator, info), "told": (info["epoch_idx"], info[NUM_STEPS])}
+
+
+class StepsOnly(Digits):
+    def train_epoch(self, iterator: Any, info: Any, num_steps: Any = -1) -> Any:  # type: ignore[override]
+        return {**super().train_epoch(iterator, info), "told": num_steps}
+
+
+class Anything(Digits):
+    def train_epoch(self, *args: Any, **more: Any) -> Any:
+        return {**super().train_epoch(*args, **more), "told": sorted(more)}
+
+
+@pytest.mark.parametrize(
+    ("operator_cls", "told"),
+    [(OfVersion12, (0, 1)), (StepsOnly, 1), (Anything, ["epoch_idx", "num_steps"])],
+)
+def test_an_epoch_of_any_version_is_given_the_arguments_that_it_takes(
+    operator_cls: Any, told: Any, runtime: None
+) -> None:
+    with local(operator_cls, {"samples": 20, "batch_size": 10}) as trainer:
+        result = trainer.train(num_steps=1)
+        assert (result["told"], result["batch_count"]) == (told, 1)
+
+
+def test_a_trainer_that_has_ended_raises_a_runtime_error_as_raysgds(runtime: None) -> None:
+    trainer = TorchTrainer(training_operator_cls=Digits, config={"samples": 20}, use_gpu=False)
+    trainer.shutdown()
+    with pytest.raises(RuntimeError, match="it was shut down"):
+        trainer.train()
+
+
+def test_raysgds_module_paths() -> None:
+    from trainkit.tune.utils import merge_dicts
+    from trainkit.util.sgd.torch import torch_trainer, training_operator
+
+    assert torch_trainer.TorchTrainer is TorchTrainer
+    assert training_operator.TrainingOperator is TrainingOperator
+    assert training_operator.CreatorOperator is CreatorOperator
+    assert merge_dicts({"a": {"b": 1}}, {"a": {"c": 2}}) == {"a": {"b": 1, "c": 2}}
 
 
 def test_one_bar_with_the_loss(runtime: None, capfd: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from trainkit import tune
 from trainkit.errors import ConfigError
 from trainkit.train import BATCH_SIZE, TorchTrainer
 from trainkit.train.seats import bundles_of_trial
-from trainkit.train.trainable import merged
+from trainkit.tune.utils import merge_dicts
 
 pytestmark = pytest.mark.usefixtures("runtime")
 
@@ -37,6 +38,18 @@ def fit(cls: Any, tmp_path: Path, space: dict[str, Any], **tune_options: Any) ->
 def test_it_asks_for_the_gangs_placement_group() -> None:
     request = trainable(num_workers=4, num_cpus_per_worker=2).default_resource_request({})
     assert list(request.bundles) == [{}] + [{"CPU": 2}] * 4
+
+
+def test_with_use_local_the_trials_process_is_worker_0_and_has_its_bundle(tmp_path: Path) -> None:
+    def pids(trainer: TorchTrainer, info: dict[str, Any]) -> dict[str, Any]:
+        workers = trainer.apply_all_workers(os.getpid)
+        return {**trainer.train(), **trainer.validate(), "own": workers[0] == os.getpid() != workers[1]}
+
+    cls = trainable(use_local=True, override_tune_step=pids)
+    assert list(cls.default_resource_request({}).bundles) == [{"CPU": 1}] * 2
+    grid = fit(cls, tmp_path, {"lr": tune.grid_search([0.1, 0.2])})
+    assert [result.metrics["own"] for result in grid] == [True, True], grid.errors
+    assert [result.metrics["epoch"] for result in grid] == [4, 4]
 
 
 def test_a_trial_alone_in_this_process(tmp_path: Path) -> None:
@@ -74,8 +87,6 @@ def test_a_step_of_the_users_own() -> None:
 def test_wrong_arguments_are_told_before_any_trial() -> None:
     with pytest.raises(ConfigError, match="num_workers=0"):
         trainable(num_workers=0)
-    with pytest.raises(ConfigError, match="use_local"):
-        trainable(use_local=True)
     with pytest.raises(ConfigError, match=r"TorchTrainer has no argument colour; it takes .*num_workers"):
         trainable(colour="red")
     with pytest.raises(ConfigError, match="needs training_operator_cls="):
@@ -105,7 +116,7 @@ def test_of_a_name_that_both_have_validations_value_is_reported() -> None:
 def test_configurations_are_merged_in_depth() -> None:
     base = {"optimizer": {"lr": 1, "momentum": 0.9}, "width": 8}
     over = {"optimizer": {"lr": 2}, "width": {"first": 4}}
-    assert merged(base, over) == {"optimizer": {"lr": 2, "momentum": 0.9}, "width": {"first": 4}}
+    assert merge_dicts(base, over) == {"optimizer": {"lr": 2, "momentum": 0.9}, "width": {"first": 4}}
     assert base["optimizer"] == {"lr": 1, "momentum": 0.9}
 
 

@@ -90,6 +90,10 @@ class LightningMethods:
         if _defines(self.model, "configure_model", self._base("LightningModule")):
             self._running()  # It has no weights before.
 
+    def get_model(self) -> Any:
+        """Return this worker's `LightningModule`, as RaySGD's operators of Lightning modules do."""
+        return self.model
+
     @property
     def lightning_trainer(self) -> Any:
         return None if self._fit is None else self._fit.trainer

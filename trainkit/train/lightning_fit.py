@@ -23,7 +23,7 @@ from trainkit.train import rng
 from trainkit.train.data import Feed
 from trainkit.train.dealing import DealtBatches
 from trainkit.train.keys import NUM_SAMPLES, SHOULD_STOP
-from trainkit.train.lightning_log import Logged, StandIn, after, samples_in
+from trainkit.train.lightning_log import Logged, StandIn, after, numbers_in, samples_in
 from trainkit.train.lightning_parts import Interrupted, Seat, quiet_lightning, resize
 from trainkit.train.metrics import EpochMetrics, Meters, Origin
 from trainkit.train.overruling import SetUp, set_up_of
@@ -69,6 +69,7 @@ class LightningFit:
         self._last = Origin(0.0)
         self._batches = 0
         self._stand_in: StandIn | None = None
+        self._validated: tuple[int, bool] = 0, False
 
     # -- from outside --------------------------------------------------------------------------
 
@@ -120,7 +121,7 @@ class LightningFit:
             )
         trainer.should_stop = False  # Told, and the caller goes on.
         resize(trainer, self._limit if num_steps is None else num_steps)
-        self._training, self._batches = Meters(), 0
+        self._training, self._validation, self._batches = Meters(), Meters(), 0
         self._logged.clear()
         self._ticks = ticks
         self._switch(self._go_on)
@@ -129,7 +130,12 @@ class LightningFit:
         last_one = trainer.max_epochs not in (None, -1) and trainer.current_epoch >= trainer.max_epochs
         asks = {SHOULD_STOP: float(trainer.should_stop or last_one)}
         counts, logged = self._training.result(), self._logged.metrics()
-        return EpochMetrics({**counts, **asks, **logged}, {**counts.origins, **logged.origins})
+        validated = self._validation.result()
+        returned = {name: value for name, value in validated.items() if name in validated.origins}
+        return EpochMetrics(
+            {**returned, **counts, **asks, **logged},
+            {**validated.origins, **counts.origins, **logged.origins},
+        )
 
     def validate(self, num_steps: int | None, ticks: Iterator[Any]) -> EpochMetrics:
         """Lightning's own validation loop, of `num_steps` batches a loader; see `train`."""
@@ -174,6 +180,8 @@ class LightningFit:
         """It has been."""
         loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
         metrics: dict[str, Any] = {NUM_SAMPLES: self._samples}
+        if isinstance(outputs, Mapping):
+            metrics |= numbers_in({name: value for name, value in outputs.items() if name != "loss"})
         if isinstance(loss, torch.Tensor) and loss.numel() == 1:
             # Lightning divides it, as its gradients are added up.
             module = self.trainer.lightning_module
@@ -191,7 +199,17 @@ class LightningFit:
         loop = self.trainer.fit_loop.epoch_loop.val_loop if fitting else self.trainer.validate_loop
         loader = loop._combined_loader.flattened[loader_index]
         weight = self._weight(loader, index)
-        self._validation.add({NUM_SAMPLES: self._count(batch, weight)}, counted=weight > 0)
+        self._validated = self._count(batch, weight), weight > 0
+
+    def begin_validation(self) -> None:
+        """A pass over the validation data begins; what an earlier one of the epoch returned is forgotten."""
+        self._validation = Meters()
+
+    def end_validation_batch(self, outputs: Any) -> None:
+        """A batch has been validated on; a loss returned by itself is `val_loss`."""
+        returned = outputs if isinstance(outputs, Mapping) else {"val_loss": outputs}
+        samples, counted = self._validated
+        self._validation.add({**numbers_in(returned), NUM_SAMPLES: samples}, counted=counted)
 
     # -- in the greenlet -----------------------------------------------------------------------
 

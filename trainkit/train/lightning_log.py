@@ -115,6 +115,17 @@ def samples_in(batch: Any) -> int:
     return 1
 
 
+def numbers_in(returned: Mapping[str, Any]) -> dict[str, Any]:
+    """Return those entries of what a step returned that can be averaged: numbers and one-element tensors."""
+    return {name: value for name, value in returned.items() if _is_number(value)}
+
+
+def _is_number(value: Any) -> bool:
+    if isinstance(value, torch.Tensor):
+        return value.numel() == 1 and not value.is_complex()
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
 def _holds_tensor(part: Any) -> bool:
     if isinstance(part, Mapping):
         part = list(part.values())

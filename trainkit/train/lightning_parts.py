@@ -152,6 +152,20 @@ class _Watch:
     ) -> None:
         self.fit.begin_validation_batch(batch, batch_idx, dataloader_idx)
 
+    def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
+        self.fit.begin_validation()
+
+    def on_validation_batch_end(
+        self,
+        trainer: Any,
+        pl_module: Any,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        self.fit.end_validation_batch(outputs)
+
 
 def make_strategy(package: Any, asked: Any, seat: Seat, fit: LightningFit) -> Any:
     """Lightning's strategy for this worker.

@@ -13,6 +13,7 @@ from trainkit.train.options import TrainerOptions
 from trainkit.train.overruling import Overrule, SetUp, as_set_up, differ, read_set_up, write_set_up
 from trainkit.tune.placement import PlacementGroupFactory
 from trainkit.tune.trainable import Trainable
+from trainkit.tune.utils.util import merge_dicts
 
 if TYPE_CHECKING:
     from trainkit.train.trainer import TorchTrainer
@@ -51,13 +52,17 @@ class TrainerTrainable(Trainable):
 
     @classmethod
     def default_resource_request(cls, config: dict[str, Any]) -> PlacementGroupFactory:
-        """Nothing for the trial's own process, which waits, and a bundle for each worker."""
+        """Return a bundle for each worker, after an empty one for the trial's own process, which waits.
+
+        With `use_local` the trial's process is worker 0, and its bundle the first.
+        """
         options = cls.plan.options
-        return PlacementGroupFactory([{}, *[options.bundle] * options.num_workers])
+        own: list[dict[str, float]] = [] if options.use_local else [{}]
+        return PlacementGroupFactory([*own, *[options.bundle] * options.num_workers])
 
     def setup(self, config: dict[str, Any]) -> None:
         options = self.plan.options
-        arguments = {**options.arguments(), "config": merged(options.config, config)}
+        arguments = {**options.arguments(), "config": merge_dicts(options.config, config)}
         self._trainer = self.plan.trainer_cls(**arguments)
         self._set_up = self._trainer.apply_all_operators(as_set_up)
 
@@ -95,10 +100,6 @@ class TrainerTrainable(Trainable):
 
 def make_trainable(plan: TrialPlan) -> type[TrainerTrainable]:
     """The class that `TorchTrainer.as_trainable` returns."""
-    if plan.options.use_local:
-        raise ConfigError(
-            "as_trainable(use_local=True): a trial's own process holds no resources; leave use_local out"
-        )
     if plan.step is not None:
         try:
             inspect.signature(plan.step).bind("trainer", {})
@@ -117,12 +118,3 @@ def both(training: Mapping[str, Any], validation: Mapping[str, Any]) -> dict[str
     """The metrics of both; under a name that both have validation's, but counts are of training."""
     counts = {name: training[name] for name in (NUM_SAMPLES, BATCH_COUNT, EPOCH) if name in training}
     return {**training, **validation, **counts}
-
-
-def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """`base` with `over` on top; where both hold a dictionary, those are merged in turn."""
-    result = dict(base)
-    for key, value in over.items():
-        nested = isinstance(value, Mapping) and isinstance(result.get(key), Mapping)
-        result[key] = merged(result[key], value) if nested else value
-    return result

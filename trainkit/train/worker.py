@@ -24,6 +24,7 @@ from trainkit.train.modules import on_cpu
 from trainkit.train.operator import TrainingOperator
 from trainkit.train.process_group import Listener
 from trainkit.train.progress import Bar, describe
+from trainkit.train.signatures import taken
 from trainkit.train.spread import detached, joined, whole
 from trainkit.train.state import (
     MISFITS,
@@ -130,7 +131,8 @@ class Worker:
         details = {**info, "epoch_idx": self._epoch, NUM_STEPS: num_steps, USE_FP16: operator.use_fp16}
         operator.timers.switch(profile)
         with operator.timers.record("train_epoch"), self._telling_step():
-            result = operator.train_epoch(batches, details, num_steps=num_steps, epoch_idx=self._epoch)
+            more = taken(operator.train_epoch, {"num_steps": num_steps, "epoch_idx": self._epoch})
+            result = operator.train_epoch(batches, details, **more)
         if type(operator).train_epoch is not TrainingOperator.train_epoch:
             operator.stepper.check()
         if operator.scheduler_step_freq == "epoch":
