@@ -1,7 +1,7 @@
 """How an operator's methods are called; one that can't be is refused before any worker starts.
 
-RaySGD called `train_epoch(iterator, info)` up to version 1.6, and passed two more arguments later. A method is
-called with those that it takes.
+RaySGD called `train_epoch(iterator, info)` up to version 1.6, and passed two more arguments later. A method
+is called with those that it takes.
 """
 
 from __future__ import annotations
