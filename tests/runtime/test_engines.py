@@ -10,6 +10,7 @@ import pytest
 import trainkit
 from tests.suites.engine import EngineSuite
 from tests.suites.engine_actors import ActorSuite
+from tests.suites.engine_arguments import ArgumentSuite
 from tests.suites.engine_calls import CallSuite
 from tests.suites.engine_placement import PlacementSuite
 from tests.suites.engine_state import StateSuite
@@ -21,6 +22,10 @@ class TestInline(EngineSuite):
 
 
 class TestInlineActors(ActorSuite):
+    engine = "inline"
+
+
+class TestInlineArguments(ArgumentSuite):
     engine = "inline"
 
 
@@ -41,6 +46,10 @@ class TestLocal(EngineSuite):
 
 
 class TestLocalActors(ActorSuite):
+    engine = "local"
+
+
+class TestLocalArguments(ArgumentSuite):
     engine = "local"
 
 

@@ -18,6 +18,7 @@ from tests.runtime.ray_actors import Loop, Many
 from tests.suites.base import Suite
 from tests.suites.engine import EngineSuite
 from tests.suites.engine_actors import ActorSuite
+from tests.suites.engine_arguments import ArgumentSuite
 from tests.suites.engine_calls import CallSuite
 from tests.suites.engine_placement import PlacementSuite
 from tests.suites.engine_state import StateSuite
@@ -62,6 +63,10 @@ class TestRayActors(OnRay, ActorSuite):
 
 
 class TestRayCalls(OnRay, CallSuite):
+    engine = "ray"
+
+
+class TestRayArguments(OnRay, ArgumentSuite):
     engine = "ray"
 
 

@@ -305,3 +305,79 @@ class Courier:
 
     def plain(self) -> str:
         return "plain"
+
+
+class Collector:
+    """Keeps what it is given, in order."""
+
+    def __init__(self) -> None:
+        self.values: list[Any] = []
+
+    def add(self, value: Any) -> list[Any]:
+        self.values.append(value)
+        return list(self.values)
+
+    def add_both(self, one: Any, other: Any) -> list[Any]:
+        self.values += [one, other]
+        return list(self.values)
+
+    def everything(self) -> list[Any]:
+        return self.values
+
+    def repeat(self, value: Any, count: int) -> Iterator[Any]:
+        yield from [value] * count
+
+    def wait_for(self, _: Any, started: Path) -> None:
+        started.touch()
+        time.sleep(30)
+
+    def context(self) -> dict[str, Any]:
+        return context()
+
+
+class Gate:
+    """Keeps what it is given, on an event loop."""
+
+    def __init__(self) -> None:
+        self.values: list[Any] = []
+
+    async def add(self, value: Any) -> list[Any]:
+        self.values.append(value)
+        return list(self.values)
+
+    async def everything(self) -> list[Any]:
+        return self.values
+
+
+class ParameterServer:
+    """One number, to which others add."""
+
+    def __init__(self) -> None:
+        self.weight = 0
+
+    def weights(self) -> int:
+        return self.weight
+
+    def apply(self, *gradients: int) -> int:
+        self.weight += sum(gradients)
+        return self.weight
+
+    def add(self, one: int, other: int) -> int:
+        return one + other
+
+
+class Pushing:
+    """Makes gradients of a parameter server's weights."""
+
+    def gradient(self, server: Any) -> int:
+        return int(trainkit.get(server.weights.remote())) + 1
+
+
+def fibonacci(server: Any, number: int) -> int:
+    """A Fibonacci number, by tasks that call each other and an actor that adds."""
+    if number < 2:
+        return number
+    task = trainkit.remote(num_cpus=0)(fibonacci)
+    return int(
+        trainkit.get(server.add.remote(task.remote(server, number - 1), task.remote(server, number - 2)))
+    )

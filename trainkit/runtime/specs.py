@@ -215,6 +215,11 @@ class Concurrency:
     max_concurrency: int | None = None
     groups: Mapping[str, int] = field(default_factory=dict)
 
+    @property
+    def in_order(self) -> bool:
+        """Whether the calls of each caller begin in the order made, unless methods are `async`."""
+        return (self.max_concurrency or 1) == 1
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ActorSpec:

@@ -17,10 +17,11 @@ from trainkit.runtime import preload
 from trainkit.runtime.capture import captured
 from trainkit.runtime.local import introductions, launch, lifeline, process
 from trainkit.runtime.local.account import StoreAccount
+from trainkit.runtime.local.actor_peer import HeldCall
 from trainkit.runtime.local.batch import lasting
 from trainkit.runtime.local.bodies import CallBodies
 from trainkit.runtime.local.endpoints import Endpoint
-from trainkit.runtime.local.frames import CALL, INIT, VALUE
+from trainkit.runtime.local.frames import INIT, VALUE
 from trainkit.runtime.local.leases import Task
 from trainkit.runtime.local.messages import (
     Conduct,
@@ -218,11 +219,10 @@ class LocalEngine(Waiting, Steering, NodeVerbs):
         if arguments is None:
             # Packed now, as the caller may change what it gave; a pending reference packs as a promise.
             task.body = self.body_of(definition, spec.name, spec.num_returns, spec.args, spec.kwargs).owned()
-            given = (*spec.args, *spec.kwargs.values())
-            waits_for = [ref for ref in given if isinstance(ref, LocalRef) and not ref.done()]
+            waits_for = _pending(spec.args, spec.kwargs)
         if waits_for:  # a leased process that waited for other tasks would keep them from running
             task.waits = True
-            self._when_all(waits_for, lambda: self.pump.run(lambda: pool.submit(task, watch=True)))
+            self.when_all(waits_for, lambda: self.pump.run(lambda: pool.submit(task, watch=True)))
         else:
             pool.submit(task)
         return self._started(refs)
@@ -286,7 +286,6 @@ class LocalEngine(Waiting, Steering, NodeVerbs):
         body = self._bodies.of_call(definition, spec.name, 1, spec.args, spec.kwargs)
         endpoint, first = lifeline.endpoint_of(self, spec)
         peer = endpoint.peer
-        peer.home = self.mark
         memo, kept = lifeline.memo_of(spec, body)
         request = StartActor(
             peer.worker_id or 0,
@@ -326,15 +325,15 @@ class LocalEngine(Waiting, Steering, NodeVerbs):
                 if self.started is not None:
                     self.started.add(ref)
                 return [ref]
-        for value in (*args, *kwargs.values()):
-            if isinstance(value, LocalRef) and not value.done():
-                self.watch(value)
+        waits_for = _pending(args, kwargs)
         body = self._bodies.of_call(None, method, spec.num_returns, args, kwargs, spec.concurrency_group)
-        refs = self._refs(spec.num_returns, peer)
-        if isinstance(peer, lifeline.Lifeline):
-            peer.call(body, refs, spec)
+        if waits_for or peer.keeps_back:
+            refs = self._refs(spec.num_returns, None)
+            held = HeldCall(self, actor, peer, method, body.owned(), refs, spec, ready=not waits_for)
+            peer.hold(held, waits_for)
         else:
-            peer.request(CALL, body, refs)
+            refs = self._refs(spec.num_returns, peer)
+            peer.call(body, refs, spec)
         return self._started(refs)
 
     def kill(self, actor: Endpoint, no_restart: bool) -> None:
@@ -370,7 +369,15 @@ class LocalEngine(Waiting, Steering, NodeVerbs):
         self._fail_futures()
         for pool in self._pools.values():
             pool.close()
+        for peer in list(self.holding):
+            peer.fail_held(self.link.gone)
         self._segments.close()
         self.link.close()
         self._pools.clear()
         set_engine(None)
+
+
+def _pending(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[LocalRef]:
+    """References among the arguments of a call that are not done; those inside of values don't count."""
+    given = (*args, *kwargs.values())
+    return [value for value in given if isinstance(value, LocalRef) and not value.done()]

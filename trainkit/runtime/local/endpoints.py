@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import socket
+import weakref
 from typing import Any
 
 from trainkit.runtime import serialize
+from trainkit.runtime.local.actor_peer import ActorPeer
 from trainkit.runtime.local.channel import HANDLE_KINDS
-from trainkit.runtime.local.refs import Peer, current_engine
+from trainkit.runtime.local.refs import current_engine
 
 ACTOR = 2
 
@@ -16,13 +18,13 @@ class Endpoint:
     """What an actor's handle holds: as long as one of them is somewhere, the actor stays.
 
     Each is one connection of its own, so the actor's process sees the last of them close, also when
-    it was lost on the way or its holder crashed.
+    it was lost on the way or its holder crashed. All handles of one process share one, see `shared`.
     """
 
     kind = ACTOR
     __slots__ = ("__weakref__", "peer")
 
-    def __init__(self, peer: Peer) -> None:
+    def __init__(self, peer: ActorPeer) -> None:
         self.peer = peer
 
     @property
@@ -57,20 +59,36 @@ class Endpoint:
         self.peer.finish_sending()
 
 
-HANDLE_KINDS[ACTOR] = lambda fd: Endpoint(Peer(socket.socket(fileno=fd)))
+_known: weakref.WeakValueDictionary[tuple[str | None, int | None], Endpoint] = weakref.WeakValueDictionary()
+
+
+def shared(endpoint: Endpoint) -> Endpoint:
+    """Return the endpoint that this process has for the same actor; the first is kept for the others.
+
+    So the calls of one process reach an actor in the order made, whichever handle they were made by.
+    """
+    key = endpoint.peer.home, endpoint.peer.worker_id
+    known = _known.get(key)
+    if known is not None and not known.peer.closed:
+        return known
+    _known[key] = endpoint
+    return endpoint
+
+
+HANDLE_KINDS[ACTOR] = lambda fd: Endpoint(ActorPeer(socket.socket(fileno=fd)))
 
 
 def _reduce_endpoint(pickler: Any, endpoint: Endpoint) -> Any:
     peer = endpoint.peer
     home = peer.home or current_engine().mark
-    return _load_endpoint, (pickler.attach(endpoint), peer.name, peer.worker_id, home)
+    return _load_endpoint, (pickler.attach(endpoint), peer.name, peer.worker_id, home, peer.in_order)
 
 
-def _load_endpoint(position: int, name: str, worker_id: int | None, home: str) -> Endpoint:
+def _load_endpoint(position: int, name: str, worker_id: int | None, home: str, in_order: bool) -> Endpoint:
     endpoint: Any = serialize.claim(position)
     peer = endpoint.peer
-    peer.name, peer.worker_id, peer.home = name, worker_id, home
-    return endpoint  # type: ignore[no-any-return]
+    peer.name, peer.worker_id, peer.home, peer.in_order = name, worker_id, home, in_order
+    return shared(endpoint)
 
 
 serialize.register(Endpoint, _reduce_endpoint)

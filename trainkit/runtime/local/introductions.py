@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from trainkit.errors import ConfigError, TrainkitError
 from trainkit.runtime.local import doors, lifeline
+from trainkit.runtime.local.actor_peer import ActorPeer
 from trainkit.runtime.local.channel import Descriptor
-from trainkit.runtime.local.endpoints import Endpoint
+from trainkit.runtime.local.endpoints import Endpoint, shared
 from trainkit.runtime.local.messages import FindActor, Found, Kill, NotFound, Shutdown, StartActor
 from trainkit.runtime.local.names import nearest, taken_message
 from trainkit.runtime.local.refs import LocalRef, Peer
@@ -129,11 +130,14 @@ def _ask_for(
         sock = socket.socket(fileno=ours.detach())
     if answer.life is not None:
         line = lifeline.Lifeline(sock, answer.label, answer.worker_id)
-        line.hold(engine, home, answer.max_task_retries, answer.life)
-        return lifeline.EnduringEndpoint(line), answer.interface
-    peer = Peer(sock, answer.label, answer.worker_id)
-    peer.home = home
-    return Endpoint(peer), answer.interface
+        line.home, line.in_order = home, answer.in_order
+        endpoint = shared(lifeline.EnduringEndpoint(line))
+        if endpoint.peer is line:
+            line.follow(engine, home, answer.max_task_retries, answer.life)
+        return endpoint, answer.interface
+    peer = ActorPeer(sock, answer.label, answer.worker_id)
+    peer.home, peer.in_order = home, answer.in_order
+    return shared(Endpoint(peer)), answer.interface
 
 
 def _find_abroad(

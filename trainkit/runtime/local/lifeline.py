@@ -13,7 +13,6 @@ from __future__ import annotations
 import functools
 import os
 import socket
-import threading
 import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -23,14 +22,15 @@ from trainkit.runtime import serialize, supervise
 from trainkit.runtime.failures import raisable, unpack_failure
 from trainkit.runtime.local import doors
 from trainkit.runtime.local import refs as references
+from trainkit.runtime.local.actor_peer import ActorPeer
 from trainkit.runtime.local.channel import HANDLE_KINDS, Connection, Descriptor
-from trainkit.runtime.local.endpoints import Endpoint
+from trainkit.runtime.local.endpoints import Endpoint, shared
 from trainkit.runtime.local.frames import CALL, VALUE, Frame
 from trainkit.runtime.local.messages import LetGo, Memo, Reconnect, Reconnected
 from trainkit.runtime.local.nodelink import death
 from trainkit.runtime.local.objects import opened
 from trainkit.runtime.local.pump import END
-from trainkit.runtime.local.refs import LOST, LocalRef, Peer
+from trainkit.runtime.local.refs import LOST, LocalRef
 from trainkit.runtime.serialize import Packed, unpack
 from trainkit.runtime.specs import ActorSpec, MethodSpec
 
@@ -57,16 +57,13 @@ class _Call:
         self.body: Packed | None = None
 
 
-class Lifeline(Peer):
+class Lifeline(ActorPeer):
     """A connection to an actor that is made anew when its process dies."""
 
     takes_small_calls = False
 
     def __init__(self, sock: socket.socket, name: str = "actor", worker_id: int | None = None) -> None:
         super().__init__(sock, name, worker_id)
-        # Held while calls are sent, so that they go out in the order in which they are noted. Never
-        # while somebody else's code runs, and never while anything is waited for.
-        self._order = threading.RLock()
         self._calls: dict[int, _Call] = {}  # in the order made, by the last of their references
         self._engine: LocalEngine | None = None
         self._owner = False
@@ -77,11 +74,15 @@ class Lifeline(Peer):
         self.max_task_retries = 0
 
     @property
+    def is_watched(self) -> bool:  # type: ignore[override]
+        return self._engine is not None
+
+    @property
     def life(self) -> int:
         """How often the actor had been made anew when its process at the other end started."""
         return self._life + (self._other_end is not None)
 
-    def hold(
+    def follow(
         self, engine: LocalEngine, home: str, max_task_retries: int, life: int = 0, *, owner: bool = False
     ) -> None:
         """Stay connected from here on, whichever process the actor lives in; without effect twice.
@@ -284,11 +285,15 @@ def endpoint_of(engine: LocalEngine, spec: ActorSpec) -> tuple[Endpoint, Descrip
     """What the first handle of the actor of `spec` is to hold, and the other end of its connection."""
     ours, theirs = socket.socketpair()
     worker_id = engine.new_id()
-    if not spec.max_restarts:
-        return Endpoint(Peer(ours, spec.name, worker_id)), Descriptor(theirs.detach())
-    line = Lifeline(ours, spec.name, worker_id)
-    line.hold(engine, engine.mark, spec.max_task_retries, owner=True)
-    return EnduringEndpoint(line), Descriptor(theirs.detach())
+    if spec.max_restarts:
+        line = Lifeline(ours, spec.name, worker_id)
+        line.follow(engine, engine.mark, spec.max_task_retries, owner=True)
+        endpoint: Endpoint = EnduringEndpoint(line)
+    else:
+        endpoint = Endpoint(ActorPeer(ours, spec.name, worker_id))
+        endpoint.peer.home = engine.mark
+    endpoint.peer.in_order = spec.concurrency.in_order and not spec.interface.is_async
+    return shared(endpoint), Descriptor(theirs.detach())
 
 
 def memo_of(spec: ActorSpec, body: Packed) -> tuple[Memo | None, Packed]:
@@ -305,18 +310,26 @@ HANDLE_KINDS[ENDURING] = lambda fd: EnduringEndpoint(Lifeline(socket.socket(file
 def _reduce_enduring(pickler: Any, endpoint: EnduringEndpoint) -> Any:
     line = endpoint.peer
     home = line.home or references.current_engine().mark
-    details = (line.name, line.worker_id, home, line.max_task_retries, line.life)
+    details = (line.name, line.worker_id, home, line.in_order, line.max_task_retries, line.life)
     return _load_enduring, (pickler.attach(endpoint), *details)
 
 
 def _load_enduring(
-    position: int, name: str, worker_id: int | None, home: str, max_task_retries: int, life: int
-) -> EnduringEndpoint:
+    position: int,
+    name: str,
+    worker_id: int | None,
+    home: str,
+    in_order: bool,
+    max_task_retries: int,
+    life: int,
+) -> Endpoint:
     endpoint: Any = serialize.claim(position)
     line: Lifeline = endpoint.peer
-    line.name, line.worker_id = name, worker_id
-    line.hold(references.current_engine(), home, max_task_retries, life)
-    return endpoint  # type: ignore[no-any-return]
+    line.name, line.worker_id, line.home, line.in_order = name, worker_id, home, in_order
+    known = shared(endpoint)
+    if known is endpoint:
+        line.follow(references.current_engine(), home, max_task_retries, life)
+    return known
 
 
 serialize.register(EnduringEndpoint, _reduce_enduring)

@@ -63,6 +63,11 @@ class Conduct(NamedTuple):
     concurrency: Concurrency = Concurrency()
     is_async: bool = False
 
+    @property
+    def in_order(self) -> bool:
+        """Whether the calls of each caller begin in the order made."""
+        return self.concurrency.in_order and not self.is_async
+
 
 # client to node
 
@@ -208,6 +213,7 @@ class Found(NamedTuple):
         label: what stands for it in errors and logs.
         life: how often it has been made anew; None of one that never is.
         max_task_retries: how often calls are made again that its death interrupted.
+        in_order: it runs the calls of each caller in the order made.
     """
 
     worker_id: int
@@ -215,6 +221,7 @@ class Found(NamedTuple):
     interface: Interface
     life: int | None = None
     max_task_retries: int = 0
+    in_order: bool = True
 
 
 class NotFound(NamedTuple):

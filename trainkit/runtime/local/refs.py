@@ -256,6 +256,9 @@ class Promise:
         ours, theirs = socket.socketpair()
         conn = Peer(ours, "whoever waits for a result")
         ref, engine = self._ref, current_engine()
+        if ref.done() and ref.kind != LOST:
+            _keep_promise(ref, conn)
+            return theirs.detach()
         # In the pump's thread: to say why a result is lost, the node is asked, and whoever finds the
         # answer may be in the middle of reading the node's connection.
         ref.when_done(lambda: engine.pump.run(lambda: _keep_promise(ref, conn)))

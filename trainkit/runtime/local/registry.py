@@ -88,7 +88,8 @@ class Registry:
                 answer(ConfigError(self._taken(holder)))
             return
         retries = message.max_task_retries
-        found = Found(message.worker_id, message.name, message.interface, None, retries)
+        in_order = message.conduct.in_order
+        found = Found(message.worker_id, message.name, message.interface, None, retries, in_order)
         entry = Entry(found, namespace, wanted.name, wanted.detached)
         self._entries[message.worker_id] = entry
         if wanted.name is not None:

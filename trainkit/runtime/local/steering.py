@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from trainkit.errors import ConfigError, ObjectLostError
+from trainkit.runtime.local.actor_peer import ActorPeer, HeldCall
 from trainkit.runtime.local.interrupt import InterruptGuard
 from trainkit.runtime.local.leases import Task
 from trainkit.runtime.local.messages import Cancel
@@ -30,6 +31,7 @@ class Steering:
     Attributes:
         place: this process's in the session.
         started: calls that the running task has made, if this process runs tasks; see `cancel_started`.
+        holding: connections to actors that hold calls back, which wait for their arguments.
     """
 
     link: NodeLink
@@ -42,6 +44,7 @@ class Steering:
 
     def __init__(self) -> None:
         self._unsettled: set[Future[Any]] = set()
+        self.holding: set[ActorPeer] = set()
 
     if TYPE_CHECKING:
 
@@ -62,6 +65,15 @@ class Steering:
         call = ref.call if isinstance(ref, LocalStream) else ref
         if not isinstance(call, LocalRef):
             raise ObjectLostError(f"{ref!r} belongs to another engine or session")
+        held = call.body
+        if isinstance(held, HeldCall):
+            self._refuse_force(force)
+            with InterruptGuard() as guard:
+                withdrawn = held.peer.withdraw(held)
+            if guard.noted:
+                guard.act()
+            if withdrawn:
+                return
         owed_by, peer = call.body, call.peer
         if call.done():
             return
@@ -75,14 +87,17 @@ class Steering:
                 f"{ref!r} came from another process, and only the one that made the call can cancel it"
             )
         elif peer is not None and peer.worker_id is not None:
-            if force:
-                raise ConfigError(
-                    "cancel(force=True) is for tasks: an actor's process has other calls too; use "
-                    "trainkit.kill() to end it with all of them"
-                )
+            self._refuse_force(force)
             self.link.tell(Cancel(peer.worker_id, self._ids.call_of(call.id), recursive))
         elif not call.done():
             raise ConfigError(f"{ref!r} is not the result of a call, so there is nothing to cancel")
+
+    def _refuse_force(self, force: bool) -> None:
+        if force:
+            raise ConfigError(
+                "cancel(force=True) is for tasks: an actor's process has other calls too; use "
+                "trainkit.kill() to end it with all of them"
+            )
 
     def cancel_started(self) -> None:
         """Cancel what the running task has started and not yet got."""
@@ -143,7 +158,8 @@ class Steering:
             self.pump.watch(peer, ref)  # which also keeps it, if nobody else does
             ref.when_done(functools.partial(self.pump.unwatch, peer, ref))
 
-    def _when_all(self, refs: Sequence[LocalRef], then: Callable[[], None]) -> None:
+    def when_all(self, refs: Sequence[LocalRef], then: Callable[[], None]) -> None:
+        """Run `then` when all of `refs`, at least one, are done, in the thread that finds the last."""
         left = itertools.count(len(refs) - 1, -1)  # next() is atomic, so exactly one callback sees 0
         for ref in refs:
             ref.when_done(lambda: then() if next(left) == 0 else None)

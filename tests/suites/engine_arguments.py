@@ -1,0 +1,184 @@
+"""Calls whose arguments are not there yet: whom they keep waiting, and whom they do not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import trainkit
+from tests.conftest import SESSION_CPUS, eventually
+from tests.suites.base import Suite, needs
+from tests.suites.parts import Collector, Gate, ParameterServer, Pushing, await_file, fibonacci, wait_for
+from trainkit.errors import ActorDiedError, TaskCancelledError
+
+SOON_S = 60
+"""A bound for what should take milliseconds, however busy the machine."""
+
+
+def late(path: Path) -> Any:
+    """A reference that is done once `path` exists."""
+    return trainkit.remote(num_cpus=0)(wait_for).remote(path)
+
+
+def collector(**options: Any) -> Any:
+    """An actor that has started."""
+    actor = trainkit.remote(Collector).options(**options).remote()
+    trainkit.get(actor.everything.remote(), timeout=SOON_S)
+    return actor
+
+
+def add_from_elsewhere(actor: Any, value: Any) -> Any:
+    return trainkit.get(actor.add.remote(value))
+
+
+class ArgumentSuite(Suite):
+    """Inherit and name the engine; every test uses the public verbs alone."""
+
+    # calls that need each other
+
+    def test_workers_that_ask_the_actor_which_waits_for_them(self) -> None:
+        server = trainkit.remote(ParameterServer).remote()
+        workers = [trainkit.remote(Pushing).remote() for _ in range(2)]
+        gradients = [worker.gradient.remote(server) for worker in workers]
+        assert trainkit.get(server.apply.remote(*gradients), timeout=SOON_S) == 2
+
+    def test_a_call_is_given_what_a_task_made_of_the_same_actor(self) -> None:
+        actor = collector()
+        value = trainkit.remote(num_cpus=0)(add_from_elsewhere).remote(actor, 1)
+        assert trainkit.get(actor.add.remote(value), timeout=SOON_S) == [1, [1]]
+
+    def test_recursive_tasks_add_up_in_one_actor(self) -> None:
+        server = trainkit.remote(ParameterServer).remote()
+        assert trainkit.get(trainkit.remote(num_cpus=0)(fibonacci).remote(server, 3), timeout=SOON_S) == 2
+
+    # whose calls wait
+
+    @needs("background")
+    def test_a_strangers_late_argument_keeps_nobody_waiting(self, tmp_path: Path) -> None:
+        actor = collector()
+        held = actor.add.remote(late(tmp_path / "go"))
+        other = trainkit.remote(num_cpus=0)(add_from_elsewhere).remote(actor, 1)
+        assert trainkit.get(other, timeout=SOON_S) == [1]
+        (tmp_path / "go").touch()
+        assert trainkit.get(held, timeout=SOON_S) == [1, "waited"]
+
+    @needs("background")
+    def test_calls_of_one_caller_run_in_their_order(self, tmp_path: Path) -> None:
+        actor = collector(name="ordered")
+        (same,) = trainkit.get(trainkit.put([actor]))
+        found = trainkit.get_actor("ordered")
+        first = actor.add.remote(value=late(tmp_path / "go"))
+        rest = [actor.add.remote(1), same.add.remote(2), found.add.remote(3), actor.add.remote([4] * 100)]
+        assert trainkit.wait([first, *rest], num_returns=5, timeout=0.2)[0] == []
+        (tmp_path / "go").touch()
+        assert trainkit.get(rest[-1], timeout=SOON_S) == ["waited", 1, 2, 3, [4] * 100]
+        assert trainkit.get(first) == ["waited"]
+
+    @needs("concurrent")
+    @pytest.mark.parametrize("how", ["threads", "async"])
+    def test_actors_that_run_several_calls_keep_no_order(self, how: str, tmp_path: Path) -> None:
+        cls, options = (Collector, {"max_concurrency": 2}) if how == "threads" else (Gate, {})
+        actor = trainkit.remote(cls).options(**options).remote()
+        held = [actor.add.remote(late(tmp_path / "go")) for _ in range(3)]
+        assert trainkit.get(actor.add.remote(1), timeout=SOON_S) == [1], "those that wait take no place"
+        (tmp_path / "go").touch()
+        assert len(trainkit.get(held, timeout=SOON_S)) == 3
+        assert trainkit.get(actor.everything.remote()) == [1, *["waited"] * 3]
+
+    @needs("background")
+    def test_a_task_that_waits_takes_nothing(self, tmp_path: Path) -> None:
+        waiting = trainkit.remote(num_cpus=SESSION_CPUS)(lambda value: value).remote(late(tmp_path / "go"))
+        touch = trainkit.remote(num_cpus=SESSION_CPUS)((tmp_path / "go").touch)
+        assert trainkit.get([touch.remote(), waiting], timeout=SOON_S) == [None, "waited"]
+
+    @needs("background")
+    def test_a_late_argument_of_a_late_argument(self, tmp_path: Path) -> None:
+        one, two = collector(), collector()
+        first = one.add.remote(late(tmp_path / "go"))
+        second = two.add.remote(first)
+        third = one.add.remote(second)
+        (tmp_path / "go").touch()
+        assert trainkit.get(third, timeout=SOON_S) == ["waited", [["waited"]]]
+
+    @needs("background")
+    def test_a_late_argument_of_a_stream(self, tmp_path: Path) -> None:
+        stream = collector().repeat.remote(late(tmp_path / "go"), 2)
+        (tmp_path / "go").touch()
+        assert [trainkit.get(ref, timeout=SOON_S) for ref in stream] == ["waited"] * 2
+
+    @needs("background")
+    def test_what_is_given_is_what_it_was_when_the_call_was_made(self, tmp_path: Path) -> None:
+        actor = collector()
+        given = [1]
+        held = actor.add_both.remote(late(tmp_path / "go"), given)
+        behind = actor.add.remote(given)
+        given.append(2)
+        (tmp_path / "go").touch()
+        assert trainkit.get([held, behind], timeout=SOON_S)[1] == ["waited", [1], [1]]
+
+    # ends
+
+    def test_a_late_argument_that_fails(self) -> None:
+        actor = collector()
+        failing = trainkit.remote(num_cpus=0)(lambda: int("no number")).remote()
+        with pytest.raises(ValueError, match="no number"):
+            trainkit.get(actor.add.remote(failing), timeout=SOON_S)
+        assert trainkit.get(actor.add.remote(1), timeout=SOON_S) == [1]
+
+    @needs("background", "unharmed")
+    def test_a_call_that_waits_is_cancelled_at_once(self, tmp_path: Path) -> None:
+        actor = collector()
+        held, behind = actor.add.remote(late(tmp_path / "go")), actor.add.remote(2)
+        trainkit.cancel(held)
+        with pytest.raises(TaskCancelledError):
+            trainkit.get(held, timeout=SOON_S)
+        assert trainkit.get(behind, timeout=SOON_S) == [2], "before that argument was there"
+        (tmp_path / "go").touch()
+        assert trainkit.get(actor.everything.remote()) == [2]
+
+    @needs("background")
+    def test_a_call_that_waits_keeps_its_actor(self, tmp_path: Path) -> None:
+        held = collector().add.remote(late(tmp_path / "go"))
+        assert trainkit.wait([held], timeout=0.2)[0] == []
+        (tmp_path / "go").touch()
+        assert trainkit.get(held, timeout=SOON_S) == ["waited"]
+
+    @needs("background")
+    def test_a_call_that_waits_ends_with_its_actor(self, tmp_path: Path) -> None:
+        actor = collector()
+        held, behind = actor.add.remote(late(tmp_path / "never")), actor.add.remote(2)
+        trainkit.kill(actor)
+        for ref in (held, behind):
+            with pytest.raises(ActorDiedError):
+                trainkit.get(ref, timeout=SOON_S)
+        (tmp_path / "never").touch()
+
+    @needs("restarts")
+    def test_a_call_that_waits_reaches_the_actor_that_is_made_anew(self, tmp_path: Path) -> None:
+        actor = collector(max_restarts=1)
+        held, behind = actor.add.remote(late(tmp_path / "go")), actor.add.remote(2)
+        trainkit.kill(actor, no_restart=False)
+        assert eventually(lambda: trainkit.get(trainkit.remote(made_anew).remote(actor)), SOON_S)
+        (tmp_path / "go").touch()
+        assert trainkit.get([held, behind], timeout=SOON_S) == [["waited"], ["waited", 2]]
+
+    @needs("background")
+    def test_a_call_of_an_actor_that_dies_later_fails(self, tmp_path: Path) -> None:
+        actor = collector()
+        gate = tmp_path / "go"
+        held = actor.wait_for.remote(late(gate), tmp_path / "started")
+        gate.touch()
+        await_file(tmp_path / "started")
+        trainkit.kill(actor)
+        with pytest.raises(ActorDiedError):
+            trainkit.get(held, timeout=SOON_S)
+
+
+def made_anew(actor: Any) -> bool:
+    """Whether the actor answers from its second life; asked by another process than the one that waits."""
+    try:
+        return bool(trainkit.get(actor.context.remote())["restarted"])
+    except ActorDiedError:
+        return False
