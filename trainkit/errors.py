@@ -18,6 +18,7 @@ TrainkitError
 ├── OwnerDiedError                         the process that owed a result is gone
 ├── ObjectLostError                        a reference outlived what it pointed to
 ├── ObjectStoreFullError                   release references, or raise object_store_memory
+│   └── OutOfDiskError                     the disk that values then go to is full too: free space there
 ├── TrainingError                          training cannot go on: the message says which worker and why
 │   ├── CheckpointError                    a checkpoint cannot be written or read
 │   ├── NonFiniteLossError                 the loss became NaN or infinite, and detect_nan asked to stop
@@ -48,6 +49,7 @@ __all__ = [
     "NotInitializedError",
     "ObjectLostError",
     "ObjectStoreFullError",
+    "OutOfDiskError",
     "OwnerDiedError",
     "SerializationError",
     "SpaceError",
@@ -170,6 +172,10 @@ class ObjectLostError(TrainkitError):
 
 class ObjectStoreFullError(TrainkitError):
     """Shared memory for objects is used up; the message says who holds what."""
+
+
+class OutOfDiskError(ObjectStoreFullError):
+    """Shared memory for objects is used up, and the disk that values then go to is full."""
 
 
 class TrainingError(TrainkitError):

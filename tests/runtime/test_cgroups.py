@@ -88,7 +88,7 @@ def test_the_smallest_limit_on_the_way_up_counts(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(cgroups, "_read", lambda path: texts.get(str(PurePosixPath(path)), ""))
     assert devices.memory_bytes() == 300_000_000
     assert devices.cpu_count() == 1
-    trainkit.init()
+    trainkit.init(object_spilling_directory=False)
     assert trainkit.cluster_resources()["memory"] == 300_000_000
     with pytest.raises(trainkit.errors.ObjectStoreFullError, match=r"holds 85\.8 MiB in all"):
         trainkit.put(bytes(100_000_000))

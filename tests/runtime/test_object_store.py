@@ -27,7 +27,7 @@ LIMIT_MIB = 64
 
 @pytest.fixture
 def small_store() -> Iterator[None]:
-    trainkit.init(num_cpus=4, object_store_memory=float(LIMIT_MIB * MIB))
+    trainkit.init(num_cpus=4, object_store_memory=float(LIMIT_MIB * MIB), object_spilling_directory=False)
     yield
     trainkit.shutdown()
     gc.collect()  # a caught error holds the frames that it passed, and they the references

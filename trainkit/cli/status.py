@@ -59,6 +59,7 @@ def _show(console: Console, found: Survey) -> None:
         return
     for node in found.lists["nodes"]:
         console.print(f"  resources: {_resources(node)}", soft_wrap=True)
+        console.print(f"  objects: {_objects(node['object_store'])}", soft_wrap=True)
     _show_actors(console, found.lists["actors"])
     _show_tasks(console, found.lists["tasks"])
     for group in found.lists["placement_groups"]:
@@ -86,6 +87,16 @@ def _resources(node: dict[str, Any]) -> str:
         f"{_amount(name, free.get(name, 0))} of {_amount(name, total[name])} {name} free"
         for name in sorted(total)
     )
+
+
+def _objects(store: dict[str, int]) -> str:
+    text = f"{describe_bytes(store['used_bytes'])} of {describe_bytes(store['limit_bytes'])} memory"
+    if store["spilled_objects"]:
+        text += (
+            f", {describe_bytes(store['on_disk_bytes'])} on disk "
+            f"({store['spilled_objects']} spilled so far, {describe_bytes(store['spilled_bytes'])})"
+        )
+    return text
 
 
 def _amount(name: str, amount: float) -> str:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import atexit
+import os
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar, overload
+from typing import Any, Literal, NoReturn, TypeVar, overload
 
 from trainkit.errors import AlreadyInitializedError, ArgumentTypeError, ConfigError, NotInitializedError
 from trainkit.runtime import current
@@ -77,6 +78,7 @@ def init(
     resources: Mapping[str, float] | None = None,
     memory: float | None = None,
     object_store_memory: float | None = None,
+    object_spilling_directory: str | os.PathLike[str] | Literal[False] | None = None,
     local_mode: bool = False,
     ignore_reinit_error: bool = False,
     include_dashboard: bool | None = None,
@@ -102,8 +104,11 @@ def init(
             machine's is taken at its word, so that placement can be tried without hardware.
         resources: custom resources by name, such as {"licence": 2}.
         memory: bytes to share out among those that ask for `memory=`; default, all that the machine has.
-        object_store_memory: bytes that large objects may take together; default, three tenths of the
-            machine's memory.
+        object_store_memory: bytes of memory that large objects may take together; default, three tenths
+            of the machine's memory.
+        object_spilling_directory: where those that find no room in memory are written, on a disk; default,
+            the temporary folder, or /var/tmp if that lies in memory. False refuses: a full store is an
+            error then.
         local_mode: the same as engine="inline".
         ignore_reinit_error: leave a running runtime as it is instead of raising.
         include_dashboard: Ray's, as are `dashboard_host` and `dashboard_port`; without effect elsewhere.
@@ -138,6 +143,7 @@ def init(
             resources=resources,
             memory=memory,
             object_store_memory=object_store_memory,
+            object_spilling_directory=object_spilling_directory,
             log_to_driver=log_to_driver,
             namespace=namespace,
             runtime_env=runtime_env,

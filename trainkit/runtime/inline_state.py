@@ -63,6 +63,7 @@ class Listing:
             "pid": os.getpid(),
             "resources": dict(self._places.totals),
             "available": self._places.available(),
+            "object_store": None,
         }
 
 

@@ -13,6 +13,7 @@ from trainkit.errors import (
     NodeDiedError,
     ObjectLostError,
     ObjectStoreFullError,
+    OutOfDiskError,
     OwnerDiedError,
     TaskCancelledError,
     TaskError,
@@ -39,7 +40,7 @@ _CLASSES: tuple[tuple[type[BaseException], type[TrainkitError]], ...] = (
     (exceptions.OwnerDiedError, OwnerDiedError),
     (exceptions.ObjectLostError, ObjectLostError),
     (exceptions.ObjectStoreFullError, ObjectStoreFullError),
-    (exceptions.OutOfDiskError, ObjectStoreFullError),
+    (exceptions.OutOfDiskError, OutOfDiskError),
 )
 
 

@@ -36,6 +36,7 @@ def _nodes() -> list[dict[str, Any]]:
             "pid": None,  # Ray doesn't tell
             "resources": plain(node["Resources"]),
             "available": plain(available.get(node["NodeID"], {})),
+            "object_store": None,
         }
         for node in ray.nodes()
     ]

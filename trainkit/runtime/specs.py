@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 from trainkit.runtime.arity import ANY, Arity
 
@@ -259,6 +259,7 @@ class SessionSpec:
         environment: variables for all its workers, besides the driver's.
         working_dir: the folder that workers run in; None is the driver's.
         object_store_bytes: what large objects may take together; None is three tenths of the memory.
+        object_spilling_directory: where those go that find no room; None is a folder on disk, False nowhere.
         address: of the cluster, for an engine that joins one.
         extra: arguments for the engine alone, such as Ray's dashboard's.
     """
@@ -270,6 +271,7 @@ class SessionSpec:
     environment: Mapping[str, str] = field(default_factory=dict)
     working_dir: str | None = None
     object_store_bytes: int | None = None
+    object_spilling_directory: str | Literal[False] | None = None
     address: str | None = None
     extra: Mapping[str, Any] = field(default_factory=dict)
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 from trainkit.errors import ArgumentTypeError, ConfigError, MissingDependencyError
 from trainkit.resources import checked_names, normalize
@@ -45,6 +46,7 @@ def session_spec(
     resources: Mapping[str, float] | None,
     memory: float | None,
     object_store_memory: float | None,
+    object_spilling_directory: str | os.PathLike[str] | Literal[False] | None,
     log_to_driver: bool,
     namespace: str | None,
     runtime_env: Mapping[str, Any] | None,
@@ -86,9 +88,20 @@ def session_spec(
         environment=environment.variables,
         working_dir=environment.working_dir,
         object_store_bytes=None if object_store_memory is None else int(object_store_memory),
+        object_spilling_directory=_folder(object_spilling_directory),
         address=address,
         extra={name: value for name, value in {**extra, **given}.items() if value is not None},
     )
+
+
+def _folder(asked: str | os.PathLike[str] | Literal[False] | None) -> str | Literal[False] | None:
+    if asked is None or asked is False:
+        return asked
+    if not isinstance(asked, (str, os.PathLike)) or not os.fspath(asked):
+        raise ConfigError(
+            f"object_spilling_directory={asked!r}: give a folder, or False if nothing is to go to disk"
+        )
+    return os.fspath(asked)
 
 
 def start(name: str, spec: SessionSpec) -> Engine:

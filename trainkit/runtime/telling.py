@@ -58,7 +58,7 @@ def list_tasks() -> list[dict[str, Any]]:
 
 
 def list_objects() -> list[dict[str, Any]]:
-    """Objects in shared memory, with size in bytes and the processes that hold them."""
+    """Large objects, with size in bytes, who holds them, and whether they were spilled to disk."""
     return engine().state("objects")
 
 

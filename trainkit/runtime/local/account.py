@@ -1,6 +1,6 @@
 """How much the objects of a session take together, and the limit that they may take.
 
-    used, limit, session, driver, makers      one small memory file that every process of the session maps
+    used, limit, session, driver, spilled, makers, folder      one small memory file that all processes map
 
 Making a segment adds its size to `used`, under a lock that every process honours; a process that frees
 one, warm ones included, subtracts it. What others still hold when its maker lets go, and what a process
@@ -8,6 +8,9 @@ takes along when it dies, stays counted: so `used` may be too high, never too lo
 costs a microsecond more, not a look around. Only when it would exceed the limit is the truth asked of
 the kernel, by the locks on all segments (see `segmentlocks`), and warm memory, whose ever, taken back:
 who has made segments, and so may keep some warm, has put its pid among the makers.
+
+What lies in files in `folder`, as there was no room for it, is not part of `used`; what was written
+there since the session began is counted.
 """
 
 from __future__ import annotations
@@ -22,9 +25,10 @@ from collections.abc import Iterator
 from trainkit.runtime.local import inventory, segmentlocks
 from trainkit.runtime.local.segmentlocks import PREFIX, Span
 
-_USED, _LIMIT, _SESSION, _DRIVER, _MAKERS, _FIRST_MAKER = range(6)
+_USED, _LIMIT, _SESSION, _DRIVER, _SPILLED_BYTES, _SPILLED_COUNT, _MAKERS, _FIRST_MAKER = range(8)
 _FILE_BYTES = 1 << 16
-_CELLS = _FILE_BYTES // 8
+_FOLDER_BYTES = 1 << 12  # at the end: as long as the kernel lets a path be
+_CELLS = (_FILE_BYTES - _FOLDER_BYTES) // 8
 _NAME = "tk-store"
 
 
@@ -35,6 +39,9 @@ class StoreAccount:
 
     Args:
         fd: of the account; the caller keeps and closes it.
+
+    Attributes:
+        folder: where values go that find no room in memory; "" if they are to go nowhere.
     """
 
     def __init__(self, fd: int) -> None:
@@ -45,15 +52,17 @@ class StoreAccount:
         self.limit_bytes = self._cells[_LIMIT]
         self.session = self._cells[_SESSION]
         self.driver = self._cells[_DRIVER]
+        self.folder = os.fsdecode(self._memory[-_FOLDER_BYTES:].rstrip(b"\0"))
         self._depth = 0
         self._is_maker = False
 
     @classmethod
-    def create(cls, limit_bytes: int) -> StoreAccount:
+    def create(cls, limit_bytes: int, folder: str = "") -> StoreAccount:
         """A new session's account, opened by its driver."""
         fd = os.memfd_create(_NAME, os.MFD_CLOEXEC)
         try:
             os.ftruncate(fd, _FILE_BYTES)
+            os.pwrite(fd, os.fsencode(folder), _FILE_BYTES - _FOLDER_BYTES)
             with mmap.mmap(fd, _FILE_BYTES) as memory, memoryview(memory) as view, view.cast("Q") as cells:
                 cells[_LIMIT] = limit_bytes
                 cells[_SESSION] = secrets.randbelow(segmentlocks.SESSIONS)
@@ -80,9 +89,28 @@ class StoreAccount:
         """What is counted as used; it may be too much, see above."""
         return self._cells[_USED]
 
-    def span(self, size_bytes: int) -> Span:
+    @property
+    def spilled(self) -> tuple[int, int]:
+        """Bytes and number of the values that have been written to disk since the session began."""
+        return self._cells[_SPILLED_BYTES], self._cells[_SPILLED_COUNT]
+
+    def note_spilled(self, size_bytes: int, *, freed: bool) -> bool:
+        """Count a value that was written to disk; returns whether it is the session's first.
+
+        Args:
+            size_bytes: its size.
+            freed: its segment in memory was made by this process, and is closed.
+        """
+        with self._locked():
+            self._cells[_SPILLED_BYTES] += size_bytes
+            self._cells[_SPILLED_COUNT] += 1
+            if freed:
+                self._cells[_USED] -= min(self._cells[_USED], size_bytes)
+            return bool(self._cells[_SPILLED_COUNT] == 1)
+
+    def span(self, size_bytes: int, *, on_disk: bool = False) -> Span:
         """What a lock on a segment of that size covers."""
-        return Span(self.session, size_bytes)
+        return Span(self.session, size_bytes, on_disk)
 
     def make(self, size_bytes: int) -> int | None:
         """A new segment, in use by this process; None if the account says that it exceeds the limit."""
@@ -113,6 +141,17 @@ class StoreAccount:
     def in_use_bytes(self) -> int:
         """What all segments in use take together, warm ones aside, as the kernel knows it."""
         return sum(segmentlocks.sizes_in_use(self.session).values())
+
+    def figures(self) -> dict[str, int]:
+        """The limit in memory, what is in use in memory and on disk now, and all that was ever spilled."""
+        spilled_bytes, spilled_objects = self.spilled
+        return {
+            "limit_bytes": self.limit_bytes,
+            "used_bytes": self.in_use_bytes(),
+            "on_disk_bytes": sum(segmentlocks.sizes_in_use(self.session, on_disk=True).values()),
+            "spilled_bytes": spilled_bytes,
+            "spilled_objects": spilled_objects,
+        }
 
     def _become_maker(self) -> None:
         count = self._cells[_MAKERS]

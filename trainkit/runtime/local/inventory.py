@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from trainkit.resources import describe_bytes
 from trainkit.runtime.local import segmentlocks
-from trainkit.runtime.local.segmentlocks import PREFIX
+from trainkit.runtime.local.segmentlocks import MEMORY_LINK
 
-_LINK = f"/memfd:{PREFIX}"
+_DELETED = " (deleted)"  # what links to files without a name end with
 _NOBODY = 0
 _WORKER_PREFIX = "tk-"  # of the names that worker processes show
 
@@ -35,8 +35,8 @@ def all_pids() -> list[int]:
 
 
 def open_segments(pids: Iterable[int], session: int | None = None) -> Iterator[OpenSegment]:
-    """The descriptors of segments in these processes; None means of any session."""
-    link = _LINK if session is None else f"{_LINK}{session:06x} "
+    """The descriptors of segments in memory in these processes; None means of any session."""
+    link = MEMORY_LINK if session is None else f"{MEMORY_LINK}{session:06x} "
     for pid in pids:
         try:
             numbers = os.listdir(f"/proc/{pid}/fd")
@@ -54,55 +54,88 @@ def open_segments(pids: Iterable[int], session: int | None = None) -> Iterator[O
                 continue
 
 
-def _mapped_by_readers(pid: int, session: int | None) -> set[int]:
-    """Inodes of the segments that a process maps to read from; a writer's mapping is shared."""
-    link = _LINK if session is None else f"{_LINK}{session:06x} "
-    inodes = set()
+def _open_files(pids: Iterable[int], inodes: Container[int]) -> Iterator[tuple[int, int]]:
+    """Pid and inode for each descriptor that these processes have of files without names on disk."""
+    for pid in pids:
+        try:
+            numbers = os.listdir(f"/proc/{pid}/fd")
+        except OSError:  # it ended, or is another user's
+            continue
+        for number in numbers:
+            path = f"/proc/{pid}/fd/{number}"
+            try:
+                link = os.readlink(path)
+                if link.endswith(_DELETED) and not link.startswith("/memfd:"):
+                    inode = os.stat(path).st_ino
+                    if inode in inodes:
+                        yield pid, inode
+            except OSError:  # closed meanwhile
+                continue
+
+
+def mapped_by_readers(pid: int, inodes: Container[int]) -> set[int]:
+    """Which of these segments a process maps to read from; a writer's mapping is shared."""
+    mapped = set()
     try:
         with open(f"/proc/{pid}/maps", errors="replace") as file:
             for line in file:  # "7f00bbb78000-7f00bbc78000 rw-p 00000000 00:01 1153    /memfd:..."
-                if link in line:
+                if line.rstrip().endswith(_DELETED):
                     fields = line.split(maxsplit=5)
-                    if fields[1].endswith("p"):
-                        inodes.add(int(fields[4]))
+                    if fields[1].endswith("p") and int(fields[4]) in inodes:
+                        mapped.add(int(fields[4]))
     except OSError:
-        return inodes
-    return inodes
+        return mapped
+    return mapped
 
 
-def holders(pids: Iterable[int], session: int | None = None) -> dict[int, tuple[int, set[int]]]:
+def holders(
+    pids: Iterable[int], session: int | None = None, *, on_disk: bool = False
+) -> dict[int, tuple[int, set[int]]]:
     """Of every segment in use, by inode: its bytes, and which of these processes hold it.
 
     A segment that no process holds is on its way between two.
+
+    Args:
+        pids: of the processes.
+        session: None means any.
+        on_disk: of the segments on disk; else of those in memory.
     """
     pids = list(pids)
+    sizes = segmentlocks.sizes_in_use(session, on_disk=on_disk)
+    if not sizes:
+        return {}
     found: dict[int, set[int]] = {}
-    for segment in open_segments(pids, session):
-        if segment.locked:
-            found.setdefault(segment.inode, set()).add(segment.pid)
-    for pid in pids:
-        for inode in _mapped_by_readers(pid, session):
+    if on_disk:
+        for pid, inode in _open_files(pids, sizes):
             found.setdefault(inode, set()).add(pid)
-    sizes = segmentlocks.sizes_in_use(session)
+    else:
+        for segment in open_segments(pids, session):
+            if segment.locked:
+                found.setdefault(segment.inode, set()).add(segment.pid)
+    for pid in pids:
+        for inode in mapped_by_readers(pid, sizes):
+            found.setdefault(inode, set()).add(pid)
     if session is None:  # what is on its way could belong to anybody
         return {inode: (size, found[inode]) for inode, size in sizes.items() if inode in found}
     return {inode: (size, found.get(inode, set())) for inode, size in sizes.items()}
 
 
 def objects(processes: Mapping[int, str]) -> list[dict[str, Any]]:
-    """The objects in shared memory that these processes hold, largest first.
+    """The large objects that these processes hold, largest first.
 
     Args:
         processes: names by pid.
 
     Returns:
-        For each its object_id (hexadecimal), size_bytes, and the pids that hold it.
+        For each its object_id (hexadecimal), size_bytes, the pids that hold it, and whether it was
+        spilled, so that it lies on disk.
     """
-    held = sorted(holders(processes).items(), key=lambda item: -item[1][0])
-    return [
-        {"object_id": f"{inode:016x}", "size_bytes": size, "pids": sorted(pids)}
-        for inode, (size, pids) in held
+    rows: list[dict[str, Any]] = [
+        {"object_id": f"{inode:016x}", "size_bytes": size, "pids": sorted(pids), "spilled": spilled}
+        for spilled in (False, True)
+        for inode, (size, pids) in holders(processes, on_disk=spilled).items()
     ]
+    return sorted(rows, key=lambda row: -row["size_bytes"])
 
 
 def describe_holders(session: int, driver: int) -> str:

@@ -18,6 +18,7 @@ from trainkit.runtime.local import doors, process
 from trainkit.runtime.local.account import StoreAccount
 from trainkit.runtime.local.devices import memory_bytes, visible_gpus
 from trainkit.runtime.local.messages import packed
+from trainkit.runtime.local.spilling import choose_folder
 from trainkit.runtime.specs import SessionSpec
 from trainkit.settings import SESSION_MARK
 
@@ -106,7 +107,10 @@ def start_node(spec: SessionSpec) -> Node:
     # One OpenBLAS thread, or the templates could not fork; workers are given their own number.
     environ = {**os.environ, SESSION_MARK: mark, "OPENBLAS_NUM_THREADS": "1"}
     limit = spec.object_store_bytes
-    account = StoreAccount.create(_STORE_SHARE * memory_bytes() // 10 if limit is None else limit)
+    account = StoreAccount.create(
+        _STORE_SHARE * memory_bytes() // 10 if limit is None else limit,
+        choose_folder(spec.object_spilling_directory),
+    )
     options = {
         "fd": theirs.fileno(),
         "account": account.fd,

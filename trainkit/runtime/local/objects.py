@@ -9,24 +9,30 @@ and its warm pages are used for the next value.
 A new segment is filled by `pwrite`: twice as fast as touching each page of a mapping for the first
 time, and memory that the kernel refuses is an error of that call, where a mapping would end the
 process by SIGBUS. Pages that are there are written through a mapping, which needs no system call.
+
+When there is no room, this process moves what it alone holds and nobody maps to files on disk, oldest
+first; and a value that still finds none is written to such a file itself. A segment on disk is read, sent
+and let go of like one in memory, see `spilling`.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import logging
 import mmap
 import os
 import pickle
 import resource
 import threading
+import weakref
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from trainkit.clock import SYSTEM
 from trainkit.errors import ObjectStoreFullError
 from trainkit.resources import describe_bytes
-from trainkit.runtime.local import inventory, segmentlocks
+from trainkit.runtime.local import inventory, segmentlocks, spilling
 from trainkit.runtime.local.account import StoreAccount
 from trainkit.runtime.local.channel import HANDLE_KINDS
 from trainkit.runtime.local.segmentlocks import Span
@@ -50,6 +56,14 @@ _LOOK_AGAIN_S = 0.01
 
 SEGMENT = 1
 
+_logger = logging.getLogger(__name__)
+
+_held: dict[weakref.ref[Segment], None] = {}
+"""The segments of this process that have a value in them, oldest first."""
+
+_moving = threading.RLock()
+"""Held while a segment is opened, mapped, or moved to disk, for a moment each."""
+
 
 class Segment:
     """A memory file with one value in it; a handle that can be sent any number of times.
@@ -62,7 +76,7 @@ class Segment:
     """
 
     kind = SEGMENT
-    __slots__ = ("__weakref__", "_fd", "_mapping", "_memory", "_pool", "_span")
+    __slots__ = ("__weakref__", "_fd", "_mapping", "_memory", "_pool", "_span", "_views")
 
     def __init__(
         self,
@@ -76,6 +90,18 @@ class Segment:
         self._span = span
         self._memory = memory
         self._mapping: mmap.mmap | None = None
+        self._views = 0
+
+    @classmethod
+    def received(cls, fd: int) -> Segment:
+        """One that another process has sent."""
+        segment = cls(fd)
+        segment.noted()
+        return segment
+
+    def noted(self) -> None:
+        """There is a value in it from now on, so it may be moved to disk."""
+        _held[weakref.ref(self, _held.__delitem__)] = None
 
     @property
     def span(self) -> Span:
@@ -85,12 +111,13 @@ class Segment:
         return self._span
 
     def open_fd(self) -> int:
-        try:
-            fd = os.open(f"/proc/self/fd/{self._fd}", os.O_RDWR | os.O_CLOEXEC)
-        except OSError as error:
-            _explain(error)
-            raise
-        segmentlocks.share(fd, self.span)
+        with _moving:
+            try:
+                fd = os.open(f"/proc/self/fd/{self._fd}", os.O_RDWR | os.O_CLOEXEC)
+            except OSError as error:
+                _explain(error)
+                raise
+            segmentlocks.share(fd, self.span)
         return fd
 
     def fill(self, parts: Sequence[Any], spans: Sequence[tuple[int, int]]) -> None:
@@ -106,12 +133,67 @@ class Segment:
                 while done < len(rest):  # the kernel takes 2 GiB at a time
                     done += os.pwrite(self._fd, rest[done:], start + done)
 
+    def spill(self, folder: str) -> bool:
+        """Move it to disk, if this process alone has it and maps it nowhere; returns whether that was done.
+
+        The descriptor keeps its number, and leads to a file afterwards. Whoever opens the segment in
+        between keeps it in memory.
+
+        Raises:
+            OutOfDiskError, ObjectStoreFullError: the folder doesn't take it.
+        """
+        views = self._views
+        if not self._is_idle(views):
+            return False
+        span = Span(self.span.session, self.span.size_bytes, on_disk=True)
+        file = spilling.make_file(folder, span)
+        try:
+            spilling.copy(self._fd, file, folder, span.size_bytes)
+            with _moving:
+                if not self._is_idle(views):
+                    return False
+                os.dup2(file, self._fd, inheritable=False)
+                self._span, self._pool, self._memory = span, None, None
+        finally:
+            os.close(file)
+        return True
+
+    def _is_idle(self, views: int) -> bool:
+        with _moving:
+            if self._views != views or not segmentlocks.claim(self._fd, self.span):
+                return False
+            segmentlocks.share(self._fd, self.span)
+            return True
+
+    def unmap_idle(self) -> None:
+        """Let go of the mapping that readers share, unless one of them still has an array in it."""
+        with _moving:
+            if self._mapping is not None:
+                with contextlib.suppress(BufferError):
+                    self._mapping.close()
+                    self._mapping = None
+
+    @property
+    def inode(self) -> int:
+        """Of the memory file, or the file on disk."""
+        return os.fstat(self._fd).st_ino
+
+    @property
+    def is_written_here(self) -> bool:
+        """It was made by this process, and lies in memory."""
+        return self._pool is not None
+
     def view(self, private: bool) -> memoryview:
         """The whole segment, mapped copy-on-write: what a reader writes stays its own.
 
         Args:
             private: make a mapping for this reader alone; else all readers in this process share one.
         """
+        with _moving:
+            self._views += 1
+            return self._mapped(private)
+
+    def _mapped(self, private: bool) -> memoryview:
         if self._mapping is not None and not private:
             return memoryview(self._mapping)
         # A mapping holds the file it was made from, so a received segment's own lock lasts as long
@@ -143,7 +225,7 @@ class Segment:
             os.close(self._fd)
 
 
-HANDLE_KINDS[SEGMENT] = Segment
+HANDLE_KINDS[SEGMENT] = Segment.received
 
 
 class _Kept(NamedTuple):
@@ -167,6 +249,7 @@ class SegmentPool:
         # Oldest first. Others may still use some, such as the argument of a call on its way.
         self._kept: list[_Kept] = []
         self._lock = threading.RLock()  # a collection in the middle of a write may recycle a segment
+        self._spilling = threading.Lock()
         self._closed = False
         self._pid = os.getpid()
 
@@ -175,6 +258,7 @@ class SegmentPool:
 
         Raises:
             ObjectStoreFullError: there is no room for it, or no descriptor; nothing was changed.
+            OutOfDiskError: there is no room for it on disk either.
         """
         if packed.size_bytes < LARGE_BYTES:
             return packed
@@ -189,28 +273,36 @@ class SegmentPool:
         try:
             segment.fill(parts, spans)
         except OSError as error:
+            if segment.span.on_disk:
+                spilling.explain(error, self._account.folder, segment.span.size_bytes)
             _explain(error)
             raise
+        segment.noted()
         return Packed(pickle.dumps((packed.writable, spans)), (), [segment, *packed.handles], stored=True)
 
     def _segment(self, size: int) -> Segment:
-        if size > self._account.limit_bytes:
+        limit, spills = self._account.limit_bytes, self._account.folder != ""
+        if size > limit and not spills:
             raise ObjectStoreFullError(
                 f"a value of {describe_bytes(size)} does not fit the object store, which holds "
-                f"{describe_bytes(self._account.limit_bytes)} in all: raise object_store_memory in init(), "
+                f"{describe_bytes(limit)} in all: raise object_store_memory in init(), "
                 "or pass the value in parts"
             )
         deadline: float | None = None
-        while True:
+        while size <= limit:
             with self._lock:
                 segment = self._warm(size) or self._new(size)
             if segment is not None:
                 return segment
             now = SYSTEM.monotonic()
-            deadline = deadline or now + _PATIENCE_S
-            if now >= deadline:
+            deadline = deadline or now + (_LOOK_AGAIN_S if spills else _PATIENCE_S)
+            if now < deadline:
+                SYSTEM.sleep(_LOOK_AGAIN_S)
+            elif not spills:
                 raise ObjectStoreFullError(self._full(size))
-            SYSTEM.sleep(_LOOK_AGAIN_S)
+            elif not self._spill(size):
+                break
+        return self._on_disk(size)
 
     def _warm(self, size: int) -> Segment | None:
         """The smallest kept segment that the value fits in, and that nobody uses."""
@@ -250,6 +342,62 @@ class SegmentPool:
                 _explain(error)
                 raise
         return None if fd is None else Segment(fd, self, self._account.span(size))
+
+    def _spill(self, size: int) -> bool:
+        """Move segments that nobody maps to disk until a value finds room; returns whether any was moved."""
+        account = self._account
+        with self._spilling:
+            lacking = account.in_use_bytes() + size - account.limit_bytes
+            found = [segment for segment in (known() for known in list(_held)) if segment is not None]
+            ours = [
+                segment
+                for segment in found
+                if segment.span.session == account.session and not segment.span.on_disk
+            ]
+            for segment in ours:
+                segment.unmap_idle()
+            inodes = segmentlocks.sizes_in_use(account.session)
+            mapped = inventory.mapped_by_readers(os.getpid(), inodes)
+            moved = False
+            for segment in ours:
+                if lacking <= 0:
+                    break
+                size_bytes, is_written_here = segment.span.size_bytes, segment.is_written_here
+                try:
+                    if segment.inode in mapped or not segment.spill(account.folder):
+                        continue
+                except (
+                    OSError,
+                    ObjectStoreFullError,
+                ):  # the value itself may be smaller; if not, it says why
+                    break
+                self._tell_spilled(size_bytes, freed=is_written_here)
+                lacking -= size_bytes
+                moved = True
+            return moved
+
+    def _on_disk(self, size: int) -> Segment:
+        """A new segment on disk."""
+        span = self._account.span(size, on_disk=True)
+        try:
+            segment = Segment(spilling.make_file(self._account.folder, span), span=span)
+        except OSError as error:
+            _explain(error)
+            raise
+        self._tell_spilled(size, freed=False)
+        return segment
+
+    def _tell_spilled(self, size: int, *, freed: bool) -> None:
+        account = self._account
+        with self._lock:
+            is_first = account.note_spilled(size, freed=freed)
+        if is_first:
+            _logger.warning(
+                "the object store is full (%s), so large values go to files in %s from now on; raise "
+                "object_store_memory in init() to keep more of them in memory",
+                describe_bytes(account.limit_bytes),
+                account.folder,
+            )
 
     def _full(self, size: int) -> str:
         account = self._account

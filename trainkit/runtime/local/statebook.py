@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from trainkit.clock import SYSTEM
 from trainkit.errors import ConfigError
 from trainkit.resources import total
+from trainkit.runtime.local.account import StoreAccount
 from trainkit.runtime.local.graves import actor_row, pending_row
 from trainkit.runtime.local.inventory import objects
 from trainkit.runtime.local.messages import Lease, StartActor
@@ -46,8 +47,17 @@ def _nodes(node: Node) -> Rows:
             "pid": os.getpid(),
             "resources": dict(node.spec.totals),
             "available": node.stores.available(),
+            "object_store": _store(node),
         }
     ]
+
+
+def _store(node: Node) -> dict[str, int]:
+    account = StoreAccount(node.account_fd)
+    try:
+        return account.figures()
+    finally:
+        account.close()
 
 
 def _actors(node: Node) -> Rows:
