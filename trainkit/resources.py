@@ -60,11 +60,20 @@ def total(bundles: Iterable[Bundle]) -> dict[str, float]:
 
 def describe(bundle: Bundle) -> str:
     """Text for messages: '2 CPU, 1 GPU, 512 MiB memory', or 'nothing'."""
-    parts = [
-        f"{describe_bytes(amount) if name == 'memory' else f'{amount:g}'} {name}"
-        for name, amount in sorted(bundle.items())
-    ]
-    return ", ".join(parts) or "nothing"
+    return ", ".join(f"{_amount(name, bundle)} {name}" for name in sorted(bundle)) or "nothing"
+
+
+def describe_use(used: Bundle, existing: Bundle) -> str:
+    """Text for people: '2 of 4 CPU, 0 of 1 GPU'; of what is neither, only what is used."""
+    names = [name for name in sorted({**existing, **used}) if used.get(name) or name in ("CPU", "GPU")]
+    return (
+        ", ".join(f"{_amount(name, used)} of {_amount(name, existing)} {name}" for name in names) or "nothing"
+    )
+
+
+def _amount(name: str, bundle: Bundle) -> str:
+    amount = bundle.get(name, 0)
+    return describe_bytes(amount) if name == "memory" else f"{amount:g}"
 
 
 def describe_bytes(count: float) -> str:

@@ -94,7 +94,7 @@ def test_the_console_tells_the_best_by_a_single_scorer(
     scoring: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     found = search(scoring=scoring, verbose=1).fit(X, Y)
-    assert f"best average_test_score={found.best_score_:.6g} at " in capsys.readouterr().out
+    assert f"best by last report: average_test_score={found.best_score_:.6g} at " in capsys.readouterr().out
 
 
 def test_a_scorer_that_refit_names_and_that_is_not_there_is_told() -> None:

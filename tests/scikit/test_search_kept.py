@@ -87,7 +87,7 @@ def test_the_console_calls_no_candidate_best_by_its_first_folds(
     found = TuneGridSearchCV(Odd(), grid, cv=KFold(3), n_jobs=1, verbose=1, **named).fit(*data())
     assert found.best_params_ == {"number": 2}
     told = capfd.readouterr().out
-    assert "best average_test_promise=0.5 at iteration 3" in told
+    assert "best by last report: average_test_promise=0.5 at iteration 3" in told
     assert "Tuning in memory, with" in told
     assert tempfile.gettempdir() not in told, "a folder that is gone"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import math
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -14,10 +15,12 @@ import pytest
 
 from trainkit import tune
 from trainkit.cli.main import main
+from trainkit.dashboard.reading import View
 from trainkit.tune.callbacks import console
 from trainkit.tune.callbacks.outlets import Notebook, notebook_display
 from trainkit.tune.callbacks.picture import Picture, picture_of
 from trainkit.tune.callbacks.standing import MAX_ROWS, Standing
+from trainkit.tune.storing.overview import Overview
 from trainkit.tune.trial import Trial, TrialStatus
 
 pytestmark = pytest.mark.usefixtures("inline")
@@ -65,8 +68,47 @@ def test_in_a_pipe_there_are_at_most_two_lines_a_trial(fit, capsys):  # row 1.22
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) <= 2 * 20
     assert all(len(line) <= console.MAX_WIDTH for line in lines[1:])
-    assert "20 TERMINATED" in lines[-1]
-    assert "best loss=0.333333 at iteration 3" in lines[-1]
+    assert "20 TERMINATED" in lines[-2]
+    assert "best by last report: loss=0.333333 at iteration 3" in lines[-1]
+
+
+def test_best_means_the_same_wherever_it_is_told(fit, capsys, tmp_path):
+    def trainable(config):
+        yield from ({"eval": {"loss": value}} for value in config["net"]["values"])
+
+    values = tune.grid_search([(0.1, 0.9), (0.5, 0.4), (0.6, 0.5), (0.2, float("nan"))])
+    reporter = tune.CLIReporter()
+    for name, run in (("lines", {}), ("table", {"progress_reporter": reporter})):
+        grid = fit(
+            trainable,
+            {"net": {"values": values}},
+            metric="eval/loss",
+            run={"verbose": 1, "name": name, **run},
+        )
+        best = grid.get_best_result().trial_id
+        assert best == grid[1].trial_id
+        out = capsys.readouterr().out
+        if name == "lines":
+            words = f"best by last report: eval/loss=0.4 at iteration 2 of {best}: net/values=(0.5, 0.4)"
+            assert out.splitlines()[-1] == words
+        else:
+            assert f"Current best trial by last report: {best} with eval/loss=0.4" in out
+        assert Overview.of(tmp_path / name, 0.0).best[0].trial_id == best  # of `trainkit ls`, `show`, `clean`
+        assert View.of(tmp_path / name, 0.0).best.trial_id == best  # of the dashboard
+
+
+def test_what_is_in_use_is_told_of_what_there_is(fit, capsys):
+    seen = []
+
+    class Looks(tune.ProgressReporter):
+        def should_report(self, trials, done=False):
+            return True
+
+        def report(self, trials, done, *sys_info):
+            seen.extend(sys_info)
+
+    fit(three, run={"verbose": 1, "progress_reporter": Looks()})
+    assert set(seen) == {"In use: 1 of 2 CPU", "In use: 0 of 2 CPU"}
 
 
 def test_a_failed_trial_has_one_line_and_the_end_tells_how_to_see_its_traceback(fit, capsys):
@@ -86,7 +128,7 @@ def test_in_a_pipe_many_trials_are_summed_up(fit, capsys, monkeypatch):
     lines = capsys.readouterr().out.splitlines()
     assert sum(" after 1 report " in line for line in lines) == 5
     assert any(line.startswith("and so on: ") for line in lines)
-    assert any("of 12 trials: " in line and "best loss=" in line for line in lines[-5:-1])
+    assert any("of 12 trials: " in line and "best by last report: loss=" in line for line in lines[-6:-2])
 
 
 def test_in_a_pipe_long_trials_are_told_of_now_and_then(capsys):  # row 1.22
@@ -112,14 +154,17 @@ def test_more_verbose_tells_of_each_report(fit, capsys, verbose, per_trial):
 
 def test_in_a_terminal_one_block_is_updated(fit, capsys, monkeypatch):  # row 1.22
     shown_in_a_terminal(monkeypatch)
-    fit(once, SPACE, metric="loss", num_samples=30, run={"verbose": 1})
+    grid = fit(once, SPACE, metric="loss", num_samples=30, run={"verbose": 1})
     out = capsys.readouterr().out
     last = out[out.rindex("30 of 30 trials") :]
     assert "30 TERMINATED" in last
-    assert "and 14 more" in last
-    assert "best loss=" in last
+    assert "16 of 30 trials, best last loss (min) first" in last
+    assert "best by last report: loss=" in last
     assert ": x=0." in last
     assert last.count("\n") < 30
+    shown = [float(value) for value in re.findall(r"TERMINATED +1 +(0\.\d+)", last)]
+    everyone = sorted(result.metrics["loss"] for result in grid)
+    assert shown == pytest.approx(everyone[:16], rel=1e-4)
     assert "ended after " in out
 
 
@@ -181,7 +226,7 @@ def test_in_a_real_terminal(tmp_path):  # row 1.22
     assert out.count("a line of a trial's") == 2
     last = out[out.rindex("ended after ") :]
     assert ": interrupted" in last.splitlines()[0]
-    assert "best loss=1 at iteration 1" in last
+    assert "best by last report: loss=1 at iteration 3 of" in last
     assert "\x1b[?25h" in last
     assert "go on by Tuner.restore(" in last
     assert last.count("TERMINATED") >= 1
@@ -267,14 +312,20 @@ def looked(*statuses: TrialStatus) -> Standing:
     return seen
 
 
-def test_the_best_so_far_is_the_first_of_equals_and_never_nan():
+def test_the_best_is_the_first_of_those_with_the_best_last_report_and_never_nan():
     seen = Standing("loss", "min", 0.0)
-    one = trial(1, TrialStatus.RUNNING)
-    taken = [
-        seen.take(one, {"loss": value, "training_iteration": 1}) for value in (math.nan, 2, 3, 2, 1, None)
-    ]
-    assert taken == [False, True, False, False, True, False]
-    assert seen.best_words() == "best loss=1 at iteration 1 of t_1"
+    trials = [trial(index, TrialStatus.RUNNING) for index in range(3)]
+    told = []
+    for values in ((None, math.nan, None), (3, 2, 2), (3, 1, 2), (3, 4, 2), (3, 4, math.inf), (3, 4, None)):
+        for each, value in zip(trials, values, strict=True):
+            each.last_result = {"loss": value, "training_iteration": 7}
+        seen.look(trials)
+        told.append(None if seen.best is None else seen.best.index)
+    assert told == [None, 1, 1, 2, 0, 0]
+    assert seen.best_words() == "best by last report: loss=3 at iteration 7 of t_0"
+    trials[0].status = TrialStatus.TERMINATED
+    seen.look(trials)
+    assert [each.index for each in seen.ranked] == [0, 1]
     assert looked(TrialStatus.RUNNING, TrialStatus.ERROR).counts() == "1 RUNNING, 1 ERROR"
 
 
@@ -303,6 +354,22 @@ def test_trials_that_have_ended_are_not_looked_at_again():
     assert len(shown) == MAX_ROWS
     assert trials[10_000] in shown
     assert [each.index for each in shown] == sorted(each.index for each in shown)
+
+
+def test_the_table_shows_the_best_as_well_as_those_that_run():
+    seen = Standing("score", "max", 0.0)
+    trials = [trial(index, TrialStatus.TERMINATED) for index in range(100)]
+    for each in trials:
+        each.last_result = {"score": each.index % 50}
+    trials += [trial(index, TrialStatus.RUNNING) for index in range(100, 104)]
+    trials[101].last_result = {"score": 48.5}
+    seen.look(trials)
+    best = [49, 99, 101, 48, 98, 47, 97, 46]
+    shown = [each.index for each in seen.shown()]
+    assert shown[:8] == best
+    assert {100, 102, 103} <= set(shown[8:]) and shown[8:] == sorted(shown[8:])
+    assert len(shown) == MAX_ROWS
+    assert [each.index for each in seen.shown(ended=True)][:10] == [*best, 96, 45]
 
 
 def test_a_trial_that_runs_again_is_counted_once():

@@ -87,7 +87,7 @@ def list_experiments(folder: str | None) -> int:
         return 0
     now = SYSTEM.now()
     table = Table(box=None, header_style="dim")
-    for column in ("experiment", "state", "trials", "best last report", "age"):
+    for column in ("experiment", "state", "trials", "best by last report", "age"):
         table.add_column(column)
     problems = []
     for path in found:

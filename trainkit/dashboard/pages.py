@@ -96,7 +96,7 @@ def listing(root: str, experiments: Sequence[View], problems: Sequence[str]) -> 
     ]
     body = f"<h1>Experiments</h1><p class=quiet>in {escape(root)}</p>"
     body += (
-        _table(["experiment", "state", "trials", "best of all reports"], rows)
+        _table(["experiment", "state", "trials", "best by last report"], rows)
         if rows
         else "<p>There is none yet.</p>"
     )
@@ -111,7 +111,7 @@ def experiment(seen: View, curves: Sequence[Curve], wish: Wish, token: str) -> s
     if (left := seen.overview.remaining_s) is not None:
         tiles.append((_duration(left), "left, about"))
     if best is not None:
-        tiles.append((f"{best.best:.6g}", f"best {seen.overview.metric} of all reports, by {best.trial_id}"))
+        tiles.append((f"{best.last:.6g}", f"{seen.overview.metric}, best by last report, of {best.trial_id}"))
     stop = _stop_form("stop", token, "Stop the experiment") if seen.overview.owner is not None else ""
     body = [
         f'<p><a href="../">Experiments</a></p><h1>{escape(seen.name)}</h1>',
@@ -283,7 +283,7 @@ def _duration(seconds: float) -> str:
 
 def _best(seen: View) -> str:
     best = seen.best
-    return "" if best is None else f"{seen.overview.metric}={best.best:.6g} of {best.trial_id}"
+    return "" if best is None else f"{seen.overview.metric}={best.last:.6g} of {best.trial_id}"
 
 
 def _text(value: Any) -> str:

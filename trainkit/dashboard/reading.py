@@ -82,15 +82,15 @@ class View:
 
     @property
     def best(self) -> TrialRow | None:
-        """The trial with the best value that was reported at any time; the first of equals."""
+        """The trial whose last report is best; the first of equals."""
         return next(iter(self.ranked), None)
 
     @property
     def ranked(self) -> list[TrialRow]:
-        """Those that have a value, the best first."""
+        """Those whose last report has a value, the best first."""
         sign = 1 if self.overview.mode == "min" else -1
-        there = [row for row in self.rows if row.best is not None]
-        return sorted(there, key=lambda row: sign * (row.best or 0.0))
+        there = [row for row in self.rows if row.last is not None]
+        return sorted(there, key=lambda row: sign * (row.last or 0.0))
 
 
 class MetricReader(ExperimentReader):

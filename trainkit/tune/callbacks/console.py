@@ -56,10 +56,6 @@ class ConsoleCallback(Callback):
         self._metrics = several or tuple(filter(None, [info["metric"]]))
         self._path = info["experiment_path"] if self._kept else ""
         self._drawn = info["time"]
-        if info["metric"]:
-            for trial, results in info["past"]():
-                for result in results:
-                    self._standing.take(trial, result)
         self._standing.look(info["trials"])
         self._outlet = self._open()
         if self._outlet is None:
@@ -80,7 +76,6 @@ class ConsoleCallback(Callback):
     def on_trial_result(
         self, iteration: int, trials: Sequence[Trial], trial: Trial, result: Mapping[str, Any], **info: Any
     ) -> None:
-        self._standing.take(trial, result)
         if self._verbose > 1:
             say(f"{trial.trial_id} {_report_words(result, self._metrics, self._verbose)}")
 
@@ -107,8 +102,10 @@ class ConsoleCallback(Callback):
             return
         self._standing.look(trials)
         elapsed = duration(info["time"] - self._standing.started)
-        words = [f"{self._standing.counts()} in {elapsed}", self._standing.best_words()]
-        say(". ".join(filter(None, [f"Ended early: {ending}" if ending else "", *words])))
+        words = f"{self._standing.counts()} in {elapsed}"
+        say(f"Ended early: {ending}. {words}" if ending else words)
+        if best := self._standing.best_config_words():
+            say(one_line(best))
         if failed := self._standing.failed_words(self._path):
             say(failed)
 

@@ -9,13 +9,33 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from trainkit.resources import describe
-from trainkit.tune.callbacks.standing import Standing, duration, number_words, one_line, short_reason
+from trainkit.resources import describe_use
+from trainkit.tune.callbacks.standing import (
+    Standing,
+    config_words,
+    duration,
+    number_words,
+    one_line,
+    short_reason,
+)
 from trainkit.tune.trial import Trial
 from trainkit.tune.values import lookup
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
+
+
+METRIC = "metric"
+COLUMNS = {
+    "trial": 10,
+    "status": 10,
+    "iteration": 9,
+    METRIC: 10,
+    "seconds": 7,
+    "parameters": 10,
+    "why": 10,
+}
+"""Of the table of trials, with the width that each keeps in a narrow terminal."""
 
 
 @dataclass(frozen=True)
@@ -56,38 +76,46 @@ def picture_of(standing: Standing, info: Mapping[str, Any], path: str, ending: s
     lines = [
         clock,
         standing.progress_words(total),
-        f"in use: {describe(info['resources_used'])} of {describe(info['resources'])}",
+        f"in use: {describe_use(info['resources_used'], info['resources'])}",
         f"kept in {path or 'memory'}",
     ]
-    if standing.best is not None:
-        lines.append(f"{standing.best_words()}: {standing.best_config()}")
-    metric = standing.metric or ""
-    if metric in ("trial", "status", "iteration", "seconds", "why"):
-        metric += " "  # a column beside ours of that name
+    best = standing.best_config_words()
+    if best:
+        lines.append(best)
     if ending and (failed := standing.failed_words(path)):
         lines.append(failed)
-    shown = standing.shown()
-    more = standing.created - len(shown)
+    shown = standing.shown(ended=bool(ending))
+    below = f"{len(shown)} of {standing.created} trials"
+    if best:
+        below += f", best last {standing.metric} ({standing.mode}) first"
+    table = [_cells(trial, standing.metric) for trial in shown]
+    metric = standing.metric or ""
+    idle = {METRIC if not metric else "", "" if any(row["parameters"] for row in table) else "parameters"}
+    columns = [name for name in COLUMNS if name not in idle]
+    if metric in COLUMNS and metric != METRIC:
+        metric += " "  # a column beside ours of that name
+    headings = {metric if name == METRIC else name: COLUMNS[name] for name in columns}
     return Picture(
         lines,
-        {"trial": 12, "status": 10, "iteration": 9, metric: 11, "seconds": 7, "why": 12},
-        [_cells(trial, standing.metric) for trial in shown],
-        below=f"and {more} more" if more else "",
-        strong=4 if standing.best is not None else None,
+        headings,
+        [[row[name] for name in columns] for row in table],
+        below=below if best or len(shown) < standing.created else "",
+        strong=4 if best else None,
     )
 
 
-def _cells(trial: Trial, metric: str | None) -> list[str]:
+def _cells(trial: Trial, metric: str | None) -> dict[str, str]:
     result = trial.last_result
     seconds = number_words(result.get("time_total_s"))
-    return [
-        trial.tag[:40] or trial.trial_id,
-        str(trial.status),
-        str(trial.iteration or ""),
-        number_words(lookup(result, metric)) if metric else "",
-        f"{float(seconds):.1f}" if seconds else "",
-        short_reason(trial.reason),
-    ]
+    return {
+        "trial": trial.trial_id,
+        "status": str(trial.status),
+        "iteration": str(trial.iteration or ""),
+        METRIC: number_words(lookup(result, metric)) if metric else "",
+        "seconds": f"{float(seconds):.1f}" if seconds else "",
+        "parameters": config_words(trial.evaluated_params),
+        "why": short_reason(trial.reason),
+    }
 
 
 def in_terminal(picture: Picture) -> RenderableType:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from trainkit.resources import describe
+from trainkit.resources import describe_use
 from trainkit.tune.callbacks.base import Callback
 from trainkit.tune.trial import Trial
 
@@ -88,4 +88,4 @@ class ReporterCallback(Callback):
 
 
 def _in_use(info: dict[str, Any]) -> str:
-    return f"In use: {describe(info['resources_used'])} of {describe(info['resources'])}"
+    return f"In use: {describe_use(info['resources_used'], info['resources'])}"

@@ -12,7 +12,7 @@ from trainkit.errors import ConfigError
 from trainkit.tune.callbacks.outlets import Notebook, notebook_display, say
 from trainkit.tune.callbacks.picture import Picture, as_text
 from trainkit.tune.callbacks.progress import ProgressReporter
-from trainkit.tune.callbacks.standing import duration, number_words
+from trainkit.tune.callbacks.standing import duration, number_words, shortened
 from trainkit.tune.checks import is_finite, is_number, is_whole, require, require_mode
 from trainkit.tune.schedulers.base import score_of
 from trainkit.tune.trial import Trial, TrialStatus
@@ -213,12 +213,12 @@ class TableReporter(ProgressReporter):
         limit = self._max_column_length
         columns: dict[str, int] = {}
         for heading in headings:
-            cut = _shorter(heading, limit)
+            cut = shortened(heading, limit)
             while cut in columns:  # two that are the same as far as they are shown
                 cut += " "
             columns[cut] = 0
         # A trial's name tells it from the others: never cut.
-        texts = [[row[0], *(_shorter(cell, limit) for cell in row[1:])] for row in rows]
+        texts = [[row[0], *(shortened(cell, limit) for cell in row[1:])] for row in rows]
         return Picture(lines, columns, texts, below)
 
     def _chosen(self, trials: Sequence[Trial]) -> list[Trial]:
@@ -310,7 +310,3 @@ def _cell(value: Any) -> str:
     if value is None:
         return ""
     return number_words(value) or str(getattr(value, "__name__", value))
-
-
-def _shorter(text: str, limit: int) -> str:
-    return text if len(text) <= limit else f"{text[: limit - 3]}..."

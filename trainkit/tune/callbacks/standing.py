@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import re
 import shlex
 from collections import Counter, deque
@@ -9,59 +10,79 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from trainkit.tune.checks import is_number
-from trainkit.tune.schedulers.base import score_of
+from trainkit.tune.outcome.ranking import trial_score
 from trainkit.tune.trial import Trial, TrialStatus
 from trainkit.tune.values import first_line, flatten, lookup
 
 MAX_ROWS = 16
 """Of trials, in a table."""
+MAX_BEST = 8
+"""Of the best trials, in a table, while others run."""
 MAX_CONFIG = 400
 """Characters of a configuration."""
+MAX_VALUE = 30
+"""Characters of one value of a configuration."""
 
 
 class Standing:
     """Knows all trials, and looks only at those that are new or have not ended.
 
     Args:
-        metric, mode: what "best" means; None: there is no best.
+        metric, mode: what "best" means, by a trial's last report; None: there is no best.
         started: when, in seconds.
+
+    Attributes:
+        ranked: the best trials by their last reports when `look` was last called, at most MAX_ROWS, the best
+            first.
     """
 
     def __init__(self, metric: str | None, mode: str | None, started: float) -> None:
         self.metric = metric
         self.mode = mode
         self.started = started
-        self.best: tuple[float, Trial, dict[str, Any]] | None = None
+        self.ranked: list[Trial] = []
+        self._leaders: list[tuple[float, int, Trial]] = []
+        """The best of the trials that have ended, the best first: negative score, index and trial."""
         self._known = 0
         self._open: list[Trial] = []
         self._ended: Counter[TrialStatus] = Counter()
         self._latest: deque[Trial] = deque(maxlen=MAX_ROWS)
         self._failed: deque[Trial] = deque(maxlen=MAX_ROWS)
 
-    def take(self, trial: Trial, result: Mapping[str, Any]) -> bool:
-        """Note a report; True if it is the best so far."""
-        value = lookup(result, self.metric) if self.metric else None
-        if not is_number(value):
-            return False
-        score = score_of(value, self.mode)
-        if score == float("-inf") or (self.best is not None and score <= self.best[0]):
-            return False
-        self.best = (score, trial, dict(result))
-        return True
-
     def look(self, trials: Sequence[Trial]) -> None:
         """Note what has become of the trials: `trials` is all of them, in the order suggested."""
         candidates = [*self._open, *trials[self._known :]]
         self._known = len(trials)
         self._open = []
+        ended = []
         for trial in candidates:
             if not trial.status.is_finished:
                 self._open.append(trial)
                 continue
             self._ended[trial.status] += 1
             self._latest.append(trial)
+            ended.append(trial)
             if trial.status is TrialStatus.ERROR:
                 self._failed.append(trial)
+        self._leaders = heapq.nsmallest(MAX_ROWS, [*self._leaders, *self._scored(ended)])
+        best = heapq.nsmallest(MAX_ROWS, [*self._leaders, *self._scored(self._open)])
+        self.ranked = [trial for _, _, trial in best]
+
+    def _scored(self, trials: Sequence[Trial]) -> list[tuple[float, int, Trial]]:
+        """Those of `trials` whose last report has the metric as a finite number."""
+        if self.metric is None:
+            return []
+        found = []
+        for trial in trials:
+            score = trial_score([trial.last_result], self.metric, self.mode or "max", "last", keep_all=False)
+            if score is not None:
+                found.append((-score, trial.index, trial))
+        return found
+
+    @property
+    def best(self) -> Trial | None:
+        """The trial whose last report is best, the first suggested of equals; None: there is none."""
+        return next(iter(self.ranked), None)
 
     @property
     def created(self) -> int:
@@ -88,29 +109,38 @@ class Standing:
         latest = self._failed[-1].trial_id
         return f"traceback of the latest that failed: trainkit why {shlex.quote(path)} {latest}"
 
-    def shown(self) -> list[Trial]:
-        """At most MAX_ROWS trials: those that run, then those that failed, then the latest; as suggested."""
+    def shown(self, *, ended: bool = False) -> list[Trial]:
+        """Return at most MAX_ROWS trials: the best, the best first; then those that run, failed, came last.
+
+        The latter are in the order suggested.
+
+        Args:
+            ended: the experiment has ended, and the best may take all the room.
+        """
+        best = self.ranked[: MAX_ROWS if ended else MAX_BEST]
         running = [trial for trial in self._open if trial.status is TrialStatus.RUNNING]
         waiting = [trial for trial in self._open if trial.status is not TrialStatus.RUNNING]
         telling = {
             trial.index: trial
             for trial in [*running, *reversed(self._failed), *reversed(self._latest), *waiting[:MAX_ROWS]]
+            if trial not in best
         }
-        return sorted(list(telling.values())[:MAX_ROWS], key=lambda trial: trial.index)
+        others = list(telling.values())[: MAX_ROWS - len(best)]
+        return [*best, *sorted(others, key=lambda trial: trial.index)]
 
     def best_words(self) -> str:
-        """The best report so far, and whose it is; '' before there is one."""
-        if self.best is None or self.metric is None:
+        """Return the last report of the best trial, and the trial's id; '' where no trial is best."""
+        best = self.best
+        if best is None or self.metric is None:
             return ""
-        _, trial, result = self.best
-        return (
-            f"best {self.metric}={lookup(result, self.metric):.6g} "
-            f"at iteration {result['training_iteration']} of {trial.trial_id}"
-        )
+        value = lookup(best.last_result, self.metric)
+        iteration = best.last_result.get("training_iteration", best.iteration)
+        return f"best by last report: {self.metric}={value:.6g} at iteration {iteration} of {best.trial_id}"
 
-    def best_config(self) -> str:
-        """The configuration of the best report, in one line."""
-        return "" if self.best is None else config_words(self.best[1].config)
+    def best_config_words(self) -> str:
+        """Return the same with the trial's configuration."""
+        best = self.best
+        return "" if best is None else f"{self.best_words()}: {config_words(best.config)}".removesuffix(": ")
 
     def progress_words(self, total: int | None) -> str:
         """Such as '12 of 20 trials: 2 RUNNING, 10 TERMINATED'."""
@@ -121,10 +151,15 @@ class Standing:
 def config_words(config: Mapping[str, Any]) -> str:
     """A configuration in one line, its values shortened; one that would fill a screen is cut."""
     text = ", ".join(
-        f"{key}={value:.4g}" if isinstance(value, float) else f"{key}={str(value)[:30]}"
+        f"{key}={value:.4g}" if isinstance(value, float) else f"{key}={shortened(str(value), MAX_VALUE)}"
         for key, value in flatten(config).items()
     )
-    return text if len(text) <= MAX_CONFIG else f"{text[: MAX_CONFIG - 3]}..."
+    return shortened(text, MAX_CONFIG)
+
+
+def shortened(text: str, limit: int) -> str:
+    """Return `text`, cut with a sign where it has more than `limit` characters."""
+    return text if len(text) <= limit else f"{text[: limit - 3]}..."
 
 
 _SHORTER = (
