@@ -9,6 +9,7 @@ Read at the time of the call, so a test or a notebook can change them.
 | TRAINKIT_LOG_DIR | where what workers print is kept | trainkit-USER/logs in the temporary folder |
 | TRAINKIT_RESULTS_DIR | where experiments are written | ~/trainkit_results |
 | TRAINKIT_STOP_GRACE_S | seconds a trial has to its next report after Ctrl-C or the time budget | 5 |
+| TRAINKIT_FULL_TRACEBACK | 1: tracebacks also show the frames of trainkit itself | they are left out |
 
 Two more, SESSION_MARK and EXPERIMENT_MARK, are set by trainkit for processes that it starts, to tell them by.
 
@@ -83,6 +84,11 @@ def results_dir() -> Path:
     """Folder that experiments are written to when RunConfig names none."""
     own = os.environ.get("TRAINKIT_RESULTS_DIR") or os.environ.get("TUNE_RESULT_DIR")
     return Path(own or "~/trainkit_results").expanduser()
+
+
+def full_traceback() -> bool:
+    """Return whether tracebacks show the frames of trainkit too."""
+    return os.environ.get("TRAINKIT_FULL_TRACEBACK", "0") != "0"
 
 
 def stop_grace_s() -> float:

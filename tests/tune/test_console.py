@@ -111,11 +111,18 @@ def test_what_is_in_use_is_told_of_what_there_is(fit, capsys):
     assert set(seen) == {"In use: 1 of 2 CPU", "In use: 0 of 2 CPU"}
 
 
-def test_a_failed_trial_has_one_line_and_the_end_tells_how_to_see_its_traceback(fit, capsys):
-    fit(fails, run={"verbose": 1})
+def test_a_failed_trials_line_names_the_place_and_the_traceback_stands_below_once_for_each_error(fit, capsys):
+    fit(fails, num_samples=3, run={"verbose": 1})
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 4, lines
-    assert lines[1].endswith(" ERROR after 1 report: ValueError: no luck")
+    number = fails.__code__.co_firstlineno + 2
+    failed = [line for line in lines if " ERROR after 1 report: " in line]
+    assert len(failed) == 3
+    assert all(line.endswith(f"ValueError: no luck (test_console.py:{number} in fails)") for line in failed)
+    begins = [place for place, line in enumerate(lines) if line == "  Traceback (most recent call last):"]
+    assert len(begins) == 1
+    assert lines[begins[0] + 1] == f'    File "{__file__}", line {number}, in fails'
+    assert "  ValueError: no luck" in lines and "  and a second line" in lines
+    assert not [line for line in lines if "/trainkit/" in line], "frames of trainkit"
     command = shlex.split(lines[-1].partition("traceback of the latest that failed: trainkit ")[2])
     assert main(command) == 0
     assert "and a second line" in capsys.readouterr().out
@@ -402,7 +409,7 @@ def test_a_terminal_that_has_few_letters_gets_lines_that_spell_out_the_others(fi
         raise ValueError("größe")
 
     fit(fails, run={"verbose": 1})
-    assert b"ValueError: gr\\xf6\\xdfe\n" in data.getvalue()
+    assert b"ValueError: gr\\xf6\\xdfe (test_console.py:" in data.getvalue()
 
 
 @pytest.mark.parametrize("term", ["dumb", "unknown"])
@@ -415,5 +422,6 @@ def test_a_terminal_that_cannot_be_drawn_anew_gets_lines(fit, capsys, monkeypatc
 
     fit(fails, num_samples=2, run={"verbose": 1})
     out = capsys.readouterr().out
-    assert out.count("ERROR after 0 reports: ValueError: two\n") == 2
-    assert "\x1b" not in out and out.count("\n") == 5
+    assert out.count("ERROR after 0 reports: ValueError: two (test_console.py:") == 2
+    assert out.count("Traceback (most recent call last)") == 1
+    assert "\x1b" not in out

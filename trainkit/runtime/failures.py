@@ -6,11 +6,11 @@ An exception travels as its class, `args` and attributes, and is rebuilt without
 
 from __future__ import annotations
 
-import traceback
 from typing import Any
 
 from trainkit.errors import SerializationError, TaskError, TrainkitError
 from trainkit.runtime.serialize import Packed, pack, unpack
+from trainkit.runtime.tracebacks import formatted, user_frames
 
 
 class RemoteTraceback(Exception):
@@ -31,10 +31,9 @@ def pack_failure(error: BaseException, where: str) -> Packed:
         error: the exception.
         where: what ran, such as "Model.fit (pid 12)".
     """
-    own = f"{where}:\n{_format(error)}"
     if isinstance(error, TaskError):  # a nested call's failure: keep its cause and add this hop
-        return _pack(error.cause or error, f"{error.remote_traceback}\n\nreached {own}", where)
-    return _pack(error, own, where)
+        return _pack(error.cause or error, f"{error.remote_traceback}{_hop(error, where)}", where)
+    return _pack(error, f"{where}:\n{_format(error)}", where)
 
 
 def _pack(error: BaseException, text: str, where: str) -> Packed:
@@ -166,16 +165,20 @@ def _summary(error: BaseException) -> str:
         return f"{type(error).__qualname__} (its __str__ raises)"
 
 
-def _format(error: BaseException) -> str:
-    """The traceback as text, from the user's first frame on."""
+def _format(error: BaseException, *, chain: bool = True) -> str:
+    """The traceback as text."""
     try:
-        frames = error.__traceback__
-        while (
-            frames is not None
-            and frames.tb_next
-            and "/trainkit/runtime/" in frames.tb_frame.f_code.co_filename
-        ):
-            frames = frames.tb_next
-        return "".join(traceback.format_exception(type(error), error, frames)).rstrip()
+        return formatted(error, chain=chain)
     except Exception:  # formatting runs user code (__str__), which may raise
         return _summary(error)
+
+
+def _hop(error: TaskError, where: str) -> str:
+    """What a process adds to the traceback of a failure that it was told: its own frames, and notes."""
+    try:
+        passed_on = user_frames(error)
+    except Exception:  # as above
+        passed_on = True
+    if passed_on:
+        return f"\n\nreached {where}:\n{_format(error, chain=False)}"
+    return "".join(f"\n{note}" for note in getattr(error, "__notes__", ()))

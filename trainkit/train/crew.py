@@ -27,7 +27,7 @@ from torch import nn
 from trainkit.errors import GangError, InfeasibleError, ObjectStoreFullError
 from trainkit.runtime import api as runtime
 from trainkit.train import recovery
-from trainkit.train.gang import Gang, remote_ranks
+from trainkit.train.gang import Gang, label_here, remote_ranks
 from trainkit.train.keys import BATCH_SIZE
 from trainkit.train.modules import filled
 from trainkit.train.options import TrainerOptions
@@ -72,6 +72,7 @@ class Crew:
 
     def __init__(self, options: TrainerOptions) -> None:
         self._options = options
+        self._label = label_here()
         sizes = allowed_sizes(options.num_workers, options.min_workers)
         self._allowed = tuple(size for size in sizes if _is_allowed(options, size))
         self._seats = Seats(options.bundle)
@@ -309,7 +310,7 @@ class Crew:
             return
         log.warning("%s", recovery.size_text(gang.world_size, size, full))
         gang.close()
-        self._gang = Gang(replace(self._options, num_workers=size), self._seats)
+        self._gang = Gang(replace(self._options, num_workers=size), self._seats, self._label)
 
     def _seated(self, sizes: Sequence[int], *, again: bool) -> Gang:
         """A gang of as many workers as there is room for, not started yet.
@@ -323,10 +324,10 @@ class Crew:
             GangError: there is no room.
         """
         if not remote_ranks(self._options):
-            return Gang(self._options, self._seats)
+            return Gang(self._options, self._seats, self._label)
         timeout_s = self._options.timeout_s
         if again and self._seats.still_there():
-            gang = Gang(replace(self._options, num_workers=len(self._seats)), self._seats)
+            gang = Gang(replace(self._options, num_workers=len(self._seats)), self._seats, self._label)
             # With a machine of a cluster its places are gone, which the cluster may not have noticed yet.
             if gang.gathered(recovery.REFORM_WAIT_S if len(sizes) > 1 else timeout_s):
                 return gang
@@ -337,7 +338,7 @@ class Crew:
             wait_s = patience_s(size, sizes, full_s=recovery.REFORM_WAIT_S, last_s=last_s)
             try:
                 if self._seats.take(size, wait_s):
-                    return Gang(replace(self._options, num_workers=size), self._seats)
+                    return Gang(replace(self._options, num_workers=size), self._seats, self._label)
             except InfeasibleError as error:
                 if size == sizes[-1]:
                     error.add_note(recovery.infeasible_text(size, self._options.num_cpus_per_worker))

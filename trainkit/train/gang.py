@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import contextlib
 import weakref
+from collections.abc import Iterator
+from contextvars import ContextVar
 from typing import Any
 
 from trainkit.errors import GangError
@@ -27,6 +29,23 @@ from trainkit.train.worker_spec import WorkerSpec
 
 preload.register("trainkit.train.worker")
 
+_label: ContextVar[str] = ContextVar("label of a trainer's workers", default="train-worker")
+
+
+@contextlib.contextmanager
+def named_after(trial: str) -> Iterator[None]:
+    """Give workers of trainers that are made in the block names that begin with the trial's."""
+    token = _label.set(f"{trial} train-worker")
+    try:
+        yield
+    finally:
+        _label.reset(token)
+
+
+def label_here() -> str:
+    """Return the name, but for the rank, of the workers of a trainer that is made here."""
+    return _label.get()
+
 
 class Gang:
     """One formation of a trainer's workers.
@@ -34,6 +53,7 @@ class Gang:
     Args:
         options: resolved, with `num_workers` as many as there are in this formation.
         seats: where they start; held for that many.
+        label: what stands before the rank in the workers' names, in logs and errors.
 
     Attributes:
         ended: why it can't be called any more.
@@ -42,7 +62,7 @@ class Gang:
         data: which data the operators registered; known once they have started.
     """
 
-    def __init__(self, options: TrainerOptions, seats: Seats) -> None:
+    def __init__(self, options: TrainerOptions, seats: Seats, label: str) -> None:
         self.world_size = options.num_workers
         self.ended: str | None = None
         self.lost = False
@@ -60,7 +80,7 @@ class Gang:
         for rank in remote_ranks(options):
             group, bundle = seats[rank]
             self._handles[rank] = actor.options(
-                label=f"train-worker-{rank}",
+                label=f"{label}-{rank}",
                 num_cpus=options.num_cpus_per_worker,
                 num_gpus=options.devices_per_worker,
                 placement_group=group,

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from trainkit.errors import ConfigError
+from trainkit.train.gang import named_after
 from trainkit.train.keys import BATCH_COUNT, EPOCH, NUM_SAMPLES, SHOULD_STOP
 from trainkit.train.options import TrainerOptions
 from trainkit.train.overruling import Overrule, SetUp, as_set_up, differ, read_set_up, write_set_up
 from trainkit.tune.placement import PlacementGroupFactory
+from trainkit.tune.running.house import divert
 from trainkit.tune.trainable import Trainable
 from trainkit.tune.utils.util import merge_dicts
 
@@ -35,6 +38,27 @@ class TrialPlan:
     trainer_cls: type[TorchTrainer]
     options: TrainerOptions
     step: TuneStep | None
+
+
+@dataclass(frozen=True)
+class Diverted:
+    """The first call in a worker: what it prints goes into the trial's files, as `log_to_file` asks.
+
+    Attributes:
+        paths: of the files for stdout and stderr.
+        pid: the trial's own process, which prints there already.
+        hook: the user's, called next.
+    """
+
+    paths: Sequence[str]
+    pid: int
+    hook: Callable[[], Any] | None
+
+    def __call__(self) -> None:
+        if os.getpid() != self.pid:
+            divert(self.paths)
+        if self.hook is not None:
+            self.hook()
 
 
 class TrainerTrainable(Trainable):
@@ -63,7 +87,12 @@ class TrainerTrainable(Trainable):
     def setup(self, config: dict[str, Any]) -> None:
         options = self.plan.options
         arguments = {**options.arguments(), "config": merge_dicts(options.config, config)}
-        self._trainer = self.plan.trainer_cls(**arguments)
+        files = self._trial.house.log_files
+        if files is not None:
+            paths = tuple(os.path.join(self._trial.trial_dir, name) for name in files)
+            arguments["initialization_hook"] = Diverted(paths, os.getpid(), options.initialization_hook)
+        with named_after(self._trial.trial_id or self._trial.trial_name):
+            self._trainer = self.plan.trainer_cls(**arguments)
         self._set_up = self._trainer.apply_all_operators(as_set_up)
 
     def step(self) -> dict[str, Any]:

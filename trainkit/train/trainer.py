@@ -11,6 +11,7 @@ from typing import Any, Literal, Never, TypeVar
 from torch import nn
 
 from trainkit.errors import ConfigError
+from trainkit.runtime.tracebacks import without_frames
 from trainkit.train.crew import Crew
 from trainkit.train.metrics import not_finite, reduce_metrics
 from trainkit.train.operator import TrainingOperator
@@ -66,6 +67,7 @@ class TorchTrainer:
         GangError: a worker died while it started.
     """
 
+    @without_frames
     def __init__(
         self,
         *,
@@ -124,6 +126,7 @@ class TorchTrainer:
         ).resolved()
         self._crew = Crew(self._options)
 
+    @without_frames
     def train(
         self,
         num_steps: int | None = None,
@@ -162,6 +165,7 @@ class TorchTrainer:
         call = Call("train", arguments, Effect.UNKNOWN, in_step=True)
         return self._epoch(call, max_retries, reduce_results, None if dataset is not None else "train")
 
+    @without_frames
     def validate(
         self,
         num_steps: int | None = None,
@@ -180,18 +184,22 @@ class TorchTrainer:
         call = Call("validate", (num_steps, dict(info or {}), profile), Effect.SMALL, in_step=True)
         return self._epoch(call, max_retries, reduce_results, "validation")
 
+    @without_frames
     def update_scheduler(self, metric: float) -> None:
         """Step all schedulers by `metric`, as `ReduceLROnPlateau` wants it."""
         self._crew.run(Call("step_schedulers", (metric,), Effect.REPEATABLE, alike=True))
 
+    @without_frames
     def apply_all_workers(self, fn: Callable[[], T]) -> list[T]:
         """Call `fn()` in each worker; returns the results by rank."""
         return self._crew.run(Call("apply", (fn,), Effect.UNKNOWN), max_retries=0)
 
+    @without_frames
     def apply_all_operators(self, fn: Callable[[TrainingOperator], T]) -> list[T]:
         """Call `fn(operator)` in each worker; returns the results by rank."""
         return self._crew.run(Call("apply_operator", (fn,), Effect.UNKNOWN), max_retries=0)
 
+    @without_frames
     def get_model(self, to_cpu: bool = False) -> nn.Module | list[nn.Module]:
         """The registered model, or the list of models, unwrapped.
 
@@ -215,6 +223,7 @@ class TorchTrainer:
             )
         return worker.operator
 
+    @without_frames
     def state_dict(self) -> dict[str, Any]:
         """Models, optimizers, schedulers, the operator's own state, the epoch and each worker's generators.
 
@@ -222,6 +231,7 @@ class TorchTrainer:
         """
         return whole_state(self._crew.snapshot())
 
+    @without_frames
     def load_state_dict(self, state_dict: Mapping[str, Any], blocking: bool = False) -> None:
         """Take over what `state_dict` returned, here or from a trainer with other workers.
 
@@ -234,6 +244,7 @@ class TorchTrainer:
         """
         self._crew.run(Call("load_state_dict", (state_dict,), Effect.UNKNOWN, alike=True))
 
+    @without_frames
     def save(self, path: str | Path) -> Path:
         """Write a checkpoint, a folder; one that is there is replaced once the new one is on disk.
 
@@ -247,6 +258,7 @@ class TorchTrainer:
         self._crew.save(folder)
         return folder
 
+    @without_frames
     def load(self, path: str | Path) -> None:
         """Take over a checkpoint, written on any number of workers.
 

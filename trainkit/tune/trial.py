@@ -5,12 +5,12 @@ from __future__ import annotations
 import functools
 import hashlib
 import re
-import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, ClassVar, Self
 
+from trainkit.runtime.tracebacks import formatted, last_user_frame
 from trainkit.tune.checks import is_number
 from trainkit.tune.placement import DEFAULT_REQUEST, PlacementGroupFactory
 
@@ -86,10 +86,15 @@ class Failure:
     retry: bool = True
     out_of_memory: bool = False
 
+    @property
+    def where(self) -> str:
+        """The last frame of the user's code, such as 'train.py:12 in f'; '' where none is known."""
+        return last_user_frame(self.traceback)
+
     @classmethod
     def raised(cls, error: Exception, message: str = "") -> Failure:
         """By a function of the user's in this process, which would do so again; `message`: not its own."""
-        text = "".join(traceback.format_exception(error))
+        text = formatted(error)
         return cls(type(error).__name__, message or str(error), text, retry=False)
 
 

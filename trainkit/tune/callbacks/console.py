@@ -19,6 +19,8 @@ SUMMARY_S = 30.0
 """Between two lines on all trials, where there is no block; twice as long while none ends."""
 MAX_LINES = 100
 """Trials, and failed trials, with a line each; the lines on all trials tell of further ones."""
+MAX_TRACEBACKS = 5
+"""Each of another error."""
 MAX_WIDTH = 200
 
 
@@ -40,6 +42,7 @@ class ConsoleCallback(Callback):
         self._drawn = 0.0
         self._path = ""
         self._lines = {TrialStatus.TERMINATED: 0, TrialStatus.ERROR: 0}
+        self._told: set[tuple[str, str]] = set()
         self._summaries = 0
         self._summary_s = SUMMARY_S
         self._ended = 0
@@ -84,6 +87,7 @@ class ConsoleCallback(Callback):
 
     def on_trial_error(self, iteration: int, trials: Sequence[Trial], trial: Trial, **info: Any) -> None:
         self._line(trial)
+        self._traceback(trial)
 
     def on_step_end(self, iteration: int, trials: Sequence[Trial], **info: Any) -> None:
         if self._outlet is not None and info["time"] - self._drawn >= REFRESH_S:
@@ -127,11 +131,22 @@ class ConsoleCallback(Callback):
         self._lines[trial.status] += 1
         shown = _values_words(trial.last_result, self._metrics)
         reports = f"{trial.iteration} report{'s' * (trial.iteration != 1)}"
-        why = first_line(trial.reason)
-        line = f"{trial.trial_id} {trial.status} after {reports}{shown}: {why}"
-        say(one_line(line[:MAX_WIDTH]))
+        line = f"{trial.trial_id} {trial.status} after {reports}{shown}: {first_line(trial.reason)}"
+        place = f" ({trial.failure.where})" if trial.failure is not None and trial.failure.where else ""
+        say(one_line(line[: MAX_WIDTH - len(place)] + place))
         if self._lines[trial.status] == MAX_LINES and self._verbose < 2:
             say(f"and so on: from here, a line on all trials every {SUMMARY_S:g} s")
+
+    def _traceback(self, trial: Trial) -> None:
+        """The traceback of a trial that has failed, once for each kind of error and place in the code."""
+        failure = trial.failure
+        # The last words of a process that died have been printed already, as it wrote them.
+        if failure is None or "Traceback (" not in failure.traceback or len(self._told) >= MAX_TRACEBACKS:
+            return
+        if (kind := (failure.kind, failure.where)) not in self._told:
+            self._told.add(kind)
+            for line in failure.traceback.splitlines():
+                say(f"  {line}".rstrip())
 
     def _draw(self, trials: Sequence[Trial], info: Mapping[str, Any], ending: str = "") -> None:
         self._drawn = info["time"]

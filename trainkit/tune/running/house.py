@@ -49,6 +49,15 @@ class House:
             yield
 
 
+def divert(paths: Sequence[str]) -> None:
+    """Send all that this process prints from now on into files: its stdout, and its stderr.
+
+    For a process that serves one trial alone, such as a trainer's worker.
+    """
+    # The descriptors that were there stay open: whoever reads them sees the process end, and a crash's words.
+    _redirect(paths, contextlib.ExitStack(), own_process=True)
+
+
 def log_files(log_to_file: Any) -> tuple[str, str] | None:
     """Return the names that RunConfig(log_to_file=...) means; None: nothing is kept.
 
