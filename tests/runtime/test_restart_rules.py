@@ -26,7 +26,7 @@ KILLED = Exit(pid=7, code=-9)
         (Exit(pid=7, code=3), True),
         (Exit(pid=7, code=-9, out_of_memory=True), True),
         (Exit(reason="fork failed"), True),
-        (Exit(pid=7, code=0), False),
+        (Exit(pid=7, code=0), True),
         (Exit(pid=7, code=-9, requested=True, reason="its owner ended"), False),
         (Exit(pid=7, code=-9, requested=True, reason="kill(no_restart=False)", may_restart=True), True),
         (Exit(requested=True, reason="killed before it had a process", may_restart=True), True),

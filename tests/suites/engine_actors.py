@@ -18,6 +18,7 @@ from tests.suites.parts import (
     Meeting,
     Mortal,
     Plain,
+    Talker,
     await_file,
     value_of_named,
 )
@@ -344,6 +345,45 @@ class ActorSuite(Suite):
         (tmp_path / "go").touch()
         assert trainkit.get(waiting, timeout=60) == "waited"
         assert trainkit.get(actor.get.remote()) == "seen"
+
+    @needs("concurrent")
+    @pytest.mark.parametrize("blocked", ["io", "_default"])
+    def test_a_group_of_async_methods_has_a_loop_of_its_own(self, blocked: str, tmp_path: Path) -> None:
+        started, go = tmp_path / "started", tmp_path / "go"
+        actor = trainkit.remote(Talker).options(concurrency_groups={"io": 2, "compute": 1}).remote()
+        block = actor.block if blocked == "io" else actor.block_plainly
+        waiting = block.remote(started, go)
+        await_file(started)
+        others = [actor.compute, actor.plain if blocked == "io" else actor.listen]
+        assert len(set(trainkit.get([other.remote() for other in others], timeout=60))) == 2
+        go.touch()
+        assert trainkit.get(waiting, timeout=60) == "waited"
+        assert len({trainkit.get(actor.listen.remote()) for _ in range(2)}) == 1
+
+    @needs("concurrent", "unharmed")
+    def test_an_actor_goes_on_whose_tasks_were_all_cancelled(self) -> None:
+        actor = trainkit.remote(Talker).options(concurrency_groups={"io": 1, "compute": 1}).remote()
+        for _ in range(2):
+            assert trainkit.get(actor.cancel_all.remote(), timeout=60) >= 0
+            trainkit.get([actor.plain.remote(), actor.compute.remote()], timeout=60)
+
+    @needs("concurrent")
+    def test_an_async_method_may_end_its_actor(self) -> None:
+        actor = trainkit.remote(Talker).options(concurrency_groups={"io": 1, "compute": 1}).remote()
+        with pytest.raises(ActorDiedError):
+            trainkit.get(actor.leave.remote(), timeout=60)
+
+    @needs("restarts")
+    def test_an_actor_is_made_anew_whatever_its_exit_code(self, tmp_path: Path) -> None:
+        actor = trainkit.remote(Mortal).options(max_restarts=1, max_task_retries=1).remote()
+        assert trainkit.get(actor.exit_once.remote(tmp_path / "exited"), timeout=60) > 0
+
+    @needs("restarts")
+    def test_one_that_nobody_has_is_not_made_anew(self) -> None:
+        actor = keeper(max_restarts=-1, name="unwanted")
+        trainkit.get(actor.get.remote())
+        del actor
+        assert eventually(lambda: not is_known("unwanted"), 30)
 
     def test_methods_in_groups_are_called_as_others(self) -> None:
         meeting = trainkit.remote(Meeting).options(concurrency_groups={"io": 2}).remote()

@@ -75,6 +75,56 @@ class CallSuite(Suite):
         assert trainkit.get(seen.options(runtime_env=asked).remote("SUITE_A")) == ("2", folder)
         assert (os.environ.get("SUITE_A"), os.getcwd()) == (None, here)
 
+    # several results
+
+    @pytest.mark.parametrize("how", ["task", "method", "async method"])
+    def test_a_generator_gives_several_results(self, how: str) -> None:
+        assert trainkit.get(self.results(how, 3, 3)) == [0, 1, 2]
+        assert trainkit.get(self.results(how, 2, 3)) == [0, 1], "the rest is not asked for"
+
+    @pytest.mark.parametrize("how", ["task", "method", "async method"])
+    def test_the_first_results_of_a_generator_are_there_if_a_later_one_is_not(self, how: str) -> None:
+        first, second, third, fourth = self.results(how, 4, 4, 2)
+        assert trainkit.get([first, second]) == [0, 1]
+        for ref in (third, fourth):
+            with pytest.raises(LookupError, match="no number 2"):
+                trainkit.get(ref)
+        first, missing = self.results(how, 2, 1)
+        assert trainkit.get(first) == 0
+        with pytest.raises(ValueError, match="num_returns=2"):
+            trainkit.get(missing)
+
+    @pytest.mark.parametrize("how", ["task", "method", "async method"])
+    def test_a_call_without_results(self, how: str, tmp_path: Path) -> None:
+        if how == "task":
+            assert trainkit.remote(num_returns=0)(note).remote(tmp_path / "noted") is None
+        else:
+            actor = trainkit.remote(Keeper if how == "method" else Courier).remote()
+            assert actor.note.options(num_returns=0).remote(tmp_path / "noted") is None
+            trainkit.get(actor.note.remote(tmp_path / "other"))
+        assert eventually((tmp_path / "noted").exists, SOON_S)
+
+    @pytest.mark.parametrize("how", ["task", "method", "async method"])
+    def test_one_reference_to_as_many_results_as_there_are(self, how: str) -> None:
+        values = trainkit.get(self.results(how, "dynamic", 3))
+        assert len(values) == 3
+        assert [trainkit.get(ref) for ref in values] == [0, 1, 2]
+        assert list(values) == []
+        first, second, last = trainkit.get(self.results(how, "dynamic", 4, 2))
+        assert trainkit.get([first, second]) == [0, 1]
+        with pytest.raises(LookupError, match="no number 2"):
+            trainkit.get(last)
+
+    def test_such_a_reference_is_an_argument_as_others(self) -> None:
+        total = trainkit.remote(lambda refs: sum(trainkit.get(list(refs))))
+        assert trainkit.get(total.remote(self.results("task", "dynamic", 4))) == 6
+
+    def results(self, how: str, num_returns: Any, *args: Any) -> Any:
+        if how == "task":
+            return trainkit.remote(num_returns=num_returns)(numbers).remote(*args)
+        actor = trainkit.remote(Keeper if how == "method" else Courier).remote()
+        return actor.numbers.options(num_returns=num_returns).remote(*args)
+
     # streams
 
     @pytest.mark.parametrize("how", ["task", "method", "async method"])

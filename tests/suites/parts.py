@@ -226,6 +226,12 @@ class Mortal:
             os.kill(os.getpid(), signal.SIGKILL)
         return os.getpid()
 
+    def exit_once(self, marker: Path) -> int:
+        if not marker.exists():
+            marker.touch()
+            os._exit(0)
+        return os.getpid()
+
     def die(self) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
@@ -297,6 +303,9 @@ class Courier:
     async def sleep(self, started: Path) -> None:
         started.touch()
         await asyncio.sleep(30)
+
+    async def note(self, path: Path) -> int:
+        return note(path)
 
     async def numbers(self, count: int, fail_at: int | None = None) -> AsyncIterator[int]:
         for number in numbers(count, fail_at):
@@ -381,3 +390,41 @@ def fibonacci(server: Any, number: int) -> int:
     return int(
         trainkit.get(server.add.remote(task.remote(server, number - 1), task.remote(server, number - 2)))
     )
+
+
+class Talker:
+    """A method that blocks each of its concurrency groups, and methods that are to run all the same."""
+
+    def __init__(self) -> None:
+        self.thread = threading.get_ident()
+
+    @trainkit.method(concurrency_group="io")
+    async def block(self, started: Path, path: Path) -> str:
+        return start_and_wait_for(started, path)
+
+    @trainkit.method(concurrency_group="io")
+    async def listen(self) -> int:
+        await asyncio.sleep(0)
+        return threading.get_ident()
+
+    @trainkit.method(concurrency_group="compute")
+    async def compute(self) -> int:
+        await asyncio.sleep(0)
+        return threading.get_ident()
+
+    async def block_plainly(self, started: Path, path: Path) -> str:
+        return start_and_wait_for(started, path)
+
+    async def plain(self) -> int:
+        await asyncio.sleep(0)
+        return threading.get_ident()
+
+    async def leave(self) -> None:
+        raise SystemExit(3)
+
+    async def cancel_all(self) -> int:
+        """Cancel the tasks of this loop but the one that this runs in."""
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in others:
+            task.cancel()
+        return len(others)

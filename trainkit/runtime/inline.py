@@ -14,7 +14,7 @@ import secrets
 import tempfile
 import threading
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn, cast
@@ -38,12 +38,13 @@ from trainkit.runtime.inline_calls import (
 from trainkit.runtime.inline_frames import Frame, frames
 from trainkit.runtime.inline_loop import PrivateLoop
 from trainkit.runtime.inline_places import Place, Places
-from trainkit.runtime.inline_refs import InlineRef, InlineStream
+from trainkit.runtime.inline_refs import InlineRef, InlineStream, stepped
 from trainkit.runtime.inline_state import Listing
 from trainkit.runtime.methods import method_of
 from trainkit.runtime.results import split_results
 from trainkit.runtime.serialize import Packed, pack
 from trainkit.runtime.specs import (
+    DYNAMIC,
     STREAMING,
     ActorSpec,
     Interface,
@@ -55,6 +56,7 @@ from trainkit.runtime.specs import (
     TaskSpec,
     WhereAmI,
 )
+from trainkit.runtime.streams import DynamicObjectRefGenerator
 
 _LISTED_BYTES = 256 * 1024
 """Values of this size and more are listed: elsewhere they lie in shared memory."""
@@ -191,8 +193,25 @@ class InlineEngine:
                 result = frame.loop.run(result, frame.name)
             if num_returns == STREAMING:
                 return require_generator(result, frame.name)
-            items = split_results(result, num_returns, frame.name)
-            return [pack(item, f"the result of {frame.name}").owned() for item in items]
+            if num_returns != 1 and hasattr(result, "__anext__"):
+                result = stepped(result, frame)
+            if num_returns == DYNAMIC:
+                items: Iterable[Any] = require_generator(result, frame.name)
+                return [pack(DynamicObjectRefGenerator.of(items, self.put, failure), frame.name).owned()]
+            refs: list[Packed | InlineRef] = []
+            try:
+                refs.extend(
+                    pack(item, f"the result of {frame.name}").owned()
+                    for item in split_results(result, num_returns, frame.name)
+                )
+            except Exception as error:
+                if not refs:
+                    raise
+                refs += [failure(error)] * (num_returns - len(refs))
+            return refs
+
+        def failure(error: Exception) -> InlineRef:
+            return self._ref(pack_failure(error, frame.name), True)
 
         return self._caller.outcome(frame, work)
 
@@ -211,9 +230,11 @@ class InlineEngine:
             # What the verbs hand on as one reference may be a generator of them: see the protocol.
             return [cast("ObjectRef[Any]", stream)]
         frame.leave()
+        if num_returns == 0:
+            return []
         if outcome.failure is not None:
-            return [new_ref(outcome.failure, True) for _ in range(num_returns)]
-        return [new_ref(packed, False) for packed in outcome.value]
+            return [new_ref(outcome.failure, True) for _ in range(max(1, num_returns))]
+        return [item if isinstance(item, InlineRef) else new_ref(item, False) for item in outcome.value]
 
     def _ref(self, packed: Packed, is_failure: bool, of_actor: bool = False) -> InlineRef:
         ref = InlineRef(next(self._ids), packed, is_failure, of_actor)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from typing import Any
 
@@ -211,6 +211,15 @@ class InlineStream(ObjectRefGenerator[Any]):
         if not self._over:
             self._run(self._close)
             self._end(Outcome())
+
+
+def stepped(generator: Any, frame: Frame) -> Iterator[Any]:
+    """Yield what an asynchronous generator yields, each step run on the loop of `frame`."""
+    try:
+        while (item := frame.loop.next_of(generator, _END, frame.name)) is not _END:
+            yield item
+    finally:
+        frame.loop.run(generator.aclose(), frame.name)
 
 
 def _reduce_ref(pickler: Any, ref: InlineRef) -> Any:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeVar,
 from trainkit.errors import ArgumentTypeError, ConfigError
 from trainkit.runtime.arity import arity_of
 from trainkit.runtime.current import engine
-from trainkit.runtime.specs import STREAMING, Interface, MethodSpec, ObjectRef
+from trainkit.runtime.specs import DYNAMIC, STREAMING, Interface, MethodSpec, ObjectRef
 
 if TYPE_CHECKING:
     from typing import Unpack
@@ -50,7 +50,7 @@ def method(
     function: Any = None,
     /,
     *,
-    num_returns: int | Literal["streaming"] | None = None,
+    num_returns: int | Literal["streaming", "dynamic"] | None = None,
     concurrency_group: str | None = None,
     max_task_retries: int | None = None,
 ) -> Any:
@@ -86,16 +86,18 @@ def is_generator(function: Any) -> bool:
     return inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)
 
 
-def returns_of(num_returns: int | Literal["streaming"] | None, *, generator: bool) -> int:
-    """`num_returns` as a number; STREAMING for results that come one by one."""
+def returns_of(num_returns: int | Literal["streaming", "dynamic"] | None, *, generator: bool) -> int:
+    """`num_returns` as a number; STREAMING or DYNAMIC for as many as the function yields."""
     if num_returns is None:
         return STREAMING if generator else 1
     if num_returns == "streaming":
         return STREAMING
+    if num_returns == "dynamic":
+        return DYNAMIC
     if isinstance(num_returns, bool) or not isinstance(num_returns, int):
-        raise ArgumentTypeError(f"num_returns={num_returns!r}: give 1 or more, or 'streaming'")
-    if num_returns < 1:
-        raise ConfigError(f"num_returns={num_returns!r}: give 1 or more, or 'streaming'")
+        raise ArgumentTypeError(f"num_returns={num_returns!r}: give 0 or more, 'streaming' or 'dynamic'")
+    if num_returns < 0:
+        raise ConfigError(f"num_returns={num_returns!r}: give 0 or more, 'streaming' or 'dynamic'")
     return num_returns
 
 

@@ -41,8 +41,9 @@ class Options:
         memory: bytes; the worker is ended when it and what it started hold more that is not shared.
         resources: custom resources by name, as declared in `init(resources=)`.
         num_returns: of a task: how many references one call returns, its value then being a sequence of
-            as many; or "streaming" for a generator of references. None means "streaming" for generator
-            functions and 1 for others.
+            as many, or a generator that yields as many; of 0, `.remote()` returns None. Or "streaming" for a
+            generator of references, or "dynamic" for a reference to such a one, which is there when the
+            function has ended. None means "streaming" for generator functions and 1 for others.
         max_retries: of a task: runs again after its process died, and after what `retry_exceptions` names;
             -1 without end.
         retry_exceptions: of a task: also run again when it raises: True for any exception, or a list of
@@ -71,7 +72,7 @@ class Options:
     num_gpus: float | None = None
     memory: float | None = None
     resources: Mapping[str, float] | None = field(default_factory=dict)
-    num_returns: int | Literal["streaming"] | None = None
+    num_returns: int | Literal["streaming", "dynamic"] | None = None
     max_retries: int = 3
     retry_exceptions: bool | Sequence[type[BaseException]] = False
     max_calls: int = 0
@@ -169,7 +170,7 @@ class Options:
         return PlacementGroupId(group=group.id, bundle=None if index < 0 else index, capture=capture)
 
     def returns(self, *, is_generator: bool) -> int:
-        """How many references a call returns; STREAMING for a generator of them."""
+        """How many references a call returns; STREAMING or DYNAMIC for a generator of them."""
         return returns_of(self.num_returns, generator=is_generator)
 
     def registration(self) -> Registration | None:

@@ -17,7 +17,7 @@ from trainkit.runtime.ray_errors import refusal
 from trainkit.runtime.ray_placement import ray_options
 from trainkit.runtime.ray_streams import handed_out, ray_num_returns
 from trainkit.runtime.ray_values import Call, RayActor, seal, split_arguments
-from trainkit.runtime.specs import STREAMING, ActorSpec, Interface, MethodSpec, ObjectRef
+from trainkit.runtime.specs import DYNAMIC, STREAMING, ActorSpec, Interface, MethodSpec, ObjectRef
 
 _INTERFACE_WAIT_S = 2.0
 
@@ -82,7 +82,7 @@ def call(
     if spec.max_task_retries is not None:
         options["max_task_retries"] = spec.max_task_retries
     sent = Call(where=where, arguments=arguments, num_returns=spec.num_returns, method=method)
-    body = actor.handle.stream if spec.num_returns == STREAMING else actor.handle.call
+    body = actor.handle.stream if spec.num_returns in (STREAMING, DYNAMIC) else actor.handle.call
     return handed_out(body.options(**options).remote(sent, *refs))
 
 

@@ -7,6 +7,7 @@ dashboard and logs show those.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import os
 import sys
@@ -73,7 +74,9 @@ def task_body(
         try:
             with inside(call.folder):
                 args, kwargs = call.resolved(values)
-                return _results(task.open()(*args, **kwargs), call)
+                return _results(
+                    task.open()(*args, **kwargs), call, lambda error: task.failure(error, call), call.folder
+                )
         except Exception as error:
             raise task.failure(error, call) from None
 
@@ -93,10 +96,25 @@ def task_body(
     return body
 
 
-def _results(result: Any, call: Call) -> Any:
+def _results(
+    result: Any, call: Call, failure: Callable[[Exception], Exception], folder: str | None = None
+) -> Any:
     what = f"the result of {call.where}"
+    if call.num_returns > 1 and isinstance(result, Iterator):
+        return _yielded(result, call, failure, folder)
     parts = [seal(part, what) for part in split_results(result, call.num_returns, call.where)]
-    return parts[0] if call.num_returns == 1 else parts
+    return parts[0] if call.num_returns == 1 else parts if call.num_returns else None
+
+
+def _yielded(
+    items: Iterator[Any], call: Call, failure: Callable[[Exception], Exception], folder: str | None
+) -> Iterator[Parcel]:
+    try:
+        with inside(folder):
+            for item in split_results(items, call.num_returns, call.where):
+                yield seal(item, f"a result of {call.where}")
+    except Exception as error:
+        raise failure(error) from None
 
 
 def _failure(error: Exception, call: Call, kind: type[UserFailure] = UserFailure) -> UserFailure:
@@ -141,7 +159,7 @@ class Host:
     def call(self, call: Call, *values: Any) -> Any:
         """Run a method."""
         try:
-            return _results(self._start(call, values), call)
+            return _results(self._start(call, values), call, functools.partial(_failure, call=call))
         except UserFailure:
             raise
         except Leaving:
@@ -172,7 +190,9 @@ class AsyncHost(Host):
         """Run a method, waiting for it if it is a coroutine."""
         try:
             result = self._start(call, values)
-            return _results(await result if inspect.isawaitable(result) else result, call)
+            if inspect.isawaitable(result):
+                result = await result
+            return _results(result, call, functools.partial(_failure, call=call))
         except UserFailure:
             raise
         except (Leaving, SystemExit):

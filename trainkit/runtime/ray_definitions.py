@@ -12,7 +12,7 @@ import ray
 from trainkit.runtime.ray_bodies import Join, host_class, task_body
 from trainkit.runtime.ray_errors import RetriedFailure
 from trainkit.runtime.ray_values import seal
-from trainkit.runtime.specs import STREAMING, ActorSpec, TaskSpec
+from trainkit.runtime.specs import DYNAMIC, STREAMING, ActorSpec, TaskSpec
 
 
 class Definitions:
@@ -29,7 +29,7 @@ class Definitions:
 
     def task(self, spec: TaskSpec) -> Any:
         """Ray's remote function for the function of `spec`; raises SerializationError."""
-        streaming = spec.num_returns == STREAMING
+        streaming = spec.num_returns in (STREAMING, DYNAMIC)
         key = ("task", id(spec.function), spec.name, spec.retry_exceptions, spec.max_calls, streaming)
 
         def make() -> Any:

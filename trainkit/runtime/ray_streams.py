@@ -7,7 +7,7 @@ from typing import Any, Literal
 import ray
 
 from trainkit.runtime.ray_values import RayRef
-from trainkit.runtime.specs import STREAMING, ObjectRef
+from trainkit.runtime.specs import DYNAMIC, STREAMING, ObjectRef
 from trainkit.runtime.streams import ObjectRefGenerator
 
 
@@ -31,8 +31,10 @@ class RayStream(ObjectRefGenerator[Any]):
         return RayRef(self.generator.completed())
 
 
-def ray_num_returns(num_returns: int) -> int | Literal["streaming"]:
+def ray_num_returns(num_returns: int) -> int | Literal["streaming", "dynamic"]:
     """Ray's word for `num_returns`."""
+    if num_returns == DYNAMIC:
+        return "dynamic"
     return "streaming" if num_returns == STREAMING else num_returns
 
 
@@ -40,4 +42,6 @@ def handed_out(started: Any) -> list[ObjectRef[Any]]:
     """What Ray returned for a call, as `Engine.submit` and `Engine.call` return it."""
     if isinstance(started, ray.ObjectRefGenerator):
         return [RayStream(started)]  # type: ignore[list-item]
+    if started is None:
+        return []
     return [RayRef(ref) for ref in (started if isinstance(started, list) else [started])]

@@ -14,9 +14,12 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, cast
 
+import ray
+
 from trainkit.runtime import ray_errors
 from trainkit.runtime.serialize import Packed, claim, pack, register, unpack
 from trainkit.runtime.specs import ObjectRef
+from trainkit.runtime.streams import DynamicObjectRefGenerator
 
 
 class Parcel:
@@ -56,6 +59,8 @@ def seal(value: Any, what: str = "value") -> Parcel:
 
 def unseal(value: Any) -> Any:
     """The value in a parcel; what is no parcel was put there by other programs, and is itself."""
+    if isinstance(value, ray.DynamicObjectRefGenerator):
+        return DynamicObjectRefGenerator(map(RayRef, value))
     return unpack(unwrap(value)) if isinstance(value, Parcel) else value
 
 

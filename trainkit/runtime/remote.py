@@ -51,7 +51,7 @@ class RemoteFunction(Generic[P, R]):
         return RemoteFunction(self._function, self._options.updated(changes, foreign=ACTORS_ONLY))
 
     def remote(self, *args: P.args, **kwargs: P.kwargs) -> ObjectRef[R]:
-        """Start a call; returns its reference, or a list or a generator of them, as `num_returns` says."""
+        """Start a call; returns its reference, or several or none, as `num_returns` says."""
         arity = self._arity
         if kwargs or not arity.least <= len(args) <= arity.most:
             arity.require(self._name, args, kwargs)
@@ -68,7 +68,7 @@ class RemoteFunction(Generic[P, R]):
                 max_calls=self._options.max_calls,
             )
         )
-        return refs[0] if len(refs) == 1 else cast("ObjectRef[R]", refs)
+        return refs[0] if len(refs) == 1 else cast("ObjectRef[R]", refs or None)
 
     def _remote(self, args: Any = None, kwargs: Any = None, **options: Any) -> Any:
         """Start a call with these arguments and options, in Ray's older words."""
@@ -91,7 +91,7 @@ class ActorMethod:
     def options(
         self,
         *,
-        num_returns: int | Literal["streaming"] | None = None,
+        num_returns: int | Literal["streaming", "dynamic"] | None = None,
         concurrency_group: str | None = None,
         max_task_retries: int | None = None,
     ) -> ActorMethod:
@@ -111,7 +111,7 @@ class ActorMethod:
         if kwargs or not arity.least <= len(args) <= arity.most:
             arity.require(self._name, args, kwargs)
         refs = engine().call(self._actor, self._name, args, kwargs, self._spec)
-        return refs[0] if len(refs) == 1 else refs
+        return refs[0] if len(refs) == 1 else refs or None
 
     def _remote(self, args: Any = None, kwargs: Any = None, **options: Any) -> Any:
         """Send a call with these arguments and options, in Ray's older words."""

@@ -1,16 +1,42 @@
-"""One result or several: what a call with `num_returns` makes of what the function returned."""
+"""No result, one, or several: what a call with `num_returns` makes of what the function returned."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 
-def split_results(result: Any, num_returns: int, where: str) -> Sequence[Any]:
-    """`result` as `num_returns` values; raises ValueError if it is not a sequence of as many."""
+def split_results(result: Any, num_returns: int, where: str) -> Iterable[Any]:
+    """Return `result` as `num_returns` values; of none, one that nobody asks for.
+
+    A generator is run as far as the values are taken, so the first are there also if a later one raises.
+
+    Raises:
+        ValueError: it is no sequence of as many, or, when that is found out, no iterator of as many.
+    """
     if num_returns == 1:
         return (result,)
+    if num_returns == 0:
+        return (None,)
+    if isinstance(result, Iterator):
+        return _first(result, num_returns, where)
     if not isinstance(result, (tuple, list)) or len(result) != num_returns:
         count = len(result) if isinstance(result, (tuple, list)) else "no sequence"
         raise ValueError(f"{where} was called with num_returns={num_returns} but returned {count} values")
     return result
+
+
+def _first(items: Iterator[Any], num_returns: int, where: str) -> Iterator[Any]:
+    try:
+        for count in range(num_returns):
+            try:
+                item = next(items)
+            except StopIteration:
+                raise ValueError(
+                    f"{where} was called with num_returns={num_returns} but yielded {count} values"
+                ) from None
+            yield item
+    finally:
+        close = getattr(items, "close", None)
+        if close is not None:  # so that its `finally` blocks run now
+            close()

@@ -132,13 +132,16 @@ class Placement:
 STREAMING = -1
 """In place of a number of results: they come one by one, and are handed out by a generator."""
 
+DYNAMIC = -2
+"""In place of a number of results: one, a generator of references to what the function yielded."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TaskSpec:
     """One call of a function in another process.
 
     Attributes:
-        num_returns: how many references it returns, or STREAMING.
+        num_returns: how many references it returns, or STREAMING, or DYNAMIC.
         max_retries: how often the call is run again when its process dies; -1 without end.
         retry_exceptions: also when it raises: any exception, or one of these.
         max_calls: its worker ends after so many runs of the function; 0 never.
@@ -160,7 +163,7 @@ class MethodSpec:
     """How an actor's method is called.
 
     Attributes:
-        num_returns: how many references a call returns, or STREAMING.
+        num_returns: how many references a call returns, or STREAMING, or DYNAMIC.
         concurrency_group: the group of methods it runs in; None for the rest's.
         max_task_retries: how often a call that the actor's death interrupted is made again; -1 without
             end; None as often as the actor's option says.

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Iterator
-from typing import Generic, TypeVar
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from typing import Any, Generic, TypeVar
 
 from trainkit.runtime.specs import ObjectRef
 
@@ -38,3 +38,35 @@ class ObjectRefGenerator(ABC, Generic[T_co], Iterator[ObjectRef[T_co]], AsyncIte
 
     def __aiter__(self) -> ObjectRefGenerator[T_co]:
         return self
+
+
+class DynamicObjectRefGenerator:
+    """The value of a call with `num_returns="dynamic"`: references to what the function yielded.
+
+    If it raised, the last of them is that failure. Each reference is handed out once.
+    """
+
+    def __init__(self, refs: Iterable[ObjectRef[Any]]) -> None:
+        self._refs = list(refs)
+
+    def __iter__(self) -> Iterator[ObjectRef[Any]]:
+        while self._refs:
+            yield self._refs.pop(0)
+
+    def __len__(self) -> int:
+        return len(self._refs)
+
+    @classmethod
+    def of(
+        cls,
+        items: Iterable[Any],
+        put: Callable[[Any], ObjectRef[Any]],
+        failed: Callable[[Exception], ObjectRef[Any]],
+    ) -> DynamicObjectRefGenerator:
+        """Run a generator to its end and keep what it yields by `put`, and what it raises by `failed`."""
+        refs: list[ObjectRef[Any]] = []
+        try:
+            refs.extend(map(put, items))
+        except Exception as error:
+            refs.append(failed(error))
+        return cls(refs)

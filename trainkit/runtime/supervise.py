@@ -61,11 +61,8 @@ def restarts_left(max_restarts: int, restarts: int) -> int:
 
 
 def should_restart(exit_: Exit, restarts_left: int) -> bool:
-    """Whether an actor whose process ended so is made anew.
-
-    One that ended with code 0 had nobody left who could call it, or chose to end: its work is done.
-    """
-    if exit_.code == 0 or (exit_.requested and not exit_.may_restart):
+    """Whether an actor whose process ended so is made anew, whatever its exit code."""
+    if exit_.requested and not exit_.may_restart:
         return False
     return restarts_left != 0
 

@@ -66,7 +66,7 @@ class CommonOptions(TypedDict, total=False):
 class TaskOptions(CommonOptions, total=False):
     """Options of functions; see `Options`."""
 
-    num_returns: int | Literal["streaming"] | None
+    num_returns: int | Literal["streaming", "dynamic"] | None
     max_retries: int
     retry_exceptions: bool | Sequence[type[BaseException]]
     max_calls: int
@@ -92,7 +92,7 @@ class AnyOptions(TaskOptions, ActorOptions, total=False):
 class MethodOptions(TypedDict, total=False):
     """Options of methods; see `trainkit.method`."""
 
-    num_returns: int | Literal["streaming"] | None
+    num_returns: int | Literal["streaming", "dynamic"] | None
     concurrency_group: str | None
     max_task_retries: int | None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import pickle
 import traceback
@@ -29,7 +30,8 @@ from trainkit.runtime.local.refs import LocalRef
 from trainkit.runtime.methods import method_of
 from trainkit.runtime.results import split_results
 from trainkit.runtime.serialize import NUMBERS, PROTOCOL, SHORT, Packed, is_small, pack
-from trainkit.runtime.specs import STREAMING, ObjectRef
+from trainkit.runtime.specs import DYNAMIC, STREAMING, ObjectRef
+from trainkit.runtime.streams import DynamicObjectRefGenerator
 
 Answers = Sequence[tuple[int, Packed]]
 
@@ -141,7 +143,7 @@ class Calls:
         elif is_small(result):
             entry = (call_id, None, pickle.dumps(result, PROTOCOL))
         else:
-            self.answer(conn, call_id, self.packed(result, 1, method))
+            self.answer(conn, call_id, list(self.packed(result, 1, method)))
             return
         try:
             conn.post(entry)
@@ -173,6 +175,7 @@ class Calls:
     ) -> None:
         """Run an unpacked call, and answer it; the code of this method is what calls user code."""
         calling.set(call_id)
+        answers: list[tuple[int, Packed]] = []
         try:
             self.begun_at = SYSTEM.monotonic()
             if self.cancelled:
@@ -187,11 +190,13 @@ class Calls:
             if count == STREAMING:
                 self.stream(conn, call_id, result, method)
                 result, count = None, 1
-            answers = self.packed(result, count, method)
+            elif count != 1 and isinstance(result, AsyncIterator):
+                result = _synchronous(result)
+            answers.extend(self.packed(result, count, method))
         except NeverMade as error:
             answers = [(FAILURE, error.failure)] * max(1, count)
         except (Exception, Cancelled) as error:
-            answers = self.failed(error, kind, call_id, method, count)
+            answers.extend(self.failed(error, kind, call_id, method, count)[len(answers) :])
             if kind == INIT:
                 return
         self.answer(conn, call_id, answers)
@@ -224,12 +229,21 @@ class Calls:
             for stale in list(self.cancelled)[: -_CANCELLED_KEPT // 2]:
                 self.cancelled.pop(stale, None)
 
-    def packed(self, result: Any, count: int, method: str) -> Answers:
-        """The answers of a call that returned."""
-        return [
-            (VALUE, self._engine.store(pack(item, f"the result of {method}")))
-            for item in split_results(result, count, method)
-        ]
+    def packed(self, result: Any, count: int, method: str) -> Iterator[tuple[int, Packed]]:
+        """The answers of a call that returned; of a generator, those up to where it raises."""
+        if count == DYNAMIC:
+            require_iterator(result, method, "dynamic")
+            result = DynamicObjectRefGenerator.of(
+                result, self._engine.put, functools.partial(self._failed_item, method)
+            )
+            count = 1
+        for item in split_results(result, count, method):
+            yield VALUE, self._engine.store(pack(item, f"the result of {method}"))
+
+    def _failed_item(self, method: str, error: Exception) -> LocalRef:
+        ref = LocalRef(self._engine.new_id(), None)
+        ref.complete(FAILURE, self._engine.store(pack_failure(error, self.where(CALL, method))))
+        return ref
 
     def failed(self, error: BaseException, kind: int, call_id: int, method: str, count: int) -> Answers:
         """The answers of a call that raised; a failed constructor is kept, for every call to come."""
@@ -330,11 +344,11 @@ class NeverMade(Exception):
         self.failure = failure
 
 
-def require_iterator(result: Any, method: str) -> None:
+def require_iterator(result: Any, method: str, num_returns: str = "streaming") -> None:
     """Raise ConfigError unless a streaming call can go through `result`."""
     if not isinstance(result, (Iterator, AsyncIterator)):
         raise ConfigError(
-            f"{method} was called with num_returns='streaming' but returned a {type(result).__name__}: "
+            f"{method} was called with num_returns={num_returns!r} but returned a {type(result).__name__}: "
             "yield the values, or return an iterator"
         )
 

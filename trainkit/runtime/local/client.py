@@ -42,6 +42,7 @@ from trainkit.runtime.local.tasks import TaskPool
 from trainkit.runtime.local.waiting import Waiting
 from trainkit.runtime.serialize import Packed, pack
 from trainkit.runtime.specs import (
+    DYNAMIC,
     STREAMING,
     ActorSpec,
     Interface,
@@ -188,7 +189,7 @@ class LocalEngine(Waiting, Steering, NodeVerbs):
             stream: LocalRef = StreamRef(self._ids.next(), self._ids.next)
             stream.attach(peer)
             return [stream]
-        if count == 1:
+        if count in (0, 1, DYNAMIC):
             return [LocalRef(self._ids.next(), peer)]
         return [LocalRef(number, peer) for number in self._ids.block(count)]
 
@@ -225,7 +226,7 @@ class LocalEngine(Waiting, Steering, NodeVerbs):
             self.when_all(waits_for, lambda: self.pump.run(lambda: pool.submit(task, watch=True)))
         else:
             pool.submit(task)
-        return self._started(refs)
+        return self._started(refs, spec.num_returns)
 
     def body_of(
         self,
@@ -334,7 +335,7 @@ class LocalEngine(Waiting, Steering, NodeVerbs):
         else:
             refs = self._refs(spec.num_returns, peer)
             peer.call(body, refs, spec)
-        return self._started(refs)
+        return self._started(refs, spec.num_returns)
 
     def kill(self, actor: Endpoint, no_restart: bool) -> None:
         worker_id, reason = actor.peer.worker_id, "it was killed by trainkit.kill()"

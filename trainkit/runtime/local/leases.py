@@ -190,7 +190,7 @@ class Lease(Peer):
         cause = unpack_failure(opened(frame.body)).cause
         if not isinstance(cause, Exception if isinstance(kinds, bool) else kinds):
             return False
-        if any(ref.begun for ref in task.refs):
+        if any(ref.begun or ref.done() for ref in task.refs):
             return False
         task.retries_left -= task.retries_left > 0
         self.blocked = False

@@ -186,7 +186,7 @@ class Peer(BatchingConnection):
             return
         waiting = self.pending.pop(frame.call_id, None)
         ref = None if waiting is None else waiting()
-        if ref is not None:
+        if ref is not None and ref.kind == PENDING:  # of a call that is run again, some may have come before
             ref.complete(frame.kind, frame.body)
 
     def on_answers(

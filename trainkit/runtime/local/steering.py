@@ -53,11 +53,13 @@ class Steering:
         ) -> tuple[list[ObjectRef[Any]], list[ObjectRef[Any]]]: ...
         def _value(self, ref: LocalRef) -> Any: ...
 
-    def _started(self, refs: list[LocalRef]) -> list[Any]:
+    def _started(self, refs: list[LocalRef], num_returns: int) -> list[Any]:
         """What the maker of a call is given for its results."""
         if self.started is not None:
             self.started.add(refs[0])
-        return [LocalStream(self, refs[0])] if isinstance(refs[0], StreamRef) else list(refs)
+        if isinstance(refs[0], StreamRef):
+            return [LocalStream(self, refs[0])]
+        return list(refs) if num_returns else []
 
     # stopping calls
 

@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from trainkit.clock import SYSTEM
+from trainkit.errors import NodeDiedError
 from trainkit.runtime import api
 from trainkit.runtime.local import process
 from trainkit.runtime.local.account import StoreAccount
@@ -81,10 +82,14 @@ def run_worker(spec: WorkerSpec, fds: Sequence[int]) -> None:
     code = 0
     try:
         worker.serve()
+        if spec.is_actor:
+            worker.take_leave("its last handle is gone")
     except ActorExit:
-        engine.get([engine.link.ask(Leaving("it ended itself by exit_actor()"))], None)
+        worker.take_leave("it ended itself by exit_actor()")
     except SystemExit as error:
         code = error.code if isinstance(error.code, int) else int(error.code is not None)
+        if spec.is_actor and code == 0:
+            worker.take_leave("it ended itself with exit code 0")
     except BaseException:
         traceback.print_exc()
         code = 1
@@ -239,12 +244,16 @@ class _Worker:
     def serve(self) -> None:
         """Run calls until there is nobody left who could make one, or the node says so."""
         if isinstance(self._runner, EventLoop):
-            self._runner.serve(self._poll.fileno(), lambda: self._read(0) and self._begin())
+            self._runner.serve(self._poll.fileno(), self._turn)
         else:
             while self._begin() and self._read(-1):
                 pass
         if self._fatal is not None:
             raise self._fatal
+
+    def _turn(self) -> bool:
+        self._main = threading.get_ident()  # it is another thread's for an actor with concurrency groups
+        return self._read(0) and self._begin()
 
     def _begin(self) -> bool:
         """Begin what was queued; False if nothing more can come."""
@@ -322,6 +331,11 @@ class _Worker:
                 self._runner.cancelled(call_id, recursive)
             case _:
                 self.engine.notified(message, body)
+
+    def take_leave(self, reason: str) -> None:
+        """Have the node know that the actor ends of its own will, and is not to be made anew."""
+        with contextlib.suppress(NodeDiedError):  # then nobody makes it anew
+            self.engine.get([self._control.ask(Leaving(reason))], None)
 
     def leave(self, code: int) -> None:
         """End the process in the order in which a Python program ends, then what it started."""
