@@ -159,7 +159,15 @@ class ActorDiedError(WorkerDiedError):
 
 
 class NodeDiedError(TrainkitError):
-    """The process that supervises the workers is gone, and so are they; `init` starts anew."""
+    """The process that supervises the workers is gone, and so are they; `init` starts anew.
+
+    Attributes:
+        how: what became of it, such as 'killed by signal 9'; '' where that is not known.
+        ended_by: who ended the session by `trainkit stop`; '' if nobody did.
+    """
+
+    how: str = ""
+    ended_by: str = ""
 
 
 class OwnerDiedError(TrainkitError):

@@ -8,7 +8,7 @@ from typing import get_args
 import pytest
 
 from tests.tune.harness import Play
-from trainkit.errors import ConfigError
+from trainkit.errors import ConfigError, NodeDiedError
 from trainkit.tune.config import CheckpointConfig, FailureConfig
 from trainkit.tune.control import events as ev
 from trainkit.tune.control.controller import Controller
@@ -364,3 +364,69 @@ def test_the_controller_imports_neither_clock_nor_files():
     tree = ast.parse(inspect.getsource(inspect.getmodule(Controller)))
     imported = {name.name for node in ast.walk(tree) if isinstance(node, ast.Import) for name in node.names}
     assert not imported & {"time", "os", "random", "sqlite3", "pathlib"}
+
+
+# --- a lost session -------------------------------------------------------------------------------
+
+
+def lost(play: Play, by: str = "") -> list[ev.Action]:
+    play.calls.clear()
+    return play.send(ev.SessionLost(play.time, "the node died", by))
+
+
+def test_a_lost_session_is_no_trials_failure_and_draws_no_suggestion():
+    play = Play(num_samples=4, cpus=2, failure=FailureConfig(max_failures=1))
+    play.started(0)
+    play.reported(0, {"loss": 1.0}, checkpoint="checkpoint_000000")
+    actions = lost(play)
+    assert kinds(actions) == ["Renew", "Start", "Start"]
+    assert [(action.trial.index, action.iteration) for action in actions[1:]] == [(0, 1), (1, 0)]
+    assert len(play.controller.trials) == 2
+    assert [trial.failures for trial in play.controller.trials] == [0, 0]
+    assert [trial.attempt for trial in play.controller.trials] == [1, 1]
+    assert [record.detail for record in play.recorded(ev.Noted)][-1] == "the node died"
+
+
+def test_what_was_decided_before_a_loss_stands():
+    play = Play(num_samples=2, cpus=2, metric="loss", scheduler=ASHAScheduler(max_t=4, reduction_factor=2))
+    play.started(0)
+    play.started(1)
+    play.reported(0, {"loss": 1.0})
+    assert kinds(play.reported(1, {"loss": 2.0})) == ["Stop"]
+    assert kinds(lost(play)) == ["Renew", "Start"]
+    assert play.trial(1).status == "TERMINATED"
+    assert play.trial(1).reason == "stopped by ASHA: rung 1, rank 2 of 2, 1 go on, cutoff 1"
+
+
+def test_what_was_reported_in_the_same_batch_counts_and_no_process_is_told_more():
+    play = Play(num_samples=1)
+    play.started(0)
+    report = play.report(0, {"loss": 1.0}, "checkpoint_000000")
+    play.calls.clear()
+    actions = play.send(report, ev.SessionLost(play.time, "the node died"))
+    assert kinds(actions) == ["Renew", "Start"]
+    assert actions[1].iteration == 1
+
+
+def test_a_session_that_is_lost_again_and_again_ends_the_experiment_unless_trials_get_further():
+    play = Play(num_samples=1)
+    for _ in range(10):
+        play.started(0)
+        play.reported(0, {"loss": 1.0}, checkpoint=f"checkpoint_{play.trial(0).next_checkpoint:06}")
+        assert kinds(lost(play)) == ["Renew", "Start"]
+    for _ in range(2):
+        assert kinds(lost(play)) == ["Renew", "Start"]
+    assert kinds(lost(play)) == []
+    assert play.controller.done
+    assert play.statuses() == ["PENDING"]
+    with pytest.raises(NodeDiedError, match="the node died, for the 4th time in a row"):
+        play.controller.raise_error()
+
+
+def test_a_session_that_somebody_ended_ends_the_experiment_as_a_wish_to_stop_does():
+    play = Play(num_samples=2, cpus=1)
+    play.started(0)
+    assert kinds(lost(play, by="root@vm (pid 1)")) == []
+    assert play.controller.ending == "stopped by root@vm (pid 1)"
+    assert play.statuses() == ["PENDING"]
+    assert play.trial(0).failures == 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
@@ -12,7 +11,6 @@ from urllib.parse import quote, urlencode
 
 from trainkit.dashboard.chart import Curve, picture
 from trainkit.dashboard.reading import TrialRow, View
-from trainkit.tune.trial import TrialStatus
 from trainkit.tune.values import without_objects
 
 MAX_ROWS = 200
@@ -107,7 +105,7 @@ def listing(root: str, experiments: Sequence[View], problems: Sequence[str]) -> 
 def experiment(seen: View, curves: Sequence[Curve], wish: Wish, token: str) -> str:
     """One experiment: its standing, its learning curves and the table of its trials."""
     best = seen.best
-    tiles = [(str(count), status.lower()) for status, count in _counted(seen).items()]
+    tiles = [(str(count), status.lower()) for status, count in seen.overview.counted.items()]
     if (left := seen.overview.remaining_s) is not None:
         tiles.append((_duration(left), "left, about"))
     if best is not None:
@@ -265,13 +263,10 @@ def _state(seen: View) -> str:
     return f'<span class="{"RUNNING" if runs else "quiet"}">{escape(seen.overview.state)}</span>'
 
 
-def _counted(seen: View) -> dict[str, int]:
-    numbers = Counter(row.status for row in seen.rows)
-    return {str(status): numbers[status] for status in TrialStatus if numbers[status]}
-
-
 def _counts(seen: View) -> str:
-    return ", ".join(f'<span class="{name}">{count} {name}</span>' for name, count in _counted(seen).items())
+    return ", ".join(
+        f'<span class="{name}">{count} {name}</span>' for name, count in seen.overview.counted.items()
+    )
 
 
 def _duration(seconds: float) -> str:

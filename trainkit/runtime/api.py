@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NoReturn, TypeVar, overload
 
 from trainkit.errors import AlreadyInitializedError, ArgumentTypeError, ConfigError, NotInitializedError
-from trainkit.runtime import current
+from trainkit.runtime import current, termination
 from trainkit.runtime import placement_group as groups
 from trainkit.runtime.engine import Engine
 from trainkit.runtime.methods import method
 from trainkit.runtime.placement_group import PlacementGroup
 from trainkit.runtime.remote import ActorHandle, RemoteFunction, remote
-from trainkit.runtime.specs import ObjectRef
+from trainkit.runtime.specs import ObjectRef, SessionSpec
 from trainkit.runtime.start import engine_name, session_spec, start
 from trainkit.runtime.streams import ObjectRefGenerator
 from trainkit.runtime.telling import (
@@ -31,6 +32,7 @@ from trainkit.runtime.telling import (
     nodes,
     promises,
 )
+from trainkit.settings import ELSEWHERE
 
 __all__ = [
     "available_resources",
@@ -47,6 +49,7 @@ __all__ = [
     "init",
     "is_initialized",
     "kill",
+    "linked",
     "list_actors",
     "list_objects",
     "list_placement_groups",
@@ -58,6 +61,7 @@ __all__ = [
     "put",
     "remote",
     "remove_placement_group",
+    "renew",
     "scratch_dir",
     "shutdown",
     "wait",
@@ -66,6 +70,8 @@ __all__ = [
 T = TypeVar("T")
 
 _current: Engine | None = None
+_started: tuple[str, SessionSpec] | None = None
+_links: dict[Path, Path] = {}
 _lock = threading.RLock()
 
 
@@ -126,7 +132,7 @@ def init(
         ConfigError: an argument is wrong.
         MissingDependencyError: Ray is asked for and not installed.
     """
-    global _current
+    global _current, _started
     with _lock:
         if _current is not None and _current.alive:
             if ignore_reinit_error or _current.is_worker:
@@ -154,8 +160,47 @@ def init(
                 "dashboard_port": dashboard_port,
             },
         )
-        _current = start(chosen, spec)
+        takes_over = termination.is_default()  # the Ray engine would put a handler of its own in place
+        _current, _started = start(chosen, spec), (chosen, spec)
+        if takes_over:
+            termination.take_over()
         atexit.register(shutdown)
+
+
+def renew() -> None:
+    """Start a session like the one whose node has died; without effect if that has been done.
+
+    Raises:
+        NotInitializedError: there is none to go on with: it was shut down, or this is a worker of it.
+    """
+    global _current
+    with _lock:
+        if _current is None or _current.is_worker or _started is None:
+            raise NotInitializedError("the session has ended, and no other can take its place here")
+        if _current.alive:
+            return
+        engine, _current = _current, None
+        engine.close()
+        _current = start(*_started)
+        for folder in _links:
+            _link(folder)
+
+
+@contextlib.contextmanager
+def linked(folder: Path) -> Iterator[None]:
+    """Have `folder` removed with the session if this program is killed before the block has ended."""
+    _link(folder)
+    try:
+        yield
+    finally:
+        _links.pop(folder).unlink(missing_ok=True)  # gone already where the session was killed
+
+
+def _link(folder: Path) -> None:
+    elsewhere = scratch_dir() / ELSEWHERE
+    elsewhere.mkdir(exist_ok=True)
+    _links[folder] = elsewhere / folder.name
+    _links[folder].symlink_to(folder)
 
 
 def adopt(engine: Engine) -> None:
@@ -171,7 +216,10 @@ def shutdown() -> None:
         if _current is not None:
             engine, _current = _current, None
             atexit.unregister(shutdown)
-            engine.close()
+            try:
+                engine.close()
+            finally:
+                termination.give_back()
 
 
 def is_initialized() -> bool:

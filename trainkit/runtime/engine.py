@@ -87,6 +87,12 @@ class Engine(Protocol):
     def require_usable(self) -> None:
         """Raise ObjectLostError in a process that was forked from the engine's own."""
 
+    def require_node(self) -> None:
+        """Raise NodeDiedError if the process that supervises the session is gone.
+
+        It is asked, so the answer holds also where a worker's death is known before that of the node.
+        """
+
     def submit(self, spec: TaskSpec) -> list[ObjectRef[Any]]:
         """Start a task; returns `spec.num_returns` references at once, or one ObjectRefGenerator."""
 

@@ -86,6 +86,9 @@ class InlineEngine:
     def require_usable(self) -> None:
         return  # all it has is in this process, and a forked one has a copy
 
+    def require_node(self) -> None:
+        return  # there is none
+
     # calls
 
     def submit(self, spec: TaskSpec) -> list[ObjectRef[Any]]:

@@ -6,8 +6,16 @@ import signal
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+MOST_LOSSES = 3
+"""How often in a row the node may die without progress in between; one more ends the work that goes on."""
+
 _FIRST_DELAY_S = 0.01
 _LONGEST_DELAY_S = 0.2
+
+
+def lost_text(how: str) -> str:
+    """What became of a session, for those who go on in another; `how` its node ended, if that is known."""
+    return f"the runtime's node died ({how})" if how else "the runtime's node died"
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from trainkit.runtime import api, current
-from trainkit.settings import ELSEWHERE
 from trainkit.sklearn.copies import held, parts_to_copy
 from trainkit.sklearn.cv_results import Outcome, outcomes_of
 from trainkit.sklearn.evaluation import FoldByFoldTrial, FoldTrial, Task
@@ -272,11 +271,6 @@ def _place(run: RunConfig) -> Iterator[Path | None]:
     if run.name or run.storage_path:
         yield None
         return
-    with tempfile.TemporaryDirectory(prefix="trainkit-sklearn-") as folder:
-        # Checkpoints of large models may need more room than there is where sessions have their folders.
-        elsewhere = api.scratch_dir() / ELSEWHERE
-        elsewhere.mkdir(exist_ok=True)
-        link = elsewhere / Path(folder).name
-        link.symlink_to(folder)
+    # Checkpoints of large models may need more room than there is where sessions have their folders.
+    with tempfile.TemporaryDirectory(prefix="trainkit-sklearn-") as folder, api.linked(Path(folder)):
         yield Path(folder, "search")
-        link.unlink(missing_ok=True)  # gone already where the session was killed

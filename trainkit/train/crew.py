@@ -24,8 +24,16 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from trainkit.errors import GangError, InfeasibleError, ObjectStoreFullError
+from trainkit.errors import (
+    GangError,
+    InfeasibleError,
+    NodeDiedError,
+    NotInitializedError,
+    ObjectStoreFullError,
+)
 from trainkit.runtime import api as runtime
+from trainkit.runtime.renewal import SessionWatch
+from trainkit.runtime.supervise import MOST_LOSSES, lost_text
 from trainkit.train import recovery
 from trainkit.train.gang import Gang, label_here, remote_ranks
 from trainkit.train.keys import BATCH_SIZE
@@ -82,9 +90,9 @@ class Crew:
         # A single worker in this process goes on with the generator as it is.
         self._seed = int(torch.randint(2**62, ())) if remote_ranks(options) else None
         self._snapshot: Snapshot | None = Snapshot()
+        self._session = SessionWatch() if remote_ranks(options) else None
         try:
-            self._gang = self._seated(self._allowed, again=False)
-            self._gang.start(self._seed)
+            self._through_losses(self._begin, "start")
         except BaseException:
             self.close(force=True)
             raise
@@ -133,7 +141,7 @@ class Crew:
         training = call.effect is Effect.UNKNOWN
         if training:
             try:
-                self._grow()
+                self._through_losses(self._grow, "train")
             except BaseException:
                 self.close(force=True)
                 raise
@@ -192,30 +200,62 @@ class Crew:
     # -- calling -------------------------------------------------------------------------------
 
     def _recovering(self, once: Callable[[], R], what: str, max_retries: int, effect: Effect) -> R:
-        failures: list[GangError] = []
         with self._closed_if_ended():
-            while True:
-                try:
-                    if not self._gang.started:
-                        self._start_again()
-                    return once()
-                except GangError as error:
-                    if not self._gang.lost:
-                        raise
-                    failures.append(error)
-                except BaseException:
-                    # Workers that live on may have done a part of it, which the snapshot knows nothing of.
-                    if effect is not Effect.NOTHING:
-                        self._snapshot = None
+            return self._through_losses(lambda: self._retrying(once, what, max_retries, effect), what)
+
+    def _retrying(self, once: Callable[[], R], what: str, max_retries: int, effect: Effect) -> R:
+        failures: list[GangError] = []
+        while True:
+            try:
+                if not self._gang.started:
+                    self._start_again()
+                return once()
+            except GangError as error:
+                if not self._gang.lost:
                     raise
-                if not recovery.may_retry(
-                    len(failures), max_retries, has_snapshot=self._snapshot is not None
-                ):
-                    break
-                self._form_again(failures[-1], what)
+                failures.append(error)
+            except BaseException as error:
+                # Workers that live on may have done a part of it, which the snapshot knows nothing of.
+                if effect is not Effect.NOTHING and self._loss(error) is None:
+                    self._snapshot = None
+                raise
+            if not recovery.may_retry(len(failures), max_retries, has_snapshot=self._snapshot is not None):
+                break
+            self._form_again(failures[-1], what)
         if len(failures) == 1:
             raise failures[0]
         raise GangError(recovery.give_up_text(what, [str(error) for error in failures])) from failures[-1]
+
+    def _through_losses(self, act: Callable[[], R], what: str) -> R:
+        """Return what `act` returns; where the node dies, and all workers with it, after others are formed.
+
+        That is nobody's failure, so it takes no retry away.
+
+        Raises:
+            GangError: there is no snapshot, or the node dies again and again.
+        """
+        losses = 0
+        while True:
+            try:
+                if losses:
+                    self._form_elsewhere()
+                return act()
+            except BaseException as error:
+                loss = self._loss(error)
+                if loss is None or isinstance(error, NotInitializedError):
+                    raise
+                losses += 1
+                if loss.ended_by or self._snapshot is None or losses > MOST_LOSSES:
+                    lost = str(loss) if loss.ended_by else lost_text(loss.how)
+                    has_snapshot = self._snapshot is not None
+                    self.close(force=True)
+                    text = recovery.lost_session_text(lost, what, losses, has_snapshot=has_snapshot)
+                    raise GangError(text) from loss
+            log.warning("%s", recovery.reform_text(lost_text(loss.how), what))
+
+    def _loss(self, error: BaseException) -> NodeDiedError | None:
+        """What became of the node, if `error` comes of its death."""
+        return self._session.loss() if self._session is not None and isinstance(error, Exception) else None
 
     @contextmanager
     def _closed_if_ended(self) -> Iterator[None]:
@@ -286,6 +326,19 @@ class Crew:
             raise
 
     # -- forming -------------------------------------------------------------------------------
+
+    def _begin(self) -> None:
+        self._gang = self._seated(self._allowed, again=False)
+        self._gang.start(self._seed)
+
+    def _form_elsewhere(self) -> None:
+        """Have workers, not started yet, in another session than the one that was lost."""
+        if hasattr(self, "_gang"):
+            self._gang.close(force=True)
+        self._seats.give_back()
+        if self._session is not None:
+            self._session.renew()
+        self._gang = self._seated(self._allowed, again=True)
 
     def _form_again(self, error: GangError, what: str) -> None:
         before = self._gang.world_size

@@ -66,6 +66,12 @@ def give_up_text(method: str, failures: Sequence[str]) -> str:
     return f"{method}() lost workers although it was run again {times} (max_retries={retries}):\n{listed}"
 
 
+def lost_session_text(lost: str, method: str, losses: int, *, has_snapshot: bool) -> str:
+    """What is raised when all workers went with their session, and don't go on in another."""
+    why = f"for the {losses}th time in a row" if has_snapshot else "and no snapshot holds the workers' state"
+    return f"{lost} in {method}(), {why}: make a new TorchTrainer, and load() a checkpoint into it"
+
+
 def reform_text(why: str, method: str) -> str:
     """The log's line when workers were lost and others take their place."""
     return f"{why}; the workers are formed again, and {method}() starts over"

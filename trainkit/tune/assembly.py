@@ -14,7 +14,7 @@ from typing import Any
 from trainkit import settings
 from trainkit.clock import SYSTEM, Clock
 from trainkit.errors import ConfigError, TuneError
-from trainkit.runtime import api
+from trainkit.runtime import api, termination
 from trainkit.tune import parts
 from trainkit.tune.callbacks.hub import CallbackHub
 from trainkit.tune.config import RunConfig, SyncConfig, TuneConfig
@@ -182,6 +182,8 @@ class Experiment:
             StorageError: the copy elsewhere can't be written, or is not complete in the end.
             TrialError: with fail_fast="raise", as the trial raised it; what a callback raised, as it is.
             TuneError: as many trials have failed as max_failed_trials says.
+            NodeDiedError: the runtime's node died again and again, and no trial got any further.
+            SystemExit: by SIGTERM, once the experiment has ended as by Ctrl-C.
         """
         settings.warn_of_old_variables()
         parts.warn_if_never_perturbed(self._tune, self._run, self._searcher.total_samples)
@@ -217,6 +219,7 @@ class Experiment:
             how = f"go on by Tuner.restore({str(self.folder)!r}, trainable).fit()"
             logger.warning("%sAll that was reported is kept; %s", why, how)
         controller.raise_error()
+        termination.end_if_asked()
         grid: ResultGrid
         if isinstance(store, MemoryStore):
             grid = MemoryGrid(store, self.metric, self.mode, executor.errors)

@@ -64,7 +64,9 @@ class Tuner:
             StoreError: the folder can't be written.
             StorageError: the copy at storage_path can't be written, or is not complete in the end; the
                 results are there all the same, by `get_results`.
+            NodeDiedError: the runtime's node died again and again, and no trial got any further.
             KeyboardInterrupt: Ctrl-C was pressed twice; the experiment can be restored all the same.
+            SystemExit: with code 143, by SIGTERM, once the experiment has ended as by Ctrl-C.
         """
         self._results = self._experiment.fit()
         return self._results

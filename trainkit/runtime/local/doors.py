@@ -31,6 +31,9 @@ from trainkit.settings import SESSION_MARK, runtime_dir
 PREFIX = "trainkit-session-"
 """What the names of sessions' folders start with."""
 
+_ENDED_BY = "ended-by"
+"""In a session's folder: who ends it by `trainkit stop`, for its program to read."""
+
 _PATIENCE_S = 10.0
 _TURN_S = 10.0
 
@@ -99,6 +102,25 @@ def session_at(folder: Path) -> Session | None:
         return None
     except (ValueError, KeyError, TypeError):  # it is cut off, as by a machine that went down
         return None
+
+
+def note_end(folder: Path, by: str) -> None:
+    """Leave word for the program of a session that somebody ends it on purpose.
+
+    Args:
+        folder: of the session.
+        by: who ends it.
+    """
+    with contextlib.suppress(FileNotFoundError):  # it has just ended
+        (folder / _ENDED_BY).write_text(by)
+
+
+def ended_by(folder: Path) -> str:
+    """Who has ended the session with that folder on purpose; '' if nobody has."""
+    try:
+        return (folder / _ENDED_BY).read_text()
+    except OSError:
+        return ""
 
 
 def sessions(parent: Path) -> list[Session]:

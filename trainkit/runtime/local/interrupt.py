@@ -13,11 +13,12 @@ import os
 import select
 import signal
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from types import FrameType, TracebackType
 from typing import Any
 
-Handler = Callable[[int, FrameType | None], Any]
+from trainkit.runtime import termination
+from trainkit.runtime.termination import Handler
 
 _SIGINT = int(signal.SIGINT)
 _signal: Any = importlib.import_module("_signal")
@@ -37,8 +38,11 @@ class InterruptGuard:
     """Holds SIGINT back for the length of a `with` block; without effect outside the main thread.
 
     Attributes:
-        noted: Ctrl-C came.
+        noted: Ctrl-C came, or SIGTERM.
+        holds_signals: True, see `trainkit.runtime.termination`.
     """
+
+    holds_signals = True
 
     def __init__(self) -> None:
         self.noted = False
@@ -69,7 +73,7 @@ class InterruptGuard:
     def act(self) -> None:
         """Call the handler that Ctrl-C was held back from; it usually raises."""
         if self._handler is not None:
-            self._handler(_SIGINT, None)
+            termination.act(self._handler)
 
     def poll(self, fds: Sequence[int], timeout_s: float | None) -> list[int]:
         """Those of `fds` that can be read, once there is one, or nothing after `timeout_s` or Ctrl-C."""

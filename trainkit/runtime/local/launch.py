@@ -82,13 +82,18 @@ class Node:
 
 
 def end_leftovers(folder: Path) -> int:
-    """Kill what outlives a session's node, and remove its folder; returns how many processes there were."""
+    """Kill what outlives a session's node, and remove its folder; returns how many processes there were.
+
+    A program that has lost its node may go on in another session, with the folders that this one links to.
+    """
     deadline = SYSTEM.monotonic() + _GRACE_S
+    session = doors.session_at(folder)
+    has_program = session is not None and not session.driver_gone and process.exists(session.driver)
     ended: set[int] = set()
     while SYSTEM.monotonic() < deadline:
         left = process.marked(str(folder))
         if not left:
-            process.remove_folder(folder)
+            process.remove_folder(folder, linked=not has_program)
             break
         for pid in left:
             process.kill(pid)

@@ -26,7 +26,7 @@ from typing import Any, NoReturn
 from trainkit.clock import SYSTEM
 from trainkit.errors import TrainkitError
 from trainkit.runtime.failures import pack_failure
-from trainkit.runtime.local import departure, process
+from trainkit.runtime.local import departure, doors, process
 from trainkit.runtime.local.census import Census
 from trainkit.runtime.local.channel import Connection, Descriptor
 from trainkit.runtime.local.children import Worker
@@ -383,7 +383,9 @@ class Node:
                     break
             SYSTEM.sleep(0.002)
         self.census.drain()
-        process.remove_folder(self.mark)
+        # Else the driver does it, once it has read who has ended the session.
+        if self.driver_gone or not doors.ended_by(self.mark):
+            process.remove_folder(self.mark)
 
 
 def _read(conn: Connection) -> None:

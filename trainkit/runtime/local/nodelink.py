@@ -8,6 +8,7 @@ import secrets
 import socket
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, TextIO
 
 from trainkit.errors import ActorDiedError, NodeDiedError, ObjectLostError, TrainkitError, WorkerDiedError
@@ -79,6 +80,8 @@ class NodeLink(Peer):
         self._in_background = in_background
         self._node = node
         self.closing = False
+        self._lost = False
+        self._ended_by = ""
         self.on_notice: Callable[[Any, Packed], None] = show_notice
 
     def on_frame(self, frame: Frame) -> None:
@@ -115,6 +118,8 @@ class NodeLink(Peer):
         self._fail_pending()  # also when this end is the first to close: nobody is left waiting
 
     def on_close(self) -> None:
+        if self._node is not None and not self.closing:
+            self._lost, self._ended_by = True, doors.ended_by(Path(self._node.mark))
         super().on_close()
         if self._node is not None and not self.closing:
             self._in_background(self._node.end_leftovers)
@@ -124,13 +129,15 @@ class NodeLink(Peer):
 
     def gone(self) -> TrainkitError:
         """The error for what can't be done any more."""
-        if self.closing:
+        if self.closing and not self._lost:
             return ObjectLostError("the session of this reference or actor has been shut down")
-        status = "" if self._node is None else f" ({self._node.status()})"
-        return NodeDiedError(
-            f"the process that supervises the workers is gone{status}, and they with it; "
-            "call trainkit.init() to start anew"
-        )
+        how = "" if self._node is None else self._node.status()
+        text = f"the process that supervises the workers is gone{how and f' ({how})'}, and they with it"
+        if self._ended_by:
+            text = f"the session was ended with `trainkit stop` by {self._ended_by}, and its workers with it"
+        error = NodeDiedError(f"{text}; call trainkit.init() to start anew")
+        error.how, error.ended_by = how, self._ended_by
+        return error
 
     def inquest(self, peer: Peer) -> supervise.Exit:
         """How the process behind `peer` ended."""

@@ -60,6 +60,9 @@ class NodeVerbs:
     def current_group(self) -> tuple[PlacementGroupId, list[Bundle]] | None:
         return self._group
 
+    def require_node(self) -> None:
+        self.link.demand(Available())
+
     def cluster_resources(self) -> Bundle:
         return dict(self._totals)
 

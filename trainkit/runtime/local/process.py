@@ -62,9 +62,14 @@ def use_huge_pages() -> None:
                 _libc.madvise(start, end - start, _MADV_COLLAPSE)
 
 
-def remove_folder(folder: Path) -> None:
-    """Remove a session's folder, and the folders it has links to; nothing if it is gone already."""
-    for link in (folder / ELSEWHERE).glob("*"):
+def remove_folder(folder: Path, *, linked: bool = True) -> None:
+    """Remove a session's folder; nothing if it is gone already.
+
+    Args:
+        folder: of the session.
+        linked: also remove the folders it has links to, as the program that uses them is gone.
+    """
+    for link in (folder / ELSEWHERE).glob("*") if linked else ():
         shutil.rmtree(link.resolve(), ignore_errors=True)
     shutil.rmtree(folder, ignore_errors=True)
 

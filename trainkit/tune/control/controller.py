@@ -16,11 +16,13 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from trainkit.errors import ConfigError
+from trainkit.errors import ConfigError, NodeDiedError
+from trainkit.runtime.supervise import MOST_LOSSES
 from trainkit.tune.control import events as ev
 from trainkit.tune.control.capacity import Ledger
 from trainkit.tune.control.endings import Endings
 from trainkit.tune.control.estimate import Pace
+from trainkit.tune.control.failing import Losses, too_many_losses
 from trainkit.tune.control.judging import Judge
 from trainkit.tune.control.live import Live
 from trainkit.tune.control.lives import KINDS, Lives
@@ -97,6 +99,7 @@ class Controller:
             self._endings,
             failed=sum(trial.status is TrialStatus.ERROR for trial in self.trials),
         )
+        self._losses = Losses()
         self._none_come = False
         """The scheduler knows that it need not wait for further trials."""
         self._more_by = math.inf
@@ -281,6 +284,20 @@ class Controller:
     def _on_callback_raised(self, event: ev.CallbackRaised) -> None:
         self._endings.end(Ending(event.why, resumable=True), event.time)
 
+    def _on_session_lost(self, event: ev.SessionLost) -> None:
+        """A lost node is nobody's failure: the experiment goes on in a new session."""
+        self._step.records.append(ev.Noted(event.time, ev.SESSION_LOST, event.problem))
+        if event.by:
+            self._on_stop_asked(ev.StopAsked(event.time, event.by))
+        in_a_row = self._losses.count(self.trials)
+        self._lives.lose_all(event.time)
+        # What was to be done with processes is void.
+        self._step.actions[:] = [each for each in self._step.actions if isinstance(each, ev.FILES_ONLY)]
+        if in_a_row > MOST_LOSSES:
+            self._endings.break_off(NodeDiedError(too_many_losses(in_a_row, event.problem)), event.time)
+        if self._endings.reached is None:
+            self._step.actions.append(ev.Renew())
+
     def _on_tick(self, event: ev.Tick) -> None:
         """Time has passed, which `handle` looks at."""
 
@@ -312,5 +329,6 @@ _HANDLERS: Mapping[type[ev.Event], Callable[[Controller, Any], None]] = {
     ev.StopAsked: Controller._on_stop_asked,
     ev.Interrupted: Controller._on_interrupted,
     ev.CallbackRaised: Controller._on_callback_raised,
+    ev.SessionLost: Controller._on_session_lost,
     ev.Tick: Controller._on_tick,
 }

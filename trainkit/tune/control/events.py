@@ -115,6 +115,17 @@ class StopAsked(NamedTuple):
     trial_id: str | None = None
 
 
+class SessionLost(NamedTuple):
+    """The runtime's node is gone, and every trial's process with it; `by` says who ended it, if somebody did.
+
+    `problem` says what became of the node.
+    """
+
+    time: float
+    problem: str
+    by: str = ""
+
+
 class Tick(NamedTuple):
     """Nothing but time has passed."""
 
@@ -132,6 +143,7 @@ Event = (
     | Interrupted
     | CallbackRaised
     | StopAsked
+    | SessionLost
     | Tick
 )
 
@@ -235,7 +247,8 @@ class Noted(NamedTuple):
 BEGAN = "began"
 REARRANGED = "rearranged"
 NO_MORE_TRIALS = "no more trials"
-"""Kinds of stored events that a restore reads, besides the statuses."""
+SESSION_LOST = "session lost"
+"""Kinds of stored events that a restore or a person reads, besides the statuses."""
 
 Record = (
     TrialAdded
@@ -302,6 +315,10 @@ class Kill(NamedTuple):
     trial_id: str
 
 
+class Renew(NamedTuple):
+    """Begin a new session in place of the one that was lost."""
+
+
 class DeleteCheckpoint(NamedTuple):
     """Remove the folder of a dropped checkpoint."""
 
@@ -309,7 +326,10 @@ class DeleteCheckpoint(NamedTuple):
     checkpoint: SavedCheckpoint
 
 
-Action = Start | Advance | Save | Adopt | Stop | Release | Kill | DeleteCheckpoint
+Action = Start | Advance | Save | Adopt | Stop | Release | Kill | Renew | DeleteCheckpoint
+
+FILES_ONLY = (Adopt, DeleteCheckpoint)
+"""Kinds of actions that no process of a session is needed for."""
 
 
 @dataclass(slots=True)

@@ -111,6 +111,39 @@ def _difference(old: dict[str, Any], new: dict[str, Any]) -> str:
     )
 
 
+# --- nobody's failure ------------------------------------------------------------------------------
+
+
+class Losses:
+    """How often the node was lost in a row, while no trial got any further."""
+
+    def __init__(self) -> None:
+        self._in_a_row = 0
+        self._ended = 0
+        self._furthest: dict[str, int] = {}
+
+    def count(self, trials: Sequence[Trial]) -> int:
+        """Take in one more loss; return how many there were since a trial has ended, or got further.
+
+        Args:
+            trials: all of them, with the iterations that they had come to.
+        """
+        ended = sum(trial.status.is_finished for trial in trials)
+        further = [t for t in trials if t.iteration > self._furthest.get(t.trial_id, 0)]
+        self._in_a_row = 1 if further or ended > self._ended else self._in_a_row + 1
+        self._ended = ended
+        self._furthest |= {trial.trial_id: trial.iteration for trial in further}
+        return self._in_a_row
+
+
+def too_many_losses(in_a_row: int, problem: str) -> str:
+    """Say why an experiment ends whose node dies again and again."""
+    return (
+        f"{problem}, for the {in_a_row}th time in a row while no trial got any further. See what ends it, "
+        "such as the kernel for want of memory (`dmesg`): fewer trials at once need less"
+    )
+
+
 # --- many failures in few words -------------------------------------------------------------------
 
 

@@ -35,6 +35,10 @@ NOBODY_SAVES = (
 )
 
 
+LOST = "the runtime's node died"
+"""Why a trial waits that has lost its process with the session."""
+
+
 class Lives:
     """See the module.
 
@@ -267,6 +271,18 @@ class Lives:
             self._pace.stopped(trial.trial_id, time)
             self._ledger.release(trial.trial_id)
             self._step.actions.append(ev.Release(trial.trial_id))
+
+    def lose_all(self, time: float) -> None:
+        """Every process is gone, by no trial's fault: what was decided stands, the rest runs again."""
+        for live in list(self._live.values()):
+            trial, outcome = live.trial, live.outcome
+            if outcome is None or (live.is_pausing and not self._pauses.may_begin(trial, live.pause)):
+                self._let_go(trial, time)
+                trial.attempt += 1
+                set_status(self._step, trial, time, PENDING, LOST)
+                self._turns.waiting.add(trial)
+            else:
+                self._finish(live, time, LOST)
 
     def watch(self, live: Live) -> None:
         """The attempt has a limit from now on."""

@@ -98,7 +98,7 @@ class Pauses:
         self, trial: Trial, decision: Decision, time: float, reason: str, problem: str
     ) -> Failure | None:
         """The trial's process has ended, maybe with a problem; return why it can't be paused, if it can't."""
-        if trial.checkpoint is None and not self._has_donor(decision):
+        if not self.may_begin(trial, decision):
             if problem:  # such as a kill while it saved: the next attempt may do better
                 text = f"{self._scheduler.label} paused the trial, which left no checkpoint to go on from: "
                 return Failure("CheckpointError", text + problem)
@@ -115,9 +115,11 @@ class Pauses:
         """True if no trial of the experiment has ever had a checkpoint."""
         return not any(trial.next_checkpoint for trial in self._trials.values())
 
-    def _has_donor(self, decision: Decision) -> bool:
-        """Whether the state of another is there to go on from."""
-        return any(self._trials[donor.trial_id].checkpoint is not None for donor in decision.donors)
+    def may_begin(self, trial: Trial, decision: Decision | None) -> bool:
+        """Whether a state is there to go on from after the pause: the trial's own or that of a donor."""
+        donors = () if decision is None else decision.donors
+        there = (self._trials[donor.trial_id].checkpoint for donor in donors)
+        return trial.checkpoint is not None or any(checkpoint is not None for checkpoint in there)
 
     def take_up(self, owed: Mapping[str, Decision], time: float) -> None:
         """Carry out what was decided on paused trials before a kill, and not done yet."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import os
@@ -9,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from trainkit.errors import TrainkitError
+from trainkit.errors import NodeDiedError, TrainkitError
 from trainkit.runtime import api
 from trainkit.runtime.placement_group import PlacementGroup
 from trainkit.runtime.remote import ActorHandle
@@ -67,7 +68,7 @@ class Departures:
                 logger.warning("%r did not end within %g s and is killed", leaving.actor, self._leave_s)
                 end_now(leaving.actor, leaving.group)
             elif leaving.group is not None:
-                api.remove_placement_group(leaving.group)
+                _give_back(leaving.group)
         self._leaving = staying
 
     def wait(self) -> None:
@@ -93,8 +94,14 @@ class Departures:
 
 def end_now(actor: ActorHandle, group: PlacementGroup | None) -> None:
     """Kill a process and give its bundles back."""
-    api.kill(actor)
+    with contextlib.suppress(NodeDiedError):  # it is dead then, and holds nothing
+        api.kill(actor)
     if group is not None:
+        _give_back(group)
+
+
+def _give_back(group: PlacementGroup) -> None:
+    with contextlib.suppress(NodeDiedError):
         api.remove_placement_group(group)
 
 

@@ -15,7 +15,7 @@ import itertools
 import logging
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,6 +32,7 @@ from trainkit.tune.running.departures import Departures, end_all_now, end_now
 from trainkit.tune.running.pool import ProcessPool
 from trainkit.tune.running.protocol import TrialSpec
 from trainkit.tune.running.replies import event_of, failure_of, remembered
+from trainkit.tune.running.session_bound import SessionBound
 from trainkit.tune.running.specification import SpecMaker, put_named
 from trainkit.tune.running.trial_actor import TrialActor
 from trainkit.tune.trial import Trial, TrialStatus
@@ -72,7 +73,7 @@ class _Running:
     sound: bool = True
 
 
-class Executor:
+class Executor(SessionBound):
     """Runs trials.
 
     Args:
@@ -94,6 +95,7 @@ class Executor:
         reuse: bool = False,
         timed: bool = False,
     ) -> None:
+        super().__init__(now)
         self._timed = timed
         # Pickled once, and not for each process anew.
         self._trainable = put_named(f"the trainable {bound.name}", bound.trainable)
@@ -103,36 +105,34 @@ class Executor:
         }
         self._specs = specs
         self._folder = os.fspath(specs.folder)
-        self._now = now
         self._actor_class: Any = api.remote(TrialActor)
         self._running: dict[str, _Running] = {}
         self._departures = Departures(now=now, leave_s=leave_s)
         self._pool: ProcessPool[_Process] | None = ProcessPool(api.cluster_resources()) if reuse else None
+        self._cut_off: list[Trial] = []
+        """Trials whose processes went with the session."""
         self._names = map(str, itertools.count())
-        self._at_once: list[ev.Event] = []
         self.errors: dict[tuple[str, int], BaseException] = {}
         """By trial and attempt, what it raised."""
 
-    def carry_out(self, actions: Sequence[ev.Action]) -> None:
-        """Do what the controller wants done; returns at once."""
-        for action in actions:
-            match action:
-                case ev.Advance(trial_id):
-                    self._call(trial_id, "advance")
-                case ev.Save(trial_id):
-                    self._call(trial_id, "save")
-                case ev.Adopt():
-                    self._adopt(action)
-                case ev.Stop(trial_id, save):
-                    self._call(trial_id, "stop", save)
-                case ev.Start():
-                    self._start(action)
-                case ev.Release(trial_id):
-                    self._release(trial_id)
-                case ev.Kill(trial_id):
-                    self._kill(trial_id)
-                case ev.DeleteCheckpoint(trial, checkpoint):
-                    remove_checkpoint(f"{self._folder}/{trial.dirname}", checkpoint.dirname)
+    def _carry_out(self, action: ev.Action) -> None:
+        match action:
+            case ev.Advance(trial_id):
+                self._call(trial_id, "advance")
+            case ev.Save(trial_id):
+                self._call(trial_id, "save")
+            case ev.Adopt():
+                self._adopt(action)
+            case ev.Stop(trial_id, save):
+                self._call(trial_id, "stop", save)
+            case ev.Start():
+                self._start(action)
+            case ev.Release(trial_id):
+                self._release(trial_id)
+            case ev.Kill(trial_id):
+                self._kill(trial_id)
+            case ev.DeleteCheckpoint(trial, checkpoint):
+                remove_checkpoint(f"{self._folder}/{trial.dirname}", checkpoint.dirname)
 
     def wait(self, timeout_s: float | None) -> None:
         """Return when some trial has news, or bundles are to be given back, or after `timeout_s`.
@@ -151,7 +151,7 @@ class Executor:
 
     def collect(self) -> list[ev.Event]:
         """Return all news that has arrived; doesn't wait."""
-        news, self._at_once = self._at_once, []
+        news = self._taken()
         if self._pool is not None:
             for process in self._pool.overdue(self._now()):
                 self._departures.let_leave(process.actor, process.group)
@@ -163,12 +163,15 @@ class Executor:
         for ref in ready:
             running = by_ref[ref]
             trial_id = running.start.trial.trial_id
+            if self._lost:  # what it has said was not heard, so it says it again
+                break
             # To the end of the line, so that where trials take turns each gets its turn.
             self._running[trial_id] = self._running.pop(trial_id)
             event = self._event(running)
             if event is not None:
                 news.append(event)
-        return news
+        # Behind all that was reported before the loss.
+        return news + self._taken() if self._lost else news
 
     @property
     def idle(self) -> bool:
@@ -198,6 +201,20 @@ class Executor:
         doomed = [(process.actor, process.group) for process in processes]
         end_all_now(doomed + self._departures.take_all())
 
+    # --- a lost session ---------------------------------------------------------------------------
+
+    def _forget_processes(self) -> None:
+        self._cut_off += [running.start.trial for running in self._running.values()]
+        self._running.clear()
+        self._departures.take_all()
+        if self._pool is not None:
+            self._pool = ProcessPool(api.cluster_resources())
+
+    def _begin_again(self) -> None:
+        for trial in self._cut_off:  # now that all that they reported is known
+            self._tidy(trial)
+        self._cut_off.clear()
+
     # --- calls out --------------------------------------------------------------------------------
 
     def _start(self, action: ev.Start, *, fresh: bool = False) -> None:
@@ -217,6 +234,8 @@ class Executor:
                 else:
                     phase, ref = "setup", self._set_up(process, spec)
         except TrainkitError as error:
+            if self._is_lost():
+                return
             if process is not None:
                 self._let_leave(process)
             self._remember(trial.trial_id, attempt, error)
@@ -311,6 +330,8 @@ class Executor:
                 running.phase, running.ref = "setup", self._set_up(running.process, running.spec)
                 return ev.Placed(trial_id, attempt, time)
         except Exception as error:
+            if self._is_lost():
+                return None
             running.sound = False
             if running.phase == "begin" and isinstance(error, ActorDiedError):
                 # It died while it waited, which says nothing about this trial.

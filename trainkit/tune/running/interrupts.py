@@ -1,4 +1,4 @@
-"""Ctrl-C while an experiment runs: once asks for an orderly end, twice ends at once."""
+"""Ctrl-C and SIGTERM while an experiment runs: once asks for an orderly end, twice ends at once."""
 
 from __future__ import annotations
 
@@ -9,14 +9,18 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any, Self
 
+from trainkit.runtime import termination
+
 
 class Interrupts:
     """Takes SIGINT over for the time of a `with`, and gives it back.
 
     The first Ctrl-C is only noted, so that no step of the loop is cut in half; it ends a wait, since
     nothing is lost there. The second raises KeyboardInterrupt wherever the program is; those after it
-    wait until what it ended is cleaned up: see `held`.
+    wait until what it ended is cleaned up: see `held`. SIGTERM counts as one, in a program with a session.
     """
+
+    holds_signals = True
 
     def __init__(self) -> None:
         self.count = 0
@@ -66,4 +70,6 @@ class Interrupts:
         if not self._held and (self.count > 1 or self._waiting):
             # A third must not come between the second and the clean-up that it leads to.
             self._held = self.count > 1
+            if self._held:
+                termination.end_if_asked()
             raise KeyboardInterrupt

@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import socket
 import uuid
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,6 +25,7 @@ from trainkit.tune.placement import Bound, PlacementGroupFactory
 from trainkit.tune.running.pool import kind_of
 from trainkit.tune.running.protocol import NO_PROCESS, Place, TrialSpec
 from trainkit.tune.running.replies import event_of, failure_of, remembered
+from trainkit.tune.running.session_bound import SessionBound
 from trainkit.tune.running.specification import SpecMaker, put_named
 from trainkit.tune.running.steps import Shared, run_step
 from trainkit.tune.trial import Trial
@@ -47,7 +48,7 @@ class _Running:
     ref: ObjectRef[Any] | None = None
 
 
-class TaskExecutor:
+class TaskExecutor(SessionBound):
     """Runs trials; as `Executor`, but for trainables that are `PortableTrainable`s and never pause.
 
     Args:
@@ -57,6 +58,7 @@ class TaskExecutor:
     """
 
     def __init__(self, bound: Bound, specs: SpecMaker, *, now: Callable[[], float]) -> None:
+        super().__init__(now)
         self._shared = Shared(
             put_named(f"the trainable {bound.name}", bound.trainable),
             {
@@ -66,32 +68,34 @@ class TaskExecutor:
         )
         self._name = bound.name
         self._specs = specs
-        self._now = now
         self._steps: dict[Hashable, Any] = {}
         self._own = {"env_vars": {EXPERIMENT_MARK: uuid.uuid4().hex}}
         self._place = Place(NO_PROCESS, socket.gethostname(), "127.0.0.1")
         self._running: dict[str, _Running] = {}
-        self._at_once: list[ev.Event] = []
         self.errors: dict[tuple[str, int], BaseException] = {}
         """By trial and attempt, what it raised."""
 
-    def carry_out(self, actions: Sequence[ev.Action]) -> None:
-        """Do what the controller wants done; returns at once."""
-        for action in actions:
-            match action:
-                case ev.Advance(trial_id):
-                    self._advance(self._running[trial_id])
-                case ev.Start():
-                    self._start(action)
-                case ev.Stop(trial_id):
-                    at = self._running[trial_id]
-                    self._at_once.append(ev.Finished(trial_id, at.attempt, self._now(), at.spec.iteration))
-                case ev.Release(trial_id):
-                    self._running.pop(trial_id, None)
-                case ev.Kill(trial_id):
-                    self._kill(self._running.pop(trial_id, None))
-                case _:
-                    raise TypeError(f"trials whose steps are tasks have no checkpoints: {action!r}")
+    def _carry_out(self, action: ev.Action) -> None:
+        match action:
+            case ev.Advance(trial_id):
+                self._advance(self._running[trial_id])
+            case ev.Start():
+                self._start(action)
+            case ev.Stop(trial_id):
+                at = self._running[trial_id]
+                self._at_once.append(ev.Finished(trial_id, at.attempt, self._now(), at.spec.iteration))
+            case ev.Release(trial_id):
+                self._running.pop(trial_id, None)
+            case ev.Kill(trial_id):
+                self._kill(self._running.pop(trial_id, None))
+            case _:
+                raise TypeError(f"trials whose steps are tasks have no checkpoints: {action!r}")
+
+    def _forget_processes(self) -> None:
+        self._running.clear()
+
+    def _begin_again(self) -> None:
+        return  # what all steps share is held by this process
 
     def wait(self, timeout_s: float | None) -> None:
         """Return when some trial has news, or after `timeout_s`."""
@@ -101,12 +105,16 @@ class TaskExecutor:
 
     def collect(self) -> list[ev.Event]:
         """Return all news that has arrived; doesn't wait."""
-        news, self._at_once = self._at_once, []
+        news = self._taken()
         out = self._out()
         if out:
             ready, _ = api.wait(list(out), num_returns=len(out), timeout=0)
-            news += [self._event(out[ref], ref) for ref in ready]
-        return news
+            for ref in ready:
+                event = None if self._lost else self._event(out[ref], ref)
+                if event is not None:
+                    news.append(event)
+        # Behind all that was reported before the loss.
+        return news + self._taken() if self._lost else news
 
     @property
     def idle(self) -> bool:
@@ -154,7 +162,8 @@ class TaskExecutor:
             step = self._step_for(running.trial.request)
             running.ref = step.remote(self._shared, running.spec, running.state)
         except TrainkitError as error:
-            self._at_once.append(self._failed(running, error))
+            if not self._is_lost():
+                self._at_once.append(self._failed(running, error))
 
     def _step_for(self, request: PlacementGroupFactory) -> Any:
         """The task, with what a trial asks for."""
@@ -171,12 +180,12 @@ class TaskExecutor:
         if running is not None and running.ref is not None:
             api.cancel(running.ref, force=True)
 
-    def _event(self, running: _Running, ref: ObjectRef[Any]) -> ev.Event:
+    def _event(self, running: _Running, ref: ObjectRef[Any]) -> ev.Event | None:
         running.ref = None
         try:
             progress, running.state = api.get(ref)
         except Exception as error:
-            return self._failed(running, error)
+            return None if self._is_lost() else self._failed(running, error)
         event = event_of(running.trial.trial_id, running.attempt, self._now(), progress)
         if isinstance(event, ev.Reported):
             running.spec = replace(

@@ -11,12 +11,15 @@ from typing import Any
 from trainkit.tune.checks import is_finite
 from trainkit.tune.control import events as ev
 from trainkit.tune.control.estimate import Running, remaining_s
+from trainkit.tune.control.plan import INTERRUPTED
 from trainkit.tune.outcome.reading import metric_and_mode
 from trainkit.tune.schedulers.base import score_of
 from trainkit.tune.storing.chronicle import ChronicleReader, Event
 from trainkit.tune.storing.ownership import owner_of
 from trainkit.tune.trial import Trial, TrialStatus
 from trainkit.tune.values import lookup
+
+CUT_OFF = f"{INTERRUPTED.why}: the program that ran it is gone"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +32,7 @@ class Overview:
         created: in seconds since 1970.
         metric, mode: what "best" means; None where the experiment named no metric.
         total: how many trials it will have; None: without end, or not known.
-        trials: in the order suggested.
+        trials: in the order suggested; where nobody runs them, none is RUNNING.
         ending: why its last run ended; '' if it runs, or was killed.
         remaining_s: about how long it will take yet; None where that can't be said.
     """
@@ -55,6 +58,10 @@ class Overview:
         with ChronicleReader(folder) as reader:
             facts, trials = reader.facts(), reader.trials()
             events, (ended, begun) = reader.events(), reader.lengths()
+        if owner is None:
+            for trial in trials:
+                if trial.status is TrialStatus.RUNNING:  # what ran it was killed before it could say so
+                    trial.status, trial.reason = TrialStatus.PENDING, CUT_OFF
         total = facts.get("total_samples")
         metric, mode = metric_and_mode(facts)
         running = [
@@ -84,10 +91,19 @@ class Overview:
         return f"ended: {self.ending}" if self.ending else "killed"
 
     @property
+    def counted(self) -> dict[str, int]:
+        """How many trials there are of each status, and of those PENDING how many were interrupted."""
+        numbers = Counter(self._word(trial) for trial in self.trials)
+        return {word: numbers[word] for word in (INTERRUPTED.why, *TrialStatus) if numbers[word]}
+
+    def _word(self, trial: Trial) -> str:
+        cut_off = self.owner is None and trial.status is TrialStatus.PENDING
+        return INTERRUPTED.why if cut_off and trial.reason.startswith(INTERRUPTED.why) else trial.status
+
+    @property
     def counts(self) -> str:
-        """Such as '3 RUNNING, 12 TERMINATED'."""
-        numbers = Counter(trial.status for trial in self.trials)
-        return ", ".join(f"{numbers[status]} {status}" for status in TrialStatus if numbers[status])
+        """Such as '3 RUNNING, 12 TERMINATED', or '3 interrupted, 12 TERMINATED'."""
+        return ", ".join(f"{number} {word}" for word, number in self.counted.items())
 
     @property
     def best(self) -> tuple[Trial, Any] | None:

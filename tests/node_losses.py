@@ -1,0 +1,308 @@
+"""Work whose node is killed at random moments, each from a seed: it ends as if nothing had happened.
+
+All moments by hand: python -m tests.node_losses [--moments 50] [SCENARIO ...]
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import random
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+import trainkit
+from trainkit import tune
+from trainkit.runtime.local import process
+from trainkit.settings import SESSION_MARK
+from trainkit.tune.storing.history import ExperimentReader
+
+STEPS = 6
+PAUSE_S = 0.01
+
+
+# --- what is run ------------------------------------------------------------------------------------
+
+
+def objective(config: dict[str, Any]) -> None:
+    checkpoint = tune.get_checkpoint()
+    start = int(Path(checkpoint.path, "step").read_text()) if checkpoint else 0
+    scratch = Path(tune.get_context().get_trial_dir(), "scratch")
+    scratch.mkdir(exist_ok=True)
+    for step in range(start + 1, STEPS + 1):
+        time.sleep(PAUSE_S)
+        saved = None
+        if step % 2 == 0:
+            (scratch / "step").write_text(str(step))
+            saved = tune.Checkpoint(scratch)
+        tune.report({"loss": abs(step - 4) + config["x"]}, checkpoint=saved)
+
+
+class Stepping(tune.Trainable):
+    """Saves after every second step, and takes other trials over."""
+
+    def setup(self, config: dict[str, Any]) -> None:
+        self.x = config["x"]
+
+    def reset_config(self, new_config: dict[str, Any]) -> bool:
+        self.x = new_config["x"]
+        return True
+
+    def step(self) -> dict[str, Any]:
+        time.sleep(PAUSE_S)
+        number = self.iteration + 1
+        return {"loss": abs(number - 4) + self.x, "done": number == STEPS}
+
+    def save_checkpoint(self, path: str) -> None:
+        Path(path, "step").write_text(str(self.iteration))
+
+    def load_checkpoint(self, path: str) -> None:
+        assert int(Path(path, "step").read_text()) == self.iteration
+
+
+def tuned(folder: Path, trainable: Any, *, samples: int = 5, frequency: int = 0, **settings: Any) -> Any:
+    """What an experiment comes to: suggestions, results, decisions and the best; and no failure."""
+    tuner = tune.Tuner(
+        trainable,
+        param_space={"x": tune.uniform(0, 1)},
+        tune_config=tune.TuneConfig(
+            metric="loss", mode="min", num_samples=samples, seed=3, max_concurrent_trials=1, **settings
+        ),
+        run_config=tune.RunConfig(
+            storage_path=folder,
+            name="e",
+            verbose=0,
+            stop={"training_iteration": STEPS},
+            checkpoint_config=tune.CheckpointConfig(num_to_keep=2, checkpoint_frequency=frequency),
+        ),
+    )
+    best = tuner.fit().get_best_result()
+    with ExperimentReader(folder / "e") as reader:
+        trials = reader.trials()
+        assert not any(trial.failures for trial in trials), [trial.reason for trial in trials]
+        told = [
+            (
+                trial.trial_id,
+                trial.config,
+                str(trial.status),
+                trial.reason,
+                [(row["training_iteration"], row["loss"]) for row in reader.history(trial.trial_id)],
+                sorted({(each["iteration"], each["verdict"]) for each in reader.decisions(trial.trial_id)}),
+            )
+            for trial in trials
+        ]
+    return told, best.config, best.metrics["loss"]
+
+
+def plain(folder: Path) -> Any:
+    return tuned(folder, objective)
+
+
+def reused(folder: Path) -> Any:
+    return tuned(folder, Stepping, reuse_actors=True, frequency=2)
+
+
+def asha(folder: Path) -> Any:
+    scheduler = tune.schedulers.ASHAScheduler(max_t=STEPS, reduction_factor=2, brackets=2)
+    return tuned(folder, Stepping, scheduler=scheduler, samples=8, frequency=2)
+
+
+def trainers_as_trials(folder: Path) -> Any:
+    from tests.train.mortal import Mortal
+    from trainkit.train import TorchTrainer
+
+    arguments = {"num_workers": 2, "use_gpu": False, "scheduler_step_freq": "epoch"}
+
+    class Trained(TorchTrainer.as_trainable(training_operator_cls=Mortal, **arguments)):
+        def step(self) -> dict[str, Any]:
+            result = super().step()
+            return {"loss": result["val_loss"]}
+
+    return tuned(folder, Trained, samples=2, frequency=1)
+
+
+def trainer(folder: Path) -> Any:
+    import torch
+
+    from tests.train.mortal import Mortal
+    from trainkit.train import TorchTrainer
+
+    torch.manual_seed(7)
+    numbers = []
+    with TorchTrainer(
+        training_operator_cls=Mortal, num_workers=2, use_gpu=False, scheduler_step_freq="epoch", config={}
+    ) as gang:
+        for _ in range(3):
+            numbers += [gang.train(), gang.validate()]
+            gang.save(folder / "c")
+        state = gang.state_dict()
+    weights = {name: tensor.tolist() for name, tensor in state["models"][0].items()}
+    return numbers, weights
+
+
+def search(folder: Path) -> Any:
+    from sklearn.datasets import make_classification
+    from sklearn.linear_model import LogisticRegression
+
+    from trainkit.sklearn import TuneGridSearchCV
+
+    X, y = make_classification(300, 8, random_state=0)
+    found = TuneGridSearchCV(
+        LogisticRegression(), {"C": [0.01, 0.1, 1.0, 10.0, 100.0]}, cv=4, early_stopping=False, verbose=0
+    ).fit(X, y)
+    return list(found.cv_results_["mean_test_score"]), found.best_params_
+
+
+def search_by_portions(folder: Path) -> Any:
+    from sklearn.datasets import make_classification
+    from sklearn.linear_model import SGDClassifier
+
+    from trainkit.sklearn import TuneSearchCV
+
+    X, y = make_classification(300, 8, random_state=0)
+    found = TuneSearchCV(
+        SGDClassifier(random_state=0),
+        {"alpha": (1e-4, 1e-1)},
+        n_trials=4,
+        max_iters=4,
+        early_stopping=True,
+        random_state=0,
+        n_jobs=1,
+        cv=3,
+        verbose=0,
+    ).fit(X, y)
+    return list(found.cv_results_["mean_test_score"]), found.best_params_
+
+
+SCENARIOS: dict[str, Callable[[Path], Any]] = {
+    each.__name__: each
+    for each in (plain, reused, asha, trainers_as_trials, trainer, search, search_by_portions)
+}
+
+
+IMPORTS = {
+    "trainer": "tests.train.mortal",
+    "trainers_as_trials": "tests.train.mortal",
+    "search": "sklearn.linear_model",
+    "search_by_portions": "sklearn.linear_model",
+}
+"""Imported before the session starts, so that its workers are forked with it."""
+
+
+# --- what happens to it -----------------------------------------------------------------------------
+
+
+def node_pids() -> list[int]:
+    """Of the nodes that this process has started."""
+    return [child.pid for child in psutil.Process().children() if _is_node(child)]
+
+
+def _is_node(child: psutil.Process) -> bool:
+    try:
+        return child.name() == "trainkit-node" and child.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+class Killer:
+    """Kills the node, once, so long after it was first seen; as a thread, for the time of a `with`.
+
+    Attributes:
+        killed: whether it did.
+    """
+
+    def __init__(self, after_s: float) -> None:
+        self.killed = False
+        self._after_s = after_s
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+
+    def _run(self) -> None:
+        while not node_pids():
+            if self._over.wait(0.002):
+                return
+        if self._over.wait(self._after_s):
+            return
+        for pid in node_pids():
+            process.kill(pid, signal.SIGKILL)
+            self.killed = True
+
+    def __enter__(self) -> Killer:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+
+def session_left() -> list[int]:
+    """Processes of any session that descend from this one."""
+    return [
+        pid
+        for pid in psutil.pids()
+        if SESSION_MARK in (environment := process.environment(pid))
+        and environment.get("TRAINKIT_TEST_RUN") == os.environ["TRAINKIT_TEST_RUN"]
+    ]
+
+
+def run_once(scenario: str, kill_after_s: float | None = None) -> tuple[Any, bool, float]:
+    """What the scenario comes to, whether its node was killed, and how many seconds it took."""
+    importlib.import_module(IMPORTS.get(scenario, "trainkit"))
+    with tempfile.TemporaryDirectory() as folder:
+        trainkit.init(num_cpus=2)
+        try:
+            began = time.monotonic()
+            if kill_after_s is None:
+                return SCENARIOS[scenario](Path(folder)), False, time.monotonic() - began
+            with Killer(kill_after_s) as killer:
+                came_to = SCENARIOS[scenario](Path(folder))
+            return came_to, killer.killed, time.monotonic() - began
+        finally:
+            trainkit.shutdown()
+
+
+def check(scenario: str, moments: int, first: int = 0) -> int:
+    """Kill the node at so many moments of the scenario; return at how many of them it was still at work."""
+    expected, _, length_s = run_once(scenario)
+    kills = 0
+    for moment in range(first, first + moments):
+        chance = random.Random(f"{scenario} {moment}")
+        came_to, killed, _ = run_once(
+            scenario, chance.uniform(0, 0.7 * length_s)
+        )  # the first took its time to import
+        assert came_to == expected, f"moment {moment}: {came_to}\ninstead of {expected}"
+        deadline = time.monotonic() + 60
+        while left := session_left():
+            assert time.monotonic() < deadline, f"moment {moment}: left running: {left}"
+            time.sleep(0.01)
+        kills += killed
+    return kills
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("scenarios", nargs="*", choices=[[], *SCENARIOS], default=[])
+    parser.add_argument("--moments", type=int, default=50)
+    parser.add_argument("--first", type=int, default=0)
+    chosen = parser.parse_args()
+    os.environ.setdefault("TRAINKIT_TEST_RUN", str(os.getpid()))
+    import tests.node_losses as losses  # so that trainables are found by name
+
+    for name in chosen.scenarios or SCENARIOS:
+        began = time.monotonic()
+        kills = losses.check(name, chosen.moments, chosen.first)
+        sys.stdout.write(
+            f"{name}: as undisturbed at {chosen.moments} moments, {kills} of them before its end, "
+            f"{time.monotonic() - began:.0f} s\n"
+        )
+        sys.stdout.flush()

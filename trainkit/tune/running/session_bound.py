@@ -1,0 +1,86 @@
+"""What executors have in common: their processes go with the session, and others start in the next one.
+
+carry_out or collect finds the node dead -> SessionLost, behind all that was reported -> Renew -> Start, ...
+"""
+
+from __future__ import annotations
+
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+
+from trainkit.errors import NodeDiedError
+from trainkit.runtime.renewal import SessionWatch
+from trainkit.runtime.supervise import lost_text
+from trainkit.tune.control import events as ev
+
+logger = logging.getLogger("trainkit.tune")
+
+_AFTER_A_LOSS = (ev.Renew, *ev.FILES_ONLY)
+
+
+class SessionBound(ABC):
+    """Base of what carries the controller's actions out in a session.
+
+    Args:
+        now: the time that goes into events.
+    """
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now = now
+        self._at_once: list[ev.Event] = []
+        self._session = SessionWatch()
+        self._lost = False
+        """The node is gone, and the controller has not asked for another session yet."""
+
+    def carry_out(self, actions: Sequence[ev.Action]) -> None:
+        """Do what the controller wants done; returns at once.
+
+        Raises:
+            NotInitializedError: the session is gone, and there can be no other.
+        """
+        for action in actions:
+            if self._lost and not isinstance(action, _AFTER_A_LOSS):
+                continue  # there is no process to do it to, which the controller is about to hear
+            try:
+                if isinstance(action, ev.Renew):
+                    self._session.renew()
+                    self._lost = False
+                    self._begin_again()
+                else:
+                    self._carry_out(action)
+            except NodeDiedError as error:
+                self._lose(error)
+
+    @abstractmethod
+    def _carry_out(self, action: ev.Action) -> None:
+        """Do one thing that the controller wants done."""
+
+    @abstractmethod
+    def _forget_processes(self) -> None:
+        """Every process is gone with the session."""
+
+    @abstractmethod
+    def _begin_again(self) -> None:
+        """Another session has taken the place of the one that was lost."""
+
+    def _is_lost(self) -> bool:
+        """Ask whether the session is gone, as something in it has failed; tell the controller if so."""
+        if not self._lost and (loss := self._session.loss()) is not None:
+            self._lose(loss)
+        return self._lost
+
+    def _lose(self, loss: NodeDiedError) -> None:
+        if self._lost:
+            return
+        self._lost = True
+        self._forget_processes()
+        problem = lost_text(loss.how)
+        if not loss.ended_by:
+            logger.warning("%s: the trials that ran go on from their checkpoints in a new session", problem)
+        self._at_once.append(ev.SessionLost(self._now(), problem, loss.ended_by))
+
+    def _taken(self) -> list[ev.Event]:
+        """What is to be told at once, which then has been."""
+        taken, self._at_once = self._at_once, []
+        return taken
