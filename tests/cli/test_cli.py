@@ -64,7 +64,7 @@ def ended(pids: list[int]) -> bool:
 def test_nothing_runs(programs: Programs) -> None:
     assert programs.command("status") == "no session is running\n"
     assert programs.command("status", "--json") == "[]\n"
-    assert programs.command("stop") == "no session is running\n"
+    assert programs.command("stop", "--all", "--yes") == "no session is running\n"
     assert "nothing in your 0 sessions" in programs.command("why", "x", code=1)
     assert "no session of yours" in programs.command("stop", "--session", "x", code=1)
 
@@ -112,7 +112,9 @@ def test_a_program_that_has_gone_is_shown_so(programs: Programs) -> None:
     assert eventually(lambda: "driver gone" in programs.command("status"))
     assert "model (detached)" in programs.command("status")
     assert process.exists(pids[0])
-    assert "4 processes in all" in programs.command("stop"), "node, template, actor, its child"
+    assert "4 processes in all" in programs.command("stop", "--all", "--yes"), (
+        "node, template, actor, its child"
+    )
     assert ended(pids)
     assert programs.nothing_is_left()
 
@@ -137,7 +139,7 @@ def test_stop_ends_a_node_that_does_not_answer(programs: Programs, flag: list[st
     program, pids = begin(programs)
     (session,) = json.loads(programs.command("status", "--json"))
     os.kill(session["node_pid"], signal.SIGSTOP)
-    assert "killed" in programs.command("stop", *flag)
+    assert "killed" in programs.command("stop", "--all", "--yes", *flag)
     assert ended(pids)
     finish(program)
     assert programs.nothing_is_left()
@@ -162,7 +164,7 @@ def test_stop_cleans_up_behind_a_killed_node(programs: Programs) -> None:
     assert eventually(lambda: not process.exists(session["node_pid"]))
     assert process.exists(orphan)
     assert programs.command("status") == "no session is running\n"
-    assert "whose node was gone, cleaned up" in programs.command("stop")
+    assert "whose node was gone, cleaned up" in programs.command("stop", "--all", "--yes")
     assert ended([orphan])
     assert programs.nothing_is_left()
 

@@ -78,7 +78,7 @@ def test_everything_else_ends_with_the_program(programs: Programs) -> None:
     )
     assert eventually(lambda: not any(map(process.exists, json.loads(others))))
     assert len(programs.processes()) == 3, "the node, its template, the actor"
-    assert "ended" in programs.command("stop")
+    assert "ended" in programs.command("stop", "--all", "--yes")
     assert programs.nothing_is_left()
 
 
@@ -104,7 +104,7 @@ def test_the_node_that_stayed_is_reaped_by_a_program_that_goes_on(programs: Prog
     assert program.stdout is not None
     assert program.stdout.readline() == "done\n"
     (node,) = [child for child in psutil.Process(program.pid).children() if child.name() == "trainkit-node"]
-    programs.command("stop")
+    programs.command("stop", "--all", "--yes")
     assert eventually(lambda: not node.is_running())
     assert programs.nothing_is_left()
 
@@ -125,7 +125,7 @@ def test_a_killed_program_leaves_only_what_is_detached(programs: Programs) -> No
     assert eventually(lambda: not process.exists(plain))
     assert process.exists(detached)
     assert programs.run(FINDER + "    print(trainkit.get(counter.add.remote()))") == "2"
-    programs.command("stop")
+    programs.command("stop", "--all", "--yes")
     assert programs.nothing_is_left()
 
 
@@ -173,7 +173,7 @@ def test_what_it_holds_stays_held_and_it_sees_its_own_folder(programs: Programs)
     )
     assert cwd == str(programs.folder)
     assert free["CPU"] == 1
-    programs.command("stop")
+    programs.command("stop", "--all", "--yes")
     assert programs.nothing_is_left()
 
 
@@ -193,7 +193,7 @@ def test_one_that_waits_starts_when_its_program_has_gone(programs: Programs) -> 
     """
     )
     assert programs.run(FINDER + "    print(trainkit.get(counter.ping.remote(), timeout=60))") == "1"
-    programs.command("stop")
+    programs.command("stop", "--all", "--yes")
     assert programs.nothing_is_left()
 
 
@@ -219,7 +219,7 @@ def test_one_that_was_just_asked_for_outlives_its_program(programs: Programs, cp
     """
     )
     assert programs.run(FINDER + "    print(trainkit.get(counter.length.remote(), timeout=60))") == "255000"
-    programs.command("stop")
+    programs.command("stop", "--all", "--yes")
     assert programs.nothing_is_left()
 
 
@@ -269,7 +269,7 @@ def test_a_deep_folder_is_no_obstacle(tmp_path: Path) -> None:
     try:
         programs.run(MAKER)
         assert programs.run(FINDER + "    print(trainkit.get(counter.add.remote()))") == "2"
-        programs.command("stop")
+        programs.command("stop", "--all", "--yes")
         assert programs.nothing_is_left()
     finally:
         programs.end()
@@ -320,7 +320,7 @@ def test_one_that_is_made_anew_is_found_again(programs: Programs) -> None:
     """
     )
     assert told == "done"
-    programs.command("stop")
+    programs.command("stop", "--all", "--yes")
     assert programs.nothing_is_left()
 
 

@@ -40,7 +40,7 @@ def test_a_name_is_one_for_all_programs_of_a_user(programs: Programs) -> None:
     assert told.splitlines()[0] == "3"
     assert "'counter' is taken in the namespace 'default' by a detached actor of session" in told
     assert told.splitlines()[-1] == "1", "its own comes first"
-    programs.command("stop")
+    programs.command("stop", "--all", "--yes")
     assert programs.nothing_is_left()
 
 
@@ -64,7 +64,7 @@ def test_only_detached_actors_are_for_others(programs: Programs) -> None:
     assert f"(pid {owner.pid}), whose actor of that name is its own, not detached" in told[0]
     assert "did you mean 'counter'?" in told[1]
     owner.communicate("\n", timeout=20)
-    programs.command("stop")
+    programs.command("stop", "--all", "--yes")
     assert programs.nothing_is_left()
 
 
@@ -86,7 +86,7 @@ def test_a_session_that_is_stopped_does_not_hold_others_up(programs: Programs) -
     assert "is it stopped?" in told
     os.kill(session["node_pid"], signal.SIGCONT)
     assert programs.run(FINDER + "    print(trainkit.get(counter.add.remote()))") == "2"
-    programs.command("stop")
+    programs.command("stop", "--all", "--yes")
     assert programs.nothing_is_left()
 
 
@@ -95,7 +95,7 @@ def test_programs_that_start_at_once_agree_on_one(programs: Programs) -> None:
     running = [programs.begin(script + "    print(trainkit.get(counter.pid.remote()))") for _ in range(3)]
     told = [program.communicate(timeout=60) for program in running]
     assert len({out for out, _ in told}) == 1, told
-    programs.command("stop")
+    programs.command("stop", "--all", "--yes")
     assert programs.nothing_is_left()
 
 
@@ -127,5 +127,5 @@ def test_visitors_that_may_not_come_in_do_no_harm(
         )
         assert done.stdout == "b''\n", done.stderr
     assert programs.run(FINDER + "    print(trainkit.get(counter.add.remote()))") == "2"
-    programs.command("stop")
+    programs.command("stop", "--all", "--yes")
     assert programs.nothing_is_left()

@@ -50,7 +50,7 @@ def clean(word: str, *, keep_best: bool, yes: bool) -> int:
         size = sum(_bytes(folder, trial) for trial in doomed)
         besides = f"; those of {kept}, the best, stay" if kept else ""
         what = f"{count} checkpoints of {len(doomed)} trials, {describe_bytes(size)}, in {folder}{besides}"
-        if not yes and not _confirmed(f"Remove {what}? [y/N] "):
+        if not yes and not confirmed(f"Remove {what}? [y/N] "):
             sys.stdout.write("nothing was removed\n")
             return 1
         # Forgotten first: a kill in between leaves folders that nothing refers to, which a restore removes.
@@ -75,7 +75,8 @@ def _bytes(folder: Path, trial: Trial) -> int:
     )
 
 
-def _confirmed(question: str) -> bool:
+def confirmed(question: str) -> bool:
+    """Ask the user; anything but yes is no."""
     sys.stdout.write(question)
     sys.stdout.flush()
     return sys.stdin.readline().strip().lower() in ("y", "yes")

@@ -16,7 +16,7 @@ from trainkit.cli.inquiry import why
 from trainkit.cli.reasons import why_experiment
 from trainkit.cli.status import status
 from trainkit.cli.steer import stop_experiment
-from trainkit.cli.stop import stop
+from trainkit.cli.stop import stop_all, stop_session
 from trainkit.cli.trials import View, show
 from trainkit.errors import ConfigError, TrainkitError
 
@@ -73,11 +73,15 @@ def _run(chosen: argparse.Namespace) -> int:
 
 
 def _stop(chosen: argparse.Namespace) -> int:
+    if chosen.experiment is None and chosen.session is not None:
+        if chosen.all:
+            raise ConfigError("--session ends one session and --all all of yours: choose one of them")
+        return stop_session(chosen.session, force=chosen.force)
     if chosen.experiment is None:
-        return stop(chosen.session, force=chosen.force)
-    if chosen.session is not None or chosen.force:
+        return stop_all(force=chosen.force, yes=chosen.all and chosen.yes)
+    if chosen.session is not None or chosen.all or chosen.force:
         raise ConfigError(
-            "--session and --force end sessions: leave them out to stop an experiment or a trial"
+            "--session, --all and --force end sessions: leave them out to stop an experiment or a trial"
         )
     return stop_experiment(chosen.experiment, chosen.trial)
 
@@ -126,12 +130,17 @@ def _parser() -> argparse.ArgumentParser:
     why_.add_argument("trial", metavar="TRIAL", nargs="?", help=f"of the experiment: {_TRIAL}")
 
     stop_ = add(
-        "stop", "stop a trial or an experiment; without either, end sessions with all that runs in them"
+        "stop",
+        "stop a trial or an experiment; or end sessions with all that runs in them, which it asks about",
     )
     stop_.add_argument("experiment", metavar="EXPERIMENT", nargs="?", help=_EXPERIMENT)
     stop_.add_argument("trial", metavar="TRIAL", nargs="?", help=f"only this trial: {_TRIAL}")
-    stop_.add_argument("--session", metavar="ID", help="the beginning of its id; without it, all of yours")
-    stop_.add_argument("--force", action="store_true", help="kill sessions without asking their nodes first")
+    stop_.add_argument("--session", metavar="ID", help="end the session whose id begins so")
+    stop_.add_argument("--all", action="store_true", help="end all of your sessions")
+    stop_.add_argument("--yes", "-y", action="store_true", help="with --all: do not ask")
+    stop_.add_argument(
+        "--force", action="store_true", help="kill sessions without asking experiments and nodes first"
+    )
 
     clean_ = add("clean", "remove the checkpoints of trials that have ended")
     clean_.add_argument("experiment", metavar="EXPERIMENT", help=_EXPERIMENT)

@@ -11,6 +11,7 @@ from trainkit.errors import ConfigError, TuneError
 from trainkit.tune.running.commands import ask_to_stop, asker
 from trainkit.tune.storing.chronicle import ChronicleReader
 from trainkit.tune.storing.ownership import owner_of
+from trainkit.tune.storing.schema import FILENAME
 
 _EVERY_S = 0.1
 _PATIENCE_S = 120.0
@@ -36,7 +37,7 @@ def stop_experiment(word: str, trial: str | None, clock: Clock = SYSTEM) -> int:
     patience_ends = clock.monotonic() + _PATIENCE_S
     while clock.monotonic() < patience_ends:
         running = owner_of(folder) is not None
-        done = _ended(folder) if chosen is None else _outcome(folder, chosen.trial_id)
+        done = end_of(folder) if chosen is None else _outcome(folder, chosen.trial_id)
         if done and (chosen is not None or not running):
             sys.stdout.write(f"{done}\n")
             return 0
@@ -54,8 +55,20 @@ def _outcome(folder: Path, trial_id: str) -> str:
     return f"trial {trial_id} is {trial.status}: {trial.reason}" if trial.status.is_finished else ""
 
 
-def _ended(folder: Path) -> str:
-    """How the experiment ended; '' if it hasn't."""
+def wait_for_end(folder: Path, clock: Clock = SYSTEM) -> bool:
+    """Wait until nobody runs the experiment any more; False if that takes longer than it may."""
+    patience_ends = clock.monotonic() + _PATIENCE_S
+    while owner_of(folder) is not None:
+        if clock.monotonic() >= patience_ends:
+            return False
+        clock.sleep(_EVERY_S)
+    return True
+
+
+def end_of(folder: Path) -> str:
+    """How the experiment ended; '' if it hasn't, or nothing is kept of it."""
+    if not (folder / FILENAME).exists():
+        return ""
     with ChronicleReader(folder) as reader:
         last = next(reversed(reader.events()), None)
     if last is None or last.kind != "ended":

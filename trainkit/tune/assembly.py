@@ -232,7 +232,7 @@ class Experiment:
 
     def _open_store(self) -> ExperimentStore | MemoryStore:
         if self._in_memory:
-            return MemoryStore(self._facts)
+            return MemoryStore(self._facts, self.folder)
         if self._resume is None:
             return ExperimentStore.create(self.folder, self._facts)
         return ExperimentStore.open(self.folder)

@@ -9,10 +9,12 @@ from __future__ import annotations
 import copy
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Self
 
 from trainkit.tune.control import events as ev
 from trainkit.tune.schedulers.pbt.lineage import Exchange
+from trainkit.tune.storing.ownership import Ownership
 from trainkit.tune.storing.past import PastResults
 from trainkit.tune.storing.spans import Span, outcome_of
 from trainkit.tune.trial import Attempt, Trial, TrialStatus
@@ -25,13 +27,17 @@ class MemoryStore:
 
     Args:
         facts: what holds for the whole experiment, by name.
+        folder: of its trials, by which others find out who runs it; None: nobody asks.
 
     Attributes:
         facts: the same.
         records: everything that was committed, in order.
     """
 
-    def __init__(self, facts: Mapping[str, Any]) -> None:
+    def __init__(self, facts: Mapping[str, Any], folder: Path | None = None) -> None:
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+        self._ownership = None if folder is None else Ownership(folder)
         self.facts = dict(facts)
         self.records: list[ev.Record] = []
         self._reader = MemoryReader(self)
@@ -45,7 +51,9 @@ class MemoryStore:
         self.facts[key] = value
 
     def close(self) -> None:
-        """Nothing is held that could be let go."""
+        """Let the folder go, in which nothing is left."""
+        if self._ownership is not None:
+            self._ownership.remove()
 
     def reader(self) -> MemoryReader:
         """What answers as the reader of a file does."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
 from trainkit.errors import StoreError
@@ -20,7 +21,7 @@ class Ownership:
 
     def __init__(self, folder: Path) -> None:
         # A file of its own: closing any descriptor of the database would drop SQLite's locks on it.
-        path = folder / FILENAME
+        self._path = path = folder / FILENAME
         try:
             self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         except OSError as error:
@@ -36,11 +37,30 @@ class Ownership:
         os.ftruncate(self._descriptor, 0)
         os.pwrite(self._descriptor, f"{os.getpid()}\n".encode(), 0)
 
+    def remove(self) -> None:
+        """Let go where nobody else will ever want it, so that the file need not stay."""
+        self._path.unlink(missing_ok=True)
+        self.close()
+
     def close(self) -> None:
         """Let go; the file stays, since removing it could cut off who waits for it."""
         # Explicitly, as a forked child may still hold a copy of the descriptor.
         fcntl.flock(self._descriptor, fcntl.LOCK_UN)
         os.close(self._descriptor)
+
+
+def owned_by(pids: Iterable[int]) -> list[Path]:
+    """Folders of the experiments that these processes run."""
+    found = set()
+    for pid in pids:
+        for link in Path(f"/proc/{pid}/fd").glob("*"):
+            try:
+                path = link.readlink()
+            except OSError:  # closed meanwhile, or the process is gone or another user's
+                continue
+            if path.name == FILENAME and owner_of(path.parent) == pid:
+                found.add(path.parent)
+    return sorted(found)
 
 
 def owner_of(folder: Path) -> int | None:
