@@ -154,6 +154,44 @@ def test_all_ends_with_the_node(programs: Programs) -> None:
     assert programs.nothing_is_left()
 
 
+def test_a_lost_node_takes_its_own_detached_actors_along_and_no_others(programs: Programs) -> None:
+    programs.run(MAKER)
+    told = programs.run(
+        FINDER
+        + """
+    import os, signal
+    from trainkit.errors import ConfigError, NodeDiedError
+
+    class Own:
+        def pid(self):
+            return os.getpid()
+
+    own = trainkit.remote(Own).options(name="own", lifetime="detached", num_cpus=0)
+    first = own.remote()
+    pid = trainkit.get(first.pid.remote())
+    (node,) = trainkit.nodes()
+    os.kill(node["pid"], signal.SIGKILL)
+    try:
+        while True:
+            trainkit.get(first.pid.remote())
+    except NodeDiedError:
+        print("lost")
+    trainkit.init(num_cpus=1)
+    try:
+        trainkit.get_actor("own")
+    except ConfigError:
+        print("free")
+    again = own.remote()
+    print(trainkit.get(again.pid.remote()) != pid)
+    print(trainkit.get(trainkit.get_actor("counter").add.remote()), trainkit.get(counter.add.remote()))
+    trainkit.kill(again)
+    trainkit.kill(counter)
+    """
+    )
+    assert told.split() == ["lost", "free", "True", "2", "3"]
+    assert programs.nothing_is_left()
+
+
 def test_what_it_starts_is_its_own(programs: Programs) -> None:
     child = int(programs.run(MAKER + "    print(trainkit.get(counter.child.remote()))"))
     time.sleep(0.2)
