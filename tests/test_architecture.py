@@ -24,7 +24,14 @@ MODULES = {
 FLOORS = [
     {"errors", "settings", "resources", "clock"},
     {"runtime"},
-    {"actor", "exceptions", "runtime_context", "util"},  # the runtime by Ray's names
+    {
+        "actor",
+        "cloudpickle",
+        "exceptions",
+        "runtime_context",
+        "runtime_env",
+        "util",
+    },  # the runtime by Ray's names
     {"tune"},
     {"air"},  # trials and their settings by Ray AIR's names
     {"train"},
@@ -47,7 +54,9 @@ READINGS = {"time", "time_ns", "monotonic", "monotonic_ns"}
 # fmt: off
 PUBLIC = {
     "trainkit": {
-        "__version__", "actor", "air", "errors", "exceptions", "runtime_context", "sklearn", "train", "tune",
+        "__version__", "actor", "air", "cloudpickle", "errors", "exceptions", "runtime_context",
+        "runtime_env", "sklearn", "train", "tune", "ActorID", "JobID", "NodeID", "ObjectID",
+        "PlacementGroupID", "TaskID", "WorkerID",
         "util", "ObjectRef", "ObjectRefGenerator",
         "available_resources", "cancel", "cluster_resources", "exit_actor", "get", "get_actor",
         "get_current_placement_group", "get_gpu_ids", "get_placement_group", "get_runtime_context", "init",

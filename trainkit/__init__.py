@@ -16,9 +16,11 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from trainkit import actor as actor
     from trainkit import air as air
+    from trainkit import cloudpickle as cloudpickle
     from trainkit import errors as errors
     from trainkit import exceptions as exceptions
     from trainkit import runtime_context as runtime_context
+    from trainkit import runtime_env as runtime_env
     from trainkit import sklearn as sklearn
     from trainkit import train as train
     from trainkit import tune as tune
@@ -48,6 +50,13 @@ if TYPE_CHECKING:
     from trainkit.runtime.api import remove_placement_group as remove_placement_group
     from trainkit.runtime.api import shutdown as shutdown
     from trainkit.runtime.api import wait as wait
+    from trainkit.runtime.ids import ActorID as ActorID
+    from trainkit.runtime.ids import JobID as JobID
+    from trainkit.runtime.ids import NodeID as NodeID
+    from trainkit.runtime.ids import PlacementGroupID as PlacementGroupID
+    from trainkit.runtime.ids import TaskID as TaskID
+    from trainkit.runtime.ids import WorkerID as WorkerID
+    from trainkit.runtime.specs import ObjectRef as ObjectID
     from trainkit.runtime.specs import ObjectRef as ObjectRef
     from trainkit.runtime.streams import ObjectRefGenerator as ObjectRefGenerator
 
@@ -78,10 +87,27 @@ _VERBS = (
     "shutdown",
     "wait",
 )
-_TYPES = {"ObjectRef": "trainkit.runtime.specs", "ObjectRefGenerator": "trainkit.runtime.streams"}
-_ROOMS = ("actor", "air", "errors", "exceptions", "runtime_context", "sklearn", "train", "tune", "util")
+_IDS = ("ActorID", "JobID", "NodeID", "PlacementGroupID", "TaskID", "WorkerID")
+_TYPES = {
+    **dict.fromkeys(_IDS, "trainkit.runtime.ids"),
+    "ObjectRef": "trainkit.runtime.specs",
+    "ObjectRefGenerator": "trainkit.runtime.streams",
+}
+_ROOMS = (
+    "actor",
+    "air",
+    "cloudpickle",
+    "errors",
+    "exceptions",
+    "runtime_context",
+    "runtime_env",
+    "sklearn",
+    "train",
+    "tune",
+    "util",
+)
 
-__all__ = ["__version__", *_ROOMS, *_TYPES, *_VERBS]
+__all__ = ["ObjectID", "__version__", *_ROOMS, *_TYPES, *_VERBS]
 
 
 def __getattr__(name: str) -> Any:
@@ -89,6 +115,8 @@ def __getattr__(name: str) -> Any:
         value = getattr(importlib.import_module("trainkit.runtime.api"), name)
     elif name in _TYPES:
         value = getattr(importlib.import_module(_TYPES[name]), name)
+    elif name == "ObjectID":  # an older name of Ray's
+        value = importlib.import_module(_TYPES["ObjectRef"]).ObjectRef
     elif name in _ROOMS:
         value = importlib.import_module(f"trainkit.{name}")
     else:

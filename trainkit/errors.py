@@ -15,8 +15,8 @@ TrainkitError
 ├── WorkerDiedError                        the process that ran a task ended: look at its last lines
 │   └── ActorDiedError                     the same for an actor, with every call still waiting on it
 ├── NodeDiedError                          the supervising process is gone: init again
-├── OwnerDiedError                         the process that owed a result is gone
 ├── ObjectLostError                        a reference outlived what it pointed to
+│   └── OwnerDiedError                     the process that owed a result is gone
 ├── ObjectStoreFullError                   release references, or raise object_store_memory
 │   └── OutOfDiskError                     the disk that values then go to is full too: free space there
 ├── TrainingError                          training cannot go on: the message says which worker and why
@@ -170,12 +170,12 @@ class NodeDiedError(TrainkitError):
     ended_by: str = ""
 
 
-class OwnerDiedError(TrainkitError):
-    """The process that owed this result ended before delivering it."""
-
-
 class ObjectLostError(TrainkitError):
     """The object behind a reference is gone, or the reference belongs to a session that has ended."""
+
+
+class OwnerDiedError(ObjectLostError):
+    """The process that owed this result ended before delivering it."""
 
 
 class ObjectStoreFullError(TrainkitError):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
+import inspect
 import os
 import subprocess
 import sys
@@ -16,9 +18,17 @@ import trainkit
 from tests.conftest import eventually, session_processes
 from tests.runtime.pooled import Doubler, Gate
 from tests.suites.base import BUILT_IN, promising
-from trainkit import errors
-from trainkit.errors import ConfigError, GetTimeoutError, InfeasibleError, TaskError
-from trainkit.util import ActorPool
+from trainkit import cloudpickle, errors, method
+from trainkit.errors import ConfigError, GetTimeoutError, InfeasibleError, SerializationError, TaskError
+from trainkit.runtime_env import RuntimeEnv
+from trainkit.util import (
+    ActorPool,
+    as_completed,
+    deregister_serializer,
+    log_once,
+    map_unordered,
+    register_serializer,
+)
 
 RemoteDoubler = trainkit.remote(Doubler)
 RemoteGate = trainkit.remote(Gate)
@@ -114,7 +124,7 @@ def test_an_error_of_the_function_itself_loses_no_actor(engine: str):
     for value in (0, 2):
         pool.submit(send, value)
     assert [pool.get_next(), pool.get_next()] == [0, 4]
-    with pytest.raises(ConfigError, match="must return one reference; it returned 5"):
+    with pytest.raises(ConfigError, match="must return one reference or several, not 5"):
         pool.submit(lambda actor, value: value, 5)  # type: ignore[arg-type, return-value]
     assert pool.has_free()
 
@@ -210,13 +220,24 @@ def test_a_slow_first_call_does_not_hold_up_the_others(engine: str, tmp_path: Pa
 NAMES = {
     "trainkit.actor": "ActorClass ActorHandle ActorProxy exit_actor",
     "trainkit.runtime_context": "RuntimeContext get_runtime_context",
-    "trainkit.util": "ActorPool placement_group remove_placement_group get_placement_group",
+    "trainkit": "ActorID JobID NodeID ObjectID PlacementGroupID TaskID WorkerID",
+    "trainkit.cloudpickle": "dump dumps load loads CloudPickler register_pickle_by_value",
+    "trainkit.runtime_env": "RuntimeEnv",
+    "trainkit.util": "ActorPool placement_group remove_placement_group get_placement_group as_completed "
+    "map_unordered register_serializer deregister_serializer get_node_ip_address log_once list_named_actors "
+    "disable_log_once_globally enable_periodic_logging",
+    "trainkit.util.debug": "log_once",
+    "trainkit.util.helpers": "as_completed map_unordered",
+    "trainkit.util.serialization": "register_serializer deregister_serializer",
     "trainkit.util.actor_pool": "ActorPool",
     "trainkit.util.placement_group": "placement_group remove_placement_group placement_group_table "
     "get_current_placement_group get_placement_group PlacementGroup",
     "trainkit.util.queue": "Queue Empty Full",
-    "trainkit.util.scheduling_strategies": "PlacementGroupSchedulingStrategy NodeAffinitySchedulingStrategy",
-    "trainkit.util.state": "list_actors list_nodes list_objects list_placement_groups list_tasks",
+    "trainkit.util.scheduling_strategies": "PlacementGroupSchedulingStrategy NodeAffinitySchedulingStrategy "
+    "NodeLabelSchedulingStrategy In NotIn Exists DoesNotExist",
+    "trainkit.util.state": "list_actors list_nodes list_objects list_placement_groups list_tasks "
+    "list_workers list_logs get_actor get_node get_objects get_placement_group get_task get_worker get_log "
+    "summarize_actors summarize_objects summarize_tasks",
 }
 
 
@@ -247,7 +268,125 @@ def test_modules_are_there_without_an_import_of_each():
     subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
 
 
-def test_rays_errors_are_ours():
+class Pair:
+    @method(num_returns=2)
+    def both(self, value: int) -> tuple[int, int]:
+        return value, -value
+
+
+def test_methods_with_several_results_give_lists(engine: str):
+    pool = ActorPool([trainkit.remote(Pair).remote() for _ in range(2)])
+    results = pool.map(lambda actor, value: actor.both.remote(value), range(1, 5))
+    assert list(results) == [[1, -1], [2, -2], [3, -3], [4, -4]]
+    unordered = pool.map_unordered(lambda actor, value: actor.both.remote(value), range(1, 5))
+    assert sorted(unordered) == [[1, -1], [2, -2], [3, -3], [4, -4]]
+    assert pool.has_free()
+
+
+def test_results_as_they_arrive(engine: str):
+    double = trainkit.remote(abs)
+    refs = [double.remote(-value) for value in range(25)]
+    assert sorted(as_completed(refs)) == list(range(25))
+    assert set(as_completed(refs, chunk_size=3, yield_obj_refs=True)) == set(refs)
+    assert sorted(map_unordered(double, iter(range(-7, 0)), backpressure_size=2, chunk_size=1)) == [
+        *range(1, 8)
+    ]
+    assert sorted(map_unordered(double, range(3), backpressure_size=None)) == [0, 1, 2]
+    assert list(as_completed([])) == []
+    with pytest.raises(ConfigError, match="chunk_size=0"):
+        as_completed(refs, chunk_size=0)
+    with pytest.raises(ConfigError, match="backpressure_size=0"):
+        map_unordered(double, [1], backpressure_size=0)
+    with pytest.raises(ConfigError, match="give chunk_size"):
+        as_completed(refs, num_returns=2)
+
+
+class Locked:
+    """Something that can't be pickled."""
+
+    def __init__(self, value: int) -> None:
+        self.value = value
+        self.lock = threading.Lock()
+
+
+def test_a_class_travels_by_its_own_functions(engine: str):
+    @trainkit.remote
+    def value_of(locked: Locked) -> int:
+        with locked.lock:
+            return locked.value
+
+    register_serializer(Locked, serializer=lambda locked: locked.value, deserializer=Locked)
+    try:
+        assert trainkit.get(value_of.remote(Locked(3))) == 3
+        assert trainkit.get(trainkit.put(Locked(4))).value == 4
+    finally:
+        deregister_serializer(Locked)
+    deregister_serializer(Locked)
+    with pytest.raises(SerializationError, match="lock"):
+        trainkit.put(Locked(5))
+    deregister_serializer(trainkit.ObjectRef)  # nobody registered that: it goes on travelling
+    assert trainkit.get(trainkit.get(trainkit.put([trainkit.put(6)]))[0]) == 6
+
+
+def test_a_message_is_logged_once():
+    key = "a key of this test"
+    assert [log_once(key), log_once(key), log_once(key + "2"), log_once(key)] == [True, False, True, False]
+
+
+def test_a_future_of_the_event_loop(engine: str):
+    async def main() -> tuple[object, int]:
+        future = trainkit.put(7).as_future()
+        return asyncio.isfuture(future), await future
+
+    assert asyncio.run(main()) == (True, 7)
+
+
+def test_a_runtime_env_is_a_dictionary(engine: str, tmp_path: Path):
+    environment = RuntimeEnv(env_vars={"NAMES_TEST": "1"}, working_dir=str(tmp_path))
+    assert environment == {"env_vars": {"NAMES_TEST": "1"}, "working_dir": str(tmp_path)}
+    assert (environment.env_vars(), environment.working_dir()) == ({"NAMES_TEST": "1"}, str(tmp_path))
+    assert cloudpickle.loads(cloudpickle.dumps(environment)) == environment
+    see = trainkit.remote(os.getenv)
+    assert trainkit.get(see.options(runtime_env=environment).remote("NAMES_TEST")) == "1"
+    with pytest.raises(ConfigError, match="runtime_env holds pip"):
+        see.options(runtime_env=RuntimeEnv(pip=["numpy"]))
+
+
+def test_ids_know_what_they_are_of():
+    one = trainkit.ActorID.from_hex("0f" * 8)
+    assert (one.hex(), one.binary(), repr(one)) == ("0f" * 8, b"\x0f" * 8, "ActorID(0f0f0f0f0f0f0f0f)")
+    assert one == cloudpickle.loads(cloudpickle.dumps(one)) != trainkit.TaskID.from_hex("0f" * 8)
+    assert len({one, trainkit.ActorID.from_binary(b"\x0f" * 8), trainkit.ActorID.nil()}) == 2
+    assert trainkit.ActorID.nil().is_nil()
+    assert not trainkit.ActorID.from_random().is_nil()
+    assert trainkit.ObjectID is trainkit.ObjectRef
+    assert trainkit.PlacementGroupID.from_hex("00000000000000ff") == 255
+
+
+def test_errors_by_rays_names():
+    exceptions = pytest.importorskip("ray").exceptions
+    theirs = {
+        name: kind
+        for name, kind in vars(exceptions).items()
+        if isinstance(kind, type) and issubclass(kind, exceptions.RayError)
+    }
+    ours = {name: getattr(trainkit.exceptions, name) for name in theirs}
+    assert set(theirs) == set(trainkit.exceptions.__all__)
+    for name, kind in theirs.items():
+        for other, base in {**theirs, "ValueError": ValueError, "TimeoutError": TimeoutError}.items():
+            if issubclass(kind, base):
+                assert issubclass(ours[name], ours.get(other, base)), f"{name} is a {other} in Ray"
+
+
+def test_init_takes_every_argument_of_rays():
+    ray = pytest.importorskip("ray")
+    theirs = {
+        name for name, it in inspect.signature(ray.init).parameters.items() if it.kind is not it.VAR_KEYWORD
+    }
+    assert theirs <= set(inspect.signature(trainkit.init).parameters)
+
+
+def test_errors_are_ours():
     rays = trainkit.exceptions
     classes = {name: getattr(rays, name) for name in rays.__all__}
     assert all(issubclass(kind, errors.TrainkitError) for kind in classes.values())

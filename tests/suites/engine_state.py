@@ -15,6 +15,7 @@ from tests.conftest import SESSION_CPUS, eventually
 from tests.suites.base import Suite, lacks, needs
 from tests.suites.parts import Keeper, await_file, context, start_and_wait_for
 from trainkit.errors import ConfigError
+from trainkit.util import get_node_ip_address, list_named_actors, state
 
 
 def rows_of(listing: list[dict[str, Any]], **wanted: Any) -> list[dict[str, Any]]:
@@ -119,13 +120,63 @@ class StateSuite(Suite):
             lambda: not rows_of(trainkit.list_placement_groups(), name="shown", state="CREATED")
         )
 
+    def test_listings_by_rays_names_take_filters_and_a_limit(self) -> None:
+        actors = [trainkit.remote(Keeper).options(name=f"row-{index}").remote() for index in range(3)]
+        pids = trainkit.get([actor.pid.remote() for actor in actors])
+        named = [("name", "!=", "row-1"), ("state", "=", "alive"), ("class_name", "=", "Keeper")]
+        rows = [row for row in state.list_actors(filters=named) if row.name in ("row-0", "row-1", "row-2")]
+        assert sorted(row["name"] for row in rows) == ["row-0", "row-2"]
+        assert {row.ray_namespace for row in rows} == {trainkit.get_runtime_context().namespace}
+        assert len(state.list_actors(filters=[("state", "=", "ALIVE")], limit=1, detail=True)) == 1
+        (row,) = state.list_actors(filters=[("name", "=", "row-1")], timeout=5, raise_on_missing_output=False)
+        assert state.get_actor(row.actor_id) == row
+        assert (row.pid, row["is_detached"], row.num_restarts) == (pids[1], False, 0)
+        assert state.list_actors(filters=[("pid", "=", str(row.pid)), ("name", "=", "row-1")]) == [row]
+        counts = state.summarize_actors()["cluster"]["summary"]["Keeper"]["state_counts"]
+        assert counts["ALIVE"] >= 3
+        assert state.get_actor("00") is None
+        with pytest.raises(ConfigError, match="the columns to filter by are actor_id"):
+            state.list_actors(filters=[("colour", "=", "red")])
+        with pytest.raises(ConfigError, match="'=' and '!='"):
+            state.list_actors(filters=[("pid", "<", 1)])
+        with pytest.raises(ConfigError, match="limit=0"):
+            state.list_actors(limit=0)
+
+    def test_a_node_and_its_processes_by_rays_names(self) -> None:
+        (node,) = state.list_nodes(filters=[("state", "=", "ALIVE")])
+        assert state.get_node(node.node_id) == node
+        assert node.resources_total["CPU"] == SESSION_CPUS
+        assert state.get_node("00") is None
+        assert get_node_ip_address() == node.node_ip
+        (driver,) = state.list_workers(filters=[("worker_type", "=", "driver"), ("pid", "=", os.getpid())])
+        assert state.get_worker(driver.worker_id) == driver
+        assert (driver.node_id, driver.is_alive) == (node.node_id, True)
+
+    @needs("listings")
+    def test_tasks_by_rays_names(self) -> None:
+        (row,) = trainkit.get(trainkit.remote(_tasks_named).options(name="mine").remote("mine"))
+        assert (row["state"], row["func_or_class_name"]) == ("RUNNING", "mine")
+
+    def test_names_of_living_actors(self) -> None:
+        actor = trainkit.remote(Keeper).options(name="known", namespace="elsewhere").remote()
+        trainkit.get(actor.get.remote())
+        assert "known" not in list_named_actors()
+        assert {"name": "known", "namespace": "elsewhere"} in list_named_actors(all_namespaces=True)
+
     def test_where_the_driver_is(self) -> None:
         here = context()
         assert here["node_id"]
         assert here["worker_id"]
         assert here["actor_id"] is None
+        assert here["actor_name"] is None
         assert here["task_id"] is None
+        assert here["task_name"] is None
+        assert here["group_id"] is None
         assert here["namespace"]
+        assert set(here["ids"]) == {"job_id", "node_id", "namespace"}
+        assert isinstance(here["ids"]["node_id"], trainkit.NodeID)
+        with pytest.raises(ConfigError, match="outside an actor"):
+            _ = trainkit.get_runtime_context().current_actor
 
     def test_where_a_task_is(self) -> None:
         task = trainkit.remote(num_cpus=2)(context)
@@ -135,6 +186,9 @@ class StateSuite(Suite):
         assert one["actor_id"] is None
         assert one["task_id"] != other["task_id"]
         assert one["resources"] == {"CPU": 2}
+        assert one["job_id"] == context()["job_id"]
+        assert (one["task_name"], one["ids"]["task_id"].hex()) == ("context", one["task_id"])
+        assert trainkit.get(task.options(name="nick").remote())["task_name"] == "nick"
 
     def test_where_an_actor_is(self) -> None:
         actor = trainkit.remote(Keeper).options(num_cpus=1).remote()
@@ -143,11 +197,31 @@ class StateSuite(Suite):
         assert one["task_id"] != other["task_id"]
         assert one["resources"] == {"CPU": 1}
         assert not one["restarted"]
+        assert (one["task_name"], one["actor_name"]) == ("Keeper.context", "")
+        assert one["ids"]["actor_id"].hex() == one["actor_id"]
+
+    def test_an_actor_hands_on_a_handle_to_itself(self) -> None:
+        actor = trainkit.remote(Keeper).options(name="self").remote(5)
+        itself = trainkit.get(actor.itself.remote())
+        assert itself == actor
+        assert trainkit.get(itself.get.remote()) == 5
+        assert trainkit.get(itself.context.remote())["actor_name"] == "self"
+
+    def test_which_group_a_process_is_in(self) -> None:
+        group = trainkit.placement_group([{"CPU": 1}])
+        found = trainkit.get(trainkit.remote(context).options(placement_group=group).remote())
+        assert (found["group_id"], found["captures"]) == (group.id.hex(), False)
+        assert isinstance(group.id, trainkit.PlacementGroupID)
+        trainkit.remove_placement_group(group)
 
     @needs("isolation")
     def test_each_process_has_an_id(self) -> None:
         actor = trainkit.remote(Keeper).remote()
         assert trainkit.get(actor.context.remote())["worker_id"] != context()["worker_id"]
+
+
+def _tasks_named(name: str) -> list[Any]:
+    return state.list_tasks(filters=[("name", "=", name)])
 
 
 def _context_of_another() -> Any:

@@ -89,9 +89,15 @@ def context() -> dict[str, Any]:
     where = trainkit.get_runtime_context()
     return {
         "node_id": where.get_node_id(),
+        "job_id": where.get_job_id(),
         "worker_id": where.get_worker_id(),
         "actor_id": where.get_actor_id(),
+        "actor_name": where.get_actor_name(),
         "task_id": where.get_task_id(),
+        "task_name": where.get_task_name(),
+        "group_id": where.get_placement_group_id(),
+        "captures": where.should_capture_child_tasks_in_placement_group,
+        "ids": where.get(),
         "namespace": where.namespace,
         "restarted": where.was_current_actor_reconstructed,
         "resources": where.get_assigned_resources(),
@@ -157,6 +163,9 @@ class Keeper:
 
     def context(self) -> dict[str, Any]:
         return context()
+
+    def itself(self) -> Any:
+        return trainkit.get_runtime_context().current_actor
 
     def gpus(self) -> tuple[list[int], str | None]:
         return gpus()
@@ -237,6 +246,9 @@ class Mortal:
 
     def context(self) -> dict[str, Any]:
         return context()
+
+    def itself(self) -> Any:
+        return trainkit.get_runtime_context().current_actor
 
 
 class Meeting:

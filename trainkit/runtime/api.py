@@ -13,12 +13,13 @@ from typing import Any, Literal, NoReturn, TypeVar, overload
 from trainkit.errors import AlreadyInitializedError, ArgumentTypeError, ConfigError, NotInitializedError
 from trainkit.runtime import current, termination
 from trainkit.runtime import placement_group as groups
+from trainkit.runtime.context import SessionContext
 from trainkit.runtime.engine import Engine
 from trainkit.runtime.methods import method
 from trainkit.runtime.placement_group import PlacementGroup
 from trainkit.runtime.remote import ActorHandle, RemoteFunction, remote
 from trainkit.runtime.specs import ObjectRef, SessionSpec
-from trainkit.runtime.start import engine_name, session_spec, start
+from trainkit.runtime.start import RAY_PRIVATE, engine_name, session_spec, start
 from trainkit.runtime.streams import ObjectRefGenerator
 from trainkit.runtime.telling import (
     available_resources,
@@ -82,6 +83,7 @@ def init(
     num_cpus: float | None = None,
     num_gpus: int | None = None,
     resources: Mapping[str, float] | None = None,
+    labels: Mapping[str, str] | None = None,
     memory: float | None = None,
     object_store_memory: float | None = None,
     object_spilling_directory: str | os.PathLike[str] | Literal[False] | None = None,
@@ -90,14 +92,26 @@ def init(
     include_dashboard: bool | None = None,
     dashboard_host: str | None = None,
     dashboard_port: int | None = None,
-    log_to_driver: bool = True,
+    job_config: Any = None,
+    configure_logging: bool | None = None,
+    logging_level: int | str | None = None,
+    logging_format: str | None = None,
+    logging_config: Any = None,
+    log_to_driver: bool | None = None,
     namespace: str | None = None,
     runtime_env: Mapping[str, Any] | None = None,
+    enable_resource_isolation: bool | None = None,
+    cgroup_path: str | None = None,
+    system_reserved_cpu: float | None = None,
+    system_reserved_memory: int | None = None,
+    proxy_server_url: str | None = None,
     preload: Sequence[str] = (),
-) -> None:
+    **private: Any,
+) -> SessionContext:
     """Start the runtime; the first call that needs it does so by itself with the defaults.
 
     In a worker it has no effect: that is part of its session, and may import a module that calls this.
+    `with trainkit.init():` ends the session behind the block.
 
     Args:
         address: a Ray cluster's, such as "auto" or "ray://host:10001", to run on it; None or "local" runs
@@ -109,6 +123,8 @@ def init(
         num_gpus: GPUs to share out; default, those this process may see. A number larger than the
             machine's is taken at its word, so that placement can be tried without hardware.
         resources: custom resources by name, such as {"licence": 2}.
+        labels: of this machine, such as {"region": "eu"}, for `label_selector` and
+            `NodeLabelSchedulingStrategy`.
         memory: bytes to share out among those that ask for `memory=`; default, all that the machine has.
         object_store_memory: bytes of memory that large objects may take together; default, three tenths
             of the machine's memory.
@@ -117,15 +133,33 @@ def init(
             error then.
         local_mode: the same as engine="inline".
         ignore_reinit_error: leave a running runtime as it is instead of raising.
-        include_dashboard: Ray's, as are `dashboard_host` and `dashboard_port`; without effect elsewhere.
+        include_dashboard: Ray's; without effect on the other engines, as are the arguments from
+            `dashboard_host` to `logging_config` and from `enable_resource_isolation` to `proxy_server_url`.
         dashboard_host: see `include_dashboard`.
         dashboard_port: see `include_dashboard`.
-        log_to_driver: print the workers' output lines here, with the name and pid of the worker.
+        job_config: see `include_dashboard`.
+        configure_logging: see `include_dashboard`.
+        logging_level: see `include_dashboard`.
+        logging_format: see `include_dashboard`.
+        logging_config: see `include_dashboard`.
+        log_to_driver: print the workers' output lines here, with the name and pid of the worker; None is
+            True.
         namespace: of this program's named actors; default, one for all programs of a user.
         runtime_env: {"env_vars": {...}} for all workers, and "working_dir" for a folder that they run in.
+        enable_resource_isolation: see `include_dashboard`.
+        cgroup_path: see `include_dashboard`.
+        system_reserved_cpu: see `include_dashboard`.
+        system_reserved_memory: see `include_dashboard`.
+        proxy_server_url: see `include_dashboard`.
         preload: modules that are imported once, and forked with every worker, besides those of the
             well-known heavy ones that this process has imported. Called before a script's own
             imports, as in `trainkit.init(preload=["torch"])`, both go on at the same time.
+        **private: arguments of Ray's with an underscore, such as `_temp_dir`. `_memory` is `memory` and
+            `_object_spilling_directory` is `object_spilling_directory`; the others are without effect on the
+            other engines.
+
+    Returns:
+        Facts about the session, such as `context["node_id"]`.
 
     Raises:
         AlreadyInitializedError: it is running already.
@@ -133,24 +167,31 @@ def init(
         MissingDependencyError: Ray is asked for and not installed.
     """
     global _current, _started
+    unknown = sorted(set(private) - RAY_PRIVATE)
+    if unknown:
+        raise TypeError(f"init() got an unexpected keyword argument {unknown[0]!r}")
     with _lock:
         if _current is not None and _current.alive:
             if ignore_reinit_error or _current.is_worker:
-                return
+                return SessionContext(_current.address_info(), shutdown)
             raise AlreadyInitializedError(
                 "trainkit is already running; call shutdown() first, or pass ignore_reinit_error=True"
             )
         shutdown()  # of a session whose node died
         chosen = engine_name(engine, address, local_mode)
+        spilling = private.pop("_object_spilling_directory", None)
+        if object_spilling_directory is not None:
+            spilling = object_spilling_directory
         spec = session_spec(
             address=address,
             num_cpus=num_cpus,
             num_gpus=num_gpus,
             resources=resources,
-            memory=memory,
+            labels=labels,
+            memory=private.pop("_memory", None) if memory is None else memory,
             object_store_memory=object_store_memory,
-            object_spilling_directory=object_spilling_directory,
-            log_to_driver=log_to_driver,
+            object_spilling_directory=spilling,
+            log_to_driver=log_to_driver is not False,
             namespace=namespace,
             runtime_env=runtime_env,
             preload=preload,
@@ -158,6 +199,17 @@ def init(
                 "include_dashboard": include_dashboard,
                 "dashboard_host": dashboard_host,
                 "dashboard_port": dashboard_port,
+                "job_config": job_config,
+                "configure_logging": configure_logging,
+                "logging_level": logging_level,
+                "logging_format": logging_format,
+                "logging_config": logging_config,
+                "enable_resource_isolation": enable_resource_isolation,
+                "cgroup_path": cgroup_path,
+                "system_reserved_cpu": system_reserved_cpu,
+                "system_reserved_memory": system_reserved_memory,
+                "proxy_server_url": proxy_server_url,
+                **private,
             },
         )
         takes_over = termination.is_default()  # the Ray engine would put a handler of its own in place
@@ -165,6 +217,7 @@ def init(
         if takes_over:
             termination.take_over()
         atexit.register(shutdown)
+        return SessionContext(_current.address_info(), shutdown)
 
 
 def renew() -> None:

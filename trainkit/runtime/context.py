@@ -2,11 +2,85 @@
 
 from __future__ import annotations
 
+import platform
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Self
+
+from trainkit.errors import ConfigError
+from trainkit.runtime.current import engine
+from trainkit.runtime.ids import ActorID, JobID, NodeID, PlacementGroupID, TaskID
+from trainkit.runtime.remote import ActorHandle
 from trainkit.runtime.specs import WhereAmI
 
 
+def address_info(node_id: str, session_dir: str | None) -> dict[str, Any]:
+    """Return the facts of a session of this machine by Ray's names; those of what it has not are None."""
+    return {
+        "node_ip_address": "127.0.0.1",
+        "node_id": node_id,
+        "session_dir": session_dir,
+        "webui_url": "",
+        **dict.fromkeys(
+            (
+                "address",
+                "dashboard_agent_listen_port",
+                "gcs_address",
+                "metrics_export_port",
+                "object_store_address",
+                "raylet_socket_name",
+                "redis_address",
+            )
+        ),
+    }
+
+
+class SessionContext(Mapping[str, Any]):
+    """Return value of `init`: facts about the session, and a context manager that ends it.
+
+    Args:
+        address_info: see the attribute.
+        shutdown: ends the session.
+
+    Attributes:
+        address_info: facts by Ray's names, such as "node_id", "address" and "session_dir"; those of what
+            is not here, such as "gcs_address" on one machine, are None. `context["node_id"]` reads them too.
+        dashboard_url: of Ray's dashboard; "" where there is none.
+        python_version: of this process.
+        ray_version: of the Ray that runs the session; None on the other engines.
+    """
+
+    def __init__(self, address_info: Mapping[str, Any], shutdown: Callable[[], None]) -> None:
+        self.address_info = dict(address_info)
+        self.dashboard_url: str = self.address_info.get("webui_url") or ""
+        self.python_version = platform.python_version()
+        self.ray_version: str | None = self.address_info.pop("ray_version", None)
+        self._shutdown = shutdown
+
+    def disconnect(self) -> None:
+        """End the session, as `shutdown` does."""
+        self._shutdown()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._shutdown()
+
+    def __getitem__(self, name: str) -> Any:
+        return self.address_info[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.address_info)
+
+    def __len__(self) -> int:
+        return len(self.address_info)
+
+    def __repr__(self) -> str:
+        return f"SessionContext(dashboard_url={self.dashboard_url!r}, address_info={self.address_info})"
+
+
 class RuntimeContext:
-    """The place of the calling code in the session; ids are hexadecimal texts.
+    """Place of the calling code in the session. Ids that methods return are hexadecimal texts.
 
     Attributes:
         namespace: of the session's named actors.
@@ -18,22 +92,103 @@ class RuntimeContext:
         self.namespace = where.namespace
         self.was_current_actor_reconstructed = where.was_restarted
 
+    def get(self) -> dict[str, Any]:
+        """Return the ids and the namespace; those of a task and of an actor only where there is one."""
+        found = {
+            "job_id": self.job_id,
+            "node_id": self.node_id,
+            "namespace": self.namespace,
+            "task_id": self.task_id,
+            "actor_id": self.actor_id,
+        }
+        return {name: value for name, value in found.items() if value is not None}
+
+    def get_job_id(self) -> str:
+        """Return the id of the program that started the session."""
+        return self._where.job_id
+
     def get_node_id(self) -> str:
-        """Of the machine."""
+        """Return the id of the machine."""
         return self._where.node_id
 
     def get_worker_id(self) -> str:
-        """Of this process."""
+        """Return the id of this process."""
         return self._where.worker_id
 
     def get_actor_id(self) -> str | None:
-        """Of the actor that this runs in; None outside one."""
+        """Return the id of the actor that this runs in; None outside one."""
         return self._where.actor_id
 
+    def get_actor_name(self) -> str | None:
+        """Return the name given by `.options(name=)`, "" for an actor without one; None outside an actor."""
+        return self._where.actor_name
+
     def get_task_id(self) -> str | None:
-        """Of the call that this runs in; None outside one."""
+        """Return the id of the call that this runs in; None outside one."""
         return self._where.task_id
 
+    def get_task_name(self) -> str | None:
+        """Return the name of the call that this runs in, "Class.method" in an actor; None outside one."""
+        return self._where.task_name
+
+    def get_placement_group_id(self) -> str | None:
+        """Return the id of the placement group that this process was started in; None outside one."""
+        group = self.current_placement_group_id
+        return None if group is None else group.hex()
+
     def get_assigned_resources(self) -> dict[str, float]:
-        """What this process holds."""
+        """Return what this process holds."""
         return dict(self._where.resources)
+
+    def get_accelerator_ids(self) -> dict[str, list[str]]:
+        """Return the indices of the GPUs given to this process, as {"GPU": ["0"]}."""
+        return {"GPU": [str(index) for index in engine().gpu_ids()]}
+
+    def get_node_labels(self) -> dict[str, str]:
+        """Return the labels of the machine."""
+        here = next(row for row in engine().state("nodes") if row["node_id"] == self._where.node_id)
+        return dict(here["labels"])
+
+    @property
+    def current_actor(self) -> Any:
+        """A handle of the actor that this runs in.
+
+        Raises:
+            ConfigError: this is no actor.
+        """
+        found = engine().current_actor()
+        if found is None:
+            raise ConfigError("current_actor was asked for outside an actor")
+        return ActorHandle(*found)
+
+    @property
+    def job_id(self) -> JobID:
+        """The id of `get_job_id`."""
+        return JobID.from_hex(self._where.job_id)
+
+    @property
+    def node_id(self) -> NodeID:
+        """The id of `get_node_id`."""
+        return NodeID.from_hex(self._where.node_id)
+
+    @property
+    def task_id(self) -> TaskID | None:
+        """The id of `get_task_id`."""
+        return None if self._where.task_id is None else TaskID.from_hex(self._where.task_id)
+
+    @property
+    def actor_id(self) -> ActorID | None:
+        """The id of `get_actor_id`."""
+        return None if self._where.actor_id is None else ActorID.from_hex(self._where.actor_id)
+
+    @property
+    def current_placement_group_id(self) -> PlacementGroupID | None:
+        """The id of the placement group that this process was started in; None outside one."""
+        found = engine().current_group()
+        return None if found is None else PlacementGroupID(found[0].group)
+
+    @property
+    def should_capture_child_tasks_in_placement_group(self) -> bool:
+        """Whether what is started here goes into this process's own placement group."""
+        found = engine().current_group()
+        return found is not None and found[0].capture

@@ -141,6 +141,12 @@ class Engine(Protocol):
     def where_am_i(self) -> WhereAmI:
         """This process's place in the session."""
 
+    def current_actor(self) -> tuple[Any, Interface] | None:
+        """The actor that this is called in, with what its handles need to know; None outside one."""
+
+    def address_info(self) -> dict[str, Any]:
+        """Facts about the session by Ray's names; see `trainkit.runtime.context.SessionContext`."""
+
     def put(self, value: Any) -> ObjectRef[Any]:
         """Keep `value` for other processes to read."""
 
@@ -188,7 +194,9 @@ class Engine(Protocol):
         """What is free now."""
 
     def state(self, kind: str) -> list[dict[str, Any]]:
-        """What there is of "nodes", "actors", "tasks", "objects" or "placement_groups", as plain data."""
+        """What there is of "nodes", "actors", "tasks", "workers", "logs", "objects" or "placement_groups", as
+        plain data.
+        """
 
     def gpu_ids(self) -> list[int]:
         """Indices of the GPUs that this process was given; in the driver, all that exist."""

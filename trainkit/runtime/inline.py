@@ -22,6 +22,7 @@ from typing import Any, NoReturn, cast
 from trainkit.errors import ConfigError, ObjectLostError, WorkerDiedError
 from trainkit.resources import Bundle
 from trainkit.runtime.capture import captured
+from trainkit.runtime.context import address_info
 from trainkit.runtime.failures import pack_failure
 from trainkit.runtime.inline_actors import Actors, InlineActor, leave_if_over
 from trainkit.runtime.inline_calls import (
@@ -40,6 +41,7 @@ from trainkit.runtime.inline_loop import PrivateLoop
 from trainkit.runtime.inline_places import Place, Places
 from trainkit.runtime.inline_refs import InlineRef, InlineStream, stepped
 from trainkit.runtime.inline_state import Listing
+from trainkit.runtime.labels import require_labels
 from trainkit.runtime.methods import method_of
 from trainkit.runtime.results import split_results
 from trainkit.runtime.serialize import Packed, pack
@@ -79,7 +81,9 @@ class InlineEngine:
         self._streams: weakref.WeakSet[InlineStream] = weakref.WeakSet()
         self._large: weakref.WeakSet[InlineRef] = weakref.WeakSet()
         self._naming = threading.RLock()  # so that of two threads one makes an actor, and the other finds it
-        self._listing = Listing(self._node_id, self._places, self._actors, self._caller, self._large)
+        self._listing = Listing(
+            self._node_id, self._places, self._actors, self._caller, self._large, spec.labels
+        )
         self._owned_groups: dict[int, int] = {}
         self._scratch: tempfile.TemporaryDirectory[str] | None = None
 
@@ -138,6 +142,8 @@ class InlineEngine:
     def _placed(self, placement: Placement, name: str) -> Placement:
         """`placement`, in the group of the code that asks if that captures what is started there."""
         self._places.require(placement, name)
+        if placement.labels:
+            require_labels(placement.labels, self.state("nodes")[0], name)
         return captured(placement, self.current_group())
 
     def _new_actor(self, spec: ActorSpec, packed: Packed, can_start: bool) -> InlineActor:
@@ -340,11 +346,21 @@ class InlineEngine:
             node_id=self._node_id,
             worker_id=f"{os.getpid():016x}",
             namespace=self._spec.namespace,
+            job_id=self._node_id,
             actor_id=f"{actor.number:016x}" if actor is not None else None,
+            actor_name=(actor.registered or "") if actor is not None else None,
             task_id=f"{frame.number:016x}" if frame is not None and frame.number is not None else None,
+            task_name=_name_of(frame),
             was_restarted=actor is not None and actor.restarts > 0,
             resources=dict(frame.placement.resources) if frame is not None else {},
         )
+
+    def current_actor(self) -> tuple[InlineActor, Interface] | None:
+        actor = frames()[-1].actor if frames() else None
+        return None if actor is None else (actor, actor.interface)
+
+    def address_info(self) -> dict[str, Any]:
+        return address_info(self._node_id, None)
 
     def cluster_resources(self) -> Bundle:
         return dict(self._spec.totals)
@@ -382,3 +398,12 @@ def _own(ref: Any) -> InlineRef:
     if not isinstance(ref, InlineRef):
         raise ObjectLostError(f"{ref!r} belongs to another engine or session")
     return ref
+
+
+def _name_of(frame: Frame | None) -> str | None:
+    """The name of the call that runs, "Class.method" in an actor."""
+    if frame is None or frame.number is None:
+        return None
+    if frame.life is None:
+        return frame.name
+    return f"{type(frame.life.instance).__name__}.{frame.name.rpartition('.')[2]}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from trainkit.errors import ConfigError
@@ -14,7 +14,7 @@ from trainkit.runtime.inline_frames import Frame
 from trainkit.runtime.inline_places import Places
 from trainkit.runtime.inline_refs import InlineRef
 
-KINDS = ("nodes", "actors", "tasks", "objects", "placement_groups", "requests")
+KINDS = ("nodes", "actors", "tasks", "workers", "logs", "objects", "placement_groups", "requests")
 
 
 class Listing:
@@ -26,11 +26,19 @@ class Listing:
         actors: the living and the ended.
         caller: what runs now.
         large: values of a size that elsewhere lies in shared memory.
+        labels: this machine's.
     """
 
     def __init__(
-        self, node_id: str, places: Places, actors: Actors, caller: Caller, large: Iterable[InlineRef]
+        self,
+        node_id: str,
+        places: Places,
+        actors: Actors,
+        caller: Caller,
+        large: Iterable[InlineRef],
+        labels: Mapping[str, str],
     ) -> None:
+        self._labels = labels
         self._node_id = node_id
         self._places = places
         self._actors = actors
@@ -50,9 +58,22 @@ class Listing:
                 return [_object(ref) for ref in list(self._large)]
             case "placement_groups":
                 return self._places.rows()
-            case "requests":
-                return []  # nothing waits
+            case "workers":
+                return [self._worker()]
+            case "requests" | "logs":
+                return []  # nothing waits, and what is printed goes where the program prints
         raise ConfigError(f"state({kind!r}); there are {', '.join(KINDS)}")
+
+    def _worker(self) -> dict[str, Any]:
+        return {
+            "worker_id": f"{os.getpid():016x}",
+            "name": "driver",
+            "worker_type": "DRIVER",
+            "pid": os.getpid(),
+            "is_alive": True,
+            "node_id": self._node_id,
+            "ip": "127.0.0.1",
+        }
 
     def _node(self) -> dict[str, Any]:
         return {
@@ -61,6 +82,7 @@ class Listing:
             "hostname": socket.gethostname(),
             "address": "127.0.0.1",
             "pid": os.getpid(),
+            "labels": {**self._labels, "ray.io/node-id": self._node_id},
             "resources": dict(self._places.totals),
             "available": self._places.available(),
             "object_store": None,
@@ -69,6 +91,8 @@ class Listing:
 
 def _task(frame: Frame) -> dict[str, Any]:
     return {
+        "task_id": None if frame.number is None else f"{frame.number:016x}",
+        "worker_id": f"{os.getpid():016x}",
         "name": frame.name,
         "state": "RUNNING",
         "pid": os.getpid(),

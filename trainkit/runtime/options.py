@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from trainkit.errors import ArgumentTypeError, ConfigError
 from trainkit.resources import checked_names, normalize
 from trainkit.runtime.environment import environment_of
+from trainkit.runtime.labels import Condition, NodeLabelSchedulingStrategy, selected_by
 from trainkit.runtime.methods import returns_of
 from trainkit.runtime.scheduling import PlacementGroupSchedulingStrategy, SchedulingStrategy, checked_strategy
 from trainkit.runtime.specs import Concurrency, Placement, PlacementGroupId, Registration
@@ -63,7 +64,9 @@ class Options:
         concurrency_groups: of an actor: names of groups of methods and how many calls of each run at once.
         env: environment variables added for the process.
         runtime_env: the same in Ray's words, {"env_vars": {...}}, with "working_dir" for a folder to run in.
-        scheduling_strategy: "DEFAULT", "SPREAD", or a `PlacementGroupSchedulingStrategy`.
+        scheduling_strategy: "DEFAULT", "SPREAD", or an object of `trainkit.util.scheduling_strategies`.
+        label_selector: labels that the node must have, such as {"region": "eu"}; "!eu" for another one,
+            "in(eu,us)" for one of several. See `init(labels=)`.
         placement_group: where the resources are taken from; None takes them from the machine.
         placement_group_bundle_index: which bundle of the group; -1 any that fits.
     """
@@ -88,6 +91,7 @@ class Options:
     env: Mapping[str, str] = field(default_factory=dict)
     runtime_env: Mapping[str, Any] | None = None
     scheduling_strategy: SchedulingStrategy = None
+    label_selector: Mapping[str, str] | None = None
     placement_group: PlacementGroup | None = None
     placement_group_bundle_index: int = -1
 
@@ -141,8 +145,14 @@ class Options:
         amounts["GPU"] = self.num_gpus or 0
         amounts["memory"] = self.memory or 0
         environment = environment_of(self.env, self.runtime_env)
+        hard = selected_by(self.label_selector)
+        soft: tuple[Condition, ...] = ()
+        if isinstance(self.scheduling_strategy, NodeLabelSchedulingStrategy):
+            hard, soft = (*hard, *self.scheduling_strategy.hard), self.scheduling_strategy.soft
         return Placement(
             resources=normalize(amounts),
+            labels=hard,
+            soft_labels=soft,
             group=self._group(amounts),
             env=environment.variables,
             cwd=environment.working_dir,

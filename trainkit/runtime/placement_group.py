@@ -8,6 +8,7 @@ from typing import Any
 from trainkit.errors import ConfigError, InfeasibleError
 from trainkit.resources import Bundle, describe, normalize, require_feasible
 from trainkit.runtime.current import engine
+from trainkit.runtime.ids import PlacementGroupID
 from trainkit.runtime.placement import Ledger
 from trainkit.runtime.specs import ObjectRef
 
@@ -16,7 +17,7 @@ class PlacementGroup:
     """Bundles of one reservation; made by `placement_group`, given to `.options(placement_group=)`.
 
     Attributes:
-        id: names the reservation within the session.
+        id: names the reservation within the session; groups with the same id are equal.
         bundle_specs: the bundles asked for, in order.
         strategy: how they are spread over nodes; None where that is not known, as on one machine it makes
             no difference to a group that could be reserved.
@@ -26,7 +27,7 @@ class PlacementGroup:
     def __init__(
         self, group_id: int, bundles: Sequence[Bundle], *, strategy: str | None = None, name: str = ""
     ) -> None:
-        self.id = group_id
+        self.id = PlacementGroupID(group_id)
         self.strategy = strategy
         self.name = name
         self.bundle_specs: list[dict[str, float]] = [dict(bundle) for bundle in bundles]
@@ -56,8 +57,14 @@ class PlacementGroup:
         """How many bundles the group has."""
         return len(self.bundle_specs)
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, PlacementGroup) and self.id == other.id
+
+    def __hash__(self) -> int:
+        return hash(self.id)
+
     def __repr__(self) -> str:
-        return f"PlacementGroup({self.id}, {self.bundle_specs})"
+        return f"PlacementGroup({self.id.hex()}, {self.bundle_specs})"
 
 
 STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")

@@ -12,7 +12,7 @@ import inspect
 import os
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import ray
 
@@ -126,9 +126,14 @@ class Leaving(BaseException):
 
 
 class Host:
-    """The process around an actor whose methods are plain functions."""
+    """The process around an actor whose methods are plain functions.
+
+    Attributes:
+        made_of: the user's class, and the actor's name in errors; of the one actor of this process.
+    """
 
     join: Join
+    made_of: ClassVar[tuple[type, str] | None] = None
 
     def __init__(self, call: Call, cls: Parcel, refs: list[Any]) -> None:
         type(self).join()
@@ -140,7 +145,9 @@ class Host:
                 sys.path.insert(0, call.folder)
             # Read here: if Ray did, it would tell later callers only the text of a failed one.
             args, kwargs = call.resolved(ray.get(refs))
-            self._instance = unseal(cls)(*args, **kwargs)
+            made_of = unseal(cls)
+            Host.made_of = made_of, call.where
+            self._instance = made_of(*args, **kwargs)
         except ray.exceptions.RayError as error:
             translated = translate(error)
             self._failure = _failure(translated if isinstance(translated, Exception) else error, call)

@@ -28,6 +28,9 @@ from ray.experimental import internal_kv
 from trainkit.errors import ActorDiedError, ConfigError, ObjectLostError, WorkerDiedError
 from trainkit.resources import Bundle
 from trainkit.runtime import api, ray_actors, ray_errors, ray_placement, ray_state
+from trainkit.runtime.context import address_info
+from trainkit.runtime.methods import interface_of
+from trainkit.runtime.ray_bodies import Host
 from trainkit.runtime.ray_definitions import Definitions
 from trainkit.runtime.ray_streams import RayStream, handed_out, ray_num_returns
 from trainkit.runtime.ray_values import Call, RayActor, RayRef, next_session, seal, split_arguments, unseal
@@ -190,11 +193,27 @@ class RayEngine:
             node_id=context.get_node_id(),
             worker_id=context.get_worker_id(),
             namespace=context.namespace,
+            job_id=context.get_job_id(),
             actor_id=actor_id,
+            actor_name=None if actor_id is None else context.get_actor_name() or "",
             task_id=context.get_task_id() if inside else None,
+            task_name=context.get_task_name() if inside else None,
             was_restarted=actor_id is not None and ray._private.state.actors(actor_id)["NumRestarts"] > 0,
             resources=ray_placement.plain(context.get_assigned_resources()) if inside else {},
         )
+
+    def current_actor(self) -> tuple[RayActor, Interface] | None:
+        if Host.made_of is None:
+            return None
+        cls, name = Host.made_of
+        return RayActor(ray.get_runtime_context().current_actor, name), interface_of(cls, name)
+
+    def address_info(self) -> dict[str, Any]:
+        facts = address_info(ray.get_runtime_context().get_node_id(), None)
+        node = ray._private.worker._global_node
+        if node is not None:  # else a client of a cluster elsewhere
+            facts.update(node.address_info)
+        return {**facts, "ray_version": ray.__version__}
 
     def put(self, value: Any) -> ObjectRef[Any]:
         parcel = seal(value)

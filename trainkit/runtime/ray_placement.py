@@ -11,7 +11,14 @@ from ray import PlacementGroupID
 from ray.util import get_placement_group, placement_group_table, remove_placement_group
 from ray.util import placement_group as reserve_in_ray
 from ray.util.placement_group import PlacementGroup
-from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+from ray.util.scheduling_strategies import (
+    DoesNotExist,
+    Exists,
+    In,
+    NodeLabelSchedulingStrategy,
+    NotIn,
+    PlacementGroupSchedulingStrategy,
+)
 
 from trainkit.errors import ConfigError, InfeasibleError
 from trainkit.resources import Bundle, describe, require_feasible, total
@@ -43,7 +50,18 @@ def ray_options(placement: Placement) -> dict[str, Any]:
         options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(placement_group=None)
     elif placement.spread:
         options["scheduling_strategy"] = "SPREAD"
+    elif placement.labels or placement.soft_labels:
+        options["scheduling_strategy"] = _label_strategy(placement)
     return options
+
+
+def _label_strategy(placement: Placement) -> NodeLabelSchedulingStrategy:
+    operators = {"in": In, "not in": NotIn, "exists": Exists, "not exists": DoesNotExist}
+    hard, soft = (
+        {key: operators[operator](*values) for key, operator, values in conditions}
+        for conditions in (placement.labels, placement.soft_labels)
+    )
+    return NodeLabelSchedulingStrategy(hard=hard, soft=soft)
 
 
 def totals() -> dict[str, float]:

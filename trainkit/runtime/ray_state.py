@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import ray
-from ray.core.generated.gcs_pb2 import ActorTableData
+from ray.core.generated.common_pb2 import WorkerType
+from ray.core.generated.gcs_pb2 import ActorTableData, WorkerTableData
 from ray.util import placement_group_table
 
 from trainkit.errors import ConfigError
@@ -14,6 +16,7 @@ from trainkit.runtime.ray_placement import plain
 
 _ACTOR_STATES = {"DEPENDENCIES_UNREADY": "PENDING", "PENDING_CREATION": "PENDING"}
 _MOST_ROWS = 10_000
+_OUTPUT = (".out", ".err")
 
 
 def state(kind: str) -> list[dict[str, Any]]:
@@ -34,6 +37,7 @@ def _nodes() -> list[dict[str, Any]]:
             "hostname": node["NodeManagerHostname"],
             "address": node["NodeManagerAddress"],
             "pid": None,  # Ray doesn't tell
+            "labels": dict(node.get("Labels") or {}),
             "resources": plain(node["Resources"]),
             "available": plain(available.get(node["NodeID"], {})),
             "object_store": None,
@@ -79,6 +83,8 @@ def _groups() -> list[dict[str, Any]]:
 def _tasks() -> list[dict[str, Any]]:
     return [
         {
+            "task_id": task.task_id,
+            "worker_id": task.worker_id,
             "name": task.name,
             "state": "RUNNING" if task.state == "RUNNING" else "PENDING",
             "pid": task.worker_pid,
@@ -100,6 +106,32 @@ def _objects() -> list[dict[str, Any]]:
     return list(found.values())
 
 
+def _workers() -> list[dict[str, Any]]:
+    accessor = ray._private.state.state._connect_and_get_accessor()
+    rows = [WorkerTableData.FromString(row) for row in accessor.get_worker_table()]
+    return [
+        {
+            "worker_id": row.worker_address.worker_id.hex(),
+            "name": WorkerType.Name(row.worker_type).lower(),
+            "worker_type": WorkerType.Name(row.worker_type),
+            "pid": row.pid or None,
+            "is_alive": True,
+            "node_id": row.worker_address.node_id.hex(),
+            "ip": row.worker_address.ip_address,
+        }
+        for row in rows
+        if row.is_alive
+    ]
+
+
+def _logs() -> list[dict[str, Any]]:
+    node = ray._private.worker._global_node
+    if node is None:  # a client of a cluster elsewhere
+        return []
+    folder = Path(node.get_logs_dir_path())
+    return [{"path": str(path)} for path in sorted(folder.glob("worker-*-*.*")) if path.suffix in _OUTPUT]
+
+
 def _from_dashboard(verb: str) -> Any:
     try:
         from ray.util import state as listings
@@ -116,6 +148,8 @@ _KINDS: dict[str, Callable[[], list[dict[str, Any]]]] = {
     "nodes": _nodes,
     "actors": _actors,
     "tasks": _tasks,
+    "workers": _workers,
+    "logs": _logs,
     "objects": _objects,
     "placement_groups": _groups,
 }

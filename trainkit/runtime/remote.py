@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar, cas
 from trainkit.errors import ArgumentTypeError, ConfigError
 from trainkit.runtime.arity import arity_of
 from trainkit.runtime.current import engine
+from trainkit.runtime.ids import ActorID
 from trainkit.runtime.methods import BUILT_IN, interface_of, is_generator, returns_of
 from trainkit.runtime.options import ACTORS_ONLY, TASKS_ONLY, Options
-from trainkit.runtime.specs import ActorID, ActorSpec, Interface, MethodSpec, ObjectRef, TaskSpec
+from trainkit.runtime.specs import ActorSpec, Interface, MethodSpec, ObjectRef, TaskSpec
 
 if TYPE_CHECKING:
     from typing import Unpack
@@ -140,7 +141,7 @@ class ActorHandle:
     @property
     def _actor_id(self) -> ActorID:
         """The actor's id, by the name that Ray's handles have for it."""
-        return ActorID(self._actor.actor_id)
+        return ActorID.from_hex(self._actor.actor_id)
 
     _ray_actor_id = _actor_id
 

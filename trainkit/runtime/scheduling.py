@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 from trainkit.errors import ArgumentTypeError, ConfigError, InfeasibleError
 from trainkit.runtime.current import engine
+from trainkit.runtime.labels import NodeLabelSchedulingStrategy
 
 if TYPE_CHECKING:
     from trainkit.runtime.placement_group import PlacementGroup
@@ -64,7 +65,11 @@ class NodeAffinitySchedulingStrategy:
 
 
 SchedulingStrategy = (
-    Literal["DEFAULT", "SPREAD"] | PlacementGroupSchedulingStrategy | NodeAffinitySchedulingStrategy | None
+    Literal["DEFAULT", "SPREAD"]
+    | PlacementGroupSchedulingStrategy
+    | NodeAffinitySchedulingStrategy
+    | NodeLabelSchedulingStrategy
+    | None
 )
 
 
@@ -73,10 +78,12 @@ def checked_strategy(strategy: SchedulingStrategy) -> SchedulingStrategy:
     if isinstance(strategy, NodeAffinitySchedulingStrategy):
         strategy.require_node()
         return strategy
-    if strategy in (None, "DEFAULT", "SPREAD") or isinstance(strategy, PlacementGroupSchedulingStrategy):
+    if isinstance(strategy, (PlacementGroupSchedulingStrategy, NodeLabelSchedulingStrategy)):
+        return strategy
+    if strategy in (None, "DEFAULT", "SPREAD"):
         return strategy
     kind = ConfigError if isinstance(strategy, str) else ArgumentTypeError
     raise kind(
         f"scheduling_strategy={strategy!r}; there are 'DEFAULT', 'SPREAD' (the same on one machine), "
-        "PlacementGroupSchedulingStrategy and NodeAffinitySchedulingStrategy"
+        "PlacementGroupSchedulingStrategy, NodeAffinitySchedulingStrategy and NodeLabelSchedulingStrategy"
     )

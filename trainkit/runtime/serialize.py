@@ -192,6 +192,11 @@ def register(kind: type, reducer: Reducer) -> None:
     _REDUCERS[kind] = reducer
 
 
+def deregister(kind: type) -> None:
+    """Pickle instances of `kind` as others again."""
+    _REDUCERS.pop(kind, None)
+
+
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     def __init__(self, file: io.BytesIO, buffers: list[Any]) -> None:
         super().__init__(file, protocol=PROTOCOL, buffer_callback=lambda b: buffers.append(b.raw()))

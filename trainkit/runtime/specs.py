@@ -10,39 +10,10 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 from trainkit.runtime.arity import ANY, Arity
 
 if TYPE_CHECKING:
+    import asyncio
     from concurrent.futures import Future
 
 T_co = TypeVar("T_co", covariant=True)
-
-
-class ActorID:
-    """The id of an actor.
-
-    Args:
-        text: in hexadecimal.
-    """
-
-    __slots__ = ("_text",)
-
-    def __init__(self, text: str) -> None:
-        self._text = text
-
-    def hex(self) -> str:
-        """Return the id as text, as `get_runtime_context().get_actor_id()` gives it in the actor."""
-        return self._text
-
-    def binary(self) -> bytes:
-        """Return the id as bytes."""
-        return bytes.fromhex(self._text)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, ActorID) and self._text == other._text
-
-    def __hash__(self) -> int:
-        return hash(self._text)
-
-    def __repr__(self) -> str:
-        return f"ActorID({self._text})"
 
 
 class ObjectRef(Generic[T_co]):
@@ -86,13 +57,17 @@ class ObjectRef(Generic[T_co]):
 
     def __await__(self) -> Generator[Any, None, T_co]:
         """Wait for the value on an event loop, as in `await ref`; raises what `get` would."""
-        import asyncio  # an import of a tenth of a second, for those who have an event loop anyway
-
-        return asyncio.wrap_future(self.future()).__await__()
+        return self.as_future().__await__()
 
     @abstractmethod
     def future(self) -> Future[T_co]:
         """A future of the value; what `get` would raise is its exception."""
+
+    def as_future(self) -> asyncio.Future[T_co]:
+        """Return the same future for the event loop that runs, as `await` uses it."""
+        import asyncio  # an import of a tenth of a second, for those who have an event loop anyway
+
+        return asyncio.wrap_future(self.future())
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -119,6 +94,8 @@ class Placement:
         cwd: the folder that it runs in; None is that of who asks for it.
         outside: also if who asks is in a group that captures what it starts.
         spread: rather on a node where little runs; without effect on one machine.
+        labels: conditions on those of the node, see `labels.Condition`.
+        soft_labels: conditions that are rather met than not.
     """
 
     resources: Mapping[str, float] = field(default_factory=dict)
@@ -127,6 +104,8 @@ class Placement:
     cwd: str | None = None
     outside: bool = False
     spread: bool = False
+    labels: tuple[tuple[str, str, tuple[str, ...]], ...] = ()
+    soft_labels: tuple[tuple[str, str, tuple[str, ...]], ...] = ()
 
 
 STREAMING = -1
@@ -257,6 +236,7 @@ class SessionSpec:
     Attributes:
         totals: all resources, "memory" in bytes.
         namespace: of its named actors.
+        labels: of this machine.
         log_to_driver: show what workers print.
         preload: modules that workers are forked with.
         environment: variables for all its workers, besides the driver's.
@@ -269,6 +249,7 @@ class SessionSpec:
 
     totals: Mapping[str, float]
     namespace: str
+    labels: Mapping[str, str] = field(default_factory=dict)
     log_to_driver: bool = True
     preload: frozenset[str] = frozenset()
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -284,15 +265,21 @@ class WhereAmI:
     """What a process knows of its place in the session; ids are hexadecimal.
 
     Attributes:
+        job_id: of the program that started the session.
         actor_id: None outside an actor.
+        actor_name: by which `get_actor` finds it; "" for an actor without one, None outside an actor.
         task_id: None outside a call.
+        task_name: of the call, "Class.method" in an actor; None outside a call.
         was_restarted: this actor was made anew after its process had died.
     """
 
     node_id: str
     worker_id: str
     namespace: str
+    job_id: str
     actor_id: str | None = None
+    actor_name: str | None = None
     task_id: str | None = None
+    task_name: str | None = None
     was_restarted: bool = False
     resources: Mapping[str, float] = field(default_factory=dict)

@@ -6,6 +6,7 @@ import importlib
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any, Literal, cast
 
@@ -13,11 +14,30 @@ from trainkit.errors import ArgumentTypeError, ConfigError, MissingDependencyErr
 from trainkit.resources import checked_names, normalize
 from trainkit.runtime.engine import Engine
 from trainkit.runtime.environment import environment_of
+from trainkit.runtime.labels import checked_labels
 from trainkit.runtime.local import devices
 from trainkit.runtime.specs import SessionSpec
 from trainkit.settings import default_namespace
 
 ENGINES = ("local", "inline", "ray")
+RAY_PRIVATE = frozenset(
+    {
+        "_driver_object_store_memory",
+        "_memory",
+        "_metrics_export_port",
+        "_node_ip_address",
+        "_node_name",
+        "_object_spilling_directory",
+        "_plasma_directory",
+        "_redis_password",
+        "_redis_username",
+        "_skip_env_hook",
+        "_system_config",
+        "_temp_dir",
+        "_tracing_startup_hook",
+    }
+)
+"""Arguments of `ray.init` that its signature doesn't show."""
 
 
 def engine_name(engine: str | None, address: str | None, local_mode: bool) -> str:
@@ -44,6 +64,7 @@ def session_spec(
     num_cpus: float | None,
     num_gpus: int | None,
     resources: Mapping[str, float] | None,
+    labels: Mapping[str, str] | None,
     memory: float | None,
     object_store_memory: float | None,
     object_spilling_directory: str | os.PathLike[str] | Literal[False] | None,
@@ -79,9 +100,16 @@ def session_spec(
         if find_spec(module.partition(".")[0]) is None:
             raise ConfigError(f"preload={list(preload)!r}: there is no module {module!r} on sys.path")
     environment = environment_of({}, runtime_env)
-    given = {"num_cpus": num_cpus, "num_gpus": num_gpus, "resources": resources, "memory": memory}
+    given = {
+        "num_cpus": num_cpus,
+        "num_gpus": num_gpus,
+        "resources": resources,
+        "labels": labels,
+        "memory": memory,
+    }
     return SessionSpec(
         totals=totals,
+        labels=checked_labels(labels, "init(labels=)"),
         namespace=namespace or default_namespace(),
         log_to_driver=log_to_driver,
         preload=frozenset(preload),
@@ -111,6 +139,8 @@ def start(name: str, spec: SessionSpec) -> Engine:
         ConfigError: it can't run on this platform.
         MissingDependencyError: it needs a package that is not installed.
     """
+    if name != "ray":  # the rest has no use for Ray's arguments
+        spec = replace(spec, extra={})
     if name == "inline":
         inline = importlib.import_module("trainkit.runtime.inline")
         return cast("Engine", inline.InlineEngine(spec))

@@ -32,8 +32,8 @@ def available_resources() -> dict[str, float]:
 def nodes() -> list[dict[str, Any]]:
     """The machines of the session, each with its name, address, resources and whether it is alive.
 
-    What Ray's `nodes` tells of each, NodeID, Alive, NodeManagerAddress and Resources, is there by those
-    names too.
+    What Ray's `nodes` tells of each, NodeID, Alive, NodeManagerAddress, Resources and Labels, is there by
+    those names too.
     """
     return [
         {
@@ -42,6 +42,7 @@ def nodes() -> list[dict[str, Any]]:
             "Alive": node["alive"],
             "NodeManagerAddress": node["address"],
             "Resources": node["resources"],
+            "Labels": node["labels"],
         }
         for node in engine().state("nodes")
     ]

@@ -59,6 +59,7 @@ class CommonOptions(TypedDict, total=False):
     env: Mapping[str, str]
     runtime_env: Mapping[str, Any] | None
     scheduling_strategy: SchedulingStrategy
+    label_selector: Mapping[str, str] | None
     placement_group: PlacementGroup | None
     placement_group_bundle_index: int
 

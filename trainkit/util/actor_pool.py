@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar, overload
 
 from trainkit.clock import SYSTEM
 from trainkit.errors import ConfigError, GetTimeoutError
@@ -14,6 +14,8 @@ from trainkit.runtime.specs import ObjectRef
 A = TypeVar("A")
 V = TypeVar("V")
 R = TypeVar("R")
+
+_Result: TypeAlias = "ObjectRef[Any] | list[ObjectRef[Any]]"
 
 
 class ActorPool(Generic[A]):
@@ -28,14 +30,19 @@ class ActorPool(Generic[A]):
 
     def __init__(self, actors: Iterable[A]) -> None:
         self._idle: deque[A] = deque(actors)
-        self._waiting: deque[tuple[int, Callable[[A, Any], ObjectRef[Any]], Any]] = deque()
-        self._running: dict[ObjectRef[Any], tuple[int, A]] = {}
+        self._waiting: deque[tuple[int, Callable[[A, Any], _Result], Any]] = deque()
+        # By the last reference of each call, which is done last.
+        self._running: dict[ObjectRef[Any], tuple[int, A, _Result]] = {}
         # What is owed, by the number of its submission, and, once it is there, in the order of arrival.
         self._owed: dict[int, None] = {}
-        self._arrived: dict[int, ObjectRef[Any] | Exception] = {}
+        self._arrived: dict[int, _Result | Exception] = {}
         self._submitted = 0
 
-    def map(self, fn: Callable[[A, V], ObjectRef[R]], values: Iterable[V]) -> Iterator[R]:
+    @overload
+    def map(self, fn: Callable[[A, V], ObjectRef[R]], values: Iterable[V]) -> Iterator[R]: ...
+    @overload
+    def map(self, fn: Callable[[A, V], list[ObjectRef[Any]]], values: Iterable[V]) -> Iterator[Any]: ...
+    def map(self, fn: Callable[[A, V], Any], values: Iterable[V]) -> Iterator[Any]:
         """Submit all `values`, and hand out the results in their order; see `submit`.
 
         Results that nobody has asked for before are forgotten. An error of one call is raised at its place,
@@ -44,16 +51,23 @@ class ActorPool(Generic[A]):
         self._submit_all(fn, values)
         return _Results(self, self.get_next)
 
-    def map_unordered(self, fn: Callable[[A, V], ObjectRef[R]], values: Iterable[V]) -> Iterator[R]:
+    @overload
+    def map_unordered(self, fn: Callable[[A, V], ObjectRef[R]], values: Iterable[V]) -> Iterator[R]: ...
+    @overload
+    def map_unordered(
+        self, fn: Callable[[A, V], list[ObjectRef[Any]]], values: Iterable[V]
+    ) -> Iterator[Any]: ...
+    def map_unordered(self, fn: Callable[[A, V], Any], values: Iterable[V]) -> Iterator[Any]:
         """The same with the results in the order in which they arrive."""
         self._submit_all(fn, values)
         return _Results(self, self.get_next_unordered)
 
-    def submit(self, fn: Callable[[A, V], ObjectRef[Any]], value: V) -> None:
+    def submit(self, fn: Callable[[A, V], _Result], value: V) -> None:
         """Start `fn(actor, value)` on a free actor, or once there is one.
 
         Args:
-            fn: calls a method of the actor and returns the reference, as `lambda a, v: a.double.remote(v)`.
+            fn: calls a method of the actor and returns the reference, as `lambda a, v: a.double.remote(v)`;
+                for a method with several returns their list, and the result is then a list too.
             value: its second argument.
         """
         self._collect(0)
@@ -106,25 +120,26 @@ class ActorPool(Generic[A]):
         Raises:
             ConfigError: the pool has it already.
         """
-        if any(actor is own for own in (*self._idle, *(busy for _, busy in self._running.values()))):
+        if any(actor is own for own in (*self._idle, *(busy for _, busy, _ in self._running.values()))):
             raise ConfigError(f"push({actor!r}): the pool has this actor already")
         self._idle.append(actor)
         self._feed()
 
-    def _submit_all(self, fn: Callable[[A, V], ObjectRef[Any]], values: Iterable[V]) -> None:
+    def _submit_all(self, fn: Callable[[A, V], _Result], values: Iterable[V]) -> None:
         for earlier in list(self._owed):
             self._forget(earlier)
         for value in values:
             self.submit(fn, value)
 
-    def _send(self, index: int, fn: Callable[[A, Any], ObjectRef[Any]], value: Any) -> None:
+    def _send(self, index: int, fn: Callable[[A, Any], _Result], value: Any) -> None:
         """Call `fn` with a free actor, which stays free if that raises."""
         actor = self._idle[0]
-        ref = fn(actor, value)
-        if not isinstance(ref, ObjectRef):
-            raise ConfigError(f"the pool's function must return one reference; it returned {ref!r}")
+        result = fn(actor, value)
+        refs = result if isinstance(result, list) else [result]
+        if not refs or not all(isinstance(ref, ObjectRef) for ref in refs):
+            raise ConfigError(f"the pool's function must return one reference or several, not {result!r}")
         self._idle.popleft()
-        self._running[ref] = index, actor
+        self._running[refs[-1]] = index, actor, result
 
     def _feed(self) -> None:
         while self._idle and self._waiting:
@@ -141,10 +156,10 @@ class ActorPool(Generic[A]):
             if done:  # and whatever else is done by now
                 done = wait(list(self._running), num_returns=len(self._running), timeout=0)[0]
             for ref in done:
-                index, actor = self._running.pop(ref)
+                index, actor, result = self._running.pop(ref)
                 self._idle.append(actor)
                 if index in self._owed:
-                    self._arrived[index] = ref
+                    self._arrived[index] = result
         self._feed()
 
     def _await(self, there: Callable[[], bool], timeout: float | None, ignored: int | None) -> None:

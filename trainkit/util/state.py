@@ -1,8 +1,581 @@
-"""What a session holds, by the names of `ray.util.state`; see the verbs of `trainkit` that these are."""
+"""What a session holds, by the names of `ray.util.state`.
+
+Each listing gives rows that are dictionaries; `row.state` reads the same as `row["state"]`. A row has the
+columns of Ray's that there is something to say for, besides those of the verbs of `trainkit`. Finished tasks
+and freed objects are not listed: nobody keeps them.
+"""
 
 from __future__ import annotations
 
-from trainkit.runtime.api import list_actors, list_objects, list_placement_groups, list_tasks
-from trainkit.runtime.api import nodes as list_nodes
+import fnmatch
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
-__all__ = ["list_actors", "list_nodes", "list_objects", "list_placement_groups", "list_tasks"]
+from trainkit.clock import SYSTEM
+from trainkit.errors import ConfigError
+from trainkit.runtime.current import engine
+from trainkit.runtime.specs import ObjectRef
+from trainkit.runtime.telling import get_runtime_context, nodes
+
+__all__ = [
+    "get_actor",
+    "get_log",
+    "get_node",
+    "get_objects",
+    "get_placement_group",
+    "get_task",
+    "get_worker",
+    "list_actors",
+    "list_logs",
+    "list_nodes",
+    "list_objects",
+    "list_placement_groups",
+    "list_tasks",
+    "list_workers",
+    "summarize_actors",
+    "summarize_objects",
+    "summarize_tasks",
+]
+
+Filter = tuple[str, str, str | bool | int | float]
+
+_LIMIT = 100
+_MOST = 10_000
+_FOLLOW_S = 0.5
+
+
+class State(dict[str, Any]):
+    """One row of a listing; its columns are attributes too."""
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(f"a row has no column {name!r}; it has {', '.join(sorted(self))}") from None
+
+    def asdict(self) -> dict[str, Any]:
+        """Return a plain dictionary of the columns."""
+        return dict(self)
+
+
+def list_actors(
+    address: str | None = None,
+    filters: Sequence[Filter] | None = None,
+    limit: int = _LIMIT,
+    timeout: float = 30,
+    detail: bool = False,
+    raise_on_missing_output: bool = True,
+    _explain: bool = False,
+) -> list[State]:
+    """List the session's actors, living and dead.
+
+    Args:
+        address: without effect: the session is that of this program.
+        filters: conditions that all hold, such as [("state", "=", "ALIVE"), ("name", "!=", "a")]. Texts are
+            compared without regard to capitals.
+        limit: at most so many rows, up to 10,000.
+        timeout: without effect: the answer comes at once.
+        detail: without effect: every row has all its columns.
+        raise_on_missing_output: without effect: nothing is missing but what `limit` cuts off.
+        _explain: without effect.
+
+    Raises:
+        ConfigError: a filter names a column that there isn't, or has another predicate than "=" and "!=",
+            or `limit` is out of range.
+    """
+    return _selected(_actors(), _ACTOR_COLUMNS, filters, limit)
+
+
+def list_tasks(
+    address: str | None = None,
+    filters: Sequence[Filter] | None = None,
+    limit: int = _LIMIT,
+    timeout: float = 30,
+    detail: bool = False,
+    raise_on_missing_output: bool = True,
+    _explain: bool = False,
+) -> list[State]:
+    """List the tasks that wait or run; the arguments are those of `list_actors`."""
+    return _selected(_tasks(), _TASK_COLUMNS, filters, limit)
+
+
+def list_objects(
+    address: str | None = None,
+    filters: Sequence[Filter] | None = None,
+    limit: int = _LIMIT,
+    timeout: float = 30,
+    detail: bool = False,
+    raise_on_missing_output: bool = True,
+    _explain: bool = False,
+) -> list[State]:
+    """List the objects in shared memory, a row for each; the arguments are those of `list_actors`."""
+    return _selected(_objects(), _OBJECT_COLUMNS, filters, limit)
+
+
+def list_nodes(
+    address: str | None = None,
+    filters: Sequence[Filter] | None = None,
+    limit: int = _LIMIT,
+    timeout: float = 30,
+    detail: bool = False,
+    raise_on_missing_output: bool = True,
+    _explain: bool = False,
+) -> list[State]:
+    """List the machines of the session; the arguments are those of `list_actors`."""
+    return _selected(_nodes(), _NODE_COLUMNS, filters, limit)
+
+
+def list_placement_groups(
+    address: str | None = None,
+    filters: Sequence[Filter] | None = None,
+    limit: int = _LIMIT,
+    timeout: float = 30,
+    detail: bool = False,
+    raise_on_missing_output: bool = True,
+    _explain: bool = False,
+) -> list[State]:
+    """List the placement groups; the arguments are those of `list_actors`."""
+    return _selected(
+        [State(row) for row in engine().state("placement_groups")], _GROUP_COLUMNS, filters, limit
+    )
+
+
+def list_workers(
+    address: str | None = None,
+    filters: Sequence[Filter] | None = None,
+    limit: int = _LIMIT,
+    timeout: float = 30,
+    detail: bool = False,
+    raise_on_missing_output: bool = True,
+    _explain: bool = False,
+) -> list[State]:
+    """List the living processes of the session; the arguments are those of `list_actors`."""
+    return _selected([State(row) for row in engine().state("workers")], _WORKER_COLUMNS, filters, limit)
+
+
+def get_actor(
+    id: str, address: str | None = None, timeout: float = 30, _explain: bool = False
+) -> State | None:
+    """Return the row of one actor, None if there is none of that id."""
+    return _only(_actors(), "actor_id", id)
+
+
+def get_node(
+    id: str, address: str | None = None, timeout: float = 30, _explain: bool = False
+) -> State | None:
+    """Return the row of one machine, None if there is none of that id."""
+    return _only(_nodes(), "node_id", id)
+
+
+def get_worker(
+    id: str, address: str | None = None, timeout: float = 30, _explain: bool = False
+) -> State | None:
+    """Return the row of one process, None if there is none of that id."""
+    return _only([State(row) for row in engine().state("workers")], "worker_id", id)
+
+
+def get_placement_group(
+    id: str, address: str | None = None, timeout: float = 30, _explain: bool = False
+) -> State | None:
+    """Return the row of one placement group, None if there is none of that id."""
+    return _only([State(row) for row in engine().state("placement_groups")], "placement_group_id", id)
+
+
+def get_objects(
+    id: str, address: str | None = None, timeout: float = 30, _explain: bool = False
+) -> list[State]:
+    """Return the rows of one object, none if it is not in shared memory."""
+    return [row for row in _objects() if row["object_id"] == id]
+
+
+def get_task(
+    id: str | ObjectRef[Any], address: str | None = None, timeout: float = 30, _explain: bool = False
+) -> State | None:
+    """Return the row of a task that this process has started, None if it has ended or is not known here.
+
+    Args:
+        id: of the task, as `get_runtime_context().get_task_id()` gives it, or the reference to its result,
+            the first one of several.
+        address: see `list_actors`.
+        timeout: see `list_actors`.
+        _explain: see `list_actors`.
+    """
+    # On Ray a reference's id begins with that of the task; elsewhere the two are equal.
+    wanted = id.hex() if isinstance(id, ObjectRef) else id
+    return next((row for row in _tasks() if row["task_id"] and wanted.startswith(row["task_id"])), None)
+
+
+def summarize_actors(
+    address: str | None = None,
+    timeout: float = 30,
+    raise_on_missing_output: bool = True,
+    _explain: bool = False,
+) -> dict[str, Any]:
+    """Count the actors of each class by their states, in the dictionary that Ray gives."""
+    rows = _actors()
+    summary = {
+        name: {"class_name": name, "state_counts": counts} for name, counts in _counted(rows, "class_name")
+    }
+    return {"cluster": {"summary": summary, "total_actors": len(rows), "summary_by": "class"}}
+
+
+def summarize_tasks(
+    address: str | None = None,
+    timeout: float = 30,
+    raise_on_missing_output: bool = True,
+    _explain: bool = False,
+) -> dict[str, Any]:
+    """Count the tasks of each name by their states, in the dictionary that Ray gives."""
+    rows = _tasks()
+    summary = {
+        name: {"func_or_class_name": name, "type": "NORMAL_TASK", "state_counts": counts}
+        for name, counts in _counted(rows, "name")
+    }
+    return {
+        "cluster": {
+            "summary": summary,
+            "total_tasks": len(rows),
+            "total_actor_tasks": 0,
+            "total_actor_scheduled": 0,
+            "summary_by": "func_name",
+        }
+    }
+
+
+def summarize_objects(
+    address: str | None = None,
+    timeout: float = 30,
+    raise_on_missing_output: bool = True,
+    _explain: bool = False,
+) -> dict[str, Any]:
+    """Add up the objects in shared memory, in the dictionary that Ray gives where call sites are not kept."""
+    rows = _objects()
+    size_mb = sum(row["object_size"] for row in rows) / 2**20
+    whole = {
+        "total_objects": len(rows),
+        "total_size_mb": size_mb,
+        "total_num_workers": len({pid for row in rows for pid in row["pids"]}),
+        "total_num_nodes": int(bool(rows)),
+        "task_state_counts": {},
+        "ref_type_counts": {},
+    }
+    return {
+        "cluster": {
+            "summary": {"disabled": whole} if rows else {},
+            "total_objects": len(rows),
+            "total_size_mb": size_mb,
+            "callsite_enabled": False,
+            "summary_by": "callsite",
+        }
+    }
+
+
+def list_logs(
+    address: str | None = None,
+    node_id: str | None = None,
+    node_ip: str | None = None,
+    glob_filter: str | None = None,
+    timeout: float = 30,
+) -> dict[str, list[str]]:
+    """List the files that keep what workers printed, by "worker_out" and "worker_err".
+
+    Args:
+        address: see `list_actors`.
+        node_id: without effect: the files are on this machine.
+        node_ip: without effect, as `node_id`.
+        glob_filter: a pattern of names, such as "*train*".
+        timeout: see `list_actors`.
+    """
+    found: dict[str, list[str]] = {}
+    for path in _log_files():
+        if glob_filter is None or fnmatch.fnmatchcase(path.name, glob_filter):
+            found.setdefault(f"worker_{_suffix(path)}", []).append(path.name)
+    return found
+
+
+def get_log(
+    address: str | None = None,
+    node_id: str | None = None,
+    node_ip: str | None = None,
+    filename: str | None = None,
+    actor_id: str | None = None,
+    task_id: str | None = None,
+    pid: int | None = None,
+    follow: bool = False,
+    tail: int = -1,
+    timeout: float = 30,
+    suffix: str = "out",
+    encoding: str | None = "utf-8",
+    errors: str | None = "strict",
+    submission_id: str | None = None,
+    attempt_number: int = 0,
+    _interval: float | None = None,
+    filter_ansi_code: bool = False,
+) -> Iterator[str]:
+    """Give what a worker printed, in pieces.
+
+    Args:
+        address: see `list_actors`.
+        node_id: see `list_logs`.
+        node_ip: see `list_logs`.
+        filename: of the file, as `list_logs` names it; or else:
+        actor_id: of an actor.
+        task_id: of a task that runs.
+        pid: of a process.
+        follow: go on with what is printed later, until the process has ended.
+        tail: the last so many lines; -1 for all.
+        timeout: see `list_actors`.
+        suffix: "out" for standard output, "err" for standard error.
+        encoding: of what was printed; None is UTF-8.
+        errors: of decoding, as `bytes.decode` takes it; None is "strict".
+        submission_id: refused: there are no submitted jobs.
+        attempt_number: without effect.
+        _interval: seconds between two looks with `follow`.
+        filter_ansi_code: refused: what was printed is given as it was printed.
+
+    Raises:
+        ConfigError: nothing says whose output, or there is none of it.
+    """
+    if submission_id is not None or filter_ansi_code:
+        raise ConfigError("get_log() has no submission_id and no filter_ansi_code here")
+    if suffix not in ("out", "err"):
+        raise ConfigError(f"suffix={suffix!r}; there are 'out' and 'err'")
+    if filename is None:
+        pid = _pid_of(actor_id, task_id, pid)
+    matching = [
+        path
+        for path in _log_files()
+        if (path.name == filename if filename else _pid(path) == pid and _suffix(path) == suffix)
+    ]
+    if not matching:
+        whose = filename or f"the process {pid}"
+        raise ConfigError(f"there is no log of {whose}: it has printed nothing, or is not of this session")
+    # What was put aside, "name.out.1", was printed before the rest.
+    paths = sorted(matching, key=lambda path: not path.name.endswith(".1"))
+    return _printed(paths, follow, tail, encoding or "utf-8", errors or "strict", _interval or _FOLLOW_S)
+
+
+def _printed(
+    paths: Sequence[Path], follow: bool, tail: int, encoding: str, errors: str, interval_s: float
+) -> Iterator[str]:
+    contents = [path.read_bytes() for path in paths]
+    position = len(contents[-1])
+    data = b"".join(contents)
+    if tail >= 0:
+        data = b"".join(data.splitlines(keepends=True)[-tail:] if tail else [])
+    if data:
+        yield data.decode(encoding, errors)
+    if not follow:
+        return
+    newest = paths[-1]
+    pid = _pid(newest)
+    alive = True
+    while alive:
+        # Asked before the look, so that nothing is left behind.
+        alive = pid in {row["pid"] for row in engine().state("workers")}
+        with open(newest, "rb") as file:
+            file.seek(position)
+            more = file.read()
+        position += len(more)
+        if more:
+            yield more.decode(encoding, errors)
+        elif alive:
+            SYSTEM.sleep(interval_s)
+
+
+def get_node_ip_address() -> str:
+    """Return the address of the machine that this runs on."""
+    here = get_runtime_context().get_node_id()
+    return next(str(node["NodeManagerAddress"]) for node in nodes() if node["NodeID"] == here)
+
+
+def list_named_actors(all_namespaces: bool = False) -> list[Any]:
+    """List the names of the session's living actors.
+
+    Args:
+        all_namespaces: of every namespace, each as {"name": ..., "namespace": ...}.
+    """
+    rows = [row for row in engine().state("actors") if row["name"] and row["state"] != "DEAD"]
+    if all_namespaces:
+        return [{"name": row["name"], "namespace": row["namespace"]} for row in rows]
+    here = get_runtime_context().namespace
+    return [row["name"] for row in rows if row["namespace"] == here]
+
+
+# rows
+
+
+def _actors() -> list[State]:
+    where = get_runtime_context()
+    return [
+        State(
+            row,
+            state="PENDING_CREATION" if row["state"] == "PENDING" else row["state"],
+            job_id=where.get_job_id(),
+            node_id=where.get_node_id() if row["pid"] else None,
+            ray_namespace=row["namespace"],
+            required_resources=row["resources"],
+            is_detached=row["detached"],
+            num_restarts=row["restarts"],
+        )
+        for row in engine().state("actors")
+    ]
+
+
+def _tasks() -> list[State]:
+    where = get_runtime_context()
+    return [
+        State(
+            row,
+            state="PENDING_NODE_ASSIGNMENT" if row["state"] == "PENDING" else row["state"],
+            type="NORMAL_TASK",
+            func_or_class_name=row["name"],
+            job_id=where.get_job_id(),
+            node_id=where.get_node_id() if row["pid"] else None,
+            worker_pid=row["pid"],
+            required_resources=row["resources"],
+        )
+        for row in engine().state("tasks")
+    ]
+
+
+def _objects() -> list[State]:
+    return [
+        State(row, object_size=row["size_bytes"], pid=next(iter(row["pids"]), None))
+        for row in engine().state("objects")
+    ]
+
+
+def _nodes() -> list[State]:
+    return [
+        State(
+            row,
+            node_ip=row["address"],
+            node_name=row["hostname"],
+            state="ALIVE" if row["alive"] else "DEAD",
+            resources_total=row["resources"],
+        )
+        for row in nodes()
+    ]
+
+
+_ACTOR_COLUMNS = frozenset(
+    {
+        "actor_id",
+        "class_name",
+        "death_cause",
+        "detached",
+        "is_detached",
+        "job_id",
+        "name",
+        "namespace",
+        "node_id",
+        "num_restarts",
+        "pid",
+        "ray_namespace",
+        "restarts",
+        "state",
+    }
+)
+_TASK_COLUMNS = frozenset(
+    {
+        "func_or_class_name",
+        "job_id",
+        "name",
+        "node_id",
+        "owner_pid",
+        "pid",
+        "state",
+        "task_id",
+        "type",
+        "worker_id",
+        "worker_pid",
+    }
+)
+_OBJECT_COLUMNS = frozenset({"object_id", "object_size", "pid", "size_bytes"})
+_NODE_COLUMNS = frozenset(
+    {"address", "alive", "hostname", "is_head_node", "node_id", "node_ip", "node_name", "pid", "state"}
+)
+_GROUP_COLUMNS = frozenset({"name", "placement_group_id", "state", "strategy"})
+_WORKER_COLUMNS = frozenset({"ip", "is_alive", "name", "node_id", "pid", "worker_id", "worker_type"})
+
+
+def _selected(
+    rows: Sequence[State], columns: frozenset[str], filters: Sequence[Filter] | None, limit: int
+) -> list[State]:
+    """Return the first `limit` of `rows` that meet all `filters`."""
+    if not 0 < limit <= _MOST:
+        raise ConfigError(f"limit={limit}: give 1 to {_MOST}")
+    conditions = [_checked(condition, columns) for condition in filters or ()]
+    kept = [row for row in rows if all(_meets(row, *condition) for condition in conditions)]
+    return kept[:limit]
+
+
+def _checked(condition: Filter, columns: frozenset[str]) -> Filter:
+    try:
+        column, predicate, value = condition
+    except (TypeError, ValueError):
+        raise ConfigError(f"filter {condition!r}: give (column, '=' or '!=', value)") from None
+    column = column.lower()
+    if column not in columns:
+        raise ConfigError(f"filter {condition!r}: the columns to filter by are {', '.join(sorted(columns))}")
+    if predicate not in ("=", "!="):
+        raise ConfigError(f"filter {condition!r}: the predicates are '=' and '!='")
+    return column, predicate, value
+
+
+def _meets(row: Mapping[str, Any], column: str, predicate: str, wanted: Any) -> bool:
+    return column in row and _equal(row[column], wanted) == (predicate == "=")
+
+
+def _equal(value: Any, wanted: Any) -> bool:
+    """Compare as Ray does: texts without capitals, and numbers and truth values also as texts."""
+    if isinstance(wanted, str):
+        if isinstance(value, bool):
+            return wanted.lower() in (("true", "1") if value else ("false", "0"))
+        if isinstance(value, (int, float)):
+            return wanted == str(value)
+        return isinstance(value, str) and value.lower() == wanted.lower()
+    return bool(value == wanted)
+
+
+def _only(rows: Sequence[State], column: str, wanted: str) -> State | None:
+    return next((row for row in rows if row.get(column) == wanted), None)
+
+
+def _counted(rows: Sequence[State], column: str) -> list[tuple[str, dict[str, int]]]:
+    counts: dict[str, Counter[str]] = {}
+    for row in rows:
+        counts.setdefault(row[column], Counter())[row["state"]] += 1
+    return [(name, dict(states)) for name, states in counts.items()]
+
+
+# logs
+
+
+def _log_files() -> list[Path]:
+    return [Path(row["path"]) for row in engine().state("logs")]
+
+
+def _pid_of(actor_id: str | None, task_id: str | None, pid: int | None) -> int:
+    if actor_id is not None:
+        row = get_actor(actor_id)
+    elif task_id is not None:
+        row = get_task(task_id)
+    elif pid is not None:
+        return pid
+    else:
+        raise ConfigError("get_log() needs a filename, an actor_id, a task_id or a pid")
+    if row is None or row["pid"] is None:
+        raise ConfigError(f"there is no process of {actor_id or task_id} to show the output of")
+    return int(row["pid"])
+
+
+def _pid(path: Path) -> int:
+    return int(path.name.removesuffix(".1").rpartition(".")[0].rpartition("-")[2])
+
+
+def _suffix(path: Path) -> str:
+    return path.name.removesuffix(".1").rpartition(".")[2]

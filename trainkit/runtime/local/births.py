@@ -23,6 +23,8 @@ class WorkerSpec(NamedTuple):
         resources: all that it was given.
         namespace: the session's.
         restarts: how often the actor has been made anew before.
+        class_name: of an actor.
+        actor_name: by which others find it; "" for one that has none.
     """
 
     worker_id: int
@@ -42,6 +44,8 @@ class WorkerSpec(NamedTuple):
     namespace: str
     conduct: Conduct = Conduct()
     restarts: int = 0
+    class_name: str = ""
+    actor_name: str = ""
 
 
 class ForkWorker(NamedTuple):

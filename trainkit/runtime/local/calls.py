@@ -78,6 +78,7 @@ class Calls:
 
     Attributes:
         instance: the actor's object.
+        made_of: its class, also while it is being made.
         begun_at: when the last call began, by the monotonic clock.
         running: the call that may be interrupted by a signal, see `interruption`; 0 for none.
         interrupted: the last one that was.
@@ -95,6 +96,7 @@ class Calls:
         self._functions: dict[int, Any] = {}
         self._methods: dict[str, Callable[..., Any]] = {}
         self.instance: Any = None
+        self.made_of: Any = None
         self.begun_at = 0.0
         self.running = 0
         self.interrupted = 0
@@ -106,7 +108,6 @@ class Calls:
     def run_small(self, conn: CallerConnection, call: SmallCall) -> None:
         """The same as `run`, for a small call, and quicker."""
         call_id, target, arguments, _ = call
-        calling.set(call_id)
         method = str(target)
         try:
             if self.cancelled:
@@ -121,6 +122,7 @@ class Calls:
                     return
                 method = getattr(function, "__qualname__", type(function).__name__)
                 start = self.begun_at = SYSTEM.monotonic()
+            calling.set((call_id, method))
             if type(arguments) is tuple:
                 result = function(*arguments)
             else:
@@ -174,13 +176,15 @@ class Calls:
         group: str | None = None,
     ) -> None:
         """Run an unpacked call, and answer it; the code of this method is what calls user code."""
-        calling.set(call_id)
+        calling.set((call_id, method))
         answers: list[tuple[int, Packed]] = []
         try:
             self.begun_at = SYSTEM.monotonic()
             if self.cancelled:
                 self.require_wanted(call_id, method)
             function = self._target(kind, definition, method)
+            if kind == INIT:
+                self.made_of = function
             if kwargs:
                 kwargs = {name: self.resolved(value) for name, value in kwargs.items()}
             result = function(*map(self.resolved, args), **kwargs)

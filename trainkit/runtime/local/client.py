@@ -15,6 +15,7 @@ from trainkit.errors import ObjectLostError
 from trainkit.resources import QUANTUM, Bundle, require_feasible
 from trainkit.runtime import preload
 from trainkit.runtime.capture import captured
+from trainkit.runtime.labels import require_labels
 from trainkit.runtime.local import introductions, launch, lifeline, process
 from trainkit.runtime.local.account import StoreAccount
 from trainkit.runtime.local.actor_peer import HeldCall
@@ -202,7 +203,9 @@ class LocalEngine(Waiting, Steering, NodeVerbs):
         pool = self._pool(spec.placement, spec.name)
         definition = self._bodies.definition(spec.function, spec.name)
         refs = self._refs(spec.num_returns, None)
-        arguments = lasting(spec.args, spec.kwargs) if spec.num_returns == 1 else None
+        # A small call doesn't carry its name, so it is that of the function.
+        is_small = spec.num_returns == 1 and spec.name == getattr(spec.function, "__qualname__", spec.name)
+        arguments = lasting(spec.args, spec.kwargs) if is_small else None
         task = Task(
             spec.name,
             pool,
@@ -279,6 +282,8 @@ class LocalEngine(Waiting, Steering, NodeVerbs):
     def _placed(self, placement: Placement, name: str) -> Placement:
         """`placement`, in this process's own group if that captures what is started here."""
         require_feasible([placement.resources], self._totals, what=name)
+        if placement.labels:
+            require_labels(placement.labels, self.state("nodes")[0], name)
         return captured(placement, self._group)
 
     def start_actor(self, spec: ActorSpec) -> Endpoint:

@@ -217,7 +217,7 @@ class EventLoop:
         call.begun = True
         task = self._asyncio.current_task()
         call_id = call.frame.call_id
-        calling.set(call_id)
+        calling.set((call_id, call.method))
         answers: list[tuple[int, Packed]] = []
         try:
             if self._calls.cancelled:

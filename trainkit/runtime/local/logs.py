@@ -94,6 +94,12 @@ class SessionLogs:
         """Where a worker's output is, for messages; "" if there is none."""
         return " and ".join(str(self._path(worker, kind)) for kind in self._written.get(worker.serial, ()))
 
+    def paths(self) -> list[str]:
+        """Return the files of all workers of the session, those that have ended too."""
+        if self._folder is None:
+            return []
+        return [str(path) for path in sorted(self._folder.iterdir())]
+
     def forget(self, worker: Printer) -> None:
         """The worker has ended, and prints no more."""
         self._written.pop(worker.serial, None)

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from trainkit.runtime.specs import WhereAmI
 
-calling: ContextVar[int] = ContextVar("trainkit_calling", default=0)
-"""The number of the call that runs in this thread or coroutine; 0 for none."""
+calling: ContextVar[tuple[int, str]] = ContextVar("trainkit_calling", default=(0, ""))
+"""The number and the name of the call that runs in this thread or coroutine; 0 for none."""
 
 
 class ActorExit(BaseException):
@@ -23,12 +23,16 @@ class Place:
 
     Attributes:
         actor_id: None outside an actor.
+        actor_name: of an actor that has one, else "".
+        class_name: of an actor.
         resources: what it was given.
         restarts: how often the actor has been made anew before.
     """
 
     namespace: str = ""
     actor_id: int | None = None
+    actor_name: str = ""
+    class_name: str = ""
     resources: Mapping[str, float] = field(default_factory=dict)
     restarts: int = 0
 
@@ -39,13 +43,18 @@ class Place:
             serial: the process's number in the session.
             mark: of the session.
         """
-        call = calling.get()
+        call, name = calling.get()
+        session = Path(mark).name.rpartition("-")[2]
+        is_actor = self.actor_id is not None
         return WhereAmI(
-            node_id=Path(mark).name.rpartition("-")[2],
+            node_id=session,
             worker_id=f"{serial:x}",
             namespace=self.namespace,
-            actor_id=None if self.actor_id is None else f"{self.actor_id:016x}",
+            job_id=session,
+            actor_id=f"{self.actor_id:016x}" if is_actor else None,
+            actor_name=self.actor_name if is_actor else None,
             task_id=f"{call:016x}" if call else None,
+            task_name=(f"{self.class_name}.{name}" if is_actor else name) if call else None,
             was_restarted=self.restarts > 0,
             resources=dict(self.resources),
         )

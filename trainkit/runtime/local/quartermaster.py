@@ -15,11 +15,11 @@ from trainkit.runtime.local.frames import NOTICE
 from trainkit.runtime.local.graves import pending_row
 from trainkit.runtime.local.groups import Groups
 from trainkit.runtime.local.loop import try_send
-from trainkit.runtime.local.messages import Conduct, Connect, Exit, Lease, StartActor, packed
+from trainkit.runtime.local.messages import Connect, Exit, Lease, StartActor, packed
 from trainkit.runtime.local.patience import Patience
 from trainkit.runtime.local.requests import DRIVER, Request
 from trainkit.runtime.placement import Allocation, Ledger, Waiting, serve
-from trainkit.runtime.specs import PlacementGroupId, SessionSpec
+from trainkit.runtime.specs import PlacementGroupId, Registration, SessionSpec
 from trainkit.runtime.supervise import Exit as ExitRecord
 
 if TYPE_CHECKING:
@@ -213,8 +213,15 @@ class Quartermaster:
             surroundings=message.surroundings,
             resources=placement.resources,
             namespace=self._spec.namespace,
-            conduct=message.conduct if isinstance(message, StartActor) else Conduct(),
         )
+        registration: Registration | None = None
+        if isinstance(message, StartActor):
+            registration = message.registration
+            spec = spec._replace(
+                conduct=message.conduct,
+                class_name=message.class_name,
+                actor_name=(registration.name if registration else None) or "",
+            )
         try:
             self._node.census.start(
                 spec,
@@ -223,8 +230,8 @@ class Quartermaster:
                 placement=placement,
                 allocation=allocation,
                 ledger_group=where,
-                registration=message.registration if isinstance(message, StartActor) else None,
-                class_name=message.class_name if isinstance(message, StartActor) else "",
+                registration=registration,
+                class_name=spec.class_name,
             )
         except OSError as error:  # no descriptor left
             ledger = self.groups.ledger_of(where)

@@ -45,6 +45,7 @@ def _nodes(node: Node) -> Rows:
             "hostname": socket.gethostname(),
             "address": "127.0.0.1",
             "pid": os.getpid(),
+            "labels": {**node.spec.labels, "ray.io/node-id": node_id()},
             "resources": dict(node.spec.totals),
             "available": node.stores.available(),
             "object_store": _store(node),
@@ -76,6 +77,7 @@ def _tasks(node: Node) -> Rows:
             rows.append(
                 {
                     "worker_id": f"{worker.worker_id:016x}",
+                    "task_id": None,  # only who made the call knows it
                     "name": worker.name,
                     "state": "PENDING" if worker.pid is None else "RUNNING",
                     "pid": worker.pid,
@@ -88,6 +90,7 @@ def _tasks(node: Node) -> Rows:
             rows.append(
                 {
                     "worker_id": f"{request.start.worker_id:016x}",
+                    "task_id": None,
                     "name": request.what,
                     "state": "PENDING",
                     "pid": None,
@@ -96,6 +99,25 @@ def _tasks(node: Node) -> Rows:
                 }
             )
     return rows
+
+
+def _workers(node: Node) -> Rows:
+    living = [
+        (worker.serial, worker.name, "WORKER", worker.pid)
+        for worker in node.census.workers()
+        if worker.pid is not None
+    ]
+    if not node.driver_gone:
+        living.insert(0, (DRIVER, "driver", "DRIVER", node.driver_pid))
+    common = {"is_alive": True, "node_id": node_id(), "ip": "127.0.0.1"}
+    return [
+        {"worker_id": f"{serial:x}", "name": name, "worker_type": kind, "pid": pid, **common}
+        for serial, name, kind, pid in living
+    ]
+
+
+def _logs(node: Node) -> Rows:
+    return [{"path": path} for path in node.logs.paths()]
 
 
 def _objects(node: Node) -> Rows:
@@ -147,6 +169,8 @@ _ANSWERS: Mapping[str, Callable[[Node], Rows]] = {
     "nodes": _nodes,
     "actors": _actors,
     "tasks": _tasks,
+    "workers": _workers,
+    "logs": _logs,
     "objects": _objects,
     "placement_groups": _placement_groups,
     "requests": _requests,

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from trainkit.errors import ConfigError, ObjectLostError
+from trainkit.runtime.context import address_info
 from trainkit.runtime.local.actor_peer import ActorPeer, HeldCall
 from trainkit.runtime.local.interrupt import InterruptGuard
 from trainkit.runtime.local.leases import Task
@@ -18,7 +19,7 @@ from trainkit.runtime.local.place import ActorExit, Place
 from trainkit.runtime.local.pump import Pump
 from trainkit.runtime.local.refs import LocalRef, PromisePeer
 from trainkit.runtime.local.streams import LocalStream, StreamRef
-from trainkit.runtime.specs import ObjectRef, WhereAmI
+from trainkit.runtime.specs import Interface, ObjectRef, WhereAmI
 
 if TYPE_CHECKING:
     import asyncio
@@ -32,6 +33,7 @@ class Steering:
         place: this process's in the session.
         started: calls that the running task has made, if this process runs tasks; see `cancel_started`.
         holding: connections to actors that hold calls back, which wait for their arguments.
+        own_handle: makes what a handle of this process's actor holds; None in other processes.
     """
 
     link: NodeLink
@@ -39,6 +41,7 @@ class Steering:
     place: Place
     mark: str
     started: weakref.WeakSet[LocalRef] | None = None
+    own_handle: Callable[[], tuple[Any, Interface]] | None = None
     _ids: Ids
     _serial: int
 
@@ -118,6 +121,12 @@ class Steering:
 
     def where_am_i(self) -> WhereAmI:
         return self.place.seen_by(self._serial, self.mark)
+
+    def current_actor(self) -> tuple[Any, Interface] | None:
+        return None if self.own_handle is None else self.own_handle()
+
+    def address_info(self) -> dict[str, Any]:
+        return address_info(self.where_am_i().node_id, self.mark)
 
     # being told of their end
 

@@ -288,7 +288,7 @@ class TaskPool:
         """
         with self._lock:
             given = [(lease.worker_id or 0, lease.outstanding()) for lease in self._busy]
-            queued = [task.name for task in self._queue]
+            queued = list(self._queue)
         common = {"resources": dict(self._placement.resources), "owner_pid": self.engine.pid}
         rows: list[dict[str, Any]] = []
         for worker_id, tasks in given:
@@ -297,9 +297,9 @@ class TaskPool:
             for place, task in enumerate(tasks):
                 # Its process may not be there yet; and those behind the first wait in it.
                 state = "PENDING" if pid is None or place else "RUNNING"
-                rows.append({"worker_id": key, "name": task.name, "state": state, "pid": pid, **common})
+                rows.append({"worker_id": key, "state": state, "pid": pid, **_names(task), **common})
         rows += [
-            {"worker_id": None, "name": name, "state": "PENDING", "pid": None, **common} for name in queued
+            {"worker_id": None, "state": "PENDING", "pid": None, **_names(task), **common} for task in queued
         ]
         return rows
 
@@ -357,3 +357,7 @@ class TaskPool:
                     ref.complete(LOST, functools.partial(death, WorkerDiedError, exit_, task.name))
         lease.pending.clear()
         self.again(again)
+
+
+def _names(task: Task) -> dict[str, Any]:
+    return {"task_id": task.refs[0].hex(), "name": task.name}

@@ -24,18 +24,22 @@ from trainkit.errors import NodeDiedError
 from trainkit.runtime import api
 from trainkit.runtime.local import process
 from trainkit.runtime.local.account import StoreAccount
+from trainkit.runtime.local.actor_peer import ActorPeer
 from trainkit.runtime.local.births import WorkerSpec
 from trainkit.runtime.local.callers import CallerConnection, SmallCall
 from trainkit.runtime.local.calls import Calls
 from trainkit.runtime.local.channel import SHORT_WAIT_S, Descriptor
 from trainkit.runtime.local.client import LocalEngine
+from trainkit.runtime.local.endpoints import Endpoint, shared
 from trainkit.runtime.local.eventloop import EventLoop
 from trainkit.runtime.local.frames import BLOCKED, CALLS, CONNECT, INIT, RETURNED, SLOW, Frame
 from trainkit.runtime.local.messages import Cancel, Connect, Exit, Leaving
 from trainkit.runtime.local.place import ActorExit, Place
 from trainkit.runtime.local.running import InOrder, Runner, Threads
 from trainkit.runtime.local.surroundings import settle_in
+from trainkit.runtime.methods import interface_of
 from trainkit.runtime.serialize import Packed
+from trainkit.runtime.specs import Interface
 
 _FLUSH_S = 10.0
 _LONG_S = 0.02
@@ -68,6 +72,8 @@ def run_worker(spec: WorkerSpec, fds: Sequence[int]) -> None:
         place=Place(
             namespace=spec.namespace,
             actor_id=spec.worker_id if spec.is_actor else None,
+            actor_name=spec.actor_name,
+            class_name=spec.class_name,
             resources=spec.resources,
             restarts=spec.restarts,
         ),
@@ -148,7 +154,9 @@ class _Worker:
         self._calls = Calls(spec, engine, self.keep_writing)
         self._runner = self._way_of_running()
         engine.link.on_notice = self._noticed
-        if not spec.is_actor:
+        if spec.is_actor:
+            engine.own_handle = self._own_handle
+        else:
             engine.on_blocked = self._blocked
 
     def _way_of_running(self) -> Runner:
@@ -164,6 +172,14 @@ class _Worker:
         conn = _Connection(sock, self)
         self._conns[conn.fileno()] = conn
         self._poll.register(conn, select.EPOLLIN)
+
+    def _own_handle(self) -> tuple[Endpoint, Interface]:
+        """Make what one more handle of the actor holds, connected to this very process."""
+        ours, theirs = socket.socketpair()
+        self.connect(theirs)
+        peer = ActorPeer(ours, self._spec.name, self._spec.worker_id)
+        peer.home, peer.in_order = self.engine.mark, self._spec.conduct.in_order
+        return shared(Endpoint(peer)), interface_of(self._calls.made_of, self._spec.name)
 
     def arrived(self, conn: CallerConnection, calls: Sequence[Frame | SmallCall]) -> None:
         """Queue calls, or serve the further connection that came."""

@@ -1,0 +1,55 @@
+"""What workers see besides the program's own surroundings, by the name of `ray.runtime_env`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+__all__ = ["RuntimeEnv"]
+
+
+class RuntimeEnv(dict[str, Any]):
+    """Dictionary for `runtime_env=`, made from keyword arguments.
+
+    It is checked where it is used: `init` and `.options()` take `env_vars` and `working_dir`, and refuse
+    what would install something, as workers run with the program's own packages.
+
+    Args:
+        env_vars: environment variables of the workers.
+        working_dir: the folder that they run in.
+        **kwargs: further entries; those that are None are left out.
+    """
+
+    def __init__(
+        self,
+        *,
+        env_vars: Mapping[str, str] | None = None,
+        working_dir: str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        entries = {"env_vars": env_vars, "working_dir": working_dir, **kwargs}
+        super().__init__({name: value for name, value in entries.items() if value is not None})
+
+    def env_vars(self) -> dict[str, str]:
+        """Return the environment variables."""
+        return dict(self.get("env_vars") or {})
+
+    def working_dir(self) -> str | None:
+        """Return the folder that workers run in; None is the program's."""
+        folder: str | None = self.get("working_dir")
+        return folder
+
+    def set(self, name: str, value: Any) -> None:
+        """Change one entry."""
+        self[name] = value
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return a plain dictionary of the entries."""
+        return dict(self)
+
+    def __reduce__(self) -> Any:
+        return _made, (dict(self),)
+
+
+def _made(entries: dict[str, Any]) -> RuntimeEnv:
+    return RuntimeEnv(**entries)
