@@ -240,6 +240,52 @@ def test_in_a_real_terminal(tmp_path):  # row 1.22
     assert "Ended early" not in last
 
 
+WAITS = """
+import os, sys, threading, time, trainkit
+from fsspec.implementations.local import LocalFileSystem
+from trainkit import tune
+from trainkit.tune.integrations.tracking import TrackerCallback
+trainkit.init(engine="inline", num_cpus=1)
+folder, what = sys.argv[1:]
+def waits():
+    while not os.path.exists(folder + "/go"):
+        time.sleep(0.01)
+class Service(TrackerCallback):
+    def connect(self): pass
+    def open_run(self, told): return True
+    def write(self, told, results): pass
+    def close_run(self, told, status): waits()
+class Far(LocalFileSystem):
+    def put_file(self, *args, **kwargs):
+        waits()
+        super().put_file(*args, **kwargs)
+where = {"callbacks": [Service("the service", 60)], "storage_path": folder}
+if what == "copy":
+    where = {"storage_filesystem": Far(), "storage_path": folder + "/far"}
+run = tune.RunConfig(name="e", **where)
+tune.Tuner(lambda config: {"loss": 1.0}, run_config=run).fit()
+"""
+
+
+@pytest.mark.parametrize("what", ["the service to take the rest", "the copy at "])
+def test_what_the_end_waits_for_is_said_and_counts_in_the_total(tmp_path, what):
+    command = [sys.executable, "-c", WAITS, str(tmp_path), what.split()[1]]
+    environment = {**os.environ, "TRAINKIT_RESULTS_DIR": str(tmp_path / "here")}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+        lines = []
+        for line in process.stdout:
+            lines.append(line)
+            if "waiting for" in line:
+                (tmp_path / "go").touch()
+        assert process.wait(60) == 0
+    assert [f"waiting for {what}" in line for line in lines] == [False, False, True, False], lines
+    assert float(re.fullmatch(r"1 TERMINATED in ([\d.]+) s\n", lines[-1])[1]) >= 1.0
+    (file,) = tmp_path.glob("**/here/e/experiment.sqlite*" if "copy" in what else "e/experiment.sqlite*")
+    assert file.name == "experiment.sqlite"
+    assert tune.ResultGrid.from_path(file.parent).num_terminated == 1
+    assert len(list(file.parent.glob("experiment.sqlite*"))) == 1  # to read it leaves nothing either
+
+
 def test_ctrl_c_is_said_once(tmp_path):
     command = [sys.executable, "-c", SCRIPT, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)

@@ -249,9 +249,8 @@ def test_a_mirror_copies_nothing_twice(tmp_path):
     first = [path for path in fs.puts if not path.endswith("sqlite.partial")]
     assert sum("checkpoint_" in path for path in first) == 4
     fs.puts.clear()
-    mirror = Mirror(
-        tmp_path / "here" / "e", Address(fs, str(tmp_path / "there" / "e")), tune.SyncConfig(sync_period=0.01)
-    )
+    there = Address(fs, str(tmp_path / "there" / "e"))
+    mirror = Mirror(tmp_path / "here" / "e", there, tune.SyncConfig(sync_period=0.01), print)
     mirror.check(new=False)
     with mirror.running():
         assert eventually(lambda: any("sqlite" in path for path in fs.puts))

@@ -17,6 +17,7 @@ from trainkit.errors import ConfigError, TuneError
 from trainkit.runtime import api, termination
 from trainkit.tune import parts
 from trainkit.tune.callbacks.hub import CallbackHub
+from trainkit.tune.callbacks.outlets import say
 from trainkit.tune.config import RunConfig, SyncConfig, TuneConfig
 from trainkit.tune.control import events as ev
 from trainkit.tune.control.capacity import Ledger
@@ -200,12 +201,12 @@ class Experiment:
         )
         mirror = None
         if self._address is not None:
-            mirror = Mirror(self.folder, self._address, self._run.sync_config or SyncConfig())
+            sync = self._run.sync_config or SyncConfig()
+            mirror = Mirror(self.folder, self._address, sync, self._say)
             mirror.check(new=self._resume is None)
         store = self._open_store()
         with (
             contextlib.closing(store),
-            mirror.running() if mirror is not None else contextlib.nullcontext(),
             store.reader() as reader,
             Interrupts() as interrupts,
         ):
@@ -295,13 +296,16 @@ class Experiment:
             parts.make_watch(self._plan.metrics, self._scheduler, self._tune, self._run),
             *([mirror] if mirror is not None else []),
         ]
+        display = parts.make_display(self._run, in_memory=self._in_memory)
         hub = CallbackHub(
             callbacks,
             controller.trials,
             reader.history,
             keep=lambda states: store.set_fact("callback_states", states),
             strict=self._run.callbacks if self._run.failure_config.fail_fast == "raise" else (),
+            display=display,
         )
+        told = [*callbacks, *([] if display is None else [display])]
         by_id = {trial.trial_id: trial for trial in restored.trials}
         hub.setup(
             self._facts.get("callback_states", {}),
@@ -326,17 +330,27 @@ class Experiment:
             Inbox(self.folder, self._now()),
             total_samples=self._searcher.total_samples,
             now=self._now,
-            refresh_s=lambda: min(filter(None, (each.refresh_s for each in callbacks)), default=None),
+            refresh_s=lambda: min(filter(None, (each.refresh_s for each in told)), default=None),
         )
+        end = {"ending": "cut short", "in_order": False, "say": self._say, **loop.info()}
         try:
-            loop.run(interrupts)
+            with mirror.running() if mirror is not None else contextlib.nullcontext():
+                try:
+                    loop.run(interrupts)
+                finally:
+                    ending = controller.ending or ("" if controller.done else "cut short")
+                    end |= {"ending": ending, "in_order": controller.done, **loop.info()}
+                    hub.experiment_end(self._now, **end)
+                    interrupts.give_back()  # a Ctrl-C ends the wait for the copy
         finally:
-            ending = controller.ending or ("" if controller.done else "cut short")
-            in_order = controller.done
-            hub.experiment_end(time=self._now(), ending=ending, in_order=in_order, **loop.info())
+            hub.display_end(time=self._now(), **end)
         if hub.raised is not None:
             controller.fail_by(hub.raised[0])
         return controller
+
+    def _say(self, line: str) -> None:
+        if self._run.verbose:
+            say(line)
 
     def _restore(
         self, rule: ResumeRule, reader: ExperimentReader, store: ExperimentStore | MemoryStore, ledger: Ledger

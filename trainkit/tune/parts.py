@@ -189,8 +189,15 @@ def _never_perturbed(tune: TuneConfig, run: RunConfig) -> bool:
     return population.time_attr == "training_iteration" and longest <= population.first_judgement
 
 
+def make_display(run: RunConfig, *, in_memory: bool) -> Callback | None:
+    """Return what shows the experiment while it runs: the user's reporter or the console; None: nothing."""
+    if run.verbose and run.progress_reporter is not None:
+        return ReporterCallback(run.progress_reporter, run.verbose, kept=not in_memory)
+    return ConsoleCallback(verbose=run.verbose, kept=not in_memory) if run.verbose else None
+
+
 def make_callbacks(run: RunConfig, scheduler: TrialScheduler, *, in_memory: bool) -> Sequence[Callback]:
-    """Return the user's callbacks, the console, and those that write files where these are kept."""
+    """Return the user's callbacks, and those that write files where these are kept."""
     callbacks, scheduler = list(run.callbacks), scheduler.deciding
     if isinstance(scheduler, PopulationBasedTraining) and scheduler.log_config and not in_memory:
         callbacks.append(PolicyFiles())
@@ -198,10 +205,6 @@ def make_callbacks(run: RunConfig, scheduler: TrialScheduler, *, in_memory: bool
         default = _DEFAULT_LOGGERS[name]
         if not any(isinstance(callback, default) for callback in callbacks):
             callbacks.append(default())
-    if run.verbose and run.progress_reporter is not None:
-        callbacks.append(ReporterCallback(run.progress_reporter, run.verbose, kept=not in_memory))
-    elif run.verbose:
-        callbacks.append(ConsoleCallback(verbose=run.verbose, kept=not in_memory))
     return callbacks
 
 

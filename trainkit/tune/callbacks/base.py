@@ -86,7 +86,8 @@ class Callback:
         """The experiment has ended, or was interrupted.
 
         `info` holds what `on_step_end` hears; `ending`: why it ended early, '' where all trials have ended;
-        and `in_order`: False where trials were cut off, such as by a second Ctrl-C, so that somebody waits.
+        `in_order`: False where trials were cut off, such as by a second Ctrl-C, so that somebody waits; and
+        `say`: a function that prints a line, or with verbose=0 doesn't, for who has to wait for something.
         """
 
     def get_state(self) -> dict[str, Any] | None:

@@ -13,6 +13,8 @@ from trainkit.tune.trial import Trial, TrialStatus
 
 logger = logging.getLogger("trainkit.tune")
 
+_END = "on_experiment_end"
+_Listener = tuple[Callback, Callable[..., None]]
 _HOOKS = [name for name in vars(Callback) if name.startswith("on_") or name == "setup"]
 
 
@@ -25,6 +27,7 @@ class CallbackHub:
         history: gives a trial's committed reports, oldest first.
         keep: keeps what callbacks want back when the experiment goes on.
         strict: those of `callbacks` whose first exception is kept, for the experiment to end by.
+        display: what shows the experiment, in line with the others; of the end it is told by `display_end`.
 
     Attributes:
         raised: what one of `strict` has raised first, and which method it was; None: none has.
@@ -37,10 +40,14 @@ class CallbackHub:
         history: Callable[[str], list[dict[str, Any]]],
         keep: Callable[[dict[str, str]], None] = lambda states: None,
         strict: Sequence[Callback] = (),
+        display: Callback | None = None,
     ) -> None:
         self.raised: tuple[Exception, str] | None = None
         self._strict = strict
-        self._listeners = {hook: _listening(callbacks, hook) for hook in _HOOKS}
+        shown = [] if display is None else [display]
+        self._listeners = {hook: _listening([*callbacks, *shown], hook) for hook in _HOOKS}
+        self._listeners[_END] = _listening(callbacks, _END)
+        self._display_end = _listening(shown, _END)
         self._trials = trials
         self._history = history
         self._step = 0
@@ -61,10 +68,16 @@ class CallbackHub:
         self._tell("on_step_end", self._step, self._trials, **info)
         self._states.keep_when_due(info["time"])
 
-    def experiment_end(self, **info: Any) -> None:
-        """The experiment has ended."""
-        self._tell("on_experiment_end", self._trials, **info)
+    def experiment_end(self, now: Callable[[], float], **info: Any) -> None:
+        """The experiment has ended; told with the time at which each of them is called."""
+        for listener in self._listeners[_END]:
+            self._call(_END, listener, self._trials, time=now(), **info)
         self._states.keep_now()
+
+    def display_end(self, **info: Any) -> None:
+        """Nothing is waited for any more: show how the experiment has ended."""
+        for listener in self._display_end:
+            self._call(_END, listener, self._trials, **info)
 
     def _on_record(self, record: ev.Record) -> None:
         match record:
@@ -95,11 +108,15 @@ class CallbackHub:
         self._tell(hook, self._step, self._trials, trial, **info)
 
     def _tell(self, hook: str, *args: Any, **kwargs: Any) -> None:
-        for callback, method in self._listeners[hook]:
-            try:
-                method(*args, **kwargs)
-            except Exception as error:
-                self._complain(callback, hook, error)
+        for listener in self._listeners[hook]:
+            self._call(hook, listener, *args, **kwargs)
+
+    def _call(self, hook: str, listener: _Listener, *args: Any, **kwargs: Any) -> None:
+        callback, method = listener
+        try:
+            method(*args, **kwargs)
+        except Exception as error:
+            self._complain(callback, hook, error)
 
     def _complain(self, callback: Callback, hook: str, error: Exception) -> None:
         """Say once that a callback raised `error`."""
@@ -116,7 +133,7 @@ class CallbackHub:
             )
 
 
-def _listening(callbacks: Sequence[Callback], hook: str) -> list[tuple[Callback, Callable[..., None]]]:
+def _listening(callbacks: Sequence[Callback], hook: str) -> list[_Listener]:
     """Those that do something at `hook`, as most do nothing at most, with the method to call."""
     methods = [(callback, getattr(callback, hook)) for callback in callbacks]
     nothing = getattr(Callback, hook)

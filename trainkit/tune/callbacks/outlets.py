@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from rich.live import Live
 
 
+Say = Callable[[str], None]
+"""Prints a line for whoever reads along."""
+
+
 class Outlet(Protocol):
     """Shows pictures, each in place of the last."""
 
@@ -82,6 +86,25 @@ def has_screen() -> bool:
     if not sys.stdout.isatty() or os.environ.get("TERM", "").lower() in ("dumb", "unknown"):
         return False
     return codecs.lookup(sys.stdout.encoding or "ascii").name == "utf-8"
+
+
+QUIET_S = 1.0
+"""How long the end of an experiment waits for something before it says so."""
+
+
+def wait_saying(what: str, wait: Callable[[float], object], timeout_s: float, say: Say) -> None:
+    """Call `wait` with seconds to wait, and again for the rest of `timeout_s`, which `say` is told of.
+
+    Args:
+        what: is waited for, in words.
+        wait: returns as soon as there is nothing more to wait for.
+        timeout_s: for both together.
+        say: prints a line; not called where the first wait was enough.
+    """
+    if wait(min(QUIET_S, timeout_s)) or timeout_s <= QUIET_S:
+        return
+    say(f"waiting for {what}, up to {timeout_s:g} s")
+    wait(timeout_s - QUIET_S)
 
 
 def say(line: str) -> None:

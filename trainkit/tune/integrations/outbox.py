@@ -10,6 +10,8 @@ import queue
 import threading
 from collections.abc import Callable
 
+from trainkit.tune.callbacks.outlets import Say, wait_saying
+
 logger = logging.getLogger("trainkit.tune")
 
 Job = Callable[[], None]
@@ -38,13 +40,24 @@ class Outbox:
             self._thread.start()
         self._jobs.put((what, job))
 
-    def close(self, timeout_s: float) -> None:
-        """Return when all is done, or after `timeout_s`, which is told."""
-        if self._thread is None:
+    def close(self, timeout_s: float, say: Say) -> None:
+        """Return when all is done, or after `timeout_s`, which is told.
+
+        Args:
+            timeout_s: to wait.
+            say: is told that there is something to wait for.
+        """
+        thread = self._thread
+        if thread is None:
             return
         self._jobs.put(None)
-        self._thread.join(timeout_s)
-        if self._thread.is_alive():
+
+        def wait(seconds: float) -> bool:
+            thread.join(seconds)
+            return not thread.is_alive()
+
+        wait_saying(f"{self._name} to take the rest", wait, timeout_s, say)
+        if thread.is_alive():
             logger.warning(
                 "%s has not taken all that it was told within %g s: the rest may be lost there; the "
                 "experiment's own file has it",

@@ -157,7 +157,8 @@ class TrackerCallback(LoggerCallback, ABC):
         finally:
             self._outbox.put("ending", self._do_disconnect)
             in_order = info.get("in_order", True)
-            self._outbox.close(self._timeout_s if in_order else min(self._timeout_s, HASTE_S))
+            timeout_s = self._timeout_s if in_order else min(self._timeout_s, HASTE_S)
+            self._outbox.close(timeout_s, info.get("say", lambda line: None))
 
     def _put(self, what: str, trial: Trial, action: Callable[[Told], None]) -> None:
         told = Told(

@@ -35,6 +35,10 @@ class Interrupts:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
+        self.give_back()
+
+    def give_back(self) -> None:
+        """Give SIGINT back to whom it was taken from; nothing is left to end in order."""
         if self._before is not None:
             signal.signal(signal.SIGINT, self._before)
             self._before = None

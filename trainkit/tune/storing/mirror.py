@@ -19,6 +19,7 @@ from typing import Any
 
 from trainkit.errors import ConfigError, StorageError
 from trainkit.tune.callbacks.base import Callback
+from trainkit.tune.callbacks.outlets import Say, wait_saying
 from trainkit.tune.checkpoint import CHECKPOINT_FOLDER, link_or_copy
 from trainkit.tune.policies import SyncConfig
 from trainkit.tune.storing.history import ExperimentReader
@@ -47,12 +48,14 @@ class Mirror(Callback):
         folder: of the experiment.
         address: the folder of the copy.
         sync: how often, how long, how much.
+        say: prints a line; told where the end has to wait for the copy.
     """
 
-    def __init__(self, folder: Path, address: Address, sync: SyncConfig) -> None:
+    def __init__(self, folder: Path, address: Address, sync: SyncConfig, say: Say) -> None:
         self._folder = folder
         self._address = address
         self._sync = sync
+        self._say = say
         self._lock = threading.Lock()
         self._news: set[str] = set()
         self._closing = threading.Event()
@@ -133,7 +136,7 @@ class Mirror(Callback):
 
     def _finish(self, timeout_s: float) -> None:
         self._closing.set()
-        self._thread.join(timeout_s)
+        wait_saying(f"the copy at {self._address}", self._joined, timeout_s, self._say)
         still, problem = self._thread.is_alive(), self._problem
         if not still:
             shutil.rmtree(self._folder / WORKSHOP, ignore_errors=True)
@@ -144,6 +147,10 @@ class Mirror(Callback):
             f"the copy at {self._address} is not complete: {why}. Nothing is lost: the experiment is whole "
             f"in {self._folder}, for Tuner.get_results(); a restore from that folder completes the copy"
         ) from problem
+
+    def _joined(self, seconds: float) -> bool:
+        self._thread.join(seconds)
+        return not self._thread.is_alive()
 
     # --- what has news ----------------------------------------------------------------------------
 

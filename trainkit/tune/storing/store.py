@@ -6,6 +6,7 @@ trial. So what a trial was told about is never lost, and a commit is shared by a
 
 from __future__ import annotations
 
+import contextlib
 import sqlite3
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -148,7 +149,10 @@ class ExperimentStore:
         return ExperimentReader(self.folder)
 
     def close(self) -> None:
-        """Fold the log into the file and let the experiment go."""
+        """Fold the log into the file and let the experiment go; nothing but the file stays."""
+        with contextlib.suppress(sqlite3.OperationalError):  # somebody reads: the log stays until they close
+            # Who reads a file with a write-ahead log makes one anew, and can't remove it.
+            self._connection.execute("PRAGMA journal_mode=DELETE")
         self._connection.close()
         self._ownership.close()
 
