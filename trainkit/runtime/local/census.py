@@ -60,6 +60,7 @@ class Census:
         self._plain_pid = plain_pid
         self._workers: dict[int, Worker] = {}
         self._by_pid: dict[int, Worker] = {}
+        self._by_serial: dict[int, Worker] = {}
         self._unborn: dict[int, Unborn] = {}
         self._graves = Graves()
         self.dead = DeadActors()
@@ -135,6 +136,7 @@ class Census:
             registration=registration,
         )
         self._workers[spec.worker_id] = worker
+        self._by_serial[spec.serial] = worker
         self.restarts.started(spec)
         for pipe in (worker.stdout, worker.stderr):
             self._node.watch(pipe.fd, functools.partial(self._read, pipe))
@@ -223,6 +225,10 @@ class Census:
         """The living worker of that id."""
         return self._workers.get(worker_id)
 
+    def by_serial(self, serial: int) -> Worker | None:
+        """Return the worker whose process has that number in the session, until its end is dealt with."""
+        return self._by_serial.get(serial)
+
     def workers(self) -> list[Worker]:
         """All living workers."""
         return list(self._workers.values())
@@ -261,9 +267,9 @@ class Census:
 
     def is_leaving(self, serial: int, reason: str) -> None:
         """A worker ends of its own will."""
-        for worker in self._workers.values():
-            if worker.serial == serial:
-                worker.ending = worker.ending or reason
+        worker = self._by_serial.get(serial)
+        if worker is not None:
+            worker.ending = worker.ending or reason
 
     def inquire(self, worker_id: int, answer: Callable[[Exit], None], life: int | None = None) -> None:
         """Say how a worker ended, once it has; of an actor that is made anew, how that `life` of it did."""
@@ -348,6 +354,7 @@ class Census:
             pipe.close()
         self._node.logs.forget(worker)
         self._node.drop_client(worker.serial)
+        self._by_serial.pop(worker.serial, None)
 
     def _order_of(self, worker: Worker) -> Exit:
         """The end of a worker that was to be ended before it had a process."""

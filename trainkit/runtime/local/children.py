@@ -96,6 +96,8 @@ class Worker:
         allocation: what it holds and doesn't lend; None while it is idle in the pool.
         ledger_group: the group and bundle that `allocation` was taken from; None for the machine.
         lent: what it holds but lends, while it waits for others.
+        wanted_back: its lessee knows that others wait for what it holds.
+        passed_on: a process of its own has that, though there was nothing free.
         ending: why trainkit is ending it; "" if it isn't.
         interrupted: it is to be sent SIGINT as soon as its pid is known.
         may_restart: though trainkit is ending it, it is made anew if it can be.
@@ -119,6 +121,8 @@ class Worker:
     stderr: OutputPipe
     pid: int | None = None
     lent: Allocation | None = None
+    passed_on: bool = False
+    wanted_back: bool = False
     ending: str = ""
     interrupted: bool = False
     may_restart: bool = False
@@ -128,3 +132,8 @@ class Worker:
     is_actor: bool = False
     class_name: str = ""
     registration: Registration | None = None
+
+    @property
+    def lends_cpus(self) -> bool:
+        """Whether it holds CPUs that it will lend when it waits."""
+        return self.allocation is not None and bool(self.allocation.amounts.get("CPU"))

@@ -159,7 +159,11 @@ class LocalEngine(Waiting, Steering, NodeVerbs):
     def surroundings(self) -> Surroundings:
         """What a worker started now is to see of this process; not what was set for this one alone."""
         own = self._own_variables
-        environ = {name: value for name, value in os.environ.items() if own.get(name) != value}
+        environ = {
+            name: value
+            for name, value in os.environ.items()
+            if own.get(name) != value and name != SESSION_MARK  # which every process of the session has
+        }
         return Surroundings(
             environ, process.working_folder(), list(sys.path), preload.wanted() | self._asked_preload
         )
@@ -196,6 +200,10 @@ class LocalEngine(Waiting, Steering, NodeVerbs):
 
     def _answer(self, ref: LocalRef) -> Any:
         return self.get([ref], None)[0]
+
+    def asks_for_processes(self) -> bool:
+        """See `Waiting`."""
+        return any(pool.asks for pool in list(self._pools.values()))
 
     # verbs
 

@@ -76,6 +76,7 @@ class Lease(Peer):
     Attributes:
         owing: the tasks it was given and has not answered, in order, by the numbers of their results.
         wanted_back: it is returned as soon as it owes nothing.
+        returned: it was.
         retiring: the same, and its process ends: it has run a function as often as that may be.
         condemned: it is being killed for one of its tasks, and the others are not at fault.
         blocked: its task waits for others, and so needs no CPU now.
@@ -87,6 +88,7 @@ class Lease(Peer):
         self.pool = pool
         self.owing: dict[int, Task] = {}
         self.wanted_back = False
+        self.returned = False
         self.retiring = False
         self.blocked = False
         self.condemned = False

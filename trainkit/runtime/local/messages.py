@@ -133,7 +133,11 @@ class LetGo(NamedTuple):
 
 
 class Lease(NamedTuple):
-    """Lend me a process for tasks, connected to the handle beside; answered when there is one."""
+    """Lend me a process for tasks, connected to the handle beside.
+
+    Answered when there is one, with whether others wait for it already: then it is to be returned as
+    soon as it is idle.
+    """
 
     worker_id: int
     name: str

@@ -8,13 +8,16 @@ from typing import TYPE_CHECKING
 from trainkit.clock import SYSTEM
 from trainkit.resources import describe, total
 from trainkit.runtime.local.children import Worker
-from trainkit.runtime.local.messages import Reclaim, Waits
+from trainkit.runtime.local.messages import Lease, Reclaim, Waits
 from trainkit.runtime.local.requests import Group, Request
 from trainkit.runtime.placement import Allocation, order
 from trainkit.runtime.why import Ask, Holder, Room, Wait, why
 
 if TYPE_CHECKING:
     from trainkit.runtime.local.node import Node
+
+_INSIST_S = 0.005
+"""After this long all leases are asked for that may be idle, also those that are probably busy."""
 
 _PATIENCE_S = 10.0
 """After this long a waiting request is explained to who made it."""
@@ -36,11 +39,61 @@ class Patience:
     def __init__(self, node: Node) -> None:
         self._node = node
         self._will_explain = False
+        self._kept: dict[int, Worker] = {}  # leased, and not wanted back, by their numbers
+        self._will_insist = False
+
+    def lent_out(self, worker: Worker) -> bool:
+        """Note a lease just granted; returns whether it is to be returned as soon as it is idle."""
+        worker.wanted_back = self._is_wanted(worker)
+        if not worker.wanted_back:
+            self._kept[worker.serial] = worker
+        return worker.wanted_back
+
+    def returned(self, worker: Worker) -> None:
+        """Forget a lease."""
+        self._kept.pop(worker.serial, None)
 
     def reclaim(self) -> None:
-        """Ask all processes for the leases that they keep without need."""
-        for client in self._node.clients():
-            self._node.notify(client, Reclaim())
+        """Ask for the leases that others keep without need; for all of them, if that does not help."""
+        self._ask_back([worker for worker in self._kept.values() if self._is_wanted(worker)])
+        if self._kept and not self._will_insist:
+            self._will_insist = True
+            self._node.after(_INSIST_S, self._insist)
+
+    def _insist(self) -> None:
+        self._will_insist = False
+        if self._node.stores.queue:
+            self._ask_back(list(self._kept.values()))
+
+    def _ask_back(self, workers: Sequence[Worker]) -> None:
+        for worker in workers:
+            worker.wanted_back = True
+            del self._kept[worker.serial]
+        for owner in {worker.owner for worker in workers}:
+            self._node.notify(owner, Reclaim())
+
+    def _is_wanted(self, worker: Worker) -> bool:
+        """Return whether somebody waits who can be helped by this lease at once, as far as is known here.
+
+        What a worker leases, it needs again soon, and a worker that waits for others is busy itself. One
+        that has just asked for another process goes on, or is about to lend what it holds. Whoever asks
+        for a second process of the same make gives his tasks to the first when that is free.
+        """
+        if worker.lent is not None or self._node.census.by_serial(worker.owner) is not None:
+            return False
+        return any(
+            not self._is_about_to_lend(request.client)
+            and not (
+                request.client == worker.owner
+                and isinstance(request.start, Lease)
+                and request.start.placement == worker.placement
+            )
+            for request in self._node.stores.queue
+        )
+
+    def _is_about_to_lend(self, client: int) -> bool:
+        asking = self._node.census.by_serial(client)
+        return asking is not None and asking.lends_cpus
 
     def explain_later(self) -> None:
         """See to it that what waits now is explained when it has waited long."""

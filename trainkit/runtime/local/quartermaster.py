@@ -18,12 +18,25 @@ from trainkit.runtime.local.loop import try_send
 from trainkit.runtime.local.messages import Connect, Exit, Lease, StartActor, packed
 from trainkit.runtime.local.patience import Patience
 from trainkit.runtime.local.requests import DRIVER, Request
-from trainkit.runtime.placement import Allocation, Ledger, Waiting, serve
+from trainkit.runtime.placement import Allocation, Ledger, Waiting, serve, units
 from trainkit.runtime.specs import PlacementGroupId, Registration, SessionSpec
 from trainkit.runtime.supervise import Exit as ExitRecord
 
 if TYPE_CHECKING:
     from trainkit.runtime.local.node import Node
+
+_SURPLUS_S = 2.0
+"""Idle workers beyond one for each CPU that were not needed for so long are ended."""
+
+
+def _suits(worker: Worker, asked: Lease) -> bool:
+    """Whether an idle worker is as if it had been started for `asked`."""
+    ours, wanted = worker.surroundings, asked.surroundings
+    return (
+        worker.placement == asked.placement
+        and ours._replace(preload=wanted.preload) == wanted
+        and ours.preload >= wanted.preload
+    )
 
 
 class Quartermaster:
@@ -44,6 +57,8 @@ class Quartermaster:
         self._queue: list[Request] = []
         self.groups = Groups(node, self._ledger)
         self._idle: list[Worker] = []
+        self._unused = 0
+        self._will_end_surplus = False
         self._changed = False
         self._patience = Patience(node)
 
@@ -139,10 +154,34 @@ class Quartermaster:
             lambda waiting: self._grant(by_key[waiting.key]),
         )
         done = {waiting.key for waiting in granted}
+        done.update(key for key, request in by_key.items() if key not in done and self._pass_on(request))
         self._queue = [request for request in self._queue if request.waiting.key not in done]
+        for request in (by_key[key] for key in done):
+            if request.answer is not None:
+                worker = self._node.census.worker(request.waiting.key)
+                request.answer(worker is not None and self._patience.lent_out(worker))
         if self._queue:
             self._patience.reclaim()
             self._patience.explain_later()
+
+    def _pass_on(self, request: Request) -> bool:
+        """Grant a worker that waits one process for what it lends itself, though others hold more than there is.
+
+        Others may hold it without need, and to ask for that back takes time. So what waits for a task
+        does not wait for its resources as well.
+        """
+        lender = self._node.census.by_serial(request.client)
+        if lender is None or lender.lent is None or lender.passed_on or not isinstance(request.start, Lease):
+            return False
+        wanted = Allocation(units(request.start.placement.resources))
+        if lender.ledger_group is not None or request.waiting.group is not None:
+            return False
+        if any(amount > lender.lent.amounts.get(name, 0) for name, amount in wanted.amounts.items()):
+            return False
+        lender.passed_on = True
+        self._ledger.retake(wanted)
+        self._start_or_reuse(request, wanted, None)
+        return True
 
     def _grant(self, request: Request) -> list[str] | None:
         """Carry `request` out; returns the names of what it lacks, or None if it was granted."""
@@ -154,13 +193,14 @@ class Quartermaster:
         taken = self.groups.take(placement)
         if taken is None:
             return self._ledger.lacking(placement.resources)
-        allocation, where = taken
-        worker = self._reuse(request, allocation, where)
-        if worker is None:
-            self._start(request, allocation, where)
-        if request.answer is not None:
-            request.answer(None)
+        self._start_or_reuse(request, *taken)
         return None
+
+    def _start_or_reuse(
+        self, request: Request, allocation: Allocation, where: tuple[int, int] | None
+    ) -> None:
+        if self._reuse(request, allocation, where) is None:
+            self._start(request, allocation, where)
 
     def _reuse(
         self, request: Request, allocation: Allocation, where: tuple[int, int] | None
@@ -168,10 +208,10 @@ class Quartermaster:
         """An idle worker of the same make, given to a task."""
         if not isinstance(request.start, Lease) or allocation.gpus or request.first is None:
             return None
-        make = (request.start.placement, request.start.surroundings)
-        for worker in self._idle:
-            if (worker.placement, worker.surroundings) == make and not worker.control.closed:
+        for worker in reversed(self._idle):  # the last one used is still in the CPU's caches
+            if _suits(worker, request.start) and not worker.control.closed:
                 self._idle.remove(worker)
+                self._unused = min(self._unused, len(self._idle))
                 worker.allocation, worker.ledger_group, worker.owner = allocation, where, request.client
                 self._node.census.rename(worker, request.start.worker_id)
                 # If it dies just now, its caller finds the connection closed, and is told by the new id.
@@ -238,6 +278,7 @@ class Quartermaster:
             if ledger is not None:
                 ledger.give_back(allocation)
             self._refuse(request, str(error))
+            request.answer = None
 
     # giving back
 
@@ -250,11 +291,30 @@ class Quartermaster:
         unused_gpus = not (worker.allocation and worker.allocation.gpus)
         reusable = not (retire or worker.ending) and worker.ledger_group is None and unused_gpus
         self._free(worker)
-        if reusable and len(self._idle) < max(1, int(self._totals.get("CPU", 1))):
+        worker.owner = DRIVER
+        if reusable:
             self._idle.append(worker)
-            worker.owner = DRIVER
+            self._end_surplus_later()
         else:
             try_send(worker.control, NOTICE, 0, packed(Exit()))
+
+    def _end_surplus_later(self) -> None:
+        """End idle workers beyond one for each CPU, unless they are needed again within moments."""
+        if len(self._idle) > self._most_idle() and not self._will_end_surplus:
+            self._will_end_surplus = True
+            self._unused = len(self._idle)
+            self._node.after(_SURPLUS_S, self._end_surplus)
+
+    def _most_idle(self) -> int:
+        return max(1, int(self._totals.get("CPU", 1)))
+
+    def _end_surplus(self) -> None:
+        self._will_end_surplus = False
+        # The first ones were not needed since the last look, as the last are taken first.
+        for worker in self._idle[: max(0, min(self._unused, len(self._idle) - self._most_idle()))]:
+            self._idle.remove(worker)
+            try_send(worker.control, NOTICE, 0, packed(Exit()))
+        self._end_surplus_later()
 
     def ended(self, worker: Worker) -> None:
         """Free what a dead worker held."""
@@ -271,6 +331,7 @@ class Quartermaster:
         self.groups.owner_ended(owner)
 
     def _free(self, worker: Worker) -> None:
+        self._patience.returned(worker)
         held = worker.allocation
         worker.allocation = worker.lent = None
         if held is not None:
@@ -281,13 +342,14 @@ class Quartermaster:
 
     def blocked(self, serial: int, waiting: bool) -> None:
         """Lend the CPUs of a worker that waits for others, or take them back."""
-        worker = next((worker for worker in self._node.census.workers() if worker.serial == serial), None)
+        worker = self._node.census.by_serial(serial)
         if worker is None or worker.allocation is None:
             return
         ledger = self.groups.ledger_of(worker.ledger_group)
         if ledger is None:
             return
         if waiting and worker.lent is None:
+            worker.passed_on = False
             worker.lent = Allocation({"CPU": worker.allocation.amounts.get("CPU", 0)}, {})
             rest = {name: amount for name, amount in worker.allocation.amounts.items() if name != "CPU"}
             worker.allocation = Allocation(rest, worker.allocation.gpus)

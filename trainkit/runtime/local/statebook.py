@@ -162,7 +162,8 @@ def pid_of(node: Node, serial: int) -> int | None:
     """Of the process with that number; None once it has ended, and for what belongs to nobody."""
     if serial == DRIVER:
         return None if node.driver_gone else node.driver_pid
-    return next((worker.pid for worker in node.census.workers() if worker.serial == serial), None)
+    worker = node.census.by_serial(serial)
+    return None if worker is None else worker.pid
 
 
 _ANSWERS: Mapping[str, Callable[[Node], Rows]] = {

@@ -26,7 +26,7 @@ from trainkit.runtime.local.messages import Kill, ReturnLease
 from trainkit.runtime.local.messages import Lease as LeaseRequest
 from trainkit.runtime.local.nodelink import death
 from trainkit.runtime.local.refs import LOST, LocalRef
-from trainkit.runtime.serialize import Packed
+from trainkit.runtime.serialize import Packed, unpack
 from trainkit.runtime.specs import Placement
 
 if TYPE_CHECKING:
@@ -55,6 +55,7 @@ class TaskPool:
         self._asked: set[LocalRef] = set()
         self._each_s: dict[int, float] = {}
         self._retired = False
+        self._reclaims = 0
 
     def submit(self, task: Task, watch: bool = False) -> None:
         """Run `task` as soon as there is a process for it.
@@ -128,6 +129,11 @@ class TaskPool:
             task.body = self.engine.body_of(task.definition, task.name, 1, args, kwargs)
         return task.body
 
+    @property
+    def asks(self) -> bool:
+        """Whether a lease is asked for that is not there yet."""
+        return bool(self._asked)
+
     def _ask(self) -> None:
         """Ask the node for as many leases as there are tasks for; at most what could ever run at once."""
         most = self.engine.most_tasks(self._placement)
@@ -145,6 +151,7 @@ class TaskPool:
     def _ask_for(self, most: int) -> None:
         asked: list[tuple[Lease, LocalRef]] = []
         with self._lock:
+            reclaims = self._reclaims
             while self._lacks_leases(most):
                 ours, theirs = socket.socketpair()
                 lease = Lease(ours, self, self.engine.new_id())
@@ -155,15 +162,19 @@ class TaskPool:
                 self._asked.add(answer)
                 asked.append((lease, answer))
         for lease, answer in asked:
-            answer.when_done(functools.partial(self._granted, lease, answer))
+            answer.when_done(functools.partial(self._granted, lease, answer, reclaims))
 
-    def _granted(self, lease: Lease, answer: LocalRef) -> None:
+    def _granted(self, lease: Lease, answer: LocalRef, reclaims: int) -> None:
         with self._lock:
             self._asked.discard(answer)
             if answer.kind == VALUE:
                 self._busy.add(lease)
         if answer.kind == VALUE:
             self.progressed(lease)
+            if unpack(answer.body) or self._reclaims != reclaims:
+                lease.wanted_back = True  # from now on: what it was granted for comes first
+                if not lease.owing:
+                    self.progressed(lease)
         else:  # the node is gone, or the placement group: no other answer would be better
             self.fail(answer.kind, answer.body)
 
@@ -248,8 +259,12 @@ class TaskPool:
 
     def _give_back(self, lease: Lease) -> None:
         with self._lock:
+            if lease.returned:
+                return
+            lease.returned = True
             self._forget(lease)
         lease.close_when_sent()
+        self.engine.lend_no_longer()  # before another gets what this lease held
         self.engine.link.tell(ReturnLease(lease.worker_id or 0, lease.retiring or self._retired))
         self._ask()  # behind those who wanted it
 
@@ -262,6 +277,7 @@ class TaskPool:
     def reclaim(self) -> None:
         """Return what is idle now, and the rest as it becomes idle."""
         with self._lock:
+            self._reclaims += 1
             # Taken here, as another thread may be looking for an idle one for its task.
             busy, idle, self._idle = list(self._busy), self._idle, []
             for lease in busy:

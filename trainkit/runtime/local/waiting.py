@@ -21,6 +21,8 @@ from trainkit.runtime.local.select_any import await_any
 from trainkit.runtime.serialize import unpack
 from trainkit.runtime.specs import ObjectRef
 
+_BRIEF_S = 0.005
+
 
 class Waiting:
     """Part of `client.LocalEngine`; see `trainkit.runtime.engine.Engine`.
@@ -38,6 +40,11 @@ class Waiting:
     def __init__(self, *, lends: bool) -> None:
         self._lends = lends
         self.on_blocked: Callable[[bool], None] = lambda _: None
+        self._lent_for: list[Sequence[LocalRef]] = []
+
+    @abstractmethod
+    def asks_for_processes(self) -> bool:
+        """Return whether tasks of this process wait for one that it has asked for."""
 
     @property
     @abstractmethod
@@ -79,20 +86,16 @@ class Waiting:
 
     def _await(self, refs: Sequence[LocalRef], count: int, deadline: float | None) -> bool:
         """Wait until `count` of `refs` are done; False if the deadline came first."""
-        told = not self.is_worker or threading.current_thread() is not threading.main_thread()
-        blocked = lending = False
+        tells = self.is_worker and threading.current_thread() is threading.main_thread()
+        blocked = False
         try:
             while True:
                 with InterruptGuard() as guard:
-                    done = False
-                    if not told:  # what has arrived is taken before anything is lent
-                        done = self._await_guarded(refs, count, SYSTEM.monotonic(), guard)
-                        if not done and (deadline is None or SYSTEM.monotonic() < deadline):
-                            told = blocked = True
-                            self.on_blocked(True)
-                            lending = self._lends
-                        if lending:
-                            self.link.tell(Blocked(True))
+                    done = tells and self._await_briefly(refs, count, deadline, guard)
+                    if tells and not done and not guard.noted and not _is_over(deadline):
+                        tells, blocked = False, True
+                        self.on_blocked(True)
+                        self._lend(refs)
                     done = done or self._await_guarded(refs, count, deadline, guard)
                 if not guard.noted:
                     return done
@@ -100,8 +103,45 @@ class Waiting:
         finally:
             if blocked:
                 self.on_blocked(False)
-            if lending:
-                self.link.tell(Blocked(False))
+            self._take_back_cpus()
+
+    def _await_briefly(
+        self, refs: Sequence[LocalRef], count: int, deadline: float | None, guard: InterruptGuard
+    ) -> bool:
+        """Wait for what is there, or about to come: a wait so short is not worth telling others.
+
+        The CPUs are lent at once if it is this process that lacks them to go on.
+        """
+        now = SYSTEM.monotonic()
+        if deadline is not None or self.asks_for_processes():
+            if self._await_guarded(refs, count, now, guard):
+                return True
+            if deadline is not None:  # a loop of short waits must lend, too
+                return False
+            self._lend(refs)
+        return self._await_guarded(refs, count, now + _BRIEF_S, guard)
+
+    def _lend(self, refs: Sequence[LocalRef]) -> None:
+        if self._lends and not self._lent_for:
+            self._lent_for = [refs]
+            self.link.tell(Blocked(True))
+
+    def lend_no_longer(self) -> None:
+        """Take the CPUs back that are lent, if what the main thread waits for is there.
+
+        Who returns a lease does so first: else what the lease held goes to somebody who would begin
+        something new, though this process is about to go on.
+        """
+        awaited = self._lent_for[-1:]
+        if awaited and len(awaited[0]) == 1 and awaited[0][0].kind != PENDING:
+            self._take_back_cpus()
+
+    def _take_back_cpus(self) -> None:
+        try:
+            self._lent_for.pop()
+        except IndexError:  # another thread has
+            return
+        self.link.tell(Blocked(False))
 
     def _await_guarded(
         self, refs: Sequence[LocalRef], count: int, deadline: float | None, guard: InterruptGuard
@@ -131,6 +171,10 @@ class Waiting:
         except GetTimeoutError:
             return False
         return True
+
+
+def _is_over(deadline: float | None) -> bool:
+    return deadline is not None and SYSTEM.monotonic() >= deadline
 
 
 def _settled(ref: LocalRef, peer: Peer) -> bool:
