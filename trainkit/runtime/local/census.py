@@ -18,6 +18,7 @@ from trainkit.runtime.local.frames import NOTICE, Frame
 from trainkit.runtime.local.graves import DeadActors, Graves, actor_row
 from trainkit.runtime.local.loop import try_send
 from trainkit.runtime.local.messages import Cancel, Waits, packed, unpacked
+from trainkit.runtime.local.requests import NOBODY
 from trainkit.runtime.local.restarts import Restarts
 from trainkit.runtime.local.templates import Templates
 from trainkit.runtime.placement import Allocation
@@ -271,6 +272,43 @@ class Census:
         if worker is not None:
             worker.ending = worker.ending or reason
 
+    def departs(self, serial: int, stays: bool) -> None:
+        """Note that a worker ends in order. An actor is over, also if its process stays for its debts."""
+        worker = self._by_serial.get(serial)
+        if worker is None:
+            return
+        worker.departs = True
+        if stays and worker.is_actor:
+            end = self._exit(worker, 0)
+            self._end_role(worker, end)
+            self._node.stores.release(worker)
+            self._node.stores.groups.owner_ended(worker.serial)
+            for answer in worker.inquiries:
+                answer(end)
+            worker.inquiries.clear()
+            self.restarts.ended(worker.worker_id, end)
+            worker.worker_id, worker.is_actor, worker.registration = -worker.serial, False, None
+            self._workers[worker.worker_id] = worker
+
+    def _end_role(self, worker: Worker, end: Exit) -> None:
+        self._workers.pop(worker.worker_id, None)  # gone if its next process could not be made
+        self._graves[worker.worker_id] = end
+        if worker.is_actor:
+            self.dead.add(actor_row(worker), end)
+        self._node.registry.ended(worker.worker_id)
+
+    def heir(self, worker: Worker) -> int:
+        """Return who has what a worker leaves: the program, or nobody if a detached actor began it all."""
+        seen = {worker.serial}
+        owner = worker.owner
+        while owner not in (_DRIVER, NOBODY):
+            above = self._by_serial.get(owner)
+            if above is None or owner in seen:
+                return _DRIVER
+            seen.add(owner)
+            owner = above.owner
+        return owner
+
     def inquire(self, worker_id: int, answer: Callable[[Exit], None], life: int | None = None) -> None:
         """Say how a worker ended, once it has; of an actor that is made anew, how that `life` of it did."""
         worker = self._workers.get(worker_id)
@@ -311,8 +349,14 @@ class Census:
         code = os.waitstatus_to_exitcode(status)
         for pipe in (worker.stdout, worker.stderr):
             pipe.drain()
-        exit_ = Exit(
-            pid=pid,
+        self._bury(worker, self._exit(worker, code))
+        if not self._sweeping:
+            self._sweeping = True
+            self._node.after(_SWEEP_S, self._sweep)
+
+    def _exit(self, worker: Worker, code: int) -> Exit:
+        return Exit(
+            pid=worker.pid,
             code=code,
             requested=bool(worker.ending),
             reason=worker.ending,
@@ -321,24 +365,23 @@ class Census:
             log_files=self._node.logs.files_of(worker),
             out_of_memory=code == -signal.SIGKILL and process.oom_kills() > worker.oom_kills_before,
         )
-        self._bury(worker, exit_)
-        if not self._sweeping:
-            self._sweeping = True
-            self._node.after(_SWEEP_S, self._sweep)
 
     def _bury(self, worker: Worker, exit_: Exit) -> None:
         end = self.restarts.revive(worker, exit_)
         if end is not None:
-            self._workers.pop(worker.worker_id, None)  # gone if its next process could not be made
-            self._graves[worker.worker_id] = end
-            if worker.is_actor:
-                self.dead.add(actor_row(worker), end)
+            self._end_role(worker, end)
+        heir = self.heir(worker)
+        in_order = worker.departs and exit_.code == 0
         self._close(worker)
-        if end is not None:
-            self._node.registry.ended(worker.worker_id)
+        if in_order:
+            self._node.stores.bequeath(worker, heir)
         self._node.stores.ended(worker)
         for orphan in self.workers():
-            if orphan.owner == worker.serial:
+            if orphan.owner != worker.serial:
+                continue
+            if in_order:
+                self._inherit(orphan, heir)
+            else:
                 self.kill(
                     orphan.worker_id, f"its owner {worker.name} (pid {worker.pid}) ended", lambda _: None
                 )
@@ -346,6 +389,14 @@ class Census:
             answer(exit_)
         if end is not None:
             self.restarts.ended(worker.worker_id, end)
+
+    def _inherit(self, orphan: Worker, heir: int) -> None:
+        """Go on with what a worker that ended in order had: actors live as long as their handles."""
+        if not orphan.is_actor:
+            self._node.stores.return_lease(orphan.worker_id, False)
+        else:
+            orphan.owner = heir
+            self.restarts.let_go(orphan.worker_id)
 
     def _close(self, worker: Worker) -> None:
         """Close all that leads to a worker's process."""

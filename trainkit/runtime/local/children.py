@@ -99,6 +99,7 @@ class Worker:
         wanted_back: its lessee knows that others wait for what it holds.
         passed_on: a process of its own has that, though there was nothing free.
         ending: why trainkit is ending it; "" if it isn't.
+        departs: it ends in order, or is about to.
         interrupted: it is to be sent SIGINT as soon as its pid is known.
         may_restart: though trainkit is ending it, it is made anew if it can be.
         restarts: how often this actor has been made anew; one without a pid yet then is about to be.
@@ -124,6 +125,7 @@ class Worker:
     passed_on: bool = False
     wanted_back: bool = False
     ending: str = ""
+    departs: bool = False
     interrupted: bool = False
     may_restart: bool = False
     restarts: int = 0

@@ -7,7 +7,7 @@ import os
 import socket
 import sys
 import threading
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +35,8 @@ from trainkit.runtime.local.nodelink import Ids, NodeLink, show_notice
 from trainkit.runtime.local.nodeverbs import NodeVerbs
 from trainkit.runtime.local.objects import SegmentPool
 from trainkit.runtime.local.place import Place
-from trainkit.runtime.local.pump import Pump
-from trainkit.runtime.local.refs import LocalRef, Peer, set_engine
+from trainkit.runtime.local.pump import END, Pump
+from trainkit.runtime.local.refs import Debt, LocalRef, Peer, set_engine
 from trainkit.runtime.local.steering import Steering
 from trainkit.runtime.local.streams import StreamRef
 from trainkit.runtime.local.tasks import TaskPool
@@ -109,6 +109,9 @@ class LocalEngine(Waiting, Steering, NodeVerbs):
         self._pools: dict[Hashable, TaskPool] = {}
         self._pool_of: dict[int, tuple[Placement, TaskPool]] = {}
         self._pools_lock = threading.Lock()
+        self.debts: set[Debt] = set()
+        self._awaits_tasks = False
+        self.on_settled: Callable[[], None] = lambda: None
         self._bodies = CallBodies(self._segments, self._ids)
         self.link = NodeLink(control, self._ids, self._answer, self.pump.run, node)
         self.link.home = self.mark
@@ -205,6 +208,30 @@ class LocalEngine(Waiting, Steering, NodeVerbs):
         """See `Waiting`."""
         return any(pool.asks for pool in list(self._pools.values()))
 
+    # what others wait for
+
+    def settled(self, debt: Debt) -> None:
+        """Note that a result was sent, or that nobody wants it any more."""
+        self.debts.discard(debt)
+        self.on_settled()
+
+    def _tasks_ended(self) -> None:
+        self._awaits_tasks = False
+        self.on_settled()
+
+    def owes(self) -> bool:
+        """Return whether others wait for a result of this process, or tasks of its own are unfinished.
+
+        `on_settled` is called when that may have changed.
+        """
+        unfinished = [task.refs[-1] for pool in list(self._pools.values()) for task in pool.unfinished()]
+        if unfinished and not self._awaits_tasks:
+            self._awaits_tasks = True
+            self.when_all(unfinished, self._tasks_ended)
+        for debt in list(self.debts):
+            self.pump.watch(debt, END)
+        return bool(unfinished or self.debts)
+
     # verbs
 
     def submit(self, spec: TaskSpec) -> list[ObjectRef[Any]]:
@@ -233,7 +260,7 @@ class LocalEngine(Waiting, Steering, NodeVerbs):
             task.body = self.body_of(definition, spec.name, spec.num_returns, spec.args, spec.kwargs).owned()
             waits_for = _pending(spec.args, spec.kwargs)
         if waits_for:  # a leased process that waited for other tasks would keep them from running
-            task.waits = True
+            pool.expect(task)
             self.when_all(waits_for, lambda: self.pump.run(lambda: pool.submit(task, watch=True)))
         else:
             pool.submit(task)

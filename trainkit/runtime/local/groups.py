@@ -119,6 +119,12 @@ class Groups:
         for group_id in [gid for gid, group in self._living.items() if group.owner == serial]:
             self.release(group_id, lambda _: None)
 
+    def owner_changes(self, serial: int, heir: int) -> None:
+        """Hand on what a process had reserved."""
+        for group in self._living.values():
+            if group.owner == serial:
+                group.owner = heir
+
     def release(self, group_id: int, answer: Callable[[Any], None]) -> None:
         """End what runs in a group; its bundles are free, and `answer` called, once that is dead."""
         group = self._living.pop(group_id, None)

@@ -186,6 +186,16 @@ class Leaving(NamedTuple):
     reason: str
 
 
+class Departing(NamedTuple):
+    """This worker ends in order, as nobody needs it any more.
+
+    Attributes:
+        stays: until the results are there that it owes others. An actor is over all the same.
+    """
+
+    stays: bool
+
+
 class Inquest(NamedTuple):
     """How did a worker end? Answered with a `supervise.Exit`, once it has.
 

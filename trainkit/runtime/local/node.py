@@ -40,6 +40,7 @@ from trainkit.runtime.local.messages import (
     AwaitGroup,
     Blocked,
     Cancel,
+    Departing,
     FindActor,
     FindGroup,
     Inquest,
@@ -324,6 +325,8 @@ class Node:
             case Leaving(reason):
                 self.census.is_leaving(serial, reason)
                 answer(None)
+            case Departing(stays):
+                self.census.departs(serial, stays)
             case Inquest(worker_id, life):
                 self.census.inquire(worker_id, answer, life)
             case Shutdown() if serial == _DRIVER:

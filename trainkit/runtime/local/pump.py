@@ -172,6 +172,15 @@ class Pump:
             for conn in [conn for conn in self._watched if conn.closed]:
                 del self._watched[conn]
 
+    def finish(self, timeout_s: float) -> None:
+        """Send what waits to be sent, for up to `timeout_s` where a reader takes nothing."""
+        with self._lock:
+            unsent = [*self._ticking, *self._flushing]
+        for conn in unsent:
+            if isinstance(conn, BatchingConnection):
+                conn.flush_if_open()
+            conn.flush_blocking(timeout_s)
+
     def stop(self) -> None:
         """End the thread; what it was asked to do and has not done is left undone."""
         with self._lock:

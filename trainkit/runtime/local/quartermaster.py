@@ -165,7 +165,7 @@ class Quartermaster:
             self._patience.explain_later()
 
     def _pass_on(self, request: Request) -> bool:
-        """Grant a worker that waits one process for what it lends itself, though others hold more than there is.
+        """Grant a waiting worker one process for what it lends itself, though nothing is free.
 
         Others may hold it without need, and to ask for that back takes time. So what waits for a task
         does not wait for its resources as well.
@@ -290,8 +290,8 @@ class Quartermaster:
         # One that had a GPU still has its context there, and the next holder may be another.
         unused_gpus = not (worker.allocation and worker.allocation.gpus)
         reusable = not (retire or worker.ending) and worker.ledger_group is None and unused_gpus
-        self._free(worker)
-        worker.owner = DRIVER
+        self.release(worker)
+        worker.owner = self._node.census.heir(worker)
         if reusable:
             self._idle.append(worker)
             self._end_surplus_later()
@@ -320,8 +320,16 @@ class Quartermaster:
         """Free what a dead worker held."""
         if worker in self._idle:
             self._idle.remove(worker)
-        self._free(worker)
+        self.release(worker)
         self.forsake(worker.serial, f"{worker.name}, which asked for it, has ended")
+
+    def bequeath(self, worker: Worker, heir: int) -> None:
+        """Hand on what a worker has asked for that outlives it in order: actors, and groups of a task."""
+        for request in self._queue:
+            if request.client == worker.serial and isinstance(request.start, StartActor):
+                request.client = heir
+        if not worker.is_actor:
+            self.groups.owner_changes(worker.serial, heir)
 
     def forsake(self, owner: int, reason: str) -> None:
         """Give up what a process asked for that has ended: its requests, and its groups."""
@@ -330,7 +338,8 @@ class Quartermaster:
             self._refuse(request, reason, requested=True)
         self.groups.owner_ended(owner)
 
-    def _free(self, worker: Worker) -> None:
+    def release(self, worker: Worker) -> None:
+        """Free what a worker holds."""
         self._patience.returned(worker)
         held = worker.allocation
         worker.allocation = worker.lent = None

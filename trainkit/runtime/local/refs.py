@@ -239,6 +239,19 @@ class Peer(BatchingConnection):
         self.close_when_sent()
 
 
+class Debt(Peer):
+    """A connection that this process owes a result over."""
+
+    def __init__(self, sock: socket.socket, engine: LocalEngine) -> None:
+        super().__init__(sock, "whoever waits for a result")
+        self._engine = engine
+        engine.debts.add(self)
+
+    def close(self) -> None:
+        super().close()
+        self._engine.settled(self)
+
+
 class Promise:
     """A pending reference as a handle: opens a connection that its answer will be sent over."""
 
@@ -254,8 +267,8 @@ class Promise:
 
     def open_fd(self) -> int:
         ours, theirs = socket.socketpair()
-        conn = Peer(ours, "whoever waits for a result")
         ref, engine = self._ref, current_engine()
+        conn = Debt(ours, engine)
         if ref.done() and ref.kind != LOST:
             _keep_promise(ref, conn)
             return theirs.detach()

@@ -53,9 +53,21 @@ class TaskPool:
         self._idle: list[Lease] = []
         self._busy: set[Lease] = set()
         self._asked: set[LocalRef] = set()
+        self._expected: set[Task] = set()
         self._each_s: dict[int, float] = {}
         self._retired = False
         self._reclaims = 0
+
+    def expect(self, task: Task) -> None:
+        """Note a task that waits for its arguments, and is submitted once they are there."""
+        task.waits = True
+        self._expected.add(task)
+
+    def unfinished(self) -> list[Task]:
+        """Return the tasks that are not finished, in any order."""
+        with self._lock:
+            given = [task for lease in self._busy for task in lease.outstanding()]
+            return [*given, *self._queue, *(task for task in self._expected if not task.refs[-1].done())]
 
     def submit(self, task: Task, watch: bool = False) -> None:
         """Run `task` as soon as there is a process for it.
@@ -75,6 +87,7 @@ class TaskPool:
     def _submit(self, task: Task, watch: bool) -> None:
         with self._lock:
             task.waits = False
+            self._expected.discard(task)
             if task.cancelled:
                 return
             lease = self._idle_for(task)
@@ -191,6 +204,7 @@ class TaskPool:
         with self._lock:
             task.cancelled = True
             waits = task.waits or task in self._queue
+            self._expected.discard(task)
             if waits and not task.waits:
                 self._queue.remove(task)
             # One that is between the queue and its lease is interrupted by that, as it is sent.

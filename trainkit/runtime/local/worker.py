@@ -33,7 +33,7 @@ from trainkit.runtime.local.client import LocalEngine
 from trainkit.runtime.local.endpoints import Endpoint, shared
 from trainkit.runtime.local.eventloop import EventLoop
 from trainkit.runtime.local.frames import BLOCKED, CALLS, CONNECT, INIT, RETURNED, SLOW, Frame
-from trainkit.runtime.local.messages import Cancel, Connect, Exit, Leaving
+from trainkit.runtime.local.messages import Cancel, Connect, Departing, Exit, Leaving
 from trainkit.runtime.local.place import ActorExit, Place
 from trainkit.runtime.local.running import InOrder, Runner, Threads
 from trainkit.runtime.local.surroundings import settle_in
@@ -90,12 +90,15 @@ def run_worker(spec: WorkerSpec, fds: Sequence[int]) -> None:
         worker.serve()
         if spec.is_actor:
             worker.take_leave("its last handle is gone")
+        worker.settle_debts()
     except ActorExit:
         worker.take_leave("it ended itself by exit_actor()")
+        worker.settle_debts()
     except SystemExit as error:
         code = error.code if isinstance(error.code, int) else int(error.code is not None)
         if spec.is_actor and code == 0:
             worker.take_leave("it ended itself with exit code 0")
+            worker.settle_debts()
     except BaseException:
         traceback.print_exc()
         code = 1
@@ -271,6 +274,24 @@ class _Worker:
         self._main = threading.get_ident()  # it is another thread's for an actor with concurrency groups
         return self._read(0) and self._begin()
 
+    def settle_debts(self) -> None:
+        """Stay until others have the results that they wait for, and the tasks started here have ended."""
+        engine = self.engine
+        engine.on_settled = self.wake
+        stays = engine.owes()
+        engine.link.tell(Departing(stays))
+        if not stays:
+            return
+        self._calls.forget()
+        for fd, conn in list(self._conns.items()):  # whoever calls now is told that there is nobody
+            conn.flush_if_open()
+            conn.flush_blocking(_FLUSH_S)
+            self._poll.unregister(fd)
+            del self._conns[fd]
+            conn.close()
+        while engine.owes() and self._read(-1):
+            pass
+
     def _begin(self) -> bool:
         """Begin what was queued; False if nothing more can come."""
         queue, begin = self._queue, self._runner.begin
@@ -364,6 +385,7 @@ class _Worker:
         for conn in {*self._conns.values(), *self._parted, *(conn for conn, _ in self._queue)}:
             conn.flush_if_open()
             conn.flush_blocking(_FLUSH_S)
+        self.engine.pump.finish(_FLUSH_S)
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
