@@ -14,12 +14,13 @@ import numpy as np
 import pytest
 
 import trainkit
+from tests.conftest import eventually
 from trainkit.runtime.local import devices
 from trainkit.runtime.local.surroundings import THREAD_VARIABLES
 
 
 class Holder:
-    def seen(self) -> tuple[str | None, list[int]]:
+    def seen(self) -> tuple[str | None, list[int | str]]:
         return os.environ.get("CUDA_VISIBLE_DEVICES"), trainkit.get_gpu_ids()
 
     def nested(self) -> Any:
@@ -43,9 +44,9 @@ def test_each_holder_sees_its_own(four_gpus: None) -> None:
     assert trainkit.cluster_resources()["GPU"] == 4
     holders = [holder(gpus) for gpus in (0, 0.5, 0.5, 1, 2)]
     seen = trainkit.get([actor.seen.remote() for actor in holders])
-    assert seen == [("", []), ("4", [0]), ("4", [0]), ("5", [1]), ("GPU-aaaa,7", [2, 3])]
+    assert seen == [("", []), ("4", [4]), ("4", [4]), ("5", [5]), ("GPU-aaaa,7", ["GPU-aaaa", 7])]
     assert trainkit.available_resources()["GPU"] == 0
-    assert trainkit.get_gpu_ids() == [0, 1, 2, 3]
+    assert trainkit.get_gpu_ids() == [4, 5, "GPU-aaaa", 7]
 
 
 def test_a_worker_does_not_hand_its_gpus_on(four_gpus: None) -> None:
@@ -59,7 +60,26 @@ def test_a_gpu_is_free_again_when_its_holder_ends(four_gpus: None) -> None:
     assert trainkit.wait([ref], timeout=0.3)[0] == []
     trainkit.get(first.seen.remote())
     del first
-    assert trainkit.get(ref, timeout=60) == ("4", [0])
+    assert trainkit.get(ref, timeout=60) == ("4", [4])
+
+
+def test_inline_calls_name_the_same_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,GPU-aaaa")
+    trainkit.init(engine="inline", num_cpus=1)
+    try:
+        ids = trainkit.remote(num_gpus=1)(trainkit.get_gpu_ids)
+        assert (trainkit.get_gpu_ids(), trainkit.get(ids.remote())) == ([4, "GPU-aaaa"], [4])
+    finally:
+        trainkit.shutdown()
+
+
+def test_the_process_of_a_task_with_a_gpu_ends_with_it(four_gpus: None) -> None:
+    pid_of = trainkit.remote(num_gpus=0.5)(os.getpid)
+    pids = trainkit.get([pid_of.remote() for _ in range(4)])
+    assert len(set(pids)) == 4
+    assert eventually(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in pids))
+    kept = pid_of.options(max_calls=0)
+    assert trainkit.get(kept.remote()) == trainkit.get(kept.remote())
 
 
 @pytest.mark.parametrize(

@@ -12,18 +12,22 @@ import numpy as np
 import pytest
 
 import trainkit
-from tests.conftest import eventually
+from tests.conftest import SESSION_CPUS, eventually
 from tests.suites.base import Suite, lacks, needs
 from tests.suites.parts import (
     Courier,
     Keeper,
     await_file,
+    descend,
     endless,
     fail_until,
+    made,
     note,
+    note_late,
     numbers,
     sleep_and_clean_up,
     start_and_wait_for,
+    started_with,
     surroundings,
     wait_for,
 )
@@ -40,6 +44,14 @@ SOON_S = 60
 """A bound for what should take milliseconds, however busy the machine."""
 
 
+def _is_known(name: str) -> bool:
+    try:
+        trainkit.get_actor(name)
+    except ValueError:
+        return False
+    return True
+
+
 class CallSuite(Suite):
     """Inherit and name the engine; every test uses the public verbs alone."""
 
@@ -49,6 +61,36 @@ class CallSuite(Suite):
         actor = trainkit.remote(Keeper).remote(4)
         assert trainkit.get(actor.twice.remote()) == [4, 4]
         assert trainkit.get(actor.twice.options(num_returns=1).remote()) == (4, 4)
+
+    # whoever owes a result and is done
+
+    def test_tasks_that_return_references_to_tasks_of_their_own(self) -> None:
+        value = descend(6, SESSION_CPUS)
+        while isinstance(value, trainkit.ObjectRef):
+            value = trainkit.get(value, timeout=SOON_S)
+        assert value == "bottom"
+
+    def test_a_task_whose_process_ends_keeps_what_it_owes(self) -> None:
+        (ref,) = trainkit.get(trainkit.remote(max_calls=1)(started_with).remote(7))
+        assert trainkit.get(ref, timeout=SOON_S) == 7
+
+    def test_an_actor_whose_last_handle_is_gone_keeps_what_it_owes(self) -> None:
+        actor = trainkit.remote(Keeper).options(name="owes").remote(7)
+        (ref,) = trainkit.get(actor.started.remote())
+        del actor
+        assert trainkit.get(ref, timeout=SOON_S) == 7
+        assert eventually(lambda: not _is_known("owes"))
+
+    def test_an_actor_that_a_task_has_made_outlives_the_process_of_the_task(self) -> None:
+        actor = trainkit.get(trainkit.remote(max_calls=1)(made).remote(7))
+        for _ in range(20):
+            assert trainkit.get(actor.get.remote(), timeout=SOON_S) == 7
+            time.sleep(0.01)
+
+    @needs("near")
+    def test_a_task_that_nobody_has_a_reference_to_is_run(self, tmp_path: Path) -> None:
+        trainkit.get(trainkit.remote(max_calls=1)(note_late).remote(tmp_path / "noted"))
+        assert eventually((tmp_path / "noted").exists)
 
     def test_named_arguments_are_resolved_too(self) -> None:
         assert trainkit.get(trainkit.remote(lambda *, a, b: a - b).remote(b=trainkit.put(1), a=3)) == 2

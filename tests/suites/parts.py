@@ -104,7 +104,7 @@ def context() -> dict[str, Any]:
     }
 
 
-def gpus() -> tuple[list[int], str | None]:
+def gpus() -> tuple[list[int | str], str | None]:
     return trainkit.get_gpu_ids(), os.environ.get("CUDA_VISIBLE_DEVICES")
 
 
@@ -123,6 +123,38 @@ def bundles_of_children(apart: Any) -> list[list[dict[str, float]] | None]:
 
 def bundles_of_grandchild() -> list[dict[str, float]] | None:
     return trainkit.get(trainkit.remote(num_cpus=0)(nested_bundles).remote())
+
+
+def descend(depth: int, cpus: float) -> Any:
+    """Return a reference to a task that does the same one level below, of which one runs at a time."""
+    if depth == 0:
+        return "bottom"
+    return trainkit.remote(descend).options(num_cpus=cpus).remote(depth - 1, cpus)
+
+
+def started_with(value: Any) -> list[Any]:
+    """Return a reference to a task that has yet to end when this one has."""
+    return [trainkit.remote(num_cpus=0)(late).remote(value)]
+
+
+def late(value: Any) -> Any:
+    time.sleep(0.3)
+    return value
+
+
+def note_late(path: Path) -> None:
+    """Have `path` noted once this has ended; nobody has the reference."""
+    trainkit.remote(num_cpus=0)(late_note).remote(path)
+
+
+def late_note(path: Path) -> int:
+    time.sleep(0.3)
+    return note(path)
+
+
+def made(value: Any) -> Any:
+    """Return the handle of an actor of this task's."""
+    return trainkit.remote(Keeper).remote(value)
 
 
 def nested_bundles() -> list[dict[str, float]] | None:
@@ -148,6 +180,9 @@ class Keeper:
     def get(self) -> Any:
         return self.value
 
+    def started(self) -> list[Any]:
+        return started_with(self.value)
+
     def set(self, value: Any) -> None:
         self.value = value
 
@@ -167,7 +202,7 @@ class Keeper:
     def itself(self) -> Any:
         return trainkit.get_runtime_context().current_actor
 
-    def gpus(self) -> tuple[list[int], str | None]:
+    def gpus(self) -> tuple[list[int | str], str | None]:
         return gpus()
 
     def bundles(self) -> Any:

@@ -198,8 +198,8 @@ class Engine(Protocol):
         plain data.
         """
 
-    def gpu_ids(self) -> list[int]:
-        """Indices of the GPUs that this process was given; in the driver, all that exist."""
+    def gpu_ids(self) -> list[int | str]:
+        """Return names of the GPUs that this process was given; in the driver, of all that exist."""
 
     def scratch_dir(self) -> Path:
         """A private folder that goes with the session, however it ends."""

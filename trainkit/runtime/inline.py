@@ -42,6 +42,7 @@ from trainkit.runtime.inline_places import Place, Places
 from trainkit.runtime.inline_refs import InlineRef, InlineStream, stepped
 from trainkit.runtime.inline_state import Listing
 from trainkit.runtime.labels import require_labels
+from trainkit.runtime.local import devices
 from trainkit.runtime.methods import method_of
 from trainkit.runtime.results import split_results
 from trainkit.runtime.serialize import Packed, pack
@@ -73,6 +74,7 @@ class InlineEngine:
 
     def __init__(self, spec: SessionSpec) -> None:
         self._spec = spec
+        self._visible_gpus = devices.visible_gpus()
         self._ids = itertools.count(1)
         self._node_id = secrets.token_hex(16)
         self._places = Places(spec.totals)
@@ -368,10 +370,9 @@ class InlineEngine:
     def available_resources(self) -> Bundle:
         return self._places.available()
 
-    def gpu_ids(self) -> list[int]:
-        if frames():
-            return frames()[-1].place.gpus
-        return list(range(int(self._spec.totals.get("GPU", 0))))
+    def gpu_ids(self) -> list[int | str]:
+        gpus = frames()[-1].place.gpus if frames() else range(int(self._spec.totals.get("GPU", 0)))
+        return devices.gpu_ids(devices.gpu_name(index, self._visible_gpus) for index in gpus)
 
     def state(self, kind: str) -> list[dict[str, Any]]:
         return self._listing.rows(kind)

@@ -49,7 +49,8 @@ class Options:
             -1 without end.
         retry_exceptions: of a task: also run again when it raises: True for any exception, or a list of
             classes.
-        max_calls: of a task: a worker ends after so many runs of this function; 0 never.
+        max_calls: of a task: a worker ends after so many runs of this function; 0 never. None means 1 with
+            GPUs, so that their memory is free when the task has ended, and 0 without.
         name: of a task: shown in errors, logs and state listings. Of an actor: `get_actor` finds it by
             this name, which no other living actor of its namespace may have.
         label: of an actor: shown in errors and logs instead of the class's name.
@@ -78,7 +79,7 @@ class Options:
     num_returns: int | Literal["streaming", "dynamic"] | None = None
     max_retries: int = 3
     retry_exceptions: bool | Sequence[type[BaseException]] = False
-    max_calls: int = 0
+    max_calls: int | None = None
     name: str | None = None
     label: str | None = None
     namespace: str | None = None
@@ -100,7 +101,8 @@ class Options:
         returns_of(self.num_returns, generator=False)
         for name in ("max_retries", "max_restarts", "max_task_retries"):
             _require_count(name, getattr(self, name), least=-1, meaning="or -1 for without end")
-        _require_count("max_calls", self.max_calls, least=0)
+        if self.max_calls is not None:
+            _require_count("max_calls", self.max_calls, least=0)
         if self.max_concurrency is not None:
             _require_count("max_concurrency", self.max_concurrency, least=1)
         if not isinstance(self.concurrency_groups, Mapping):

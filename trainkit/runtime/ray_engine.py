@@ -29,6 +29,7 @@ from trainkit.errors import ActorDiedError, ConfigError, ObjectLostError, Worker
 from trainkit.resources import Bundle
 from trainkit.runtime import api, ray_actors, ray_errors, ray_placement, ray_state
 from trainkit.runtime.context import address_info
+from trainkit.runtime.local import devices
 from trainkit.runtime.methods import interface_of
 from trainkit.runtime.ray_bodies import Host
 from trainkit.runtime.ray_definitions import Definitions
@@ -297,10 +298,10 @@ class RayEngine:
     def state(self, kind: str) -> list[dict[str, Any]]:
         return ray_state.state(kind)
 
-    def gpu_ids(self) -> list[int]:
+    def gpu_ids(self) -> list[int | str]:
         if not self.is_worker:
             return list(range(int(ray_placement.totals().get("GPU", 0))))
-        return [int(index) for index in ray.get_gpu_ids()]
+        return devices.gpu_ids(str(name) for name in ray.get_gpu_ids())
 
     def scratch_dir(self) -> Path:
         if self._scratch is None:

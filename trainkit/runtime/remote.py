@@ -40,6 +40,7 @@ class RemoteFunction(Generic[P, R]):
         self._num_returns = options.returns(is_generator=is_generator(function))
         self._placement = options.placement(default_cpus=1)
         self._retry_exceptions = options.retries()
+        self._max_calls = int(bool(options.num_gpus)) if options.max_calls is None else options.max_calls
         self._arity = arity_of(function)
         functools.update_wrapper(self, function)
 
@@ -66,7 +67,7 @@ class RemoteFunction(Generic[P, R]):
                 placement=self._placement,
                 max_retries=self._options.max_retries,
                 retry_exceptions=self._retry_exceptions,
-                max_calls=self._options.max_calls,
+                max_calls=self._max_calls,
             )
         )
         return refs[0] if len(refs) == 1 else cast("ObjectRef[R]", refs or None)

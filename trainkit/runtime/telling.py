@@ -68,6 +68,9 @@ def list_placement_groups() -> list[dict[str, Any]]:
     return engine().state("placement_groups")
 
 
-def get_gpu_ids() -> list[int]:
-    """Indices of the GPUs given to this worker, as the machine counts them."""
+def get_gpu_ids() -> list[int | str]:
+    """Return the GPUs given to this worker as CUDA_VISIBLE_DEVICES names them; in the program, all.
+
+    Those are numbers or UUIDs. Where the variable isn't set, the numbers count from 0.
+    """
     return engine().gpu_ids()

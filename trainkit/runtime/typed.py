@@ -70,7 +70,7 @@ class TaskOptions(CommonOptions, total=False):
     num_returns: int | Literal["streaming", "dynamic"] | None
     max_retries: int
     retry_exceptions: bool | Sequence[type[BaseException]]
-    max_calls: int
+    max_calls: int | None
 
 
 class ActorOptions(CommonOptions, total=False):

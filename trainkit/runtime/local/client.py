@@ -21,6 +21,7 @@ from trainkit.runtime.local.account import StoreAccount
 from trainkit.runtime.local.actor_peer import HeldCall
 from trainkit.runtime.local.batch import lasting
 from trainkit.runtime.local.bodies import CallBodies
+from trainkit.runtime.local.devices import gpu_name, visible_gpus
 from trainkit.runtime.local.endpoints import Endpoint
 from trainkit.runtime.local.frames import INIT, VALUE
 from trainkit.runtime.local.leases import Task
@@ -69,7 +70,7 @@ class LocalEngine(Waiting, Steering, NodeVerbs):
         account: of what its objects take.
         serial: this process's number in the session.
         cpus: CPUs that this process holds, which it lends while it waits for others.
-        gpus: indices of the GPUs it may use.
+        gpus: names of the GPUs it may use, as CUDA_VISIBLE_DEVICES has them.
         group: the placement group it was started in, with its bundles.
         node: the supervising process, in the driver.
         own_variables: environment variables that were set for this process alone.
@@ -87,7 +88,7 @@ class LocalEngine(Waiting, Steering, NodeVerbs):
         *,
         serial: int = _DRIVER_SERIAL,
         cpus: float = 0,
-        gpus: Sequence[int] = (),
+        gpus: Sequence[str] = (),
         group: tuple[PlacementGroupId, list[Bundle]] | None = None,
         node: launch.Node | None = None,
         own_variables: Mapping[str, str] | None = None,
@@ -125,7 +126,8 @@ class LocalEngine(Waiting, Steering, NodeVerbs):
     def start(cls, spec: SessionSpec) -> LocalEngine:
         """Start a node, and the engine of the driver that it belongs to; see `trainkit.init`."""
         node = launch.start_node(spec)
-        gpus = range(int(spec.totals.get("GPU", 0)))
+        visible = visible_gpus()
+        gpus = [gpu_name(index, visible) for index in range(int(spec.totals.get("GPU", 0)))]
         return cls(
             node.control,
             spec.totals,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterable, Sequence
 
 from trainkit.runtime.local import cgroups
 
@@ -25,6 +26,16 @@ def memory_bytes() -> int:
 def gpu_count() -> int:
     """GPUs that this process may see; never imports torch and never starts CUDA."""
     return len(visible_gpus())
+
+
+def gpu_ids(names: Iterable[str]) -> list[int | str]:
+    """Return names of GPUs as `get_gpu_ids` gives them: numbers where they are such, else UUIDs."""
+    return [int(name) if name.isdigit() else name for name in names]
+
+
+def gpu_name(index: int, visible: Sequence[str]) -> str:
+    """Return what CUDA_VISIBLE_DEVICES calls a GPU; one that was only declared is called by its index."""
+    return visible[index] if index < len(visible) else str(index)
 
 
 def visible_gpus() -> list[str]:

@@ -8,6 +8,7 @@ from typing import Any
 
 from trainkit.resources import Bundle
 from trainkit.runtime.capture import require_one_node
+from trainkit.runtime.local.devices import gpu_ids
 from trainkit.runtime.local.messages import Available, FindGroup, Release, Reserve, State
 from trainkit.runtime.local.nodelink import NodeLink
 from trainkit.runtime.specs import PlacementGroupId
@@ -19,7 +20,7 @@ class NodeVerbs:
     Args:
         link: the connection to the node.
         totals: all resources of the session.
-        gpus: indices of the GPUs that this process may use.
+        gpus: names of the GPUs that this process may use.
         group: the placement group it was started in, with its bundles.
     """
 
@@ -27,7 +28,7 @@ class NodeVerbs:
         self,
         link: NodeLink,
         totals: Bundle,
-        gpus: Sequence[int],
+        gpus: Sequence[str],
         group: tuple[PlacementGroupId, list[Bundle]] | None,
     ) -> None:
         self.link = link
@@ -77,5 +78,5 @@ class NodeVerbs:
         rows: list[dict[str, Any]] = self.link.demand(State(kind))
         return self._with_own_tasks(rows) if kind == "tasks" else rows
 
-    def gpu_ids(self) -> list[int]:
-        return list(self._gpus)
+    def gpu_ids(self) -> list[int | str]:
+        return gpu_ids(self._gpus)

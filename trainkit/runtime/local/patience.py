@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 _INSIST_S = 0.005
 """After this long all leases are asked for that may be idle, also those that are probably busy."""
 
+_RELIEVE_S = 1.0
+
 _PATIENCE_S = 10.0
 """After this long a waiting request is explained to who made it."""
 
@@ -41,6 +43,7 @@ class Patience:
         self._will_explain = False
         self._kept: dict[int, Worker] = {}  # leased, and not wanted back, by their numbers
         self._will_insist = False
+        self._will_relieve = False
 
     def lent_out(self, worker: Worker) -> bool:
         """Note a lease just granted; returns whether it is to be returned as soon as it is idle."""
@@ -64,6 +67,18 @@ class Patience:
         self._will_insist = False
         if self._node.stores.queue:
             self._ask_back(list(self._kept.values()))
+
+    def relieve_later(self) -> None:
+        """See to it that no more is held than there is, once those who went on had time to need it again."""
+        if not self._will_relieve:
+            self._will_relieve = True
+            self._node.after(_RELIEVE_S, self._relieve)
+
+    def _relieve(self) -> None:
+        self._will_relieve = False
+        if self._kept and self._node.stores.machine.free.get("CPU", 0) < 0:
+            self._ask_back(list(self._kept.values()))
+            self.relieve_later()
 
     def _ask_back(self, workers: Sequence[Worker]) -> None:
         for worker in workers:

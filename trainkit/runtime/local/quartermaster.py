@@ -11,6 +11,7 @@ from trainkit.resources import QUANTUM, Bundle
 from trainkit.runtime.local.births import WorkerSpec
 from trainkit.runtime.local.channel import Descriptor
 from trainkit.runtime.local.children import Worker
+from trainkit.runtime.local.devices import gpu_name
 from trainkit.runtime.local.frames import NOTICE
 from trainkit.runtime.local.graves import pending_row
 from trainkit.runtime.local.groups import Groups
@@ -233,8 +234,7 @@ class Quartermaster:
 
         cpus = allocation.amounts.get("CPU", 0) / QUANTUM
         gpus = {index: share / QUANTUM for index, share in sorted(allocation.gpus.items())}
-        # A GPU that was only declared has no name of its own: its index stands for it.
-        names = [self._visible[index] if index < len(self._visible) else str(index) for index in gpus]
+        names = [gpu_name(index, self._visible) for index in gpus]
         # Another worker's surroundings hold the session's already, unless it was started with others.
         session = self._spec if request.client == DRIVER else None
         spec = WorkerSpec(
@@ -369,6 +369,8 @@ class Quartermaster:
             ledger.retake(worker.lent)
             amounts = {**worker.allocation.amounts, **worker.lent.amounts}
             worker.allocation, worker.lent = Allocation(amounts, worker.allocation.gpus), None
+            if worker.ledger_group is None and ledger.free.get("CPU", 0) < 0:
+                self._patience.relieve_later()
 
     @property
     def machine(self) -> Ledger:

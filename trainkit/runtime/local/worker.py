@@ -66,7 +66,7 @@ def run_worker(spec: WorkerSpec, fds: Sequence[int]) -> None:
         StoreAccount(account),
         serial=spec.serial,
         cpus=spec.cpus,
-        gpus=sorted(spec.gpus),
+        gpus=spec.visible_gpus,
         group=group,
         own_variables=own_variables,
         place=Place(

@@ -1,0 +1,118 @@
+"""Processes that stay for what they owe, and end when that is taken; and how many nested tasks need."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import trainkit
+from tests.conftest import eventually
+from tests.suites.parts import await_file
+from trainkit.errors import ActorDiedError
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_cpu() -> Iterator[None]:
+    trainkit.init(num_cpus=1)
+    yield
+    trainkit.shutdown()
+
+
+@trainkit.remote(num_cpus=0)
+def wait_for(path: Path) -> str:
+    await_file(path)
+    return "there"
+
+
+@trainkit.remote(max_calls=1)
+def owe(path: Path) -> tuple[int, Any]:
+    return os.getpid(), [wait_for.remote(path)]
+
+
+@trainkit.remote
+class Owner:
+    def owe(self, path: Path) -> tuple[int, Any]:
+        return os.getpid(), [wait_for.remote(path)]
+
+    def leave(self) -> None:
+        trainkit.exit_actor()
+
+
+def lives(pid: int) -> bool:
+    return os.path.exists(f"/proc/{pid}")
+
+
+def test_a_process_ends_when_what_it_owes_is_taken(tmp_path: Path) -> None:
+    pid, (ref,) = trainkit.get(owe.remote(tmp_path / "go"))
+    assert trainkit.wait([ref], timeout=0.3)[0] == []
+    assert lives(pid)
+    (tmp_path / "go").touch()
+    assert trainkit.get(ref, timeout=60) == "there"
+    assert eventually(lambda: not lives(pid))
+
+
+def test_a_process_ends_when_nobody_wants_what_it_owes(tmp_path: Path) -> None:
+    pid, refs = trainkit.get(owe.remote(tmp_path / "go"))
+    del refs
+    assert lives(pid), "its own task runs on"
+    (tmp_path / "go").touch()
+    assert eventually(lambda: not lives(pid))
+
+
+def test_what_an_actor_held_is_free_while_its_process_stays(tmp_path: Path) -> None:
+    owner = Owner.options(num_cpus=1, name="owner").remote()
+    pid, (ref,) = trainkit.get(owner.owe.remote(tmp_path / "go"))
+    del owner
+    assert eventually(lambda: trainkit.available_resources()["CPU"] == 1)
+    assert lives(pid)
+    assert [row["state"] for row in trainkit.list_actors() if row["pid"] == pid] == ["DEAD"]
+    with pytest.raises(ValueError, match="owner"):
+        trainkit.get_actor("owner")
+    (tmp_path / "go").touch()
+    assert trainkit.get(ref, timeout=60) == "there"
+    assert eventually(lambda: not lives(pid))
+
+
+def test_an_actor_that_has_left_answers_no_more_and_gives_what_it_owes(tmp_path: Path) -> None:
+    owner = Owner.remote()
+    pid, (ref,) = trainkit.get(owner.owe.remote(tmp_path / "go"))
+    for _ in range(2):
+        with pytest.raises(ActorDiedError, match="exit_actor"):
+            trainkit.get(owner.leave.remote(), timeout=60)
+    (tmp_path / "go").touch()
+    assert trainkit.get(ref, timeout=60) == "there"
+    assert eventually(lambda: not lives(pid))
+
+
+def test_nested_tasks_take_turns_in_a_few_processes() -> None:
+    @trainkit.remote
+    def innermost() -> list[int]:
+        return [os.getpid()]
+
+    @trainkit.remote
+    def inner() -> list[int]:
+        return [os.getpid(), *trainkit.get(innermost.remote())]
+
+    @trainkit.remote
+    def outer() -> list[int]:
+        return [os.getpid(), *trainkit.get(inner.remote())]
+
+    pids = trainkit.get([outer.remote() for _ in range(200)], timeout=60)
+    assert all(len(set(chain)) == 3 for chain in pids), "one that waits does nothing else"
+    assert len({pid for chain in pids for pid in chain}) < 40
+
+
+def test_processes_beyond_the_cpus_end_soon_when_they_are_not_needed() -> None:
+    @trainkit.remote
+    def deep(levels: int) -> list[int]:
+        return [os.getpid(), *(trainkit.get(deep.remote(levels - 1)) if levels else [])]
+
+    pids = trainkit.get(deep.remote(8), timeout=60)
+    assert len(set(pids)) == 9
+    assert trainkit.get(deep.remote(0)) != []
+    trainkit.available_resources()  # the leases are given back
+    assert eventually(lambda: sum(lives(pid) for pid in pids) <= 2)
