@@ -130,7 +130,7 @@ def trainers_as_trials(folder: Path) -> Any:
     return tuned(folder, Trained, samples=2, frequency=1)
 
 
-def trainer(folder: Path) -> Any:
+def trainer(folder: Path, *, use_local: bool = False) -> Any:
     import torch
 
     from tests.train.mortal import Mortal
@@ -139,7 +139,13 @@ def trainer(folder: Path) -> Any:
     torch.manual_seed(7)
     numbers = []
     with TorchTrainer(
-        training_operator_cls=Mortal, num_workers=2, use_gpu=False, scheduler_step_freq="epoch", config={}
+        training_operator_cls=Mortal,
+        num_workers=2,
+        use_gpu=False,
+        scheduler_step_freq="epoch",
+        config={},
+        use_local=use_local,
+        timeout_s=60,
     ) as gang:
         for _ in range(3):
             numbers += [gang.train(), gang.validate()]
@@ -147,6 +153,10 @@ def trainer(folder: Path) -> Any:
         state = gang.state_dict()
     weights = {name: tensor.tolist() for name, tensor in state["models"][0].items()}
     return numbers, weights
+
+
+def trainer_with_a_worker_here(folder: Path) -> Any:
+    return trainer(folder, use_local=True)
 
 
 def search(folder: Path) -> Any:
@@ -183,14 +193,34 @@ def search_by_portions(folder: Path) -> Any:
     return list(found.cv_results_["mean_test_score"]), found.best_params_
 
 
+def murderous(config: dict[str, Any]) -> None:
+    """Kills its own node, as long as a file is there."""
+    for step in range(3):
+        if Path(config["while"]).exists() and step == 1:
+            (node,) = trainkit.nodes()
+            os.kill(node["pid"], signal.SIGKILL)
+            time.sleep(600)
+        tune.report({"loss": config["x"] + step})
+
+
 SCENARIOS: dict[str, Callable[[Path], Any]] = {
     each.__name__: each
-    for each in (plain, reused, asha, trainers_as_trials, trainer, search, search_by_portions)
+    for each in (
+        plain,
+        reused,
+        asha,
+        trainers_as_trials,
+        trainer,
+        trainer_with_a_worker_here,
+        search,
+        search_by_portions,
+    )
 }
 
 
 IMPORTS = {
     "trainer": "tests.train.mortal",
+    "trainer_with_a_worker_here": "tests.train.mortal",
     "trainers_as_trials": "tests.train.mortal",
     "search": "sklearn.linear_model",
     "search_by_portions": "sklearn.linear_model",

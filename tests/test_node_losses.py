@@ -2,12 +2,66 @@
 
 from __future__ import annotations
 
+import os
+import signal
+from pathlib import Path
+
 import pytest
 
+import trainkit
 from tests import node_losses
+from tests.conftest import eventually
+from trainkit import tune
+from trainkit.errors import GangError, NodeDiedError
+from trainkit.tune.storing.history import ExperimentReader
 
 
 @pytest.mark.parametrize("scenario", node_losses.SCENARIOS)
 def test_killed_at_any_moment_it_ends_as_if_undisturbed(scenario: str) -> None:
     """The same results, suggestions, decisions and best; no failure is counted, nothing is left."""
-    assert node_losses.check(scenario, moments=2)
+    node_losses.check(scenario, moments=1)
+
+
+def test_a_node_that_dies_again_and_again_ends_the_experiment_and_a_plain_restore_finishes_it(
+    tmp_path: Path,
+) -> None:
+    flag = tmp_path / "flag"
+    flag.touch()
+    trainkit.init(num_cpus=1)
+    try:
+        tuner = tune.Tuner(
+            node_losses.murderous,
+            param_space={"x": tune.uniform(0, 1), "while": str(flag)},
+            tune_config=tune.TuneConfig(metric="loss", mode="min", num_samples=3, seed=1),
+            run_config=tune.RunConfig(storage_path=tmp_path, name="e", verbose=0),
+        )
+        with pytest.raises(NodeDiedError, match=r"killed by signal 9\), for the 4th time in a row"):
+            tuner.fit()
+        with ExperimentReader(tmp_path / "e") as reader:
+            (trial,) = reader.trials()
+        assert (str(trial.status), trial.failures, trial.iteration) == ("PENDING", 0, 1)
+        flag.unlink()
+        trainkit.init(num_cpus=1)
+        grid = tune.Tuner.restore(tmp_path / "e", node_losses.murderous).fit()
+        assert [(str(result.status), len(result.history)) for result in grid] == [("TERMINATED", 3)] * 3
+    finally:
+        trainkit.shutdown()
+
+
+def test_a_trainer_without_a_snapshot_says_that_its_state_is_lost() -> None:
+    from tests.train.operators import Digits  # what no other test here waits for in its workers
+    from trainkit.train import TorchTrainer
+
+    trainkit.init(num_cpus=2)
+    try:
+        with TorchTrainer(training_operator_cls=Digits, config={"samples": 40}, use_gpu=False) as trainer:
+            trainer.train(max_retries=0)
+            (pid,) = node_losses.node_pids()
+            os.kill(pid, signal.SIGKILL)
+            assert eventually(lambda: not node_losses.node_pids())
+            with pytest.raises(GangError, match=r"no snapshot holds the workers' state: make a new"):
+                trainer.train()
+            with pytest.raises(GangError, match="have ended"):
+                trainer.train()
+    finally:
+        trainkit.shutdown()

@@ -153,6 +153,11 @@ class Play:
     def interrupt(self) -> list[ev.Action]:
         return self.send(ev.Interrupted(self.time))
 
+    def lost(self, by: str = "") -> list[ev.Action]:
+        """The node has died, and every process with it."""
+        self.calls.clear()
+        return self.send(ev.SessionLost(self.time, "the node died", by))
+
     def statuses(self) -> list[str]:
         return [str(trial.status) for trial in self.controller.trials]
 

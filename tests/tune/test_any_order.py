@@ -49,6 +49,10 @@ def test_whatever_happens_the_experiment_ends_with_every_trial_settled(data):
             play.send(ev.StopAsked(play.time, "ann", asked))
         if data.draw(st.integers(0, 30)) == 0:
             play.tick(20)
+        if data.draw(st.integers(0, 40)) == 0:
+            failures = sum(trial.failures for trial in play.controller.trials)
+            play.lost()
+            assert sum(trial.failures for trial in play.controller.trials) == failures
         if not play.calls:
             continue
         trial_id = data.draw(st.sampled_from(sorted(play.calls)))

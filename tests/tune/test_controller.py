@@ -369,16 +369,11 @@ def test_the_controller_imports_neither_clock_nor_files():
 # --- a lost session -------------------------------------------------------------------------------
 
 
-def lost(play: Play, by: str = "") -> list[ev.Action]:
-    play.calls.clear()
-    return play.send(ev.SessionLost(play.time, "the node died", by))
-
-
 def test_a_lost_session_is_no_trials_failure_and_draws_no_suggestion():
     play = Play(num_samples=4, cpus=2, failure=FailureConfig(max_failures=1))
     play.started(0)
     play.reported(0, {"loss": 1.0}, checkpoint="checkpoint_000000")
-    actions = lost(play)
+    actions = play.lost()
     assert kinds(actions) == ["Renew", "Start", "Start"]
     assert [(action.trial.index, action.iteration) for action in actions[1:]] == [(0, 1), (1, 0)]
     assert len(play.controller.trials) == 2
@@ -393,7 +388,7 @@ def test_what_was_decided_before_a_loss_stands():
     play.started(1)
     play.reported(0, {"loss": 1.0})
     assert kinds(play.reported(1, {"loss": 2.0})) == ["Stop"]
-    assert kinds(lost(play)) == ["Renew", "Start"]
+    assert kinds(play.lost()) == ["Renew", "Start"]
     assert play.trial(1).status == "TERMINATED"
     assert play.trial(1).reason == "stopped by ASHA: rung 1, rank 2 of 2, 1 go on, cutoff 1"
 
@@ -413,10 +408,10 @@ def test_a_session_that_is_lost_again_and_again_ends_the_experiment_unless_trial
     for _ in range(10):
         play.started(0)
         play.reported(0, {"loss": 1.0}, checkpoint=f"checkpoint_{play.trial(0).next_checkpoint:06}")
-        assert kinds(lost(play)) == ["Renew", "Start"]
+        assert kinds(play.lost()) == ["Renew", "Start"]
     for _ in range(2):
-        assert kinds(lost(play)) == ["Renew", "Start"]
-    assert kinds(lost(play)) == []
+        assert kinds(play.lost()) == ["Renew", "Start"]
+    assert kinds(play.lost()) == []
     assert play.controller.done
     assert play.statuses() == ["PENDING"]
     with pytest.raises(NodeDiedError, match="the node died, for the 4th time in a row"):
@@ -426,7 +421,7 @@ def test_a_session_that_is_lost_again_and_again_ends_the_experiment_unless_trial
 def test_a_session_that_somebody_ended_ends_the_experiment_as_a_wish_to_stop_does():
     play = Play(num_samples=2, cpus=1)
     play.started(0)
-    assert kinds(lost(play, by="root@vm (pid 1)")) == []
+    assert kinds(play.lost(by="root@vm (pid 1)")) == []
     assert play.controller.ending == "stopped by root@vm (pid 1)"
     assert play.statuses() == ["PENDING"]
     assert play.trial(0).failures == 0

@@ -48,6 +48,9 @@ class Random:
             if chance.random() < self.fail_rate:
                 play.failed(index)
                 continue
+            if self.fail_rate and chance.random() < self.fail_rate / 10:
+                play.lost()
+                continue
             match play.calls[trial_id]:
                 case "setup":
                     play.started(index)

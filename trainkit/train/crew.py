@@ -222,6 +222,8 @@ class Crew:
             if not recovery.may_retry(len(failures), max_retries, has_snapshot=self._snapshot is not None):
                 break
             self._form_again(failures[-1], what)
+        if self._snapshot is None:
+            failures[-1].args = (recovery.no_snapshot_text(str(failures[-1])),)
         if len(failures) == 1:
             raise failures[0]
         raise GangError(recovery.give_up_text(what, [str(error) for error in failures])) from failures[-1]
@@ -234,6 +236,8 @@ class Crew:
         Raises:
             GangError: there is no snapshot, or the node dies again and again.
         """
+        if hasattr(self, "_gang") and self.ended is not None:
+            return act()  # which says so
         losses = 0
         while True:
             try:

@@ -66,10 +66,19 @@ def give_up_text(method: str, failures: Sequence[str]) -> str:
     return f"{method}() lost workers although it was run again {times} (max_retries={retries}):\n{listed}"
 
 
+_NEW = "make a new TorchTrainer, and load() a checkpoint into it"
+
+
+def no_snapshot_text(lost: str) -> str:
+    """What is raised when workers were lost, and with them what they had trained."""
+    return f"{lost}; no snapshot holds the workers' state: {_NEW}"
+
+
 def lost_session_text(lost: str, method: str, losses: int, *, has_snapshot: bool) -> str:
     """What is raised when all workers went with their session, and don't go on in another."""
-    why = f"for the {losses}th time in a row" if has_snapshot else "and no snapshot holds the workers' state"
-    return f"{lost} in {method}(), {why}: make a new TorchTrainer, and load() a checkpoint into it"
+    if not has_snapshot:
+        return no_snapshot_text(f"{lost} in {method}()")
+    return f"{lost} in {method}(), for the {losses}th time in a row: {_NEW}"
 
 
 def reform_text(why: str, method: str) -> str:
