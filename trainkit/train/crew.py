@@ -31,7 +31,9 @@ from trainkit.errors import (
     NotInitializedError,
     ObjectStoreFullError,
 )
+from trainkit.resources import Bundle
 from trainkit.runtime import api as runtime
+from trainkit.runtime import holdings
 from trainkit.runtime.renewal import SessionWatch
 from trainkit.runtime.supervise import MOST_LOSSES, lost_text
 from trainkit.train import recovery
@@ -96,6 +98,10 @@ class Crew:
         except BaseException:
             self.close(force=True)
             raise
+
+    def reserved(self) -> Bundle:
+        """What the workers hold of the machine."""
+        return self._seats.reserved()
 
     @property
     def ended(self) -> str | None:
@@ -389,8 +395,11 @@ class Crew:
             if gang.gathered(recovery.REFORM_WAIT_S if len(sizes) > 1 else timeout_s):
                 return gang
             gang.close(force=True)
-        # A first gang waits for its turn, however long that takes.
+        # A first gang waits for its turn, however long that takes, but not for this very program.
         last_s = timeout_s if again else None
+        if not again and runtime.get_current_placement_group() is None:
+            smallest = [self._options.bundle] * sizes[-1]
+            holdings.make_room(smallest, runtime.cluster_resources(), "a new TorchTrainer")
         for size in sizes:
             wait_s = patience_s(size, sizes, full_s=recovery.REFORM_WAIT_S, last_s=last_s)
             try:

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Sequence
 
 from trainkit.errors import ConfigError
-from trainkit.resources import Bundle
+from trainkit.resources import Bundle, total
 from trainkit.runtime import api as runtime
 from trainkit.runtime.placement_group import PlacementGroup
 from trainkit.train.sizes import AT_ONCE_S, fitting
@@ -23,9 +23,14 @@ class Seats:
         self._bundle = bundle
         self._held = contextlib.ExitStack()
         self._places: list[tuple[PlacementGroup, int]] = []
+        self._own = 0
 
     def __len__(self) -> int:
         return len(self._places)
+
+    def reserved(self) -> Bundle:
+        """What is held of the machine; nothing where the places are a trial's."""
+        return total([self._bundle] * self._own)
 
     def __getitem__(self, rank: int) -> tuple[PlacementGroup, int]:
         """The group of the place, and its bundle there."""
@@ -78,7 +83,7 @@ class Seats:
     def give_back(self) -> None:
         """Free what is held; what runs in it is ended. A trial's places stay the trial's."""
         self._held.close()
-        self._places = []
+        self._places, self._own = [], 0
 
     def _reserve(self, workers: int, timeout_s: float | None) -> bool:
         group = runtime.placement_group([self._bundle] * workers)
@@ -88,6 +93,7 @@ class Seats:
                 return False
             self._held.push(undone.pop_all())
         self._places += [(group, bundle) for bundle in range(workers)]
+        self._own += workers
         return True
 
 

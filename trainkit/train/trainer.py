@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import weakref
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -11,6 +12,7 @@ from typing import Any, Literal, Never, TypeVar
 from torch import nn
 
 from trainkit.errors import ConfigError
+from trainkit.runtime import holdings
 from trainkit.runtime.tracebacks import without_frames
 from trainkit.train.crew import Crew
 from trainkit.train.metrics import not_finite, reduce_metrics
@@ -125,6 +127,12 @@ class TorchTrainer:
             **former,
         ).resolved()
         self._crew = Crew(self._options)
+        crew = weakref.ref(self._crew)
+        holdings.register(
+            self,
+            amounts=lambda: {} if (held := crew()) is None else held.reserved(),
+            close=lambda: None if (held := crew()) is None else held.close(),
+        )
 
     @without_frames
     def train(

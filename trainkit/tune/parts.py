@@ -9,7 +9,7 @@ from typing import Any, TypeVar, cast
 
 from trainkit import settings
 from trainkit.errors import ConfigError
-from trainkit.runtime import api
+from trainkit.runtime import api, holdings
 from trainkit.tune.callbacks.base import Callback
 from trainkit.tune.callbacks.console import ConsoleCallback
 from trainkit.tune.callbacks.csv_logger import CSVLoggerCallback
@@ -247,7 +247,10 @@ def require_startable(
     searcher = make_searcher(tune, space, seed, rehearsal=True)
     config = make_proposals(tune, space, searcher, seed).propose(trial_id_of(prefix, 0))
     if isinstance(config, dict):
-        ledger.require_feasible(bound.request(config), what=f"a trial of {bound.name}")
+        request, what = bound.request(config), f"a trial of {bound.name}"
+        ledger.require_feasible(request, what=what)
+        if not ledger.is_simulated:
+            holdings.make_room(request.group, ledger.existing, what)
 
 
 def _require_saving(bound: Bound, scheduler: TrialScheduler) -> None:

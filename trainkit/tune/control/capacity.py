@@ -45,6 +45,11 @@ class Ledger:
         self._asked: dict[frozenset[tuple[str, int]], Mapping[str, int]] = {}
         self._asked_last: Mapping[str, int] | None = None
 
+    @property
+    def is_simulated(self) -> bool:
+        """Whether nothing of the engine's is taken."""
+        return bool(self._words)
+
     def require_feasible(self, request: PlacementGroupFactory, *, what: str) -> None:
         """Raise InfeasibleError if `request` exceeds all there is."""
         for name, amount in request.units.items():

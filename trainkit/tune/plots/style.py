@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import io
 import math
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, cast
@@ -32,7 +34,16 @@ def figure_of(ax: Axes | None, size: tuple[float, float]) -> tuple[Figure, Axes]
     if ax is not None:
         return cast("Figure", ax.get_figure(root=True)), ax
     figure = load("matplotlib.figure", "plots", "tune").Figure(figsize=size, layout="constrained")
+    # IPython knows how to show figures once pyplot has been imported; of this one it asks the figure itself.
+    figure._repr_png_ = functools.partial(as_png, figure)
     return figure, figure.add_subplot()
+
+
+def as_png(figure: Figure) -> bytes:
+    """Return the figure as a notebook shows it."""
+    stream = io.BytesIO()
+    figure.savefig(stream, format="png", bbox_inches="tight")
+    return stream.getvalue()
 
 
 def dress(ax: Axes, *, title: str = "", x: str = "", y: str = "") -> None:

@@ -1,0 +1,133 @@
+"""A real Jupyter kernel runs cells as a user does."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+jupyter_client = pytest.importorskip("jupyter_client")
+pytest.importorskip("ipykernel")
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+SOON_S = 120
+Run = Callable[[str], list[dict[str, Any]]]
+
+TRAINER = """
+trainer = TorchTrainer(training_operator_cls=Line, num_workers=2, use_gpu=False)
+trainer.train()["batch_count"]
+"""
+SETUP = """
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+import trainkit
+from trainkit import tune
+from trainkit.train import TorchTrainer, TrainingOperator
+
+trainkit.init(num_cpus=2)
+
+class Line(TrainingOperator):
+    def setup(self, config):
+        model = torch.nn.Linear(1, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        self.register(models=model, optimizers=optimizer, criterion=torch.nn.MSELoss())
+        self.register_data(train_loader=DataLoader(TensorDataset(torch.ones(8, 1), torch.ones(8, 1)), 4))
+"""
+
+
+@pytest.fixture
+def cell(tmp_path: Path) -> Iterator[Run]:
+    """Runs a cell and returns the contents of what it shows and raises."""
+    root = str(Path(__file__).resolve().parents[1])
+    manager, client = jupyter_client.manager.start_new_kernel(
+        kernel_name="python3",
+        cwd=str(tmp_path),
+        env={**os.environ, "PYTHONPATH": root, "OMP_NUM_THREADS": "1"},
+    )
+
+    def run(code: str) -> list[dict[str, Any]]:
+        shown: list[dict[str, Any]] = []
+        client.execute_interactive(
+            code, timeout=SOON_S, output_hook=lambda message: shown.append(message["content"])
+        )
+        return shown
+
+    try:
+        yield run
+    finally:
+        run("import trainkit; trainkit.shutdown()")
+        client.stop_channels()
+        manager.shutdown_kernel()
+
+
+def error_in(shown: list[dict[str, Any]]) -> str:
+    """The error of a cell, or ''."""
+    return next((f"{content['ename']}: {content['evalue']}" for content in shown if "ename" in content), "")
+
+
+def data_in(shown: list[dict[str, Any]]) -> dict[str, Any]:
+    """What the cell's last line is shown as, by kind."""
+    return next(
+        (content["data"] for content in shown if "execution_count" in content and "data" in content), {}
+    )
+
+
+def test_a_plot_as_a_cells_last_line_is_a_picture(cell: Run) -> None:
+    pytest.importorskip("matplotlib")
+    made = cell(
+        "from trainkit import tune\n"
+        "def f(config):\n"
+        "    for step in range(3):\n"
+        "        tune.report({'loss': config['x'] / (step + 1)})\n"
+        "results = tune.Tuner(f, param_space={'x': tune.grid_search([1.0, 2.0])},\n"
+        "    tune_config=tune.TuneConfig(metric='loss', mode='min'),\n"
+        "    run_config=tune.RunConfig(storage_path='.', verbose=0)).fit()"
+    )
+    assert not error_in(made)
+    for kind in ("curves", "parallel"):
+        shown = data_in(cell(f"results.plot({kind!r})"))
+        assert shown["image/png"].startswith("iVBOR"), "a PNG in base64"
+    # With pyplot, which registers figures of its own, there is one picture still.
+    cell("import matplotlib.pyplot as plt\nplt.figure();")
+    shown = cell("results.plot('curves')")
+    assert [list(content["data"]) for content in shown if "image/png" in content.get("data", {})] == [
+        ["text/plain", "image/png"]
+    ]
+
+
+def test_the_cell_that_makes_a_trainer_can_be_run_again(cell: Run) -> None:
+    assert not error_in(cell(SETUP))
+    for code in (TRAINER, TRAINER, TRAINER.replace("num_workers=2", "num_workers=2, timeout_s=60")):
+        shown = cell(code)
+        assert not error_in(shown)
+        assert data_in(shown)["text/plain"] == "1"
+    # Held by another name too, it is the user's to shut down.
+    cell("kept = trainer")
+    error = error_in(cell(TRAINER))
+    assert error.startswith("InfeasibleError: a new TorchTrainer asks for 2 CPU")
+    assert "TorchTrainer, made at cell 4, line " in error and "shutdown()" in error
+    assert data_in(cell("trainer.train()['batch_count']"))["text/plain"] == "1", "the earlier one goes on"
+    tuned = error_in(cell("tune.Tuner(lambda config: {'loss': 1.0}).fit()"))
+    assert tuned.startswith("InfeasibleError: a trial of ") and "made at cell 4" in tuned
+    cell("trainer.shutdown()")
+    assert not error_in(cell(TRAINER))
+    cell("del trainer, kept")
+    assert not error_in(cell("len(tune.Tuner(lambda config: {'loss': 1.0}).fit())"))
+
+
+def test_another_thread_may_free_what_a_request_waits_for(cell: Run) -> None:
+    assert not error_in(
+        cell(SETUP + "first = TorchTrainer(training_operator_cls=Line, num_workers=2, use_gpu=False)")
+    )
+    shown = cell(
+        "import threading, concurrent.futures\n"
+        "threading.Timer(1.0, first.shutdown).start()\n"
+        "other = TorchTrainer(training_operator_cls=Line, num_workers=2, use_gpu=False)\n"
+        "other.train()['batch_count']"
+    )
+    assert not error_in(shown)
+    assert data_in(shown)["text/plain"] == "1"
