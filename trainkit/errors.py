@@ -33,6 +33,8 @@ TrainkitError
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 __all__ = [
     "ActorDiedError",
     "AlreadyInitializedError",
@@ -228,3 +230,12 @@ class TrialError(TuneError):
 
 class TrialTimeoutError(TrialError):
     """An attempt of a trial took longer than `TuneConfig(trial_timeout_s=...)` allows, and was killed."""
+
+
+def did_you_mean(name: str, names: Iterable[str]) -> str:
+    """Return " Did you mean 'loss'?" for the one of `names` that is most like `name`, or ''."""
+    import difflib  # only for an error's message
+
+    by_lower = {known.lower(): known for known in names}
+    near = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=0.7)
+    return f" Did you mean {by_lower[near[0]]!r}?" if near else ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 
-from trainkit.errors import ArgumentTypeError, ConfigError, InfeasibleError
+from trainkit.errors import ArgumentTypeError, ConfigError, InfeasibleError, did_you_mean
 
 Bundle = Mapping[str, float]
 """Amounts by resource name; "CPU" and "GPU" are upper case, custom names are kept as given."""
@@ -104,7 +104,8 @@ def require_feasible(
     asked = total(bundles)
     short = sorted(name for name, amount in asked.items() if amount > existing.get(name, 0))
     if short:
+        hints = [did_you_mean(name, {"CPU", "GPU", "memory", *existing} - {name}) for name in short]
         raise InfeasibleError(
             f"{what} asks for {describe(asked)}, but {has} {describe(existing)}: "
-            f"not enough {', '.join(short)}. Ask for less, or {more}."
+            f"not enough {', '.join(short)}. Ask for less, or {more}.{''.join(hints)}"
         )

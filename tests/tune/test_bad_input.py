@@ -82,7 +82,7 @@ def test_nan_in_turns_ends(scheduler):
 @pytest.mark.parametrize("scheduler", SCHEDULERS)
 def test_a_metric_that_never_comes_is_an_error_that_names_it(scheduler):
     def objective(config, t, rng):
-        return {"los": 1.0, "done": t == LAST}
+        return {"cost": 1.0, "done": t == LAST}
 
     if scheduler in POPULATIONS:  # they can't go on without, and say so
         with pytest.raises((ConfigError, MetricError), match="'loss'"):

@@ -8,9 +8,58 @@ import numpy as np
 import pytest
 
 from trainkit import tune
-from trainkit.errors import ConfigError
+from trainkit.errors import ConfigError, InfeasibleError
+from trainkit.resources import require_feasible
 from trainkit.tune.control.stopping import missing_metric
 from trainkit.tune.schedulers import ASHAScheduler
+from trainkit.tune.trial import experiment_tag
+
+
+@pytest.mark.parametrize(
+    ("ask", "error", "meant"),
+    [
+        (lambda: tune.TuneConfig(scheduler="ahsa"), ConfigError, "asha"),
+        (lambda: tune.TuneConfig(scheduler="AshaScheduler"), ConfigError, "ASHAScheduler"),
+        (lambda: tune.TuneConfig(search_alg="optunna"), ConfigError, "optuna"),
+        (lambda: tune.unifrom(0, 1), AttributeError, "uniform"),
+        (lambda: tune.schedulers.AshaScheduler(), AttributeError, "ASHAScheduler"),
+        (lambda: exec("from trainkit.tune.schedulers import AshaScheduler"), ImportError, "ASHAScheduler"),
+        (lambda: exec("from trainkit.tune import TunerConfig"), ImportError, "TuneConfig"),
+        (lambda: require_feasible([{"cpus": 1}], {"CPU": 2}, what="it"), InfeasibleError, "CPU"),
+        (lambda: require_feasible([{"gpus": 1}], {"CPU": 2}, what="it"), InfeasibleError, "GPU"),
+    ],
+)
+def test_the_name_that_was_meant_is_told(ask, error, meant):
+    with pytest.raises(error, match=f"Did you mean '{meant}'"):
+        ask()
+
+
+def test_a_name_that_nobody_meant_is_looked_for_as_usual():
+    assert not hasattr(tune.schedulers, "AshaScheduler")
+    assert getattr(tune, "reports", None) is None
+    exec("from trainkit.tune import checkpoint, policies")  # submodules
+    with pytest.raises(ImportError, match="'nothing_like_it'"):
+        exec("from trainkit.tune import nothing_like_it")
+    with pytest.raises(InfeasibleError, match=r"not enough CPU\. Ask for less, or .*\.$"):
+        require_feasible([{"CPU": 3}], {"CPU": 2}, what="it")
+
+
+@pytest.mark.parametrize(
+    ("varied", "tag"),
+    [
+        ({"net/noise": 0.4051234, "net/act": "relu"}, "3_noise=0.4051,act=relu"),
+        ({"opt/lr": 0.5, "sched/lr": 2, "width": 8}, "3_opt/lr=0.5,sched/lr=2,width=8"),
+        ({"lr": 1, "opt/lr": 2, "a/opt/lr": 3}, "3_lr=1,opt/lr=2,a/opt/lr=3"),
+        ({}, "3"),
+    ],
+)
+def test_a_tag_names_what_varies_by_the_shortest_names_that_tell(varied, tag):
+    assert experiment_tag(3, varied) == tag
+
+
+def test_a_long_tag_is_cut_with_a_sign():
+    tag = experiment_tag(3, {f"parameter_{n}": n for n in range(40)})
+    assert len(tag) == 120 and tag.endswith("...")
 
 
 def test_names_and_defaults():

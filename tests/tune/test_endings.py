@@ -104,6 +104,25 @@ def test_nan_everywhere_ends_and_says_so(fit):
     assert math.isnan(grid.get_best_result(filter_nan_and_inf=False).metrics["loss"])
 
 
+@pytest.mark.parametrize(
+    ("space", "told"),
+    [
+        (
+            {"a": {"x": lambda: 3}, "y": tune.uniform(0, 1)},
+            "param_space['a/x'] is a lambda, which goes to the",
+        ),
+        ({"x": (0, 1)}, "param_space['x'] is the tuple (0, 1), which goes to the trials as it is"),
+        ({"betas": (0.9, 0.999), "y": tune.uniform(0, 1)}, ""),
+        ({"size": (3, 3), "make": str}, ""),
+        ({"y": tune.choice([lambda: 3, (0, 1)]), "z": tune.sample_from(lambda spec: 3)}, ""),
+    ],
+)
+def test_a_constant_that_was_probably_meant_to_vary_is_told(fit, caplog, space, told):
+    fit(lambda config: 1.0, space)
+    assert told in caplog.text
+    assert bool(told) == ("as it is" in caplog.text)
+
+
 def test_an_existing_name_is_refused(fit):
     fit(reporting, {"x": 1})
     with pytest.raises(ConfigError, match=r"already holds an experiment.*Tuner.restore"):

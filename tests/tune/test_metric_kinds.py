@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import datetime
 import json
 import math
 from pathlib import Path
@@ -18,6 +19,15 @@ from trainkit.tune.control.missing import misspelt
 pytestmark = pytest.mark.usefixtures("inline")
 
 ODD = {
+    "vector": np.arange(2),
+    "matrix": torch.ones(2, 1, requires_grad=True),
+    "dates": np.array(["2026-03-01"], dtype="datetime64[D]"),
+    "date": datetime.datetime(2026, 3, 1, 10, 15),
+    "lasted": datetime.timedelta(minutes=2),
+    "path": Path("/data/model"),
+    "set": {3, 1},
+    "bytes": b"abc\xff",
+    "several": [np.float32(0.5), {"deep": np.zeros(1)}],
     "numpy": np.float32(0.5),
     "integer": np.int64(7),
     "truth": np.bool_(True),
@@ -31,6 +41,15 @@ ODD = {
     "text": "NaN of words",
 }
 PLAIN = {
+    "vector": [0, 1],
+    "matrix": [[1.0], [1.0]],
+    "dates": ["2026-03-01"],
+    "date": "2026-03-01T10:15:00",
+    "lasted": 120.0,
+    "path": "/data/model",
+    "set": [1, 3],
+    "bytes": "abc\\xff",
+    "several": [0.5, {"deep": [0.0]}],
     "numpy": 0.5,
     "integer": 7,
     "truth": True,
@@ -77,6 +96,16 @@ def test_metrics_of_every_kind_come_back(fit, tmp_path):  # row 1.31
         1.5,
         3.0,
     ]
+
+
+def test_what_no_report_can_hold_is_named(fit):
+    grid = fit(lambda config: {"loss": 1.0, "large": np.zeros((200, 100))}, metric="loss")
+    assert "metric 'large' has shape (200, 100), more than 10000 numbers" in str(grid.errors[0])
+    grid = fit(lambda config: {"loss": 1.0, "odd": object()}, metric="loss", run={"name": "b"})
+    assert "metric 'odd' is of type object and cannot be stored" in str(grid.errors[0])
+    grid = fit(lambda config: tune.report(0.3), metric="loss", run={"name": "c"})
+    told = "'loss', but only a number was reported: give its name, as tune.report({'loss': value})"
+    assert told in str(grid.errors[0])
 
 
 def test_a_metric_that_one_trial_misspells_fails_that_trial_alone(fit):  # row 1.31

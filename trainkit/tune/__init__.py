@@ -23,6 +23,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from trainkit.tune.elsewhere import no_such_name
+
 if TYPE_CHECKING:
     from trainkit.tune import callbacks as callbacks
     from trainkit.tune import integrations as integrations
@@ -279,7 +281,7 @@ def __getattr__(name: str) -> Any:
     if name in _GONE:
         raise AttributeError(f"tune.{name} is no more: {_GONE[name]}")
     if name not in _HOME_OF:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        raise no_such_name(__name__, name, __all__)
     value = getattr(importlib.import_module(f"{__name__}.{_HOME_OF[name]}"), name)
     globals()[name] = value
     return value

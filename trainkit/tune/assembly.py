@@ -187,6 +187,8 @@ class Experiment:
             SystemExit: by SIGTERM, once the experiment has ended as by Ctrl-C.
         """
         settings.warn_of_old_variables()
+        if self._resume is None:
+            parts.warn_of_constants(self._space)
         parts.warn_if_never_perturbed(self._tune, self._run, self._searcher.total_samples)
         self._take_parts()  # anew, as those of an earlier call have seen its trials
         at_once = self._tune.max_concurrent_trials or None

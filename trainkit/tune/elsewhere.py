@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
+
+from trainkit.errors import did_you_mean
 
 
 def names_of(module: str, *homes: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
@@ -41,6 +43,22 @@ def nowhere(module: str, searcher: str) -> ImportError:
     )
 
 
+def no_such_name(module: str, name: str, names: Iterable[str]) -> Exception:
+    """Return what a package raises that is asked for a name that it doesn't have; the nearest is told.
+
+    Args:
+        module: name of the package, whose `__getattr__` was called.
+        name: asked for.
+        names: that it has.
+    """
+    hint = did_you_mean(name, names)
+    # `from package import name` shows no text of an AttributeError; a submodule is looked for after one.
+    imported = sys._getframe(2).f_code.co_name == "_handle_fromlist"
+    if hint and imported and importlib.util.find_spec(f"{module}.{name}") is None:
+        return ImportError(f"cannot import name {name!r} from {module!r}.{hint}", name=module)
+    return AttributeError(f"module {module!r} has no attribute {name!r}{'.' * bool(hint)}{hint}")
+
+
 def lazily(module: str, home_of: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """Return `__getattr__` and `__dir__` of a package whose names are loaded when first used.
 
@@ -51,7 +69,7 @@ def lazily(module: str, home_of: Mapping[str, str]) -> tuple[Callable[[str], Any
 
     def __getattr__(name: str) -> Any:
         if name not in home_of:
-            raise AttributeError(f"module {module!r} has no attribute {name!r}")
+            raise no_such_name(module, name, home_of)
         home = home_of[name] if "." in home_of[name] else f"{module}.{home_of[name]}"
         value = getattr(importlib.import_module(home), name)
         setattr(sys.modules[module], name, value)

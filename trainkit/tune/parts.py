@@ -33,6 +33,8 @@ from trainkit.tune.schedulers import FIFOScheduler, PopulationBasedTraining, Tri
 from trainkit.tune.schedulers.consulted import Consulted
 from trainkit.tune.search import BasicVariantGenerator, Searcher
 from trainkit.tune.seeds import scheduler_generator
+from trainkit.tune.spaces.hints import constant_words
+from trainkit.tune.spaces.tree import spell
 from trainkit.tune.spaces.variants import Space
 from trainkit.tune.suggestion.proposals import Proposals
 from trainkit.tune.trainable import Trainable
@@ -175,6 +177,13 @@ def warn_if_never_perturbed(tune: TuneConfig, run: RunConfig, total_samples: int
             population.first_judgement,
             longest_way(tune, run),
         )
+
+
+def warn_of_constants(space: Space) -> None:
+    """Say which constants of a space look like something to draw from."""
+    for site in space.leaves:
+        if words := constant_words(site.leaf, alone=not space.varied):
+            logger.warning("param_space[%r] is %s", spell(site.path), words)
 
 
 def _population(tune: TuneConfig) -> PopulationBasedTraining | None:

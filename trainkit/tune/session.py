@@ -199,8 +199,8 @@ def report(metrics: Any = None, *, checkpoint: Checkpoint | None = None, **more:
     A trial that the scheduler or a stop rule ends does not return: `finally` blocks run, then it is over.
 
     Args:
-        metrics: names and values: numbers, texts, lists and dictionaries of them; or one number alone, which
-            is the metric `_metric`.
+        metrics: names and values: numbers, texts, lists and dictionaries of them, small arrays, dates and
+            paths; or one number alone, which is the metric `_metric`.
         checkpoint: a directory to keep with this report; it is copied before this returns.
         more: further metrics: `report(loss=0.1)`.
 

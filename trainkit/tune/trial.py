@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, ClassVar, Self
@@ -232,6 +232,8 @@ class Trial:
         return self.checkpoints[-1] if self.checkpoints else None
 
 
+MAX_TAG = 120
+"""Characters of an experiment tag."""
 MAX_DIRNAME = 40
 """Characters of a trial folder's name; leaves room for deep storage paths on every file system."""
 
@@ -258,9 +260,26 @@ def safe_name(trainable_name: str) -> str:
 
 
 def experiment_tag(index: int, varied: Mapping[str, Any]) -> str:
-    """Such as '7_lr=0.0313,width=16': the index and what differs between trials, by flat name."""
+    """Return such as '7_lr=0.0313,width=16': the index and what differs between trials, by short names."""
     shown = [
-        f"{name.rsplit('/', 1)[-1]}={value:.4g}" if isinstance(value, float) else f"{name}={value}"
-        for name, value in varied.items()
+        f"{name}={value:.4g}" if isinstance(value, float) else f"{name}={value}"
+        for name, value in zip(shortest_names(list(varied)), varied.values(), strict=True)
     ]
-    return f"{index}_{','.join(shown)}"[:120].rstrip("_")
+    text = f"{index}_{','.join(shown)}".rstrip("_")
+    return text if len(text) <= MAX_TAG else f"{text[: MAX_TAG - 3]}..."
+
+
+def shortest_names(paths: Sequence[str]) -> list[str]:
+    """Return of each path as much of its end as tells it from the others, such as 'lr', or 'opt/lr'."""
+    return [
+        next(
+            (end for end in _ends(path) if sum(end in _ends(other) for other in paths) == 1),
+            path,
+        )
+        for path in paths
+    ]
+
+
+def _ends(path: str) -> list[str]:
+    parts = path.split("/")
+    return ["/".join(parts[place:]) for place in range(len(parts) - 1, -1, -1)]

@@ -6,6 +6,8 @@ import json
 import math
 import re
 from collections.abc import Callable, Mapping
+from datetime import date, time, timedelta
+from pathlib import PurePath
 from typing import Any
 
 from trainkit.errors import MetricError, SpaceError
@@ -24,6 +26,9 @@ _to_text = json.JSONEncoder(
 MAX_BITS = 1023
 """Of a whole number; larger ones have no float, which every comparison would need."""
 
+MAX_ELEMENTS = 10_000
+"""Of an array in a report; every report is kept."""
+
 OPAQUE = "$opaque"
 """Marks a configuration value that text can't hold, with its repr; replaying the suggestion gives it back."""
 _TUPLE = "$tuple"
@@ -38,7 +43,10 @@ _DOMAIN = "$domain"
 
 
 def plain_metrics(metrics: Any) -> dict[str, Any]:
-    """Return reported metrics as numbers, texts, lists and dictionaries; zero-dimensional arrays as numbers.
+    """Return reported metrics as numbers, texts, lists and dictionaries.
+
+    Arrays of NumPy and torch and sets become lists, arrays of no dimension numbers; dates, paths and bytes
+    become texts, durations seconds.
 
     Raises:
         MetricError: `metrics` is not a dictionary, or a value can't be stored; the key is named.
@@ -68,13 +76,35 @@ def _plain_metric(value: Any, key: str) -> Any:
     scalar = _scalar(value)
     if type(scalar) in _PLAIN:
         return scalar if scalar is value else _plain_metric(scalar, key)
-    shape = getattr(value, "shape", None)
-    advice = (
-        f"has shape {tuple(shape)}; report a number of it, such as its mean, or save it in a checkpoint"
-        if shape is not None
-        else "cannot be stored; report numbers and texts, and save the rest in a checkpoint"
+    if (plain := _as_plain(value, key)) is not value:
+        return _plain_metric(plain, key)
+    raise MetricError(
+        f"metric {key!r} is of type {kind.__name__} and cannot be stored; report numbers and texts, and save "
+        "the rest in a checkpoint"
     )
-    raise MetricError(f"metric {key!r} is of type {type(value).__name__} and {advice}")
+
+
+def _as_plain(value: Any, key: str) -> Any:
+    """Return arrays and sets as lists, dates, paths and bytes as texts, durations in seconds."""
+    shape = getattr(value, "shape", None)
+    if shape is not None and hasattr(value, "tolist"):  # NumPy's and torch's, without importing either
+        if math.prod(shape) > MAX_ELEMENTS:
+            raise MetricError(
+                f"metric {key!r} has shape {tuple(shape)}, more than {MAX_ELEMENTS} numbers; report one, "
+                "such as its mean, or save it in a checkpoint"
+            )
+        return value.tolist()
+    if isinstance(value, (date, time)):
+        return value.isoformat()
+    if isinstance(value, timedelta):
+        return value.total_seconds()
+    if isinstance(value, PurePath):
+        return str(value)
+    if isinstance(value, (set, frozenset)):
+        return sorted(value, key=repr)
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "backslashreplace")
+    return value
 
 
 def is_scalar(value: Any) -> bool:

@@ -169,12 +169,12 @@ class TableReporter(ProgressReporter):
         metrics = dict(self._metric_columns)
         if self._infer:
             metrics |= {name: name for name in self._inferred(trials)}
-            metrics = {
-                name: shown
-                for name, shown in metrics.items()
-                if name in ("training_iteration", "time_total_s")
-                or any(lookup(trial.last_result, name) is not None for trial in trials)
-            }
+        metrics = {
+            name: shown
+            for name, shown in metrics.items()
+            if name in ("training_iteration", "time_total_s")
+            or any(lookup(trial.last_result, name) is not None for trial in trials)
+        }
         shown = self._chosen(trials)
         parameters = self._parameter_columns or {
             name: name.rsplit("/", 1)[-1] for trial in shown for name in flatten(trial.config)

@@ -16,6 +16,10 @@ AUTOMATIC = frozenset(
 """Keys that every result gets without being reported."""
 
 
+BARE = "_metric"
+"""Name of a number that was reported or returned without one."""
+
+
 def missing_metric(name: str, results: Iterable[Mapping[str, Any]]) -> str:
     """Text on a metric that isn't there: its name, what was reported instead, the nearest spelling."""
     names: dict[str, None] = {}
@@ -25,6 +29,8 @@ def missing_metric(name: str, results: Iterable[Mapping[str, Any]]) -> str:
     if not reported:
         how = f"call tune.report({{{name!r}: value}}) or return a dictionary"
         return f"{name!r}, but nothing was reported; {how}"
+    if reported == [BARE]:
+        return f"{name!r}, but only a number was reported: give its name, as tune.report({{{name!r}: value}})"
     text = f"{name!r}, which was not reported; reported were {', '.join(sorted(reported))}"
     near = difflib.get_close_matches(name, [*reported, *AUTOMATIC], n=1)
     return f"{text}. Did you mean {near[0]!r}?" if near else text

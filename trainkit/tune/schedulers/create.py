@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Mapping
 from typing import Any
 
-from trainkit.errors import ConfigError
+from trainkit.errors import ConfigError, did_you_mean
 from trainkit.tune.schedulers.base import TrialScheduler
 from trainkit.tune.values import holds_opaque
 
@@ -75,6 +75,7 @@ def create_scheduler(scheduler: str, **kwargs: Any) -> TrialScheduler:
     """
     cls = named_scheduler_class(scheduler)
     if cls is None:
-        raise ConfigError(f"scheduler={scheduler!r} is none of {', '.join(SCHEDULERS)}")
+        hint = did_you_mean(str(scheduler), (*SCHEDULERS, *_HOMES))
+        raise ConfigError(f"scheduler={scheduler!r} is none of {', '.join(SCHEDULERS)}.{hint}")
     taken = inspect.signature(cls).parameters
     return cls(**{name: value for name, value in kwargs.items() if name in taken})

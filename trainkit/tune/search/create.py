@@ -6,7 +6,7 @@ import importlib
 from collections.abc import Mapping
 from typing import Any
 
-from trainkit.errors import ConfigError
+from trainkit.errors import ConfigError, did_you_mean
 from trainkit.tune.calling import taken
 from trainkit.tune.search.base import Searcher
 from trainkit.tune.search.modelled import ModelledSearcher
@@ -47,7 +47,10 @@ def create_searcher(search_alg: str, **kwargs: Any) -> Searcher:
     """
     cls = searcher_class(_CLASSES.get(str(search_alg).lower(), ""))
     if cls is None:
-        raise ConfigError(f"search_alg={search_alg!r} is none of {', '.join(sorted(_CLASSES))}")
+        raise ConfigError(
+            f"search_alg={search_alg!r} is none of {', '.join(sorted(_CLASSES))}."
+            f"{did_you_mean(str(search_alg), _CLASSES)}"
+        )
     return cls(**taken(cls, kwargs))
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 from typing import Any
 
+from trainkit.tune.checks import is_number
+
 _INSTEAD = {
     "uniform": "tune.uniform(lower, upper)",
     "randint": "tune.randint(lower, upper)",
@@ -58,4 +60,28 @@ def meant_as_domain(value: Any) -> str | None:
         return f"{foreign}; write {instead}, or give the space to search_alg=OptunaSearch(space)"
     if kind.__module__.startswith("ray.tune"):
         return f"{foreign}; write that of trainkit.tune, which has the same names as Ray's"
+    return None
+
+
+def constant_words(value: Any, *, alone: bool) -> str | None:
+    """Return what to write where a constant was probably meant to vary; None where it was not.
+
+    Args:
+        value: a constant of a space.
+        alone: nothing in the space varies.
+    """
+    if getattr(value, "__name__", "") == "<lambda>":
+        return (
+            "a lambda, which goes to the trials as it is; to call it for each trial, write "
+            "tune.sample_from(lambda spec: ...)"
+        )
+    is_range = (
+        isinstance(value, tuple) and len(value) == 2 and all(map(is_number, value)) and value[0] < value[1]
+    )
+    if alone and is_range:
+        low, high = value
+        return (
+            f"the tuple {value!r}, which goes to the trials as it is; to draw from the range, write "
+            f"tune.uniform({low!r}, {high!r}), tune.randint({low!r}, {high!r}) or tune.loguniform"
+        )
     return None

@@ -67,7 +67,10 @@ class ExperimentStore:
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise StoreError(f"the experiment's folder {folder} cannot be made: {error}") from error
+            raise StoreError(
+                f"the experiment's folder {folder} cannot be made: {error}. Give a folder that this user may "
+                "write to as RunConfig(storage_path=...)"
+            ) from None  # the error's own frames tell of mkdir and nothing else
         ownership = Ownership(folder)
         try:
             _refuse_existing(folder)  # another process may have made one before the lock was ours
