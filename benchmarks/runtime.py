@@ -22,7 +22,7 @@ from benchmarks.interleaved import output_of
 from benchmarks.runtime_work import rate
 
 ROUNDS = 3
-BOTH = ("first_reply", "calls", "arrays", "one_more", "torch_actors")
+BOTH = ("first_reply", "calls", "nested", "arrays", "one_more", "torch_actors", "own_torch")
 OURS_ALONE = ("idle", "million")
 
 
@@ -43,6 +43,8 @@ ROWS = [
     Row("actor_calls_unread_per_s", "actor calls a second, many in flight", times=20),
     Row("task_per_s", "tasks a second, one at a time", times=8),
     Row("tasks_unread_per_s", "tasks a second, many in flight", times=20),
+    Row("nested_1_cpu_s", "200 times a task in a task in a task, 1 CPU, s", times=3),
+    Row("nested_2_cpus_s", "200 times a task in a task in a task, 2 CPUs, s", times=3),
     Row("put_per_s", "put of a small value, a second", times=10),
     Row("get_per_s", "get of a small value, a second", times=10),
     Row("array_first_gb_per_s", "100 MB array as an argument, the first, GB/s", times=0.9),
@@ -50,6 +52,7 @@ ROWS = [
     Row("second_reader_copied_mb", "a second reader of one 100 MB array copies, MB", most=1),
     Row("one_more_actor_ms", "one more actor, ms"),
     Row("ten_torch_actors_s", "ten more actors, each with torch, s", times=30),
+    Row("ten_own_torch_actors_s", "ten more actors that import torch themselves, s", most=1.5),
     Row("torch_actor_unshared_mb", "unshared memory of each while idle, MB", most=15),
     Row("call_with_200_idle_times", "a call with 200 idle actors, against none, times", most=1.2),
     Row("million_calls_driver_mb", "a million small calls leave in the driver, MB", most=10),

@@ -9,6 +9,7 @@ of others' work.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import json
 import os
@@ -69,10 +70,10 @@ def rate(count: int, work: Callable[[], object], repetitions: int = 3) -> float:
     return max(rates)
 
 
-def started(side: str) -> Any:
-    """The module of that side, with a session of two CPUs."""
+def started(side: str, cpus: int = 2) -> Any:
+    """The module of that side, with a session of so many CPUs."""
     api = importlib.import_module(side)
-    arguments = {"num_cpus": 2}
+    arguments = {"num_cpus": cpus}
     if side == "ray":
         api.init(**arguments, include_dashboard=False, log_to_driver=False)
     else:
@@ -100,6 +101,36 @@ def calls(api: Any, scale: float) -> dict[str, float]:
 
 def _same(value: Any) -> Any:
     return value
+
+
+def nested(side: str, scale: float) -> dict[str, float]:
+    """Tasks that wait for tasks that wait for tasks, in sessions of one CPU and of two."""
+    count = max(4, int(200 * scale))
+    figures = {}
+    for cpus, key in ((1, "nested_1_cpu_s"), (2, "nested_2_cpus_s")):
+        api = started(side, cpus)
+        task = _remote_outer(side)
+        api.get(task.remote(side, 2))
+        seconds = []
+        for _ in range(3):
+            start = time.perf_counter()
+            api.get([task.remote(side, 2) for _ in range(count)])
+            seconds.append(time.perf_counter() - start)
+        figures[key] = min(seconds)
+        api.shutdown()
+    return figures
+
+
+def _outer(side: str, levels: int) -> int:
+    """How many levels there are below, each of which waits for the next."""
+    if not levels:
+        return 0
+    return 1 + int(importlib.import_module(side).get(_remote_outer(side).remote(side, levels - 1)))
+
+
+@functools.cache
+def _remote_outer(side: str) -> Any:
+    return importlib.import_module(side).remote(_outer)
 
 
 def arrays(api: Any, scale: float) -> dict[str, float]:
@@ -151,6 +182,12 @@ def torch_actors(api: Any, scale: float) -> dict[str, float]:
     pids = [api.get(actor.pids.remote())[0] for actor in actors]
     memory = sorted(unshared_mb(pid) for pid in pids)
     return {"ten_torch_actors_s": seconds, "torch_actor_unshared_mb": memory[len(memory) // 2]}
+
+
+def own_torch(api: Any, scale: float) -> dict[str, float]:
+    """Ten more actors at once that import torch, which this process has not."""
+    figures = torch_actors(api, scale)
+    return {"ten_own_torch_actors_s": figures["ten_torch_actors_s"]}
 
 
 def first_reply(side: str, scale: float) -> dict[str, float]:
@@ -208,6 +245,7 @@ SECTIONS: dict[str, Callable[[Any, float], dict[str, float]]] = {
     "arrays": arrays,
     "one_more": one_more,
     "torch_actors": torch_actors,
+    "own_torch": own_torch,
     "idle": idle,
     "million": million,
 }
@@ -218,6 +256,8 @@ def main() -> None:
     side, section, scale = sys.argv[1], sys.argv[2], float(sys.argv[3])
     if section == "first_reply":
         figures = first_reply(side, scale)
+    elif section == "nested":
+        figures = nested(side, scale)
     else:
         if section == "torch_actors":
             importlib.import_module("torch")

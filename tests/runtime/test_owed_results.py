@@ -47,6 +47,7 @@ def lives(pid: int) -> bool:
 
 
 def test_a_process_ends_when_what_it_owes_is_taken(tmp_path: Path) -> None:
+    """Promise 1.45 of docs/promises.md."""
     pid, (ref,) = trainkit.get(owe.remote(tmp_path / "go"))
     assert trainkit.wait([ref], timeout=0.3)[0] == []
     assert lives(pid)
@@ -116,3 +117,9 @@ def test_processes_beyond_the_cpus_end_soon_when_they_are_not_needed() -> None:
     assert trainkit.get(deep.remote(0)) != []
     trainkit.available_resources()  # the leases are given back
     assert eventually(lambda: sum(lives(pid) for pid in pids) <= 2)
+
+
+def test_what_others_keep_without_need_is_free_in_the_eyes_of_a_task() -> None:
+    free = trainkit.remote(num_cpus=0)(trainkit.available_resources)
+    trainkit.get(trainkit.remote(os.getpid).remote())  # its lease is kept for the next
+    assert trainkit.get(free.remote())["CPU"] == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import socket
 import sys
@@ -29,6 +30,7 @@ from trainkit.runtime.local.messages import (
     Conduct,
     Kill,
     Reclaim,
+    Reclaimed,
     StartActor,
     Surroundings,
 )
@@ -177,9 +179,14 @@ class LocalEngine(Waiting, Steering, NodeVerbs):
         """Act on a notice from the node."""
         if isinstance(message, Reclaim):
             # In the pump's thread: the notice may have been read while a task pool was locked.
-            self.pump.run(self._reclaim)
+            self.pump.run(functools.partial(self._return_idle, message.number))
         else:
             show_notice(message, body)
+
+    def _return_idle(self, count: int) -> None:
+        self._reclaim()
+        if count:
+            self.link.tell(Reclaimed(count))
 
     def _reclaim(self) -> None:
         with self._pools_lock:

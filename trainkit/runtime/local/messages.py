@@ -288,6 +288,12 @@ class State(NamedTuple):
     kind: str
 
 
+class Reclaimed(NamedTuple):
+    """The leases that are idle were returned, for the count of that number."""
+
+    number: int
+
+
 class Blocked(NamedTuple):
     """This worker waits for others (or goes on), so its CPUs may be lent meanwhile."""
 
@@ -317,7 +323,13 @@ class Reconnected(NamedTuple):
 
 
 class Reclaim(NamedTuple):
-    """Somebody waits for resources: return the leases that are idle, the others when they are."""
+    """Somebody waits for resources: return the leases that are idle, the others when they are.
+
+    Attributes:
+        number: of the count of what is free that waits for `Reclaimed`; 0 for none.
+    """
+
+    number: int = 0
 
 
 class Output(NamedTuple):

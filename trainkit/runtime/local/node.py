@@ -49,6 +49,7 @@ from trainkit.runtime.local.messages import (
     Leaving,
     LetGo,
     Output,
+    Reclaimed,
     Reconnect,
     Release,
     Reserve,
@@ -309,9 +310,11 @@ class Node:
             case Release(group_id):
                 self.stores.groups.release(group_id, answer)
             case Available():
-                answer(self.stores.available())
+                self.stores.count_available(serial, answer)
             case State(kind):
                 answer(answer_state(self, kind))
+            case Reclaimed(count):
+                self.stores.patience.reclaimed(serial, count)
             case Blocked(waiting):
                 self.stores.blocked(serial, waiting)
             case Kill(worker_id, reason, restart):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from trainkit.clock import SYSTEM
@@ -16,10 +17,14 @@ from trainkit.runtime.why import Ask, Holder, Room, Wait, why
 if TYPE_CHECKING:
     from trainkit.runtime.local.node import Node
 
-_INSIST_S = 0.005
-"""After this long all leases are asked for that may be idle, also those that are probably busy."""
+_MOMENT_S = 0.005
+_INSIST_S = 0.05
+"""After these all leases are asked for that may be idle, also those that are probably busy."""
 
 _RELIEVE_S = 1.0
+
+_COUNT_S = 1.0
+"""A count of what is free does not wait longer for those who might return something."""
 
 _PATIENCE_S = 10.0
 """After this long a waiting request is explained to who made it."""
@@ -44,6 +49,8 @@ class Patience:
         self._kept: dict[int, Worker] = {}  # leased, and not wanted back, by their numbers
         self._will_insist = False
         self._will_relieve = False
+        self._counts: dict[int, tuple[set[int], Callable[[], None]]] = {}
+        self._last_count = 0
 
     def lent_out(self, worker: Worker) -> bool:
         """Note a lease just granted; returns whether it is to be returned as soon as it is idle."""
@@ -57,16 +64,30 @@ class Patience:
         self._kept.pop(worker.serial, None)
 
     def reclaim(self) -> None:
-        """Ask for the leases that others keep without need; for all of them, if that does not help."""
+        """Ask for the leases that others keep without need; for more of them, if that does not help."""
         self._ask_back([worker for worker in self._kept.values() if self._is_wanted(worker)])
         if self._kept and not self._will_insist:
             self._will_insist = True
-            self._node.after(_INSIST_S, self._insist)
+            self._node.after(_MOMENT_S, self._insist)
 
     def _insist(self) -> None:
+        """Ask for leases of which it is not so likely that they are idle; of those of workers last."""
         self._will_insist = False
-        if self._node.stores.queue:
-            self._ask_back(list(self._kept.values()))
+        queue = self._node.stores.queue
+        if not queue:
+            return
+        waited = SYSTEM.monotonic() - min(request.since for request in queue)
+        by_serial = self._node.census.by_serial
+        self._ask_back(
+            [
+                worker
+                for worker in self._kept.values()
+                if waited >= _INSIST_S or by_serial(worker.owner) is None
+            ]
+        )
+        if self._kept:
+            self._will_insist = True
+            self._node.after(_INSIST_S, self._insist)
 
     def relieve_later(self) -> None:
         """See to it that no more is held than there is, once those who went on had time to need it again."""
@@ -80,12 +101,43 @@ class Patience:
             self._ask_back(list(self._kept.values()))
             self.relieve_later()
 
-    def _ask_back(self, workers: Sequence[Worker]) -> None:
+    def unneeded(self, serial: int) -> None:
+        """Ask for the leases of a process that has nothing to do any more itself."""
+        self._ask_back([worker for worker in self._kept.values() if worker.owner == serial])
+
+    def when_returned(self, client: int, then: Callable[[], None]) -> None:
+        """Call `then` when all but `client` have returned what they keep without need, or after a moment."""
+        owners = self._ask_back(
+            [worker for worker in self._kept.values() if worker.owner != client], self._last_count + 1
+        )
+        if not owners:
+            then()
+            return
+        self._last_count += 1
+        self._counts[self._last_count] = owners, then
+        self._node.after(_COUNT_S, functools.partial(self._count, self._last_count))
+
+    def reclaimed(self, client: int, count: int) -> None:
+        """Note that a process has returned what it kept without need."""
+        if count in self._counts:
+            owners, _ = self._counts[count]
+            owners.discard(client)
+            if not owners:
+                self._count(count)
+
+    def _count(self, count: int) -> None:
+        if count in self._counts:
+            _, then = self._counts.pop(count)
+            then()
+
+    def _ask_back(self, workers: Sequence[Worker], count: int = 0) -> set[int]:
         for worker in workers:
             worker.wanted_back = True
             del self._kept[worker.serial]
-        for owner in {worker.owner for worker in workers}:
-            self._node.notify(owner, Reclaim())
+        owners = {worker.owner for worker in workers}
+        for owner in owners:
+            self._node.notify(owner, Reclaim(count))
+        return owners
 
     def _is_wanted(self, worker: Worker) -> bool:
         """Return whether somebody waits who can be helped by this lease at once, as far as is known here.

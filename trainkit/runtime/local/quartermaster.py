@@ -61,7 +61,7 @@ class Quartermaster:
         self._unused = 0
         self._will_end_surplus = False
         self._changed = False
-        self._patience = Patience(node)
+        self.patience = Patience(node)
 
     # requests
 
@@ -160,10 +160,10 @@ class Quartermaster:
         for request in (by_key[key] for key in done):
             if request.answer is not None:
                 worker = self._node.census.worker(request.waiting.key)
-                request.answer(worker is not None and self._patience.lent_out(worker))
+                request.answer(worker is not None and self.patience.lent_out(worker))
         if self._queue:
-            self._patience.reclaim()
-            self._patience.explain_later()
+            self.patience.reclaim()
+            self.patience.explain_later()
 
     def _pass_on(self, request: Request) -> bool:
         """Grant a waiting worker one process for what it lends itself, though nothing is free.
@@ -292,6 +292,7 @@ class Quartermaster:
         reusable = not (retire or worker.ending) and worker.ledger_group is None and unused_gpus
         self.release(worker)
         worker.owner = self._node.census.heir(worker)
+        self.patience.unneeded(worker.serial)
         if reusable:
             self._idle.append(worker)
             self._end_surplus_later()
@@ -340,7 +341,7 @@ class Quartermaster:
 
     def release(self, worker: Worker) -> None:
         """Free what a worker holds."""
-        self._patience.returned(worker)
+        self.patience.returned(worker)
         held = worker.allocation
         worker.allocation = worker.lent = None
         if held is not None:
@@ -370,12 +371,16 @@ class Quartermaster:
             amounts = {**worker.allocation.amounts, **worker.lent.amounts}
             worker.allocation, worker.lent = Allocation(amounts, worker.allocation.gpus), None
             if worker.ledger_group is None and ledger.free.get("CPU", 0) < 0:
-                self._patience.relieve_later()
+                self.patience.relieve_later()
 
     @property
     def machine(self) -> Ledger:
         """What is free of the machine."""
         return self._ledger
+
+    def count_available(self, client: int, answer: Callable[[Any], None]) -> None:
+        """Answer with what is free, once leases that others keep without need are returned."""
+        self.patience.when_returned(client, lambda: answer(self.available()))
 
     def available(self) -> dict[str, float]:
         """What is free."""

@@ -21,7 +21,7 @@ from trainkit.runtime.local.select_any import await_any
 from trainkit.runtime.serialize import unpack
 from trainkit.runtime.specs import ObjectRef
 
-_BRIEF_S = 0.005
+_BRIEF_S = 0.01
 
 
 class Waiting:
