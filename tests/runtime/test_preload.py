@@ -68,3 +68,19 @@ def test_a_template_that_cannot_make_another_is_no_end(tmp_path: Path) -> None:
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])},
     )
     assert done.stdout == "7\n", done.stderr
+
+
+def test_what_a_worker_imports_by_itself_the_next_of_its_kind_is_forked_with() -> None:
+    """The program has not imported it, and can't know."""
+    script = (
+        "import trainkit; trainkit.init(num_cpus=2)\n"
+        "class Reader:\n"
+        "    def had(self):\n        return 'pandas' in __import__('sys').modules\n"
+        "    def read(self):\n        import pandas\n"
+        "class Other(Reader):\n    pass\n"
+        "reader, other = trainkit.remote(Reader), trainkit.remote(Other)\n"
+        "first = reader.remote(); before = first.had.remote(); trainkit.get(first.read.remote())\n"
+        "print(trainkit.get([before, reader.remote().had.remote(), other.remote().had.remote()]))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    assert done.stdout == "[False, True, False]\n", done.stderr

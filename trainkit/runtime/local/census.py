@@ -162,7 +162,7 @@ class Census:
             self._bury(worker, Exit(reason=str(error)))
 
     def _fork(self, worker: Worker, spec: WorkerSpec, handles: list[Descriptor]) -> None:
-        imports, template = self.templates.for_worker(spec.surroundings.preload)
+        imports, template = self.templates.for_worker(spec.surroundings.preload, _kind(worker))
         spare = [] if self.templates.can_fork(imports) else [handle.copy() for handle in handles]
         self._node.registry.started(worker)  # its connections lie there when the process looks for them
         # By its number: a lease may pass on, and with it the id, before the template has answered.
@@ -171,6 +171,12 @@ class Census:
         for early in self._early.pop(spec.worker_id, ()):
             self.cancel(early)
         self._node.guard.started(worker)
+
+    def imports(self, serial: int, package: str) -> None:
+        """Note that a worker imports what its template could have: the next of its kind is forked with it."""
+        worker = self._by_serial.get(serial)
+        if worker is not None:
+            self.templates.learn(_kind(worker), worker.surroundings.preload | {package})
 
     def _read(self, pipe: OutputPipe) -> None:
         if not pipe.read():
@@ -429,3 +435,8 @@ class Census:
         if found:  # what it had started in turn comes next
             self._sweeping = True
             self._node.after(_SWEEP_S, self._sweep)
+
+
+def _kind(worker: Worker) -> str:
+    """Return what a worker has in common with others that run the same code."""
+    return worker.class_name or worker.name

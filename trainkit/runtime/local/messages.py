@@ -196,6 +196,12 @@ class Departing(NamedTuple):
     stays: bool
 
 
+class Imports(NamedTuple):
+    """This worker begins to import a package that takes long, and that its template has not."""
+
+    package: str
+
+
 class Inquest(NamedTuple):
     """How did a worker end? Answered with a `supervise.Exit`, once it has.
 

@@ -43,6 +43,7 @@ from trainkit.runtime.local.messages import (
     Departing,
     FindActor,
     FindGroup,
+    Imports,
     Inquest,
     Kill,
     Lease,
@@ -328,6 +329,8 @@ class Node:
             case Leaving(reason):
                 self.census.is_leaving(serial, reason)
                 answer(None)
+            case Imports(package):
+                self.census.imports(serial, package)
             case Departing(stays):
                 self.census.departs(serial, stays)
             case Inquest(worker_id, life):

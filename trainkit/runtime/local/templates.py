@@ -18,6 +18,9 @@ Imports = frozenset[str]
 _SLOW = "torch"
 """What takes seconds to import, where the rest takes tenths."""
 
+_KINDS = 256
+"""Kinds of workers of which it is remembered what they import."""
+
 _WORTH_IT = 4
 """So many workers that want the same imports make a template with just these worth its memory."""
 
@@ -59,6 +62,7 @@ class Templates:
         self._connect = connect
         self._on_frame = on_frame
         self._on_gone = on_gone
+        self._learned: dict[str, Imports] = {}
         self._asked: Counter[Imports] = Counter()
         self._ready: set[Imports] = {frozenset()}
         self._conns: dict[Imports, Connection] = {}
@@ -97,8 +101,17 @@ class Templates:
         """To all templates."""
         return list(self._conns.values())
 
-    def for_worker(self, wanted: Imports) -> tuple[Imports, Connection]:
-        """The template to fork a worker from that will want `wanted`."""
+    def learn(self, kind: str, imports: Imports) -> None:
+        """Note what workers of a kind import themselves, and have a template with it for the next ones."""
+        known = self._learned.pop(kind, frozenset())
+        self._learned[kind] = wanted = known | imports
+        if len(self._learned) > _KINDS:
+            del self._learned[next(iter(self._learned))]
+        self.warm(choose(wanted, self._conns, self._ready))
+
+    def for_worker(self, wanted: Imports, kind: str = "") -> tuple[Imports, Connection]:
+        """The template to fork a worker of `kind` from, whose owner has imported `wanted`."""
+        wanted |= self._learned.get(kind, frozenset())
         self._asked[wanted] += 1
         if self._asked[wanted] >= _WORTH_IT:
             self.warm(wanted)

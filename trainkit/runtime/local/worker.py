@@ -21,7 +21,7 @@ from typing import Any
 
 from trainkit.clock import SYSTEM
 from trainkit.errors import NodeDiedError
-from trainkit.runtime import api
+from trainkit.runtime import api, preload
 from trainkit.runtime.local import process
 from trainkit.runtime.local.account import StoreAccount
 from trainkit.runtime.local.actor_peer import ActorPeer
@@ -33,7 +33,7 @@ from trainkit.runtime.local.client import LocalEngine
 from trainkit.runtime.local.endpoints import Endpoint, shared
 from trainkit.runtime.local.eventloop import EventLoop
 from trainkit.runtime.local.frames import BLOCKED, CALLS, CONNECT, INIT, RETURNED, SLOW, Frame
-from trainkit.runtime.local.messages import Cancel, Connect, Departing, Exit, Leaving
+from trainkit.runtime.local.messages import Cancel, Connect, Departing, Exit, Imports, Leaving
 from trainkit.runtime.local.place import ActorExit, Place
 from trainkit.runtime.local.running import InOrder, Runner, Threads
 from trainkit.runtime.local.surroundings import settle_in
@@ -79,6 +79,7 @@ def run_worker(spec: WorkerSpec, fds: Sequence[int]) -> None:
         ),
     )
     api.adopt(engine)
+    preload.watch(lambda package: engine.link.tell(Imports(package)))
     if not spec.is_actor:
         engine.started = weakref.WeakSet()
     worker = _Worker(spec, engine)
