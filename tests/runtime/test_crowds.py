@@ -59,7 +59,7 @@ def test_500_actors_asked_on_2_cpus_all_get_their_turn() -> None:
         crowd.pop()
     assert most <= 2
     assert len(pids) == 500
-    assert eventually(lambda: trainkit.available_resources()["CPU"] == 2)
+    assert eventually(lambda: trainkit.available_resources().get("CPU") == 2)
     assert states() == ["DEAD"] * 500
 
 

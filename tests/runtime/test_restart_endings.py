@@ -103,7 +103,7 @@ def test_dropping_all_handles_during_a_restart_ends_it(tmp_path: Path) -> None:
     del actor
     assert eventually(lambda: not any(map(alive, born(log))))
     assert len(born(log)) <= 2
-    assert eventually(lambda: trainkit.available_resources()["CPU"] == 4)
+    assert eventually(lambda: trainkit.available_resources().get("CPU") == 4)
 
 
 def test_the_owners_death_ends_it_for_good(tmp_path: Path) -> None:

@@ -63,7 +63,7 @@ def test_the_machine_is_one_living_node() -> None:
     (node,) = trainkit.nodes()
     assert node["alive"] is True
     assert node["hostname"] == socket.gethostname()
-    assert node["resources"] == trainkit.cluster_resources()
+    assert node["Resources"] == trainkit.cluster_resources()
     assert node["available"]["CPU"] == 3
     assert int(node["node_id"], 16) > 0
     os.kill(node["pid"], 0)

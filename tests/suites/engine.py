@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 import trainkit
-from tests.suites.base import Suite
+from tests.conftest import eventually
+from tests.suites.base import Suite, needs
 from trainkit.errors import ConfigError, GetTimeoutError, InfeasibleError, SerializationError, TaskError
 
 
@@ -398,6 +399,21 @@ class EngineSuite(Suite):
     def test_resources_are_told(self) -> None:
         assert trainkit.cluster_resources()["CPU"] == 4
         assert trainkit.available_resources()["CPU"] <= 4
+
+    @needs("placement")
+    def test_a_resource_that_is_used_up_is_not_among_the_available(self) -> None:
+        group = trainkit.placement_group([{"CPU": 4}])
+        assert group.wait(60)
+        assert eventually(lambda: "CPU" not in trainkit.available_resources())
+        trainkit.remove_placement_group(group)
+        assert eventually(lambda: trainkit.available_resources().get("CPU") == 4)
+
+    @needs("isolation")
+    def test_the_object_store_is_a_resource(self) -> None:
+        whole = trainkit.cluster_resources()["object_store_memory"]
+        ref = trainkit.put(np.zeros(8 << 20, np.uint8))
+        assert eventually(lambda: trainkit.available_resources()["object_store_memory"] <= whole - (8 << 20))
+        assert trainkit.get(ref).size == 8 << 20
 
     def test_a_killed_actor_says_so(self) -> None:
         counter = trainkit.remote(Counter).remote()

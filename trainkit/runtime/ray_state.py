@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -40,10 +40,18 @@ def _nodes() -> list[dict[str, Any]]:
             "labels": dict(node.get("Labels") or {}),
             "resources": plain(node["Resources"]),
             "available": plain(available.get(node["NodeID"], {})),
-            "object_store": None,
+            "object_store": _store(node["Resources"], available.get(node["NodeID"], {})),
         }
         for node in ray.nodes()
     ]
+
+
+def _store(existing: Mapping[str, float], available: Mapping[str, float]) -> dict[str, int] | None:
+    limit = existing.get("object_store_memory")
+    if limit is None:
+        return None
+    free = available.get("object_store_memory", 0.0)
+    return {"limit_bytes": int(limit), "used_bytes": int(limit - free)}
 
 
 def _actors() -> list[dict[str, Any]]:

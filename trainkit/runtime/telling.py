@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
+from trainkit.resources import total
 from trainkit.runtime.context import RuntimeContext
 from trainkit.runtime.current import engine
 from trainkit.runtime.engine import PROMISES
@@ -20,13 +22,28 @@ def promises() -> frozenset[str]:
 
 
 def cluster_resources() -> dict[str, float]:
-    """All resources of the session, such as {"CPU": 4.0}."""
-    return dict(engine().cluster_resources())
+    """All resources of the session, such as {"CPU": 4.0}; with what large objects may take in memory."""
+    stores = [_object_store(node) for node in engine().state("nodes")]
+    return _shown(total([engine().cluster_resources(), *stores]))
 
 
 def available_resources() -> dict[str, float]:
-    """The resources that nobody holds now."""
-    return dict(engine().available_resources())
+    """The resources that nobody holds now; one that is used up is left out."""
+    stores = [_object_store(node, free=True) for node in engine().state("nodes")]
+    return _shown(total([engine().available_resources(), *stores]))
+
+
+def _object_store(node: Mapping[str, Any], *, free: bool = False) -> dict[str, float]:
+    """Return what large objects may take on a node, or what of it is free, by the resource's name."""
+    store = node["object_store"]
+    if not store:
+        return {}
+    used = store["used_bytes"] if free else 0
+    return {"object_store_memory": max(0, store["limit_bytes"] - used)}
+
+
+def _shown(amounts: Mapping[str, float]) -> dict[str, float]:
+    return {name: float(amount) for name, amount in amounts.items() if amount}
 
 
 def nodes() -> list[dict[str, Any]]:
@@ -41,7 +58,7 @@ def nodes() -> list[dict[str, Any]]:
             "NodeID": node["node_id"],
             "Alive": node["alive"],
             "NodeManagerAddress": node["address"],
-            "Resources": node["resources"],
+            "Resources": _shown({**node["resources"], **_object_store(node)}),
             "Labels": node["labels"],
         }
         for node in engine().state("nodes")

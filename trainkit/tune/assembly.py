@@ -14,7 +14,8 @@ from typing import Any
 from trainkit import settings
 from trainkit.clock import SYSTEM, Clock
 from trainkit.errors import ConfigError, TuneError
-from trainkit.runtime import api, termination
+from trainkit.runtime import termination
+from trainkit.runtime.current import engine
 from trainkit.tune import parts
 from trainkit.tune.callbacks.hub import CallbackHub
 from trainkit.tune.callbacks.outlets import say
@@ -192,7 +193,7 @@ class Experiment:
         parts.warn_if_never_perturbed(self._tune, self._run, self._searcher.total_samples)
         self._take_parts()  # anew, as those of an earlier call have seen its trials
         at_once = self._tune.max_concurrent_trials or None
-        ledger = Ledger(api.cluster_resources(), at_once, ahead=self._bound.ahead or 1)
+        ledger = Ledger(engine().cluster_resources(), at_once, ahead=self._bound.ahead or 1)
         parts.require_startable(
             self._bound, self._space, self._tune, self._seed, self._facts["prefix"], ledger
         )
