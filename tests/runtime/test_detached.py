@@ -388,3 +388,21 @@ def test_without_their_folder_detached_actors_end_with_their_program(programs: P
     assert "detached actors end with this program" in err
     assert "Traceback" not in err
     assert programs.nothing_is_left()
+
+
+def test_a_detached_group_keeps_its_session(programs: Programs) -> None:
+    """There is no actor beside it."""
+    pid = int(
+        programs.run(
+            """
+    import trainkit
+
+    trainkit.init(num_cpus=1)
+    group = trainkit.placement_group([{"CPU": 1}], name="kept", lifetime="detached")
+    assert group.wait(60)
+    from trainkit.runtime.current import engine
+    print(engine().state("nodes")[0]["pid"])
+    """
+        )
+    )
+    assert process.exists(pid)

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from trainkit.errors import ObjectStoreFullError
 from trainkit.runtime.local import process
 from trainkit.runtime.local.births import Exited, Forked, ForkFailed, ForkWorker, Ready, Unusable, WorkerSpec
 from trainkit.runtime.local.channel import Descriptor
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
     from trainkit.runtime.local.node import Node
 
 _SWEEP_S = 0.05
+_REVIVE_S = 0.2
+"""So often it is tried to make an actor anew that there was no descriptor for."""
+
 _DRIVER = 1
 
 
@@ -373,15 +377,13 @@ class Census:
         )
 
     def _bury(self, worker: Worker, exit_: Exit) -> None:
-        end = self.restarts.revive(worker, exit_)
-        if end is not None:
-            self._end_role(worker, end)
         heir = self.heir(worker)
         in_order = worker.departs and exit_.code == 0
-        self._close(worker)
+        self._node.stores.blocked(worker.serial, False)  # what it lent while it waited is held again
+        self._close(worker)  # which leaves descriptors for the process that comes next
         if in_order:
             self._node.stores.bequeath(worker, heir)
-        self._node.stores.ended(worker)
+        self._node.stores.forsake(worker.serial, f"{worker.name}, which asked for it, has ended")
         for orphan in self.workers():
             if orphan.owner != worker.serial:
                 continue
@@ -391,10 +393,30 @@ class Census:
                 self.kill(
                     orphan.worker_id, f"its owner {worker.name} (pid {worker.pid}) ended", lambda _: None
                 )
-        for answer in worker.inquiries:
+        self._revive_or_end(worker, exit_)
+
+    def _revive_or_end(self, worker: Worker, exit_: Exit) -> None:
+        try:
+            end = self.restarts.revive(worker, exit_)
+        except (OSError, ObjectStoreFullError) as error:  # no descriptor left: once there are some again
+            if worker.pid is not None:
+                text = f"{worker.name} (pid {worker.pid}) can't be made anew yet, and waits: {error}"
+                self._node.notify(_DRIVER, Waits(text))
+            self._workers[worker.worker_id] = worker
+            worker.pid, worker.restarts = None, worker.restarts or 1
+            self._node.after(_REVIVE_S, functools.partial(self._revive_again, worker, exit_))
+            return
+        if end is not None:
+            self._end_role(worker, end)
+        self._node.stores.ended(worker)
+        inquiries, worker.inquiries = worker.inquiries, []
+        for answer in inquiries:
             answer(exit_)
         if end is not None:
             self.restarts.ended(worker.worker_id, end)
+
+    def _revive_again(self, worker: Worker, exit_: Exit) -> None:
+        self._revive_or_end(worker, self._order_of(worker) if worker.ending else exit_)
 
     def _inherit(self, orphan: Worker, heir: int) -> None:
         """Go on with what a worker that ended in order had: actors live as long as their handles."""

@@ -119,6 +119,10 @@ class Groups:
         for group_id in [gid for gid, group in self._living.items() if group.owner == serial]:
             self.release(group_id, lambda _: None)
 
+    def has_detached(self) -> bool:
+        """Return whether there is a group that outlives its program."""
+        return any(group.owner == NOBODY for group in self._living.values())
+
     def owner_changes(self, serial: int, heir: int) -> None:
         """Hand on what a process had reserved."""
         for group in self._living.values():

@@ -310,6 +310,7 @@ class Node:
                 self.stores.groups.await_group(group_id, answer)
             case Release(group_id):
                 self.stores.groups.release(group_id, answer)
+                self._end_if_unneeded()
             case Available():
                 self.stores.count_available(serial, answer)
             case State(kind):
@@ -345,8 +346,8 @@ class Node:
     # ends
 
     def _driver_left(self, then: Callable[[], None] = lambda: None) -> None:
-        """End all but the detached actors; `then` is called when they are alone. Without any, stop."""
-        if not self.registry.has_detached():
+        """End all but what is detached; `then` is called when that is alone. Without any, stop."""
+        if not self._outlives_its_program():
             self.stop()
         if self._stopping or self.driver_gone:
             return
@@ -364,7 +365,10 @@ class Node:
 
     def _end_if_unneeded(self) -> None:
         if self.driver_gone:
-            self.after(_LAST_WORDS_S, lambda: None if self.registry.has_detached() else self.stop())
+            self.after(_LAST_WORDS_S, lambda: None if self._outlives_its_program() else self.stop())
+
+    def _outlives_its_program(self) -> bool:
+        return self.registry.has_detached() or self.stores.groups.has_detached()
 
     def _child_ended(self) -> None:
         try:

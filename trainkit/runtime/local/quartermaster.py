@@ -322,7 +322,6 @@ class Quartermaster:
         if worker in self._idle:
             self._idle.remove(worker)
         self.release(worker)
-        self.forsake(worker.serial, f"{worker.name}, which asked for it, has ended")
 
     def bequeath(self, worker: Worker, heir: int) -> None:
         """Hand on what a worker has asked for that outlives it in order: actors, and groups of a task."""

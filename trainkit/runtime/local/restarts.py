@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from trainkit.clock import SYSTEM
-from trainkit.errors import ObjectStoreFullError
 from trainkit.runtime import supervise
 from trainkit.runtime.local.births import WorkerSpec
 from trainkit.runtime.local.channel import Connection, Descriptor
@@ -109,6 +108,9 @@ class Restarts:
 
         Returns:
             None if that is done; else how the actor has ended for good.
+
+        Raises:
+            OSError, ObjectStoreFullError: there is no descriptor left for it; it can be tried again.
         """
         record = self._records.get(worker.worker_id)
         if record is None or record.spec is None:
@@ -116,11 +118,8 @@ class Restarts:
         left = supervise.restarts_left(record.max_restarts, record.restarts)
         if not supervise.should_restart(exit_, left):
             return exit_
-        try:
-            ours, theirs = socket.socketpair()
-            self._restart(record, record.spec, worker, exit_, ours, Descriptor(theirs.detach()))
-        except (OSError, ObjectStoreFullError) as error:  # no descriptor left
-            return Exit(reason=f"it could not be made anew: {error}")
+        ours, theirs = socket.socketpair()
+        self._restart(record, record.spec, worker, exit_, ours, Descriptor(theirs.detach()))
         return None
 
     def _restart(
@@ -135,7 +134,6 @@ class Restarts:
         early = SYSTEM.monotonic() - record.started_s < _EARLY_S
         record.early_deaths = record.early_deaths + 1 if early else 0
         delay_s = supervise.restart_delay_s(record.early_deaths)
-        self._node.stores.blocked(worker.serial, False)  # what it lent while it waited is held again
         allocation = worker.allocation
         if allocation is None:
             raise TypeError(f"{worker.name} is no actor: it holds nothing")
