@@ -40,6 +40,7 @@ os.environ[RUN] = f"{os.getpid()}"
 # Its sessions and what their workers print are kept apart from the user's own, and from another run's.
 _FOLDER = tempfile.TemporaryDirectory(prefix="trainkit-test-")
 os.environ["TRAINKIT_RUNTIME_DIR"] = _FOLDER.name
+os.environ["TRAINKIT_DEDUP_LOGS"] = "0"  # tests that watch what is printed count the lines
 os.environ["TRAINKIT_LOG_DIR"] = f"{_FOLDER.name}/logs"
 
 

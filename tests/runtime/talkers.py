@@ -26,3 +26,13 @@ class Talker:
         os.write(1, b"whole line\nhalf a li")
         os.write(2, b"why it ended\n")
         os._exit(3)
+
+
+class Rank(Talker):
+    """Says who it is."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+
+    def __repr__(self) -> str:
+        return f"Rank(rank={self.rank})\nof several"

@@ -13,8 +13,9 @@ import pytest
 
 import trainkit
 from tests.conftest import eventually
-from tests.runtime.talkers import Talker
+from tests.runtime.talkers import Rank, Talker
 from trainkit import settings
+from trainkit.runtime.local.folding import Folding
 from trainkit.runtime.local.logs import SessionLogs
 
 
@@ -182,3 +183,68 @@ def test_where_they_are_kept_by_default(monkeypatch: pytest.MonkeyPatch, tmp_pat
     assert found.name == "logs"
     assert found.parent.parent == tmp_path
     assert found.parent.name.startswith("trainkit-")
+
+
+def test_an_actor_is_shown_by_its_repr(session: None, capfd: pytest.CaptureFixture[str]) -> None:
+    plain = [trainkit.remote(Rank).remote(rank) for rank in range(2)]
+    labelled = trainkit.remote(Rank).options(label="worker").remote(2)
+    pids = trainkit.get([actor.pid.remote() for actor in (*plain, labelled)])
+    trainkit.get([actor.say.remote("hello") for actor in (*plain, labelled)])
+    trainkit.shutdown()
+    names = ["Rank(rank=0)", "Rank(rank=1)", "worker"]
+    expected = [f"({name} pid={pid}) hello" for name, pid in zip(names, pids, strict=True)]
+    assert sorted(capfd.readouterr().out.splitlines()) == sorted(expected)
+
+
+@pytest.mark.parametrize("variable", ["TRAINKIT_DEDUP_LOGS", "RAY_DEDUP_LOGS"])
+def test_lines_of_several_workers_are_shown_once(
+    folder: Path, variable: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("TRAINKIT_DEDUP_LOGS")
+    for turned_off in (False, True):
+        if turned_off:
+            monkeypatch.setenv(variable, "0")
+        trainkit.init(num_cpus=4)
+        actors = [talker() for _ in range(3)]
+        pids = trainkit.get([actor.pid.remote() for actor in actors])
+        for index, actor in enumerate(actors):
+            trainkit.get(actor.say.remote("loaded", f"rank {index}", "", ""))
+            assert eventually(lambda: f"rank {index}" in _shown(capfd, shown))  # noqa: B023
+        trainkit.shutdown()
+        _shown(capfd, shown)
+        lines, shown[:] = "".join(shown).splitlines(), []
+        assert [line.partition(") ")[2] for line in lines if "rank" in line] == ["rank 0", "rank 1", "rank 2"]
+        loaded = [line for line in lines if "loaded" in line]
+        assert len([line for line in lines if line.endswith(") ")]) == 6
+        if turned_off:
+            assert loaded == [f"(Talker pid={pid}) loaded" for pid in pids]
+        else:
+            last = f"(Talker pid={pids[2]}) loaded [repeated 2x by other workers]"
+            assert loaded == [f"(Talker pid={pids[0]}) loaded", last]
+
+
+shown: list[str] = []
+
+
+def _shown(capfd: pytest.CaptureFixture[str], so_far: list[str]) -> str:
+    so_far.append(capfd.readouterr().out)
+    return "".join(so_far)
+
+
+def test_what_is_repeated_is_counted_and_told_in_time() -> None:
+    folding = Folding()
+    first = folding.fresh(2, "a", 12, False, ["same", "own", ""], 0.0)
+    assert first == ["same", "own", ""]
+    assert folding.fresh(2, "a", 12, False, ["same"], 1.0) == ["same"]
+    assert folding.fresh(3, "b", 13, False, ["same", "other", ""], 2.0) == ["other", ""]
+    assert folding.fresh(4, "c", 14, True, ["same"], 3.0) == ["same"], "standard error is another matter"
+    assert folding.fresh(4, "c", 14, False, ["same"], 4.0) == []
+    assert folding.due(4.9) == []
+    (repeated,) = folding.due(5.0)
+    assert (repeated.name, repeated.pid, repeated.text) == ("c", 14, "same [repeated 2x by other workers]")
+    assert folding.fresh(5, "d", 15, False, ["same"], 5.1) == ["same"], "shown again after that"
+    many = [f"line {index}" for index in range(3_000)]
+    assert folding.fresh(6, "e", 16, False, many, 6.0) == many
+    assert folding.fresh(7, "f", 17, False, many[-10:], 6.0) == many[-10:], "so many are not remembered"
+    assert folding.due(100.0) == []
+    assert not folding

@@ -25,6 +25,7 @@ from trainkit.runtime.local.births import WorkerSpec
 from trainkit.runtime.local.callers import CallerConnection, SmallCall, parts_of, results_of
 from trainkit.runtime.local.client import LocalEngine
 from trainkit.runtime.local.frames import CALL, FAILURE, INIT, ITEM, RETURNED, UNKNOWN, VALUE, Frame
+from trainkit.runtime.local.messages import ShownAs
 from trainkit.runtime.local.place import calling
 from trainkit.runtime.local.refs import LocalRef
 from trainkit.runtime.methods import method_of
@@ -38,6 +39,7 @@ Answers = Sequence[tuple[int, Packed]]
 
 _FUNCTIONS_KEPT = 256
 _CANCELLED_KEPT = 10_000
+_LONGEST_NAME = 200
 
 
 class Cancelled(KeyboardInterrupt):
@@ -190,6 +192,7 @@ class Calls:
             result = function(*map(self.resolved, args), **kwargs)
             if kind == INIT:
                 self.instance = result
+                self._show_as(result)
                 return
             if count == STREAMING:
                 self.stream(conn, call_id, result, method)
@@ -204,6 +207,19 @@ class Calls:
             if kind == INIT:
                 return
         self.answer(conn, call_id, answers)
+
+    def _show_as(self, instance: Any) -> None:
+        """Have the actor's output shown under its `repr`, if its class has one and no label was given."""
+        named = (self._spec.class_name, self._spec.actor_name)
+        own: object = type(instance).__repr__
+        if own is object.__repr__ or self._spec.name not in named:
+            return
+        try:
+            text = repr(instance)
+        except Exception:  # the actor is fine without
+            traceback.print_exc()
+            return
+        self._engine.link.tell(ShownAs(text.partition("\n")[0][:_LONGEST_NAME]))
 
     def stream(self, conn: CallerConnection, call_id: int, result: Any, method: str) -> None:
         """Send what a generator yields, as it does."""

@@ -75,6 +75,12 @@ class Census:
         self.restarts = Restarts(node)
         self.templates = Templates(node.connection, self._from_template, self._template_gone, plain)
 
+    def show_as(self, serial: int, name: str) -> None:
+        """Show the output of the process with that number under `name`."""
+        for worker in self._workers.values():
+            if worker.serial == serial:
+                worker.shown_as = name
+
     # births
 
     def next_serial(self) -> int:

@@ -107,6 +107,7 @@ class Worker:
         is_actor: else it is leased for tasks.
         class_name: of an actor.
         registration: of an actor that more than its handles reach.
+        shown_as: the name that its output is shown under; "" for its own.
     """
 
     worker_id: int
@@ -134,6 +135,7 @@ class Worker:
     is_actor: bool = False
     class_name: str = ""
     registration: Registration | None = None
+    shown_as: str = ""
 
     @property
     def lends_cpus(self) -> bool:

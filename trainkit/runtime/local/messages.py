@@ -338,6 +338,12 @@ class Reclaim(NamedTuple):
     number: int = 0
 
 
+class ShownAs(NamedTuple):
+    """Show what I print under this name from now on."""
+
+    name: str
+
+
 class Output(NamedTuple):
     """Lines that a worker printed."""
 

@@ -12,6 +12,7 @@ nothing a worker started outlives it; and when the driver goes, everything goes 
 from __future__ import annotations
 
 import functools
+import math
 import os
 import pickle
 import select
@@ -30,6 +31,7 @@ from trainkit.runtime.local import departure, doors, process
 from trainkit.runtime.local.census import Census
 from trainkit.runtime.local.channel import Connection, Descriptor
 from trainkit.runtime.local.children import Worker
+from trainkit.runtime.local.folding import WINDOW_S, Folding
 from trainkit.runtime.local.frames import FAILURE, NOTICE, REQUEST, VALUE, Frame
 from trainkit.runtime.local.guests import Door
 from trainkit.runtime.local.logs import SessionLogs
@@ -55,6 +57,7 @@ from trainkit.runtime.local.messages import (
     Release,
     Reserve,
     ReturnLease,
+    ShownAs,
     Shutdown,
     StartActor,
     State,
@@ -68,7 +71,7 @@ from trainkit.runtime.local.statebook import answer_state
 from trainkit.runtime.local.template import run_template
 from trainkit.runtime.serialize import pack
 from trainkit.runtime.specs import SessionSpec
-from trainkit.settings import SESSION_MARK
+from trainkit.settings import SESSION_MARK, dedup_logs
 
 _DRIVER = 1
 _END_S = 2.0
@@ -121,6 +124,7 @@ class Node:
         self.guard = MemoryGuard(self)
         self.logs = SessionLogs(os.environ[SESSION_MARK].rpartition("-")[2])
         self._logs_fail = False
+        self._folding = Folding() if dedup_logs() else None
         self.census = Census(self, template, template_pid)
         for imports in options["preload"]:
             self.census.templates.warm(imports)
@@ -173,6 +177,7 @@ class Node:
 
     def stop(self) -> None:
         """Leave the loop."""
+        self._stop_folding()
         self._stopping = True
 
     def _timeout_ms(self) -> float | None:
@@ -247,8 +252,30 @@ class Node:
 
     def print_lines(self, worker: Worker, is_error: bool, lines: list[str]) -> None:
         """Show a worker's output in the driver."""
-        if self.spec.log_to_driver:
-            self.notify(_DRIVER, Output(worker.name, worker.pid or 0, is_error, lines))
+        if not self.spec.log_to_driver:
+            return
+        name, pid = worker.shown_as or worker.name, worker.pid or 0
+        if self._folding is not None:
+            waiting = bool(self._folding)
+            lines = self._folding.fresh(worker.serial, name, pid, is_error, lines, SYSTEM.monotonic())
+            if not waiting and self._folding:
+                self.after(WINDOW_S, self._print_repeated)
+        if lines:
+            self.notify(_DRIVER, Output(name, pid, is_error, lines))
+
+    def _print_repeated(self, now: float | None = None) -> None:
+        """Say which lines were repeated, `now` by the clock."""
+        if self._folding is None:
+            return
+        for known in self._folding.due(SYSTEM.monotonic() if now is None else now):
+            self.notify(_DRIVER, Output(known.name, known.pid, known.is_error, [known.text]))
+        if self._folding:
+            self.after(WINDOW_S / 5, self._print_repeated)
+
+    def _stop_folding(self) -> None:
+        """Say what has been held back, and hold nothing back any more: the program is about to end."""
+        self._print_repeated(math.inf)
+        self._folding = None
 
     def keep_output(self, worker: Worker, kind: str, data: bytes) -> None:
         """Keep what a worker printed in its file."""
@@ -336,6 +363,8 @@ class Node:
                 self.census.departs(serial, stays)
             case Inquest(worker_id, life):
                 self.census.inquire(worker_id, answer, life)
+            case ShownAs(name):
+                self.census.show_as(serial, name)
             case Shutdown() if serial == _DRIVER:
                 self._driver_left(lambda: answer(True))
             case Shutdown():
@@ -351,6 +380,7 @@ class Node:
             self.stop()
         if self._stopping or self.driver_gone:
             return
+        self._stop_folding()
         self.driver_gone = True
         self.unwatch(self._driver_pidfd)
         if not departure.may_stay(self):
