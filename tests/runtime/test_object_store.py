@@ -210,6 +210,22 @@ def test_a_put_waits_a_moment_for_what_is_just_let_go(small_store: None) -> None
         del ref
 
 
+def test_what_a_call_was_given_is_freed_though_nobody_asks_for_its_answer(small_store: None) -> None:
+    look = trainkit.remote(len)
+    assert trainkit.get(look.remote([])) == 0, "a process waits for the next task"
+    look.remote([trainkit.put(block(1))])
+    assert eventually(lambda: trainkit.list_objects() == [])
+    assert eventually(lambda: trainkit.list_tasks() == [])
+
+
+def test_an_argument_that_came_later_goes_with_its_actor(small_store: None) -> None:
+    made = trainkit.remote(block).remote(1)
+    keeper = trainkit.remote(Hoarder).options(max_restarts=1).remote(made)
+    assert trainkit.get(keeper.sums.remote()) == [MIB]
+    del keeper, made
+    assert eventually(lambda: trainkit.list_objects() == [])
+
+
 STEP = st.tuples(st.sampled_from(["make", "warm", "close", "share", "unshare"]), st.integers(1, 8))
 
 

@@ -114,8 +114,9 @@ class _KeptPromise:
     def drop(self) -> None:
         _end(self._node, self._conn)
         self._never_arrives()
-        if self._answer is not None:
-            drop(self._answer.body)
+        answer, self._answer = self._answer, None  # a connection's callbacks may keep this for a while
+        if answer is not None:
+            drop(answer.body)
 
 
 def _end(node: Node, conn: Connection) -> None:

@@ -105,7 +105,8 @@ class TaskPool:
                         self._queue.remove(task)
                 raise
             return
-        if watch:
+        # What it was given it holds until its answer is read, which nobody may ever ask for.
+        if watch or (task.body is not None and task.body.handles):
             self.engine.pump.watch(lease, self)
         lease.run([task])
 
