@@ -1,0 +1,517 @@
+"""Small programs, drawn at random: a language for them, a sequential model, and what runs them on an engine.
+
+    python -m tests.runtime.drawn 20000 --seed 1 --engine local
+
+A program makes objects, tasks and actors, hands references down and up, pending ones too, waits, kills
+and cancels. The model says which results each value may have. Programs in which a waiting actor would
+need itself are not drawn; so one that doesn't end, or ends otherwise, shows a defect.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import random
+import signal
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+import trainkit
+from tests.runtime.program_model import (
+    ANY,
+    Model,
+)
+from tests.runtime.small_programs import (
+    KINDS,
+    LARGE,
+    Actor,
+    Add,
+    Arg,
+    Boom,
+    Bump,
+    Call,
+    Cancel,
+    Do,
+    Drop,
+    Fetch,
+    Get,
+    Int,
+    Kill,
+    Large,
+    Later,
+    Pass,
+    Program,
+    Put,
+    Refs,
+    Task,
+    Up,
+    Var,
+    Wait,
+    number,
+    run_body,
+)
+from trainkit.errors import (
+    ActorDiedError,
+    GetTimeoutError,
+    OwnerDiedError,
+    TaskCancelledError,
+)
+
+PATIENCE_S = 60
+SESSION: dict[str, Any] = {
+    "num_cpus": 2,
+    "log_to_driver": False,
+    "preload": ["tests.runtime.small_programs"],
+}
+_ALL_FREE_EVERY = 10
+
+OVERLOOKED: set[str] = set()
+"""Kinds of errors that may come wherever they come, while their cause is known and stands."""
+
+
+class Hang(AssertionError):
+    """A program did not go on."""
+
+
+def _kind_of(error: BaseException) -> str:
+    for cls, kind in _KINDS_OF_ERRORS:
+        if isinstance(error, cls):
+            return kind
+    raise error
+
+
+_KINDS_OF_ERRORS: list[tuple[type[BaseException], str]] = [
+    (ActorDiedError, "died"),
+    (OwnerDiedError, "owner"),
+    (TaskCancelledError, "cancelled"),
+    (ValueError, "boom"),
+]
+
+
+def _settle(ref: Any) -> Any:
+    """The number that a reference stands for, or the kind of error that it comes to."""
+    steps = number([ref])
+    try:
+        value = next(steps)
+        while True:
+            try:
+                value = steps.send(trainkit.get(value, timeout=PATIENCE_S))
+            except GetTimeoutError as error:
+                raise Hang(f"{value!r} did not come") from error
+    except StopIteration as end:
+        return end.value
+    except Hang:
+        raise
+    except Exception as error:
+        return _kind_of(error)
+
+
+class Run:
+    """One program on the engine in use, compared with the model as it goes."""
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.model = Model(program)
+        self.held: dict[int, Any] = {}
+
+    def run(self) -> None:
+        for step, statement in enumerate(self.program):
+            self._step(step, statement)
+        for step, statement in enumerate(self.program):
+            if step in self.held and not isinstance(statement, Actor):
+                self._check(step)
+        for step, statement in enumerate(self.program):
+            if step in self.held and isinstance(statement, Actor) and not self.model.killed_at(step):
+                low, high = self.model.totals[step]
+                found = _settle(self.held[step].read.remote())
+                if found in self.model.fate(step):
+                    continue
+                if not (isinstance(found, int) and low <= found <= high):
+                    raise AssertionError(f"actor {step} has {found}, not {low} to {high}")
+
+    def _args(self, args: Iterable[Any]) -> list[Any]:
+        values: list[Any] = []
+        for arg in args:
+            if isinstance(arg, Var):
+                values.append(self.held[arg.step])
+            elif isinstance(arg, Refs):
+                values.append([self.held[step] for step in arg.steps])
+            else:
+                values.append(arg)
+        return values
+
+    def _step(self, step: int, statement: Any) -> None:
+        held = self.held
+        match statement:
+            case Put(value, large):
+                held[step] = trainkit.put(np.full(LARGE, value) if large else value)
+            case Task(body, args):
+                held[step] = run_body.remote(body, *self._args(args))
+            case Actor(kind, start):
+                held[step] = KINDS[kind].remote(*self._args([start]))
+            case Call(actor, method, args):
+                held[step] = getattr(held[actor], method).remote(*self._args(args))
+            case Get(steps):
+                for wanted in steps:
+                    self._check(wanted)
+            case Wait(steps, first):
+                refs = [held[wanted] for wanted in steps]
+                ready, rest = trainkit.wait(refs, num_returns=first, timeout=PATIENCE_S)
+                if len(ready) != first:
+                    raise Hang(f"step {step}: {len(ready)} of {first} are ready")
+                if sorted(map(id, ready + rest)) != sorted(map(id, refs)):
+                    raise AssertionError(f"step {step}: wait made something else of its references")
+            case Kill(actor):
+                trainkit.kill(held[actor], no_restart=self.program[actor].kind != "restartable")
+            case Cancel(wanted):
+                trainkit.cancel(held[wanted])
+            case Drop(wanted):
+                del held[wanted]
+
+    def _check(self, step: int) -> None:
+        found, allowed = _settle(self.held[step]), self.model.deep[step]
+        if found in OVERLOOKED:
+            return
+        if found not in allowed and not (isinstance(found, int) and ANY in allowed):
+            raise AssertionError(
+                f"step {step} came to {found!r}, and may only come to {sorted(map(str, allowed))}"
+            )
+
+
+# Drawing a program.
+
+Choose = Callable[[int], int]
+"""A number below another one."""
+
+
+@dataclass
+class Drawer:
+    """Draws a program, step by step.
+
+    Attributes:
+        needs: by step, the actors without which its value never comes.
+        queued: by actor, those that its calls so far may have to wait for.
+    """
+
+    choose: Choose
+    program: list[Any] = field(default_factory=list)
+    needs: dict[int, frozenset[int]] = field(default_factory=dict)
+    queued: dict[int, frozenset[int]] = field(default_factory=dict)
+    gone: set[int] = field(default_factory=set)
+    lists: set[int] = field(default_factory=set)
+
+    def draw(self) -> Program:
+        for _ in range(2 + self.choose(8)):
+            self._draw_step()
+        return tuple(self.program)
+
+    def _pick(self, items: Sequence[Any]) -> Any:
+        return items[self.choose(len(items))]
+
+    def _refs(self) -> list[int]:
+        return [step for step in self.needs if step not in self.gone]
+
+    def _actors(self, below: int | None = None) -> list[int]:
+        return [step for step in self.queued if step not in self.gone and (below is None or step < below)]
+
+    def _draw_step(self) -> None:
+        refs, actors = self._refs(), self._actors()
+        kinds = ["put", "task", "task", "task", "actor", "actor"]
+        kinds += ["call"] * 5 if actors else []
+        kinds += ["get", "wait", "cancel", "drop"] if refs else []
+        kinds += ["kill", "drop actor"] if actors else []
+        step, kind = len(self.program), self._pick(kinds)
+        if kind == "put":
+            self._add(Put(1 + self.choose(9), large=self.choose(3) == 0), frozenset())
+        elif kind == "task":
+            args, needs = self._args(below=None)
+            self._add_body(Task(self._body(args, top=True), tuple(args)), needs)
+        elif kind == "actor":
+            start: Any = 1 + self.choose(9)
+            plain = [ref for ref in refs if ref not in self.lists]
+            self.queued[step] = frozenset({step})
+            if plain and self.choose(4) == 0:
+                start = Var(self._pick(plain))
+                self.queued[step] |= self.needs[start.step]
+            self.program.append(Actor(self._pick(list(KINDS)), start))
+        elif kind == "call":
+            self._draw_call(self._pick(actors))
+        elif kind == "get":
+            self.program.append(Get((self._pick(refs),)))
+        elif kind == "wait":
+            some = tuple(ref for ref in refs if self.choose(2)) or (refs[0],)
+            self.program.append(Wait(some, 1 + self.choose(len(some))))
+        elif kind == "cancel":
+            tasks = [ref for ref in refs if isinstance(self.program[ref], (Task, Call))]
+            self.program.append(Cancel(self._pick(tasks)) if tasks else Get((refs[0],)))
+        elif kind == "kill":
+            actor = self._pick(actors)
+            if not any(isinstance(done, Kill) and done.actor == actor for done in self.program):
+                self.program.append(Kill(actor))
+        else:
+            dropped = self._pick(actors if kind == "drop actor" else refs)
+            self.gone.add(dropped)
+            self.program.append(Drop(dropped))
+
+    def _add(self, statement: Any, needs: frozenset[int]) -> None:
+        self.needs[len(self.program)] = needs
+        self.program.append(statement)
+
+    def _add_body(self, statement: Any, needs: frozenset[int]) -> None:
+        body = statement.body if isinstance(statement, Task) else statement.args[0]
+        if isinstance(body, Up):
+            self.lists.add(len(self.program))
+        self._add(statement, needs)
+
+    def _draw_call(self, actor: int) -> None:
+        method = self._pick(["bump", "running", "do"])
+        if method == "do":
+            args, needs = self._args(below=actor)
+            call = Call(actor, "do", (self._body(args, top=True), *args))
+        else:
+            plain = [ref for ref in self._refs() if ref not in self.lists]
+            given = Var(self._pick(plain)) if plain and self.choose(2) else 1 + self.choose(9)
+            needs = self.needs[given.step] if isinstance(given, Var) else frozenset()
+            call = Call(actor, method, (given,))
+        self.queued[actor] |= needs
+        if method == "do":
+            self._add_body(call, self.queued[actor])
+        else:
+            self._add(call, self.queued[actor])
+
+    def _args(self, below: int | None) -> tuple[list[Any], frozenset[int]]:
+        """Arguments; what an actor waits for inside may only need actors made before it."""
+        args: list[Any] = []
+        needs: frozenset[int] = frozenset()
+        for _ in range(self.choose(4)):
+            inside = [
+                ref
+                for ref in self._refs()
+                if below is None or all(actor < below for actor in self.needs[ref])
+            ]
+            plain = [ref for ref in self._refs() if ref not in self.lists]
+            ways = ["number"] + ["value"] * 2 * bool(plain) + ["references"] * 2 * bool(inside)
+            actors = [
+                actor
+                for actor in self._actors(below)
+                if below is None or all(needed < below for needed in self.queued[actor])
+            ]
+            ways += ["handle"] * 2 * bool(actors)
+            way = self._pick(ways)
+            if way == "number":
+                args.append(1 + self.choose(9))
+            elif way == "value":
+                args.append(Var(self._pick(plain)))
+                needs |= self.needs[args[-1].step]
+            elif way == "references":
+                args.append(Refs(tuple(dict.fromkeys(self._pick(inside) for _ in range(1 + self.choose(3))))))
+                needs = needs.union(*(self.needs[step] for step in args[-1].steps))
+            else:
+                args.append(Refs((self._pick(actors),)))
+                needs |= self.queued[args[-1].steps[0]]
+        return args, needs
+
+    def _body(self, args: Sequence[Any], *, top: bool = False) -> Any:
+        kinds = [
+            "number"
+            if not isinstance(arg, Refs)
+            else "handle"
+            if arg.steps[0] in self.queued
+            else f"references {len(arg.steps)}"
+            for arg in args
+        ]
+        if top:
+            way = self.choose(6)
+            if way == 0:
+                return Large(self._expression(kinds, 2))
+            if way == 1:
+                return Up(*self._inner(kinds, 2))
+        return self._expression(kinds, 3)
+
+    def _expression(self, kinds: Sequence[str], depth: int) -> Any:
+        numbers = [at for at, kind in enumerate(kinds) if kind == "number"]
+        lists = [at for at, kind in enumerate(kinds) if kind.startswith("references")]
+        handles = [at for at, kind in enumerate(kinds) if kind == "handle"]
+        ways = ["int"] + ["arg"] * 2 * bool(numbers) + ["fetch"] * 3 * bool(lists)
+        if depth:
+            ways += ["add"] * 2 + ["do"] * 2 + ["bump"] * 3 * bool(handles)
+            ways += ["boom"] if self.choose(6) == 0 else []
+        way = self._pick(ways)
+        if way == "int":
+            return Int(1 + self.choose(9))
+        if way == "arg":
+            return Arg(self._pick(numbers))
+        if way == "fetch":
+            at = self._pick(lists)
+            return Fetch(at, self.choose(int(kinds[at].split()[1]) + 1))
+        if way == "add":
+            return Add(tuple(self._expression(kinds, depth - 1) for _ in range(2)))
+        if way == "do":
+            return Do(*self._inner(kinds, depth))
+        if way == "bump":
+            part = Later(*self._inner(kinds, depth)) if self.choose(2) else self._expression(kinds, depth - 1)
+            return Bump(self._pick(handles), part)
+        return Boom()
+
+    def _inner(self, kinds: Sequence[str], depth: int) -> tuple[Any, tuple[Any, ...]]:
+        """A body within a body, and what it is given."""
+        given: list[Any] = []
+        inner: list[str] = []
+        for _ in range(self.choose(3)):
+            way = self.choose(3)
+            if way == 0 and kinds:
+                given.append(Pass(self.choose(len(kinds))))
+                inner.append(kinds[given[-1].index])
+            elif way == 1 and depth > 1:
+                given.append(Later(*self._inner(kinds, depth - 1)))
+                inner.append("number")
+            else:
+                given.append(self._expression(kinds, depth - 1))
+                inner.append("number")
+        return self._expression(inner, depth - 1), tuple(given)
+
+
+def drawn(choose: Choose) -> Program:
+    """A program."""
+    return Drawer(choose).draw()
+
+
+# As a command.
+
+
+def check(program: Program) -> None:
+    """Run it on the engine in use; it must come to what the model says, and leave nothing.
+
+    Raises:
+        AssertionError: it does not.
+    """
+    run = Run(program)
+    try:
+        run.run()
+    finally:
+        run.held.clear()
+    from tests.conftest import eventually
+
+    if not _nothing_left():
+        gc.collect()  # a caught error holds the frames that it passed, and they the references
+        if not eventually(_nothing_left, PATIENCE_S):
+            raise AssertionError(f"left: {_living()}, {_objects()}")
+
+
+def check_all_free() -> None:
+    """A task that needs all CPUs must run, whoever has kept some of them for tasks of its own."""
+    whole = run_body.options(num_cpus=trainkit.cluster_resources()["CPU"]).remote(Int(7))
+    if _settle(whole) != 7:
+        raise AssertionError("a task that needs all CPUs came to nothing")
+
+
+def _objects() -> list[Any]:
+    return trainkit.list_objects() if "listings" in trainkit.runtime.telling.promises() else []
+
+
+def _living() -> list[Any]:
+    return [actor for actor in trainkit.list_actors() if actor["state"] != "DEAD"]
+
+
+def _nothing_left() -> bool:
+    return not _living() and not _objects()
+
+
+def _child(engine: str, seed: int, count: int, overlook: str) -> None:
+    OVERLOOKED.add(overlook)
+    trainkit.init(engine=engine, **SESSION)
+    for at in range(seed, seed + count):
+        print(f"begin {at}", flush=True)
+        try:
+            check(drawn(random.Random(at).randrange))
+            if at % _ALL_FREE_EVERY == 0:
+                check_all_free()
+        except Exception as error:
+            print(f"wrong {at} {type(error).__name__}: {error}".replace("\n", " "), flush=True)
+            trainkit.shutdown()
+            trainkit.init(engine=engine, **SESSION)
+    trainkit.shutdown()
+
+
+def _chunk(engine: str, seed: int, count: int, patience_s: float, overlook: str) -> tuple[int, int]:
+    """Run programs in a process of their own; returns how many, and how many of them went wrong."""
+    import select
+    import subprocess
+
+    command = [
+        sys.executable,
+        "-m",
+        "tests.runtime.drawn",
+        "--child",
+        engine,
+        str(seed),
+        str(count),
+        overlook,
+    ]
+    child = subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True)
+    assert child.stdout is not None
+    at, wrong, ended, rest = seed, 0, False, b""
+    try:
+        while not ended:
+            if not select.select([child.stdout], [], [], patience_s)[0]:
+                _report(at, f"hangs for {patience_s:g} s")
+                return at - seed + 1, wrong + 1
+            data = os.read(child.stdout.fileno(), 1 << 16)
+            ended = not data
+            *lines, rest = (rest + data).split(b"\n")
+            for line in lines:
+                word, number, *text = line.decode().split(" ", 2)
+                at = int(number)
+                if word == "wrong":
+                    wrong += 1
+                    _report(at, text[0])
+        if child.wait() != 0:
+            wrong += 1
+            _report(at, f"the program ended with {child.returncode}")
+    finally:
+        if child.poll() is None:
+            os.killpg(child.pid, signal.SIGKILL)
+            child.wait()
+    return at - seed + 1, wrong
+
+
+def _report(seed: int, what: str) -> None:
+    import pprint
+
+    program = pprint.pformat(drawn(random.Random(seed).randrange), width=110)
+    print(f"seed {seed}: {what}\nprogram = {program}\n", flush=True)
+
+
+def main() -> None:
+    import argparse
+
+    parser = argparse.ArgumentParser(
+        description="Run programs drawn at random, and report those that go wrong."
+    )
+    parser.add_argument("programs", type=int)
+    parser.add_argument("--seed", type=int, default=0, help="of the first; each further one has the next")
+    parser.add_argument("--engine", default="local", choices=["local", "inline", "ray"])
+    parser.add_argument("--patience", type=float, default=3 * PATIENCE_S, help="seconds for one program")
+    parser.add_argument("--overlook", default="", choices=["", "owner", "died", "cancelled"])
+    asked = parser.parse_args()
+    ran = found = 0
+    while ran < asked.programs:
+        count, wrong = _chunk(
+            asked.engine, asked.seed + ran, min(100, asked.programs - ran), asked.patience, asked.overlook
+        )
+        ran, found = ran + count, found + wrong
+        print(f"{ran} programs, {found} wrong", flush=True)
+    sys.exit(bool(found))
+
+
+if __name__ == "__main__":
+    from tests.runtime import drawn as module  # so that workers know its classes by this name
+
+    if sys.argv[1] == "--child":
+        module._child(sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), sys.argv[5])
+    else:
+        module.main()
