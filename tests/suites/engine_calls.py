@@ -44,6 +44,10 @@ SOON_S = 60
 """A bound for what should take milliseconds, however busy the machine."""
 
 
+def _same(value: Any) -> Any:
+    return value
+
+
 def _is_known(name: str) -> bool:
     try:
         trainkit.get_actor(name)
@@ -61,6 +65,30 @@ class CallSuite(Suite):
         actor = trainkit.remote(Keeper).remote(4)
         assert trainkit.get(actor.twice.remote()) == [4, 4]
         assert trainkit.get(actor.twice.options(num_returns=1).remote()) == (4, 4)
+
+    def test_wait_on_thousands(self, tmp_path: Path) -> None:
+        """Of tasks in turn, of calls of one actor, and of one that comes late."""
+
+        class Echo:
+            def same(self, value: int) -> int:
+                return value
+
+        actor, late = trainkit.remote(Echo).remote(), tmp_path / "late"
+        same = trainkit.remote(num_cpus=0.5)(_same)
+        refs = [same.remote(number) for number in range(700)]
+        refs += [actor.same.remote(number) for number in range(700, 1400)]
+        ready, pending = trainkit.wait(refs, num_returns=1400, timeout=SOON_S)
+        assert (ready, pending) == (refs, [])
+        assert trainkit.get(ready) == list(range(1400))
+        assert trainkit.wait(refs, num_returns=1000, timeout=0) == (refs[:1000], refs[1000:])
+        if self.engine != "inline":  # there nothing is late
+            slow = trainkit.remote(num_cpus=0)(wait_for).remote(late)
+            refs = [slow, *(same.remote(number) for number in range(1400))]
+            ready, pending = trainkit.wait(refs, num_returns=1400, timeout=SOON_S)
+            assert (ready, pending) == (refs[1:], [slow])
+            assert trainkit.wait(refs, num_returns=1401, timeout=0.05)[1] == [slow]
+            late.touch()
+            assert trainkit.get(slow, timeout=SOON_S) == "waited"
 
     # whoever owes a result and is done
 

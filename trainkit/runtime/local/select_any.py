@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 from collections.abc import Sequence
 
 from trainkit.runtime.local.channel import Connection
 from trainkit.runtime.local.interrupt import InterruptGuard
+from trainkit.runtime.local.pump import Pump
 from trainkit.runtime.local.refs import PENDING, LocalRef
+
+_MANY = 1_000
+_PEERS = 64
 
 
 class _Waker:
@@ -67,3 +72,44 @@ def await_any(refs: Sequence[LocalRef], timeout_s: float | None, guard: Interrup
             for ref in watched:
                 ref.forget(waker.set)
             waker.close()
+
+
+def are_many(refs: Sequence[LocalRef]) -> bool:
+    """Return whether there are so many references that to look at all of them for each answer takes too long.
+
+    They have to come over few connections, as the pump's thread looks at each of those.
+    """
+    return len(refs) >= _MANY and len({ref.peer for ref in refs}) <= _PEERS
+
+
+def await_many(
+    refs: Sequence[LocalRef], count: int, timeout_s: float | None, guard: InterruptGuard, pump: Pump
+) -> None:
+    """Return when `count` of `refs` are done, `timeout_s` has passed, or Ctrl-C came; each is looked at once.
+
+    The pump's thread reads meanwhile, also what is given to further processes.
+    """
+    waker = _Waker()
+    left = itertools.count(
+        count - 1, -1
+    )  # next() is atomic, so exactly one answer is the last that is needed
+
+    def arrived() -> None:
+        if next(left) == 0:
+            waker.set()
+
+    peers = {ref.peer for ref in refs if ref.peer is not None}
+    try:
+        for peer in peers:
+            peer.flush_if_open()
+            pump.watch(peer, waker)
+        for ref in refs:
+            ref.when_done(arrived)
+        guard.poll([waker.fd], timeout_s)
+    finally:
+        for ref in refs:
+            if ref.kind == PENDING:
+                ref.forget(arrived)
+        for peer in peers:
+            pump.unwatch(peer, waker)
+        waker.close()

@@ -16,8 +16,9 @@ from trainkit.runtime.local.interrupt import InterruptGuard
 from trainkit.runtime.local.messages import AwaitGroup, Blocked
 from trainkit.runtime.local.nodelink import NodeLink
 from trainkit.runtime.local.objects import opened
+from trainkit.runtime.local.pump import Pump
 from trainkit.runtime.local.refs import ATOM, PENDING, LocalRef, Peer
-from trainkit.runtime.local.select_any import await_any
+from trainkit.runtime.local.select_any import are_many, await_any, await_many
 from trainkit.runtime.serialize import unpack
 from trainkit.runtime.specs import ObjectRef
 
@@ -36,6 +37,7 @@ class Waiting:
     """
 
     link: NodeLink
+    pump: Pump
 
     def __init__(self, *, lends: bool) -> None:
         self._lends = lends
@@ -156,6 +158,8 @@ class Waiting:
                 peer.flush_if_open()
             if len(pending) == 1 and peer is not None and not peer.closed:
                 peer.wait_until(functools.partial(_settled, pending[0], peer), left, SYSTEM.monotonic, guard)
+            elif are_many(pending):
+                await_many(pending, count - len(refs) + len(pending), left, guard, self.pump)
             else:
                 await_any(pending, left, guard)
             if deadline is not None and SYSTEM.monotonic() >= deadline:
