@@ -136,6 +136,16 @@ def test_what_never_fits_is_refused(tuner: Tuning) -> None:
         tuner(tune.with_resources(falling, {"gpu": 1}), {"x": 1}).fit()
 
 
+def test_what_a_trial_starts_runs_in_its_bundles(tuner: Tuning) -> None:
+    def parent(config: dict[str, Any]) -> dict[str, Any]:
+        where = trainkit.remote(trainkit.get_current_placement_group)
+        return {"bundles": trainkit.get(where.remote()).bundle_specs}
+
+    bundles = [{"CPU": 1}, {"CPU": 1}]  # all that there is: outside of them nothing would ever run
+    grid = tuner(tune.with_resources(parent, tune.PlacementGroupFactory(bundles)), num_samples=2).fit()
+    assert [result.metrics["bundles"] for result in grid] == [bundles] * 2
+
+
 def test_trials_of_two_workers_with_asha(tuner: Tuning) -> None:
     """Each takes both nodes: one at a time, without a deadlock."""
     trainable = TorchTrainer.as_trainable(
