@@ -13,7 +13,14 @@ import pytest
 import trainkit
 from tests.conftest import eventually
 from tests.suites.base import Suite, needs
-from trainkit.errors import ConfigError, GetTimeoutError, InfeasibleError, SerializationError, TaskError
+from trainkit.errors import (
+    ActorDiedError,
+    ConfigError,
+    GetTimeoutError,
+    InfeasibleError,
+    SerializationError,
+    TaskError,
+)
 
 
 class Counter:
@@ -140,6 +147,7 @@ class EngineSuite(Suite):
             with pytest.raises(OSError, match="no such device") as caught:
                 trainkit.get(actor.method.remote())
             assert caught.value.errno == 5
+            assert isinstance(caught.value, ActorDiedError)
 
     @pytest.mark.parametrize(
         ("function", "expected", "text"),
@@ -202,7 +210,7 @@ class EngineSuite(Suite):
             ({"num_cpu": 1}, "unknown option num_cpu"),
             ({"num_cpus": -1}, "negative"),
             ({"num_gpus": 1.5}, "whole GPUs"),
-            ({"num_returns": 0}, "num_returns=0"),
+            ({"num_returns": -1}, "num_returns=-1"),
             ({"resources": {"GPU": 1}}, "num_gpus"),
             ({"env": {"A": 1}}, "must be strings"),
         ],

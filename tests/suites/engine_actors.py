@@ -133,7 +133,7 @@ class ActorSuite(Suite):
             ({"get_if_exists": 3}, "get_if_exists=3"),
             ({"namespace": 1}, "namespace=1"),
             ({"max_restarts": -2}, "max_restarts=-2"),
-            ({"max_task_retries": 1}, "max_restarts"),
+            ({"max_task_retries": -2}, "max_task_retries=-2"),
             ({"num_returns": 2}, "functions have this option"),
         ],
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -292,6 +293,18 @@ class CallSuite(Suite):
         failing = trainkit.remote(Courier).remote().fail.remote().future()
         assert isinstance(failing.exception(timeout=SOON_S), LookupError)
 
+    def test_a_callback_of_a_future_may_use_the_verbs(self) -> None:
+        double = trainkit.remote(lambda value: 2 * value)
+        keeper = trainkit.remote(Keeper).remote(3)
+        found: Future[int] = Future()
+
+        def go_on(future: Future[int]) -> None:
+            value = double.remote(double.remote(future.result()))
+            found.set_result(trainkit.get(value) + trainkit.get(keeper.get.remote()))
+
+        double.remote(1).future().add_done_callback(go_on)
+        assert found.result(timeout=SOON_S) == 11
+
     @needs("background")
     def test_an_event_loop_goes_on_while_a_reference_is_awaited(self, tmp_path: Path) -> None:
         async def main() -> str:
@@ -457,6 +470,29 @@ class CallSuite(Suite):
         task = trainkit.remote(retry_exceptions=True, max_retries=-1)(fail_until)
         assert trainkit.get(task.remote(tmp_path / "runs", 5, OSError("busy"))) == 5
 
+    @pytest.mark.parametrize("how", ["method", "async method", "restartable"])
+    def test_a_method_that_raises_is_called_again_if_that_is_asked_for(
+        self, how: str, tmp_path: Path
+    ) -> None:
+        options = {"max_restarts": 1} if how == "restartable" else {}
+        actor = trainkit.remote(Courier if how == "async method" else Keeper).options(**options).remote()
+        method = actor.fail_until.options(retry_exceptions=True, max_task_retries=2)
+        assert trainkit.get(method.remote(tmp_path / "runs", 3, KeyError("not yet"))) == 3
+        with pytest.raises(KeyError, match="never"):
+            trainkit.get(method.remote(tmp_path / "too often", 9, KeyError("never")))
+        assert len((tmp_path / "too often").read_text().splitlines()) == 3
+        other = actor.fail_until.options(retry_exceptions=[OSError], max_task_retries=-1)
+        assert trainkit.get(other.remote(tmp_path / "no end", 9, OSError("busy"))) == 9
+        with pytest.raises(KeyError):
+            trainkit.get(other.remote(tmp_path / "another", 2, KeyError("no reason")))
+
+    def test_the_actor_and_the_method_say_how_often(self, tmp_path: Path) -> None:
+        actor = trainkit.remote(Keeper).options(max_task_retries=1, name="often").remote()
+        for number, handle in enumerate((actor, trainkit.get_actor("often"))):
+            assert trainkit.get(handle.fail_once.remote(tmp_path / f"runs {number}")) == 2
+        with pytest.raises(KeyError):
+            trainkit.get(trainkit.remote(Keeper).remote().fail_once.remote(tmp_path / "once"))
+
     @needs("isolation")
     def test_a_worker_ends_after_so_many_calls(self) -> None:
         task = trainkit.remote(max_calls=1)(os.getpid)
@@ -468,6 +504,7 @@ class CallSuite(Suite):
             ({"max_retries": -2}, "max_retries=-2"),
             ({"max_calls": -1}, "max_calls=-1"),
             ({"retry_exceptions": ["KeyError"]}, "list of classes"),
+            ({"num_returns": -3}, "num_returns=-3"),
             ({"num_returns": "many"}, "num_returns='many'"),
             ({"max_restarts": 1}, "classes have this option"),
             ({"runtime_env": {"pip": ["numpy"]}}, "pip"),

@@ -227,6 +227,13 @@ class Keeper:
     def numbers(self, count: int, fail_at: int | None = None) -> Iterator[int]:
         yield from numbers(count, fail_at)
 
+    def fail_until(self, path: Path, count: int, error: Exception) -> int:
+        return fail_until(path, count, error)
+
+    @trainkit.method(retry_exceptions=[KeyError])
+    def fail_once(self, path: Path) -> int:
+        return fail_until(path, 2, KeyError("not yet"))
+
 
 class Leaver:
     """Ends itself in every way."""
@@ -353,6 +360,9 @@ class Courier:
 
     async def note(self, path: Path) -> int:
         return note(path)
+
+    async def fail_until(self, path: Path, count: int, error: Exception) -> int:
+        return fail_until(path, count, error)
 
     async def numbers(self, count: int, fail_at: int | None = None) -> AsyncIterator[int]:
         for number in numbers(count, fail_at):

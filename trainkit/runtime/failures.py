@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from trainkit.errors import SerializationError, TaskError, TrainkitError
+from trainkit.errors import ActorDiedError, SerializationError, TaskError, TrainkitError
 from trainkit.runtime.serialize import Packed, pack, unpack
 from trainkit.runtime.tracebacks import formatted, user_frames
 
@@ -24,24 +24,30 @@ class RemoteTraceback(Exception):
         return f"\n\n{self.text}"
 
 
-def pack_failure(error: BaseException, where: str) -> Packed:
+class ConstructorError(TaskError, ActorDiedError):
+    """What an actor's constructor raised, as every call of that actor raises it."""
+
+
+def pack_failure(error: BaseException, where: str, *, of_constructor: bool = False) -> Packed:
     """Pack what user code raised, with its traceback; never fails.
 
     Args:
         error: the exception.
         where: what ran, such as "Model.fit (pid 12)".
+        of_constructor: an actor's constructor raised it, so there is no actor.
     """
     if isinstance(error, TaskError):  # a nested call's failure: keep its cause and add this hop
-        return _pack(error.cause or error, f"{error.remote_traceback}{_hop(error, where)}", where)
-    return _pack(error, f"{where}:\n{_format(error)}", where)
+        text = f"{error.remote_traceback}{_hop(error, where)}"
+        return _pack(error.cause or error, text, where, of_constructor)
+    return _pack(error, f"{where}:\n{_format(error)}", where, of_constructor)
 
 
-def _pack(error: BaseException, text: str, where: str) -> Packed:
+def _pack(error: BaseException, text: str, where: str, of_constructor: bool) -> Packed:
     summary = _summary(error)
     candidates = [
-        (type(error), _arguments(error), _attributes(error), text, summary),
-        (type(error), tuple(str(item) for item in error.args), {}, text, summary),
-        (None, (summary,), {}, text, summary),
+        (type(error), _arguments(error), _attributes(error), text, summary, of_constructor),
+        (type(error), tuple(str(item) for item in error.args), {}, text, summary, of_constructor),
+        (None, (summary,), {}, text, summary, of_constructor),
     ]
     for candidate in candidates:
         try:
@@ -56,18 +62,18 @@ def _pack(error: BaseException, text: str, where: str) -> Packed:
 def unpack_failure(packed: Packed) -> TaskError:
     """The exception to raise for what `pack_failure` made; also an instance of the original class."""
     try:
-        kind, args, attributes, text, summary = unpack(packed)
+        parts = unpack(packed)
     except Exception as error:
         failure = TaskError(f"user code raised, and its exception cannot be rebuilt here: {error}")
         failure.remote_traceback = str(error)
         return failure
-    return make_task_error(kind, args, attributes, text, summary)
+    return make_task_error(*parts)
 
 
 def raisable(failure: TaskError) -> Exception:
     """What `get` raises: trainkit's own errors, such as a died actor's, as what they are."""
     cause = failure.cause
-    if isinstance(cause, TrainkitError):
+    if isinstance(cause, TrainkitError) and not isinstance(failure, ConstructorError):
         cause.__cause__ = failure.__cause__
         return cause
     return failure
@@ -79,24 +85,31 @@ def make_task_error(
     attributes: dict[str, Any],
     text: str,
     summary: str,
+    of_constructor: bool = False,
 ) -> TaskError:
-    """Build a TaskError that is also a `kind`, or a plain one where Python doesn't allow that."""
+    """Build a TaskError that is also a `kind`, or a plain one where Python doesn't allow that.
+
+    That of a constructor is an ActorDiedError too.
+    """
+    base = ConstructorError if of_constructor else TaskError
     cause = _rebuild(kind, args, attributes) if kind is not None else None
     failure: TaskError | None = None
     if cause is not None and isinstance(cause, Exception):
-        failure = _combine(cause, args, attributes)
+        failure = _combine(base, cause, args, attributes)
     if failure is None:
-        failure = TaskError(summary)
+        failure = base(summary)
     failure.cause = cause
     failure.remote_traceback = text
     failure.__cause__ = RemoteTraceback(text)
     return failure
 
 
-def _combine(cause: Exception, args: tuple[Any, ...], attributes: dict[str, Any]) -> TaskError | None:
+def _combine(
+    base: type[TaskError], cause: Exception, args: tuple[Any, ...], attributes: dict[str, Any]
+) -> TaskError | None:
     kind = type(cause)
     try:
-        both = type(kind.__name__, (_PicklesByParts, TaskError, kind), {"__module__": kind.__module__})
+        both = type(kind.__name__, (_PicklesByParts, base, kind), {"__module__": kind.__module__})
         failure = _rebuild(both, args, attributes)
         str(failure)
         repr(failure)
@@ -112,7 +125,7 @@ class _PicklesByParts:
         error: Any = self
         cause = error.cause
         parts = (type(cause), _arguments(cause), _attributes(cause), error.remote_traceback, _summary(cause))
-        return make_task_error, parts
+        return make_task_error, (*parts, isinstance(error, ConstructorError))
 
 
 def _rebuild(

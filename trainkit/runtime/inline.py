@@ -188,7 +188,14 @@ class InlineEngine:
                 )
                 outcome = failed(error, where)
             else:
-                outcome = self._outcome(frame, method_of(life.instance, method), packed, spec.num_returns)
+                asked = spec.max_task_retries
+                retries = actor.max_task_retries if asked is None else asked
+                while True:
+                    function = method_of(life.instance, method)
+                    outcome = self._outcome(frame, function, packed, spec.num_returns)
+                    if retries == 0 or not is_retried(outcome, spec):
+                        break
+                    retries -= 1  # a negative number never gets to 0
         leave_if_over()
         return self._results(frame, outcome, spec.num_returns, spec.concurrency_group)
 

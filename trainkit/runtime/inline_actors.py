@@ -12,6 +12,7 @@ from typing import Any
 
 from trainkit.errors import ConfigError
 from trainkit.runtime import serialize
+from trainkit.runtime.failures import pack_failure
 from trainkit.runtime.inline_calls import ActorExit, Caller, arguments
 from trainkit.runtime.inline_frames import Frame, frames
 from trainkit.runtime.inline_loop import PrivateLoop
@@ -75,6 +76,7 @@ class InlineActor:
         self.namespace = namespace
         self.detached = spec.registration is not None and spec.registration.detached
         self.interface = spec.interface
+        self.max_task_retries = spec.max_task_retries
         self.placement = spec.placement
         self.place = place
         self.restarts = 0
@@ -111,7 +113,10 @@ class InlineActor:
         try:
             with self.busy(None, life):
                 outcome = self._caller.outcome(frame, construct)
-            life.failure = outcome.failure
+            if outcome.error is not None and life.over is None:
+                life.failure = pack_failure(outcome.error, self.name, of_constructor=True)
+            else:
+                life.failure = outcome.failure
         finally:
             life.made.set()
 

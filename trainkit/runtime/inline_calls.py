@@ -13,7 +13,7 @@ from trainkit.runtime.environment import inside
 from trainkit.runtime.failures import pack_failure
 from trainkit.runtime.inline_frames import Frame, frames, standing_in
 from trainkit.runtime.serialize import Packed, pack, unpack
-from trainkit.runtime.specs import SessionSpec, TaskSpec
+from trainkit.runtime.specs import MethodSpec, SessionSpec, TaskSpec
 
 if TYPE_CHECKING:
     from trainkit.runtime.inline_actors import Life
@@ -115,8 +115,8 @@ def died(frame: Frame, code: int | None = None) -> Outcome:
     return failed(error, frame.name)
 
 
-def is_retried(outcome: Outcome, spec: TaskSpec) -> bool:
-    """Whether a task that came to `outcome` is to run again, if that is left."""
+def is_retried(outcome: Outcome, spec: TaskSpec | MethodSpec) -> bool:
+    """Whether a call that came to `outcome` is to run again, if that is left."""
     if outcome.exited:
         return True
     wanted = spec.retry_exceptions

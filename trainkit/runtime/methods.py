@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeVar, overload
 
 from trainkit.errors import ArgumentTypeError, ConfigError
@@ -53,6 +53,7 @@ def method(
     num_returns: int | Literal["streaming", "dynamic"] | None = None,
     concurrency_group: str | None = None,
     max_task_retries: int | None = None,
+    retry_exceptions: bool | Sequence[type[BaseException]] = False,
 ) -> Any:
     """Say how a method of a remote class is called, as a decorator with or without options.
 
@@ -65,20 +66,34 @@ def method(
         num_returns: how many references a call returns; see `Options.num_returns`.
         concurrency_group: the group of `concurrency_groups` that it runs in.
         max_task_retries: see `Options.max_task_retries`; None is the actor's own.
+        retry_exceptions: such a call is also made again when it raises: True for any exception, or a list of
+            classes.
 
     Raises:
         ConfigError: it is given something else than a method, or an impossible `num_returns`.
     """
     returns_of(num_returns, generator=False)  # a wrong one is told where it stands
+    kinds = retried(retry_exceptions)
 
     def mark(marked: Any) -> Any:
         if not inspect.isroutine(marked):
             raise ConfigError(f"method() takes a method of a class, not {marked!r}; give options by name")
         plain = getattr(marked, "__func__", marked)  # of a staticmethod or classmethod, what the class shows
-        setattr(plain, _MARK, (num_returns, concurrency_group, max_task_retries))
+        setattr(plain, _MARK, (num_returns, concurrency_group, max_task_retries, kinds))
         return marked
 
     return mark if function is None else mark(function)
+
+
+def retried(kinds: bool | Sequence[type[BaseException]]) -> bool | tuple[type[BaseException], ...]:
+    """Return `retry_exceptions` in a form that a call can carry; raises ArgumentTypeError if it is none."""
+    if isinstance(kinds, bool):
+        return kinds
+    if not isinstance(kinds, Sequence) or not all(
+        isinstance(kind, type) and issubclass(kind, BaseException) for kind in kinds
+    ):
+        raise ArgumentTypeError(f"retry_exceptions={kinds!r}: give True or a list of classes")
+    return tuple(kinds)
 
 
 def is_generator(function: Any) -> bool:
@@ -153,11 +168,12 @@ def interface_of(cls: type, label: str) -> Interface:
     for name, function in inspect.getmembers(cls, callable):
         if name.startswith("__") and name != "__call__":
             continue
-        returns, group, retries = getattr(function, _MARK, (None, None, None))
+        returns, group, retries, kinds = getattr(function, _MARK, (None, None, None, False))
         methods[name] = MethodSpec(
             num_returns=returns_of(returns, generator=is_generator(function)),
             concurrency_group=group,
             max_task_retries=retries,
+            retry_exceptions=kinds,
             arity=arity_of(function, bound=_takes_self(cls, name)),
         )
         is_async |= inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function)

@@ -10,7 +10,7 @@ from trainkit.errors import ArgumentTypeError, ConfigError
 from trainkit.resources import checked_names, normalize
 from trainkit.runtime.environment import environment_of
 from trainkit.runtime.labels import Condition, NodeLabelSchedulingStrategy, selected_by
-from trainkit.runtime.methods import returns_of
+from trainkit.runtime.methods import retried, returns_of
 from trainkit.runtime.scheduling import PlacementGroupSchedulingStrategy, SchedulingStrategy, checked_strategy
 from trainkit.runtime.specs import Concurrency, Placement, PlacementGroupId, Registration
 
@@ -58,8 +58,8 @@ class Options:
         lifetime: of an actor: "detached" lets it outlive its handles and the program that made it.
         get_if_exists: of a named actor: `.remote()` returns the one of that name if there is one.
         max_restarts: of an actor: so often it is made anew when its process dies; -1 without end.
-        max_task_retries: of an actor: calls that its death interrupted are made again so often; -1
-            without end.
+        max_task_retries: of an actor: calls that its death interrupted, or that raised what the method's
+            `retry_exceptions` names, are made again so often; -1 without end.
         max_concurrency: of an actor: calls that run at once, in threads, or for a class with `async def`
             methods on its event loop; None means 1, or 1,000 for the latter.
         concurrency_groups: of an actor: names of groups of methods and how many calls of each run at once.
@@ -111,11 +111,6 @@ class Options:
             )
         for group, count in self.concurrency_groups.items():
             _require_count(f"concurrency_groups[{group!r}]", count, least=1)
-        if self.max_task_retries and not self.max_restarts:
-            raise ConfigError(
-                f"max_task_retries={self.max_task_retries} without max_restarts: an actor that is not made "
-                "anew can't be called again"
-            )
         if self.lifetime not in (None, "detached", "non_detached"):
             raise ConfigError(f"lifetime={self.lifetime!r}; there are 'detached', 'non_detached' and None")
         for name in ("name", "namespace"):
@@ -128,13 +123,7 @@ class Options:
             raise ArgumentTypeError(f"get_if_exists={self.get_if_exists!r}: give True or False")
         if self.get_if_exists and self.name is None:
             raise ConfigError("get_if_exists=True needs a name to look for")
-        exceptions = () if isinstance(self.retry_exceptions, bool) else self.retry_exceptions
-        if not isinstance(exceptions, Sequence) or not all(
-            isinstance(kind, type) and issubclass(kind, BaseException) for kind in exceptions
-        ):
-            raise ArgumentTypeError(
-                f"retry_exceptions={self.retry_exceptions!r}: give True or a list of classes"
-            )
+        self.retries()
 
     def placement(self, *, default_cpus: float) -> Placement:
         """The request for a process, with `default_cpus` where the user gave none."""
@@ -210,8 +199,7 @@ class Options:
 
     def retries(self) -> bool | tuple[type[BaseException], ...]:
         """`retry_exceptions` in a form that a call can carry."""
-        wanted = self.retry_exceptions
-        return wanted if isinstance(wanted, bool) else tuple(wanted)
+        return retried(self.retry_exceptions)
 
     def updated(self, changes: Mapping[str, Any], *, foreign: frozenset[str] = frozenset()) -> Options:
         """A copy with `changes`; raises ConfigError naming an option that doesn't exist.

@@ -13,11 +13,11 @@ from trainkit.clock import SYSTEM
 from trainkit.errors import ConfigError
 from trainkit.runtime.ray_bodies import Leaving
 from trainkit.runtime.ray_definitions import Definitions
-from trainkit.runtime.ray_errors import refusal
+from trainkit.runtime.ray_errors import RetriedFailure, refusal
 from trainkit.runtime.ray_placement import ray_options
 from trainkit.runtime.ray_streams import handed_out, ray_num_returns
 from trainkit.runtime.ray_values import Call, RayActor, seal, split_arguments
-from trainkit.runtime.specs import DYNAMIC, STREAMING, ActorSpec, Interface, MethodSpec, ObjectRef
+from trainkit.runtime.specs import STREAMING, ActorSpec, Interface, MethodSpec, ObjectRef
 
 _INTERFACE_WAIT_S = 2.0
 
@@ -81,8 +81,17 @@ def call(
         options["concurrency_group"] = spec.concurrency_group
     if spec.max_task_retries is not None:
         options["max_task_retries"] = spec.max_task_retries
-    sent = Call(where=where, arguments=arguments, num_returns=spec.num_returns, method=method)
-    body = actor.handle.stream if spec.num_returns in (STREAMING, DYNAMIC) else actor.handle.call
+    kinds = spec.retry_exceptions
+    if kinds:
+        options["retry_exceptions"] = [RetriedFailure]
+    sent = Call(
+        where=where,
+        arguments=arguments,
+        num_returns=spec.num_returns,
+        method=method,
+        retries=seal(kinds) if kinds else None,
+    )
+    body = actor.handle.stream if spec.num_returns == STREAMING else actor.handle.call
     return handed_out(body.options(**options).remote(sent, *refs))
 
 

@@ -11,7 +11,7 @@ import functools
 import inspect
 import os
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from typing import Any, ClassVar
 
 import ray
@@ -21,7 +21,8 @@ from trainkit.runtime.failures import pack_failure
 from trainkit.runtime.methods import method_of
 from trainkit.runtime.ray_errors import RetriedFailure, UserFailure, translate
 from trainkit.runtime.ray_values import Call, Parcel, seal, unseal, wrap
-from trainkit.runtime.results import split_results
+from trainkit.runtime.results import drained, split_results
+from trainkit.runtime.specs import DYNAMIC
 
 Join = Callable[[], None]
 
@@ -49,9 +50,7 @@ class _Task:
 
     def failure(self, error: Exception, call: Call) -> UserFailure:
         """What to raise for `error`; Ray runs the task again for one kind of it."""
-        retries = self.opened[1] if self.opened else False
-        again = retries is True or (isinstance(retries, tuple) and isinstance(error, retries))
-        return _failure(error, call, RetriedFailure if again else UserFailure)
+        return _failure(error, call, _kind(error, self.opened[1] if self.opened else False))
 
 
 def task_body(
@@ -100,25 +99,40 @@ def _results(
     result: Any, call: Call, failure: Callable[[Exception], Exception], folder: str | None = None
 ) -> Any:
     what = f"the result of {call.where}"
-    if call.num_returns > 1 and isinstance(result, Iterator):
+    if call.num_returns == DYNAMIC:
         return _yielded(result, call, failure, folder)
+    if call.num_returns > 1 and isinstance(result, Iterator):
+        return _yielded(split_results(result, call.num_returns, call.where), call, failure, folder)
     parts = [seal(part, what) for part in split_results(result, call.num_returns, call.where)]
     return parts[0] if call.num_returns == 1 else parts if call.num_returns else None
 
 
 def _yielded(
-    items: Iterator[Any], call: Call, failure: Callable[[Exception], Exception], folder: str | None
+    items: Iterable[Any], call: Call, failure: Callable[[Exception], Exception], folder: str | None
 ) -> Iterator[Parcel]:
     try:
         with inside(folder):
-            for item in split_results(items, call.num_returns, call.where):
+            for item in items:
                 yield seal(item, f"a result of {call.where}")
     except Exception as error:
         raise failure(error) from None
 
 
-def _failure(error: Exception, call: Call, kind: type[UserFailure] = UserFailure) -> UserFailure:
-    return kind(wrap(pack_failure(error, f"{call.where} (pid {os.getpid()})")))
+def _kind(error: Exception, retries: Any) -> type[UserFailure]:
+    again = retries is True or (isinstance(retries, tuple) and isinstance(error, retries))
+    return RetriedFailure if again else UserFailure
+
+
+def _failure(
+    error: Exception, call: Call, kind: type[UserFailure] = UserFailure, *, of_constructor: bool = False
+) -> UserFailure:
+    where = f"{call.where} (pid {os.getpid()})"
+    return kind(wrap(pack_failure(error, where, of_constructor=of_constructor)))
+
+
+def _method_failure(call: Call, error: Exception) -> UserFailure:
+    """What to raise for what a method raised; Ray makes the call again for one kind of it."""
+    return _failure(error, call, _kind(error, False if call.retries is None else unseal(call.retries)))
 
 
 class Leaving(BaseException):
@@ -150,9 +164,10 @@ class Host:
             self._instance = made_of(*args, **kwargs)
         except ray.exceptions.RayError as error:
             translated = translate(error)
-            self._failure = _failure(translated if isinstance(translated, Exception) else error, call)
+            failure = translated if isinstance(translated, Exception) else error
+            self._failure = _failure(failure, call, of_constructor=True)
         except Exception as error:  # kept for the same reason
-            self._failure = _failure(error, call)
+            self._failure = _failure(error, call, of_constructor=True)
 
     def _start(self, call: Call, values: Sequence[Any]) -> Any:
         if self._failure is not None:
@@ -161,18 +176,18 @@ class Host:
             args, kwargs = call.resolved(values)
             return method_of(self._instance, call.method)(*args, **kwargs)
         except Exception as error:
-            raise _failure(error, call) from None
+            raise _method_failure(call, error) from None
 
     def call(self, call: Call, *values: Any) -> Any:
         """Run a method."""
         try:
-            return _results(self._start(call, values), call, functools.partial(_failure, call=call))
+            return _results(self._start(call, values), call, functools.partial(_method_failure, call))
         except UserFailure:
             raise
         except Leaving:
             ray.actor.exit_actor()
         except Exception as error:
-            raise _failure(error, call) from None
+            raise _method_failure(call, error) from None
 
     def stream(self, call: Call, *values: Any) -> Iterator[Parcel]:
         """Run a method that yields its results."""
@@ -184,7 +199,7 @@ class Host:
         except Leaving:
             ray.actor.exit_actor()
         except Exception as error:
-            raise _failure(error, call) from None
+            raise _method_failure(call, error) from None
 
 
 class AsyncHost(Host):
@@ -199,13 +214,15 @@ class AsyncHost(Host):
             result = self._start(call, values)
             if inspect.isawaitable(result):
                 result = await result
-            return _results(result, call, functools.partial(_failure, call=call))
+            if inspect.isasyncgen(result) and (call.num_returns > 1 or call.num_returns == DYNAMIC):
+                result = await drained(result, call.num_returns)
+            return _results(result, call, functools.partial(_method_failure, call))
         except UserFailure:
             raise
         except (Leaving, SystemExit):
             ray.actor.exit_actor()
         except Exception as error:
-            raise _failure(error, call) from None
+            raise _method_failure(call, error) from None
 
     async def stream(self, call: Call, *values: Any) -> AsyncIterator[Parcel]:  # type: ignore[override]
         """Run a method that yields its results."""
@@ -222,7 +239,7 @@ class AsyncHost(Host):
         except (Leaving, SystemExit):
             ray.actor.exit_actor()
         except Exception as error:
-            raise _failure(error, call) from None
+            raise _method_failure(call, error) from None
 
 
 def host_class(name: str, is_async: bool, join: Join) -> type[Host]:

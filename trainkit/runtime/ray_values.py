@@ -168,6 +168,7 @@ class Call:
         num_returns: of the call, or STREAMING.
         method: of the actor; "" for a task.
         folder: to run in; None stays where the process is.
+        retries: of a method: the exceptions that the call is made again for; None for none.
     """
 
     where: str
@@ -175,6 +176,7 @@ class Call:
     num_returns: int
     method: str = ""
     folder: str | None = None
+    retries: Parcel | None = None
 
     def resolved(self, values: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments, with the values of their references in their places."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from dataclasses import replace
 from types import GenericAlias
 from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar, cast, get_origin, overload
@@ -13,7 +13,7 @@ from trainkit.errors import ArgumentTypeError, ConfigError
 from trainkit.runtime.arity import arity_of
 from trainkit.runtime.current import engine
 from trainkit.runtime.ids import ActorID
-from trainkit.runtime.methods import BUILT_IN, interface_of, is_generator, returns_of
+from trainkit.runtime.methods import BUILT_IN, interface_of, is_generator, retried, returns_of
 from trainkit.runtime.options import ACTORS_ONLY, TASKS_ONLY, Options
 from trainkit.runtime.specs import ActorSpec, Interface, MethodSpec, ObjectRef, TaskSpec
 
@@ -96,6 +96,7 @@ class ActorMethod:
         num_returns: int | Literal["streaming", "dynamic"] | None = None,
         concurrency_group: str | None = None,
         max_task_retries: int | None = None,
+        retry_exceptions: bool | Sequence[type[BaseException]] | None = None,
     ) -> ActorMethod:
         """The same method, called otherwise; see `trainkit.method`."""
         spec = self._spec
@@ -105,6 +106,8 @@ class ActorMethod:
             spec = replace(spec, concurrency_group=concurrency_group)
         if max_task_retries is not None:
             spec = replace(spec, max_task_retries=max_task_retries)
+        if retry_exceptions is not None:
+            spec = replace(spec, retry_exceptions=retried(retry_exceptions))
         return ActorMethod(self._actor, self._name, spec)
 
     def remote(self, *args: Any, **kwargs: Any) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from typing import Any
 
 
@@ -40,3 +40,26 @@ def _first(items: Iterator[Any], num_returns: int, where: str) -> Iterator[Any]:
         close = getattr(items, "close", None)
         if close is not None:  # so that its `finally` blocks run now
             close()
+
+
+async def drained(items: AsyncIterator[Any], most: int) -> Iterator[Any]:
+    """Take up to `most` items, all if it is negative; what stopped that is raised behind the last of them."""
+    taken: list[Any] = []
+    failure: Exception | None = None
+    try:
+        async for item in items:
+            taken.append(item)
+            if len(taken) == most:
+                break
+    except Exception as error:
+        failure = error
+    finally:
+        if hasattr(items, "aclose"):
+            await items.aclose()
+    return _replayed(taken, failure)
+
+
+def _replayed(items: list[Any], failure: Exception | None) -> Iterator[Any]:
+    yield from items
+    if failure is not None:
+        raise failure

@@ -144,15 +144,23 @@ class MethodSpec:
     Attributes:
         num_returns: how many references a call returns, or STREAMING, or DYNAMIC.
         concurrency_group: the group of methods it runs in; None for the rest's.
-        max_task_retries: how often a call that the actor's death interrupted is made again; -1 without
-            end; None as often as the actor's option says.
+        max_task_retries: how often a call that the actor's death interrupted, or that raised what
+            `retry_exceptions` names, is made again; -1 without end; None as often as the actor's option says.
+        retry_exceptions: also when it raises: any exception, or one of these.
+        is_plain: it says nothing of all that, and a call returns one reference.
         arity: the arguments that it takes.
     """
 
     num_returns: int = 1
     concurrency_group: str | None = None
     max_task_retries: int | None = None
+    retry_exceptions: bool | tuple[type[BaseException], ...] = False
     arity: Arity = ANY
+    is_plain: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        said = (self.concurrency_group, self.max_task_retries, self.retry_exceptions or None)
+        object.__setattr__(self, "is_plain", self.num_returns == 1 and said == (None, None, None))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -96,6 +96,7 @@ class MethodOptions(TypedDict, total=False):
     num_returns: int | Literal["streaming", "dynamic"] | None
     concurrency_group: str | None
     max_task_retries: int | None
+    retry_exceptions: bool | Sequence[type[BaseException]]
 
 
 class Remote(Protocol[F_co]):

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from trainkit.clock import SYSTEM
-from trainkit.errors import ActorDiedError, GangError
+from trainkit.errors import ActorDiedError, GangError, TaskError
 from trainkit.runtime import api as runtime
 from trainkit.train import symptoms
 
@@ -216,4 +216,4 @@ class Answers:
 
 
 def _is_death(error: BaseException) -> bool:
-    return isinstance(error, ActorDiedError)
+    return isinstance(error, ActorDiedError) and not isinstance(error, TaskError)

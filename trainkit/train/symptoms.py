@@ -76,7 +76,7 @@ def ended_by_watchdog(exit_code: int | None, stderr_tail: str) -> bool:
 
 def is_symptom(error: BaseException) -> bool:
     """Whether `error`, a worker's answer to a call, is another worker's failure."""
-    if isinstance(error, ActorDiedError):
+    if isinstance(error, ActorDiedError) and not isinstance(error, TaskError):
         return ended_by_watchdog(error.exit_code, error.stderr_tail)
     return lost_peer((error.cause or error) if isinstance(error, TaskError) else error)
 

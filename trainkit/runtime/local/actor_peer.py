@@ -17,9 +17,11 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from trainkit.errors import ObjectLostError, TaskCancelledError, TrainkitError
-from trainkit.runtime.local.frames import CALL
+from trainkit.errors import ActorDiedError, ObjectLostError, TaskCancelledError, TrainkitError
+from trainkit.runtime.failures import unpack_failure
+from trainkit.runtime.local.frames import CALL, FAILURE, VALUE, Frame
 from trainkit.runtime.local.interrupt import InterruptGuard
+from trainkit.runtime.local.objects import opened
 from trainkit.runtime.local.pump import END
 from trainkit.runtime.local.refs import LOST, LocalRef, Peer
 from trainkit.runtime.serialize import Packed
@@ -56,11 +58,46 @@ class HeldCall:
         return self.spec.concurrency_group if self.peer.in_order else self
 
 
+class SentCall:
+    """A call of an actor's method that has not been answered.
+
+    Attributes:
+        refs: the numbers of its references, the first of which is the call's.
+        retries_left: how often it is made again; -1 without end.
+        sent: it may have begun.
+        body: None unless it may have to be sent again.
+        small: the method and the arguments of a small call, in place of a body.
+        kept: its references, if it is made again when it raises.
+        kinds: the exceptions that it is made again for; True for any.
+    """
+
+    __slots__ = ("body", "kept", "kinds", "refs", "retries_left", "sent", "small")
+
+    def __init__(self, refs: list[int], retries_left: int) -> None:
+        self.refs = refs
+        self.retries_left = retries_left
+        self.sent = False
+        self.body: Packed | None = None
+        self.small: tuple[str | int, Any] | None = None
+        self.kept: list[LocalRef] = []
+        self.kinds: bool | tuple[type[BaseException], ...] = False
+
+    def is_to_be_made_again(self, failure: Frame) -> bool:
+        """Whether this call, which raised what is in `failure`, is made again."""
+        if self.retries_left == 0 or any(ref.begun or ref.done() for ref in self.kept):
+            return False
+        error = unpack_failure(opened(failure.body))
+        if isinstance(error, ActorDiedError) or isinstance(error.cause, TaskCancelledError):
+            return False
+        return isinstance(error.cause, Exception if isinstance(self.kinds, bool) else self.kinds)
+
+
 class ActorPeer(Peer):
     """A connection to an actor; all calls of this process to that actor go over it.
 
     Attributes:
         in_order: the actor runs the calls of each caller in the order made.
+        max_task_retries: how often a call is made again, unless its method says otherwise.
     """
 
     is_watched = False
@@ -73,6 +110,8 @@ class ActorPeer(Peer):
         # while somebody else's code runs, and never while anything is waited for.
         self._order = threading.RLock()
         self._lanes: dict[Hashable, deque[HeldCall]] = {}
+        self._retriable: dict[int, SentCall] = {}
+        self.max_task_retries = 0
 
     @property
     def keeps_back(self) -> bool:
@@ -81,7 +120,44 @@ class ActorPeer(Peer):
 
     def call(self, body: Packed, refs: list[LocalRef], spec: MethodSpec) -> None:
         """Send a call, whose answers are `refs`."""
+        self._noted(refs, spec, body)
         self.request(CALL, body, refs)
+
+    def _noted(self, refs: list[LocalRef], spec: MethodSpec, body: Packed) -> SentCall:
+        """Return what is kept of a call; it is kept here if the call is to be made again when it raises."""
+        asked = spec.max_task_retries
+        call = SentCall([ref.id for ref in refs], self.max_task_retries if asked is None else asked)
+        if spec.retry_exceptions and call.retries_left:
+            call.body, call.kept, call.kinds = body.owned(), refs, spec.retry_exceptions
+            for ref in refs:
+                self._retriable[ref.id] = call
+        return call
+
+    def _call_again(self, call: SentCall) -> None:
+        if call.body is not None:
+            self.request(CALL, call.body, call.kept)
+
+    def on_frame(self, frame: Frame) -> None:
+        if self._retriable:
+            call = self._retriable.get(frame.call_id)
+            if call is not None and frame.kind == FAILURE:
+                self._failed(call, frame)
+                return
+            if call is not None and frame.kind == VALUE:
+                del self._retriable[frame.call_id]
+        super().on_frame(frame)
+
+    def _failed(self, call: SentCall, frame: Frame) -> None:
+        *others, last = call.refs  # they fail alike, so the last of them decides
+        if frame.call_id != last:
+            return
+        if call.is_to_be_made_again(frame):
+            call.retries_left -= call.retries_left > 0
+            self._call_again(call)
+            return
+        for ref_id in [*others, last]:
+            if self._retriable.pop(ref_id, None) is not None:  # else it has a value
+                super().on_frame(Frame(FAILURE, ref_id, frame.body))
 
     def hold(self, call: HeldCall, waits_for: Sequence[LocalRef]) -> None:
         """Send `call` as soon as `waits_for` are done and the calls before it are sent."""
@@ -173,4 +249,5 @@ class ActorPeer(Peer):
 
     def on_close(self) -> None:
         super().on_close()
+        self._retriable.clear()
         self.fail_held(self.lost)

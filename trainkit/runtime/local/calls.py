@@ -270,7 +270,7 @@ class Calls:
         if self.interrupted == call_id != 0 and not isinstance(error, TaskCancelledError):
             cause, error = error, TaskCancelledError(f"{self.where(kind, method)} was cancelled while it ran")
             error.__cause__ = cause
-        failure = pack_failure(error, self.where(kind, method))
+        failure = pack_failure(error, self.where(kind, method), of_constructor=kind == INIT)
         with contextlib.suppress(ObjectStoreFullError):  # then it goes in the frame: it has to be told
             failure = self._engine.store(failure)
         if kind == INIT:

@@ -367,7 +367,7 @@ class LocalEngine(Waiting, Steering, NodeVerbs):
         self, actor: Endpoint, method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], spec: MethodSpec
     ) -> list[ObjectRef[Any]]:
         peer = actor.peer
-        if peer.takes_small_calls and spec.num_returns == 1 and spec.concurrency_group is None:
+        if peer.takes_small_calls and spec.is_plain:
             arguments = lasting(args, kwargs)
             if arguments is not None:
                 ref = LocalRef(self._ids.next(), peer)

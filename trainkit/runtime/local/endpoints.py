@@ -81,13 +81,17 @@ HANDLE_KINDS[ACTOR] = lambda fd: Endpoint(ActorPeer(socket.socket(fileno=fd)))
 def _reduce_endpoint(pickler: Any, endpoint: Endpoint) -> Any:
     peer = endpoint.peer
     home = peer.home or current_engine().mark
-    return _load_endpoint, (pickler.attach(endpoint), peer.name, peer.worker_id, home, peer.in_order)
+    details = (peer.name, peer.worker_id, home, peer.in_order, peer.max_task_retries)
+    return _load_endpoint, (pickler.attach(endpoint), *details)
 
 
-def _load_endpoint(position: int, name: str, worker_id: int | None, home: str, in_order: bool) -> Endpoint:
+def _load_endpoint(
+    position: int, name: str, worker_id: int | None, home: str, in_order: bool, max_task_retries: int
+) -> Endpoint:
     endpoint: Any = serialize.claim(position)
     peer = endpoint.peer
-    peer.name, peer.worker_id, peer.home, peer.in_order = name, worker_id, home, in_order
+    peer.name, peer.worker_id, peer.home = name, worker_id, home
+    peer.in_order, peer.max_task_retries = in_order, max_task_retries
     return shared(endpoint)
 
 

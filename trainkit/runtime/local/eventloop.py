@@ -13,7 +13,7 @@ from __future__ import annotations
 import inspect
 import select
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +25,7 @@ from trainkit.runtime.local.frames import CALL, FAILURE, INIT, Frame
 from trainkit.runtime.local.place import ActorExit, calling
 from trainkit.runtime.local.refs import LocalRef
 from trainkit.runtime.local.running import Host, group_error, limits
+from trainkit.runtime.results import drained
 from trainkit.runtime.serialize import Packed
 from trainkit.runtime.specs import DYNAMIC, STREAMING, Concurrency
 
@@ -232,7 +233,7 @@ class EventLoop:
                 await self._stream(call, result)
                 result, count = None, 1
             elif (count > 1 or count == DYNAMIC) and isinstance(result, AsyncIterator):
-                result = await _drained(result, count)
+                result = await drained(result, count)
             answers.extend(self._calls.packed(result, count, call.method))
             self._calls.answer(call.conn, call_id, answers)
         except NeverMade as error:
@@ -278,26 +279,3 @@ class EventLoop:
             self._host.wake()
         else:
             self._loop.call_soon(self._look)
-
-
-async def _drained(items: AsyncIterator[Any], most: int) -> Iterator[Any]:
-    """Take up to `most` items, all if it is negative; what stopped that is raised behind the last of them."""
-    taken: list[Any] = []
-    failure: Exception | None = None
-    try:
-        async for item in items:
-            taken.append(item)
-            if len(taken) == most:
-                break
-    except Exception as error:
-        failure = error
-    finally:
-        if hasattr(items, "aclose"):
-            await items.aclose()
-    return _replayed(taken, failure)
-
-
-def _replayed(items: list[Any], failure: Exception | None) -> Iterator[Any]:
-    yield from items
-    if failure is not None:
-        raise failure

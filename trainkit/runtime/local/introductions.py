@@ -136,7 +136,7 @@ def _ask_for(
             line.follow(engine, home, answer.max_task_retries, answer.life)
         return endpoint, answer.interface
     peer = ActorPeer(sock, answer.label, answer.worker_id)
-    peer.home, peer.in_order = home, answer.in_order
+    peer.home, peer.in_order, peer.max_task_retries = home, answer.in_order, answer.max_task_retries
     return shared(Endpoint(peer)), answer.interface
 
 

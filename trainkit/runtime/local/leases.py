@@ -44,6 +44,7 @@ class Task:
         alone: it is sent when nothing else is in the process, as it may be what made one die.
         waits: for its arguments; it is not in the pool's queue yet.
         cancelled: it must not be run, or not again.
+        forced: its process is to be ended for that.
     """
 
     name: str
@@ -58,6 +59,7 @@ class Task:
     alone: bool = False
     waits: bool = False
     cancelled: bool = False
+    forced: bool = False
 
     @property
     def is_solitary(self) -> bool:
@@ -121,7 +123,7 @@ class Lease(Peer):
             self.request(CALL, self.pool.body_of(task), task.refs)
         for task in tasks:
             if task.cancelled:  # just now
-                self.interrupt(task, recursive=True)
+                self.pool.stop(self, task, task.forced, recursive=True)
 
     def _run_known(self, tasks: Sequence[Task]) -> None:
         calls = [(task.refs[0], task.definition.id, task.arguments) for task in tasks]

@@ -22,7 +22,7 @@ from trainkit.runtime import serialize, supervise
 from trainkit.runtime.failures import raisable, unpack_failure
 from trainkit.runtime.local import doors
 from trainkit.runtime.local import refs as references
-from trainkit.runtime.local.actor_peer import ActorPeer
+from trainkit.runtime.local.actor_peer import ActorPeer, SentCall
 from trainkit.runtime.local.channel import HANDLE_KINDS, Connection, Descriptor
 from trainkit.runtime.local.endpoints import Endpoint, shared
 from trainkit.runtime.local.frames import CALL, VALUE, Frame
@@ -40,38 +40,18 @@ if TYPE_CHECKING:
 ENDURING = 9
 
 
-class _Call:
-    """A call that has not been answered.
-
-    Attributes:
-        body: None once it is sent, unless it may have to be sent again.
-        refs: their ids, the first of which is the call's.
-    """
-
-    __slots__ = ("body", "refs", "retries_left", "sent")
-
-    def __init__(self, refs: list[int], retries_left: int) -> None:
-        self.refs = refs
-        self.retries_left = retries_left
-        self.sent = False
-        self.body: Packed | None = None
-
-
 class Lifeline(ActorPeer):
     """A connection to an actor that is made anew when its process dies."""
 
-    takes_small_calls = False
-
     def __init__(self, sock: socket.socket, name: str = "actor", worker_id: int | None = None) -> None:
         super().__init__(sock, name, worker_id)
-        self._calls: dict[int, _Call] = {}  # in the order made, by the last of their references
+        self._calls: dict[int, SentCall] = {}  # in the order made, by the last of their references
         self._engine: LocalEngine | None = None
         self._owner = False
         self._let_go = False
         self._other_end: socket.socket | None = None  # of a connection that the node has yet to hand on
         self._gone: Callable[[], Exception] | None = None
         self._life = 0
-        self.max_task_retries = 0
 
     @property
     def is_watched(self) -> bool:  # type: ignore[override]
@@ -101,14 +81,19 @@ class Lifeline(ActorPeer):
 
     def call(self, body: Packed, refs: list[LocalRef], spec: MethodSpec) -> None:
         """Send a call, whose answers are `refs`; again after the actor's death, as often as asked for."""
-        asked = spec.max_task_retries
-        call = _Call([ref.id for ref in refs], self.max_task_retries if asked is None else asked)
+        self._send_noted(self._noted(refs, spec, body), refs, body)
+
+    def _call_again(self, call: SentCall) -> None:
+        if call.body is not None:
+            self._send_noted(call, call.kept, call.body)
+
+    def _send_noted(self, call: SentCall, refs: list[LocalRef], body: Packed) -> None:
         with self._order:
             self._calls[call.refs[-1]] = call
             for ref in refs:
                 self.pending[ref.id] = weakref.ref(ref)
             if self._other_end is not None:
-                call.body = body.owned()
+                call.sent, call.body = False, body.owned()
             else:
                 try:
                     self._send(call, body)
@@ -116,11 +101,23 @@ class Lifeline(ActorPeer):
                     del self._calls[call.refs[-1]]
                     for ref in refs:
                         self.pending.pop(ref.id, None)
+                        self._retriable.pop(ref.id, None)
                     raise
         if self.closed:
             self._fail_pending()
 
-    def _send(self, call: _Call, body: Packed) -> None:
+    def request_soon(self, ref: LocalRef, target: str | int, arguments: Any) -> None:
+        call = SentCall([ref.id], self.max_task_retries)
+        call.small = target, arguments
+        with self._order:
+            self._calls[ref.id] = call
+            self.pending[ref.id] = weakref.ref(ref)
+            if self._other_end is None:
+                self._send_small(call)
+        if self.closed:
+            self._fail_pending()
+
+    def _send(self, call: SentCall, body: Packed) -> None:
         call.sent = True
         call.body = body.owned() if call.retries_left else None
         try:
@@ -129,9 +126,40 @@ class Lifeline(ActorPeer):
             # The process is gone, which is found out where this connection is read.
             call.sent, call.body = False, body.owned()
 
+    def _send_small(self, call: SentCall) -> None:
+        if call.small is not None:
+            call.sent = True
+            try:
+                self.post((call.refs[0], *call.small))
+            except (BrokenPipeError, ConnectionResetError):  # it is closed for good
+                call.sent = False
+
+    def _send_posted(self) -> None:
+        entries = self._posted
+        try:
+            super()._send_posted()
+        except (BrokenPipeError, ConnectionResetError):
+            self._not_sent(entries)
+
+    def _not_sent(self, entries: list[Any]) -> None:
+        """Note that these small calls have not begun."""
+        for call_id, _, _ in entries:
+            call = self._calls.get(call_id)
+            if call is not None:
+                call.sent = False
+
     def on_frame(self, frame: Frame) -> None:
         self._calls.pop(frame.call_id, None)
         super().on_frame(frame)
+
+    def on_answers(
+        self, ids: list[int], values: list[Any], pickled: list[tuple[int, bytes]], spent_s: float
+    ) -> None:
+        for call_id in ids:
+            self._calls.pop(call_id, None)
+        for call_id, _ in pickled:
+            self._calls.pop(call_id, None)
+        super().on_answers(ids, values, pickled, spent_s)
 
     # ends
 
@@ -158,6 +186,8 @@ class Lifeline(ActorPeer):
         with self._order, self._send_lock:
             self._other_end = theirs
             self._drop_backlog()
+            posted, self._posted = self._posted, []
+            self._not_sent(posted)
             os.dup2(ours.fileno(), self.fileno(), inheritable=False)
             ours.close()
             self._half_closed = self.ended = False
@@ -213,6 +243,8 @@ class Lifeline(ActorPeer):
                 for call in list(self._calls.values()):
                     if call.body is not None:
                         self._send(call, call.body)
+                    else:
+                        self._send_small(call)
             except (OSError, TrainkitError) as error:  # no descriptor left for what goes with a call
                 reason = f"a call could not be sent again after {self.name} had been made anew: {error}"
                 self._gone = functools.partial(ObjectLostError, reason)
@@ -223,6 +255,7 @@ class Lifeline(ActorPeer):
     def _fail(self, refs: list[int], why: Callable[[], Exception]) -> None:
         for ref_id in refs:
             waiting = self.pending.pop(ref_id, None)
+            self._retriable.pop(ref_id, None)
             ref = None if waiting is None else waiting()
             if ref is not None:
                 ref.complete(LOST, why)
@@ -291,7 +324,7 @@ def endpoint_of(engine: LocalEngine, spec: ActorSpec) -> tuple[Endpoint, Descrip
         endpoint: Endpoint = EnduringEndpoint(line)
     else:
         endpoint = Endpoint(ActorPeer(ours, spec.name, worker_id))
-        endpoint.peer.home = engine.mark
+        endpoint.peer.home, endpoint.peer.max_task_retries = engine.mark, spec.max_task_retries
     endpoint.peer.in_order = spec.concurrency.in_order and not spec.interface.is_async
     return shared(endpoint), Descriptor(theirs.detach())
 

@@ -42,6 +42,11 @@ class Pump:
         self._ticking: dict[BatchingConnection, int] = {}
         self._stopping = False
 
+    @property
+    def is_current_thread(self) -> bool:
+        """Whether the caller runs in the pump's thread."""
+        return threading.current_thread() is self._thread
+
     def watch(self, conn: Connection, why: Hashable) -> None:
         """Read `conn` until `unwatch` is called with every `why` it is watched for, or it closes."""
         with self._lock:

@@ -11,7 +11,7 @@ import contextlib
 import pickle
 import socket
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any
 
 from trainkit.errors import ObjectLostError, OwnerDiedError
@@ -95,6 +95,9 @@ class LocalRef(ObjectRef[Any]):
 
     def future(self) -> Future[Any]:
         return current_engine().future(self)
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        return current_engine().awaited(self).__await__()
 
     def when_done(self, callback: Callable[[], None]) -> None:
         """Run `callback` once, when the answer is there, in the thread that finds it; at once if it is."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from trainkit.errors import ConfigError, ObjectLostError
 from trainkit.runtime.context import address_info
 from trainkit.runtime.local.actor_peer import ActorPeer, HeldCall
+from trainkit.runtime.local.futures import ref_future
 from trainkit.runtime.local.interrupt import InterruptGuard
 from trainkit.runtime.local.leases import Task
 from trainkit.runtime.local.messages import Cancel
@@ -132,7 +133,13 @@ class Steering:
 
     def future(self, ref: LocalRef) -> Future[Any]:
         """A future of the value, which can't be cancelled: others may wait for the same reference."""
-        return self._when_done(ref, self._value)
+        return self._when_done(ref, self._value, ref_future(self.pump))
+
+    def awaited(self, ref: LocalRef) -> asyncio.Future[Any]:
+        """Awaitable of the value."""
+        import asyncio
+
+        return asyncio.wrap_future(self._when_done(ref, self._value))
 
     def arrival(self, ref: LocalRef) -> asyncio.Future[None]:
         """Awaitable until `ref` is done."""
@@ -140,13 +147,15 @@ class Steering:
 
         return asyncio.wrap_future(self._when_done(ref, lambda _: None))
 
-    def _when_done(self, ref: LocalRef, result: Callable[[LocalRef], Any]) -> Future[Any]:
+    def _when_done(
+        self, ref: LocalRef, result: Callable[[LocalRef], Any], future: Future[Any] | None = None
+    ) -> Future[Any]:
         """A future of `result(ref)`, called in the pump's thread once `ref` is done: whoever finds an
         answer may hold what rebuilding it needs, and to say why one is lost the node is asked.
         """
         from concurrent.futures import Future
 
-        future: Future[Any] = Future()
+        future = future or Future()
         future.set_running_or_notify_cancel()
         self._unsettled.add(future)
 

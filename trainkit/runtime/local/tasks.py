@@ -203,21 +203,26 @@ class TaskPool:
     def cancel(self, task: Task, force: bool, recursive: bool) -> None:
         """Complete `task` if it has not begun, else have its process stop it, or end that."""
         with self._lock:
-            task.cancelled = True
+            task.cancelled, task.forced = True, task.forced or force
             waits = task.waits or task in self._queue
             self._expected.discard(task)
             if waits and not task.waits:
                 self._queue.remove(task)
-            # One that is between the queue and its lease is interrupted by that, as it is sent.
+            # One that is between the queue and its lease is stopped by that, as it is sent.
             lease = next((lease for lease in self._busy if task.refs[0].id in lease.owing), None)
-            if force and lease is not None:
-                lease.condemned = True
         if waits:
             task.fail_cancelled("before it began")
-        elif lease is not None and force:
+        elif lease is not None:
+            self.stop(lease, task, force, recursive)
+
+    def stop(self, lease: Lease, task: Task, force: bool, recursive: bool) -> None:
+        """Have the process of `lease` stop `task`, or end the process."""
+        if force:
+            with self._lock:
+                lease.condemned = True
             self.engine.link.ask(Kill(lease.worker_id or 0, "a task of its was cancelled with force=True"))
             self.engine.pump.watch(lease, self)
-        elif lease is not None:
+        else:
             lease.interrupt(task, recursive)
 
     # the work of a lease

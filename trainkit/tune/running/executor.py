@@ -19,7 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from trainkit.errors import ActorDiedError, TrainkitError
+from trainkit.errors import ActorDiedError, TaskError, TrainkitError
 from trainkit.runtime import api, preload
 from trainkit.runtime.placement_group import PlacementGroup
 from trainkit.runtime.remote import ActorHandle
@@ -333,7 +333,8 @@ class Executor(SessionBound):
             if self._is_lost():
                 return None
             running.sound = False
-            if running.phase == "begin" and isinstance(error, ActorDiedError):
+            died = isinstance(error, ActorDiedError) and not isinstance(error, TaskError)
+            if running.phase == "begin" and died:
                 # It died while it waited, which says nothing about this trial.
                 self._let_leave(self._running.pop(trial_id).process)
                 self._start(start, fresh=True)
