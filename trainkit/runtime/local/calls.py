@@ -117,6 +117,7 @@ class Calls:
             start = 0.0
             if isinstance(target, str):
                 function = self.bound(target)
+                calling.set(call)  # as it is: a tuple of its own would cost as much again
             else:
                 function = self._functions.get(target)
                 if function is None:
@@ -124,7 +125,7 @@ class Calls:
                     return
                 method = getattr(function, "__qualname__", type(function).__name__)
                 start = self.begun_at = SYSTEM.monotonic()
-            calling.set((call_id, method))
+                calling.set((call_id, method))
             if type(arguments) is tuple:
                 result = function(*arguments)
             else:

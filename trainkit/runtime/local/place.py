@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from trainkit.runtime.specs import WhereAmI
 
-calling: ContextVar[tuple[int, str]] = ContextVar("trainkit_calling", default=(0, ""))
-"""The number and the name of the call that runs in this thread or coroutine; 0 for none."""
+calling: ContextVar[tuple[Any, ...]] = ContextVar("trainkit_calling", default=(0, ""))
+"""The number and the name of the call that runs in this thread or coroutine, and perhaps more; 0 for none."""
 
 
 class ActorExit(BaseException):
@@ -43,7 +44,7 @@ class Place:
             serial: the process's number in the session.
             mark: of the session.
         """
-        call, name = calling.get()
+        call, name = calling.get()[:2]
         session = Path(mark).name.rpartition("-")[2]
         is_actor = self.actor_id is not None
         return WhereAmI(
