@@ -10,6 +10,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+README = ROOT / "README.md"
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 EXPECTED = re.compile(r"# -> (.+)$", re.MULTILINE)
 
@@ -31,7 +32,8 @@ def name(page: Path) -> str:
 
 def running(group: str) -> list[Path]:
     """The pages of a group that have code; in groups, as test files run side by side."""
-    return [page for page in PAGES if BLOCK.search(page.read_text()) and _group(page) == group]
+    found = [page for page in PAGES if BLOCK.search(page.read_text()) and _group(page) == group]
+    return [page for page in found if page != README]  # of which each block is run by itself
 
 
 def _group(page: Path) -> str:
@@ -43,9 +45,9 @@ def _group(page: Path) -> str:
     return "strategies" if beside else "others"
 
 
-def check_that_it_runs(page: Path, tmp_path: Path) -> None:
-    """Run the page's program, and look for what it promises to print."""
-    code = program(page)
+def check_that_it_runs(page: Path, tmp_path: Path, code: str | None = None) -> None:
+    """Run the page's program, or this part of it, and look for what it promises to print."""
+    code = program(page) if code is None else code
     script = tmp_path / f"{page.stem}.py"
     script.write_text(code)
     done = subprocess.run(

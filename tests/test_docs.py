@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.pages import PAGES, check_that_it_runs, name, running
+from tests.pages import BLOCK, PAGES, README, check_that_it_runs, name, running
 
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
 
@@ -21,6 +21,11 @@ def slugs(page: Path) -> set[str]:
 @pytest.mark.parametrize("page", running("others"), ids=name)
 def test_python_runs(page: Path, tmp_path: Path):
     check_that_it_runs(page, tmp_path)
+
+
+@pytest.mark.parametrize("code", BLOCK.findall(README.read_text()), ids=lambda code: code.split("\n")[0])
+def test_each_block_of_the_readme_runs_alone(code: str, tmp_path: Path):
+    check_that_it_runs(README, tmp_path, code)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)

@@ -11,6 +11,7 @@ from subprocess import Popen
 
 import pytest
 
+import trainkit
 from tests.conftest import eventually
 from tests.runtime.programs import Programs
 from trainkit.cli.main import main
@@ -182,3 +183,12 @@ def test_a_wrong_command_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
 )
 def test_durations_are_short(seconds: float, text: str) -> None:
     assert duration(seconds) == text
+
+
+def test_the_version_and_without_a_command_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        main(["--version"])
+    assert capsys.readouterr().out == f"trainkit {trainkit.__version__}\n"
+    assert main([]) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith("usage: trainkit") and "dashboard" in shown

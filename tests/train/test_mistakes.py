@@ -44,6 +44,15 @@ def test_too_many_workers_are_told_how_to_share() -> None:
     assert "num_cpus_per_worker=0.25" in caught.value.__notes__[0]
 
 
+@pytest.mark.usefixtures("runtime")
+def test_a_missing_gpu_is_answered_with_use_gpu_false() -> None:
+    for workers, words in ((1, "1 worker with 1 GPU"), (2, "2 workers, each with 1 GPU")):
+        with pytest.raises(InfeasibleError, match="not enough GPU") as caught:
+            TorchTrainer(training_operator_cls=Digits, num_workers=workers, use_gpu=True)
+        (note,) = caught.value.__notes__
+        assert note == f"TorchTrainer asked for {words}: pass use_gpu=False to train on the CPU"
+
+
 class Stray(TrainingOperator):
     """Its optimizers hold the model's parameters, a copy's, or the criterion's, as `config` says."""
 

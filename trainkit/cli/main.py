@@ -8,6 +8,7 @@ import re
 import sys
 from collections.abc import Sequence
 
+import trainkit
 from trainkit.cli.clean import clean
 from trainkit.cli.dashboard import dashboard
 from trainkit.cli.experiments import is_experiment, list_experiments
@@ -27,10 +28,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Args:
         arguments: those behind the program's name; None takes this process's.
     """
-    chosen = _parser().parse_args(arguments)
+    parser = _parser()
+    chosen = parser.parse_args(arguments)
     if isinstance(sys.stdout, io.TextIOWrapper):  # letters that it can't hold are spelled out
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
+        if chosen.command is None:
+            parser.print_help()
+            return 0
         return _run(chosen)
     except TrainkitError as error:
         sys.stderr.write(f"trainkit: {error}\n")
@@ -101,7 +106,9 @@ def _parser() -> argparse.ArgumentParser:
         prog="trainkit",
         description="Look at your experiments and your sessions on this machine, and end them.",
     )
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    parser.add_argument("--version", action="version", version=f"trainkit {trainkit.__version__}")
+    parser.set_defaults(command=None)
+    commands = parser.add_subparsers(metavar="COMMAND")
 
     def add(name: str, help: str, *aliases: str) -> argparse.ArgumentParser:
         command = commands.add_parser(name, help=help, aliases=aliases)

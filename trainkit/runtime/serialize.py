@@ -143,7 +143,8 @@ def pack(value: Any, what: str = "value") -> Packed:
 def explain(value: Any, what: str, error: BaseException) -> str:
     """A message that names the part of `value` which raised `error` when it was pickled."""
     path, culprit = find_unpicklable(value, what, lambda part: _Pickler(io.BytesIO(), []).dump(part))
-    where = f"{path} (a {type(culprit).__module__}.{type(culprit).__qualname__})" if path else what
+    kind = f"{type(culprit).__module__}.{type(culprit).__qualname__}"
+    where = f"{path.removeprefix(f'{what}: ')} (a {kind})" if path else "it"
     return (
         f"{what} cannot be sent to another process: {where} cannot be pickled ({error}). "
         "Create it inside the function or method that uses it, or leave it out."

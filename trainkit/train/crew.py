@@ -407,7 +407,9 @@ class Crew:
                     return Gang(replace(self._options, num_workers=size), self._seats, self._label)
             except InfeasibleError as error:
                 if size == sizes[-1]:
-                    error.add_note(recovery.infeasible_text(size, self._options.num_cpus_per_worker))
+                    asked = self._options.num_cpus_per_worker, self._options.devices_per_worker or 0
+                    existing = runtime.cluster_resources()
+                    error.add_note(recovery.infeasible_text(size, *asked, existing))
                     raise
         raise GangError(recovery.no_room_text(sizes[-1], timeout_s))
 

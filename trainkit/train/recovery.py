@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
+from trainkit.resources import Bundle
+
 RETRIES = 3
 """How often a call is run again by default, as RaySGD's `max_retries`."""
 
@@ -101,9 +103,21 @@ def no_room_text(fewest: int, timeout_s: float) -> str:
     )
 
 
-def infeasible_text(workers: int, cpus: float) -> str:
-    """What of a trainer's arguments asked for too much."""
+def infeasible_text(workers: int, cpus: float, gpus: int, existing: Bundle) -> str:
+    """Return which of a trainer's arguments ask for too much.
+
+    Args:
+        workers: that it would need at least.
+        cpus: `num_cpus_per_worker`.
+        gpus: that each worker takes.
+        existing: what the session has in all.
+    """
+    asked = f"TorchTrainer asked for {'1 worker' if workers == 1 else f'{workers} workers'}"
+    if workers * gpus > (there := existing.get("GPU", 0)):
+        each = f", each with {gpus} GPU" if workers > 1 else f" with {gpus} GPU"
+        fewer = f"; {there:g} GPU would do for fewer workers (num_workers)" if there else ""
+        return f"{asked}{each}: pass use_gpu=False to train on the CPU{fewer}"
     return (
-        f"TorchTrainer asked for {workers} workers with num_cpus_per_worker={cpus:g}; workers that shall "
-        f"share CPUs take a fraction, such as num_cpus_per_worker=0.25"
+        f"{asked} with num_cpus_per_worker={cpus:g}; workers that shall share CPUs take a fraction, such as "
+        f"num_cpus_per_worker=0.25"
     )
