@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
-from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.base import BaseEstimator, ClassifierMixin, TransformerMixin
 
 
 class Odd(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
@@ -51,6 +51,18 @@ class Odd(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def predict(self, X: Any) -> Any:
         return np.full(len(X), self.classes_[0])
+
+
+class Table(TransformerMixin, BaseEstimator):  # type: ignore[misc]
+    """A fitted step that holds a large array, and writes to it."""
+
+    def fit(self, X: Any, y: Any = None) -> Self:
+        self.table_ = np.zeros(100_000)
+        return self
+
+    def transform(self, X: Any) -> Any:
+        self.table_[0] += 1
+        return X
 
 
 def data(rows: int = 30) -> tuple[Any, Any]:

@@ -8,7 +8,6 @@ import re
 import sys
 from collections.abc import Sequence
 
-import trainkit
 from trainkit.cli.clean import clean
 from trainkit.cli.dashboard import dashboard
 from trainkit.cli.experiments import is_experiment, list_experiments
@@ -106,7 +105,8 @@ def _parser() -> argparse.ArgumentParser:
         prog="trainkit",
         description="Look at your experiments and your sessions on this machine, and end them.",
     )
-    parser.add_argument("--version", action="version", version=f"trainkit {trainkit.__version__}")
+    version = sys.modules["trainkit"].__version__  # of the package that this module is in
+    parser.add_argument("--version", action="version", version=f"trainkit {version}")
     parser.set_defaults(command=None)
     commands = parser.add_subparsers(metavar="COMMAND")
 

@@ -13,7 +13,7 @@ from sklearn.base import clone
 from trainkit.clock import SYSTEM
 from trainkit.runtime import preload
 from trainkit.sklearn.cv_results import Outcome, report_of
-from trainkit.sklearn.evaluation import Task
+from trainkit.sklearn.evaluation import Task, own_parameters
 from trainkit.sklearn.incremental import COUNTED_BY, portions_at, to_report
 from trainkit.sklearn.internals import (
     BaseScorer,
@@ -45,8 +45,9 @@ class EpochTrial(Trainable):
         self._begin(config)
 
     def _begin(self, config: Mapping[str, Any]) -> None:
+        parameters = own_parameters(config, self._trial.driver_pid)
         self._folds = [
-            Fold(self._task, split, config, self._reports, last_step=self._last_step)
+            Fold(self._task, split, parameters, self._reports, last_step=self._last_step)
             for split in range(len(self._task.splits))
         ]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -66,6 +67,10 @@ class Task:
     known: Known = field(default_factory=dict)
     digest: str = ""
     copies: Copies | None = None
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        # An estimator may be frozen, which a clone shares; of data and folds the arrays stay shared memory.
+        self.__dict__.update(state, estimator=own(state["estimator"]))
 
     def digested(self) -> str:
         """Return a text that differs for tasks whose outcomes may."""
@@ -139,6 +144,22 @@ class Task:
         return outcome
 
 
+def own(value: Any) -> Any:
+    """Return a copy whose arrays can be written to, as those that lie in shared memory can't be.
+
+    Estimators may set the flag WRITEABLE of arrays that they hold, or write to them. What was sent here was
+    pickled, so a copy can be made of it.
+    """
+    return value if isinstance(value, (str, int, float, bool, type(None))) else copy.deepcopy(value)
+
+
+def own_parameters(config: Mapping[str, Any], driver_pid: int) -> Mapping[str, Any]:
+    """Return a candidate's parameters as this process may change them; in the driver they are as given."""
+    if os.getpid() == driver_pid:
+        return config
+    return {name: own(value) for name, value in config.items()}
+
+
 class FoldTrial(PortableTrainable):
     """Evaluates a candidate; it reports what it has when a fold is done, or several short ones are."""
 
@@ -149,6 +170,7 @@ class FoldTrial(PortableTrainable):
     def reset_config(self, new_config: dict[str, Any]) -> bool:
         self._key = candidate_key(new_config, self._task.digest)
         self._outcomes = list(self._task.known.get(self._key, ()))
+        self._parameters = own_parameters(new_config, self._trial.driver_pid)
         return True
 
     def step(self) -> dict[str, Any]:
@@ -177,7 +199,7 @@ class FoldTrial(PortableTrainable):
         seed = self._trial.seed
         if seed is not None and os.getpid() != self._trial.driver_pid:
             seed_generators(trial_seed(seed, split))  # so that it draws the same, wherever and whenever
-        self._outcomes.append(self._task.outcome(self.config, split, candidate))
+        self._outcomes.append(self._task.outcome(self._parameters, split, candidate))
 
     def _report(self) -> dict[str, Any]:
         folds = len(self._task.splits)
