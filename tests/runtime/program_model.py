@@ -129,7 +129,9 @@ class Model:
         known = self._known(call.args if call.method != "do" else call.args[1:])
         extra = self._extra | self.fate(call.actor)
         if self._is_gone(call.actor):
-            return frozenset({"died"}), frozenset({"died"})
+            # It may fail for its arguments, or be cancelled, before it is sent.
+            failed = frozenset({"died"}).union(self._extra, *(_errors(arg.outer) for arg in known))
+            return failed, failed
         if call.method == "do":
             return self._run(call.args[0], known, extra | ({"owner"} if "died" in extra else frozenset()))
         (amount,) = known
@@ -226,7 +228,7 @@ class Model:
                 assert actor is not None
                 (amount,) = self._given([part], args, sure)
                 if self._is_gone(actor):
-                    return frozenset({"died"}) | _errors(amount.outer)
+                    return frozenset({"died"}) | _errors(amount.outer) | sure
                 return self._bump(actor, amount.outer, self.fate(actor) | sure)
             case Boom():
                 return frozenset({"boom"})
