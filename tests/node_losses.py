@@ -130,7 +130,7 @@ def trainers_as_trials(folder: Path) -> Any:
     return tuned(folder, Trained, samples=2, frequency=1)
 
 
-def trainer(folder: Path, *, use_local: bool = False) -> Any:
+def trainer(folder: Path) -> Any:
     import torch
 
     from tests.train.mortal import Mortal
@@ -144,8 +144,6 @@ def trainer(folder: Path, *, use_local: bool = False) -> Any:
         use_gpu=False,
         scheduler_step_freq="epoch",
         config={},
-        use_local=use_local,
-        timeout_s=60,
     ) as gang:
         for _ in range(3):
             numbers += [gang.train(), gang.validate()]
@@ -153,10 +151,6 @@ def trainer(folder: Path, *, use_local: bool = False) -> Any:
         state = gang.state_dict()
     weights = {name: tensor.tolist() for name, tensor in state["models"][0].items()}
     return numbers, weights
-
-
-def trainer_with_a_worker_here(folder: Path) -> Any:
-    return trainer(folder, use_local=True)
 
 
 def search(folder: Path) -> Any:
@@ -211,7 +205,6 @@ SCENARIOS: dict[str, Callable[[Path], Any]] = {
         asha,
         trainers_as_trials,
         trainer,
-        trainer_with_a_worker_here,
         search,
         search_by_portions,
     )
@@ -220,7 +213,6 @@ SCENARIOS: dict[str, Callable[[Path], Any]] = {
 
 IMPORTS = {
     "trainer": "tests.train.mortal",
-    "trainer_with_a_worker_here": "tests.train.mortal",
     "trainers_as_trials": "tests.train.mortal",
     "search": "sklearn.linear_model",
     "search_by_portions": "sklearn.linear_model",
