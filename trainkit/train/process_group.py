@@ -242,9 +242,14 @@ def join(
     interface = _LOOPBACK if address is None else _interface_of(address)
     bound = {} if interface is None else dict.fromkeys(_INTERFACE, interface)
     with _defaults(bound):
-        dist.init_process_group(
-            _BACKENDS[rendezvous.backend], store=store, rank=rank, world_size=world_size, timeout=timeout
-        )
+        try:
+            dist.init_process_group(
+                _BACKENDS[rendezvous.backend], store=store, rank=rank, world_size=world_size, timeout=timeout
+            )
+        except BaseException:
+            # The group is known by its number, and the next one has the same number in new processes.
+            dist.distributed_c10d._world.group_count = 0
+            raise
     return DistributedGroup(rank, world_size, timeout, bound)
 
 
