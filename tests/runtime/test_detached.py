@@ -64,6 +64,41 @@ def test_another_program_finds_it_and_calls_it(programs: Programs) -> None:
     assert programs.nothing_is_left()
 
 
+CROWD = """
+    import sys, trainkit
+    from concurrent.futures import ThreadPoolExecutor
+
+    class Counter:
+        count = 0
+
+        def add(self):
+            self.count += 1
+            return self.count
+
+    trainkit.init(num_cpus=1)
+    print("ready", flush=True)
+    sys.stdin.readline()
+    make = trainkit.remote(Counter).options(name="one", lifetime="detached", get_if_exists=True, num_cpus=0)
+    with ThreadPoolExecutor(20) as pool:
+        print(sorted(pool.map(lambda _: trainkit.get(make.remote().add.remote()), range(20))), flush=True)
+"""
+
+
+def test_many_programs_at_once_make_one_actor(programs: Programs) -> None:
+    crowd = [programs.begin(CROWD) for _ in range(6)]
+    for program in crowd:
+        assert program.stdout is not None
+        assert program.stdout.readline() == "ready\n"
+    for program in crowd:
+        assert program.stdin is not None
+        program.stdin.write("go\n")
+        program.stdin.flush()
+    found = [number for program in crowd for number in json.loads(program.communicate(timeout=60)[0])]
+    assert sorted(found) == list(range(1, 121))
+    programs.command("stop")
+    assert programs.nothing_is_left()
+
+
 def test_everything_else_ends_with_the_program(programs: Programs) -> None:
     """`run` returns, so nobody holds the program's output open."""
     others = programs.run(

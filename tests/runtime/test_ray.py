@@ -60,6 +60,7 @@ class TestRay(OnRay, EngineSuite):
 
 class TestRayActors(OnRay, ActorSuite):
     engine = "ray"
+    crowd = 50
 
 
 class TestRayCalls(OnRay, CallSuite):

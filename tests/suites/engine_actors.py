@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +59,13 @@ def is_dead(actor: Any) -> bool:
 
 
 class ActorSuite(Suite):
-    """Inherit and name the engine; every test uses the public verbs alone."""
+    """Inherit and name the engine; every test uses the public verbs alone.
+
+    Attributes:
+        crowd: how many threads ask for one actor at once.
+    """
+
+    crowd = 1000
 
     # names
 
@@ -98,6 +105,23 @@ class ActorSuite(Suite):
         assert trainkit.get([actor.get.remote() for actor in actors]) == [1, 1]
         trainkit.get(actors[0].set.remote(3))
         assert trainkit.get(actors[1].get.remote()) == 3
+
+    def test_many_threads_at_once_make_one_actor(self) -> None:
+        def value(number: int) -> Any:
+            return trainkit.get(
+                keeper(number, name="crowded", lifetime="detached", get_if_exists=True).get.remote()
+            )
+
+        with ThreadPoolExecutor(self.crowd) as pool:
+            assert len(set(pool.map(value, range(self.crowd)))) == 1
+        trainkit.kill(trainkit.get_actor("crowded"))
+
+    def test_one_that_ends_while_it_is_asked_for_is_made_again(self) -> None:
+        def pass_by(number: int) -> Any:
+            return trainkit.get(keeper(number, name="fleeting", get_if_exists=True).get.remote())
+
+        with ThreadPoolExecutor(20) as pool:
+            assert set(pool.map(pass_by, range(self.crowd // 5))) <= set(range(self.crowd))
 
     def test_a_name_is_free_once_the_last_handle_is_gone(self) -> None:
         actor = keeper(1, name="passing")

@@ -325,6 +325,14 @@ class Census:
             owner = above.owner
         return owner
 
+    def may_end(self, serial: int, introduced: int) -> bool:
+        """Whether an actor that nobody holds is to end; not if a connection is on its way to it."""
+        worker = next((worker for worker in self._workers.values() if worker.serial == serial), None)
+        if worker is None or worker.introduced == introduced:
+            self.is_leaving(serial, "its last handle is gone")
+            return True
+        return False
+
     def inquire(self, worker_id: int, answer: Callable[[Exit], None], life: int | None = None) -> None:
         """Say how a worker ended, once it has; of an actor that is made anew, how that `life` of it did."""
         worker = self._workers.get(worker_id)

@@ -8,8 +8,10 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from trainkit.runtime.local.channel import Connection
-from trainkit.runtime.local.messages import Surroundings
+from trainkit.runtime.local.channel import Connection, Descriptor
+from trainkit.runtime.local.frames import NOTICE
+from trainkit.runtime.local.loop import try_send
+from trainkit.runtime.local.messages import Connect, Surroundings, packed
 from trainkit.runtime.placement import Allocation
 from trainkit.runtime.specs import Placement, Registration
 from trainkit.runtime.supervise import Exit
@@ -108,6 +110,7 @@ class Worker:
         class_name: of an actor.
         registration: of an actor that more than its handles reach.
         shown_as: the name that its output is shown under; "" for its own.
+        introduced: how many connections have been sent to it, see `introduce`.
     """
 
     worker_id: int
@@ -136,8 +139,15 @@ class Worker:
     class_name: str = ""
     registration: Registration | None = None
     shown_as: str = ""
+    introduced: int = 0
 
     @property
     def lends_cpus(self) -> bool:
         """Whether it holds CPUs that it will lend when it waits."""
         return self.allocation is not None and bool(self.allocation.amounts.get("CPU"))
+
+
+def introduce(worker: Worker, conn: Descriptor) -> None:
+    """Send a worker a connection to one more that wants to call it."""
+    worker.introduced += 1
+    try_send(worker.control, NOTICE, 0, packed(Connect(), [conn]))

@@ -29,6 +29,7 @@ from trainkit.runtime.local.leases import Task
 from trainkit.runtime.local.messages import (
     Conduct,
     Kill,
+    NotFound,
     Reclaim,
     Reclaimed,
     StartActor,
@@ -342,7 +343,7 @@ class LocalEngine(Waiting, Steering, NodeVerbs):
             spec.name,
             placement,
             self.surroundings(),
-            conduct=Conduct(spec.concurrency, spec.interface.is_async),
+            conduct=Conduct(spec.concurrency, spec.interface.is_async, spec.registration is not None),
             memo=memo,
             registration=spec.registration,
             class_name=spec.cls.__name__,
@@ -351,6 +352,8 @@ class LocalEngine(Waiting, Steering, NodeVerbs):
         )
         if spec.registration is not None:
             existing = introductions.register(self, request, peer, [first, *kept.handles], kept.buffers)
+            if isinstance(existing, NotFound):  # the actor of that name has ended meanwhile
+                return self.start_actor(spec)
             if existing is not None:
                 return existing[0]
         # The class and the constructor's arguments go straight to the process, which is yet to start.

@@ -12,6 +12,7 @@ import itertools
 import os
 import select
 import socket
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -36,6 +37,7 @@ _ENDED_BY = "ended-by"
 
 _PATIENCE_S = 10.0
 _TURN_S = 10.0
+_LOOK_S = 0.5
 
 
 class Session(NamedTuple):
@@ -251,26 +253,63 @@ def kill(home: str, worker_id: int, reason: str, restart: bool) -> None:
 
 @contextlib.contextmanager
 def in_turn(parent: Path) -> Iterator[None]:
-    """Only one of the user's programs is in here at a time: two must not make detached actors of one name.
+    """Only one of the user's threads is in here at a time: two must not make detached actors of one name.
 
     Raises:
-        TrainkitError: another program has been in here for seconds.
+        TrainkitError: the same one has been in here for seconds.
     """
-    # The folder itself is what is locked, so no file is left; the kernel lets go with the process.
-    fd = os.open(parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    global _turns
+    _await_turn(parent, lambda: _own_turn.acquire(timeout=_LOOK_S), lambda: (os.getpid(), _turns))
     try:
-        deadline = SYSTEM.monotonic() + _TURN_S
-        while True:
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if SYSTEM.monotonic() > deadline:
-                    raise TrainkitError(
-                        f"another program has been making a detached actor for {_TURN_S:g} s: it holds the "
-                        f"lock of {parent}; see what it waits for, or end it"
-                    ) from None
-                SYSTEM.sleep(0.005)
-        yield
+        # The folder itself is what is locked, so no file is left; the kernel lets go with the process.
+        fd = os.open(parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            _await_turn(parent, lambda: _locks(fd), lambda: (_lock_holder(fd), 0))
+            yield
+        finally:
+            os.close(fd)
     finally:
-        os.close(fd)
+        _turns += 1
+        _own_turn.release()
+
+
+_own_turn = threading.Lock()
+_turns = 0
+"""How often a thread of this process has had its turn."""
+
+
+def _await_turn(parent: Path, take: Callable[[], bool], turn: Callable[[], tuple[int | None, int]]) -> None:
+    """Call `take` until it returns True; raise TrainkitError when `turn` has been the same for long."""
+    seen, since = turn(), SYSTEM.monotonic()
+    while not take():
+        now = turn()
+        if now != seen:
+            seen, since = now, SYSTEM.monotonic()
+        elif SYSTEM.monotonic() - since > _TURN_S:
+            who = "another program" if now[0] is None else f"a program (pid {now[0]})"
+            raise TrainkitError(
+                f"{who} has been making a detached actor for {_TURN_S:g} s: it holds the lock of {parent}; "
+                "see what it waits for, or end it"
+            )
+
+
+def _locks(fd: int) -> bool:
+    """Whether `fd` could be locked within a moment."""
+    deadline = SYSTEM.monotonic() + _LOOK_S
+    while SYSTEM.monotonic() < deadline:
+        with contextlib.suppress(BlockingIOError):
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        SYSTEM.sleep(0.005)
+    return False
+
+
+def _lock_holder(fd: int) -> int | None:
+    """The process that holds the lock of `fd`; None if the kernel does not say."""
+    inode = f":{os.fstat(fd).st_ino}"
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/locks").read_text().splitlines():
+            parts = line.split()  # 1: FLOCK ADVISORY WRITE 1234 08:01:5678 0 EOF
+            if parts[1] == "FLOCK" and parts[5].endswith(inode):
+                return int(parts[4])
+    return None

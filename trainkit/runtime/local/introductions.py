@@ -6,7 +6,7 @@ import contextlib
 import socket
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from trainkit.errors import ConfigError, TrainkitError
 from trainkit.runtime.local import doors, lifeline
@@ -28,20 +28,31 @@ _ROOM_BYTES = 1 << 20
 _Answer = Found | NotFound
 
 
+class _Nobody(NamedTuple):
+    """Nobody has a name.
+
+    Attributes:
+        own: the answer of this process's session.
+        looked_at: the other sessions.
+        known: the names that they have.
+    """
+
+    own: NotFound
+    looked_at: Sequence[str]
+    known: Sequence[str]
+
+
 def find_actor(engine: LocalEngine, name: str, namespace: str | None) -> tuple[Endpoint, Interface]:
     """The actor of that name; see `Engine.find_actor`."""
-    found = _find_own(engine, name, namespace)
-    if isinstance(found, NotFound):
-        met, looked_at, known = _find_abroad(engine, name, found.namespace)
-        if met is None:
-            raise ConfigError(_not_found(name, found, looked_at, known))
-        return met
+    found = _find(engine, name, namespace)
+    if isinstance(found, _Nobody):
+        raise ConfigError(_not_found(name, found))
     return found
 
 
 def register(
     engine: LocalEngine, request: StartActor, peer: Peer, handles: Sequence[Handle], buffers: Sequence[Any]
-) -> tuple[Endpoint, Interface] | None:
+) -> tuple[Endpoint, Interface] | NotFound | None:
     """Ask for the actor of `request`, which has a registration.
 
     Args:
@@ -52,7 +63,7 @@ def register(
         buffers: what goes with it too.
 
     Returns:
-        The actor that there is already, if that is good enough; else None.
+        The actor that there is already, if that is good enough; NotFound if it has ended since; else None.
 
     Raises:
         ConfigError: its name is taken.
@@ -60,17 +71,21 @@ def register(
     wanted = request.registration
     if wanted is None or wanted.name is None:
         raise ConfigError("only an actor with a name can be registered")
+    if wanted.get_if_exists:  # mostly there is one, and then nobody has to wait for his turn
+        found = _find(engine, wanted.name, wanted.namespace)
+        if not isinstance(found, _Nobody):
+            return found
     with doors.in_turn(_home(engine)) if wanted.detached else contextlib.nullcontext():
-        if wanted.detached or wanted.get_if_exists:
-            own = _find_own(engine, wanted.name, wanted.namespace)
-            if isinstance(own, NotFound):
-                met, _, _ = _find_abroad(engine, wanted.name, own.namespace)
-                if met is not None and wanted.get_if_exists:
-                    return met
-                if met is not None:
-                    session = doors.session_at(Path(met[0].peer.home or ""))
-                    holder = f"a detached actor of {session or 'another session'}"
-                    raise ConfigError(taken_message(wanted.name, own.namespace, holder))
+        if wanted.detached:
+            found = _find(engine, wanted.name, wanted.namespace)
+            if not isinstance(found, _Nobody) and wanted.get_if_exists:
+                return found
+            if not isinstance(found, _Nobody) and is_abroad(engine, found[0]):
+                session = doors.session_at(Path(found[0].peer.home or ""))
+                holder = f"a detached actor of {session or 'another session'}"
+                raise ConfigError(
+                    taken_message(wanted.name, wanted.namespace or engine.place.namespace, holder)
+                )
         try:
             answer: Found | None = _answer(engine, engine.link.ask(request, handles, buffers))
         except KeyboardInterrupt:  # it may be registered, and would wait for its first frame for ever
@@ -81,7 +96,7 @@ def register(
             # What is sent to it next is then the kernel's, and arrives also if this program ends at once.
             peer.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _ROOM_BYTES)
         return None
-    return find_actor(engine, wanted.name, wanted.namespace)
+    return _find_own(engine, wanted.name, wanted.namespace)
 
 
 def farewell(engine: LocalEngine) -> bool:
@@ -110,6 +125,15 @@ def _home(engine: LocalEngine) -> Path:
 
 def _answer(engine: LocalEngine, ref: LocalRef) -> Any:
     return engine.get([ref], None)[0]
+
+
+def _find(engine: LocalEngine, name: str, namespace: str | None) -> tuple[Endpoint, Interface] | _Nobody:
+    """The actor of that name in this process's session, or a detached one in another."""
+    own = _find_own(engine, name, namespace)
+    if not isinstance(own, NotFound):
+        return own
+    met, looked_at, known = _find_abroad(engine, name, own.namespace)
+    return _Nobody(own, looked_at, known) if met is None else met
 
 
 def _find_own(engine: LocalEngine, name: str, namespace: str | None) -> tuple[Endpoint, Interface] | NotFound:
@@ -170,7 +194,8 @@ def _find_abroad(
     return None, looked_at, known
 
 
-def _not_found(name: str, own: NotFound, looked_at: Sequence[str], known: Sequence[str]) -> str:
+def _not_found(name: str, nobody: _Nobody) -> str:
+    own, looked_at, known = nobody
     where = "; ".join(["this session", *looked_at])
     near = nearest(name, sorted({*own.names, *known} - {name}))
     hint = f": did you mean {near!r}?" if near else "."

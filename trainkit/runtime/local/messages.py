@@ -58,10 +58,12 @@ class Conduct(NamedTuple):
 
     Attributes:
         is_async: on an event loop, as its class has `async def` methods.
+        is_registered: others may find it by its name, so it asks the node before it ends for want of handles.
     """
 
     concurrency: Concurrency = Concurrency()
     is_async: bool = False
+    is_registered: bool = False
 
     @property
     def in_order(self) -> bool:
@@ -178,6 +180,17 @@ class Cancel(NamedTuple):
     worker_id: int
     call_id: int
     recursive: bool
+
+
+class Abandoned(NamedTuple):
+    """Nobody holds this actor any more; answered with True if it is to end, and with False if somebody
+    has found it by its name meanwhile, whose connection comes before the answer.
+
+    Attributes:
+        introduced: how many `Connect` have arrived.
+    """
+
+    introduced: int
 
 
 class Leaving(NamedTuple):

@@ -38,6 +38,7 @@ from trainkit.runtime.local.logs import SessionLogs
 from trainkit.runtime.local.loop import LoopConnection, try_send
 from trainkit.runtime.local.memory_guard import MemoryGuard
 from trainkit.runtime.local.messages import (
+    Abandoned,
     Available,
     AwaitGroup,
     Blocked,
@@ -354,6 +355,8 @@ class Node:
                 self.census.restarts.let_go(worker_id)
             case Cancel():
                 self.census.cancel(message)
+            case Abandoned(introduced):
+                answer(self.census.may_end(serial, introduced))
             case Leaving(reason):
                 self.census.is_leaving(serial, reason)
                 answer(None)

@@ -13,10 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from trainkit.errors import ConfigError
 from trainkit.runtime.local.channel import Descriptor
-from trainkit.runtime.local.children import Worker
-from trainkit.runtime.local.frames import NOTICE
-from trainkit.runtime.local.loop import try_send
-from trainkit.runtime.local.messages import Connect, FindActor, Found, NotFound, StartActor, packed
+from trainkit.runtime.local.children import Worker, introduce
+from trainkit.runtime.local.messages import FindActor, Found, NotFound, StartActor
 from trainkit.runtime.local.names import Names, taken_message
 
 if TYPE_CHECKING:
@@ -124,7 +122,7 @@ class Registry:
             entry.waiting.append(Descriptor(theirs.detach()))
         waiting, entry.waiting = entry.waiting, []
         for conn in waiting:
-            try_send(worker.control, NOTICE, 0, packed(Connect(), [conn]))
+            introduce(worker, conn)
 
     def ended(self, worker_id: int) -> None:
         """An actor is dead for good: its name is free."""
@@ -162,7 +160,7 @@ class Registry:
         if worker is None:
             entry.waiting.append(conn)
         else:
-            try_send(worker.control, NOTICE, 0, packed(Connect(), [conn]))
+            introduce(worker, conn)
 
     def _taken(self, holder: Entry) -> str:
         worker = self._node.census.worker(holder.found.worker_id)

@@ -19,11 +19,11 @@ from trainkit.clock import SYSTEM
 from trainkit.runtime import supervise
 from trainkit.runtime.local.births import WorkerSpec
 from trainkit.runtime.local.channel import Connection, Descriptor
-from trainkit.runtime.local.children import Worker
-from trainkit.runtime.local.frames import CONNECT, INIT, NOTICE
+from trainkit.runtime.local.children import Worker, introduce
+from trainkit.runtime.local.frames import CONNECT, INIT
 from trainkit.runtime.local.loop import try_send
 from trainkit.runtime.local.memo import drop, kept
-from trainkit.runtime.local.messages import Connect, Reconnect, Reconnected, StartActor, packed
+from trainkit.runtime.local.messages import Reconnect, Reconnected, StartActor
 from trainkit.runtime.serialize import Packed
 from trainkit.runtime.supervise import Exit
 
@@ -186,7 +186,7 @@ class Restarts:
             # Over the keeper, so that it comes before the keeper's end.
             try_send(record.keeper, CONNECT, 0, Packed(b"", (), [end]))
         elif worker is not None:
-            try_send(worker.control, NOTICE, 0, packed(Connect(), [end]))
+            introduce(worker, end)
         answer(Reconnected(record.restarts, record.last_exit))
         if client == record.owner:
             record.owner_is_back = True

@@ -33,7 +33,15 @@ from trainkit.runtime.local.client import LocalEngine
 from trainkit.runtime.local.endpoints import Endpoint, shared
 from trainkit.runtime.local.eventloop import EventLoop
 from trainkit.runtime.local.frames import BLOCKED, CALLS, CONNECT, INIT, RETURNED, SLOW, Frame
-from trainkit.runtime.local.messages import Cancel, Connect, Departing, Exit, Imports, Leaving
+from trainkit.runtime.local.messages import (
+    Abandoned,
+    Cancel,
+    Connect,
+    Departing,
+    Exit,
+    Imports,
+    Leaving,
+)
 from trainkit.runtime.local.place import ActorExit, Place
 from trainkit.runtime.local.running import InOrder, Runner, Threads
 from trainkit.runtime.local.surroundings import settle_in
@@ -147,6 +155,7 @@ class _Worker:
         # Calls to an actor made anew may come before what it is to be made with: they wait for that.
         self._early: list[tuple[CallerConnection, Frame | SmallCall]] | None = [] if spec.is_actor else None
         self._leaving = False
+        self._introduced = 0
         self._waited_at = 0.0
         self._waiting = False  # the main thread, for others
         self._fatal: BaseException | None = None
@@ -304,8 +313,20 @@ class _Worker:
             begin(conn, call)
             if conn.has_posted and not self._goes_on(conn):
                 conn.flush_if_open()
+        if self._leaving or self._fatal is not None:
+            return False
         abandoned = self._spec.is_actor and not self._conns and not self._runner.unfinished
-        return not (self._leaving or abandoned or self._fatal is not None)
+        return not (abandoned and self._may_end())
+
+    def _may_end(self) -> bool:
+        """Ask the node if this actor, which nobody holds any more, is to end."""
+        if not self._spec.conduct.is_registered:
+            return True
+        try:
+            may_end: bool = self.engine.link.demand(Abandoned(self._introduced))
+        except NodeDiedError:
+            return True
+        return may_end
 
     def _goes_on(self, conn: CallerConnection) -> bool:
         """Whether the next call is of `conn` too."""
@@ -360,6 +381,7 @@ class _Worker:
         match message:
             case Connect():
                 (handle,) = body.handles
+                self._introduced += 1
                 if isinstance(handle, Descriptor):
                     self.connect(socket.socket(fileno=handle.take()))
             case Exit():
