@@ -93,6 +93,18 @@ def test_wrong_arguments_of_init_are_refused(arguments: dict[str, Any], text: st
 
 
 @pytest.mark.parametrize("engine", ["inline", "local"])
+def test_a_session_may_have_thousands_of_resources(engine: str) -> None:
+    trainkit.init(engine=engine, num_cpus=1, resources={f"seat {number}": 1 for number in range(10_000)})
+    try:
+        assert trainkit.cluster_resources()["seat 9999"] == 1
+        assert (
+            trainkit.get(trainkit.remote(resources={"seat 5000": 1})(surroundings).remote("NONE"))[0] is None
+        )
+    finally:
+        trainkit.shutdown()
+
+
+@pytest.mark.parametrize("engine", ["inline", "local"])
 def test_what_a_session_gives_to_all_its_workers(engine: str, tmp_path: Path) -> None:
     folder = str(tmp_path.resolve())
     inner_folder = tmp_path.resolve() / "inner"

@@ -55,6 +55,16 @@ class TwoArguments(Exception):
         self.code = code
 
 
+class Slotted(ValueError):
+    __slots__ = ("code",)
+
+    def __init__(self, code: int) -> None:
+        self.code = code
+
+    def __str__(self) -> str:
+        return f"code {self.code}"
+
+
 class Unprintable(Exception):
     def __str__(self) -> str:
         raise RuntimeError("no text for you")
@@ -70,6 +80,10 @@ def raise_(error: Exception) -> None:
 
 def raise_two_arguments() -> None:
     raise TwoArguments(7, "seven")
+
+
+def raise_slotted() -> None:
+    raise Slotted(7)
 
 
 def raise_unprintable() -> None:
@@ -153,6 +167,7 @@ class EngineSuite(Suite):
         ("function", "expected", "text"),
         [
             (raise_two_arguments, TwoArguments, "seven"),
+            (raise_slotted, Slotted, "code 7"),
             (raise_unprintable, TaskError, "its __str__ raises"),
             (raise_with_lock, ValueError, "locked"),
         ],
@@ -374,6 +389,23 @@ class EngineSuite(Suite):
         (again,) = trainkit.get(trainkit.put([pending]))
         assert trainkit.get(again) == 4
         assert trainkit.get(ref).sum() == 100_000
+
+    def test_an_application_of_fastapi_travels(self) -> None:
+        fastapi = pytest.importorskip("fastapi")
+        app = fastapi.FastAPI()
+        app.state.value = 3
+        assert trainkit.get(trainkit.put(app)).state.value == 3
+        assert trainkit.get(trainkit.remote(lambda made: made.state.value).remote(app)) == 3
+
+    def test_an_error_of_pydantic_1_keeps_its_class(self) -> None:
+        v1 = pytest.importorskip("pydantic.v1")
+
+        class Model(v1.BaseModel):  # type: ignore[misc, name-defined]
+            value: int
+
+        with pytest.raises(v1.ValidationError) as caught:
+            trainkit.get(trainkit.remote(lambda: Model(value="many")).remote())
+        assert caught.value.errors()[0]["loc"] == ("value",)
 
     def test_a_list_that_holds_itself_travels(self) -> None:
         items: list[Any] = [1]

@@ -164,11 +164,14 @@ def _attributes(error: BaseException) -> dict[str, Any]:
         for name in names
         if (value := getattr(error, name, None)) is not None
     }
-    return fields | {
+    state = object.__getstate__(error)  # with slots: what is in __dict__, and what is in them
+    slots = state[1] if isinstance(state, tuple) else {}
+    own = {
         key: value
         for key, value in error.__dict__.items()
         if key not in ("cause", "remote_traceback", "__notes__") or not isinstance(error, TaskError)
     }
+    return {**fields, **slots, **own}
 
 
 def _summary(error: BaseException) -> str:

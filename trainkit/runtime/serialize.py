@@ -226,6 +226,14 @@ def _register_array_types() -> None:
     torch = sys.modules.get("torch")
     if torch is not None and hasattr(torch, "Tensor"):
         _REDUCERS.setdefault(torch.Tensor, _reduce_tensor)
+    starlette = sys.modules.get("starlette.datastructures")
+    if starlette is not None and hasattr(starlette, "State"):
+        _REDUCERS.setdefault(starlette.State, _reduce_state)
+
+
+def _reduce_state(_: _Pickler, state: Any) -> Any:
+    # Starlette's State looks each attribute up in one of its own, which is not there yet while it is rebuilt.
+    return type(state), (state._state,)
 
 
 def _reduce_array(_: _Pickler, array: Any) -> Any:

@@ -124,15 +124,19 @@ def start_node(spec: SessionSpec) -> Node:
         "gpus": visible_gpus(),
         "preload": preload.at_start(spec.preload),
     }
+    settings = os.memfd_create("trainkit-settings")  # an argument may have no more than 128 KiB
+    with open(settings, "wb", closefd=False) as file:
+        file.write(packed(options).payload)
     child = subprocess.Popen(
-        [sys.executable, "-P", "-c", _BOOT, _PACKAGE_ROOT, packed(options).payload.hex()],
+        [sys.executable, "-P", "-c", _BOOT, _PACKAGE_ROOT, str(settings)],
         stdin=subprocess.DEVNULL,
         env=environ,
-        pass_fds=[theirs.fileno(), account.fd],
+        pass_fds=[theirs.fileno(), account.fd, settings],
         start_new_session=True,  # Ctrl-C in the terminal is the driver's alone
         cwd="/",
     )
     theirs.close()
+    os.close(settings)
     return Node(child, ours, mark, account)
 
 

@@ -81,8 +81,10 @@ _LAST_WORDS_S = 0.25
 
 
 def main(arguments: Sequence[str]) -> NoReturn:
-    """Run the node of one session; `arguments` are `launch.start_node`'s."""
-    options = pickle.loads(bytes.fromhex(arguments[0]))
+    """Run the node of one session; `arguments` names the descriptor of what `launch.start_node` wrote."""
+    with open(int(arguments[0]), "rb") as file:
+        file.seek(0)
+        options = pickle.load(file)
     ours, theirs = socket.socketpair()
     node_pid = os.getpid()
     # The plain template is forked before there is any state, so that it is as small as can be.
