@@ -19,6 +19,7 @@ from tests.suites.parts import (
     Courier,
     Keeper,
     await_file,
+    cancel_first,
     descend,
     endless,
     fail_until,
@@ -28,6 +29,7 @@ from tests.suites.parts import (
     numbers,
     sleep_and_clean_up,
     start_and_wait_for,
+    start_one_that_sleeps,
     started_with,
     surroundings,
     wait_for,
@@ -437,6 +439,22 @@ class CallSuite(Suite):
         ref = trainkit.remote(Keeper).remote().get.remote()
         with pytest.raises(ConfigError, match="force"):
             trainkit.cancel(ref, force=True)
+
+    @needs("background")
+    @pytest.mark.parametrize("task", [sleep_and_clean_up, start_one_that_sleeps])
+    @pytest.mark.parametrize("handed_on", [False, True])
+    def test_who_is_given_a_reference_may_cancel_it(self, task: Any, handed_on: bool, tmp_path: Path) -> None:
+        started, cleaned = tmp_path / "started", tmp_path / "cleaned"
+        ref = trainkit.remote(task).remote(started, cleaned)
+        await_file(started)
+        one, other = trainkit.remote(Keeper).remote(), trainkit.remote(Keeper).remote()
+        cancel = one.__ray_call__.remote(
+            lambda _, *given: cancel_first(*given), [ref], other if handed_on else None
+        )
+        trainkit.get(cancel, timeout=SOON_S)
+        with pytest.raises(TaskCancelledError):
+            trainkit.get(ref, timeout=SOON_S)
+        await_file(cleaned)
 
     def test_cancel_takes_a_reference(self) -> None:
         with pytest.raises(ConfigError, match="takes a reference"):

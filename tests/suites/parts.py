@@ -49,6 +49,18 @@ def sleep_and_clean_up(started: Path, cleaned: Path) -> None:
         cleaned.touch()
 
 
+def start_one_that_sleeps(started: Path, cleaned: Path) -> None:
+    trainkit.get(trainkit.remote(sleep_and_clean_up).remote(started, cleaned))
+
+
+def cancel_first(refs: list[Any], helper: Any = None) -> None:
+    """Cancel a reference that came from another process, or have `helper` do it."""
+    if helper is None:
+        trainkit.cancel(refs[0])
+    else:
+        trainkit.get(helper.__ray_call__.remote(lambda _, given: cancel_first(given), refs))
+
+
 def fail_until(path: Path, count: int, error: Exception) -> int:
     runs = note(path)
     if runs < count:

@@ -27,6 +27,7 @@ from trainkit.runtime.local.endpoints import Endpoint
 from trainkit.runtime.local.frames import INIT, VALUE
 from trainkit.runtime.local.leases import Task
 from trainkit.runtime.local.messages import (
+    CancelOwed,
     Conduct,
     Kill,
     NotFound,
@@ -181,6 +182,8 @@ class LocalEngine(Waiting, Steering, NodeVerbs):
         if isinstance(message, Reclaim):
             # In the pump's thread: the notice may have been read while a task pool was locked.
             self.pump.run(functools.partial(self._return_idle, message.number))
+        elif isinstance(message, CancelOwed):
+            self.pump.run(lambda: self.cancel_owed(message))
         else:
             show_notice(message, body)
 

@@ -182,6 +182,20 @@ class Cancel(NamedTuple):
     recursive: bool
 
 
+class CancelOwed(NamedTuple):
+    """Stop the call that owes a reference: handed on to the process that made it, and not answered.
+
+    Attributes:
+        maker: the number of that process in the session.
+        force, recursive: as in `trainkit.cancel`.
+    """
+
+    maker: int
+    ref_id: int
+    force: bool
+    recursive: bool
+
+
 class Abandoned(NamedTuple):
     """Nobody holds this actor any more; answered with True if it is to end, and with False if somebody
     has found it by its name meanwhile, whose connection comes before the answer.

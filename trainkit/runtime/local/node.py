@@ -43,6 +43,7 @@ from trainkit.runtime.local.messages import (
     AwaitGroup,
     Blocked,
     Cancel,
+    CancelOwed,
     Departing,
     FindActor,
     FindGroup,
@@ -357,6 +358,8 @@ class Node:
                 self.census.restarts.let_go(worker_id)
             case Cancel():
                 self.census.cancel(message)
+            case CancelOwed(maker):
+                self.notify(maker, message)
             case Abandoned(introduced):
                 answer(self.census.may_end(serial, introduced))
             case Leaving(reason):

@@ -49,6 +49,11 @@ class Ids:
         first = next(self._blocks)
         return range(first, first + count)
 
+    @staticmethod
+    def maker_of(number: int) -> int:
+        """The process that made a number."""
+        return number >> _SERIAL_SHIFT
+
     def call_of(self, number: int) -> int:
         """The number of the call that reference `number` is a result of: that of its first result."""
         beyond = number - self._first_block

@@ -275,6 +275,7 @@ class Promise:
         if ref.done() and ref.kind != LOST:
             _keep_promise(ref, conn)
             return theirs.detach()
+        engine.promise(ref)
         # In the pump's thread: to say why a result is lost, the node is asked, and whoever finds the
         # answer may be in the middle of reading the node's connection.
         ref.when_done(lambda: engine.pump.run(lambda: _keep_promise(ref, conn)))
@@ -302,9 +303,14 @@ def outcome(ref: LocalRef) -> tuple[int, Packed]:
 
 
 class PromisePeer(Peer):
-    """The receiving end of a promise: one answer arrives, and the connection closes."""
+    """The receiving end of a promise: one answer arrives, and the connection closes.
+
+    Attributes:
+        owed_by_task: a task owes the answer, not an actor's call.
+    """
 
     kind = PROMISE
+    owed_by_task = False
 
     def __init__(self, sock: socket.socket) -> None:
         super().__init__(sock, name="a reference")
@@ -333,7 +339,13 @@ HANDLE_KINDS[PROMISE] = lambda fd: PromisePeer(socket.socket(fileno=fd))
 def reduce_ref(pickler: Any, ref: LocalRef) -> Any:
     """How a reference is pickled: with its answer, or as a promise."""
     if not ref.done():
-        return _load_promise, (ref.id, pickler.attach(Promise(ref)))
+        peer = ref.peer
+        if isinstance(peer, PromisePeer):
+            home, by_task = peer.home, peer.owed_by_task
+        else:
+            engine = current_engine()
+            home, by_task = engine.mark, engine.is_task(ref)
+        return _load_promise, (ref.id, pickler.attach(Promise(ref)), home, by_task)
     kind, body = outcome(ref)
     positions = [pickler.attach(handle) for handle in body.handles]
     buffers = [pickle.PickleBuffer(buffer) for buffer in body.buffers]
@@ -349,8 +361,9 @@ def _load_ref(
     return ref
 
 
-def _load_promise(ref_id: int, position: int) -> LocalRef:
+def _load_promise(ref_id: int, position: int, home: str | None, owed_by_task: bool) -> LocalRef:
     peer: Any = serialize.claim(position)
+    peer.home, peer.owed_by_task = home, owed_by_task
     ref: LocalRef = peer.answer
     if ref.id == 0:
         ref.id = ref_id

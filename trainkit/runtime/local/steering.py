@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import weakref
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from trainkit.errors import ConfigError, ObjectLostError
+from trainkit.errors import ConfigError, NodeDiedError, ObjectLostError
 from trainkit.runtime.context import address_info
+from trainkit.runtime.local import doors
 from trainkit.runtime.local.actor_peer import ActorPeer, HeldCall
 from trainkit.runtime.local.futures import ref_future
 from trainkit.runtime.local.interrupt import InterruptGuard
 from trainkit.runtime.local.leases import Task
-from trainkit.runtime.local.messages import Cancel
+from trainkit.runtime.local.messages import Cancel, CancelOwed
 from trainkit.runtime.local.nodelink import Ids, NodeLink
 from trainkit.runtime.local.place import ActorExit, Place
 from trainkit.runtime.local.pump import Pump
@@ -49,6 +52,7 @@ class Steering:
     def __init__(self) -> None:
         self._unsettled: set[Future[Any]] = set()
         self.holding: set[ActorPeer] = set()
+        self._promised: weakref.WeakValueDictionary[int, LocalRef] = weakref.WeakValueDictionary()
 
     if TYPE_CHECKING:
 
@@ -89,9 +93,8 @@ class Steering:
             if guard.noted:
                 guard.act()
         elif isinstance(peer, PromisePeer):
-            raise ConfigError(
-                f"{ref!r} came from another process, and only the one that made the call can cancel it"
-            )
+            self._refuse_force(force and not peer.owed_by_task)
+            self._cancel_abroad(peer.home, CancelOwed(self._ids.maker_of(call.id), call.id, force, recursive))
         elif peer is not None and peer.worker_id is not None:
             self._refuse_force(force)
             self.link.tell(Cancel(peer.worker_id, self._ids.call_of(call.id), recursive))
@@ -104,6 +107,29 @@ class Steering:
                 "cancel(force=True) is for tasks: an actor's process has other calls too; use "
                 "trainkit.kill() to end it with all of them"
             )
+
+    def _cancel_abroad(self, home: str | None, message: CancelOwed) -> None:
+        """Have the process stop a call that made it, in this session or in the one with the mark `home`."""
+        if home in (None, self.mark):
+            self.link.tell(message)
+        else:
+            with contextlib.suppress(NodeDiedError), doors.visit(Path(home)) as node:  # else it has ended
+                node.tell(message)
+
+    def is_task(self, ref: LocalRef) -> bool:
+        """Whether a task of this process owes `ref`."""
+        return isinstance(ref.body, Task)
+
+    def promise(self, ref: LocalRef) -> None:
+        """Let another process cancel the call that owes `ref`."""
+        self._promised[ref.id] = ref
+        self.pump.watch(self.link, "promises")
+
+    def cancel_owed(self, message: CancelOwed) -> None:
+        """Stop a call as another process asks, if its result is not there yet."""
+        ref = self._promised.get(message.ref_id)
+        if ref is not None:
+            self.cancel(ref, message.force, message.recursive)
 
     def cancel_started(self) -> None:
         """Cancel what the running task has started and not yet got."""
