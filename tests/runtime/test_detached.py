@@ -348,7 +348,7 @@ def test_a_deep_folder_is_no_obstacle(tmp_path: Path) -> None:
         programs.end()
 
 
-def test_one_that_is_made_anew_is_found_again(programs: Programs) -> None:
+def test_a_handle_of_another_program_follows_one_that_is_made_anew(programs: Programs) -> None:
     programs.run(
         MAKER
         + """
@@ -360,36 +360,37 @@ def test_one_that_is_made_anew_is_found_again(programs: Programs) -> None:
         FINDER
         + """
     import os, signal, time
-    def find():
-        found = trainkit.get_actor("phoenix")
-        return found, trainkit.get(found.pid.remote(), timeout=60)
-    phoenix, first = find()
+    phoenix = trainkit.get_actor("phoenix")
+    def pid():
+        while True:
+            try:
+                return trainkit.get(phoenix.pid.remote(), timeout=60)
+            except trainkit.errors.ActorDiedError as error:
+                assert "is being made anew" in str(error), error
+    first = pid()
     assert trainkit.get(phoenix.add.remote()) == 2
+    interrupted = phoenix.wait.remote()
     os.kill(first, signal.SIGKILL)
-    while True:
-        try:
-            second = find()[1]
-        except trainkit.errors.ActorDiedError:
-            continue
-        if second != first:
-            break
-    for _ in range(2):
-        try:
-            trainkit.get(phoenix.pid.remote())
-        except trainkit.errors.ActorDiedError as error:
-            assert f"pid {first}) was killed by SIGKILL" in str(error), error
-            assert "trainkit.get_actor() finds it again" in str(error), error
-    phoenix, _ = find()
+    try:
+        trainkit.get(interrupted, timeout=60)
+    except trainkit.errors.ActorDiedError as error:
+        assert f"pid {first}) was killed by SIGKILL" in str(error), error
+    second = pid()
     trainkit.kill(phoenix, no_restart=False)
-    phoenix, third = find()
-    assert third not in (first, second)
+    third = pid()
+    assert len({first, second, third}) == 3
     assert trainkit.get(phoenix.add.remote()) == 1
+    @trainkit.remote
+    def kill_and_call(handle):
+        os.kill(trainkit.get(handle.pid.remote()), signal.SIGKILL)
+        return trainkit.get(handle.pid.options(max_task_retries=-1).remote())
+    assert trainkit.get(kill_and_call.remote(phoenix), timeout=60) not in (first, second, third)
     trainkit.kill(phoenix)
     try:
         trainkit.get(phoenix.add.remote())
     except trainkit.errors.ActorDiedError as error:
-        assert "finds it again" not in str(error), error
-    print("done")
+        assert "it was killed by trainkit.kill()" in str(error), error
+        print("done")
     """
     )
     assert told == "done"

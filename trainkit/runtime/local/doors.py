@@ -185,8 +185,8 @@ class Visit(Connection):
     def on_backlog(self) -> None:
         self.flush_blocking(_PATIENCE_S)
 
-    def ask(self, message: Any, handles: Sequence[Handle] = (), timeout_s: float = _PATIENCE_S) -> Any:
-        """The node's answer.
+    def ask(self, message: Any, handles: Sequence[Handle] = (), timeout_s: float | None = _PATIENCE_S) -> Any:
+        """The node's answer; with None it may take as long as the node lives.
 
         Raises:
             NodeDiedError: it ended.
@@ -223,15 +223,15 @@ class Visit(Connection):
         self._read_until(lambda: False, timeout_s)
         return self.closed
 
-    def _read_until(self, done: Callable[[], bool], timeout_s: float) -> None:
-        deadline = SYSTEM.monotonic() + timeout_s
+    def _read_until(self, done: Callable[[], bool], timeout_s: float | None) -> None:
+        deadline = None if timeout_s is None else SYSTEM.monotonic() + timeout_s
         poll = select.poll()
         poll.register(self.sock, select.POLLIN)
         while not done() and not self.closed:
-            left = deadline - SYSTEM.monotonic()
-            if left <= 0:
+            left = None if deadline is None else deadline - SYSTEM.monotonic()
+            if left is not None and left <= 0:
                 return
-            if poll.poll(left * 1000):
+            if poll.poll(None if left is None else left * 1000):
                 self.try_read()
 
 

@@ -17,7 +17,16 @@ from typing import TYPE_CHECKING
 from trainkit.clock import SYSTEM
 from trainkit.runtime.local.frames import Frame
 from trainkit.runtime.local.loop import LoopConnection
-from trainkit.runtime.local.messages import Available, CancelOwed, FindActor, Inquest, Kill, Shutdown, State
+from trainkit.runtime.local.messages import (
+    Available,
+    CancelOwed,
+    FindActor,
+    Inquest,
+    Kill,
+    Reconnect,
+    Shutdown,
+    State,
+)
 
 if TYPE_CHECKING:
     from trainkit.runtime.local.node import Node
@@ -26,7 +35,7 @@ SOCKET = "node.sock"
 CARD = "node.json"
 """What the session says of itself to whoever looks into its folder."""
 
-MAY_ASK = (Available, CancelOwed, FindActor, Inquest, Kill, Shutdown, State)
+MAY_ASK = (Available, CancelOwed, FindActor, Inquest, Kill, Reconnect, Shutdown, State)
 
 _BACKLOG = 64
 _WAIT_S = 0.1

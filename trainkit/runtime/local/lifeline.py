@@ -15,6 +15,7 @@ import os
 import socket
 import weakref
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainkit.errors import ActorDiedError, ObjectLostError, TrainkitError
@@ -67,15 +68,18 @@ class Lifeline(ActorPeer):
     ) -> None:
         """Stay connected from here on, whichever process the actor lives in; without effect twice.
 
-        One of another session, whose mark is `home`, is found again by its name instead: this process's
-        node knows nothing of its restarts.
+        Args:
+            engine: this process's.
+            home: the mark of the session that the actor is in.
+            max_task_retries: see `Options`.
+            life: how often the actor has been made anew.
+            owner: this process asked for the actor.
         """
         if self._engine is None:
             self._life, self._owner, self.home = life, owner, home
             self.max_task_retries = max_task_retries
-            if home == engine.mark:
-                self._engine = engine
-                engine.pump.watch(self, END)
+            self._engine = engine
+            engine.pump.watch(self, END)
 
     # calls
 
@@ -194,21 +198,41 @@ class Lifeline(ActorPeer):
             self._partial = bytearray()
             while self._fds:
                 os.close(self._fds.popleft())
-        answer = engine.link.ask(Reconnect(self.worker_id or 0, self._life), [end])
+        message = Reconnect(self.worker_id or 0, self._life)
+        if self.home != engine.mark:
+            ask = functools.partial(self._ask_abroad, message, end)
+            threading.Thread(target=ask, name="trainkit-reconnect", daemon=True).start()
+            return
+        answer = engine.link.ask(message, [end])
         answer.when_done(functools.partial(self._answered, answer))
         engine.watch(answer)
 
+    def _ask_abroad(self, message: Reconnect, end: Descriptor) -> None:
+        """Ask the node of another session, which answers when it has made the actor anew."""
+        try:
+            with doors.visit(Path(self.home or "")) as node:
+                reply = node.ask(message, [end], None)
+        except TrainkitError as error:
+            reply = supervise.Exit(requested=True, reason=str(error))
+        self._heard(reply)
+
     def _answered(self, answer: LocalRef) -> None:
-        reply = unpack(opened(answer.body)) if answer.kind == VALUE else None
+        if answer.kind == VALUE:
+            self._heard(unpack(opened(answer.body)))
+        elif answer.kind == LOST:
+            self._end(answer.body)
+        else:
+            self._end(lambda: raisable(unpack_failure(opened(answer.body))))
+
+    def _heard(self, reply: Reconnected | supervise.Exit) -> None:
         if isinstance(reply, Reconnected):
             self._resume(reply)
-            return
-        if isinstance(reply, supervise.Exit):
-            self._gone = functools.partial(death, ActorDiedError, reply, self.name)
-        elif answer.kind == LOST:
-            self._gone = answer.body
         else:
-            self._gone = lambda: raisable(unpack_failure(opened(answer.body)))
+            self._end(functools.partial(death, ActorDiedError, reply, self.name))
+
+    def _end(self, why: Callable[[], Exception]) -> None:
+        """The actor has ended for good."""
+        self._gone = why
         with self._order:
             other_end, self._other_end = self._other_end, None
         if other_end is not None:
@@ -267,10 +291,6 @@ class Lifeline(ActorPeer):
     def lost(self) -> Exception:
         if self._gone is not None:
             return self._gone()
-        if self._engine is None and self.home is not None:  # of another session
-            exit_ = doors.inquest(self.home, self.worker_id, self._life)
-            hint = "" if exit_.requested else "; if it is made anew, trainkit.get_actor() finds it again"
-            return death(ActorDiedError, exit_, self.name, hint)
         return super().lost()
 
     def finish_sending(self) -> None:
