@@ -93,9 +93,11 @@ def test_many_programs_at_once_make_one_actor(programs: Programs) -> None:
         assert program.stdin is not None
         program.stdin.write("go\n")
         program.stdin.flush()
-    found = [number for program in crowd for number in json.loads(program.communicate(timeout=60)[0])]
+    told = [program.communicate(timeout=60) for program in crowd]
+    assert [err for _, err in told] == [""] * len(crowd)
+    found = [number for out, _ in told for number in json.loads(out)]
     assert sorted(found) == list(range(1, 121))
-    programs.command("stop")
+    programs.command("stop", "--all", "--yes")
     assert programs.nothing_is_left()
 
 

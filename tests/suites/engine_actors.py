@@ -116,6 +116,7 @@ class ActorSuite(Suite):
             assert len(set(pool.map(value, range(self.crowd)))) == 1
         trainkit.kill(trainkit.get_actor("crowded"))
 
+    @needs("parallel")
     def test_one_that_ends_while_it_is_asked_for_is_made_again(self) -> None:
         def pass_by(number: int) -> Any:
             return trainkit.get(keeper(number, name="fleeting", get_if_exists=True).get.remote())

@@ -98,6 +98,7 @@ class ActorPeer(Peer):
     Attributes:
         in_order: the actor runs the calls of each caller in the order made.
         max_task_retries: how often a call is made again, unless its method says otherwise.
+        endpoints: how many `Endpoint` lead over it; without any, nothing more is sent.
     """
 
     is_watched = False
@@ -106,6 +107,7 @@ class ActorPeer(Peer):
     def __init__(self, sock: socket.socket, name: str = "actor", worker_id: int | None = None) -> None:
         super().__init__(sock, name, worker_id)
         self.in_order = True
+        self.endpoints = 0
         # Held while calls are sent, so that they go out in the order in which they are noted. Never
         # while somebody else's code runs, and never while anything is waited for.
         self._order = threading.RLock()

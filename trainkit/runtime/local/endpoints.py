@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import threading
 import weakref
 from typing import Any
 
@@ -18,7 +19,7 @@ class Endpoint:
     """What an actor's handle holds: as long as one of them is somewhere, the actor stays.
 
     Each is one connection of its own, so the actor's process sees the last of them close, also when
-    it was lost on the way or its holder crashed. All handles of one process share one, see `shared`.
+    it was lost on the way or its holder crashed. Those of one process lead over one connection, see `shared`.
     """
 
     kind = ACTOR
@@ -26,6 +27,8 @@ class Endpoint:
 
     def __init__(self, peer: ActorPeer) -> None:
         self.peer = peer
+        with _sharing:
+            peer.endpoints += 1
 
     @property
     def actor_id(self) -> str:
@@ -55,23 +58,34 @@ class Endpoint:
         return self.peer.open_fd()
 
     def __del__(self) -> None:
-        # Answers to the calls already sent may still be read.
-        self.peer.finish_sending()
+        with _sharing:
+            self.peer.endpoints -= 1
+            is_last = not self.peer.endpoints
+        if is_last:  # answers to the calls already sent may still be read
+            self.peer.finish_sending()
 
 
-_known: weakref.WeakValueDictionary[tuple[str | None, int | None], Endpoint] = weakref.WeakValueDictionary()
+_known: weakref.WeakValueDictionary[tuple[str | None, int | None], ActorPeer] = weakref.WeakValueDictionary()
+_sharing = threading.RLock()
+"""Held while endpoints are counted: the last may go in one thread as another finds it."""
 
 
 def shared(endpoint: Endpoint) -> Endpoint:
-    """Return the endpoint that this process has for the same actor; the first is kept for the others.
+    """Return `endpoint`, which leads over the connection that this process has to the actor already, if any.
 
     So the calls of one process reach an actor in the order made, whichever handle they were made by.
     """
-    key = endpoint.peer.home, endpoint.peer.worker_id
-    known = _known.get(key)
-    if known is not None and not known.peer.closed:
-        return known
-    _known[key] = endpoint
+    peer = endpoint.peer
+    key = peer.home, peer.worker_id
+    with _sharing:
+        known = _known.get(key)
+        if known is None or known is peer or known.closed or not known.endpoints:
+            _known[key] = peer
+            return endpoint
+        endpoint.peer = known
+        known.endpoints += 1
+        peer.endpoints -= 1
+    peer.finish_sending()
     return endpoint
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import functools
 import os
 import socket
+import threading
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -379,10 +380,9 @@ def _load_enduring(
     endpoint: Any = serialize.claim(position)
     line: Lifeline = endpoint.peer
     line.name, line.worker_id, line.home, line.in_order = name, worker_id, home, in_order
-    known = shared(endpoint)
-    if known is endpoint:
+    if shared(endpoint).peer is line:
         line.follow(references.current_engine(), home, max_task_retries, life)
-    return known
+    return endpoint  # type: ignore[no-any-return]
 
 
 serialize.register(EnduringEndpoint, _reduce_enduring)
