@@ -16,6 +16,7 @@ from trainkit.runtime.local.interrupt import InterruptGuard
 from trainkit.runtime.local.messages import AwaitGroup, Blocked
 from trainkit.runtime.local.nodelink import NodeLink
 from trainkit.runtime.local.objects import opened
+from trainkit.runtime.local.place import calling
 from trainkit.runtime.local.pump import Pump
 from trainkit.runtime.local.refs import ATOM, PENDING, LocalRef, Peer
 from trainkit.runtime.local.select_any import are_many, await_any, await_many
@@ -23,6 +24,8 @@ from trainkit.runtime.serialize import unpack
 from trainkit.runtime.specs import ObjectRef
 
 _BRIEF_S = 0.01
+_BRIEF_WAITS = 4
+"""Of one call; what it waits for after so many may be what others can't begin before it lends."""
 
 
 class Waiting:
@@ -42,6 +45,8 @@ class Waiting:
     def __init__(self, *, lends: bool) -> None:
         self._lends = lends
         self.on_blocked: Callable[[bool], None] = lambda _: None
+        self._brief_call = 0
+        self._brief_left = _BRIEF_WAITS
         self._lent_for: list[Sequence[LocalRef]] = []
 
     @abstractmethod
@@ -114,11 +119,15 @@ class Waiting:
 
         The CPUs are lent at once if it is this process that lacks them to go on.
         """
-        now = SYSTEM.monotonic()
-        if deadline is not None or self.asks_for_processes():
+        now, call = SYSTEM.monotonic(), calling.get()
+        if call != self._brief_call:
+            self._brief_call, self._brief_left = call, _BRIEF_WAITS
+        is_brief = deadline is None and self._brief_left > 0  # a loop of short waits must lend, too
+        self._brief_left -= 1
+        if not is_brief or self.asks_for_processes():
             if self._await_guarded(refs, count, now, guard):
                 return True
-            if deadline is not None:  # a loop of short waits must lend, too
+            if not is_brief:
                 return False
             self._lend(refs)
         return self._await_guarded(refs, count, now + _BRIEF_S, guard)
