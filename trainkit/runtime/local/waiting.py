@@ -45,7 +45,7 @@ class Waiting:
     def __init__(self, *, lends: bool) -> None:
         self._lends = lends
         self.on_blocked: Callable[[bool], None] = lambda _: None
-        self._brief_call = 0
+        self._brief_call: tuple[Any, ...] = ()
         self._brief_left = _BRIEF_WAITS
         self._lent_for: list[Sequence[LocalRef]] = []
 
