@@ -1,4 +1,4 @@
-"""What workers see besides the program's own surroundings, by the name of `ray.runtime_env`."""
+"""Environment of workers besides the program's own, by the name of `ray.runtime_env`."""
 
 from __future__ import annotations
 

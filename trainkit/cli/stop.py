@@ -72,7 +72,7 @@ def stop_all(*, force: bool, yes: bool) -> int:
 
 
 def _words(session: Session) -> str:
-    """What a session is, for who decides about its end."""
+    """Return a line that describes a session to the person who decides about its end."""
     if not session.alive:
         return f"session {session.id}: its node is gone, and processes of it are left"
     program = process.command_line(session.driver).replace(b"\0", b" ").decode(errors="replace").strip()

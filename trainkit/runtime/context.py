@@ -189,6 +189,6 @@ class RuntimeContext:
 
     @property
     def should_capture_child_tasks_in_placement_group(self) -> bool:
-        """Whether what is started here goes into this process's own placement group."""
+        """True if what is started here goes into this process's own placement group."""
         found = engine().current_group()
         return found is not None and found[0].capture

@@ -194,8 +194,9 @@ class Engine(Protocol):
         """What is free now."""
 
     def state(self, kind: str) -> list[dict[str, Any]]:
-        """What there is of "nodes", "actors", "tasks", "workers", "logs", "objects" or "placement_groups", as
-        plain data.
+        """Return the rows of a listing as plain data.
+
+        There are "nodes", "actors", "tasks", "workers", "logs", "objects" and "placement_groups".
         """
 
     def gpu_ids(self) -> list[int | str]:

@@ -25,7 +25,7 @@ class RemoteTraceback(Exception):
 
 
 class ConstructorError(TaskError, ActorDiedError):
-    """What an actor's constructor raised, as every call of that actor raises it."""
+    """The error of an actor's constructor, as every call of that actor raises it."""
 
 
 def pack_failure(error: BaseException, where: str, *, of_constructor: bool = False) -> Packed:
@@ -190,7 +190,7 @@ def _format(error: BaseException, *, chain: bool = True) -> str:
 
 
 def _hop(error: TaskError, where: str) -> str:
-    """What a process adds to the traceback of a failure that it was told: its own frames, and notes."""
+    """Return the frames and notes that this process adds to the traceback of a failure it was told of."""
     try:
         passed_on = user_frames(error)
     except Exception:  # as above

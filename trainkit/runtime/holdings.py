@@ -1,4 +1,4 @@
-"""What objects of this program hold of the session, so that the program does not wait for itself.
+"""Resources that objects of this program hold, so that the program does not wait for itself.
 
 A trainer holds CPUs from when it is made until it is shut down or dropped. Another request that needs some
 of them waits until then, and would wait for ever if the thread that could shut the trainer down is the one
@@ -46,7 +46,7 @@ _IDLE_THREADS = (
 
 @dataclass(frozen=True)
 class Holding:
-    """What one object holds.
+    """Resources that one object holds.
 
     Attributes:
         owner: the object.

@@ -116,7 +116,7 @@ def died(frame: Frame, code: int | None = None) -> Outcome:
 
 
 def is_retried(outcome: Outcome, spec: TaskSpec | MethodSpec) -> bool:
-    """Whether a call that came to `outcome` is to run again, if that is left."""
+    """Return whether a call that came to `outcome` is to run again, if that is left."""
     if outcome.exited:
         return True
     wanted = spec.retry_exceptions

@@ -131,7 +131,7 @@ def _failure(
 
 
 def _method_failure(call: Call, error: Exception) -> UserFailure:
-    """What to raise for what a method raised; Ray makes the call again for one kind of it."""
+    """Return the exception to raise for that of a method; Ray makes the call again for one kind of it."""
     return _failure(error, call, _kind(error, False if call.retries is None else unseal(call.retries)))
 
 

@@ -207,7 +207,7 @@ class Concurrency:
 
     @property
     def in_order(self) -> bool:
-        """Whether the calls of each caller begin in the order made, unless methods are `async`."""
+        """True if the calls of each caller begin in the order made, unless methods are `async`."""
         return (self.max_concurrency or 1) == 1
 
 

@@ -14,7 +14,7 @@ _LONGEST_DELAY_S = 0.2
 
 
 def lost_text(how: str) -> str:
-    """What became of a session, for those who go on in another; `how` its node ended, if that is known."""
+    """Say that a session was lost; `how` tells how its node ended, if that is known."""
     return f"the runtime's node died ({how})" if how else "the runtime's node died"
 
 
@@ -69,7 +69,7 @@ def restarts_left(max_restarts: int, restarts: int) -> int:
 
 
 def should_restart(exit_: Exit, restarts_left: int) -> bool:
-    """Whether an actor whose process ended so is made anew, whatever its exit code."""
+    """Return whether an actor whose process ended so is made anew, whatever its exit code."""
     if exit_.requested and not exit_.may_restart:
         return False
     return restarts_left != 0

@@ -24,7 +24,7 @@ class _State:
 
 
 def is_default() -> bool:
-    """Whether this program leaves SIGTERM to the system, and this thread could take it over."""
+    """Return whether this program leaves SIGTERM to the system, and this thread could take it over."""
     in_main = threading.current_thread() is threading.main_thread()
     return in_main and signal.getsignal(signal.SIGTERM) in (signal.SIG_DFL, _on_signal)
 
@@ -56,7 +56,7 @@ def act(handler: Handler) -> None:
 
 
 def _holds(handler: Any) -> bool:
-    """Whether it belongs to an object that holds signals back for a while, which `holds_signals` says."""
+    """Return whether it belongs to an object that holds signals back, as its `holds_signals` says."""
     return getattr(getattr(handler, "__self__", None), "holds_signals", False)
 
 

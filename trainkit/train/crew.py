@@ -100,7 +100,7 @@ class Crew:
             raise
 
     def reserved(self) -> Bundle:
-        """What the workers hold of the machine."""
+        """Resources of the machine that the workers hold."""
         return self._seats.reserved()
 
     @property
@@ -264,7 +264,7 @@ class Crew:
             log.warning("%s", recovery.reform_text(lost_text(loss.how), what))
 
     def _loss(self, error: BaseException) -> NodeDiedError | None:
-        """What became of the node, if `error` comes of its death."""
+        """Return the error of the node's death, if `error` comes of it."""
         return self._session.loss() if self._session is not None and isinstance(error, Exception) else None
 
     @contextmanager

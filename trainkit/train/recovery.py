@@ -72,12 +72,12 @@ _NEW = "make a new TorchTrainer, and load() a checkpoint into it"
 
 
 def no_snapshot_text(lost: str) -> str:
-    """What is raised when workers were lost, and with them what they had trained."""
+    """Return the message for workers that were lost together with their training."""
     return f"{lost}; no snapshot holds the workers' state: {_NEW}"
 
 
 def lost_session_text(lost: str, method: str, losses: int, *, has_snapshot: bool) -> str:
-    """What is raised when all workers went with their session, and don't go on in another."""
+    """Return the message for workers that went with their session and don't go on in another."""
     if not has_snapshot:
         return no_snapshot_text(f"{lost} in {method}()")
     return f"{lost} in {method}(), for the {losses}th time in a row: {_NEW}"

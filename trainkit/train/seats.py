@@ -29,7 +29,7 @@ class Seats:
         return len(self._places)
 
     def reserved(self) -> Bundle:
-        """What is held of the machine; nothing where the places are a trial's."""
+        """Return the resources that are held of the machine; none where the places are a trial's."""
         return total([self._bundle] * self._own)
 
     def __getitem__(self, rank: int) -> tuple[PlacementGroup, int]:

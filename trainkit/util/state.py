@@ -1,4 +1,4 @@
-"""What a session holds, by the names of `ray.util.state`.
+"""Listings of a session, by the names of `ray.util.state`.
 
 Each listing gives rows that are dictionaries; `row.state` reads the same as `row["state"]`. A row has the
 columns of Ray's that there is something to say for, besides those of the verbs of `trainkit`. Finished tasks

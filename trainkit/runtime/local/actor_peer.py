@@ -83,7 +83,7 @@ class SentCall:
         self.kinds: bool | tuple[type[BaseException], ...] = False
 
     def is_to_be_made_again(self, failure: Frame) -> bool:
-        """Whether this call, which raised what is in `failure`, is made again."""
+        """Return whether this call, which raised what is in `failure`, is made again."""
         if self.retries_left == 0 or any(ref.begun or ref.done() for ref in self.kept):
             return False
         error = unpack_failure(opened(failure.body))
@@ -117,7 +117,7 @@ class ActorPeer(Peer):
 
     @property
     def keeps_back(self) -> bool:
-        """Whether a call made now has to wait for one made earlier."""
+        """True if a call made now has to wait for one made earlier."""
         return self.in_order and bool(self._lanes)
 
     def call(self, body: Packed, refs: list[LocalRef], spec: MethodSpec) -> None:

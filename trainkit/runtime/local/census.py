@@ -326,7 +326,7 @@ class Census:
         return owner
 
     def may_end(self, serial: int, introduced: int) -> bool:
-        """Whether an actor that nobody holds is to end; not if a connection is on its way to it."""
+        """Return whether an actor that nobody holds is to end; not if a connection is on its way to it."""
         worker = next((worker for worker in self._workers.values() if worker.serial == serial), None)
         if worker is None or worker.introduced == introduced:
             self.is_leaving(serial, "its last handle is gone")

@@ -143,7 +143,7 @@ class Worker:
 
     @property
     def lends_cpus(self) -> bool:
-        """Whether it holds CPUs that it will lend when it waits."""
+        """True if it holds CPUs that it will lend when it waits."""
         return self.allocation is not None and bool(self.allocation.amounts.get("CPU"))
 
 

@@ -218,7 +218,7 @@ class LocalEngine(Waiting, Steering, NodeVerbs):
         return self.get([ref], None)[0]
 
     def asks_for_processes(self) -> bool:
-        """See `Waiting`."""
+        """True if a lease is asked for that is not there yet."""
         return any(pool.asks for pool in list(self._pools.values()))
 
     # what others wait for

@@ -118,7 +118,7 @@ def note_end(folder: Path, by: str) -> None:
 
 
 def ended_by(folder: Path) -> str:
-    """Who has ended the session with that folder on purpose; '' if nobody has."""
+    """Return who ended the session with that folder on purpose; '' if nobody did."""
     try:
         return (folder / _ENDED_BY).read_text()
     except OSError:
@@ -294,7 +294,7 @@ def _await_turn(parent: Path, take: Callable[[], bool], turn: Callable[[], tuple
 
 
 def _locks(fd: int) -> bool:
-    """Whether `fd` could be locked within a moment."""
+    """Return whether `fd` could be locked within a moment."""
     deadline = SYSTEM.monotonic() + _LOOK_S
     while SYSTEM.monotonic() < deadline:
         with contextlib.suppress(BlockingIOError):

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 _MOST_AT_ONCE = 1_000
 _ENDS = (SystemExit, KeyboardInterrupt, ActorExit)
-"""What ends the actor when user code raises it; any other exception is the failure of one call."""
+"""Exceptions of user code that end the actor; any other one is the failure of one call."""
 
 
 @dataclass(slots=True, eq=False)

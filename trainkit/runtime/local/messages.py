@@ -67,7 +67,7 @@ class Conduct(NamedTuple):
 
     @property
     def in_order(self) -> bool:
-        """Whether the calls of each caller begin in the order made."""
+        """True if the calls of each caller begin in the order made."""
         return self.concurrency.in_order and not self.is_async
 
 

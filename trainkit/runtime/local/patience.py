@@ -90,7 +90,7 @@ class Patience:
             self._node.after(_INSIST_S, self._insist)
 
     def relieve_later(self) -> None:
-        """See to it that no more is held than there is, once those who went on had time to need it again."""
+        """Make sure that no more is held than exists, once those who went on had time to need it again."""
         if not self._will_relieve:
             self._will_relieve = True
             self._node.after(_RELIEVE_S, self._relieve)

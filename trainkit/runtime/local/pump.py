@@ -44,7 +44,7 @@ class Pump:
 
     @property
     def is_current_thread(self) -> bool:
-        """Whether the caller runs in the pump's thread."""
+        """True if the caller runs in the pump's thread."""
         return threading.current_thread() is self._thread
 
     def watch(self, conn: Connection, why: Hashable) -> None:

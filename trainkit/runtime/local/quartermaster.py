@@ -31,7 +31,7 @@ _SURPLUS_S = 2.0
 
 
 def _suits(worker: Worker, asked: Lease) -> bool:
-    """Whether an idle worker is as if it had been started for `asked`."""
+    """Return whether an idle worker is as if it had been started for `asked`."""
     ours, wanted = worker.surroundings, asked.surroundings
     return (
         worker.placement == asked.placement

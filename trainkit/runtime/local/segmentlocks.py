@@ -23,7 +23,7 @@ PREFIX = "trainkit-"
 _SHIFT = 40
 _ON_DISK = 1 << 39
 MEMORY_LINK = f"/memfd:{PREFIX}"
-"""What links to descriptors of segments in memory start with."""
+"""First characters of links to descriptors of segments in memory."""
 
 SESSIONS = 1 << 22
 """So many numbers there are for sessions."""

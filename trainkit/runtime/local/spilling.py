@@ -52,7 +52,7 @@ def choose_folder(asked: str | os.PathLike[str] | Literal[False] | None) -> str:
 
 
 def on_disk(mounts: str, device: int) -> bool:
-    """Whether the file system with that number lies on a disk, and not in memory.
+    """Return whether the file system with that number lies on a disk, and not in memory.
 
     One that is not among the mounts is on a disk too: some, such as Btrfs, give their files other numbers.
 
@@ -69,7 +69,7 @@ def on_disk(mounts: str, device: int) -> bool:
 
 
 def has_room(available_bytes: int, total_bytes: int, size_bytes: int) -> bool:
-    """Whether a disk takes so much more."""
+    """Return whether a disk takes so much more."""
     return available_bytes - size_bytes >= total_bytes // _SPARED
 
 

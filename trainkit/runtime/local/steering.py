@@ -117,7 +117,7 @@ class Steering:
                 node.tell(message)
 
     def is_task(self, ref: LocalRef) -> bool:
-        """Whether a task of this process owes `ref`."""
+        """Return whether a task of this process owes `ref`."""
         return isinstance(ref.body, Task)
 
     def promise(self, ref: LocalRef) -> None:

@@ -145,7 +145,7 @@ class TaskPool:
 
     @property
     def asks(self) -> bool:
-        """Whether a lease is asked for that is not there yet."""
+        """True if a lease is asked for that is not there yet."""
         return bool(self._asked)
 
     def _ask(self) -> None:

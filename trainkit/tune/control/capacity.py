@@ -47,7 +47,7 @@ class Ledger:
 
     @property
     def is_simulated(self) -> bool:
-        """Whether nothing of the engine's is taken."""
+        """True if nothing of the engine's is taken."""
         return bool(self._words)
 
     def require_feasible(self, request: PlacementGroupFactory, *, what: str) -> None:

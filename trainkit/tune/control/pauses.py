@@ -116,7 +116,7 @@ class Pauses:
         return not any(trial.next_checkpoint for trial in self._trials.values())
 
     def may_begin(self, trial: Trial, decision: Decision | None) -> bool:
-        """Whether a state is there to go on from after the pause: the trial's own or that of a donor."""
+        """Return whether the trial, or a donor, has a state to go on from after the pause."""
         donors = () if decision is None else decision.donors
         there = (self._trials[donor.trial_id].checkpoint for donor in donors)
         return trial.checkpoint is not None or any(checkpoint is not None for checkpoint in there)

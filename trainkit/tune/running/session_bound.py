@@ -1,4 +1,4 @@
-"""What executors have in common: their processes go with the session, and others start in the next one.
+"""Common part of executors: their processes go with the session, and others start in the next one.
 
 carry_out or collect finds the node dead -> SessionLost, behind all that was reported -> Renew -> Start, ...
 """
@@ -81,6 +81,6 @@ class SessionBound(ABC):
         self._at_once.append(ev.SessionLost(self._now(), problem, loss.ended_by))
 
     def _taken(self) -> list[ev.Event]:
-        """What is to be told at once, which then has been."""
+        """Return the events to tell at once, and forget them."""
         taken, self._at_once = self._at_once, []
         return taken
