@@ -33,6 +33,20 @@ def owe(path: Path) -> tuple[int, Any]:
     return os.getpid(), [wait_for.remote(path)]
 
 
+@trainkit.remote(num_cpus=0)
+class Given:
+    def __init__(self, value: str) -> None:
+        self._value = value
+
+    def value(self) -> str:
+        return self._value
+
+
+@trainkit.remote(max_calls=1)
+def make(path: Path) -> tuple[int, Any]:
+    return os.getpid(), Given.remote(wait_for.remote(path))
+
+
 @trainkit.remote
 class Owner:
     def owe(self, path: Path) -> tuple[int, Any]:
@@ -61,6 +75,15 @@ def test_a_process_ends_when_nobody_wants_what_it_owes(tmp_path: Path) -> None:
     del refs
     assert lives(pid), "its own task runs on"
     (tmp_path / "go").touch()
+    assert eventually(lambda: not lives(pid))
+
+
+def test_an_actor_whose_argument_is_late_outlives_the_task_that_made_it(tmp_path: Path) -> None:
+    pid, actor = trainkit.get(make.remote(tmp_path / "go"))
+    value = actor.value.remote()
+    assert trainkit.wait([value], timeout=0.3)[0] == []
+    (tmp_path / "go").touch()
+    assert trainkit.get(value, timeout=60) == "there"
     assert eventually(lambda: not lives(pid))
 
 

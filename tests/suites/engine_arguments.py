@@ -33,6 +33,16 @@ def add_from_elsewhere(actor: Any, value: Any) -> Any:
     return trainkit.get(actor.add.remote(value))
 
 
+class Given:
+    """Keeps what its constructor is given."""
+
+    def __init__(self, value: Any) -> None:
+        self._value = value
+
+    def value(self) -> Any:
+        return self._value
+
+
 class ArgumentSuite(Suite):
     """Inherit and name the engine; every test uses the public verbs alone."""
 
@@ -94,6 +104,15 @@ class ArgumentSuite(Suite):
         assert trainkit.get([touch.remote(), waiting], timeout=SOON_S) == [None, "waited"]
 
     @needs("background")
+    def test_an_actor_that_waits_is_killed(self, tmp_path: Path) -> None:
+        waiting = trainkit.remote(num_cpus=SESSION_CPUS)(Given).remote(late(tmp_path / "go"))
+        value = waiting.value.remote()
+        trainkit.kill(waiting)
+        with pytest.raises(ActorDiedError):
+            trainkit.get(value, timeout=SOON_S)
+        (tmp_path / "go").touch()
+
+    @needs("background")
     def test_a_late_argument_of_a_late_argument(self, tmp_path: Path) -> None:
         one, two = collector(), collector()
         first = one.add.remote(late(tmp_path / "go"))
@@ -126,6 +145,12 @@ class ArgumentSuite(Suite):
         with pytest.raises(ValueError, match="no number"):
             trainkit.get(actor.add.remote(failing), timeout=SOON_S)
         assert trainkit.get(actor.add.remote(1), timeout=SOON_S) == [1]
+
+    def test_a_late_argument_of_a_constructor_that_fails(self) -> None:
+        failing = trainkit.remote(num_cpus=0)(lambda: int("no number")).remote()
+        actor = trainkit.remote(Given).remote(failing)
+        with pytest.raises(Exception, match="no number"):
+            trainkit.get(actor.value.remote(), timeout=SOON_S)
 
     @needs("background", "unharmed")
     def test_a_call_that_waits_is_cancelled_at_once(self, tmp_path: Path) -> None:

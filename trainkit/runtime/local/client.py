@@ -27,6 +27,7 @@ from trainkit.runtime.local.endpoints import Endpoint
 from trainkit.runtime.local.frames import INIT, VALUE
 from trainkit.runtime.local.leases import Task
 from trainkit.runtime.local.messages import (
+    ArgumentsThere,
     CancelOwed,
     Conduct,
     Kill,
@@ -337,6 +338,7 @@ class LocalEngine(Waiting, Steering, NodeVerbs):
     def start_actor(self, spec: ActorSpec) -> Endpoint:
         placement = self._placed(spec.placement, spec.name)
         definition = self._bodies.definition(spec.cls, spec.name)
+        waits_for = _pending(spec.args, spec.kwargs)
         body = self._bodies.of_call(definition, spec.name, 1, spec.args, spec.kwargs)
         endpoint, first = lifeline.endpoint_of(self, spec)
         peer = endpoint.peer
@@ -352,18 +354,24 @@ class LocalEngine(Waiting, Steering, NodeVerbs):
             class_name=spec.cls.__name__,
             interface=None if spec.registration is None else spec.interface,
             max_task_retries=spec.max_task_retries,
+            ready=not waits_for,
         )
-        if spec.registration is not None:
-            existing = introductions.register(self, request, peer, [first, *kept.handles], kept.buffers)
-            if isinstance(existing, NotFound):  # the actor of that name has ended meanwhile
-                return self.start_actor(spec)
-            if existing is not None:
-                return existing[0]
-        # The class and the constructor's arguments go straight to the process, which is yet to start.
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # refused: calls are told why
-            peer.send(INIT, 0, body)
-        if spec.registration is None:
-            self.link.tell(request, [first, *kept.handles], kept.buffers)
+        try:
+            if spec.registration is not None:
+                existing = introductions.register(self, request, peer, [first, *kept.handles], kept.buffers)
+                if isinstance(existing, NotFound):  # the actor of that name has ended meanwhile
+                    return self.start_actor(spec)
+                if existing is not None:
+                    return existing[0]
+            # The class and the constructor's arguments go straight to the process, which is yet to start.
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # refused: calls are told why
+                peer.send(INIT, 0, body)
+            if spec.registration is None:
+                self.link.tell(request, [first, *kept.handles], kept.buffers)
+        finally:  # also if Ctrl-C came in between: it would keep its name, and never start
+            if waits_for:
+                told = ArgumentsThere(request.worker_id)
+                self.when_all(waits_for, lambda: self.pump.run(lambda: self.link.tell(told)))
         return endpoint
 
     def find_actor(self, name: str, namespace: str | None) -> tuple[Endpoint, Interface]:

@@ -101,6 +101,8 @@ class StartActor(NamedTuple):
         memo: None for one that is never made anew.
         registration: its name, and whether it outlives who asks for it.
         interface: for those who find it by its name, as is `max_task_retries`.
+        ready: False while an argument of its constructor is still to come: it takes its turn, and what it
+            asks for, after `ArgumentsThere`.
     """
 
     worker_id: int
@@ -113,6 +115,13 @@ class StartActor(NamedTuple):
     class_name: str = ""
     interface: Interface | None = None
     max_task_retries: int = 0
+    ready: bool = True
+
+
+class ArgumentsThere(NamedTuple):
+    """The arguments of an actor's constructor have come; not answered."""
+
+    worker_id: int
 
 
 class Reconnect(NamedTuple):

@@ -39,6 +39,7 @@ from trainkit.runtime.local.loop import LoopConnection, try_send
 from trainkit.runtime.local.memory_guard import MemoryGuard
 from trainkit.runtime.local.messages import (
     Abandoned,
+    ArgumentsThere,
     Available,
     AwaitGroup,
     Blocked,
@@ -327,6 +328,8 @@ class Node:
                     answer,
                     lambda: self.census.restarts.remember(serial, message, frame.body),
                 )
+            case ArgumentsThere(worker_id):
+                self.stores.arguments_there(worker_id)
             case FindActor():
                 self.registry.find(message, handles[0], answer)
             case Lease():

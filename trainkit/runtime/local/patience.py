@@ -73,10 +73,10 @@ class Patience:
     def _insist(self) -> None:
         """Ask for leases of which it is not so likely that they are idle; of those of workers last."""
         self._will_insist = False
-        queue = self._node.stores.queue
-        if not queue:
+        line = self._node.stores.line
+        if not line:
             return
-        waited = SYSTEM.monotonic() - min(request.since for request in queue)
+        waited = SYSTEM.monotonic() - min(request.since for request in line)
         by_serial = self._node.census.by_serial
         self._ask_back(
             [
@@ -155,7 +155,7 @@ class Patience:
                 and isinstance(request.start, Lease)
                 and request.start.placement == worker.placement
             )
-            for request in self._node.stores.queue
+            for request in self._node.stores.line
         )
 
     def _is_about_to_lend(self, client: int) -> bool:
@@ -164,7 +164,7 @@ class Patience:
 
     def explain_later(self) -> None:
         """See to it that what waits now is explained when it has waited long."""
-        waiting = [request.since for request in self._node.stores.queue if not request.explained]
+        waiting = [request.since for request in self._node.stores.line if not request.explained]
         if waiting and not self._will_explain:
             self._will_explain = True
             self._node.after(max(0.0, min(waiting) + _PATIENCE_S - SYSTEM.monotonic()), self._explain)
@@ -173,7 +173,7 @@ class Patience:
         self._will_explain = False
         now = SYSTEM.monotonic()
         due: dict[int, list[Request]] = {}
-        for request in self._node.stores.queue:
+        for request in self._node.stores.line:
             if not request.explained and now - request.since >= _PATIENCE_S - _TOGETHER_S:
                 request.explained = True
                 due.setdefault(request.client, []).append(request)
@@ -195,12 +195,14 @@ def why_each_waits(node: Node, requests: Sequence[Request]) -> list[Wait]:
     stores = node.stores
     by_key = {request.waiting.key: request for request in stores.queue}
     machine = Room(existing=node.spec.totals, ledger=stores.machine, holders=_holders_of_the_machine(node))
-    line = [waiting.key for waiting in order([request.waiting for request in stores.queue])]
+    line = [waiting.key for waiting in order([request.waiting for request in stores.line])]
     line = [key for key in line if by_key[key].waiting.group is None]
     asks = [_ask(by_key[key]) for key in line]
     place = {key: index for index, key in enumerate(line)}
 
     def of(request: Request) -> Wait:
+        if not request.ready:
+            return Wait(reasons=["an argument of its constructor is still to come"])
         group_id = request.waiting.group
         if group_id is None:
             return why(_ask(request), [machine], asks[: place[request.waiting.key]])

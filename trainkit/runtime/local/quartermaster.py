@@ -83,6 +83,7 @@ class Quartermaster:
         bundle = None if placement.group is None else placement.group.bundle
         waiting = Waiting(message.worker_id, [placement.resources], group, client != DRIVER, bundle)
         request = Request(waiting, client, SYSTEM.monotonic(), message.name, message, first, answer, [])
+        request.ready = isinstance(message, Lease) or message.ready
         if group is not None and group not in self.groups:
             self._refuse(request, "its placement group was removed")
             return
@@ -92,6 +93,23 @@ class Quartermaster:
     def queue(self) -> list[Request]:
         """What waits, in the order in which it was asked for."""
         return self._queue
+
+    @property
+    def line(self) -> list[Request]:
+        """What waits for resources alone."""
+        return [request for request in self._queue if request.ready]
+
+    def arguments_there(self, worker_id: int) -> None:
+        """Have an actor take its turn, now that the arguments of its constructor have come."""
+        for request in self._queue:
+            if request.waiting.key == worker_id and not request.ready:
+                self._get_in_line(request)
+                return
+
+    def _get_in_line(self, request: Request) -> None:
+        request.ready, request.since = True, SYSTEM.monotonic()
+        self._queue.remove(request)
+        self.enqueue(request)
 
     def enqueue(self, request: Request) -> None:
         """Have `request` granted in its turn."""
@@ -148,9 +166,10 @@ class Quartermaster:
         if not self._changed:
             return
         self._changed = False
-        by_key = {request.waiting.key: request for request in self._queue}
+        line = self.line
+        by_key = {request.waiting.key: request for request in line}
         granted = serve(
-            [request.waiting for request in self._queue],
+            [request.waiting for request in line],
             self._ledger,
             lambda waiting: self._grant(by_key[waiting.key]),
         )
@@ -161,7 +180,7 @@ class Quartermaster:
             if request.answer is not None:
                 worker = self._node.census.worker(request.waiting.key)
                 request.answer(worker is not None and self.patience.lent_out(worker))
-        if self._queue:
+        if self.line:
             self.patience.reclaim()
             self.patience.explain_later()
 
@@ -325,9 +344,11 @@ class Quartermaster:
 
     def bequeath(self, worker: Worker, heir: int) -> None:
         """Hand on what a worker has asked for that outlives it in order: actors, and groups of a task."""
-        for request in self._queue:
+        for request in list(self._queue):
             if request.client == worker.serial and isinstance(request.start, StartActor):
                 request.client = heir
+                if not request.ready:  # nobody is left who would say that its arguments have come
+                    self._get_in_line(request)
         if not worker.is_actor:
             self.groups.owner_changes(worker.serial, heir)
 
@@ -336,6 +357,8 @@ class Quartermaster:
         for request in [request for request in self._queue if request.owner == owner]:
             self._queue.remove(request)
             self._refuse(request, reason, requested=True)
+        for request in [request for request in self._queue if request.client == owner and not request.ready]:
+            self._get_in_line(request)  # a detached actor, whose constructor is told what became of them
         self.groups.owner_ended(owner)
 
     def release(self, worker: Worker) -> None:

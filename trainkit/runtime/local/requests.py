@@ -21,7 +21,11 @@ NOBODY = 0
 
 @dataclass(slots=True)
 class Request:
-    """An entry of the queue: a process to start or lend, or a group to reserve."""
+    """An entry of the queue: a process to start or lend, or a group to reserve.
+
+    Attributes:
+        ready: False of an actor while an argument of its constructor is still to come; others go first.
+    """
 
     waiting: Waiting
     client: int
@@ -32,6 +36,7 @@ class Request:
     answer: Callable[[Any], None] | None = None
     inquiries: list[Callable[[ExitRecord], None]] | None = None
     explained: bool = False
+    ready: bool = True
 
     @property
     def owner(self) -> int:
