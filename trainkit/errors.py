@@ -131,11 +131,15 @@ class TaskError(TrainkitError):
 
     Attributes:
         cause: the original exception, rebuilt here; None when it could not travel.
-        remote_traceback: the traceback of the process that raised, as text.
+        remote_traceback: the traceback of the process that raised, as text; `str` shows it below the message.
     """
 
     cause: BaseException | None = None
     remote_traceback: str = ""
+
+    def __str__(self) -> str:
+        message = super().__str__()
+        return f"{message}\n\n{self.remote_traceback}" if self.remote_traceback else message
 
 
 class TaskCancelledError(TrainkitError):
@@ -230,6 +234,11 @@ class TrialError(TuneError):
 
 class TrialTimeoutError(TrialError):
     """An attempt of a trial took longer than `TuneConfig(trial_timeout_s=...)` allows, and was killed."""
+
+
+def message_of(error: BaseException) -> str:
+    """Return the text of an error for the middle of a line: of a TaskError without its remote traceback."""
+    return super(TaskError, error).__str__() if isinstance(error, TaskError) else str(error)
 
 
 def did_you_mean(name: str, names: Iterable[str]) -> str:

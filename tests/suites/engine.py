@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import pickle
 import threading
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from trainkit.errors import (
     InfeasibleError,
     SerializationError,
     TaskError,
+    message_of,
 )
 
 
@@ -190,10 +193,28 @@ class EngineSuite(Suite):
     def test_built_in_exceptions_keep_their_fields(self, error: Exception) -> None:
         with pytest.raises(type(error)) as caught:
             trainkit.get(trainkit.remote(raise_).remote(error))
-        assert str(caught.value) == str(error)
+        assert message_of(caught.value) == str(error)
         assert caught.value.args == error.args
         for field in ("filename", "name", "path"):
             assert getattr(caught.value, field, None) == getattr(error, field, None)
+
+    @pytest.mark.parametrize("error", [ValueError("bad", 7), SyntaxError("bad"), KeyError("bad")])
+    @pytest.mark.parametrize("nested", [False, True])
+    def test_the_text_of_an_error_says_where_it_was_raised(self, error: Exception, nested: bool) -> None:
+        fail = trainkit.remote(raise_)
+
+        def outer() -> None:
+            trainkit.get(fail.remote(error))
+
+        with pytest.raises(type(error)) as caught:
+            trainkit.get(trainkit.remote(outer).remote() if nested else fail.remote(error))
+        message, _, below = str(caught.value).partition("\n\n")
+        assert (message, repr(caught.value)) == (str(error), repr(error))
+        assert below == caught.value.remote_traceback
+        printed = "".join(traceback.format_exception(caught.value))
+        assert below.count("in raise_\n") == printed.count("in raise_\n") == 1
+        copied = pickle.loads(pickle.dumps(caught.value))
+        assert (str(copied), message_of(copied)) == (str(caught.value), message)
 
     def test_an_error_passes_through_a_nested_call(self) -> None:
         def outer() -> None:

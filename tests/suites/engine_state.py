@@ -22,6 +22,13 @@ def rows_of(listing: list[dict[str, Any]], **wanted: Any) -> list[dict[str, Any]
     return [row for row in listing if all(row[key] == value for key, value in wanted.items())]
 
 
+class Placed:
+    """A class of an `async` actor, which tells where its calls run."""
+
+    async def context(self) -> dict[str, Any]:
+        return context()
+
+
 class StateSuite(Suite):
     """Inherit and name the engine; every test uses the public verbs alone."""
 
@@ -199,6 +206,25 @@ class StateSuite(Suite):
         assert not one["restarted"]
         assert (one["task_name"], one["actor_name"]) == ("Keeper.context", "")
         assert one["ids"]["actor_id"].hex() == one["actor_id"]
+
+    @pytest.mark.parametrize(
+        ("cls", "options"),
+        [
+            (Keeper, {}),
+            (Keeper, {"max_concurrency": 2}),
+            (Placed, {}),
+            (Placed, {"concurrency_groups": {"io": 1}}),
+        ],
+    )
+    def test_one_call_of_a_method_has_a_name(self, cls: type, options: dict[str, Any]) -> None:
+        actor = trainkit.remote(cls).options(**options).remote()
+        calls = [actor.context.options(name="nick"), actor.context]
+        if options.get("concurrency_groups"):
+            calls[0] = calls[0].options(concurrency_group="io")
+        named, plain = trainkit.get([call.remote() for call in calls], timeout=60)
+        assert (named["task_name"], plain["task_name"]) == ("nick", f"{cls.__name__}.context")
+        with pytest.raises(TypeError, match="name=7"):
+            actor.context.options(name=7)
 
     def test_an_actor_hands_on_a_handle_to_itself(self) -> None:
         actor = trainkit.remote(Keeper).options(name="self").remote(5)

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from trainkit.errors import ActorDiedError, SerializationError, TaskError, TrainkitError
+from trainkit.errors import ActorDiedError, SerializationError, TaskError, TrainkitError, message_of
 from trainkit.runtime.serialize import Packed, pack, unpack
 from trainkit.runtime.tracebacks import formatted, user_frames
 
 
 class RemoteTraceback(Exception):
-    """The other process's traceback, shown above the local one as the cause."""
+    """The other process's traceback, shown above the local one as the cause.
+
+    Of an error whose own text does not hold it: what a TaskError was made of, or one of trainkit's own.
+    """
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
@@ -74,7 +77,10 @@ def raisable(failure: TaskError) -> Exception:
     """What `get` raises: trainkit's own errors, such as a died actor's, as what they are."""
     cause = failure.cause
     if isinstance(cause, TrainkitError) and not isinstance(failure, ConstructorError):
-        cause.__cause__ = failure.__cause__
+        if isinstance(cause, TaskError):  # of a class that can't be rebuilt, passed on by a task
+            cause.remote_traceback = failure.remote_traceback
+        else:
+            cause.__cause__ = RemoteTraceback(failure.remote_traceback)
         return cause
     return failure
 
@@ -100,7 +106,8 @@ def make_task_error(
         failure = base(summary)
     failure.cause = cause
     failure.remote_traceback = text
-    failure.__cause__ = RemoteTraceback(text)
+    # Python shows the text of an error, but of a SyntaxError: there the traceback is shown as the cause.
+    failure.__cause__ = RemoteTraceback(text) if isinstance(failure, SyntaxError) else None
     return failure
 
 
@@ -176,7 +183,7 @@ def _attributes(error: BaseException) -> dict[str, Any]:
 
 def _summary(error: BaseException) -> str:
     try:
-        return f"{type(error).__qualname__}: {error}"
+        return f"{type(error).__qualname__}: {message_of(error)}"
     except Exception:  # a raising __str__ must not hide which class it was
         return f"{type(error).__qualname__} (its __str__ raises)"
 
@@ -196,5 +203,6 @@ def _hop(error: TaskError, where: str) -> str:
     except Exception:  # as above
         passed_on = True
     if passed_on:
-        return f"\n\nreached {where}:\n{_format(error, chain=False)}"
+        own = _format(error, chain=False).replace(str(error), message_of(error))
+        return f"\n\nreached {where}:\n{own}"
     return "".join(f"\n{note}" for note in getattr(error, "__notes__", ()))

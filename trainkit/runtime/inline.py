@@ -177,7 +177,7 @@ class InlineEngine:
         where = f"{actor.name}.{method}"
         packed = packed_arguments(args, kwargs, where)
         with actor.busy(spec.concurrency_group) as life:
-            frame = actor.frame(where, next(self._ids), life)
+            frame = actor.frame(where, next(self._ids), life, spec.name)
             if life.over is not None:
                 outcome = died(frame)
             elif life.failure is not None:
@@ -412,6 +412,8 @@ def _name_of(frame: Frame | None) -> str | None:
     """The name of the call that runs, "Class.method" in an actor."""
     if frame is None or frame.number is None:
         return None
+    if frame.given is not None:
+        return frame.given
     if frame.life is None:
         return frame.name
     return f"{type(frame.life.instance).__name__}.{frame.name.rpartition('.')[2]}"

@@ -120,9 +120,9 @@ class InlineActor:
         finally:
             life.made.set()
 
-    def frame(self, name: str, number: int | None, life: Life) -> Frame:
+    def frame(self, name: str, number: int | None, life: Life, given: str | None = None) -> Frame:
         """What a call of it runs in."""
-        return Frame(name, self.placement, self.place, life.loop, number, life, self)
+        return Frame(name, self.placement, self.place, life.loop, number, life, self, given)
 
     @contextmanager
     def busy(self, group: str | None, life: Life | None = None) -> Iterator[Life]:

@@ -26,6 +26,7 @@ class Frame:
         number: of the call; None where none is running.
         life: the instance whose method it is; None for a task.
         actor: whose instance that is, or was.
+        given: the name that the call was given; None for its own.
     """
 
     name: str
@@ -35,6 +36,7 @@ class Frame:
     number: int | None = None
     life: Life | None = None
     actor: InlineActor | None = None
+    given: str | None = None
 
     def leave(self) -> None:
         """Free what a task holds; an actor keeps it. To be called once."""

@@ -76,7 +76,7 @@ def call(
     """See `Engine.call`."""
     where = f"{actor.name}.{method}"
     arguments, refs = split_arguments(args, kwargs, where)
-    options: dict[str, Any] = {"name": where, "num_returns": ray_num_returns(spec.num_returns)}
+    options: dict[str, Any] = {"name": spec.name or where, "num_returns": ray_num_returns(spec.num_returns)}
     if spec.concurrency_group is not None:
         options["concurrency_group"] = spec.concurrency_group
     if spec.max_task_retries is not None:

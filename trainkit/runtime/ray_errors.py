@@ -20,7 +20,7 @@ from trainkit.errors import (
     TrainkitError,
     WorkerDiedError,
 )
-from trainkit.runtime.failures import RemoteTraceback, raisable, unpack_failure
+from trainkit.runtime.failures import raisable, unpack_failure
 from trainkit.runtime.serialize import Packed
 
 # The first that fits counts, so a class stands before those it inherits from.
@@ -95,7 +95,6 @@ def _of_task(error: Any) -> BaseException:
     failure = TaskError(f"{type(cause).__name__}: {cause}")
     failure.cause = cause
     failure.remote_traceback = str(error)
-    failure.__cause__ = RemoteTraceback(failure.remote_traceback)
     return failure
 
 

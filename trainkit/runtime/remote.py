@@ -97,8 +97,17 @@ class ActorMethod:
         concurrency_group: str | None = None,
         max_task_retries: int | None = None,
         retry_exceptions: bool | Sequence[type[BaseException]] | None = None,
+        name: str | None = None,
     ) -> ActorMethod:
-        """The same method, called otherwise; see `trainkit.method`."""
+        """Return the method, called otherwise.
+
+        Args:
+            num_returns: see `trainkit.method`, for this and the next three.
+            concurrency_group: as above.
+            max_task_retries: as above.
+            retry_exceptions: as above.
+            name: of the call, which `get_task_name()` returns in it; None is "Class.method".
+        """
         spec = self._spec
         if num_returns is not None:
             spec = replace(spec, num_returns=returns_of(num_returns, generator=False))
@@ -108,6 +117,10 @@ class ActorMethod:
             spec = replace(spec, max_task_retries=max_task_retries)
         if retry_exceptions is not None:
             spec = replace(spec, retry_exceptions=retried(retry_exceptions))
+        if name is not None:
+            if not isinstance(name, str):
+                raise ArgumentTypeError(f"name={name!r}: give a text")
+            spec = replace(spec, name=name)
         return ActorMethod(self._actor, self._name, spec)
 
     def remote(self, *args: Any, **kwargs: Any) -> Any:

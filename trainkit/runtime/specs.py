@@ -148,6 +148,7 @@ class MethodSpec:
             `retry_exceptions` names, is made again; -1 without end; None as often as the actor's option says.
         retry_exceptions: also when it raises: any exception, or one of these.
         is_plain: it says nothing of all that, and a call returns one reference.
+        name: of a call, for the call itself and in Ray's listings; None for "Class.method".
         arity: the arguments that it takes.
     """
 
@@ -155,12 +156,13 @@ class MethodSpec:
     concurrency_group: str | None = None
     max_task_retries: int | None = None
     retry_exceptions: bool | tuple[type[BaseException], ...] = False
+    name: str | None = None
     arity: Arity = ANY
     is_plain: bool = field(init=False)
 
     def __post_init__(self) -> None:
-        said = (self.concurrency_group, self.max_task_retries, self.retry_exceptions or None)
-        object.__setattr__(self, "is_plain", self.num_returns == 1 and said == (None, None, None))
+        said = (self.concurrency_group, self.max_task_retries, self.retry_exceptions or None, self.name)
+        object.__setattr__(self, "is_plain", self.num_returns == 1 and said == (None, None, None, None))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

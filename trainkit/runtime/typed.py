@@ -99,6 +99,12 @@ class MethodOptions(TypedDict, total=False):
     retry_exceptions: bool | Sequence[type[BaseException]]
 
 
+class CallOptions(MethodOptions, total=False):
+    """Options of one call of a method."""
+
+    name: str | None
+
+
 class Remote(Protocol[F_co]):
     """Whatever has a `.remote(...)`."""
 
@@ -215,7 +221,7 @@ class Method(Remote[F_co], Protocol[F_co, Plain_co]):
 
     def __call__(self: Method[Any, Callable[P, R]], *args: P.args, **kwargs: P.kwargs) -> R: ...
 
-    def options(self, **changes: Unpack[MethodOptions]) -> Self: ...
+    def options(self, **changes: Unpack[CallOptions]) -> Self: ...
 
 
 class MakeRemote(Protocol):

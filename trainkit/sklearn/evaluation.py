@@ -14,6 +14,7 @@ import numpy as np
 from sklearn.base import clone
 
 from trainkit.clock import SYSTEM
+from trainkit.errors import message_of
 from trainkit.runtime import preload
 from trainkit.sklearn.copies import Copies, CopiesOfFold
 from trainkit.sklearn.cv_results import Outcome, report_of
@@ -88,7 +89,7 @@ class Task:
         # Nobody knows how long it took.
         times = {"fit_time": math.nan, "score_time": math.nan}
         counts = {"n_test_samples": len(self.splits[split][1])}
-        return outcome | times | counts | {"fit_error": f"{type(error).__name__}: {error}"}
+        return outcome | times | counts | {"fit_error": f"{type(error).__name__}: {message_of(error)}"}
 
     def outcome(self, parameters: Mapping[str, Any], split: int, candidate: int) -> Outcome:
         """Fit a clone with `parameters` on the training samples of fold `split`; score it on the others.

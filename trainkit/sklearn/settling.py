@@ -12,7 +12,8 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 
-from trainkit.errors import ConfigError, MetricError, TaskError, TrialError
+from trainkit.errors import ConfigError, MetricError, TaskError, TrialError, message_of
+from trainkit.runtime.failures import RemoteTraceback
 from trainkit.sklearn.candidates import Search
 from trainkit.sklearn.cv_results import Outcome
 from trainkit.sklearn.evaluation import Task
@@ -67,13 +68,13 @@ def error_to_raise(
         error = candidate.error
         if isinstance(error, TaskError) and error.cause is not None:
             cause = error.cause
-            cause.__cause__ = error.__cause__  # the traceback over there
+            cause.__cause__ = RemoteTraceback(error.remote_traceback)
             return cause
         # No process: a rule that failed in the driver, or waits for what is not reported.
         if isinstance(error, MetricError) or type(error) is TrialError:
             return error
         if error is not None and error_score == "raise":
-            error.args = (f"{error}\nIt was at {_place_of(candidate, by_portions=by_portions)}",)
+            error.args = (f"{message_of(error)}\nIt was at {_place_of(candidate, by_portions=by_portions)}",)
             return error
     return None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from trainkit.errors import CheckpointError
+from trainkit.errors import CheckpointError, message_of
 from trainkit.train.process_group import WorkerGroup
 from trainkit.train.symptoms import lost_peer
 
@@ -45,5 +45,5 @@ def _reason(error: BaseException) -> str:
     if isinstance(failures, dict) and failures:
         rank, failure = next(iter(failures.items()))
         error = failure[0] if isinstance(failure, tuple) else failure
-        return f"{error} (on worker {rank})"
-    return str(error) or type(error).__name__
+        return f"{message_of(error)} (on worker {rank})"
+    return message_of(error) or type(error).__name__

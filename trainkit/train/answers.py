@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from trainkit.clock import SYSTEM
-from trainkit.errors import ActorDiedError, GangError, TaskError
+from trainkit.errors import ActorDiedError, GangError, TaskError, message_of
 from trainkit.runtime import api as runtime
 from trainkit.train import symptoms
 
@@ -154,7 +154,7 @@ class Answers:
         those = f"worker{'s' if len(waited) > 1 else ''} {', '.join(map(str, waited))}"
         if not self.late:
             lost = f"{those} of {self._world_size} lost the others in {self._what}()"
-            return f"{lost}, and no worker knows why: {error}"
+            return f"{lost}, and no worker knows why: {message_of(error)}"
         told = [step for rank in waited if (step := symptoms.waiting_step(self.failures[rank])) is not None]
         where = f"{self._what}()" if not told else f"step {min(told)}" if min(told) else "the first step"
         hangs = "they hang" if many else "it hangs"

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from trainkit.errors import CheckpointError, ConfigError
+from trainkit.errors import CheckpointError, ConfigError, message_of
 from trainkit.runtime import api as runtime
 from trainkit.train import checkpoint, meeting, process_group, rng, sharded_checkpoint
 from trainkit.train.context import WorkerContext
@@ -293,7 +293,7 @@ class Worker:
         except Exception as error:
             if not lost_peer(error):
                 raise
-            raise LostOthersError(self._step, str(error)) from error
+            raise LostOthersError(self._step, message_of(error)) from error
 
     def _counted(self, batches: Iterable[Any]) -> Iterator[Any]:
         for batch in batches:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from trainkit.errors import ConfigError
+from trainkit.errors import ConfigError, message_of
 from trainkit.resources import QUANTUM, normalize, total
 from trainkit.runtime import api
 from trainkit.runtime.placement_group import PlacementGroup
@@ -196,7 +196,7 @@ class Bound:
             except Exception as error:
                 raise ConfigError(
                     f"what a trial of {self.name} reserves is not known: {name_of(resources)} raised "
-                    f"{type(error).__name__}: {error}, for the configuration {config!r}"
+                    f"{type(error).__name__}: {message_of(error)}, for the configuration {config!r}"
                 ) from error
         return DEFAULT_REQUEST if resources is None else as_request(resources)
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, ClassVar, Self
 
+from trainkit.errors import message_of
 from trainkit.runtime.tracebacks import formatted, last_user_frame
 from trainkit.tune.checks import is_number
 from trainkit.tune.placement import DEFAULT_REQUEST, PlacementGroupFactory
@@ -95,7 +96,7 @@ class Failure:
     def raised(cls, error: Exception, message: str = "") -> Failure:
         """By a function of the user's in this process, which would do so again; `message`: not its own."""
         text = formatted(error)
-        return cls(type(error).__name__, message or str(error), text, retry=False)
+        return cls(type(error).__name__, message or message_of(error), text, retry=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,12 +52,13 @@ class CallBodies:
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
         group: str | None = None,
+        name: str | None = None,
     ) -> Packed:
-        """The body of a call: what to call, how many results, and the arguments; its group if it has one.
+        """The body of a call: what to call, how many results, and the arguments; its group and name if any.
 
         How many results stands behind the pickle once more, for a process that can't unpack the rest.
         """
-        parts = (definition, method, count, args, dict(kwargs), *(() if group is None else (group,)))
+        parts = (definition, method, count, args, dict(kwargs), *_said(group, name))
         try:
             body = self._segments.write(pack(parts, method))
         except SerializationError:
@@ -68,3 +69,10 @@ class CallBodies:
             raise
         body.payload += count.to_bytes(COUNT_BYTES, "little", signed=True)
         return body
+
+
+def _said(group: str | None, name: str | None) -> tuple[str | None, ...]:
+    """Return what a call says beside its arguments; it ends with the last thing said."""
+    if name is not None:
+        return group, name
+    return () if group is None else (group,)

@@ -52,7 +52,7 @@ class CallerConnection(BatchingConnection):
 
 
 def parts_of(call: Frame | SmallCall) -> Sequence[Any]:
-    """A call unpacked: definition, method, how many results, arguments by place, by name, perhaps a group."""
+    """A call unpacked: definition, method, how many results, arguments by place and name, group and name."""
     if isinstance(call, SmallCall):
         arguments = call.arguments
         return (

@@ -26,7 +26,7 @@ from trainkit.runtime.local.callers import CallerConnection, SmallCall, parts_of
 from trainkit.runtime.local.client import LocalEngine
 from trainkit.runtime.local.frames import CALL, FAILURE, INIT, ITEM, RETURNED, UNKNOWN, VALUE, Frame
 from trainkit.runtime.local.messages import ShownAs
-from trainkit.runtime.local.place import calling
+from trainkit.runtime.local.place import GivenName, calling
 from trainkit.runtime.local.refs import LocalRef
 from trainkit.runtime.methods import method_of
 from trainkit.runtime.results import split_results
@@ -177,9 +177,10 @@ class Calls:
         args: Sequence[Any],
         kwargs: dict[str, Any],
         group: str | None = None,
+        name: str | None = None,
     ) -> None:
         """Run an unpacked call, and answer it; the code of this method is what calls user code."""
-        calling.set((call_id, method))
+        calling.set((call_id, method if name is None else GivenName(name)))
         answers: list[tuple[int, Packed]] = []
         try:
             self.begun_at = SYSTEM.monotonic()

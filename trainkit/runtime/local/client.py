@@ -390,7 +390,9 @@ class LocalEngine(Waiting, Steering, NodeVerbs):
                     self.started.add(ref)
                 return [ref]
         waits_for = _pending(args, kwargs)
-        body = self._bodies.of_call(None, method, spec.num_returns, args, kwargs, spec.concurrency_group)
+        body = self._bodies.of_call(
+            None, method, spec.num_returns, args, kwargs, spec.concurrency_group, spec.name
+        )
         if waits_for or peer.keeps_back:
             refs = self._refs(spec.num_returns, None)
             held = HeldCall(self, actor, peer, method, body.owned(), refs, spec, ready=not waits_for)

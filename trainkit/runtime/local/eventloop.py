@@ -22,7 +22,7 @@ from trainkit.runtime.local.callers import CallerConnection, SmallCall, parts_of
 from trainkit.runtime.local.calls import Calls, NeverMade, require_iterator
 from trainkit.runtime.local.client import LocalEngine
 from trainkit.runtime.local.frames import CALL, FAILURE, INIT, Frame
-from trainkit.runtime.local.place import ActorExit, calling
+from trainkit.runtime.local.place import ActorExit, GivenName, calling
 from trainkit.runtime.local.refs import LocalRef
 from trainkit.runtime.local.running import Host, group_error, limits
 from trainkit.runtime.results import drained
@@ -45,6 +45,7 @@ class _Call:
     count: int
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
+    name: str | None = None
     begun: bool = False
 
 
@@ -134,16 +135,17 @@ class EventLoop:
                 self._construct(conn, frame)
             return
         try:
-            _, method, count, args, kwargs, *named = parts_of(frame)
-            group = self._groups.get(named[0] if named else None)
+            _, method, count, args, kwargs, *said = parts_of(frame)
+            wanted, name = (*said, None, None)[:2]
+            group = self._groups.get(wanted)
             if group is None:
-                raise group_error(named[0], self._groups, method)
+                raise group_error(wanted, self._groups, method)
         except Exception as error:
             self._calls.refuse(conn, frame, error)
             return
         with self._counting:
             self.unfinished += 1
-        call = _Call(conn, frame, method, count, args, kwargs)
+        call = _Call(conn, frame, method, count, args, kwargs, name)
         if self._has_threads:
             group.loop.call_soon_threadsafe(group.queue.put_nowait, call)
         else:
@@ -218,7 +220,7 @@ class EventLoop:
         call.begun = True
         task = self._asyncio.current_task()
         call_id = call.frame.call_id
-        calling.set((call_id, call.method))
+        calling.set((call_id, call.method if call.name is None else GivenName(call.name)))
         answers: list[tuple[int, Packed]] = []
         try:
             if self._calls.cancelled:

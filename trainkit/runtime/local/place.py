@@ -14,6 +14,12 @@ calling: ContextVar[tuple[Any, ...]] = ContextVar("trainkit_calling", default=(0
 """The number and the name of the call that runs in this thread or coroutine, and perhaps more; 0 for none."""
 
 
+class GivenName(str):
+    """The name that a call of a method was given, which stands without the class's."""
+
+    __slots__ = ()
+
+
 class ActorExit(BaseException):
     """Ends the actor; no `except Exception` of the user's stops it."""
 
@@ -47,6 +53,7 @@ class Place:
         call, name = calling.get()[:2]
         session = Path(mark).name.rpartition("-")[2]
         is_actor = self.actor_id is not None
+        has_class = is_actor and not isinstance(name, GivenName)
         return WhereAmI(
             node_id=session,
             worker_id=f"{serial:x}",
@@ -55,7 +62,7 @@ class Place:
             actor_id=f"{self.actor_id:016x}" if is_actor else None,
             actor_name=self.actor_name if is_actor else None,
             task_id=f"{call:016x}" if call else None,
-            task_name=(f"{self.class_name}.{name}" if is_actor else name) if call else None,
+            task_name=(f"{self.class_name}.{name}" if has_class else str(name)) if call else None,
             was_restarted=self.restarts > 0,
             resources=dict(self.resources),
         )

@@ -110,16 +110,17 @@ class Threads:
             self._calls.run(conn, frame)
             return
         try:
-            definition, method, count, args, kwargs, *group = parts_of(frame)
-            pool = self._pools.get(group[0] if group else None)
+            parts = parts_of(frame)
+            group = parts[5] if len(parts) > 5 else None
+            pool = self._pools.get(group)
             if pool is None:
-                raise group_error(group[0], self._pools, method)
+                raise group_error(group, self._pools, parts[1])
         except Exception as error:
             self._calls.refuse(conn, frame, error)
             return
 
         def work() -> None:
-            self._calls.carry_out(conn, frame.kind, frame.call_id, definition, method, count, args, kwargs)
+            self._calls.carry_out(conn, frame.kind, frame.call_id, *parts)
             with self._lock:
                 self.unfinished -= 1
                 idle = self.unfinished == 0

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from trainkit.errors import GangError, WorkerDiedError
+from trainkit.errors import GangError, WorkerDiedError, message_of
 from trainkit.tune.policies import FailureConfig
 from trainkit.tune.trial import Failure, Trial
 from trainkit.tune.values import complete, decode_config, encode_config, holds_opaque
@@ -79,7 +79,7 @@ def _changed(trial: Trial, failure: Failure, change: Callable[[dict[str, Any]], 
     try:
         config = change(copy.deepcopy(trial.config))
     except Exception as error:
-        return _with_words(failure, f"then {asked} raised {type(error).__name__}: {error}")
+        return _with_words(failure, f"then {asked} raised {type(error).__name__}: {message_of(error)}")
     if config is None:
         return _with_words(failure, f"{asked} gave it up")
     if not isinstance(config, dict):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from trainkit.errors import MetricError
+from trainkit.errors import MetricError, message_of
 from trainkit.tune.checks import is_number
 from trainkit.tune.control.missing import missing_metric, misspelt
 from trainkit.tune.control.plan import Plan
@@ -76,7 +76,7 @@ class Judge:
         except MetricError as error:
             return Failure("MetricError", str(error), retry=False)
         except Exception as error:  # of the user's stop function, or stopper
-            message = f"{error} (raised by what RunConfig(stop=...) was given)"
+            message = f"{message_of(error)} (raised by what RunConfig(stop=...) was given)"
             return Failure.raised(error, message)
         if reached is None and done:
             reached = {"stop": "reported done=True"}

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from trainkit.errors import ActorDiedError, TaskError, TrainkitError
+from trainkit.errors import ActorDiedError, TaskError, TrainkitError, message_of
 from trainkit.runtime import api, preload
 from trainkit.runtime.placement_group import PlacementGroup
 from trainkit.runtime.remote import ActorHandle
@@ -340,7 +340,7 @@ class Executor(SessionBound):
                 self._start(start, fresh=True)
                 return None
             if running.phase == "stop":  # what it was is settled; how it ended is told
-                return ev.Finished(trial_id, attempt, time, running.iteration, problem=str(error))
+                return ev.Finished(trial_id, attempt, time, running.iteration, problem=message_of(error))
             self._remember(trial_id, attempt, error)
             return ev.Failed(trial_id, attempt, time, failure_of(error))
         event = event_of(trial_id, attempt, time, answer)

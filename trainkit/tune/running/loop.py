@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+from trainkit.errors import message_of
 from trainkit.tune.callbacks.hub import CallbackHub
 from trainkit.tune.control import events as ev
 from trainkit.tune.control.controller import Controller
@@ -90,7 +91,7 @@ class ExperimentLoop:
             return []
         self._told_of_callback = True
         error, where = self._hub.raised
-        return [ev.CallbackRaised(self._now(), f"{where} raised {type(error).__name__}: {error}")]
+        return [ev.CallbackRaised(self._now(), f"{where} raised {type(error).__name__}: {message_of(error)}")]
 
     def _wait(self) -> None:
         limits = [self._controller.deadline - self._now(), self._refresh_s() or math.inf, commands.EVERY_S]

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from trainkit.errors import ConfigError, MetricError, SerializationError, TaskError, WorkerDiedError
+from trainkit.errors import (
+    ConfigError,
+    MetricError,
+    SerializationError,
+    TaskError,
+    WorkerDiedError,
+    message_of,
+)
 from trainkit.tune.control import events as ev
 from trainkit.tune.control.failing import is_out_of_memory
 from trainkit.tune.running.protocol import Place
@@ -31,7 +38,7 @@ def failure_of(error: BaseException) -> Failure:
     wrong = (MetricError, ConfigError, SerializationError)
     return Failure(
         kind=type(cause).__name__,
-        message=str(cause),
+        message=message_of(cause),
         traceback=error.remote_traceback if isinstance(error, TaskError) else _last_words(error),
         retry=not isinstance(cause, wrong) and not isinstance(error, wrong),
         out_of_memory=is_out_of_memory(cause),

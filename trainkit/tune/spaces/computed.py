@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from trainkit.errors import SpaceError
+from trainkit.errors import SpaceError, message_of
 from trainkit.tune.domains import SampleFrom
 from trainkit.tune.domains.leaves import name_of
 from trainkit.tune.spaces.tree import holds_leaf
@@ -63,7 +63,7 @@ class _Computation:
         except Exception as error:
             raise SpaceError(
                 f"{key}: the function {name_of(leaf.function)} of sample_from raised "
-                f"{type(error).__name__}: {error}"
+                f"{type(error).__name__}: {message_of(error)}"
             ) from error
         del self._busy[place]
         return node[key]

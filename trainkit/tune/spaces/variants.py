@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from trainkit.errors import SpaceError
+from trainkit.errors import SpaceError, message_of
 from trainkit.tune.domains import Domain, GridSearch, SampleFrom, Spelled
 from trainkit.tune.spaces.computed import compute
 from trainkit.tune.spaces.conditions import Condition, Names, Rule, rules, when_conditions
@@ -257,7 +257,7 @@ class Space:
                 broken = rule.is_broken_by(config)
             except Exception as error:
                 raise SpaceError(
-                    f"the function {rule} of forbid raised {type(error).__name__}: {error}; "
+                    f"the function {rule} of forbid raised {type(error).__name__}: {message_of(error)}; "
                     f"the configuration was {config!r}"
                 ) from error
             if broken:

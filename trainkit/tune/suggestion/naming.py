@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from trainkit.errors import ConfigError
+from trainkit.errors import ConfigError, message_of
 from trainkit.tune.trial import Trial
 
 MAX_OWN_DIRNAME = 120
@@ -71,7 +71,7 @@ def _called(setting: str, function: Callable[[Trial], Any], trial: Trial) -> str
         name = function(trial)
     except Exception as error:
         raise ConfigError(
-            f"{setting} raised {type(error).__name__} for trial {trial.trial_id}: {error}"
+            f"{setting} raised {type(error).__name__} for trial {trial.trial_id}: {message_of(error)}"
         ) from error
     if not isinstance(name, str) or not name:
         raise ConfigError(f"{setting} returned {name!r} for trial {trial.trial_id}: return a text")

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from trainkit.errors import ConfigError
+from trainkit.errors import ConfigError, message_of
 from trainkit.tune.schedulers.base import Decision
 from trainkit.tune.search.base import Searcher
 from trainkit.tune.seeds import suggestion_generator
@@ -218,7 +218,8 @@ class Proposals:
             getattr(self._searcher, verb)(trial_id, *news)
         except Exception as error:
             raise ConfigError(
-                f"{self.name}.{verb}() raised {type(error).__name__}, told of trial {trial_id}: {error}"
+                f"{self.name}.{verb}() raised {type(error).__name__}, told of trial {trial_id}: "
+                f"{message_of(error)}"
             ) from error
 
     # --- a suggestion -----------------------------------------------------------------------------
@@ -229,7 +230,7 @@ class Proposals:
         except Exception as error:
             raise ConfigError(
                 f"no configuration could be made for trial {self._proposed}: "
-                f"{self.name}.suggest() raised {type(error).__name__}: {error}"
+                f"{self.name}.suggest() raised {type(error).__name__}: {message_of(error)}"
             ) from error
         if suggestion is None or isinstance(suggestion, dict):
             return suggestion
