@@ -8,6 +8,7 @@ Read at the time of the call, so a test or a notebook can change them.
 | TRAINKIT_NAMESPACE | namespace of named actors, where `init` names none | default |
 | TRAINKIT_LOG_DIR | where what workers print is kept | trainkit-USER/logs in the temporary folder |
 | TRAINKIT_DEDUP_LOGS | 0: a line that several workers print is shown each time | once, with a count |
+| TRAINKIT_IGNORE_UNHANDLED_ERRORS | 1: failures that nobody asks for are not shown | they are, once |
 | TRAINKIT_RESULTS_DIR | where experiments are written | ~/trainkit_results |
 | TRAINKIT_STOP_GRACE_S | seconds a trial has to its next report after Ctrl-C or the time budget | 5 |
 | TRAINKIT_FULL_TRACEBACK | 1: tracebacks also show the frames of trainkit itself | they are left out |
@@ -19,6 +20,7 @@ Of Ray's variables these are heeded, where the one of ours is not set:
 | variable | as |
 | --- | --- |
 | RAY_DEDUP_LOGS | TRAINKIT_DEDUP_LOGS |
+| RAY_IGNORE_UNHANDLED_ERRORS | TRAINKIT_IGNORE_UNHANDLED_ERRORS |
 | TUNE_RESULT_DIR | TRAINKIT_RESULTS_DIR |
 | TUNE_FORCE_TRIAL_CLEANUP_S | TRAINKIT_STOP_GRACE_S |
 | RAY_CHDIR_TO_TRIAL_DIR | 1: RunConfig(chdir_to_trial_dir=True); 0: tune.run(chdir_to_trial_dir=False) |
@@ -39,6 +41,7 @@ logger = logging.getLogger("trainkit")
 
 LOG_DIR = "TRAINKIT_LOG_DIR"
 DEDUP_LOGS = "TRAINKIT_DEDUP_LOGS"
+IGNORE_UNHANDLED_ERRORS = "TRAINKIT_IGNORE_UNHANDLED_ERRORS"
 
 SESSION_MARK = "TRAINKIT_SESSION_MARK"
 """The path of a session's folder: every process of it is started with it, and hands it on."""
@@ -59,6 +62,12 @@ def runtime_dir() -> Path:
 def dedup_logs() -> bool:
     """Return whether a line that several workers print alike is shown once."""
     return (os.environ.get(DEDUP_LOGS) or os.environ.get("RAY_DEDUP_LOGS") or "1") != "0"
+
+
+def tells_unhandled_errors() -> bool:
+    """Return whether failures of calls that nobody asks for are shown."""
+    ours = os.environ.get(IGNORE_UNHANDLED_ERRORS)
+    return (ours or os.environ.get("RAY_IGNORE_UNHANDLED_ERRORS") or "0") == "0"
 
 
 def log_dir() -> Path:

@@ -101,6 +101,7 @@ class ActorPeer(Peer):
         endpoints: how many `Endpoint` lead over it; without any, nothing more is sent.
     """
 
+    tells_failures = True
     is_watched = False
     """The pump looks for the connection's end all the time."""
 

@@ -23,7 +23,7 @@ from trainkit.runtime.local.actor_peer import HeldCall
 from trainkit.runtime.local.batch import lasting
 from trainkit.runtime.local.bodies import CallBodies
 from trainkit.runtime.local.devices import gpu_name, visible_gpus
-from trainkit.runtime.local.endpoints import Endpoint
+from trainkit.runtime.local.endpoints import Endpoint, actor_peers
 from trainkit.runtime.local.frames import INIT, VALUE
 from trainkit.runtime.local.leases import Task
 from trainkit.runtime.local.messages import (
@@ -46,6 +46,7 @@ from trainkit.runtime.local.refs import Debt, LocalRef, Peer, set_engine
 from trainkit.runtime.local.steering import Steering
 from trainkit.runtime.local.streams import StreamRef
 from trainkit.runtime.local.tasks import TaskPool
+from trainkit.runtime.local.unread import UnreadFailures, is_own
 from trainkit.runtime.local.waiting import Waiting
 from trainkit.runtime.serialize import Packed, pack
 from trainkit.runtime.specs import (
@@ -106,6 +107,7 @@ class LocalEngine(Waiting, Steering, NodeVerbs):
         self._serial = serial
         self.mark = os.environ[SESSION_MARK] if node is None else node.mark
         self.pump = Pump()
+        self.unread = UnreadFailures(self.pump.run)
         self._ids = Ids(serial)
         Waiting.__init__(self, lends=cpus > 0)
         self._node = node
@@ -342,6 +344,7 @@ class LocalEngine(Waiting, Steering, NodeVerbs):
         body = self._bodies.of_call(definition, spec.name, 1, spec.args, spec.kwargs)
         endpoint, first = lifeline.endpoint_of(self, spec)
         peer = endpoint.peer
+        peer.tells_failures = not is_own(spec.cls)
         memo, kept = lifeline.memo_of(spec, body)
         request = StartActor(
             peer.worker_id or 0,
@@ -426,12 +429,14 @@ class LocalEngine(Waiting, Steering, NodeVerbs):
         if self._node is None or self.link.closing or self.pid != os.getpid():
             return  # a worker's engine ends with its process
         self.link.closing = True
+        self._read_out()
         if introductions.farewell(self):
             self._node.let_stay()
         else:
             self._node.join()
         self.link.try_read()  # what workers printed last
         self.pump.stop()
+        self.unread.finish()
         self._fail_futures()
         for pool in self._pools.values():
             pool.close()
@@ -441,6 +446,13 @@ class LocalEngine(Waiting, Steering, NodeVerbs):
         self.link.close()
         self._pools.clear()
         set_engine(None)
+
+    def _read_out(self) -> None:
+        """Read the answers that nobody has: a failure may be among them."""
+        for peer in actor_peers():
+            peer.read_out()
+        for pool in list(self._pools.values()):
+            pool.read_out()
 
 
 def _pending(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[LocalRef]:

@@ -89,6 +89,12 @@ def shared(endpoint: Endpoint) -> Endpoint:
     return endpoint
 
 
+def actor_peers() -> list[ActorPeer]:
+    """Return the connections of this process to actors."""
+    with _sharing:
+        return list(_known.values())
+
+
 HANDLE_KINDS[ACTOR] = lambda fd: Endpoint(ActorPeer(socket.socket(fileno=fd)))
 
 

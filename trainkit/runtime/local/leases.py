@@ -45,6 +45,7 @@ class Task:
         waits: for its arguments; it is not in the pool's queue yet.
         cancelled: it must not be run, or not again.
         forced: its process is to be ended for that.
+        asked_for: somebody has waited for it in vain, so its failure is no news.
     """
 
     name: str
@@ -60,6 +61,7 @@ class Task:
     waits: bool = False
     cancelled: bool = False
     forced: bool = False
+    asked_for: bool = False
 
     @property
     def is_solitary(self) -> bool:
@@ -84,6 +86,8 @@ class Lease(Peer):
         blocked: its task waits for others, and so needs no CPU now.
         runs: how often each function that ends its process after some was run here.
     """
+
+    tells_failures = True
 
     def __init__(self, sock: socket.socket, pool: TaskPool, worker_id: int) -> None:
         super().__init__(sock, "task", worker_id)
@@ -156,6 +160,11 @@ class Lease(Peer):
             self.blocked = False
             self.owing.pop(frame.call_id, None)
             self.pool.progressed(self)
+
+    def failure(self, frame: Frame) -> Packed:
+        task = self.owing.get(frame.call_id)
+        is_news = task is not None and not task.cancelled and not task.asked_for
+        return super().failure(frame) if is_news else frame.body
 
     def on_answers(
         self, ids: list[int], values: list[Any], pickled: list[tuple[int, bytes]], spent_s: float

@@ -20,6 +20,7 @@ from trainkit.runtime.failures import pack_failure
 from trainkit.runtime.local.batch import BatchingConnection
 from trainkit.runtime.local.channel import HANDLE_KINDS, Connection, Descriptor
 from trainkit.runtime.local.frames import ANSWERS, CALLS, CONNECT, FAILURE, ITEM, VALUE, Frame
+from trainkit.runtime.local.unread import Unread, mark_read
 from trainkit.runtime.serialize import Packed
 from trainkit.runtime.specs import ObjectRef
 
@@ -32,6 +33,9 @@ PENDING = 0
 LOST = -1  # the other end is gone; the body is a function that makes the error
 ATOM = -2  # the body is the value itself, which can't be changed
 PROMISE = 3
+
+_MOST_CHUNKS = 64
+"""As many are read from a connection at the end of the session, each of what one look finds."""
 
 _engine: LocalEngine | None = None
 
@@ -123,6 +127,12 @@ class LocalRef(ObjectRef[Any]):
             callback()
 
 
+class _AskedFor(weakref.ref[LocalRef]):
+    """In place of the weak reference to a pending one that somebody has waited for in vain."""
+
+    __slots__ = ()
+
+
 class Peer(BatchingConnection):
     """A connection over which calls go out and answers come back.
 
@@ -133,9 +143,11 @@ class Peer(BatchingConnection):
 
     Attributes:
         takes_small_calls: a call that goes with others need not be known by itself.
+        tells_failures: a failure that arrives here and that nobody asks for is shown.
     """
 
     takes_small_calls = True
+    tells_failures = False
 
     def __init__(self, sock: socket.socket, name: str = "actor", worker_id: int | None = None) -> None:
         super().__init__(sock)
@@ -189,8 +201,33 @@ class Peer(BatchingConnection):
             return
         waiting = self.pending.pop(frame.call_id, None)
         ref = None if waiting is None else waiting()
+        body = frame.body
+        if frame.kind == FAILURE and waiting is not None and type(waiting) is not _AskedFor:
+            body = self.failure(frame)  # nobody may be left to read it, and then it is dropped here
         if ref is not None and ref.kind == PENDING:  # of a call that is run again, some may have come before
-            ref.complete(frame.kind, frame.body)
+            ref.complete(frame.kind, body)
+
+    def failure(self, frame: Frame) -> Packed:
+        """Return the failure in `frame`, so that it is told of if nobody asks for it."""
+        if not self.tells_failures or _engine is None:
+            return frame.body
+        return Unread(frame.body, _engine.unread.dropped)
+
+    def asked_for(self, ref: LocalRef) -> None:
+        """Note that a failure of `ref`, which is pending, is no news to anybody."""
+        if ref.id in self.pending:
+            self.pending[ref.id] = _AskedFor(ref)
+
+    def read_out(self) -> None:
+        """Hand on what has arrived, if anything is waited for: nothing is read any more after that."""
+        if not self.pending or not self.reading.acquire(blocking=False):
+            return
+        try:
+            for _ in range(_MOST_CHUNKS):
+                if not self._receive():
+                    return
+        finally:
+            self.release_reading()
 
     def on_answers(
         self, ids: list[int], values: list[Any], pickled: list[tuple[int, bytes]], _: float
@@ -299,6 +336,7 @@ def outcome(ref: LocalRef) -> tuple[int, Packed]:
         return FAILURE, pack_failure(ref.body(), "trainkit")
     if ref.kind == ATOM:
         return VALUE, serialize.pack(ref.body)
+    mark_read(ref.body)  # whoever receives it has it now
     return ref.kind, ref.body
 
 

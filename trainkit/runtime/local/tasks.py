@@ -339,6 +339,13 @@ class TaskPool:
         ]
         return rows
 
+    def read_out(self) -> None:
+        """Read the answers that nobody has."""
+        with self._lock:
+            leases = [*self._busy, *self._idle]
+        for lease in leases:
+            lease.read_out()
+
     def close(self) -> None:
         """Drop all leases and fail what is queued; the session is over."""
         with self._lock:

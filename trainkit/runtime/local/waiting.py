@@ -13,6 +13,7 @@ from trainkit.errors import GetTimeoutError, ObjectLostError
 from trainkit.runtime.failures import raisable, unpack_failure
 from trainkit.runtime.local.frames import FAILURE, VALUE
 from trainkit.runtime.local.interrupt import InterruptGuard
+from trainkit.runtime.local.leases import Task
 from trainkit.runtime.local.messages import AwaitGroup, Blocked
 from trainkit.runtime.local.nodelink import NodeLink
 from trainkit.runtime.local.objects import opened
@@ -20,6 +21,7 @@ from trainkit.runtime.local.place import calling
 from trainkit.runtime.local.pump import Pump
 from trainkit.runtime.local.refs import ATOM, PENDING, LocalRef, Peer
 from trainkit.runtime.local.select_any import are_many, await_any, await_many
+from trainkit.runtime.local.unread import mark_read
 from trainkit.runtime.serialize import unpack
 from trainkit.runtime.specs import ObjectRef
 
@@ -66,7 +68,12 @@ class Waiting:
                 raise ObjectLostError(f"{ref!r} belongs to another engine or session")
             if ref.kind == PENDING and not self._await([ref], 1, deadline):
                 raise GetTimeoutError(f"get(timeout={timeout_s}): the result is not there yet")
-            values.append(self._value(ref))
+            try:
+                values.append(self._value(ref))
+            except BaseException:
+                if len(refs) > 1:
+                    _asked_for(refs)
+                raise
         return values
 
     def _value(self, ref: LocalRef) -> Any:
@@ -75,6 +82,7 @@ class Waiting:
         if ref.kind == VALUE:
             return unpack(opened(ref.body))
         if ref.kind == FAILURE:
+            mark_read(ref.body)
             raise raisable(unpack_failure(opened(ref.body)))
         raise ref.body()
 
@@ -184,6 +192,18 @@ class Waiting:
         except GetTimeoutError:
             return False
         return True
+
+
+def _asked_for(refs: Sequence[ObjectRef[Any]]) -> None:
+    """Note that failures of `refs` are no news: who asked for all of them was told of the first one."""
+    for ref in refs:
+        if isinstance(ref, LocalRef):
+            peer, owed = ref.peer, ref.body
+            mark_read(owed)
+            if peer is not None:
+                peer.asked_for(ref)
+            if isinstance(owed, Task):
+                owed.asked_for = True
 
 
 def _is_over(deadline: float | None) -> bool:
