@@ -176,6 +176,37 @@ def test_what_has_another_name_says_which(arguments: dict[str, Any], text: str) 
         TorchTrainer.as_trainable(training_operator_cls=Digits, **arguments)
 
 
+@pytest.mark.parametrize(
+    ("positional", "named", "text"),
+    [
+        (
+            (),
+            dict.fromkeys(("model_creator", "data_creator", "optimizer_creator", "loss_creator"), print),
+            "no longer takes model_creator, data_creator, optimizer_creator, loss_creator: make an operator",
+        ),
+        (
+            (print, print, print, print),
+            {"num_workers": 2},
+            "no longer takes model_creator, data_creator, opt",
+        ),
+        ((print,), {"data_creator": print}, "no longer takes model_creator, data_creator: make an operator"),
+        (
+            (print,),
+            {"scaling_config": None},
+            "takes no .*Ray Train's trainers of a function are not there yet",
+        ),
+        ((), {"train_loop_per_worker": print}, "takes no train_loop_per_worker: .*write a TrainingOperator"),
+        ((Digits,), {}, "takes its arguments by name: pass training_operator_cls=Digits"),
+        ((), {}, "needs training_operator_cls=, a subclass of TrainingOperator"),
+    ],
+)
+def test_calls_of_other_trainers_say_what_to_write(
+    positional: tuple[Any, ...], named: dict[str, Any], text: str
+) -> None:
+    with pytest.raises(ConfigError, match=text):
+        TorchTrainer(*positional, **named)
+
+
 def test_use_fp16_is_a_precision() -> None:
     config = {"samples": 40, "dtype": torch.float32}
     with TorchTrainer(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from trainkit.errors import ConfigError
@@ -23,14 +23,44 @@ _REMOVED: Mapping[str, str] = {
     "data_loader_args": "give them to the DataLoader that you register",
     "apex_args": "Apex is not used: pass precision='fp16' or 'bf16'",
 }
+_CREATOR_ORDER = ("model_creator", "data_creator", "optimizer_creator", "loss_creator")
+_RAY_TRAIN = frozenset(
+    "train_loop_per_worker train_loop_config torch_config scaling_config run_config datasets dataset_config "
+    "metadata resume_from_checkpoint".split()
+)
+
+
+def by_name(positional: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments that were given by position, by the names they have or had.
+
+    Args:
+        positional: one function: the training loop of today's Ray Train; several: the creators of RaySGD.
+        named: the arguments given by name.
+
+    Raises:
+        ConfigError: the operator was given by position.
+    """
+    if len(positional) == 1 and isinstance(positional[0], type):
+        raise ConfigError(
+            f"TorchTrainer takes its arguments by name: pass training_operator_cls={positional[0].__name__}"
+        )
+    if len(positional) == 1 and not _REMOVED.keys() & named.keys():
+        return {"train_loop_per_worker": positional[0]}
+    return dict(zip(_CREATOR_ORDER, positional, strict=False))
 
 
 def renamed(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """`arguments` of a trainer with `use_fp16` as the `precision` that it means.
 
     Raises:
-        ConfigError: some were arguments of RaySGD's trainer once; the message says what to do for each.
+        ConfigError: some were arguments of RaySGD's trainer once, and the message says what to do for each;
+            or they are those of Ray Train's trainer.
     """
+    if foreign := [name for name in arguments if name in _RAY_TRAIN]:
+        raise ConfigError(
+            f"TorchTrainer takes no {', '.join(foreign)}: Ray Train's trainers of a function are not there "
+            f"yet; write a TrainingOperator, and pass training_operator_cls=, num_workers= and use_gpu="
+        )
     fixes = {
         fix: [name for name in arguments if _REMOVED.get(name) == fix]
         for fix in dict.fromkeys(_REMOVED[name] for name in arguments if name in _REMOVED)

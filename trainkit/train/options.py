@@ -73,7 +73,7 @@ class TrainerOptions:
             raise ConfigError(
                 f"TorchTrainer has no argument {', '.join(unknown)}{meant}; it takes {', '.join(known)}"
             )
-        if "training_operator_cls" not in arguments:
+        if arguments.get("training_operator_cls") is None:
             raise ConfigError("TorchTrainer needs training_operator_cls=, a subclass of TrainingOperator")
         step = StepSettings(**{name: arguments.pop(name) for name in list(arguments) if name in steps})
         arguments["config"] = {} if arguments.get("config") is None else arguments["config"]

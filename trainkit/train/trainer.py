@@ -15,6 +15,7 @@ from trainkit.errors import ConfigError
 from trainkit.runtime import holdings
 from trainkit.runtime.tracebacks import without_frames
 from trainkit.train.crew import Crew
+from trainkit.train.former import by_name
 from trainkit.train.metrics import not_finite, reduce_metrics
 from trainkit.train.operator import TrainingOperator
 from trainkit.train.options import TrainerOptions, is_count
@@ -61,6 +62,7 @@ class TorchTrainer:
         detect_nan: stop with `NonFiniteLossError` at the first loss that is no finite number; this waits for
             the device at each step. Otherwise it is told at the epoch's end.
         min_workers: fewest workers to go on with if some are lost; default, `num_workers`.
+        *positional: refused, as arguments are given by name.
         **former: arguments that RaySGD's trainer once had; refused with what to do instead.
 
     Raises:
@@ -72,8 +74,8 @@ class TorchTrainer:
     @without_frames
     def __init__(
         self,
-        *,
-        training_operator_cls: type[TrainingOperator],
+        *positional: Never,
+        training_operator_cls: type[TrainingOperator] | None = None,
         initialization_hook: Callable[[], Any] | None = None,
         config: Mapping[str, Any] | None = None,
         num_workers: int = 1,
@@ -124,7 +126,7 @@ class TorchTrainer:
             channels_last=channels_last,
             detect_nan=detect_nan,
             min_workers=min_workers,
-            **former,
+            **{**by_name(positional, former), **former},
         ).resolved()
         self._crew = Crew(self._options)
         crew = weakref.ref(self._crew)
