@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainkit.errors import ActorDiedError, TaskError, TrainkitError, message_of
-from trainkit.runtime import api, preload
+from trainkit.runtime import api, current, preload
 from trainkit.runtime.placement_group import PlacementGroup
 from trainkit.runtime.remote import ActorHandle
 from trainkit.runtime.scheduling import PlacementGroupSchedulingStrategy
@@ -108,7 +108,9 @@ class Executor(SessionBound):
         self._actor_class: Any = api.remote(TrialActor)
         self._running: dict[str, _Running] = {}
         self._departures = Departures(now=now, leave_s=leave_s)
-        self._pool: ProcessPool[_Process] | None = ProcessPool(api.cluster_resources()) if reuse else None
+        self._reuse = reuse
+        self._pool: ProcessPool[_Process] | None = self._new_pool()
+        """None: processes aren't reused, or went with the session."""
         self._cut_off: list[Trial] = []
         """Trials whose processes went with the session."""
         self._names = map(str, itertools.count())
@@ -207,13 +209,16 @@ class Executor(SessionBound):
         self._cut_off += [running.start.trial for running in self._running.values()]
         self._running.clear()
         self._departures.take_all()
-        if self._pool is not None:
-            self._pool = ProcessPool(api.cluster_resources())
+        self._pool = None
 
     def _begin_again(self) -> None:
+        self._pool = self._new_pool()
         for trial in self._cut_off:  # now that all that they reported is known
             self._tidy(trial)
         self._cut_off.clear()
+
+    def _new_pool(self) -> ProcessPool[_Process] | None:
+        return ProcessPool(current.engine().cluster_resources()) if self._reuse else None
 
     # --- calls out --------------------------------------------------------------------------------
 
