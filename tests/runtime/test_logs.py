@@ -231,6 +231,21 @@ def _shown(capfd: pytest.CaptureFixture[str], so_far: list[str]) -> str:
     return "".join(so_far)
 
 
+def test_what_one_other_worker_repeated_is_shown_by_its_end(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("TRAINKIT_DEDUP_LOGS")
+    trainkit.init(num_cpus=2)
+    actors = [talker() for _ in range(2)]
+    pids = trainkit.get([actor.pid.remote() for actor in actors])
+    so_far: list[str] = []
+    for actor, pid in zip(actors, pids, strict=True):
+        trainkit.get(actor.say.remote("loaded"))
+        trainkit.kill(actor)
+        assert eventually(lambda: f"pid={pid}) loaded\n" in _shown(capfd, so_far))  # noqa: B023
+    assert "repeated" not in "".join(so_far)
+
+
 def test_what_is_repeated_is_counted_and_told_in_time() -> None:
     folding = Folding()
     first = folding.fresh(2, "a", 12, False, ["same", "own", ""], 0.0)
@@ -242,7 +257,15 @@ def test_what_is_repeated_is_counted_and_told_in_time() -> None:
     assert folding.due(4.9) == []
     (repeated,) = folding.due(5.0)
     assert (repeated.name, repeated.pid, repeated.text) == ("c", 14, "same [repeated 2x by other workers]")
-    assert folding.fresh(5, "d", 15, False, ["same"], 5.1) == ["same"], "shown again after that"
+    assert folding.fresh(5, "d", 15, False, ["same", "rare", "end"], 5.1) == ["same", "rare", "end"]
+    assert folding.fresh(6, "e", 16, False, ["rare"], 5.2) == []
+    assert folding.due(6.1) == []
+    (alone,) = folding.due(6.2)
+    assert (alone.name, alone.text) == ("e", "rare"), "repeated once: shown plainly, and soon"
+    assert folding.fresh(7, "f", 17, False, ["end"], 6.3) == []
+    assert folding.last_of(16) == []
+    assert [known.text for known in folding.last_of(17)] == ["end"], "shown when that worker has ended"
+    assert folding.last_of(17) == []
     many = [f"line {index}" for index in range(3_000)]
     assert folding.fresh(6, "e", 16, False, many, 6.0) == many
     assert folding.fresh(7, "f", 17, False, many[-10:], 6.0) == many[-10:], "so many are not remembered"

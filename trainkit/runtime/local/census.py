@@ -373,6 +373,7 @@ class Census:
         code = os.waitstatus_to_exitcode(status)
         for pipe in (worker.stdout, worker.stderr):
             pipe.drain()
+        self._node.print_rest(worker)
         self._bury(worker, self._exit(worker, code))
         if not self._sweeping:
             self._sweeping = True

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 WINDOW_S = 5.0
+TICK_S = 1.0
 _MOST_LINES = 1_000
 
 
@@ -18,7 +19,8 @@ class Repeated:
         since: when that was, by the monotonic clock.
         name: of the worker that repeated it last.
         pid: of that worker.
-        count: how often other workers have repeated it.
+        count: how often other workers have repeated it since it was last shown.
+        latest: when that last happened.
     """
 
     source: int
@@ -28,11 +30,12 @@ class Repeated:
     name: str = ""
     pid: int = 0
     count: int = 0
+    latest: float = 0.0
 
     @property
     def text(self) -> str:
-        """The line with the number of its repetitions."""
-        return f"{self.line} [repeated {self.count}x by other workers]"
+        """The line with the number of its repetitions; a single one is shown as it is."""
+        return self.line if self.count == 1 else f"{self.line} [repeated {self.count}x by other workers]"
 
 
 class Folding:
@@ -69,10 +72,27 @@ class Folding:
                     self._shown[is_error, line] = Repeated(source, now, is_error, line)
             else:
                 known.name, known.pid = name, pid
-                known.count += 1
+                known.count, known.latest = known.count + 1, now
         return found
 
     def due(self, now: float) -> list[Repeated]:
-        """Forget the lines whose time is up, and return those of them that were repeated."""
+        """Return the repetitions to be shown now: of lines whose time is up, and single ones a second later.
+
+        Lines whose time is up are forgotten.
+        """
         over = [key for key, known in self._shown.items() if known.since + WINDOW_S <= now]
-        return [known for known in map(self._shown.pop, over) if known.count]
+        found = [known for known in map(self._shown.pop, over) if known.count]
+        alone = [k for k in self._shown.values() if k.count == 1 and k.latest + TICK_S <= now]
+        return found + _taken(alone)
+
+    def last_of(self, pid: int) -> list[Repeated]:
+        """Return the repetitions to be shown now that the worker has ended which made the last of each."""
+        return _taken([known for known in self._shown.values() if known.count and known.pid == pid])
+
+
+def _taken(pending: list[Repeated]) -> list[Repeated]:
+    """Return copies of `pending`, of which nothing is pending any more."""
+    taken = [replace(known) for known in pending]
+    for known in pending:
+        known.count = 0
+    return taken

@@ -31,7 +31,7 @@ from trainkit.runtime.local import departure, doors, process
 from trainkit.runtime.local.census import Census
 from trainkit.runtime.local.channel import Connection, Descriptor
 from trainkit.runtime.local.children import Worker
-from trainkit.runtime.local.folding import WINDOW_S, Folding
+from trainkit.runtime.local.folding import TICK_S, Folding, Repeated
 from trainkit.runtime.local.frames import FAILURE, NOTICE, REQUEST, VALUE, Frame
 from trainkit.runtime.local.guests import Door
 from trainkit.runtime.local.logs import SessionLogs
@@ -264,7 +264,7 @@ class Node:
             waiting = bool(self._folding)
             lines = self._folding.fresh(worker.serial, name, pid, is_error, lines, SYSTEM.monotonic())
             if not waiting and self._folding:
-                self.after(WINDOW_S, self._print_repeated)
+                self.after(TICK_S, self._print_repeated)
         if lines:
             self.notify(_DRIVER, Output(name, pid, is_error, lines))
 
@@ -272,10 +272,18 @@ class Node:
         """Say which lines were repeated, `now` by the clock."""
         if self._folding is None:
             return
-        for known in self._folding.due(SYSTEM.monotonic() if now is None else now):
-            self.notify(_DRIVER, Output(known.name, known.pid, known.is_error, [known.text]))
+        self._print_pending(self._folding.due(SYSTEM.monotonic() if now is None else now))
         if self._folding:
-            self.after(WINDOW_S / 5, self._print_repeated)
+            self.after(TICK_S, self._print_repeated)
+
+    def print_rest(self, worker: Worker) -> None:
+        """Show what a worker that has ended was the last to repeat."""
+        if self._folding is not None and worker.pid is not None:
+            self._print_pending(self._folding.last_of(worker.pid))
+
+    def _print_pending(self, pending: list[Repeated]) -> None:
+        for known in pending:
+            self.notify(_DRIVER, Output(known.name, known.pid, known.is_error, [known.text]))
 
     def _stop_folding(self) -> None:
         """Say what has been held back, and hold nothing back any more: the program is about to end."""
