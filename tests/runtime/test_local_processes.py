@@ -6,6 +6,7 @@ import io
 import os
 import random
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import pytest
 
 import trainkit
 from tests.conftest import eventually, shared_memory
+from tests.suites.parts import wait_for
 
 pytestmark = pytest.mark.usefixtures("runtime")
 
@@ -360,3 +362,41 @@ def test_a_look_without_waiting_lends_nothing() -> None:
         return any(trainkit.wait([other], timeout=0)[0] for _ in range(200))
 
     assert trainkit.get(polls.remote(), timeout=60) is False
+
+
+@pytest.mark.parametrize("who", ["task", "actor"])
+def test_what_the_main_thread_lends_stays_lent_while_other_threads_wait(who: str, tmp_path: Path) -> None:
+    names = ("early", "late", "started", "seen")
+    paths = early, late, started, seen = [tmp_path / name for name in names]
+
+    def waits(others: Any) -> str:
+        first, second = (others.look.remote(wait_for, path) for path in (early, late))
+
+        def wait_too() -> None:
+            trainkit.get(first)
+            seen.touch()
+
+        thread = threading.Thread(target=wait_too)
+        thread.start()
+        started.touch()
+        trainkit.get(second)
+        thread.join()
+        return "done"
+
+    others = probe(num_cpus=0, max_concurrency=2)
+    if who == "task":
+        ref = trainkit.remote(num_cpus=4)(waits).remote(others)
+    else:
+        actor = probe(num_cpus=4)
+        trainkit.get(actor.pid.remote())
+        ref = actor.look.remote(waits, others)
+    try:
+        assert eventually(started.exists)
+        assert eventually(lambda: trainkit.available_resources().get("CPU") == 4)
+        early.touch()
+        assert eventually(seen.exists)
+        assert trainkit.get(trainkit.remote(num_cpus=4)(lambda: 1).remote(), timeout=60) == 1
+    finally:
+        for path in paths:
+            path.touch()
+    assert trainkit.get(ref, timeout=60) == "done"

@@ -49,7 +49,8 @@ class Waiting:
         self.on_blocked: Callable[[bool], None] = lambda _: None
         self._brief_call: tuple[Any, ...] = ()
         self._brief_left = _BRIEF_WAITS
-        self._lent_for: list[Sequence[LocalRef]] = []
+        self._lent_for: dict[int, Sequence[LocalRef]] = {}
+        """The references that the lender waits for, by `id`: only that wait takes the CPUs back."""
 
     @abstractmethod
     def asks_for_processes(self) -> bool:
@@ -118,7 +119,7 @@ class Waiting:
         finally:
             if blocked:
                 self.on_blocked(False)
-            self._take_back_cpus()
+            self._take_back_cpus(refs)
 
     def _await_briefly(
         self, refs: Sequence[LocalRef], count: int, deadline: float | None, guard: InterruptGuard
@@ -142,7 +143,7 @@ class Waiting:
 
     def _lend(self, refs: Sequence[LocalRef]) -> None:
         if self._lends and not self._lent_for:
-            self._lent_for = [refs]
+            self._lent_for[id(refs)] = refs
             self.link.tell(Blocked(True))
 
     def lend_no_longer(self) -> None:
@@ -151,16 +152,13 @@ class Waiting:
         Who returns a lease does so first: else what the lease held goes to somebody who would begin
         something new, though this process is about to go on.
         """
-        awaited = self._lent_for[-1:]
-        if awaited and len(awaited[0]) == 1 and awaited[0][0].kind != PENDING:
-            self._take_back_cpus()
+        for refs in list(self._lent_for.values()):
+            if len(refs) == 1 and refs[0].kind != PENDING:
+                self._take_back_cpus(refs)
 
-    def _take_back_cpus(self) -> None:
-        try:
-            self._lent_for.pop()
-        except IndexError:  # another thread has
-            return
-        self.link.tell(Blocked(False))
+    def _take_back_cpus(self, refs: Sequence[LocalRef]) -> None:
+        if self._lent_for.pop(id(refs), None) is not None:
+            self.link.tell(Blocked(False))
 
     def _await_guarded(
         self, refs: Sequence[LocalRef], count: int, deadline: float | None, guard: InterruptGuard
