@@ -76,20 +76,22 @@ class CallSuite(Suite):
             def same(self, value: int) -> int:
                 return value
 
+        half = 100 if self.engine == "ray" else 700  # Ray takes a second for some hundred tasks
+        count = 2 * half
         actor, late = trainkit.remote(Echo).remote(), tmp_path / "late"
         same = trainkit.remote(num_cpus=0.5)(_same)
-        refs = [same.remote(number) for number in range(700)]
-        refs += [actor.same.remote(number) for number in range(700, 1400)]
-        ready, pending = trainkit.wait(refs, num_returns=1400, timeout=SOON_S)
+        refs = [same.remote(number) for number in range(half)]
+        refs += [actor.same.remote(number) for number in range(half, count)]
+        ready, pending = trainkit.wait(refs, num_returns=count, timeout=SOON_S)
         assert (ready, pending) == (refs, [])
-        assert trainkit.get(ready) == list(range(1400))
-        assert trainkit.wait(refs, num_returns=1000, timeout=0) == (refs[:1000], refs[1000:])
+        assert trainkit.get(ready) == list(range(count))
+        assert trainkit.wait(refs, num_returns=half, timeout=0) == (refs[:half], refs[half:])
         if self.engine != "inline":  # there nothing is late
             slow = trainkit.remote(num_cpus=0)(wait_for).remote(late)
-            refs = [slow, *(same.remote(number) for number in range(1400))]
-            ready, pending = trainkit.wait(refs, num_returns=1400, timeout=SOON_S)
+            refs = [slow, *(same.remote(number) for number in range(count))]
+            ready, pending = trainkit.wait(refs, num_returns=count, timeout=SOON_S)
             assert (ready, pending) == (refs[1:], [slow])
-            assert trainkit.wait(refs, num_returns=1401, timeout=0.05)[1] == [slow]
+            assert trainkit.wait(refs, num_returns=count + 1, timeout=0.05)[1] == [slow]
             late.touch()
             assert trainkit.get(slow, timeout=SOON_S) == "waited"
 

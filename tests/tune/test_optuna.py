@@ -383,8 +383,8 @@ def test_without_a_metric_it_says_so(fit):
 
 
 def test_a_trial_without_the_metric_has_failed(fit):
-    grid = fit(parabola, PLANE, search_alg=OptunaSearch(metric="los", mode="min"), num_samples=1)
-    assert "'los'" in str(grid.errors[0])
+    grid = fit(parabola, PLANE, search_alg=OptunaSearch(metric="score", mode="min"), num_samples=1)
+    assert "'score'" in str(grid.errors[0])
 
 
 def test_without_optuna_the_command_to_install_it_is_named():

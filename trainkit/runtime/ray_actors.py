@@ -15,7 +15,7 @@ from trainkit.runtime.ray_bodies import Leaving
 from trainkit.runtime.ray_definitions import Definitions
 from trainkit.runtime.ray_errors import RetriedFailure, refusal
 from trainkit.runtime.ray_placement import ray_options
-from trainkit.runtime.ray_streams import handed_out, ray_num_returns
+from trainkit.runtime.ray_streams import handed_out, with_options
 from trainkit.runtime.ray_values import Call, RayActor, seal, split_arguments
 from trainkit.runtime.specs import STREAMING, ActorSpec, Interface, MethodSpec, ObjectRef
 
@@ -76,7 +76,7 @@ def call(
     """See `Engine.call`."""
     where = f"{actor.name}.{method}"
     arguments, refs = split_arguments(args, kwargs, where)
-    options: dict[str, Any] = {"name": spec.name or where, "num_returns": ray_num_returns(spec.num_returns)}
+    options: dict[str, Any] = {"name": spec.name or where}
     if spec.concurrency_group is not None:
         options["concurrency_group"] = spec.concurrency_group
     if spec.max_task_retries is not None:
@@ -92,7 +92,7 @@ def call(
         retries=seal(kinds) if kinds else None,
     )
     body = actor.handle.stream if spec.num_returns == STREAMING else actor.handle.call
-    return handed_out(body.options(**options).remote(sent, *refs))
+    return handed_out(with_options(body, spec.num_returns, options).remote(sent, *refs))
 
 
 def kill(actor: RayActor, no_restart: bool) -> None:

@@ -33,7 +33,7 @@ from trainkit.runtime.local import devices
 from trainkit.runtime.methods import interface_of
 from trainkit.runtime.ray_bodies import Host
 from trainkit.runtime.ray_definitions import Definitions
-from trainkit.runtime.ray_streams import RayStream, handed_out, ray_num_returns
+from trainkit.runtime.ray_streams import RayStream, handed_out, with_options
 from trainkit.runtime.ray_values import Call, RayActor, RayRef, next_session, seal, split_arguments, unseal
 from trainkit.runtime.serialize import pack
 from trainkit.runtime.specs import (
@@ -133,12 +133,8 @@ class RayEngine:
         placement = self._placed(spec.placement, spec.name, WorkerDiedError)
         arguments, refs = split_arguments(spec.args, spec.kwargs, spec.name)
         call = Call(where=spec.name, arguments=arguments, num_returns=spec.num_returns, folder=placement.cwd)
-        started = self._definitions.task(spec).options(
-            num_returns=ray_num_returns(spec.num_returns),
-            max_retries=spec.max_retries,
-            name=spec.name,
-            **ray_placement.ray_options(placement),
-        )
+        options = {"max_retries": spec.max_retries, "name": spec.name, **ray_placement.ray_options(placement)}
+        started = with_options(self._definitions.task(spec), spec.num_returns, options)
         return handed_out(started.remote(call, *refs))
 
     def start_actor(self, spec: ActorSpec) -> RayActor:

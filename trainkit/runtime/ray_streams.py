@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+import warnings
+from typing import Any
 
 import ray
 
@@ -31,11 +32,14 @@ class RayStream(ObjectRefGenerator[Any]):
         return RayRef(self.generator.completed())
 
 
-def ray_num_returns(num_returns: int) -> int | Literal["streaming", "dynamic"]:
-    """Ray's word for `num_returns`."""
-    if num_returns == DYNAMIC:
-        return "dynamic"
-    return "streaming" if num_returns == STREAMING else num_returns
+def with_options(body: Any, num_returns: int, options: dict[str, Any]) -> Any:
+    """Return Ray's function or method with `num_returns` in Ray's words, and other options of Ray's."""
+    if num_returns != DYNAMIC:
+        return body.options(num_returns="streaming" if num_returns == STREAMING else num_returns, **options)
+    with warnings.catch_warnings():
+        # Ray calls it deprecated; here it goes on working, so there is nothing to tell the user.
+        warnings.filterwarnings("ignore", "num_returns='dynamic'")
+        return body.options(num_returns="dynamic", **options)
 
 
 def handed_out(started: Any) -> list[ObjectRef[Any]]:
