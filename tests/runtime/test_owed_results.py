@@ -93,7 +93,9 @@ def test_what_an_actor_held_is_free_while_its_process_stays(tmp_path: Path) -> N
     del owner
     assert eventually(lambda: trainkit.available_resources().get("CPU") == 1)
     assert lives(pid)
-    assert eventually(lambda: [row["state"] for row in trainkit.list_actors() if row["pid"] == pid] == ["DEAD"])
+    assert eventually(
+        lambda: [row["state"] for row in trainkit.list_actors() if row["pid"] == pid] == ["DEAD"]
+    )
     with pytest.raises(ValueError, match="owner"):
         trainkit.get_actor("owner")
     (tmp_path / "go").touch()
