@@ -12,7 +12,7 @@ from typing import Any
 
 from trainkit.tune.callbacks.base import Callback
 from trainkit.tune.checks import is_finite
-from trainkit.tune.control.missing import ALIKE, AUTOMATIC, misspelt
+from trainkit.tune.control.missing import AUTOMATIC, misspelt
 from trainkit.tune.trial import Trial
 from trainkit.tune.values import flatten, lookup
 
@@ -94,9 +94,9 @@ class MetricWatch(Callback):
 
 
 def reported_words(name: str, result: Mapping[str, Any]) -> str:
-    """What `result` has in place of `name`: the nearest name, if one is much like it, and all others."""
+    """What `result` has in place of `name`: all that it has, and the nearest name if one is like it."""
     names = flatten({name: value for name, value in result.items() if name != "config"})
     reported = sorted(set(names) - AUTOMATIC)
     text = f"reported were {', '.join(reported)}" if reported else "nothing else was reported"
-    near = difflib.get_close_matches(name, names, n=1, cutoff=ALIKE)
+    near = difflib.get_close_matches(name, names, n=1)
     return f"{text}. Did you mean {near[0]!r}?" if near else f"{text}."
