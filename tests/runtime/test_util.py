@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -326,6 +327,22 @@ def test_a_class_travels_by_its_own_functions(engine: str):
         trainkit.put(Locked(5))
     deregister_serializer(trainkit.ObjectRef)  # nobody registered that: it goes on travelling
     assert trainkit.get(trainkit.get(trainkit.put([trainkit.put(6)]))[0]) == 6
+
+
+def test_results_that_are_there_are_looked_for_once(engine: str, monkeypatch: pytest.MonkeyPatch):
+    looked_at: list[int] = []
+
+    def wait(refs: Any, **kwargs: Any) -> Any:
+        looked_at.append(len(refs))
+        return trainkit.wait(refs, **kwargs)
+
+    monkeypatch.setattr("trainkit.util.helpers.wait", wait)
+    refs = [trainkit.put(number) for number in range(500)]
+    assert list(as_completed(refs)) == list(range(500))
+    assert looked_at == [500, 490]
+    same = trainkit.remote(abs)
+    assert sorted(map_unordered(same, range(-50, 0), backpressure_size=20, chunk_size=1)) == [*range(1, 51)]
+    assert max(looked_at[2:]) <= 20
 
 
 def test_a_message_is_logged_once():

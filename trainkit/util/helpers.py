@@ -74,28 +74,58 @@ def _map_unordered(
     yield_obj_refs: bool,
     kwargs: dict[str, Any],
 ) -> Iterator[Any]:
-    refs: list[ObjectRef[Any]] = []
+    arriving = _Arriving([], chunk_size, kwargs)
     for item in items:
-        refs.append(fn.remote(item))
-        if backpressure_size is not None and len(refs) >= backpressure_size:
-            done, refs = _chunk(refs, chunk_size, yield_obj_refs, kwargs)
-            yield from done
-    yield from _as_completed(refs, chunk_size, yield_obj_refs, kwargs)
+        arriving.add(fn.remote(item))
+        if backpressure_size is not None and len(arriving) >= backpressure_size:
+            yield from arriving.next_chunk(yield_obj_refs)
+    while arriving:
+        yield from arriving.next_chunk(yield_obj_refs)
 
 
 def _as_completed(
     refs: list[ObjectRef[Any]], chunk_size: int, yield_obj_refs: bool, kwargs: dict[str, Any]
 ) -> Iterator[Any]:
-    while refs:
-        done, refs = _chunk(refs, chunk_size, yield_obj_refs, kwargs)
-        yield from done
+    arriving = _Arriving(refs, chunk_size, kwargs)
+    while arriving:
+        yield from arriving.next_chunk(yield_obj_refs)
 
 
-def _chunk(
-    refs: list[ObjectRef[Any]], chunk_size: int, yield_obj_refs: bool, kwargs: dict[str, Any]
-) -> tuple[list[Any], list[ObjectRef[Any]]]:
-    done, rest = wait(refs, num_returns=min(chunk_size, len(refs)), **kwargs)
-    return (done if yield_obj_refs else get(done)), rest
+class _Arriving:
+    """References of which some are known to be done.
+
+    All are looked at only when none is known to be done: a look at each chunk would take a time that
+    grows with the square of their number.
+    """
+
+    def __init__(self, refs: list[ObjectRef[Any]], chunk_size: int, kwargs: dict[str, Any]) -> None:
+        self._pending = refs
+        self._done: list[ObjectRef[Any]] = []
+        self._chunk_size = chunk_size
+        self._kwargs = kwargs
+
+    def __len__(self) -> int:
+        return len(self._pending) + len(self._done)
+
+    def add(self, ref: ObjectRef[Any]) -> None:
+        """Take one more."""
+        self._pending.append(ref)
+
+    def next_chunk(self, yield_obj_refs: bool) -> list[Any]:
+        """Return the next results, or their references; none if the timeout came first."""
+        if not self._done:
+            self._look()
+        refs = self._done[: self._chunk_size]
+        del self._done[: self._chunk_size]
+        return refs if yield_obj_refs else get(refs)
+
+    def _look(self) -> None:
+        count = min(self._chunk_size, len(self._pending))
+        self._done, self._pending = wait(self._pending, num_returns=count, **self._kwargs)
+        if self._pending and len(self._done) == count:
+            more = {**self._kwargs, "timeout": 0}
+            done, self._pending = wait(self._pending, num_returns=len(self._pending), **more)
+            self._done += done
 
 
 def _require_size(name: str, value: int) -> None:
