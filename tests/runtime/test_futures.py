@@ -1,14 +1,22 @@
-"""What waits for results when the session ends."""
+"""Futures: their callbacks, and what waits for results when the session ends."""
 
 from __future__ import annotations
 
 import asyncio
+import functools
+import itertools
+import os
 import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 import trainkit
+from tests.conftest import eventually
 from tests.runtime.performers import Stepper
+from tests.suites.parts import await_file
 from trainkit.errors import ObjectLostError
 
 
@@ -38,3 +46,73 @@ def test_a_stream_that_outlives_its_session_is_dropped_without_a_word(
     trainkit.shutdown()
     del stream
     assert capsys.readouterr().err == ""
+
+
+@pytest.fixture(scope="module")
+def session() -> Iterator[None]:
+    trainkit.init(num_cpus=2)
+    yield
+    trainkit.shutdown()
+
+
+def test_a_few_threads_run_all_callbacks(session: None, tmp_path: Path) -> None:
+    held = trainkit.remote(await_file).remote(tmp_path / "go")
+    future, over = held.future(), threading.Event()
+    ran: list[int] = []
+    threads: set[int] = set()
+
+    def note(_: Any, number: int) -> None:
+        ran.append(number)
+        threads.add(threading.get_ident())
+
+    for number in range(1000):
+        future.add_done_callback(functools.partial(note, number=number))
+    future.add_done_callback(lambda _: over.set())
+    (tmp_path / "go").touch()
+    assert over.wait(60)
+    assert sorted(ran) == list(range(1000))
+    assert len(threads) < 20
+
+
+def test_callbacks_that_wait_for_later_ones_go_on(session: None, tmp_path: Path) -> None:
+    held = trainkit.remote(await_file).remote(tmp_path / "go")
+    future, events = held.future(), [threading.Event() for _ in range(6)]
+    for event, later in itertools.pairwise(events):
+        future.add_done_callback(lambda _, event=event, later=later: later.wait() and event.set())
+    future.add_done_callback(lambda _: events[-1].set())
+    (tmp_path / "go").touch()
+    assert events[0].wait(60)
+
+
+def test_a_callback_that_fails_is_told_and_the_next_one_runs(
+    session: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[Any] = []
+    monkeypatch.setattr(threading, "excepthook", lambda args: told.append(args.exc_value))
+    future, over = trainkit.remote(await_file).remote(tmp_path / "go").future(), threading.Event()
+    future.add_done_callback(lambda _: 1 // 0)
+    future.add_done_callback(lambda _: over.set())
+    (tmp_path / "go").touch()
+    assert over.wait(60)
+    assert [type(error) for error in told] == [ZeroDivisionError]
+
+
+def test_a_callback_without_a_thread_is_refused(session: None, tmp_path: Path) -> None:
+    future, over = trainkit.remote(await_file).remote(tmp_path / "go").future(), threading.Event()
+    before = threading.stack_size(1 << 46)  # more than any system has
+    try:
+        with pytest.raises(RuntimeError, match="thread"):
+            future.add_done_callback(lambda _: over.set())
+    finally:
+        threading.stack_size(before)
+    future.add_done_callback(lambda _: over.set())
+    (tmp_path / "go").touch()
+    assert over.wait(60)
+
+
+def test_the_threads_of_callbacks_end(session: None) -> None:
+    refs = [trainkit.remote(os.getpid).remote() for _ in range(20)]
+    for ref in refs:
+        ref.future().add_done_callback(lambda _: None)
+    trainkit.get(refs)
+    assert eventually(lambda: all(one.name != "trainkit-callback" for one in threading.enumerate()))

@@ -11,7 +11,7 @@ import contextlib
 import pickle
 import socket
 import weakref
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from trainkit.errors import ObjectLostError, OwnerDiedError
@@ -25,6 +25,7 @@ from trainkit.runtime.serialize import Packed
 from trainkit.runtime.specs import ObjectRef
 
 if TYPE_CHECKING:
+    import asyncio
     from concurrent.futures import Future
 
     from trainkit.runtime.local.client import LocalEngine
@@ -100,8 +101,8 @@ class LocalRef(ObjectRef[Any]):
     def future(self) -> Future[Any]:
         return current_engine().future(self)
 
-    def __await__(self) -> Generator[Any, None, Any]:
-        return current_engine().awaited(self).__await__()
+    def as_future(self) -> asyncio.Future[Any]:
+        return current_engine().awaited(self)
 
     def when_done(self, callback: Callable[[], None]) -> None:
         """Run `callback` once, when the answer is there, in the thread that finds it; at once if it is."""

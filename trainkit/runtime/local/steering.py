@@ -14,7 +14,7 @@ from trainkit.errors import ConfigError, NodeDiedError, ObjectLostError
 from trainkit.runtime.context import address_info
 from trainkit.runtime.local import doors
 from trainkit.runtime.local.actor_peer import ActorPeer, HeldCall
-from trainkit.runtime.local.futures import ref_future
+from trainkit.runtime.local.futures import Callbacks, ref_future
 from trainkit.runtime.local.interrupt import InterruptGuard
 from trainkit.runtime.local.leases import Task
 from trainkit.runtime.local.messages import Cancel, CancelOwed
@@ -51,6 +51,7 @@ class Steering:
 
     def __init__(self) -> None:
         self._unsettled: set[Future[Any]] = set()
+        self._callbacks = Callbacks()
         self.holding: set[ActorPeer] = set()
         self._promised: weakref.WeakValueDictionary[int, LocalRef] = weakref.WeakValueDictionary()
 
@@ -159,7 +160,7 @@ class Steering:
 
     def future(self, ref: LocalRef) -> Future[Any]:
         """A future of the value, which can't be cancelled: others may wait for the same reference."""
-        return self._when_done(ref, self._value, ref_future(self.pump))
+        return self._when_done(ref, self._value, ref_future(self.pump, self._callbacks))
 
     def awaited(self, ref: LocalRef) -> asyncio.Future[Any]:
         """Awaitable of the value."""
