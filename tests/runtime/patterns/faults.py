@@ -201,6 +201,22 @@ def a_supervisor_makes_a_new_worker(ray: Any) -> None:
 
 
 @program
+def a_constructor_that_fails(ray: Any) -> None:
+    @ray.remote
+    class Broken:
+        def __init__(self):
+            raise ValueError("no way to make it")
+
+        def ping(self):
+            return "pong"
+
+    try:
+        ray.get(Broken.remote().ping.remote())
+    except ray.exceptions.RayActorError as error:
+        print("no way to make it" in str(error))
+
+
+@program
 def a_killed_actor(ray: Any) -> None:
     @ray.remote
     class Idle:
