@@ -77,9 +77,9 @@ class Census:
 
     def show_as(self, serial: int, name: str) -> None:
         """Show the output of the process with that number under `name`."""
-        for worker in self._workers.values():
-            if worker.serial == serial:
-                worker.shown_as = name
+        worker = self._by_serial.get(serial)
+        if worker is not None:
+            worker.shown_as = name
 
     # births
 
@@ -327,7 +327,7 @@ class Census:
 
     def may_end(self, serial: int, introduced: int) -> bool:
         """Return whether an actor that nobody holds is to end; not if a connection is on its way to it."""
-        worker = next((worker for worker in self._workers.values() if worker.serial == serial), None)
+        worker = self._by_serial.get(serial)
         if worker is None or worker.introduced == introduced:
             self.is_leaving(serial, "its last handle is gone")
             return True
