@@ -153,6 +153,17 @@ def test_what_was_moved_makes_room_in_memory(disk: Path) -> None:
     assert [int(value[0]) for value in trainkit.get(cold)] == [0, 1, 2]
 
 
+def test_the_limit_holds_while_many_processes_spill(disk: Path) -> None:
+    makers = [trainkit.remote(Hoarder).options(num_cpus=0).remote() for _ in range(4)]
+    pending = [maker.put.remote(1, 80) for maker in makers]
+    most = 0
+    while pending:
+        _, pending = trainkit.wait(pending, num_returns=len(pending), timeout=0.05)
+        most = max(most, store()["used_bytes"])
+    assert 0 < most <= LIMIT_MIB * MIB
+    assert store()["spilled_objects"] >= 4 * 80 - LIMIT_MIB
+
+
 def test_threads_put_read_send_and_drop_at_once(disk: Path) -> None:
     sums = trainkit.remote(Hoarder).remote()
     wrong: list[Any] = []

@@ -1,6 +1,6 @@
 """How much the objects of a session take together, and the limit that they may take.
 
-    used, limit, session, driver, spilled, makers, folder      one small memory file that all processes map
+    used, limit, session, driver, spilled, told, makers, folder   one small memory file that all processes map
 
 Making a segment adds its size to `used`, under a lock that every process honours; a process that frees
 one, warm ones included, subtracts it. What others still hold when its maker lets go, and what a process
@@ -25,7 +25,7 @@ from collections.abc import Iterator
 from trainkit.runtime.local import inventory, segmentlocks
 from trainkit.runtime.local.segmentlocks import PREFIX, Span
 
-_USED, _LIMIT, _SESSION, _DRIVER, _SPILLED_BYTES, _SPILLED_COUNT, _MAKERS, _FIRST_MAKER = range(8)
+_USED, _LIMIT, _SESSION, _DRIVER, _SPILLED_BYTES, _SPILLED_COUNT, _TOLD, _MAKERS, _FIRST_MAKER = range(9)
 _FILE_BYTES = 1 << 16
 _FOLDER_BYTES = 1 << 12  # at the end: as long as the kernel lets a path be
 _CELLS = (_FILE_BYTES - _FOLDER_BYTES) // 8
@@ -72,7 +72,8 @@ class StoreAccount:
             os.close(fd)
 
     @contextlib.contextmanager
-    def _locked(self) -> Iterator[None]:
+    def locked(self) -> Iterator[None]:
+        """Keep every other process from counting and from making segments."""
         # A collection in the middle may free a segment, which comes here again.
         if self._depth == 0:
             fcntl.flock(self.fd, fcntl.LOCK_EX)
@@ -94,19 +95,24 @@ class StoreAccount:
         """Bytes and number of the values that have been written to disk since the session began."""
         return self._cells[_SPILLED_BYTES], self._cells[_SPILLED_COUNT]
 
-    def note_spilled(self, size_bytes: int, *, freed: bool) -> bool:
-        """Count a value that was written to disk; returns whether it is the session's first.
+    def note_spilled(self, size_bytes: int, *, freed: bool) -> None:
+        """Count a value that was written to disk.
 
         Args:
             size_bytes: its size.
-            freed: its segment in memory was made by this process, and is closed.
+            freed: its segment in memory was made by this process, and is closed before `locked` ends.
         """
-        with self._locked():
+        with self.locked():
             self._cells[_SPILLED_BYTES] += size_bytes
             self._cells[_SPILLED_COUNT] += 1
             if freed:
                 self._cells[_USED] -= min(self._cells[_USED], size_bytes)
-            return bool(self._cells[_SPILLED_COUNT] == 1)
+
+    def is_first_to_tell(self) -> bool:
+        """Return whether nobody in the session said so far that values go to disk; count it as said."""
+        with self.locked():
+            told, self._cells[_TOLD] = self._cells[_TOLD], 1
+            return not told
 
     def span(self, size_bytes: int, *, on_disk: bool = False) -> Span:
         """What a lock on a segment of that size covers."""
@@ -114,7 +120,7 @@ class StoreAccount:
 
     def make(self, size_bytes: int) -> int | None:
         """A new segment, in use by this process; None if the account says that it exceeds the limit."""
-        with self._locked():
+        with self.locked():
             if self._cells[_USED] + size_bytes > self.limit_bytes:
                 return None
             if not self._is_maker:
@@ -132,7 +138,7 @@ class StoreAccount:
 
     def make_after_counting(self, size_bytes: int) -> int | None:
         """Like `make`, but first count what is really in use, and take all warm memory back."""
-        with self._locked():
+        with self.locked():
             if self.in_use_bytes() + size_bytes > self.limit_bytes:
                 return None
             self._cells[_USED] = self._count()
@@ -169,14 +175,14 @@ class StoreAccount:
 
     def close_segment(self, fd: int) -> None:
         """Close a segment that this process has alone, and take it off the account."""
-        with self._locked():
+        with self.locked():
             self._cells[_USED] -= min(self._cells[_USED], os.fstat(fd).st_size)
             os.close(fd)
 
     def _count(self) -> int:
         sizes = segmentlocks.sizes_in_use(self.session)
         for found in inventory.open_segments(self._makers(), self.session):
-            if found.locked or found.inode in sizes:
+            if found.inode in sizes:
                 continue
             try:
                 fd = os.open(found.path, os.O_RDWR | os.O_CLOEXEC)
@@ -186,8 +192,9 @@ class StoreAccount:
                 size = os.fstat(fd).st_size
                 if size == 0:
                     continue
-                # Warm memory of another process, or of a thread that is just taking it into use: that
-                # one would have it locked. Who kept it looks at its size before writing to it again.
+                # Warm memory; or segments that were taken into use, or are being closed, since the locks
+                # were read: those are locked, and count. Who kept one looks at its size before writing
+                # to it again.
                 if segmentlocks.claim(fd, self.span(size)):
                     os.ftruncate(fd, 0)
                 else:

@@ -133,11 +133,15 @@ class Segment:
                 while done < len(rest):  # the kernel takes 2 GiB at a time
                     done += os.pwrite(self._fd, rest[done:], start + done)
 
-    def spill(self, folder: str) -> bool:
+    def spill(self, account: StoreAccount, lock: threading.RLock) -> bool:
         """Move it to disk, if this process alone has it and maps it nowhere; returns whether that was done.
 
         The descriptor keeps its number, and leads to a file afterwards. Whoever opens the segment in
         between keeps it in memory.
+
+        Args:
+            account: of the session.
+            lock: by which the threads of this process take turns at the account.
 
         Raises:
             OutOfDiskError, ObjectStoreFullError: the folder doesn't take it.
@@ -146,14 +150,23 @@ class Segment:
         if not self._is_idle(views):
             return False
         span = Span(self.span.session, self.span.size_bytes, on_disk=True)
-        file = spilling.make_file(folder, span)
+        file = spilling.make_file(account.folder, span)
         try:
-            spilling.copy(self._fd, file, folder, span.size_bytes)
-            with _moving:
-                if not self._is_idle(views):
+            spilling.copy(self._fd, file, account.folder, span.size_bytes)
+            # The memory is freed and taken off the account at once: who counts in between would have
+            # taken it off already. A thread that is opening a segment may run a collection that needs
+            # `lock`, so it is not waited for.
+            with lock, account.locked():
+                if not _moving.acquire(blocking=False):
                     return False
-                os.dup2(file, self._fd, inheritable=False)
-                self._span, self._pool, self._memory = span, None, None
+                try:
+                    if not self._is_idle(views):
+                        return False
+                    account.note_spilled(span.size_bytes, freed=self._pool is not None)
+                    os.dup2(file, self._fd, inheritable=False)
+                    self._span, self._pool, self._memory = span, None, None
+                finally:
+                    _moving.release()
         finally:
             os.close(file)
         return True
@@ -177,11 +190,6 @@ class Segment:
     def inode(self) -> int:
         """Of the memory file, or the file on disk."""
         return os.fstat(self._fd).st_ino
-
-    @property
-    def is_written_here(self) -> bool:
-        """It was made by this process, and lies in memory."""
-        return self._pool is not None
 
     def view(self, private: bool) -> memoryview:
         """The whole segment, mapped copy-on-write: what a reader writes stays its own.
@@ -362,19 +370,19 @@ class SegmentPool:
             for segment in ours:
                 if lacking <= 0:
                     break
-                size_bytes, is_written_here = segment.span.size_bytes, segment.is_written_here
                 try:
-                    if segment.inode in mapped or not segment.spill(account.folder):
+                    if segment.inode in mapped or not segment.spill(account, self._lock):
                         continue
                 except (
                     OSError,
                     ObjectStoreFullError,
                 ):  # the value itself may be smaller; if not, it says why
                     break
-                self._tell_spilled(size_bytes, freed=is_written_here)
-                lacking -= size_bytes
+                lacking -= segment.span.size_bytes
                 moved = True
-            return moved
+        if moved:
+            self._tell()
+        return moved
 
     def _on_disk(self, size: int) -> Segment:
         """A new segment on disk."""
@@ -384,13 +392,16 @@ class SegmentPool:
         except OSError as error:
             _explain(error)
             raise
-        self._tell_spilled(size, freed=False)
+        with self._lock:
+            self._account.note_spilled(size, freed=False)
+        self._tell()
         return segment
 
-    def _tell_spilled(self, size: int, *, freed: bool) -> None:
+    def _tell(self) -> None:
+        """Say once in a session that values go to disk."""
         account = self._account
         with self._lock:
-            is_first = account.note_spilled(size, freed=freed)
+            is_first = account.is_first_to_tell()
         if is_first:
             _logger.warning(
                 "the object store is full (%s), so large values go to files in %s from now on; raise "
