@@ -510,6 +510,8 @@ class CallSuite(Suite):
         actor = trainkit.remote(Keeper).options(max_task_retries=1, name="often").remote()
         for number, handle in enumerate((actor, trainkit.get_actor("often"))):
             assert trainkit.get(handle.fail_once.remote(tmp_path / f"runs {number}")) == 2
+        (own,) = trainkit.get(actor.fail_once_later.remote(tmp_path / "its own"))
+        assert trainkit.get(own, timeout=SOON_S) == 2
         with pytest.raises(KeyError):
             trainkit.get(trainkit.remote(Keeper).remote().fail_once.remote(tmp_path / "once"))
 

@@ -351,12 +351,16 @@ class LocalEngine(Waiting, Steering, NodeVerbs):
             spec.name,
             placement,
             self.surroundings(),
-            conduct=Conduct(spec.concurrency, spec.interface.is_async, spec.registration is not None),
+            conduct=Conduct(
+                spec.concurrency,
+                spec.interface.is_async,
+                is_registered=spec.registration is not None,
+                max_task_retries=spec.max_task_retries,
+            ),
             memo=memo,
             registration=spec.registration,
             class_name=spec.cls.__name__,
             interface=None if spec.registration is None else spec.interface,
-            max_task_retries=spec.max_task_retries,
             ready=not waits_for,
         )
         try:

@@ -59,11 +59,13 @@ class Conduct(NamedTuple):
     Attributes:
         is_async: on an event loop, as its class has `async def` methods.
         is_registered: others may find it by its name, so it asks the node before it ends for want of handles.
+        max_task_retries: how often a call is made again, for those who are given a handle of it.
     """
 
     concurrency: Concurrency = Concurrency()
     is_async: bool = False
     is_registered: bool = False
+    max_task_retries: int = 0
 
     @property
     def in_order(self) -> bool:
@@ -100,7 +102,7 @@ class StartActor(NamedTuple):
     Attributes:
         memo: None for one that is never made anew.
         registration: its name, and whether it outlives who asks for it.
-        interface: for those who find it by its name, as is `max_task_retries`.
+        interface: for those who find it by its name.
         ready: False while an argument of its constructor is still to come: it takes its turn, and what it
             asks for, after `ArgumentsThere`.
     """
@@ -114,7 +116,6 @@ class StartActor(NamedTuple):
     registration: Registration | None = None
     class_name: str = ""
     interface: Interface | None = None
-    max_task_retries: int = 0
     ready: bool = True
 
 

@@ -85,8 +85,8 @@ class Registry:
             else:
                 answer(ConfigError(self._taken(holder)))
             return
-        retries = message.max_task_retries
-        in_order = message.conduct.in_order
+        conduct = message.conduct
+        retries, in_order = conduct.max_task_retries, conduct.in_order
         found = Found(message.worker_id, message.name, message.interface, None, retries, in_order)
         entry = Entry(found, namespace, wanted.name, wanted.detached)
         self._entries[message.worker_id] = entry

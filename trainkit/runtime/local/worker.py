@@ -191,7 +191,9 @@ class _Worker:
         ours, theirs = socket.socketpair()
         self.connect(theirs)
         peer = ActorPeer(ours, self._spec.name, self._spec.worker_id)
-        peer.home, peer.in_order = self.engine.mark, self._spec.conduct.in_order
+        conduct = self._spec.conduct
+        peer.home, peer.in_order = self.engine.mark, conduct.in_order
+        peer.max_task_retries = conduct.max_task_retries
         return shared(Endpoint(peer)), interface_of(self._calls.made_of, self._spec.name)
 
     def arrived(self, conn: CallerConnection, calls: Sequence[Frame | SmallCall]) -> None:
