@@ -25,6 +25,7 @@ from trainkit.errors import ConfigError, ObjectStoreFullError, OutOfDiskError
 from trainkit.runtime.local import inventory, spilling
 
 LIMIT_MIB = 32
+SOON_S = 60
 
 
 def on_disk(folder: Path) -> list[str]:
@@ -197,6 +198,37 @@ def test_threads_put_read_send_and_drop_at_once(disk: Path) -> None:
     assert not wrong
     assert not any(thread.is_alive() for thread in threads)
     assert store()["spilled_objects"] > 0
+
+
+def test_a_finalizer_puts_while_room_is_made(disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A collection may come anywhere, so also while segments are looked at."""
+    kept: list[Any] = []
+
+    class PutsInTheEnd:
+        def __init__(self) -> None:
+            self.itself = self
+
+        def __del__(self) -> None:
+            kept.append(trainkit.put(block(1, 7)))
+
+    look = inventory.mapped_by_readers
+
+    def collect_and_look(*args: Any) -> set[int]:
+        gc.collect()
+        return look(*args)
+
+    monkeypatch.setattr(inventory, "mapped_by_readers", collect_and_look)
+    held = [trainkit.put(block(10, fill)) for fill in range(3)]
+
+    def work() -> None:
+        PutsInTheEnd()
+        held.append(trainkit.put(block(10, 3)))
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    thread.join(SOON_S)
+    assert not thread.is_alive()
+    assert [int(value[0]) for value in trainkit.get([*held, *kept])] == [0, 1, 2, 3, 7]
 
 
 DRIVER = """

@@ -354,7 +354,11 @@ class SegmentPool:
     def _spill(self, size: int) -> bool:
         """Move segments that nobody maps to disk until a value finds room; returns whether any was moved."""
         account = self._account
-        with self._spilling:
+        # A collection in the middle may put a value too, and a thread may hold what its finalizer waits
+        # for: so whoever finds another here writes its own value to disk.
+        if not self._spilling.acquire(blocking=False):
+            return False
+        try:
             lacking = account.in_use_bytes() + size - account.limit_bytes
             found = [segment for segment in (known() for known in list(_held)) if segment is not None]
             ours = [
@@ -380,6 +384,8 @@ class SegmentPool:
                     break
                 lacking -= segment.span.size_bytes
                 moved = True
+        finally:
+            self._spilling.release()
         if moved:
             self._tell()
         return moved
