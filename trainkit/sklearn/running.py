@@ -260,7 +260,7 @@ def _at_once(bound: Bound, tune: TuneConfig) -> int:
 
 def _fit(bound: Bound) -> int:
     """For how many the session that there is has resources."""
-    there = api.cluster_resources()
+    there = current.engine().cluster_resources()  # known here, even where the node has just died
     asked = {name: amount for name, amount in bound.request({}).required_resources.items() if amount}
     return min(int(there.get(name, 0.0) / amount) for name, amount in (asked or {"CPU": 1.0}).items())
 
