@@ -63,6 +63,24 @@ def test_a_full_disk_ends_the_run_cleanly_and_is_gone_on_with(fit, small_disk):
     assert [row["step"] for row in grid[0].history] == list(range(400))
 
 
+def test_a_log_that_finds_no_room_in_the_file_stays_and_is_told(small_disk, caplog):
+    store = ExperimentStore.create(small_disk / "e", {})
+    store.commit([ev.Noted(float(n), "note", "x" * 1000) for n in range(300)])
+    with pytest.raises(OSError, match="No space left"), open(small_disk / "ballast", "wb", 0) as ballast:
+        while True:
+            ballast.write(b"x" * 4096)
+    store.close()
+    assert "cannot take in its log" in caplog.text and "The disk is full" in caplog.text
+    (small_disk / "ballast").unlink()
+    connection = sqlite3.connect(small_disk / "e" / "experiment.sqlite")
+    assert connection.execute("SELECT count(*) FROM events").fetchone() == (300,)
+    connection.close()
+    caplog.clear()
+    ExperimentStore.open(small_disk / "e").close()
+    assert [path.name for path in small_disk.glob("e/*sqlite*")] == ["experiment.sqlite"]
+    assert not caplog.text
+
+
 def test_a_checkpoint_that_finds_no_room_says_so(fit, small_disk):
     def trainable(config):
         scratch = Path(tune.get_context().get_trial_dir(), "scratch")

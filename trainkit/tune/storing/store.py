@@ -6,7 +6,7 @@ trial. So what a trial was told about is never lost, and a commit is shared by a
 
 from __future__ import annotations
 
-import contextlib
+import logging
 import sqlite3
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -19,6 +19,8 @@ from trainkit.tune.storing.ownership import Ownership
 from trainkit.tune.storing.schema import FILENAME, create_database, open_database
 from trainkit.tune.storing.usage import advice
 from trainkit.tune.values import encode, encode_config, storable_text
+
+logger = logging.getLogger("trainkit.tune")
 
 
 class ExperimentStore:
@@ -152,12 +154,27 @@ class ExperimentStore:
         return ExperimentReader(self.folder)
 
     def close(self) -> None:
-        """Fold the log into the file and let the experiment go; nothing but the file stays."""
-        with contextlib.suppress(sqlite3.OperationalError):  # somebody reads: the log stays until they close
+        """Fold the log into the file and let the experiment go; nothing but the file stays.
+
+        The log stays where somebody reads, until they close, and where the disk is full; it loses nothing.
+        """
+        try:
             # Who reads a file with a write-ahead log makes one anew, and can't remove it.
             self._connection.execute("PRAGMA journal_mode=DELETE")
-        self._connection.close()
-        self._ownership.close()
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode & 0xFF not in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+                path = self.folder / FILENAME
+                logger.warning(
+                    "%s cannot take in its log: %s.%s Part of what was written is in %s-wal, so keep that "
+                    "file beside it; the next program that opens the experiment tries again",
+                    path,
+                    error,
+                    advice(self.folder, error),
+                    path,
+                )
+        finally:
+            self._connection.close()
+            self._ownership.close()
 
     # --- one method per record --------------------------------------------------------------------
 
