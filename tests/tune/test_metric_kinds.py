@@ -161,6 +161,23 @@ def test_a_metric_that_comes_later_says_so(fit, monkeypatch):
     assert fit(trainable, metric="reward", mode="max", run={"name": "c"}).num_terminated == 1
 
 
+OTHER_METRICS = [
+    ("rmse", "mse"),
+    ("rmse", "rmsle"),
+    ("mape", "mae"),
+    ("map", "mape"),
+    ("smape", "mape"),
+    ("minFDE", "minADE"),
+    ("rougeL", "rouge1"),
+    ("val_loss", "eval_loss"),
+    ("val_acc", "eval_acc"),
+    ("f1_macro", "f1_micro"),
+    ("precision_macro", "precision_micro"),
+    ("auroc", "auprc"),
+]
+"""Names that are as alike as misspellings, but of two metrics."""
+
+
 @pytest.mark.parametrize(
     ("metric", "reported", "meant"),
     [
@@ -175,6 +192,12 @@ def test_a_metric_that_comes_later_says_so(fit, monkeypatch):
         ("episode_reward_max", "episode_reward_mean", None),
         ("top5", "top1", None),
         ("mae", "mse", None),
+        ("scor", "score", "score"),
+        ("losss", "loss", "loss"),
+        ("rewrad", "reward", "reward"),
+        ("accurasy", "accuracy", "accuracy"),
+        ("episode_rewrd_mean", "episode_reward_mean", "episode_reward_mean"),
+        *[(*pair, None) for one, other in OTHER_METRICS for pair in ((one, other), (other, one))],
     ],
 )
 def test_what_is_a_misspelling_and_what_another_metric(metric, reported, meant):

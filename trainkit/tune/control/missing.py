@@ -37,14 +37,20 @@ def missing_metric(name: str, results: Iterable[Mapping[str, Any]]) -> str:
 
 
 ALIKE = 0.8
-"""How alike two names are that are taken for one (difflib); 'val_loss' and 'train_loss' are less so."""
+"""How alike a name is to the one that a warning suggests for it (difflib)."""
+
+LONG, LONGER = 5, 7
+"""Letters of a word in which one too few, or two swapped, are a slip; and those in which a wrong one is.
+
+'rmse' and 'rmsle' are two metrics, and so are 'f1_macro' and 'f1_micro'.
+"""
 
 
 def misspelt(name: str, result: Mapping[str, Any]) -> str | None:
     """Return the reported name that `name` is a misspelling of; None if there is none.
 
-    'los' is one of 'loss', but 'val_loss' is not: each word must be much like its counterpart, and names
-    that differ in numbers alone are different names.
+    'los' is one of 'loss', but 'val_loss' is not, nor is 'mape' one of 'mae': each word must be its
+    counterpart, or differ from it by one slip. Names that differ in numbers alone are different names.
     """
     reported = flatten({key: value for key, value in result.items() if key != "config"})
     alike = [other for other in reported if _is_slip(name, other)]
@@ -57,10 +63,28 @@ def _is_slip(name: str, other: str) -> bool:
     words, others = _words(name), _words(other)
     if "".join(words) == "".join(others):
         return True
-    return len(words) == len(others) and all(
-        difflib.SequenceMatcher(None, word, each).ratio() >= ALIKE
-        for word, each in zip(words, others, strict=True)
-    )
+    return len(words) == len(others) and all(map(_is_slip_of_word, words, others))
+
+
+def _is_slip_of_word(word: str, other: str) -> bool:
+    """Return whether one letter is missing, doubled or replaced, or two are swapped, or none."""
+    short, long = sorted((word, other), key=len)
+    if short == long:
+        return True
+    if short[0] != long[0] or len(short) < 3:
+        return False
+    if len(short) + 1 == len(long):
+        if long[:-1] == short:
+            return len(long) >= LONG or long[-1] == short[-1]  # 'los' and 'loss', but not 'map' and 'mape'
+        return len(short) >= LONG and any(long[:at] + long[at + 1 :] == short for at in range(len(long)))
+    wrong = [at for at in range(len(long)) if len(short) == len(long) and short[at] != long[at]]
+    match wrong:
+        case [at]:
+            return len(long) >= LONGER and short[at].isalpha() and long[at].isalpha()
+        case [first, second]:
+            swapped = short[first] == long[second] and short[second] == long[first]
+            return len(long) >= LONG and second == first + 1 and swapped
+    return False
 
 
 def _words(name: str) -> list[str]:
