@@ -165,6 +165,18 @@ def test_the_limit_holds_while_many_processes_spill(disk: Path) -> None:
     assert store()["spilled_objects"] >= 4 * 80 - LIMIT_MIB
 
 
+def test_small_values_are_moved_together(disk: Path) -> None:
+    refs = []
+    while not store()["spilled_objects"]:
+        refs.append(trainkit.put(block(0.5, len(refs))))
+    moved = store()["spilled_objects"]
+    assert moved > 1
+    assert store()["spilled_bytes"] <= LIMIT_MIB * MIB / 10
+    refs += [trainkit.put(block(0.5, len(refs) + more)) for more in range(moved - 1)]
+    assert store()["spilled_objects"] == moved
+    assert [int(value[-1]) for value in trainkit.get(refs)] == list(range(len(refs)))
+
+
 def test_threads_put_read_send_and_drop_at_once(disk: Path) -> None:
     sums = trainkit.remote(Hoarder).remote()
     wrong: list[Any] = []

@@ -54,6 +54,11 @@ _PATIENCE_S = 0.25
 
 _LOOK_AGAIN_S = 0.01
 
+_BATCH_SHARE = 10
+"""A full store moves up to this part of itself to disk at once."""
+
+_BATCH_MOST_BYTES = 100 << 20
+
 SEGMENT = 1
 
 _logger = logging.getLogger(__name__)
@@ -302,14 +307,15 @@ class SegmentPool:
                 segment = self._warm(size) or self._new(size)
             if segment is not None:
                 return segment
+            if spills:
+                if not self._spill(size):
+                    break
+                continue
             now = SYSTEM.monotonic()
-            deadline = deadline or now + (_LOOK_AGAIN_S if spills else _PATIENCE_S)
-            if now < deadline:
-                SYSTEM.sleep(_LOOK_AGAIN_S)
-            elif not spills:
+            deadline = deadline or now + _PATIENCE_S
+            if now >= deadline:
                 raise ObjectStoreFullError(self._full(size))
-            elif not self._spill(size):
-                break
+            SYSTEM.sleep(_LOOK_AGAIN_S)
         return self._on_disk(size)
 
     def _warm(self, size: int) -> Segment | None:
@@ -352,43 +358,45 @@ class SegmentPool:
         return None if fd is None else Segment(fd, self, self._account.span(size))
 
     def _spill(self, size: int) -> bool:
-        """Move segments that nobody maps to disk until a value finds room; returns whether any was moved."""
+        """Move segments that nobody maps to disk until a value finds room; returns whether any was moved.
+
+        More are moved than one small value needs, so that the next ones find room without a look around.
+        """
         account = self._account
         # A collection in the middle may put a value too, and a thread may hold what its finalizer waits
         # for: so whoever finds another here writes its own value to disk.
         if not self._spilling.acquire(blocking=False):
             return False
         try:
-            lacking = account.in_use_bytes() + size - account.limit_bytes
             found = [segment for segment in (known() for known in list(_held)) if segment is not None]
             ours = [
                 segment
                 for segment in found
                 if segment.span.session == account.session and not segment.span.on_disk
             ]
+            if not ours:
+                return False
             for segment in ours:
                 segment.unmap_idle()
-            inodes = segmentlocks.sizes_in_use(account.session)
-            mapped = inventory.mapped_by_readers(os.getpid(), inodes)
-            moved = False
+            sizes = segmentlocks.sizes_in_use(account.session)
+            mapped = inventory.mapped_by_readers(os.getpid(), sizes)
+            lacking = max(sum(sizes.values()) + size - account.limit_bytes, 1)
+            batch = min(account.limit_bytes // _BATCH_SHARE, _BATCH_MOST_BYTES)
+            freed = 0
             for segment in ours:
-                if lacking <= 0:
+                size_bytes = segment.span.size_bytes
+                if freed >= lacking and freed + size_bytes > batch:
                     break
                 try:
-                    if segment.inode in mapped or not segment.spill(account, self._lock):
-                        continue
-                except (
-                    OSError,
-                    ObjectStoreFullError,
-                ):  # the value itself may be smaller; if not, it says why
-                    break
-                lacking -= segment.span.size_bytes
-                moved = True
+                    if segment.inode not in mapped and segment.spill(account, self._lock):
+                        freed += size_bytes
+                except (OSError, ObjectStoreFullError):
+                    break  # the value itself may be smaller; if not, it says why
         finally:
             self._spilling.release()
-        if moved:
+        if freed:
             self._tell()
-        return moved
+        return freed > 0
 
     def _on_disk(self, size: int) -> Segment:
         """A new segment on disk."""
