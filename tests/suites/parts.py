@@ -144,29 +144,29 @@ def descend(depth: int, cpus: float) -> Any:
     return trainkit.remote(descend).options(num_cpus=cpus).remote(depth - 1, cpus)
 
 
-def started_with(value: Any) -> list[Any]:
-    """Return a reference to a task that has yet to end when this one has."""
-    return [trainkit.remote(num_cpus=0)(late).remote(value)]
+def started_with(value: Any, go: Path) -> list[Any]:
+    """Return a reference to a task that ends with `value` when `go` is there."""
+    return [trainkit.remote(num_cpus=0)(late).remote(value, go)]
 
 
-def late(value: Any) -> Any:
-    time.sleep(0.3)
+def late(value: Any, go: Path) -> Any:
+    await_file(go)
     return value
 
 
-def note_late(path: Path) -> None:
-    """Have `path` noted once this has ended; nobody has the reference."""
-    trainkit.remote(num_cpus=0)(late_note).remote(path)
+def note_late(path: Path, go: Path) -> None:
+    """Have `path` noted when `go` is there; nobody has the reference."""
+    trainkit.remote(num_cpus=0)(late_note).remote(path, go)
 
 
-def late_note(path: Path) -> int:
-    time.sleep(0.3)
+def late_note(path: Path, go: Path) -> int:
+    await_file(go)
     return note(path)
 
 
-def made(value: Any) -> Any:
-    """Return the handle of an actor of this task's."""
-    return trainkit.remote(Keeper).remote(value)
+def made(value: Any) -> tuple[int, Any]:
+    """Return the pid of this process and the handle of an actor of this task's."""
+    return os.getpid(), trainkit.remote(Keeper).remote(value)
 
 
 def nested_bundles() -> list[dict[str, float]] | None:
@@ -192,8 +192,8 @@ class Keeper:
     def get(self) -> Any:
         return self.value
 
-    def started(self) -> list[Any]:
-        return started_with(self.value)
+    def started(self, go: Path) -> list[Any]:
+        return started_with(self.value, go)
 
     def set(self, value: Any) -> None:
         self.value = value
