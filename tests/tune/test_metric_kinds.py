@@ -139,12 +139,13 @@ def test_a_misspelt_metric_ends_the_experiment_at_the_first_report(fit, tmp_path
 
     with pytest.raises(MetricError, match=r"'eval/los', which .* Did you mean 'eval/loss'"):
         restore("eval/los")
-    with pytest.raises(MetricError, match="'score', which was not reported; reported were eval/loss, loss"):
-        restore("score")
+    restore("score")  # a report that is still to come may have it
     assert tune.ResultGrid.from_path(tmp_path / "e").metric == "los"  # nothing was changed by these
     restored = restore("loss").fit()
     assert restored.num_terminated == 4
     assert restored.get_best_result().metrics["loss"] == 1.0
+    with pytest.raises(MetricError, match="'score', which was not reported; reported were eval/loss, loss"):
+        restore("score")
     restore("score", strict_metric_checking=False)
 
 
@@ -222,8 +223,8 @@ def test_a_late_metric_is_no_mistake(fit, caplog):
 
     (result,) = fit(trainable, metric="val_loss")
     assert result.error is None
-    told = "no 'val_loss', which is the metric: reported were loss, train_loss. Did you mean 'train_loss'?"
-    assert caplog.text.count(told) == 1
+    told = "no 'val_loss', which is the metric: reported were loss, train_loss. It may come later"
+    assert caplog.text.count(told) == 1 and "Did you mean" not in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -54,7 +54,7 @@ from trainkit.tune.storing.storage import Address, describe_address, new_place, 
 from trainkit.tune.storing.store import ExperimentStore
 from trainkit.tune.suggestion.naming import Namer
 from trainkit.tune.suggestion.suggesting import TrialSource, evaluated_of
-from trainkit.tune.trial import safe_name
+from trainkit.tune.trial import TrialStatus, safe_name
 from trainkit.tune.values import holds_opaque
 
 logger = logging.getLogger("trainkit.tune")
@@ -145,13 +145,14 @@ class Experiment:
         Raises:
             StoreError: there is none, or its file is damaged or foreign.
             ConfigError: its file can't hold a part that was not given again.
-            MetricError: `tune` names a metric that none of the reports has.
+            MetricError: `tune` names a metric that none of the reports has, nor one to come.
         """
         with ExperimentReader(folder) as reader:
             facts, until = reader.facts(), reader.last_date()
             if tune is not None and describe_metric(tune) not in (None, facts["tune_config"]["metric"]):
                 metrics = parts.metrics_of(tune, tune.one_metric, tune.objectives)
-                require_reported(metrics, (reports for _, reports in reader.histories()))
+                finished = all(trial.status is TrialStatus.TERMINATED for trial in reader.trials())
+                require_reported(metrics, (each for _, each in reader.histories()), finished=finished)
         if tune is not None and tune.seed not in (None, facts["seed"]):
             raise ConfigError(
                 f"TuneConfig(seed={tune.seed}) differs from the experiment's seed {facts['seed']}: "

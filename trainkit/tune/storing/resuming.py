@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from trainkit.errors import ConfigError, MetricError
-from trainkit.tune.control.missing import missing_metric
+from trainkit.tune.control.missing import missing_metric, misspelt
 from trainkit.tune.policies import Resume, ResumeConfig
 from trainkit.tune.trial import Trial, TrialStatus
 from trainkit.tune.values import lookup
@@ -119,15 +119,18 @@ def require_checkpoints(rule: ResumeRule, trials: Sequence[Trial]) -> None:
         )
 
 
-def require_reported(metrics: Sequence[str], histories: Iterable[Sequence[Mapping[str, Any]]]) -> None:
-    """Refuse metrics to go on with that no report of before has; where nothing was reported, any will do.
+def require_reported(
+    metrics: Sequence[str], histories: Iterable[Sequence[Mapping[str, Any]]], *, finished: bool
+) -> None:
+    """Refuse metrics to go on with that no report of before has, if none can be expected to have them.
 
     Args:
         metrics: given to the restore.
         histories: the reports of each trial.
+        finished: all trials have come to their end, so that no report is still to come.
 
     Raises:
-        MetricError: a metric is not there; the nearest name is told.
+        MetricError: a metric is not there, and is a misspelling or comes too late; the nearest name is told.
     """
     last: list[Mapping[str, Any]] = []
     lacking = set(metrics)
@@ -136,12 +139,12 @@ def require_reported(metrics: Sequence[str], histories: Iterable[Sequence[Mappin
         lacking -= {name for name in lacking if any(lookup(each, name) is not None for each in reports)}
         if not lacking:
             return
-    if last:
-        name = next(name for name in metrics if name in lacking)
-        raise MetricError(
-            f"TuneConfig(metric=...) is {missing_metric(name, last)} "
-            "(TuneConfig(strict_metric_checking=False) lets it come with a later report)"
-        )
+    for name in metrics:
+        if name in lacking and last and (finished or any(misspelt(name, result) for result in last)):
+            raise MetricError(
+                f"TuneConfig(metric=...) is {missing_metric(name, last)} "
+                "(TuneConfig(strict_metric_checking=False) lets it come with a later report)"
+            )
 
 
 def require_kept(rule: ResumeRule | None, *, in_memory: bool) -> None:
