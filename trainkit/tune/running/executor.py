@@ -205,11 +205,13 @@ class Executor(SessionBound):
 
     # --- a lost session ---------------------------------------------------------------------------
 
-    def _forget_processes(self) -> None:
-        self._cut_off += [running.start.trial for running in self._running.values()]
+    def _forget_processes(self) -> list[Trial]:
+        ran = [running.start.trial for running in self._running.values()]
+        self._cut_off += ran
         self._running.clear()
         self._departures.take_all()
         self._pool = None
+        return ran
 
     def _begin_again(self) -> None:
         self._pool = self._new_pool()

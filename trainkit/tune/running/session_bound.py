@@ -13,6 +13,7 @@ from trainkit.errors import NodeDiedError
 from trainkit.runtime.renewal import SessionWatch
 from trainkit.runtime.supervise import lost_text
 from trainkit.tune.control import events as ev
+from trainkit.tune.trial import Trial, TrialStatus
 
 logger = logging.getLogger("trainkit.tune")
 
@@ -32,6 +33,9 @@ class SessionBound(ABC):
         self._session = SessionWatch()
         self._lost = False
         """The node is gone, and the controller has not asked for another session yet."""
+        self._problem = ""
+        self._ran: list[Trial] = []
+        """The trials that ran when the last session was lost."""
 
     def carry_out(self, actions: Sequence[ev.Action]) -> None:
         """Do what the controller wants done; returns at once.
@@ -47,6 +51,7 @@ class SessionBound(ABC):
                     self._session.renew()
                     self._lost = False
                     self._begin_again()
+                    logger.warning("%s", _lost_words(self._problem, self._ran))
                 else:
                     self._carry_out(action)
             except NodeDiedError as error:
@@ -57,8 +62,8 @@ class SessionBound(ABC):
         """Do one thing that the controller wants done."""
 
     @abstractmethod
-    def _forget_processes(self) -> None:
-        """Every process is gone with the session."""
+    def _forget_processes(self) -> list[Trial]:
+        """Every process is gone with the session; return the trials that ran."""
 
     @abstractmethod
     def _begin_again(self) -> None:
@@ -74,13 +79,21 @@ class SessionBound(ABC):
         if self._lost:
             return
         self._lost = True
-        self._forget_processes()
-        problem = lost_text(loss.how)
-        if not loss.ended_by:
-            logger.warning("%s: the trials that ran go on from their checkpoints in a new session", problem)
-        self._at_once.append(ev.SessionLost(self._now(), problem, loss.ended_by))
+        self._ran = self._forget_processes()
+        self._problem = lost_text(loss.how)
+        self._at_once.append(ev.SessionLost(self._now(), self._problem, loss.ended_by))
 
     def _taken(self) -> list[ev.Event]:
         """Return the events to tell at once, and forget them."""
         taken, self._at_once = self._at_once, []
         return taken
+
+
+def _lost_words(problem: str, ran: Sequence[Trial]) -> str:
+    """Say what becomes of the trials that ran, now that the controller knows all that they reported."""
+    waiting = [trial for trial in ran if trial.status is TrialStatus.PENDING]
+    going_on = sum(trial.has_checkpoint() for trial in waiting)
+    return (
+        f"{problem}: in a new session {going_on} of the trials that ran go on from their checkpoints, and "
+        f"{len(waiting) - going_on} begin again, as they have none"
+    )

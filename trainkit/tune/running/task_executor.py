@@ -91,8 +91,10 @@ class TaskExecutor(SessionBound):
             case _:
                 raise TypeError(f"trials whose steps are tasks have no checkpoints: {action!r}")
 
-    def _forget_processes(self) -> None:
+    def _forget_processes(self) -> list[Trial]:
+        ran = [running.trial for running in self._running.values()]
         self._running.clear()
+        return ran
 
     def _begin_again(self) -> None:
         return  # what all steps share is held by this process
