@@ -59,6 +59,25 @@ def test_the_files_hold_all_lines_in_order(session: None, folder: Path) -> None:
     assert out.stat().st_mode & 0o777 == 0o600
 
 
+class Unmade:
+    def __init__(self) -> None:
+        raise ArithmeticError("not made")
+
+
+def test_a_failed_constructor_shows_the_users_frames_alone(
+    session: None, capfd: pytest.CaptureFixture[str]
+) -> None:
+    unmade = trainkit.remote(Unmade).remote()
+    so_far: list[str] = []
+
+    def told() -> str:
+        so_far.append(capfd.readouterr().err)
+        return "".join(so_far)
+
+    assert eventually(lambda: "ArithmeticError: not made" in told()), unmade
+    assert "in __init__" in told() and "trainkit/runtime" not in told()
+
+
 def test_they_are_written_without_lines_in_the_driver(
     folder: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

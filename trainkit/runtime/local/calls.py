@@ -6,6 +6,7 @@ import contextlib
 import functools
 import os
 import pickle
+import sys
 import traceback
 import types
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
@@ -33,6 +34,7 @@ from trainkit.runtime.results import split_results
 from trainkit.runtime.serialize import NUMBERS, PROTOCOL, SHORT, Packed, is_small, pack
 from trainkit.runtime.specs import DYNAMIC, STREAMING, ObjectRef
 from trainkit.runtime.streams import DynamicObjectRefGenerator
+from trainkit.runtime.tracebacks import formatted
 
 Answers = Sequence[tuple[int, Packed]]
 
@@ -278,7 +280,7 @@ class Calls:
         if kind == INIT:
             self._failed = failure
             if not isinstance(error, TaskError):  # nobody may ever call it, and be told
-                traceback.print_exception(error)
+                sys.stderr.write(f"{formatted(error)}\n")
         return [(FAILURE, failure)] * max(1, count)
 
     def refuse(self, conn: CallerConnection, frame: Frame | SmallCall, error: Exception) -> None:
