@@ -41,6 +41,9 @@ def test_wrong_arguments(arguments: dict[str, Any], message: str) -> None:
 def test_too_many_workers_are_told_how_to_share() -> None:
     with pytest.raises(InfeasibleError) as caught:
         TorchTrainer(training_operator_cls=Digits, num_workers=10_000, use_gpu=False)
+    assert str(caught.value).startswith(
+        "TorchTrainer(num_workers=10000): the placement group asks for 10000 CPU"
+    )
     assert "num_cpus_per_worker=0.25" in caught.value.__notes__[0]
 
 

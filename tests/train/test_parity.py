@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -148,6 +150,12 @@ def test_row_1_40_imports_are_where_scripts_look(module: str, names: str) -> Non
     assert all(hasattr(found, name) for name in names.split())
     assert found.__dict__.get("TorchTrainer", TorchTrainer) is TorchTrainer
     assert trainkit.util.sgd is importlib.import_module("trainkit.util.sgd")
+
+
+def test_row_1_40_the_package_alone_has_its_torch() -> None:
+    program = "import trainkit.util.sgd as sgd; print(sgd.torch.TrainingOperator.__name__)"
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert found.stdout == "TrainingOperator\n", found.stderr
 
 
 # -- arguments that have become others ---------------------------------------------------------

@@ -409,8 +409,10 @@ class Crew:
                 if size == sizes[-1]:
                     asked = self._options.num_cpus_per_worker, self._options.devices_per_worker or 0
                     existing = runtime.cluster_resources()
-                    error.add_note(recovery.infeasible_text(size, *asked, existing))
-                    raise
+                    wrote = "num_workers" if size == self._options.num_workers else "min_workers"
+                    refused = InfeasibleError(f"TorchTrainer({wrote}={size}): {error}")
+                    refused.add_note(recovery.infeasible_text(size, *asked, existing))
+                    raise refused from None
         raise GangError(recovery.no_room_text(sizes[-1], timeout_s))
 
 

@@ -6,5 +6,6 @@ The homes of all this are `trainkit.train` and its modules.
 from __future__ import annotations
 
 from trainkit.train import TorchTrainer
+from trainkit.util.sgd import torch
 
-__all__ = ["TorchTrainer"]
+__all__ = ["TorchTrainer", "torch"]
