@@ -18,6 +18,9 @@ import pytest
 import trainkit
 from tests.conftest import eventually, shared_memory
 from tests.suites.parts import wait_for
+from trainkit.runtime.local.actor_peer import ActorPeer
+from trainkit.runtime.serialize import Packed
+from trainkit.runtime.specs import MethodSpec
 
 pytestmark = pytest.mark.usefixtures("runtime")
 
@@ -400,3 +403,24 @@ def test_what_the_main_thread_lends_stays_lent_while_other_threads_wait(who: str
         for path in paths:
             path.touch()
     assert trainkit.get(ref, timeout=60) == "done"
+
+
+def test_calls_go_on_after_one_that_there_was_no_memory_to_send(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    send, failed = ActorPeer.call, []
+
+    def send_later(peer: ActorPeer, body: Packed, refs: list[Any], spec: MethodSpec) -> None:
+        if not failed:
+            failed.append(refs)
+            raise MemoryError("no memory")
+        send(peer, body, refs, spec)
+
+    actor, late = probe(), trainkit.remote(num_cpus=0)(wait_for).remote(tmp_path / "late")
+    monkeypatch.setattr(ActorPeer, "call", send_later)
+    first, second = (actor.look.remote(len, late) for _ in range(2))
+    (tmp_path / "late").touch()
+    with pytest.raises(trainkit.errors.ObjectLostError, match="no memory"):
+        trainkit.get(first, timeout=60)
+    assert trainkit.get(second, timeout=60) == len("waited")
+    assert trainkit.get(actor.look.remote(len, "three"), timeout=60) == 5

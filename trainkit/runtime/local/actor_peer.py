@@ -17,7 +17,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from trainkit.errors import ActorDiedError, ObjectLostError, TaskCancelledError, TrainkitError
+from trainkit.errors import ActorDiedError, ObjectLostError, TaskCancelledError
 from trainkit.runtime.failures import unpack_failure
 from trainkit.runtime.local.frames import CALL, FAILURE, VALUE, Frame
 from trainkit.runtime.local.interrupt import InterruptGuard
@@ -195,8 +195,11 @@ class ActorPeer(Peer):
         with self._order:
             calls = self._lanes.get(lane, deque())
             while calls and calls[0].ready:
-                self._send_held(calls[0])
-                self._drop(lane, calls[0])
+                call = calls[0]
+                try:
+                    self._send_held(call)
+                finally:  # not before, or a call made meanwhile would be sent first
+                    self._drop(lane, call)
 
     def _drop(self, lane: Hashable, call: HeldCall) -> None:
         calls = self._lanes[lane]
@@ -218,9 +221,11 @@ class ActorPeer(Peer):
             ref.attach(self)
         try:
             self.call(call.body, call.refs, call.spec)
-        except (OSError, TrainkitError) as error:  # no descriptor left for what goes with it
-            reason = f"the call of {call.name}() could not be sent once its arguments were there: {error}"
+        except Exception as error:  # no descriptor left for what goes with it, or no memory
+            reason = f"the call of {call.name}() could not be sent once its arguments were there: {error!r}"
             for ref in call.refs:
+                self.pending.pop(ref.id, None)
+                self._retriable.pop(ref.id, None)
                 ref.complete(LOST, functools.partial(ObjectLostError, reason))
         for ref in call.refs:  # a thread may be waiting for it that has had no connection to read
             if not ref.done():
