@@ -405,6 +405,44 @@ def test_what_the_main_thread_lends_stays_lent_while_other_threads_wait(who: str
     assert trainkit.get(ref, timeout=60) == "done"
 
 
+class Asking:
+    """Asks for a number when the process `pid` rebuilds it."""
+
+    def __init__(self, pid: int, actors: list[Any]) -> None:
+        self.asked = pid, actors
+        self.answer = None
+        if os.getpid() == pid:
+            ask = actors[0].look if actors else trainkit.remote(num_cpus=4)(len)
+            self.answer = trainkit.get(ask.remote(*[len] * len(actors), "four"), timeout=60)
+
+    def __reduce__(self) -> Any:
+        return Asking, self.asked
+
+
+def raise_asking(runs: Path, pid: int, actors: list[Any]) -> None:
+    with runs.open("a") as file:
+        file.write("run\n")
+    error: Any = ValueError("asks")
+    error.asking = Asking(pid, actors)
+    raise error
+
+
+@pytest.mark.parametrize("kind", ["task", "method"])
+def test_an_exception_that_is_retried_may_use_the_verbs_as_it_is_rebuilt(kind: str, tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    if kind == "task":
+        task = trainkit.remote(num_cpus=4, retry_exceptions=True, max_retries=1)(raise_asking)
+        ref = task.remote(runs, os.getpid(), [])
+    else:
+        actor = probe()
+        method = actor.look.options(retry_exceptions=True, max_task_retries=1)
+        ref = method.remote(raise_asking, runs, os.getpid(), [actor])
+    with pytest.raises(ValueError, match="asks") as caught:
+        trainkit.get(ref, timeout=60)
+    assert caught.value.asking.answer == 4  # type: ignore[attr-defined]
+    assert runs.read_text() == "run\n" * 2
+
+
 def test_calls_go_on_after_one_that_there_was_no_memory_to_send(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -17,13 +17,12 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from trainkit.errors import ActorDiedError, ObjectLostError, TaskCancelledError
-from trainkit.runtime.failures import unpack_failure
+from trainkit.errors import ActorDiedError, ObjectLostError, TaskCancelledError, TaskError
 from trainkit.runtime.local.frames import CALL, FAILURE, VALUE, Frame
 from trainkit.runtime.local.interrupt import InterruptGuard
-from trainkit.runtime.local.objects import opened
 from trainkit.runtime.local.pump import END
-from trainkit.runtime.local.refs import LOST, LocalRef, Peer
+from trainkit.runtime.local.refs import LOST, LocalRef, Peer, current_engine
+from trainkit.runtime.local.retries import decide
 from trainkit.runtime.serialize import Packed
 from trainkit.runtime.specs import MethodSpec
 
@@ -69,9 +68,10 @@ class SentCall:
         small: the method and the arguments of a small call, in place of a body.
         kept: its references, if it is made again when it raises.
         kinds: the exceptions that it is made again for; True for any.
+        cancelled: it is not made again, though it raised and that has not been decided yet.
     """
 
-    __slots__ = ("body", "kept", "kinds", "refs", "retries_left", "sent", "small")
+    __slots__ = ("body", "cancelled", "kept", "kinds", "refs", "retries_left", "sent", "small")
 
     def __init__(self, refs: list[int], retries_left: int) -> None:
         self.refs = refs
@@ -81,12 +81,15 @@ class SentCall:
         self.small: tuple[str | int, Any] | None = None
         self.kept: list[LocalRef] = []
         self.kinds: bool | tuple[type[BaseException], ...] = False
+        self.cancelled = False
 
-    def is_to_be_made_again(self, failure: Frame) -> bool:
-        """Return whether this call, which raised what is in `failure`, is made again."""
-        if self.retries_left == 0 or any(ref.begun or ref.done() for ref in self.kept):
-            return False
-        error = unpack_failure(opened(failure.body))
+    @property
+    def may_be_made_again(self) -> bool:
+        """True if the error decides."""
+        return self.retries_left != 0 and not any(ref.begun or ref.done() for ref in self.kept)
+
+    def is_to_be_made_again(self, error: TaskError) -> bool:
+        """Return whether this call, which raised `error`, is made again."""
         if isinstance(error, ActorDiedError) or isinstance(error.cause, TaskCancelledError):
             return False
         return isinstance(error.cause, Exception if isinstance(self.kinds, bool) else self.kinds)
@@ -132,9 +135,12 @@ class ActorPeer(Peer):
         call = SentCall([ref.id for ref in refs], self.max_task_retries if asked is None else asked)
         if spec.retry_exceptions and call.retries_left:
             call.body, call.kept, call.kinds = body.owned(), refs, spec.retry_exceptions
-            for ref in refs:
-                self._retriable[ref.id] = call
+            self._note_retriable(call)
         return call
+
+    def _note_retriable(self, call: SentCall) -> None:
+        for ref in call.kept:
+            self._retriable[ref.id] = call
 
     def _call_again(self, call: SentCall) -> None:
         if call.body is not None:
@@ -154,13 +160,35 @@ class ActorPeer(Peer):
         *others, last = call.refs  # they fail alike, so the last of them decides
         if frame.call_id != last:
             return
-        if call.is_to_be_made_again(frame):
-            call.retries_left -= call.retries_left > 0
-            self._call_again(call)
+        if call.may_be_made_again:
+            for ref in call.kept:
+                self._retriable.pop(ref.id, None)
+                ref.body = call
+            decide(self, frame.body, call.kept, functools.partial(self._made_again, call))
             return
         for ref_id in [*others, last]:
             if self._retriable.pop(ref_id, None) is not None:  # else it has a value
                 super().on_frame(Frame(FAILURE, ref_id, frame.body))
+
+    def _made_again(self, call: SentCall, error: TaskError) -> bool:
+        """Make a call that raised `error` again if that is asked for; return whether it was."""
+        if not call.is_to_be_made_again(error):
+            return False
+        call.retries_left -= call.retries_left > 0
+        for ref in call.kept:
+            ref.attach(self)
+            ref.body = None
+        if call.cancelled:  # looked at last: who cancels it from here on has its process do so
+            reason = f"a call of {self.name} raised, and was cancelled before it was made again"
+            for ref in call.kept:
+                ref.complete(LOST, functools.partial(TaskCancelledError, reason))
+            return True
+        self._note_retriable(call)
+        self._call_again(call)
+        for ref in call.kept:  # a thread may be waiting for it that has had no connection to read
+            if not ref.done():
+                current_engine().watch(ref)
+        return True
 
     def hold(self, call: HeldCall, waits_for: Sequence[LocalRef]) -> None:
         """Send `call` as soon as `waits_for` are done and the calls before it are sent."""

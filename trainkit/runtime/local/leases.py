@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import pickle
 import socket
 import weakref
@@ -12,11 +13,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from trainkit.errors import TaskCancelledError
-from trainkit.runtime.failures import unpack_failure
 from trainkit.runtime.local.frames import ANSWERS, BLOCKED, CALL, FAILURE, ITEM, RETURNED, UNKNOWN, Frame
 from trainkit.runtime.local.messages import Cancel
-from trainkit.runtime.local.objects import opened
 from trainkit.runtime.local.refs import LOST, LocalRef, Peer
+from trainkit.runtime.local.retries import decide
 from trainkit.runtime.serialize import Packed
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class Task:
         retry_exceptions: run it again also when it raises any exception, or one of these.
         max_calls: its process ends after so many runs of the function; 0 never.
         alone: it is sent when nothing else is in the process, as it may be what made one die.
-        waits: for its arguments; it is not in the pool's queue yet.
+        waits: for its arguments, or for the decision about what it raised; it is not in the pool's queue.
         cancelled: it must not be run, or not again.
         forced: its process is to be ended for that.
         asked_for: somebody has waited for it in vain, so its failure is no news.
@@ -181,36 +181,25 @@ class Lease(Peer):
         self.pool.progressed(self)
 
     def _is_dealt_with(self, frame: Frame) -> bool:
-        """Whether nothing else is to be done about a failure: its task is run again, or has more to come."""
+        """Return whether nothing is to be done about a failure yet: more is to come, or to be decided."""
         task = self.owing.get(frame.call_id)
         if task is None or not task.retry_exceptions:
             return False
         *others, last = task.refs  # all results of a task fail alike, so the last of them decides
         if frame.call_id != last.id:
             return True
-        if self._is_to_be_retried(task, frame):
+        if task.retries_left and not task.cancelled and not any(ref.begun or ref.done() for ref in task.refs):
+            for ref in task.refs:
+                self.owing.pop(ref.id, None)
+            self.pool.expect(task)
+            decide(self, frame.body, task.refs, functools.partial(self.pool.made_again, task))
+            self.blocked = False
+            self.pool.progressed(self)
             return True
         for ref in others:
             self.owing.pop(ref.id, None)
             super().on_frame(Frame(FAILURE, ref.id, frame.body))
         return False
-
-    def _is_to_be_retried(self, task: Task, frame: Frame) -> bool:
-        """Whether a task that raised is run again; it then is."""
-        if task.retries_left == 0 or task.cancelled:
-            return False
-        kinds = task.retry_exceptions
-        cause = unpack_failure(opened(frame.body)).cause
-        if not isinstance(cause, Exception if isinstance(kinds, bool) else kinds):
-            return False
-        if any(ref.begun or ref.done() for ref in task.refs):
-            return False
-        task.retries_left -= task.retries_left > 0
-        self.blocked = False
-        self._give_up([task])
-        self.pool.again([task])
-        self.pool.progressed(self)
-        return True
 
     def _take_back(self, call_ids: Sequence[int], why: str) -> None:
         """The process has not begun these, and will not; see `channel.RETURNED`."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from trainkit.errors import ConfigError, NodeDiedError, ObjectLostError
 from trainkit.runtime.context import address_info
 from trainkit.runtime.local import doors
-from trainkit.runtime.local.actor_peer import ActorPeer, HeldCall
+from trainkit.runtime.local.actor_peer import ActorPeer, HeldCall, SentCall
 from trainkit.runtime.local.futures import Callbacks, ref_future
 from trainkit.runtime.local.interrupt import InterruptGuard
 from trainkit.runtime.local.leases import Task
@@ -85,7 +85,11 @@ class Steering:
                 guard.act()
             if withdrawn:
                 return
-        owed_by, peer = call.body, call.peer
+        peer, owed_by = call.peer, call.body
+        if isinstance(owed_by, SentCall):  # it raised
+            self._refuse_force(force)
+            owed_by.cancelled = True
+        peer = peer or call.peer  # it may have been made again just now
         if call.done():
             return
         if isinstance(owed_by, Task):
@@ -99,7 +103,7 @@ class Steering:
         elif peer is not None and peer.worker_id is not None:
             self._refuse_force(force)
             self.link.tell(Cancel(peer.worker_id, self._ids.call_of(call.id), recursive))
-        elif not call.done():
+        elif not call.done() and not isinstance(owed_by, SentCall):
             raise ConfigError(f"{ref!r} is not the result of a call, so there is nothing to cancel")
 
     def _refuse_force(self, force: bool) -> None:

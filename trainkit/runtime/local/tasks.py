@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from trainkit.errors import TrainkitError, WorkerDiedError
+from trainkit.errors import TaskError, TrainkitError, WorkerDiedError
 from trainkit.runtime import supervise
 from trainkit.runtime.local.batch import MOST
 from trainkit.runtime.local.channel import Descriptor
@@ -59,9 +59,24 @@ class TaskPool:
         self._reclaims = 0
 
     def expect(self, task: Task) -> None:
-        """Note a task that waits for its arguments, and is submitted once they are there."""
+        """Note a task that is not in the queue, and may be submitted later."""
         task.waits = True
         self._expected.add(task)
+
+    def _no_longer_expect(self, task: Task) -> None:
+        task.waits = False
+        self._expected.discard(task)
+
+    def made_again(self, task: Task, error: TaskError) -> bool:
+        """Run a task that raised `error` again if that is asked for; return whether it was."""
+        kinds = task.retry_exceptions
+        if not isinstance(error.cause, Exception if isinstance(kinds, bool) else kinds):
+            with self._lock:
+                self._no_longer_expect(task)
+            return False
+        task.retries_left -= task.retries_left > 0
+        self.again([task])
+        return True
 
     def unfinished(self) -> list[Task]:
         """Return the tasks that are not finished, in any order."""
@@ -86,8 +101,7 @@ class TaskPool:
 
     def _submit(self, task: Task, watch: bool) -> None:
         with self._lock:
-            task.waits = False
-            self._expected.discard(task)
+            self._no_longer_expect(task)
             if task.cancelled:
                 return
             lease = self._idle_for(task)
@@ -122,6 +136,8 @@ class TaskPool:
     def again(self, tasks: Sequence[Task]) -> None:
         """Run `tasks`, which were given to a process in vain, before the others."""
         with self._lock:
+            for task in tasks:
+                self._no_longer_expect(task)
             wanted = [task for task in tasks if not task.cancelled]
             self._queue.extendleft(reversed(wanted))
             self._watch_busy()
