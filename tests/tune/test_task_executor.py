@@ -14,8 +14,12 @@ import pytest
 
 import trainkit
 from tests.conftest import eventually
+from tests.node_losses import node_pids
 from trainkit import tune
 from trainkit.errors import SerializationError, WorkerDiedError
+from trainkit.runtime import api
+from trainkit.runtime.engine import Engine
+from trainkit.runtime.start import start as start_session
 from trainkit.tune.control import events as ev
 from trainkit.tune.control.capacity import Ledger
 from trainkit.tune.placement import DEFAULT_REQUEST, Bound
@@ -109,6 +113,44 @@ def test_a_step_begins_with_the_state_of_the_one_before(make: Callable[..., Task
     executor.carry_out([ev.Release("a"), ev.Release("b")])
     assert executor.idle
     assert executor.gone
+
+
+def test_a_session_that_is_lost_while_it_is_renewed_is_told_too(
+    make: Callable[..., TaskExecutor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    executor = make()
+    start = ev.Start(Trial("a", 0, {"steps": 1_000_000}, name="a", dirname="a"), 0, 0, None)
+    executor.carry_out([start])
+    assert [type(each) for each in executor.collect()] == [ev.Started]
+    with monkeypatch.context() as patch:
+        patch.setattr(api, "start", dying_start)
+        kill_node()
+        while not isinstance(advance(executor, "a"), ev.SessionLost):
+            continue  # the process that waited for a further step has outlived the node by a moment
+        for _ in range(2):
+            executor.carry_out([ev.Renew(), start])
+            assert [type(each) for each in executor.collect()] == [ev.SessionLost]
+    executor.carry_out([ev.Renew(), start])
+    assert [type(each) for each in executor.collect()] == [ev.Started]
+    assert isinstance(advance(executor, "a"), ev.Reported)
+
+
+def kill_node() -> None:
+    assert eventually(node_pids)
+    (pid,) = node_pids()
+    os.kill(pid, signal.SIGKILL)
+    assert eventually(lambda: not node_pids())
+
+
+def dying_start(*arguments: Any) -> Engine:
+    """Start a session whose node dies before it is of any use."""
+    engine = start_session(*arguments)
+    try:
+        kill_node()
+        engine.require_node()
+        return engine
+    finally:
+        engine.close()
 
 
 def test_a_trial_is_at_home_in_its_folder(make: Callable[..., TaskExecutor], tmp_path: Path) -> None:

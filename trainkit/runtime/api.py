@@ -225,6 +225,7 @@ def renew() -> None:
 
     Raises:
         NotInitializedError: there is none to go on with: it was shut down, or this is a worker of it.
+        NodeDiedError: the node of the new one has died too; call this again.
     """
     global _current
     with _lock:
@@ -232,11 +233,14 @@ def renew() -> None:
             raise NotInitializedError("the session has ended, and no other can take its place here")
         if _current.alive:
             return
-        engine, _current = _current, None
-        engine.close()
-        _current = start(*_started)
-        for folder in _links:
-            _link(folder)
+        _current.close()
+        _current = start(*_started)  # if that fails, the next call tries it again
+        try:
+            for folder in _links:
+                _link(folder)
+        except OSError:
+            _current.require_node()  # its folder goes with it
+            raise
 
 
 @contextlib.contextmanager

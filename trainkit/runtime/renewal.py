@@ -25,6 +25,7 @@ class SessionWatch:
 
         Raises:
             NotInitializedError: the session was shut down, or this is a worker, which ends with its node.
+            NodeDiedError: the node of the new one has died too; call this again.
         """
         api.renew()
         self._engine = current.engine()

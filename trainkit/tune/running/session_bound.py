@@ -48,8 +48,8 @@ class SessionBound(ABC):
                 continue  # there is no process to do it to, which the controller is about to hear
             try:
                 if isinstance(action, ev.Renew):
+                    self._lost = False  # if the next one is lost before it is there, that is news
                     self._session.renew()
-                    self._lost = False
                     self._begin_again()
                     logger.warning("%s", _lost_words(self._problem, self._ran))
                 else:
