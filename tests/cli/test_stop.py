@@ -206,6 +206,39 @@ def test_trials_of_a_killed_program_are_listed_as_interrupted(programs: Programs
     assert eventually(lambda: not programs.processes())
 
 
+def test_sigterm_is_not_lost_where_the_experiment_ends_by_another_error(programs: Programs) -> None:
+    program = programs.begin("""
+        import os, signal, trainkit
+        from pathlib import Path
+        from trainkit import tune
+
+        class Breaks(tune.Callback):
+            def on_trial_result(self, iteration, trials, trial, result, **info):
+                os.kill(os.getpid(), signal.SIGTERM)
+                raise RuntimeError("broken")
+
+        def objective(config):
+            tune.report({"loss": 1})
+
+        trainkit.init(num_cpus=1)
+        run = tune.RunConfig(
+            storage_path=str(Path.cwd()),
+            verbose=0,
+            callbacks=[Breaks()],
+            failure_config=tune.FailureConfig(fail_fast="raise"),
+        )
+        try:
+            tune.Tuner(objective, param_space={"x": 1}, run_config=run).fit()
+        except SystemExit as error:
+            print(repr(error.__context__), flush=True)
+            raise
+        """)
+    out, err = program.communicate(timeout=60)
+    assert program.returncode == 143, err
+    assert out == "RuntimeError('broken')\n"
+    assert programs.nothing_is_left()
+
+
 @pytest.mark.parametrize("what", [TUNES, SEARCHES, TRAINS], ids=["tuner", "search", "trainer"])
 def test_sigterm_ends_a_program_in_order(programs: Programs, what: str) -> None:
     script = textwrap.indent(textwrap.dedent(what), "    ")

@@ -186,8 +186,14 @@ class Experiment:
             TrialError: with fail_fast="raise", as the trial raised it; what a callback raised, as it is.
             TuneError: as many trials have failed as max_failed_trials says.
             NodeDiedError: the runtime's node died again and again, and no trial got any further.
-            SystemExit: by SIGTERM, once the experiment has ended as by Ctrl-C.
+            SystemExit: by SIGTERM, once the experiment has ended as by Ctrl-C; another error is its context.
         """
+        try:
+            return self._fit()
+        finally:
+            termination.end_if_asked()
+
+    def _fit(self) -> ResultGrid:
         settings.warn_of_old_variables()
         if self._resume is None:
             parts.warn_of_constants(self._space)
@@ -224,7 +230,6 @@ class Experiment:
             how = f"go on by Tuner.restore({str(self.folder)!r}, trainable).fit()"
             logger.warning("%sAll that was reported is kept; %s", why, how)
         controller.raise_error()
-        termination.end_if_asked()
         grid: ResultGrid
         if isinstance(store, MemoryStore):
             grid = MemoryGrid(store, self.metric, self.mode, executor.errors)
