@@ -22,7 +22,7 @@ from benchmarks.interleaved import output_of
 from benchmarks.runtime_work import rate
 
 ROUNDS = 3
-BOTH = ("first_reply", "calls", "nested", "arrays", "one_more", "torch_actors", "own_torch")
+BOTH = ("first_reply", "calls", "nested", "arrays", "full_store", "one_more", "torch_actors", "own_torch")
 OURS_ALONE = ("idle", "million")
 
 
@@ -49,6 +49,7 @@ ROWS = [
     Row("get_per_s", "get of a small value, a second", times=10),
     Row("array_first_gb_per_s", "100 MB array as an argument, the first, GB/s", times=0.9),
     Row("array_next_gb_per_s", "100 MB array as an argument, each after it, GB/s", times=3),
+    Row("full_store_put_per_s", "put of 300 KB into a full store, a second"),
     Row("second_reader_copied_mb", "a second reader of one 100 MB array copies, MB", most=1),
     Row("one_more_actor_ms", "one more actor, ms"),
     Row("ten_torch_actors_s", "ten more actors, each with torch, s", times=30),

@@ -22,6 +22,8 @@ from typing import Any
 from benchmarks.interleaved import output_of
 
 ARRAY_BYTES = 100_000_000
+FULL_STORE_BYTES = 100_000_000
+FULL_ITEM_BYTES = 300_000
 ARGUMENTS = {"trainkit": "num_cpus=2", "ray": "num_cpus=2, include_dashboard=False"}
 
 
@@ -70,10 +72,10 @@ def rate(count: int, work: Callable[[], object], repetitions: int = 3) -> float:
     return max(rates)
 
 
-def started(side: str, cpus: int = 2) -> Any:
+def started(side: str, cpus: int = 2, **more: Any) -> Any:
     """The module of that side, with a session of so many CPUs."""
     api = importlib.import_module(side)
-    arguments = {"num_cpus": cpus}
+    arguments: dict[str, Any] = {"num_cpus": cpus, **more}
     if side == "ray":
         api.init(**arguments, include_dashboard=False, log_to_driver=False)
     else:
@@ -151,6 +153,21 @@ def arrays(api: Any, scale: float) -> dict[str, float]:
     before = memory_mb(pid, "Anonymous")
     api.get(other.keep.remote(ref))
     figures["second_reader_copied_mb"] = max(0.0, memory_mb(pid, "Anonymous") - before)
+    return figures
+
+
+def full_store(side: str, scale: float) -> dict[str, float]:
+    """Puts of arrays of 300 KB into a store that is full, so that as much goes to disk."""
+    import numpy as np
+
+    api = started(side, object_store_memory=FULL_STORE_BYTES)
+    array = np.ones(FULL_ITEM_BYTES, np.uint8)
+    refs = [api.put(array) for _ in range(FULL_STORE_BYTES // FULL_ITEM_BYTES)]
+    some = max(100, int(500 * scale))
+    figures = {
+        "full_store_put_per_s": rate(some, lambda: refs.extend([api.put(array) for _ in range(some)]), 1)
+    }
+    api.shutdown()
     return figures
 
 
@@ -258,6 +275,8 @@ def main() -> None:
         figures = first_reply(side, scale)
     elif section == "nested":
         figures = nested(side, scale)
+    elif section == "full_store":
+        figures = full_store(side, scale)
     else:
         if section == "torch_actors":
             importlib.import_module("torch")
