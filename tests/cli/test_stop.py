@@ -249,6 +249,6 @@ def test_sigterm_ends_a_program_in_order(programs: Programs, what: str) -> None:
     assert program.returncode == 143, err
     assert "finally" in out
     if what is TUNES:
-        assert check_pending(programs) == "interrupted"
+        assert check_pending(programs) == "interrupted by SIGTERM"
         check_cleaned(programs)
     assert programs.nothing_is_left()

@@ -42,6 +42,11 @@ def give_back() -> None:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
+def is_asked() -> bool:
+    """Return whether SIGTERM came and was held back."""
+    return _State.asked
+
+
 def end_if_asked() -> None:
     """Raise SystemExit if SIGTERM came and was held back."""
     if _State.asked:

@@ -20,7 +20,7 @@ from trainkit.sklearn.fold_order import FoldOrder
 from trainkit.sklearn.resume import Unfinished, claimed, known_of, left_in
 from trainkit.tune.assembly import Experiment
 from trainkit.tune.config import RunConfig, TuneConfig
-from trainkit.tune.control.plan import INTERRUPTED, Ending
+from trainkit.tune.control.plan import BY_SIGTERM, INTERRUPTED, Ending
 from trainkit.tune.forms import checked_trainable
 from trainkit.tune.outcome.result import Result
 from trainkit.tune.outcome.results import ResultGrid
@@ -79,7 +79,7 @@ class Finding:
     @property
     def interrupted(self) -> bool:
         """Whether that was Ctrl-C."""
-        return self.ended_by is INTERRUPTED
+        return self.ended_by in (INTERRUPTED, BY_SIGTERM)
 
     @property
     def unfinished(self) -> Unfinished | None:

@@ -27,7 +27,7 @@ from trainkit.tune.control.judging import Judge
 from trainkit.tune.control.live import Live
 from trainkit.tune.control.lives import KINDS, Lives
 from trainkit.tune.control.pauses import Pauses
-from trainkit.tune.control.plan import INTERRUPTED, MOST_AT_ONCE, Ending, Plan
+from trainkit.tune.control.plan import BY_SIGTERM, INTERRUPTED, MOST_AT_ONCE, Ending, Plan
 from trainkit.tune.control.stopping import StopRules
 from trainkit.tune.control.turns import Turns
 from trainkit.tune.control.upkeep import drop_checkpoints
@@ -279,7 +279,7 @@ class Controller:
         self._lives.handle(event)
 
     def _on_interrupted(self, event: ev.Interrupted) -> None:
-        self._endings.end(INTERRUPTED, event.time)
+        self._endings.end(BY_SIGTERM if event.by_sigterm else INTERRUPTED, event.time)
 
     def _on_callback_raised(self, event: ev.CallbackRaised) -> None:
         self._endings.end(Ending(event.why, resumable=True), event.time)

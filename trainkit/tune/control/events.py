@@ -95,9 +95,10 @@ class Failed(NamedTuple):
 
 
 class Interrupted(NamedTuple):
-    """The user asks for an orderly end."""
+    """The user asks for an orderly end, by Ctrl-C or by SIGTERM."""
 
     time: float
+    by_sigterm: bool = False
 
 
 class CallbackRaised(NamedTuple):

@@ -21,6 +21,7 @@ class Ending:
 
 
 INTERRUPTED = Ending("interrupted", resumable=True)
+BY_SIGTERM = Ending(f"{INTERRUPTED.why} by SIGTERM", resumable=True)
 TIME_BUDGET = Ending("time budget")
 FAIL_FAST = Ending("fail fast")
 FAILED_TRIALS = Ending("too many failed trials", resumable=True)

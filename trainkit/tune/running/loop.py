@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from trainkit.errors import message_of
+from trainkit.runtime import termination
 from trainkit.tune.callbacks.hub import CallbackHub
 from trainkit.tune.control import events as ev
 from trainkit.tune.control.controller import Controller
@@ -73,7 +74,7 @@ class ExperimentLoop:
                 batch = self._executor.collect() + callback_news
                 batch += self._inbox.look(self._now())
                 if interrupts.news():
-                    batch.append(ev.Interrupted(self._now()))
+                    batch.append(ev.Interrupted(self._now(), termination.is_asked()))
                 if not batch and self._executor.idle and math.isinf(self._controller.deadline):
                     raise RuntimeError("no trial runs and none may start, yet the experiment has not ended")
                 self._apply(self._controller.handle(batch or [ev.Tick(self._now())]))
