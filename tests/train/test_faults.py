@@ -136,7 +136,8 @@ def test_a_worker_that_hangs_is_named_with_the_step_that_waits(
             trainer.train(max_retries=0)
         assert str(caught.value) == (
             f"worker {rank} of 2 did not enter step 3 within timeout_s=120, where worker {1 - rank} waited: "
-            f"it hangs, or code or data take longer"
+            f"it hangs, or code or data take longer; no snapshot holds the workers' state: make a new "
+            f"TorchTrainer, and load() a checkpoint into it"
         )
         assert caught.value.__cause__ is not None, "what the waiting worker raised"
         assert eventually(lambda: gone(pids))
