@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -45,6 +47,48 @@ def test_a_node_that_dies_again_and_again_ends_the_experiment_and_a_plain_restor
         trainkit.init(num_cpus=1)
         grid = tune.Tuner.restore(tmp_path / "e", node_losses.murderous).fit()
         assert [(str(result.status), len(result.history)) for result in grid] == [("TERMINATED", 3)] * 3
+    finally:
+        trainkit.shutdown()
+
+
+@pytest.mark.parametrize("how", ["apply", "train"])
+def test_what_is_not_to_be_run_again_raises_and_the_workers_are_formed_again(
+    tmp_path: Path, how: str
+) -> None:
+    from tests.train.mortal import Mortal
+    from trainkit.train import TorchTrainer
+
+    begun = tmp_path / "begun"
+
+    def once() -> int:
+        with begun.open("a") as file:
+            file.write("x")
+        (node,) = trainkit.nodes()
+        if len(begun.read_text()) == 1:
+            os.kill(node["pid"], signal.SIGKILL)
+            time.sleep(600)
+        return 1
+
+    class Once(Mortal):
+        def train_batch(self, batch: Any, batch_info: dict[str, Any]) -> Any:
+            if batch_info["batch_idx"] == 0:
+                once()
+            return super().train_batch(batch, batch_info)
+
+    trainkit.init(num_cpus=1)
+    try:
+        with TorchTrainer(
+            training_operator_cls=Once, config={}, use_gpu=False, scheduler_step_freq="epoch"
+        ) as trainer:
+
+            def act() -> Any:
+                return trainer.apply_all_workers(once) if how == "apply" else trainer.train(max_retries=0)
+
+            with pytest.raises(GangError, match=r"is not run again by itself; the workers are formed again"):
+                act()
+            assert begun.read_text() == "x"
+            assert act()
+            assert begun.read_text() == "xx"
     finally:
         trainkit.shutdown()
 

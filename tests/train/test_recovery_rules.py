@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,7 +12,7 @@ from tests.train.operators import Digits
 from trainkit.errors import ActorDiedError, ConfigError
 from trainkit.train import TorchTrainer
 from trainkit.train.answers import Answers
-from trainkit.train.recovery import give_up_text, may_retry
+from trainkit.train.recovery import give_up_text, lost_session_text, may_retry
 from trainkit.train.sizes import AT_ONCE_S, allowed_sizes, fitting, larger_size, patience_s
 from trainkit.train.symptoms import LostOthersError, ended_by_watchdog
 
@@ -154,3 +156,27 @@ def test_the_cause_is_told_from_symptoms(
 def test_min_workers_is_a_number_up_to_num_workers(fewest: object) -> None:
     with pytest.raises(ConfigError, match=f"min_workers={fewest!r}"):
         TorchTrainer(training_operator_cls=Digits, num_workers=2, min_workers=fewest)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("lost", "text"),
+    [
+        (
+            {"ended_by": "kim (pid 7)"},
+            "the session was ended with `trainkit stop` by kim (pid 7) in train(): make",
+        ),
+        (
+            {"ended_by": "kim (pid 7)", "has_snapshot": False},
+            "by kim (pid 7) in train(): make a new TorchTrainer",
+        ),
+        (
+            {"in_a_row": 1, "has_snapshot": False},
+            "the node died in train(); no snapshot holds the workers' state",
+        ),
+        ({"in_a_row": 4}, "the node died in train(), for the 4th time in a row: make a new TorchTrainer"),
+    ],
+)
+def test_a_session_that_is_lost_for_good_says_why(lost: dict[str, Any], text: str) -> None:
+    told = lost_session_text("the node died", "train", **lost)
+    assert text in told
+    assert ("in a row" in told) == ("4th" in text)

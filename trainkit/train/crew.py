@@ -207,7 +207,9 @@ class Crew:
 
     def _recovering(self, once: Callable[[], R], what: str, max_retries: int, effect: Effect) -> R:
         with self._closed_if_ended():
-            return self._through_losses(lambda: self._retrying(once, what, max_retries, effect), what)
+            return self._through_losses(
+                lambda: self._retrying(once, what, max_retries, effect), what, again=max_retries > 0
+            )
 
     def _retrying(self, once: Callable[[], R], what: str, max_retries: int, effect: Effect) -> R:
         failures: list[GangError] = []
@@ -234,21 +236,29 @@ class Crew:
             raise failures[0]
         raise GangError(recovery.give_up_text(what, [str(error) for error in failures])) from failures[-1]
 
-    def _through_losses(self, act: Callable[[], R], what: str) -> R:
+    def _through_losses(self, act: Callable[[], R], what: str, *, again: bool = True) -> R:
         """Return what `act` returns; where the node dies, and all workers with it, after others are formed.
 
         That is nobody's failure, so it takes no retry away.
 
+        Args:
+            act: runs `what`.
+            what: the call, in messages.
+            again: run `act` again once others are formed, rather than raise.
+
         Raises:
-            GangError: there is no snapshot, or the node dies again and again.
+            GangError: there is no snapshot, the node dies again and again, or `act` isn't run again.
         """
         if hasattr(self, "_gang") and self.ended is not None:
             return act()  # which says so
         losses = 0
+        loss: NodeDiedError | None = None
         while True:
             try:
-                if losses:
+                if loss is not None:
                     self._form_elsewhere()
+                    if not again:
+                        raise GangError(recovery.not_again_text(lost_text(loss.how), what)) from loss
                 return act()
             except BaseException as error:
                 loss = self._loss(error)
@@ -256,12 +266,17 @@ class Crew:
                     raise
                 losses += 1
                 if loss.ended_by or self._snapshot is None or losses > MOST_LOSSES:
-                    lost = str(loss) if loss.ended_by else lost_text(loss.how)
-                    has_snapshot = self._snapshot is not None
+                    text = recovery.lost_session_text(
+                        lost_text(loss.how),
+                        what,
+                        ended_by=loss.ended_by,
+                        in_a_row=losses,
+                        has_snapshot=self._snapshot is not None,
+                    )
                     self.close(force=True)
-                    text = recovery.lost_session_text(lost, what, losses, has_snapshot=has_snapshot)
                     raise GangError(text) from loss
-            log.warning("%s", recovery.reform_text(lost_text(loss.how), what))
+            if again:
+                log.warning("%s", recovery.reform_text(lost_text(loss.how), what))
 
     def _loss(self, error: BaseException) -> NodeDiedError | None:
         """Return the error of the node's death, if `error` comes of it."""

@@ -76,11 +76,31 @@ def no_snapshot_text(lost: str) -> str:
     return f"{lost}; no snapshot holds the workers' state: {_NEW}"
 
 
-def lost_session_text(lost: str, method: str, losses: int, *, has_snapshot: bool) -> str:
-    """Return the message for workers that went with their session and don't go on in another."""
+def lost_session_text(
+    lost: str, method: str, *, ended_by: str = "", in_a_row: int = 0, has_snapshot: bool = True
+) -> str:
+    """Return the message for workers that went with their session and don't go on in another.
+
+    Args:
+        lost: how the session was lost.
+        method: that ran.
+        ended_by: who ended the session by `trainkit stop`; "" if nobody did.
+        in_a_row: how often `method` has lost its session, where that is too often; 4 or more.
+        has_snapshot: the workers' state before the call can be had again.
+    """
+    if ended_by:
+        return f"the session was ended with `trainkit stop` by {ended_by} in {method}(): {_NEW}"
     if not has_snapshot:
         return no_snapshot_text(f"{lost} in {method}()")
-    return f"{lost} in {method}(), for the {losses}th time in a row: {_NEW}"
+    return f"{lost} in {method}(), for the {in_a_row}th time in a row: {_NEW}"
+
+
+def not_again_text(lost: str, method: str) -> str:
+    """Return the message for a call that lost its session and is not run again by itself."""
+    return (
+        f"{lost} in {method}(), which is not run again by itself; the workers are formed again, with the "
+        "state from before it: call it again if it may be done twice"
+    )
 
 
 def reform_text(why: str, method: str) -> str:
