@@ -151,8 +151,11 @@ def test_without_a_name_it_asks_and_ends_nothing_unless_told(programs: Programs)
     program, pids = begin(programs)
     told = programs.command("stop", code=1)
     assert f"pid {program.pid}" in told
-    for arguments in ([], ["--all"], ["--yes"]):
+    for arguments in ([], ["--all"]):
         assert "Type `trainkit stop --all --yes`" in programs.command("stop", *arguments, code=1)
+    for arguments in (["--yes"], ["--yes", "--session", ""], ["--yes", "e"], ["--yes", "e", "0"]):
+        assert "type `trainkit stop --all --yes`" in programs.command("stop", *arguments, code=1)
+    assert "--all (with or without --yes)" in programs.command("stop", "e", "--all", "--yes", code=1)
     assert "choose one of them" in programs.command("stop", "--session", "x", "--all", code=1)
     assert "nothing was ended" in answered(programs, "n\n", code=1)
     assert process.exists(pids[0])

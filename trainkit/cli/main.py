@@ -77,15 +77,21 @@ def _run(chosen: argparse.Namespace) -> int:
 
 
 def _stop(chosen: argparse.Namespace) -> int:
+    if chosen.yes and not chosen.all:
+        raise ConfigError(
+            "--yes answers what --all asks: type `trainkit stop --all --yes` to end all of your sessions, "
+            "and leave --yes out to end one session, an experiment or a trial"
+        )
     if chosen.experiment is None and chosen.session is not None:
         if chosen.all:
             raise ConfigError("--session ends one session and --all all of yours: choose one of them")
         return stop_session(chosen.session, force=chosen.force)
     if chosen.experiment is None:
-        return stop_all(force=chosen.force, yes=chosen.all and chosen.yes)
+        return stop_all(force=chosen.force, yes=chosen.yes)
     if chosen.session is not None or chosen.all or chosen.force:
         raise ConfigError(
-            "--session, --all and --force end sessions: leave them out to stop an experiment or a trial"
+            "--session, --all (with or without --yes) and --force end sessions: leave them out to stop an "
+            "experiment or a trial"
         )
     return stop_experiment(chosen.experiment, chosen.trial)
 

@@ -14,7 +14,7 @@ from trainkit.tune.storing.ownership import owner_of
 from trainkit.tune.storing.schema import FILENAME
 
 _EVERY_S = 0.1
-_PATIENCE_S = 120.0
+PATIENCE_S = 120.0
 """A trial has five seconds to its next report and sixty for its clean-up; then it is killed."""
 
 
@@ -34,7 +34,7 @@ def stop_experiment(word: str, trial: str | None, clock: Clock = SYSTEM) -> int:
     if chosen is not None and chosen.status.is_finished:
         raise ConfigError(f"trial {chosen.trial_id} has ended already: {chosen.status}, {chosen.reason}")
     wish = ask_to_stop(folder, None if chosen is None else chosen.trial_id, asker())
-    patience_ends = clock.monotonic() + _PATIENCE_S
+    patience_ends = clock.monotonic() + PATIENCE_S
     while clock.monotonic() < patience_ends:
         running = owner_of(folder) is not None
         done = end_of(folder) if chosen is None else _outcome(folder, chosen.trial_id)
@@ -45,7 +45,7 @@ def stop_experiment(word: str, trial: str | None, clock: Clock = SYSTEM) -> int:
             wish.unlink(missing_ok=True)  # else whoever goes on with the experiment would be stopped
             raise TuneError(f"the process {owner} that ran {folder} has ended before it took this up")
         clock.sleep(_EVERY_S)
-    raise TuneError(f"the process {owner} that runs {folder} has not done it within {_PATIENCE_S:g} s")
+    raise TuneError(f"the process {owner} that runs {folder} has not done it within {PATIENCE_S:g} s")
 
 
 def _outcome(folder: Path, trial_id: str) -> str:
@@ -55,9 +55,8 @@ def _outcome(folder: Path, trial_id: str) -> str:
     return f"trial {trial_id} is {trial.status}: {trial.reason}" if trial.status.is_finished else ""
 
 
-def wait_for_end(folder: Path, clock: Clock = SYSTEM) -> bool:
-    """Wait until nobody runs the experiment any more; False if that takes longer than it may."""
-    patience_ends = clock.monotonic() + _PATIENCE_S
+def wait_for_end(folder: Path, patience_ends: float, clock: Clock = SYSTEM) -> bool:
+    """Wait until nobody runs the experiment any more; False if somebody does at `patience_ends`."""
     while owner_of(folder) is not None:
         if clock.monotonic() >= patience_ends:
             return False

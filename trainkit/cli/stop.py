@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from trainkit.cli.clean import confirmed
-from trainkit.cli.steer import end_of, wait_for_end
+from trainkit.cli.steer import PATIENCE_S, end_of, wait_for_end
 from trainkit.cli.survey import chosen, sessions
 from trainkit.clock import SYSTEM
 from trainkit.errors import ConfigError, NodeDiedError, StoreError, TrainkitError
@@ -95,15 +95,16 @@ def _experiments(session: Session) -> list[Path]:
 
 
 def _end_experiments(folders: Sequence[Path], by: str) -> None:
-    """Ask their programs to stop them, as for one by its name, and wait until they have."""
+    """Ask their programs to stop them, as for one by its name, and wait for all as long as for one."""
     asked = []
     for folder in folders:
         try:
             asked.append((folder, ask_to_stop(folder, None, by)))
         except StoreError as error:  # its session ends nevertheless, and then it ends too
             sys.stderr.write(f"trainkit: {error}\n")
+    patience_ends = SYSTEM.monotonic() + PATIENCE_S
     for folder, wish in asked:
-        if not wait_for_end(folder):
+        if not wait_for_end(folder, patience_ends):
             sys.stderr.write(f"trainkit: what runs {folder} has not ended it in time\n")
         wish.unlink(missing_ok=True)  # else whoever goes on with it would be stopped
         if words := end_of(folder):
