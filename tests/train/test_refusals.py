@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -185,3 +187,41 @@ def test_a_gpu_asked_for_by_a_number_is_reserved(monkeypatch: pytest.MonkeyPatch
     assert options.bundle == {"CPU": 1, "GPU": 1}
     with pytest.raises(ConfigError, match="NCCL needs GPUs"):
         TorchTrainer.as_trainable(training_operator_cls=Digits, use_gpu=0, backend="nccl")
+
+
+HELD = """
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+import trainkit
+from trainkit.errors import InfeasibleError
+from trainkit.train import TorchTrainer, TrainingOperator
+
+class Line(TrainingOperator):
+    def setup(self, config):
+        model = torch.nn.Linear(1, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        self.register(models=model, optimizers=optimizer, criterion=torch.nn.MSELoss())
+        self.register_data(train_loader=DataLoader(TensorDataset(torch.ones(8, 1), torch.ones(8, 1)), 4))
+
+trainkit.init(num_cpus=2)
+earlier = TorchTrainer(training_operator_cls=Line, num_workers=2, use_gpu=False)
+trainkit.shutdown()
+trainkit.init(num_cpus=2)
+trainer = TorchTrainer(training_operator_cls=Line, num_workers=2, use_gpu=False)
+try:
+    trainer = TorchTrainer(training_operator_cls=Line, num_workers=5, use_gpu=False)
+except InfeasibleError as error:
+    print("REFUSED", "asked for 5 workers" in "".join(error.__notes__))
+print("GOES ON", trainer.train()["batch_count"])
+earlier.shutdown()
+trainer.shutdown()
+"""
+
+
+def test_only_a_request_that_can_be_met_closes_a_trainer_and_one_of_an_ended_session_holds_nothing(
+    tmp_path: Path,
+) -> None:
+    script = tmp_path / "held.py"
+    script.write_text(HELD)
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=120, check=False)
+    assert done.stdout.splitlines() == ["REFUSED True", "GOES ON 1"], done.stderr

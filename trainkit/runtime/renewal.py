@@ -12,6 +12,10 @@ class SessionWatch:
     def __init__(self) -> None:
         self._engine = current.engine()
 
+    def is_current(self) -> bool:
+        """Return whether this program's session is still this one, and its node is there."""
+        return api.is_initialized() and current.engine() is self._engine and self.loss() is None
+
     def loss(self) -> NodeDiedError | None:
         """Ask whether the node is there; return what has become of it if it is not."""
         try:

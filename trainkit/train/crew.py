@@ -100,7 +100,9 @@ class Crew:
             raise
 
     def reserved(self) -> Bundle:
-        """Resources of the machine that the workers hold."""
+        """Resources of the machine that the workers hold; none of a session that was shut down or lost."""
+        if self._session is None or not self._session.is_current():
+            return {}
         return self._seats.reserved()
 
     @property
