@@ -26,7 +26,15 @@ def model(frozen: Any) -> Pipeline:
     return Pipeline([("before", frozen), ("sgd", SGDClassifier(random_state=0, max_iter=3, tol=None))])
 
 
-@pytest.mark.parametrize("fitted", [Table().fit(X), EMBEDDING], ids=["table", "embedding"])
+def with_module(fitted: Any) -> Any:
+    """Give it what can be pickled here, but not copied by the module copy."""
+    fitted.xp_ = np
+    return fitted
+
+
+@pytest.mark.parametrize(
+    "fitted", [Table().fit(X), EMBEDDING, with_module(Table().fit(X))], ids=["table", "embedding", "module"]
+)
 @pytest.mark.parametrize("candidate", [True, False], ids=["a candidate's", "the estimator's"])
 @pytest.mark.parametrize(
     "stopping", [{}, {"early_stopping": True, "max_iters": 2}], ids=["whole", "stopping"]

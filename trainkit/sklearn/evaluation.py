@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import os
+import pickle
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
+import cloudpickle
 import numpy as np
 from sklearn.base import clone
 
@@ -148,10 +149,13 @@ class Task:
 def own(value: Any) -> Any:
     """Return a copy whose arrays can be written to, as those that lie in shared memory can't be.
 
-    Estimators may set the flag WRITEABLE of arrays that they hold, or write to them. What was sent here was
-    pickled, so a copy can be made of it.
+    Estimators may set the flag WRITEABLE of arrays that they hold, or write to them. The value is pickled, as
+    it was to be sent here: what can be pickled can't always be copied otherwise, such as what holds a module.
     """
-    return value if isinstance(value, (str, int, float, bool, type(None))) else copy.deepcopy(value)
+    if isinstance(value, (str, int, float, bool, type(None))):
+        return value
+    # Protocol 5 would keep arrays that can't be written to as they are.
+    return pickle.loads(cloudpickle.dumps(value, protocol=4))
 
 
 def own_parameters(config: Mapping[str, Any], driver_pid: int) -> Mapping[str, Any]:
