@@ -319,7 +319,8 @@ def test_calls_to_a_busy_actor_return_at_once() -> None:
 
 
 def test_init_in_a_worker_has_no_effect() -> None:
-    assert trainkit.get(probe().look.remote(lambda: trainkit.init(num_cpus=99))) is None
+    here = trainkit.get(probe().look.remote(lambda: trainkit.init(num_cpus=99)["node_id"]))
+    assert here == trainkit.nodes()[0]["node_id"]
     assert trainkit.get(probe().look.remote(trainkit.cluster_resources))["CPU"] == 4
 
 

@@ -22,7 +22,7 @@ REQUIRED = inspect.Parameter.empty
 TRAINER = {
     "__init__": {
         "*": None,
-        "training_operator_cls": REQUIRED,
+        "training_operator_cls": None,  # without it the error says what to pass
         "initialization_hook": None,
         "config": None,
         "num_workers": 1,
