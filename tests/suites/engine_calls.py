@@ -195,6 +195,10 @@ class CallSuite(Suite):
 
     @pytest.mark.parametrize("how", ["task", "method", "async method"])
     def test_one_reference_to_as_many_results_as_there_are(self, how: str) -> None:
+        if (self.engine, how) == ("ray", "async method"):  # Ray has it for plain generators alone
+            with pytest.raises(ValueError, match="must return a generator"):
+                trainkit.get(self.results(how, "dynamic", 3))
+            return
         values = trainkit.get(self.results(how, "dynamic", 3))
         assert len(values) == 3
         assert [trainkit.get(ref) for ref in values] == [0, 1, 2]

@@ -17,7 +17,7 @@ from trainkit.runtime.ray_errors import RetriedFailure, refusal
 from trainkit.runtime.ray_placement import ray_options
 from trainkit.runtime.ray_streams import handed_out, with_options
 from trainkit.runtime.ray_values import Call, RayActor, seal, split_arguments
-from trainkit.runtime.specs import STREAMING, ActorSpec, Interface, MethodSpec, ObjectRef
+from trainkit.runtime.specs import DYNAMIC, STREAMING, ActorSpec, Interface, MethodSpec, ObjectRef
 
 _INTERFACE_WAIT_S = 2.0
 
@@ -91,7 +91,7 @@ def call(
         method=method,
         retries=seal(kinds) if kinds else None,
     )
-    body = actor.handle.stream if spec.num_returns == STREAMING else actor.handle.call
+    body = actor.handle.stream if spec.num_returns in (STREAMING, DYNAMIC) else actor.handle.call
     return handed_out(with_options(body, spec.num_returns, options).remote(sent, *refs))
 
 

@@ -22,7 +22,6 @@ from trainkit.runtime.methods import method_of
 from trainkit.runtime.ray_errors import RetriedFailure, UserFailure, translate
 from trainkit.runtime.ray_values import Call, Parcel, seal, unseal, wrap
 from trainkit.runtime.results import drained, split_results
-from trainkit.runtime.specs import DYNAMIC
 
 Join = Callable[[], None]
 
@@ -99,8 +98,6 @@ def _results(
     result: Any, call: Call, failure: Callable[[Exception], Exception], folder: str | None = None
 ) -> Any:
     what = f"the result of {call.where}"
-    if call.num_returns == DYNAMIC:
-        return _yielded(result, call, failure, folder)
     if call.num_returns > 1 and isinstance(result, Iterator):
         return _yielded(split_results(result, call.num_returns, call.where), call, failure, folder)
     parts = [seal(part, what) for part in split_results(result, call.num_returns, call.where)]
@@ -214,7 +211,7 @@ class AsyncHost(Host):
             result = self._start(call, values)
             if inspect.isawaitable(result):
                 result = await result
-            if inspect.isasyncgen(result) and (call.num_returns > 1 or call.num_returns == DYNAMIC):
+            if inspect.isasyncgen(result) and call.num_returns > 1:
                 result = await drained(result, call.num_returns)
             return _results(result, call, functools.partial(_method_failure, call))
         except UserFailure:
