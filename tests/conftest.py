@@ -135,11 +135,14 @@ def same_chances(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 
 @pytest.fixture(autouse=True)
 def no_leaks() -> Iterator[None]:
-    """A test leaves no process and no thread that was not there before; a session's own may stay."""
-    processes, threads = children(), set(threading.enumerate())
+    """A test leaves no session, process or thread that was not there before; a session's own may stay."""
+    processes, threads, initialized = children(), set(threading.enumerate()), trainkit.is_initialized()
     yield
-    if trainkit.is_initialized():  # the module's session is checked when it ends
-        return
+    if trainkit.is_initialized():
+        if not initialized:
+            trainkit.shutdown()  # the tests after this one begin without it
+            pytest.fail("the session that this test started still runs")
+        return  # the module's session is checked when it ends
 
     def new_threads() -> set[threading.Thread]:
         return {thread for thread in threading.enumerate() if thread not in threads and not thread.daemon}

@@ -262,6 +262,7 @@ def test_what_one_other_worker_repeated_is_shown_by_its_end(
         trainkit.get(actor.say.remote("loaded"))
         trainkit.kill(actor)
         assert eventually(lambda: f"pid={pid}) loaded\n" in _shown(capfd, so_far))  # noqa: B023
+    trainkit.shutdown()
     assert "repeated" not in "".join(so_far)
 
 
