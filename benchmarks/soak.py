@@ -26,6 +26,8 @@ from trainkit.errors import ActorDiedError, GetTimeoutError, TrainkitError, Work
 
 DRIVERS = 4
 PATIENCE_S = 60.0
+MARK = "TRAINKIT_SOAK"
+"""In the environment of all that a soak starts: other sessions of this machine are not its own."""
 
 
 class Adder:
@@ -102,10 +104,11 @@ def workers_of(driver: psutil.Process) -> list[int]:
 
 def soak(minutes: float) -> int:
     """Run the programs and the killing; returns the exit code."""
-    before = set(psutil.pids())
+    environment = {**os.environ, MARK: str(os.getpid())}
     command = [sys.executable, "-m", "benchmarks.soak", "--seconds", str(minutes * 60), "--seed"]
     drivers = [
-        subprocess.Popen([*command, str(seed)], stdout=subprocess.PIPE, text=True) for seed in range(DRIVERS)
+        subprocess.Popen([*command, str(seed)], stdout=subprocess.PIPE, text=True, env=environment)
+        for seed in range(DRIVERS)
     ]  # stderr is this program's, so that the error of a driver that dies is seen
     processes = [psutil.Process(driver.pid) for driver in drivers]
     rng, kills, start = random.Random(0), 0, time.monotonic()
@@ -127,15 +130,15 @@ def soak(minutes: float) -> int:
             json.loads(text.splitlines()[-1]) if driver.returncode == 0 else {"WRONG: crashed": 1}
         )
     time.sleep(2)
-    left = [pid for pid in psutil.pids() if pid not in before and trainkit_process(pid)]
+    left = [pid for pid in psutil.pids() if begun_here(pid)]
     print(json.dumps({"benchmark": "soak", "kills": kills, "left": left, **outcomes}, indent=2))
     return int(bool(left) or any(outcome.startswith("WRONG") for outcome in outcomes))
 
 
-def trainkit_process(pid: int) -> bool:
-    """Whether the process belongs to a session."""
+def begun_here(pid: int) -> bool:
+    """Return whether the process was started by one of this soak's programs, or is one."""
     try:
-        return psutil.Process(pid).name().startswith(("tk-", "trainkit-"))
+        return psutil.Process(pid).environ().get(MARK) == str(os.getpid())
     except psutil.Error:
         return False
 

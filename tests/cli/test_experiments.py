@@ -225,7 +225,8 @@ def test_why_tells_what_was_decided(command):
 
 def test_stop_refuses_what_nobody_runs(command):
     assert "nobody runs the experiment" in command("stop", "e", "1", code=1)
-    assert "--session and --force end sessions" in command("stop", "e", "--force", code=1)
+    told = command("stop", "e", "--force", code=1)
+    assert "--force end sessions: leave them out to stop an experiment" in told
 
 
 def test_clean_leaves_the_checkpoints_of_the_best(command, root, monkeypatch):

@@ -16,11 +16,10 @@ from trainkit.errors import (
     OutOfDiskError,
     OwnerDiedError,
     TaskCancelledError,
-    TaskError,
     TrainkitError,
     WorkerDiedError,
 )
-from trainkit.runtime.failures import raisable, unpack_failure
+from trainkit.runtime.failures import pack_failure, raisable, unpack_failure
 from trainkit.runtime.serialize import Packed
 
 # The first that fits counts, so a class stands before those it inherits from.
@@ -92,10 +91,9 @@ def _of_task(error: Any) -> BaseException:
         return raisable(unpack_failure(Packed(parcel.payload, parcel.buffers, parcel.handles)))
     if isinstance(cause, exceptions.RayError):  # such as an argument's owner that died
         return translate(cause)
-    failure = TaskError(f"{type(cause).__name__}: {cause}")
-    failure.cause = cause
+    failure = unpack_failure(pack_failure(cause, "Ray"))  # what Ray's own code raised in the worker
     failure.remote_traceback = str(error)
-    return failure
+    return raisable(failure)
 
 
 def _caused(error: TrainkitError, cause: BaseException) -> TrainkitError:

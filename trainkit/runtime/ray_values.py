@@ -17,6 +17,7 @@ from typing import Any, cast
 import ray
 
 from trainkit.runtime import ray_errors
+from trainkit.runtime.futures import Callbacks
 from trainkit.runtime.serialize import Packed, claim, pack, register, unpack
 from trainkit.runtime.specs import ObjectRef
 from trainkit.runtime.streams import DynamicObjectRefGenerator
@@ -92,8 +93,13 @@ class RayRef(ObjectRef[Any]):
             except BaseException as error:
                 ours.set_exception(ray_errors.translate(error))
 
-        self.ref.future().add_done_callback(settle)
+        # Callbacks of ours may wait for other references, whose answers Ray's thread has to read meanwhile.
+        _callbacks.expect()
+        self.ref.future().add_done_callback(lambda theirs: _callbacks.put(lambda: settle(theirs)))
         return ours
+
+
+_callbacks = Callbacks()
 
 
 class RayActor:

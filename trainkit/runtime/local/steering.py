@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from trainkit.errors import ConfigError, NodeDiedError, ObjectLostError
 from trainkit.runtime.context import address_info
+from trainkit.runtime.futures import Callbacks, ref_future
 from trainkit.runtime.local import doors
 from trainkit.runtime.local.actor_peer import ActorPeer, HeldCall, SentCall
-from trainkit.runtime.local.futures import Callbacks, ref_future
 from trainkit.runtime.local.interrupt import InterruptGuard
 from trainkit.runtime.local.leases import Task
 from trainkit.runtime.local.messages import Cancel, CancelOwed

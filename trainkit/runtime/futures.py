@@ -22,7 +22,7 @@ _KEPT_IDLE = 2
 
 
 class Callbacks:
-    """Threads that run the callbacks which the pump's thread finds due.
+    """Threads that run callbacks which a thread finds due that must not wait, such as the pump's.
 
     One thread runs them in their order, and another one stands by. That one joins in when the callbacks
     that run seem to be blocked, maybe by each other: when none has begun for a while, which is the longer
