@@ -13,6 +13,7 @@ from __future__ import annotations
 import array
 import errno
 import os
+import resource
 import select
 import socket
 import struct
@@ -21,6 +22,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable
 
+from trainkit.errors import ObjectLostError
 from trainkit.runtime.local.frames import HEADER, Frame, encoded
 from trainkit.runtime.local.interrupt import InterruptGuard
 from trainkit.runtime.serialize import Handle, Packed
@@ -72,6 +74,22 @@ class _Socket(socket.socket):
 
     def __del__(self) -> None:
         self.close()
+
+
+def no_descriptor_left() -> ObjectLostError:
+    """Return the error for what could not be had for want of a file descriptor."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return ObjectLostError(
+        f"this process (pid {os.getpid()}) had no file descriptor left for it: its limit is {limit}. Actors "
+        "that it has handles of, results that are still to come or to be sent, and large objects take one "
+        "each: release some, or raise the limit (ulimit -n)."
+    )
+
+
+def explain(error: OSError) -> None:
+    """Raise what the kernel refused for want of a descriptor in words; returns if it is something else."""
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        raise no_descriptor_left() from error
 
 
 class Connection:

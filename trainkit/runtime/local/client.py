@@ -22,6 +22,7 @@ from trainkit.runtime.local.account import StoreAccount
 from trainkit.runtime.local.actor_peer import HeldCall
 from trainkit.runtime.local.batch import lasting
 from trainkit.runtime.local.bodies import CallBodies
+from trainkit.runtime.local.channel import explain
 from trainkit.runtime.local.devices import gpu_name, visible_gpus
 from trainkit.runtime.local.endpoints import Endpoint, actor_peers
 from trainkit.runtime.local.frames import INIT, VALUE
@@ -338,6 +339,17 @@ class LocalEngine(Waiting, Steering, NodeVerbs):
         return captured(placement, self._group)
 
     def start_actor(self, spec: ActorSpec) -> Endpoint:
+        wanted = spec.registration
+        try:
+            if wanted is None or not wanted.get_if_exists:
+                return self._start_actor(spec)
+            with introductions.meeting:  # so that a crowd of threads makes one, and one connection to it
+                return introductions.existing(self, wanted) or self._start_actor(spec)
+        except OSError as error:
+            explain(error)
+            raise
+
+    def _start_actor(self, spec: ActorSpec) -> Endpoint:
         placement = self._placed(spec.placement, spec.name)
         definition = self._bodies.definition(spec.cls, spec.name)
         waits_for = _pending(spec.args, spec.kwargs)
@@ -367,7 +379,7 @@ class LocalEngine(Waiting, Steering, NodeVerbs):
             if spec.registration is not None:
                 existing = introductions.register(self, request, peer, [first, *kept.handles], kept.buffers)
                 if isinstance(existing, NotFound):  # the actor of that name has ended meanwhile
-                    return self.start_actor(spec)
+                    return self._start_actor(spec)
                 if existing is not None:
                     return existing[0]
             # The class and the constructor's arguments go straight to the process, which is yet to start.

@@ -27,7 +27,7 @@ class Endpoint:
 
     def __init__(self, peer: ActorPeer) -> None:
         self.peer = peer
-        with _sharing:
+        with sharing:
             peer.endpoints += 1
 
     @property
@@ -58,7 +58,7 @@ class Endpoint:
         return self.peer.open_fd()
 
     def __del__(self) -> None:
-        with _sharing:
+        with sharing:
             self.peer.endpoints -= 1
             is_last = not self.peer.endpoints
         if is_last:  # answers to the calls already sent may still be read
@@ -66,8 +66,21 @@ class Endpoint:
 
 
 _known: weakref.WeakValueDictionary[tuple[str | None, int | None], ActorPeer] = weakref.WeakValueDictionary()
-_sharing = threading.RLock()
+sharing = threading.RLock()
 """Held while endpoints are counted: the last may go in one thread as another finds it."""
+
+
+def living_peer(home: str | None, worker_id: int | None) -> ActorPeer | None:
+    """Return the connection of this process to an actor, if handles lead over one.
+
+    The caller holds `sharing`.
+
+    Args:
+        home: the mark of the actor's session.
+        worker_id: of the actor.
+    """
+    peer = _known.get((home, worker_id))
+    return None if peer is None or peer.closed or not peer.endpoints else peer
 
 
 def shared(endpoint: Endpoint) -> Endpoint:
@@ -76,11 +89,10 @@ def shared(endpoint: Endpoint) -> Endpoint:
     So the calls of one process reach an actor in the order made, whichever handle they were made by.
     """
     peer = endpoint.peer
-    key = peer.home, peer.worker_id
-    with _sharing:
-        known = _known.get(key)
-        if known is None or known is peer or known.closed or not known.endpoints:
-            _known[key] = peer
+    with sharing:
+        known = living_peer(peer.home, peer.worker_id)
+        if known is None or known is peer:
+            _known[peer.home, peer.worker_id] = peer
             return endpoint
         endpoint.peer = known
         known.endpoints += 1
@@ -91,7 +103,7 @@ def shared(endpoint: Endpoint) -> Endpoint:
 
 def actor_peers() -> list[ActorPeer]:
     """Return the connections of this process to actors."""
-    with _sharing:
+    with sharing:
         return list(_known.values())
 
 

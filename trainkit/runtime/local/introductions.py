@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -11,16 +12,19 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from trainkit.errors import ConfigError, TrainkitError
 from trainkit.runtime.local import doors, lifeline
 from trainkit.runtime.local.actor_peer import ActorPeer
-from trainkit.runtime.local.channel import Descriptor
+from trainkit.runtime.local.channel import Descriptor, explain
 from trainkit.runtime.local.endpoints import Endpoint, shared
 from trainkit.runtime.local.messages import FindActor, Found, Kill, NotFound, Shutdown, StartActor
 from trainkit.runtime.local.names import nearest, taken_message
 from trainkit.runtime.local.refs import LocalRef, Peer
 from trainkit.runtime.serialize import Handle
-from trainkit.runtime.specs import Interface
+from trainkit.runtime.specs import Interface, Registration
 
 if TYPE_CHECKING:
     from trainkit.runtime.local.client import LocalEngine
+
+meeting = threading.RLock()
+"""Held while a connection to an actor is made that other threads may be about to make too."""
 
 _FAREWELL_S = 5.0
 _SEARCH_S = 2.0
@@ -44,10 +48,22 @@ class _Nobody(NamedTuple):
 
 def find_actor(engine: LocalEngine, name: str, namespace: str | None) -> tuple[Endpoint, Interface]:
     """The actor of that name; see `Engine.find_actor`."""
-    found = _find(engine, name, namespace)
+    try:
+        found = _find(engine, name, namespace)
+    except OSError as error:
+        explain(error)
+        raise
     if isinstance(found, _Nobody):
         raise ConfigError(_not_found(name, found))
     return found
+
+
+def existing(engine: LocalEngine, wanted: Registration | None) -> Endpoint | None:
+    """Return the actor that is good enough for who wants to register one; None if there is none."""
+    if wanted is None or wanted.name is None or not wanted.get_if_exists:
+        return None
+    found = _find(engine, wanted.name, wanted.namespace)
+    return None if isinstance(found, _Nobody) else found[0]
 
 
 def register(
@@ -71,10 +87,6 @@ def register(
     wanted = request.registration
     if wanted is None or wanted.name is None:
         raise ConfigError("only an actor with a name can be registered")
-    if wanted.get_if_exists:  # mostly there is one, and then nobody has to wait for his turn
-        found = _find(engine, wanted.name, wanted.namespace)
-        if not isinstance(found, _Nobody):
-            return found
     with doors.in_turn(_home(engine)) if wanted.detached else contextlib.nullcontext():
         if wanted.detached:
             found = _find(engine, wanted.name, wanted.namespace)
@@ -139,19 +151,34 @@ def _find(engine: LocalEngine, name: str, namespace: str | None) -> tuple[Endpoi
 def _find_own(engine: LocalEngine, name: str, namespace: str | None) -> tuple[Endpoint, Interface] | NotFound:
     """The actor of that name in this process's session."""
     message = FindActor(name, namespace, False)
-    return _ask_for(engine, engine.mark, lambda conn: _answer(engine, engine.link.ask(message, [conn])))
+    return _ask_for(engine, engine.mark, lambda conn: _answer(engine, engine.link.ask(message, conn)))
 
 
 def _ask_for(
-    engine: LocalEngine, home: str, ask: Callable[[Descriptor], _Answer]
+    engine: LocalEngine, home: str, ask: Callable[[Sequence[Descriptor]], _Answer]
 ) -> tuple[Endpoint, Interface] | NotFound:
-    """Have a new connection handed to an actor that `ask` finds in the session with the mark `home`."""
-    ours, theirs = socket.socketpair()
-    with ours:
-        answer = ask(Descriptor(theirs.detach()))
-        if isinstance(answer, NotFound):
-            return answer
-        sock = socket.socket(fileno=ours.detach())
+    """Meet the actor that `ask` finds in the session with the mark `home`.
+
+    It is handed a new connection only if this process has none: one that is busy takes none up, and
+    those which wait for it take descriptors of the node.
+    """
+    answer = ask(())
+    if isinstance(answer, NotFound):
+        return answer
+    with meeting:
+        known = lifeline.known_endpoint(home, answer.worker_id)
+        if known is not None:
+            return known, answer.interface
+        ours, theirs = socket.socketpair()
+        with ours:
+            answer = ask([Descriptor(theirs.detach())])
+            if isinstance(answer, NotFound):
+                return answer
+            sock = socket.socket(fileno=ours.detach())
+        return _met(engine, home, answer, sock)
+
+
+def _met(engine: LocalEngine, home: str, answer: Found, sock: socket.socket) -> tuple[Endpoint, Interface]:
     if answer.life is not None:
         line = lifeline.Lifeline(sock, answer.label, answer.worker_id)
         line.home, line.in_order = home, answer.in_order
@@ -182,7 +209,7 @@ def _find_abroad(
         message = FindActor(name, namespace, True)
         try:
             with doors.visit(session.folder) as node:
-                found = _ask_for(engine, home, lambda conn: node.ask(message, [conn], _SEARCH_S))  # noqa: B023
+                found = _ask_for(engine, home, lambda conn: node.ask(message, conn, _SEARCH_S))  # noqa: B023
         except TrainkitError as error:  # it has just ended, or is stopped: told if nothing is found
             looked_at[-1] += f", which could not be asked: {error}"
             continue

@@ -26,7 +26,7 @@ from trainkit.runtime.local import doors
 from trainkit.runtime.local import refs as references
 from trainkit.runtime.local.actor_peer import ActorPeer, SentCall
 from trainkit.runtime.local.channel import HANDLE_KINDS, Connection, Descriptor
-from trainkit.runtime.local.endpoints import Endpoint, shared
+from trainkit.runtime.local.endpoints import Endpoint, living_peer, shared, sharing
 from trainkit.runtime.local.frames import CALL, VALUE, Frame
 from trainkit.runtime.local.messages import LetGo, Memo, Reconnect, Reconnected
 from trainkit.runtime.local.nodelink import death
@@ -333,6 +333,20 @@ class EnduringEndpoint(Endpoint):
     __slots__ = ()
 
     peer: Lifeline
+
+
+def known_endpoint(home: str, worker_id: int) -> Endpoint | None:
+    """Return one more endpoint for an actor that handles of this process lead to already; else None.
+
+    Args:
+        home: the mark of the actor's session.
+        worker_id: of the actor.
+    """
+    with sharing:
+        peer = living_peer(home, worker_id)
+        if peer is None:
+            return None
+        return EnduringEndpoint(peer) if isinstance(peer, Lifeline) else Endpoint(peer)
 
 
 def endpoint_of(engine: LocalEngine, spec: ActorSpec) -> tuple[Endpoint, Descriptor]:

@@ -97,7 +97,7 @@ class StartActor(NamedTuple):
     """Start a process for an actor; its first connection is the first handle beside.
 
     Not answered without a registration. With one, answered with None if it is registered and asked
-    for, or with the `Found` actor of that name, which the handle then became a connection to.
+    for, or with the `Found` actor of that name.
 
     Attributes:
         memo: None for one that is never made anew.
@@ -251,7 +251,7 @@ class Inquest(NamedTuple):
 
 
 class FindActor(NamedTuple):
-    """Who is called so? Answered with `Found`, to whom the handle beside is then a connection, or `NotFound`.
+    """Who is called so? Answered with `Found`, or `NotFound`. A handle beside is then a connection to it.
 
     Attributes:
         namespace: None for the session's own.

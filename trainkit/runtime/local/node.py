@@ -339,7 +339,7 @@ class Node:
             case ArgumentsThere(worker_id):
                 self.stores.arguments_there(worker_id)
             case FindActor():
-                self.registry.find(message, handles[0], answer)
+                self.registry.find(message, handles, answer)
             case Lease():
                 self.stores.lease(serial, message, handles[0], answer)
             case ReturnLease(worker_id, retire):

@@ -1,14 +1,14 @@
 """Registered actors, in the node: those that have a name, and those that nobody owns.
 
 A detached actor is kept alive by a connection that the node holds, as handles elsewhere keep others.
-Whoever finds an actor by its name sends one end of a connection along, which is handed to the actor's
+Whoever finds an actor by its name may send one end of a connection along, which is handed to the actor's
 process; if there is none yet, as soon as there is.
 """
 
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from trainkit.errors import ConfigError
@@ -62,7 +62,7 @@ class Registry:
         answer: Callable[[Any], None],
         remember: Callable[[], None],
     ) -> None:
-        """Register an actor and ask for its process, or connect `first` to the one that has its name.
+        """Register an actor and ask for its process, or tell of the one that has its name.
 
         Args:
             client: number of the process that asks.
@@ -80,7 +80,6 @@ class Registry:
         holder = None if wanted.name is None else self._bearer(namespace, wanted.name)
         if holder is not None:
             if wanted.get_if_exists:
-                self._connect(holder, first)
                 answer(self._as_it_is_now(holder))
             else:
                 answer(ConfigError(self._taken(holder)))
@@ -100,14 +99,15 @@ class Registry:
         life = self._node.census.restarts.life_of(entry.found.worker_id)
         return entry.found._replace(life=life)
 
-    def find(self, message: FindActor, conn: Descriptor, answer: Callable[[Any], None]) -> None:
-        """Connect `conn` to the actor of that name, if there is one."""
+    def find(self, message: FindActor, conns: Sequence[Descriptor], answer: Callable[[Any], None]) -> None:
+        """Tell of the actor of that name, if there is one, and connect it to `conns`."""
         namespace = message.namespace or self._namespace
         entry = self._bearer(namespace, message.name)
         if entry is None or (message.detached and not entry.detached):
             answer(NotFound(namespace, self._names.known(namespace)))
             return
-        self._connect(entry, conn)
+        for conn in conns:
+            self._connect(entry, conn)
         answer(self._as_it_is_now(entry))
 
     def started(self, worker: Worker) -> None:

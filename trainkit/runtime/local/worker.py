@@ -22,13 +22,13 @@ from typing import Any
 from trainkit.clock import SYSTEM
 from trainkit.errors import NodeDiedError
 from trainkit.runtime import api, preload
-from trainkit.runtime.local import process
+from trainkit.runtime.local import lifeline, process
 from trainkit.runtime.local.account import StoreAccount
 from trainkit.runtime.local.actor_peer import ActorPeer
 from trainkit.runtime.local.births import WorkerSpec
 from trainkit.runtime.local.callers import CallerConnection, SmallCall
 from trainkit.runtime.local.calls import Calls
-from trainkit.runtime.local.channel import SHORT_WAIT_S, Descriptor
+from trainkit.runtime.local.channel import SHORT_WAIT_S, Descriptor, explain
 from trainkit.runtime.local.client import LocalEngine
 from trainkit.runtime.local.endpoints import Endpoint, shared
 from trainkit.runtime.local.eventloop import EventLoop
@@ -156,6 +156,7 @@ class _Worker:
         self._early: list[tuple[CallerConnection, Frame | SmallCall]] | None = [] if spec.is_actor else None
         self._leaving = False
         self._introduced = 0
+        self._own_fd = -1  # of the connection of this process's own handles
         self._waited_at = 0.0
         self._waiting = False  # the main thread, for others
         self._fatal: BaseException | None = None
@@ -188,13 +189,23 @@ class _Worker:
 
     def _own_handle(self) -> tuple[Endpoint, Interface]:
         """Make what one more handle of the actor holds, connected to this very process."""
-        ours, theirs = socket.socketpair()
+        interface = interface_of(self._calls.made_of, self._spec.name)
+        known = lifeline.known_endpoint(self.engine.mark, self._spec.worker_id)
+        if known is not None:
+            return known, interface
+        self._read_caller(self._own_fd)  # of handles that are gone: its descriptor is free again
+        try:
+            ours, theirs = socket.socketpair()
+        except OSError as error:
+            explain(error)
+            raise
+        self._own_fd = theirs.fileno()
         self.connect(theirs)
         peer = ActorPeer(ours, self._spec.name, self._spec.worker_id)
         conduct = self._spec.conduct
         peer.home, peer.in_order = self.engine.mark, conduct.in_order
         peer.max_task_retries = conduct.max_task_retries
-        return shared(Endpoint(peer)), interface_of(self._calls.made_of, self._spec.name)
+        return shared(Endpoint(peer)), interface
 
     def arrived(self, conn: CallerConnection, calls: Sequence[Frame | SmallCall]) -> None:
         """Queue calls, or serve the further connection that came."""
@@ -365,10 +376,9 @@ class _Worker:
         return []
 
     def _read_caller(self, fd: int) -> None:
-        conn = self._conns[fd]
-        if conn.try_read() and conn.ended:
+        conn = self._conns.get(fd)  # gone if another thread has just read its end
+        if conn is not None and conn.try_read() and conn.ended and self._conns.pop(fd, None) is conn:
             self._poll.unregister(fd)
-            del self._conns[fd]
             # Calls of it that are queued hold it; answers that are not yet written are kept here.
             with self._parting:
                 self._parted = [other for other in [*self._parted, conn] if other.has_backlog]
