@@ -17,7 +17,8 @@ import trainkit
 
 def limit_for(pid: int, spare: int) -> int:
     """The limit by which a process may open `spare` descriptors more; each is the lowest free number."""
-    taken = {int(fd) for fd in os.listdir(f"/proc/{pid}/fd")}
+    folder = Path(f"/proc/{pid}/fd")
+    taken = {int(fd) for fd in os.listdir(folder) if (folder / fd).is_symlink()}  # not that of the listing
     return next(itertools.islice((fd for fd in itertools.count() if fd not in taken), spare, None))
 
 

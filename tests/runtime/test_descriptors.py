@@ -83,7 +83,7 @@ def test_many_threads_make_one_actor_with_few_descriptors() -> None:
     make = trainkit.remote(Crowded).options(name="one", get_if_exists=True)
     found: list[Any] = []
     threads = [threading.Thread(target=lambda: found.append(make.remote())) for _ in range(100)]
-    with limited(os.getpid(), 40):
+    with limited(os.getpid(), 20):
         for thread in threads:
             thread.start()
         for thread in threads:
