@@ -97,6 +97,24 @@ def test_best_means_the_same_wherever_it_is_told(fit, capsys, tmp_path):
         assert View.of(tmp_path / name, 0.0).best.trial_id == best  # of the dashboard
 
 
+def test_where_all_trials_have_failed_none_is_called_the_best(fit, capsys, tmp_path, monkeypatch):
+    def run(name, **settings):
+        fit(fails, num_samples=2, metric="loss", run={"verbose": 1, "name": name, **settings})
+        return capsys.readouterr().out
+
+    none = "best by last report: none, all trials have failed"
+    assert none in run("lines").splitlines()
+    assert "Current best trial" not in run("table", progress_reporter=tune.CLIReporter())
+    shown_in_a_terminal(monkeypatch)
+    last = run("block").rpartition("ended after ")[2]
+    assert none in last and "best last loss" not in last
+    assert main(["show", str(tmp_path / "lines")]) == 0
+    assert none in capsys.readouterr().out
+    assert main(["ls", str(tmp_path)]) == 0
+    assert capsys.readouterr().out.count("2 ERROR  none, all trials have failed") == 3
+    assert View.of(tmp_path / "lines", 0.0).best is None  # of the dashboard
+
+
 def test_what_is_in_use_is_told_of_what_there_is(fit, capsys):
     seen = []
 

@@ -35,7 +35,8 @@ def clean(word: str, *, keep_best: bool, yes: bool) -> int:
         if keep_best:
             if overview.best is None:
                 raise ConfigError(
-                    f"which trial of {folder} is best is not known: it has no metric, or no trial reported it"
+                    f"which trial of {folder} is best is not known: it has no metric, no trial reported it, "
+                    "or all of them have failed"
                 )
             kept = overview.best[0].trial_id
         doomed = [

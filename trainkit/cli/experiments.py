@@ -97,15 +97,7 @@ def list_experiments(folder: str | None) -> int:
             problems.append(str(error))
             continue
         age = duration(max(0.0, now - overview.created))
-        table.add_row(path.name, overview.state, overview.counts, best_words(overview), age)
+        table.add_row(path.name, overview.state, overview.counts, overview.best_words, age)
     console.print(table)
     sys.stderr.write("".join(f"trainkit: {problem}\n" for problem in problems))
     return 1 if problems else 0
-
-
-def best_words(overview: Overview) -> str:
-    """Such as 'loss=0.25 of 5f3a_00007', by last reports; '' where there is none."""
-    if overview.best is None:
-        return ""
-    trial, value = overview.best
-    return f"{overview.metric}={value:.6g} of {trial.trial_id}"

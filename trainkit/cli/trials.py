@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainkit.cli.experiments import best_words, experiment_folder
+from trainkit.cli.experiments import experiment_folder
 from trainkit.cli.status import duration, wide_console
 from trainkit.clock import SYSTEM
 from trainkit.errors import ConfigError
@@ -191,8 +191,8 @@ def _print_table(overview: Overview, rows: Sequence[Row], columns: Sequence[str]
     left = overview.remaining_s
     console.print(f"{overview.folder}: {overview.state}", style="bold", soft_wrap=True)
     console.print(f"{len(overview.trials)}{total} trials: {overview.counts}", soft_wrap=True)
-    if overview.best is not None:
-        console.print(f"best by last report: {best_words(overview)}", soft_wrap=True)
+    if words := overview.best_words:
+        console.print(f"best by last report: {words}", soft_wrap=True)
     if left is not None:
         console.print(f"about {duration(left)} left")
     table = Table(box=None, header_style="dim")

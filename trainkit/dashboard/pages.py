@@ -88,7 +88,7 @@ def listing(root: str, experiments: Sequence[View], problems: Sequence[str]) -> 
             f'<a href="experiments/{quote(each.name, safe="")}">{escape(each.name)}</a>',
             _state(each),
             _counts(each),
-            escape(_best(each)),
+            escape(each.overview.best_words),
         ]
         for each in experiments
     ]
@@ -274,11 +274,6 @@ def _duration(seconds: float) -> str:
         if seconds >= size:
             return f"{seconds / size:.1f} {unit}"
     return f"{seconds:.0f} s"
-
-
-def _best(seen: View) -> str:
-    best = seen.best
-    return "" if best is None else f"{seen.overview.metric}={best.last:.6g} of {best.trial_id}"
 
 
 def _text(value: Any) -> str:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from trainkit.tune.outcome.ranking import all_failed
 from trainkit.tune.storing.history import ExperimentReader
 from trainkit.tune.storing.overview import Overview
 from trainkit.tune.storing.schema import FILENAME
@@ -82,8 +83,8 @@ class View:
 
     @property
     def best(self) -> TrialRow | None:
-        """The trial whose last report is best; the first of equals."""
-        return next(iter(self.ranked), None)
+        """The trial whose last report is best; the first of equals; None where all have failed."""
+        return None if all_failed(self.overview.trials) else next(iter(self.ranked), None)
 
     @property
     def ranked(self) -> list[TrialRow]:

@@ -79,14 +79,14 @@ def picture_of(standing: Standing, info: Mapping[str, Any], path: str, ending: s
         f"in use: {describe_use(info['resources_used'], info['resources'])}",
         f"kept in {path or 'memory'}",
     ]
-    best = standing.best_config_words()
-    if best:
-        lines.append(best)
+    best = standing.best
+    if words := standing.best_config_words():
+        lines.append(words)
     if ending and (failed := standing.failed_words(path)):
         lines.append(failed)
     shown = standing.shown(ended=bool(ending))
     below = f"{len(shown)} of {standing.created} trials"
-    if best:
+    if best is not None:
         below += f", best last {standing.metric} ({standing.mode}) first"
     table = [_cells(trial, standing.metric) for trial in shown]
     metric = standing.metric or ""
@@ -99,8 +99,8 @@ def picture_of(standing: Standing, info: Mapping[str, Any], path: str, ending: s
         lines,
         headings,
         [[row[name] for name in columns] for row in table],
-        below=below if best or len(shown) < standing.created else "",
-        strong=4 if best else None,
+        below=below if best is not None or len(shown) < standing.created else "",
+        strong=4 if best is not None else None,
     )
 
 

@@ -14,6 +14,7 @@ from trainkit.tune.callbacks.picture import Picture, as_text
 from trainkit.tune.callbacks.progress import ProgressReporter
 from trainkit.tune.callbacks.standing import duration, number_words, shortened
 from trainkit.tune.checks import is_finite, is_number, is_whole, require, require_mode
+from trainkit.tune.outcome.ranking import all_failed
 from trainkit.tune.schedulers.base import score_of
 from trainkit.tune.trial import Trial, TrialStatus
 from trainkit.tune.values import first_line, flatten, lookup
@@ -244,7 +245,7 @@ class TableReporter(ProgressReporter):
         return score_of(value, self._mode) if is_number(value) else float("-inf")
 
     def _best(self, trials: Sequence[Trial]) -> Trial | None:
-        if not self._metric or not self._mode or not trials:
+        if not self._metric or not self._mode or not trials or all_failed(trials):
             return None
         best = max(trials, key=self._score)
         return best if self._score(best) > float("-inf") else None

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from trainkit.tune.checks import is_number
-from trainkit.tune.outcome.ranking import trial_score
+from trainkit.tune.outcome.ranking import NONE_BEST, trial_score
 from trainkit.tune.trial import Trial, TrialStatus
 from trainkit.tune.values import first_line, flatten, lookup
 
@@ -81,8 +81,16 @@ class Standing:
 
     @property
     def best(self) -> Trial | None:
-        """The trial whose last report is best, the first suggested of equals; None: there is none."""
-        return next(iter(self.ranked), None)
+        """The trial whose last report is best, the first suggested of equals.
+
+        None: no last report has the metric, or all trials have failed.
+        """
+        return None if self.all_failed else next(iter(self.ranked), None)
+
+    @property
+    def all_failed(self) -> bool:
+        """Whether there are trials and each of them has failed."""
+        return 0 < self._known == self._ended[TrialStatus.ERROR]
 
     @property
     def created(self) -> int:
@@ -138,7 +146,9 @@ class Standing:
         return f"best by last report: {self.metric}={value:.6g} at iteration {iteration} of {best.trial_id}"
 
     def best_config_words(self) -> str:
-        """Return the same with the trial's configuration."""
+        """Return `best_words` with the trial's configuration, or that none is best as all trials have failed."""
+        if self.all_failed and self.metric is not None:
+            return f"best by last report: {NONE_BEST}"
         best = self.best
         return "" if best is None else f"{self.best_words()}: {config_words(best.config)}".removesuffix(": ")
 

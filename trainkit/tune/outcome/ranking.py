@@ -9,9 +9,12 @@ from typing import Any
 from trainkit.errors import ConfigError
 from trainkit.tune.checks import is_number
 from trainkit.tune.objectives import Objective
+from trainkit.tune.trial import Trial, TrialStatus
 from trainkit.tune.values import lookup
 
 SCOPES = ("last", "all", "avg", "last-5-avg", "last-10-avg")
+NONE_BEST = "none, all trials have failed"
+"""In place of the best trial, where `all_failed` holds."""
 
 
 def what_is_best(
@@ -46,6 +49,11 @@ def what_is_best(
     if mode not in ("min", "max"):
         raise ConfigError(f"mode={mode!r} is neither 'min' nor 'max'")
     return metric, mode
+
+
+def all_failed(trials: Sequence[Trial]) -> bool:
+    """Return whether there are trials and each of them has failed: no display names one of them the best."""
+    return bool(trials) and all(trial.status is TrialStatus.ERROR for trial in trials)
 
 
 def best_row(reports: Sequence[Mapping[str, Any]], metric: str, mode: str) -> dict[str, Any] | None:

@@ -12,6 +12,7 @@ from trainkit.tune.checks import is_finite
 from trainkit.tune.control import events as ev
 from trainkit.tune.control.estimate import Running, remaining_s
 from trainkit.tune.control.plan import INTERRUPTED
+from trainkit.tune.outcome.ranking import NONE_BEST, all_failed
 from trainkit.tune.outcome.reading import metric_and_mode
 from trainkit.tune.schedulers.base import score_of
 from trainkit.tune.storing.chronicle import ChronicleReader, Event
@@ -107,7 +108,12 @@ class Overview:
 
     @property
     def best(self) -> tuple[Trial, Any] | None:
-        """The trial whose last report is best, with its value; None without a metric or a finite one."""
+        """The trial whose last report is best, with its value.
+
+        None: there is no metric, no last report has it as a finite number, or all trials have failed.
+        """
+        if all_failed(self.trials):
+            return None
         values = {
             trial.trial_id: lookup(trial.last_result, self.metric) if self.metric else None
             for trial in self.trials
@@ -117,6 +123,14 @@ class Overview:
             return None
         best = max(rated, key=lambda trial: score_of(values[trial.trial_id], self.mode))
         return best, values[best.trial_id]
+
+    @property
+    def best_words(self) -> str:
+        """Such as 'loss=0.25 of 5f3a_00007', by last reports; '' where there is no report to go by."""
+        if self.best is None:
+            return NONE_BEST if self.metric is not None and all_failed(self.trials) else ""
+        trial, value = self.best
+        return f"{self.metric}={value:.6g} of {trial.trial_id}"
 
 
 def _ending(events: Sequence[Event]) -> str:
