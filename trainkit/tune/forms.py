@@ -18,16 +18,23 @@ def checked_trainable(trainable: Any, run: RunConfig) -> Bound:
     """Return the trainable in one form.
 
     Raises:
-        ConfigError: it is none of: a function of the configuration, a `Trainable` class, a registered name.
+        ConfigError: it is none of: a function of the configuration, a `Trainable` class, a registered name;
+            or it can't save what `run` asks for.
     """
     if not isinstance(trainable, type) and hasattr(trainable, "__trainable__"):
         trainable = trainable.__trainable__()  # A trainer that was made already says what its trials are.
     bound = Bound.of(trainable)
     inner = bound.trainable
+    asked = run.checkpoint_config.checkpoint_frequency or run.checkpoint_config.checkpoint_at_end
     if isinstance(inner, type):
         if not issubclass(inner, Trainable):
             raise ConfigError(f"trainable={inner!r} is a class, but does not extend tune.Trainable")
         _require_fit(bound, inspect.signature(inner.setup), None, called=f"{bound.name}.setup")
+        if asked and not inner.can_save():
+            raise ConfigError(
+                f"CheckpointConfig asks {bound.name} for checkpoints, but it has no save_checkpoint(); "
+                "define it, or leave checkpoint_frequency and checkpoint_at_end out"
+            )
         return bound
     if not callable(inner):
         raise ConfigError(
@@ -39,8 +46,7 @@ def checked_trainable(trainable: Any, run: RunConfig) -> Bound:
             f"instead, by tune.with_parameters({bound.name}, name=value)"
         )
     _require_callable_with(bound, inner)
-    checkpoints = run.checkpoint_config
-    if checkpoints.checkpoint_frequency or checkpoints.checkpoint_at_end:
+    if asked:
         raise ConfigError(
             "checkpoint_frequency and checkpoint_at_end are for Trainable classes; "
             f"the function {bound.name} saves by tune.report(metrics, "

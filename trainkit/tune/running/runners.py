@@ -18,7 +18,7 @@ from typing import Any
 
 from greenlet import greenlet  # type: ignore[import-untyped]
 
-from trainkit.errors import ConfigError, MetricError
+from trainkit.errors import MetricError
 from trainkit.tune.checkpoint import checkpoint_dirname
 from trainkit.tune.older_forms import older_arguments
 from trainkit.tune.registry import take_environments
@@ -112,11 +112,6 @@ class ClassRunner(Runner):
     def __init__(
         self, spec: TrialSpec, cls: type[Trainable], parameters: Mapping[str, Any], *, keep: bool = False
     ) -> None:
-        if (spec.checkpoint_frequency or spec.checkpoint_at_end) and not cls.can_save():
-            raise ConfigError(
-                f"CheckpointConfig asks {cls.__name__} for checkpoints, but it has no save_checkpoint(); "
-                "define it, or leave checkpoint_frequency and checkpoint_at_end out"
-            )
         # Where another trial may take the object over, it is cleaned up once none does.
         self._keeps = keep and cls.reset_config is not Trainable.reset_config
         self._kept = False
