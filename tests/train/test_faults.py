@@ -371,10 +371,10 @@ def test_ctrl_c_between_the_calls_of_two_workers_leaves_neither() -> None:
     with gang(die, -1) as trainer:
         pids = trainer.apply_all_workers(os.getpid)
         with pytest.raises(KeyboardInterrupt):
-            trainer.train(info={"marker": Interrupting()}, max_retries=0)
+            trainer.update_scheduler(Interrupting())
         assert Interrupting.sent == 2
         assert eventually(lambda: gone(pids))
-        with pytest.raises(GangError, match="was interrupted by KeyboardInterrupt"):
+        with pytest.raises(GangError, match=r"update_scheduler\(\) was interrupted by Keyboard"):
             trainer.train()
 
 

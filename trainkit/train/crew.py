@@ -119,7 +119,8 @@ class Crew:
         """Whether the operator registered "train" or "validation" data, in `setup` or since."""
         gang = self._gang
         if what not in gang.data and gang.ended is None:
-            gang.data = self.run(Call("data", first=True))[0]
+            name = "train" if what == "train" else "validate"
+            gang.data = self.run(Call("data", first=True, name=name))[0]
         return what in gang.data
 
     def run(self, call: Call, max_retries: int = recovery.RETRIES) -> list[Any]:
@@ -139,7 +140,7 @@ class Crew:
             self._note(call)
             return results
 
-        return self._recovering(once, call.method, max_retries, call.effect)
+        return self._recovering(once, call.name, max_retries, call.effect)
 
     def epoch(self, call: Call, max_retries: int) -> list[Any]:
         """Run an epoch; with `max_retries`, from a snapshot that is taken if there is none.
@@ -155,7 +156,7 @@ class Crew:
                 raise
         keeps = max_retries > 0 and not self._keeps_nothing()
         if keeps and self._snapshot is None:
-            self._recovering(self._take_snapshot, "snapshot", 0, Effect.NOTHING)
+            self._recovering(self._take_snapshot, call.name, 0, Effect.NOTHING)
         if not keeps or not training:
             return self.run(call, max_retries if keeps else 0)
 
@@ -164,7 +165,7 @@ class Crew:
             self._take_snapshot()
             return results
 
-        return self._recovering(once, call.method, max_retries, call.effect)
+        return self._recovering(once, call.name, max_retries, call.effect)
 
     def close(self, *, force: bool = False) -> None:
         """End all workers and give back what they held; `force` without a word to them."""
@@ -183,7 +184,7 @@ class Crew:
 
     def snapshot(self) -> list[WorkerState]:
         """All workers' shares of the state, by rank."""
-        return self.run(Call("snapshot"))
+        return self.run(Call("snapshot", name="state_dict"))
 
     def save(self, folder: Path) -> None:
         """Write a checkpoint; by all workers if no single one holds the state."""
@@ -199,10 +200,10 @@ class Crew:
         """The user's own modules: copies on the CPU, or worker 0's if it is in this process."""
         if not self._options.spec.spreads:
             live = self.local_worker is not None and not to_cpu
-            whole_models: list[nn.Module] = self.run(Call("models", (not live,), first=True))[0]
+            whole_models: list[nn.Module] = self.run(Call("models", (not live,), first=True, name="get_model"))[0]
             return whole_models
-        states = whole(joined(self.run(Call("model_states"))))
-        skeletons = self.run(Call("skeletons", first=True))[0]
+        states = whole(joined(self.run(Call("model_states", name="get_model"))))
+        skeletons = self.run(Call("skeletons", first=True, name="get_model"))[0]
         return [filled(*pair) for pair in zip(skeletons, states, strict=True)]
 
     # -- calling -------------------------------------------------------------------------------
@@ -217,6 +218,7 @@ class Crew:
         failures: list[GangError] = []
         while True:
             try:
+                self._gang.asked = what
                 if not self._gang.started:
                     self._start_again()
                 return once()
@@ -384,7 +386,7 @@ class Crew:
         if size is None:
             return
         if self._snapshot is None:
-            self._recovering(self._take_snapshot, "snapshot", 0, Effect.NOTHING)
+            self._recovering(self._take_snapshot, "train", 0, Effect.NOTHING)
         # Added to what is held, not taken anew: others may be in line for it.
         if self._snapshot is None or not self._seats.add(size - gang.world_size):
             return

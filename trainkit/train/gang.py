@@ -60,6 +60,7 @@ class Gang:
         lost: it ended because workers died or didn't answer, which forming it anew may mend.
         started: the workers have set up.
         data: which data the operators registered; known once they have started.
+        asked: the trainer's method that the user called, in messages.
     """
 
     def __init__(self, options: TrainerOptions, seats: Seats, label: str) -> None:
@@ -68,6 +69,7 @@ class Gang:
         self.lost = False
         self.started = False
         self.data: frozenset[str] = frozenset()
+        self.asked = "TorchTrainer"
         self._options = options
         self._local = Worker() if options.use_local else None
         self._handles: dict[int, Any] = {}
@@ -175,7 +177,7 @@ class Gang:
         at_once = in_step and self.world_size > 1
         answers = Answers(
             calls,
-            what=method,
+            what=self.asked,
             world_size=self.world_size,
             at_once=at_once,
             timeout_s=self._options.timeout_s,
@@ -196,7 +198,7 @@ class Gang:
             mistaken = unsent and isinstance(error, Exception)
             if self._handles and not mistaken:
                 # They would go on with what nobody waits for any more, and let the next call wait for it.
-                self._end(f"{method}() was interrupted by {type(error).__name__}")
+                self._end(f"{self.asked}() was interrupted by {type(error).__name__}")
             raise
         if answers.failed:
             apart = alike and len(answers.failures) < len(args)

@@ -39,6 +39,7 @@ class Call:
         first: on worker 0 alone.
         in_step: the workers meet in it.
         alike: it changes what must be the same on all workers.
+        name: of the trainer's method that makes the call, in messages.
     """
 
     method: str
@@ -47,6 +48,10 @@ class Call:
     first: bool = False
     in_step: bool = False
     alike: bool = False
+    name: str = ""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "name", self.name or self.method)
 
 
 def may_retry(failures: int, max_retries: int, *, has_snapshot: bool) -> bool:

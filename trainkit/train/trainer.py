@@ -197,17 +197,19 @@ class TorchTrainer:
     @without_frames
     def update_scheduler(self, metric: float) -> None:
         """Step all schedulers by `metric`, as `ReduceLROnPlateau` wants it."""
-        self._crew.run(Call("step_schedulers", (metric,), Effect.REPEATABLE, alike=True))
+        self._crew.run(Call("step_schedulers", (metric,), Effect.REPEATABLE, alike=True, name="update_scheduler"))
 
     @without_frames
     def apply_all_workers(self, fn: Callable[[], T]) -> list[T]:
         """Call `fn()` in each worker; returns the results by rank."""
-        return self._crew.run(Call("apply", (fn,), Effect.UNKNOWN), max_retries=0)
+        return self._crew.run(Call("apply", (fn,), Effect.UNKNOWN, name="apply_all_workers"), max_retries=0)
 
     @without_frames
     def apply_all_operators(self, fn: Callable[[TrainingOperator], T]) -> list[T]:
         """Call `fn(operator)` in each worker; returns the results by rank."""
-        return self._crew.run(Call("apply_operator", (fn,), Effect.UNKNOWN), max_retries=0)
+        return self._crew.run(
+            Call("apply_operator", (fn,), Effect.UNKNOWN, name="apply_all_operators"), max_retries=0
+        )
 
     @without_frames
     def get_model(self, to_cpu: bool = False) -> nn.Module | list[nn.Module]:
