@@ -89,6 +89,9 @@ def test_an_unknown_engine_is_refused() -> None:
         ({"num_gpus": 0.5}, "whole GPUs"),
         ({"resources": {"cpu": 1}}, "given twice"),
         ({"object_store_memory": -1}, "object_store_memory=-1"),
+        ({"object_store_memory": 1000}, "give at least 1048576 bytes"),
+        ({"object_store_memory": "1e9"}, "object_store_memory='1e9'"),
+        ({"_system_config": "x"}, "_system_config='x'"),
         ({"preload": "torch"}, "list of module names"),
         ({"namespace": 123}, "namespace=123"),
         ({"resources": ["a"]}, "amounts by name"),
@@ -100,6 +103,18 @@ def test_wrong_arguments_of_init_are_refused(arguments: dict[str, Any], text: st
     with pytest.raises(trainkit.errors.ConfigError, match=text):
         trainkit.init(**arguments)
     assert not trainkit.is_initialized()
+
+
+@pytest.mark.parametrize("engine", ["inline", "local"])
+def test_settings_of_rays_own_processes_are_told_to_have_no_effect(
+    engine: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = {"object_spilling_config": "{}", "max_io_workers": 4}
+    with trainkit.init(engine=engine, num_cpus=1, _system_config=settings):
+        (record,) = caplog.records
+    told = record.getMessage()
+    assert f"no effect on the {engine} engine: object_spilling_config, max_io_workers are" in told
+    assert told.endswith("give init(object_spilling_directory='...' for object_spilling_config)")
 
 
 @pytest.mark.parametrize("engine", ["inline", "local"])

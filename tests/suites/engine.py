@@ -244,6 +244,8 @@ class EngineSuite(Suite):
         ("options", "text"),
         [
             ({"num_cpu": 1}, "unknown option num_cpu"),
+            ({"accelerator_type": "A100"}, r"resources=\{'A100': 1\}"),
+            ({"max_pending_calls": 9}, r"wait\(refs, num_returns=1\) before the next"),
             ({"num_cpus": -1}, "negative"),
             ({"num_gpus": 1.5}, "whole GPUs"),
             ({"num_returns": -1}, "num_returns=-1"),

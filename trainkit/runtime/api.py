@@ -126,8 +126,8 @@ def init(
         labels: of this machine, such as {"region": "eu"}, for `label_selector` and
             `NodeLabelSchedulingStrategy`.
         memory: bytes to share out among those that ask for `memory=`; default, all that the machine has.
-        object_store_memory: bytes of memory that large objects may take together; default, three tenths
-            of the machine's memory.
+        object_store_memory: bytes of memory that large objects may take together, 1 MiB or more; default,
+            three tenths of the machine's memory.
         object_spilling_directory: where those that find no room in memory are written, on a disk; default,
             the temporary folder, or /var/tmp if that lies in memory. False refuses: a full store is an
             error then.
@@ -156,7 +156,7 @@ def init(
             imports, as in `trainkit.init(preload=["torch"])`, both go on at the same time.
         **private: arguments of Ray's with an underscore, such as `_temp_dir`. `_memory` is `memory` and
             `_object_spilling_directory` is `object_spilling_directory`; the others are without effect on the
-            other engines.
+            other engines, which `_system_config` is told in the log.
 
     Returns:
         Facts about the session, such as `context["node_id"]`.

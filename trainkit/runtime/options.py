@@ -29,6 +29,13 @@ ACTORS_ONLY = frozenset(
         "namespace",
     }
 )
+_NOT_HERE = {
+    "accelerator_type": "name the cards by a resource, init(resources={'A100': 4}), and ask for "
+    "resources={'A100': 1}",
+    "max_pending_calls": "to keep at most n calls under way, take one of n by "
+    "wait(refs, num_returns=1) before the next",
+}
+"""Options of Ray's, and what to do instead."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -211,7 +218,9 @@ class Options:
         known = {item.name for item in fields(self)}
         unknown = sorted(set(changes) - known)
         if unknown:
-            raise ConfigError(f"unknown option {', '.join(unknown)}; there are {', '.join(sorted(known))}")
+            instead = [f"there is no {name} here: {_NOT_HERE[name]}" for name in unknown if name in _NOT_HERE]
+            there = f"there are {', '.join(sorted(known))}"
+            raise ConfigError(f"unknown option {', '.join(unknown)}; {'; '.join(instead) or there}")
         misplaced = sorted(set(changes) & foreign)
         if misplaced:
             owner = "classes" if misplaced[0] in ACTORS_ONLY else "functions"

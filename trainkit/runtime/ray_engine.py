@@ -96,7 +96,8 @@ class RayEngine:
         if spec.object_store_bytes is not None:
             arguments["object_store_memory"] = spec.object_store_bytes
         if spec.object_spilling_directory is False:
-            arguments["_system_config"] = {"automatic_object_spilling_enabled": False}
+            config = arguments.get("_system_config", {})
+            arguments["_system_config"] = {**config, "automatic_object_spilling_enabled": False}
         elif spec.object_spilling_directory is not None:
             arguments["object_spilling_directory"] = spec.object_spilling_directory
         # Without "local" Ray would look for a cluster on this machine first, and join it.

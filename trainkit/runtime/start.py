@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import logging
+import numbers
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -38,6 +40,15 @@ RAY_PRIVATE = frozenset(
     }
 )
 """Arguments of `ray.init` that its signature doesn't show."""
+_LEAST_STORE_BYTES = 1 << 20
+"""Room for a few of the smallest values that go to the object store, which have 256 KiB."""
+_SYSTEM_CONFIG_HERE = {
+    "object_spilling_config": "object_spilling_directory='...'",
+    "automatic_object_spilling_enabled": "object_spilling_directory=False",
+}
+"""Settings of Ray's own processes, and the argument of `init` that says the same here."""
+
+_logger = logging.getLogger(__name__)
 
 
 def engine_name(engine: str | None, address: str | None, local_mode: bool) -> str:
@@ -90,8 +101,7 @@ def session_spec(
     )
     if totals.get("GPU", 0) != int(totals.get("GPU", 0)):
         raise ConfigError(f"num_gpus={num_gpus}: a machine has whole GPUs; actors may ask for fractions")
-    if object_store_memory is not None and not 0 <= object_store_memory < float("inf"):
-        raise ConfigError(f"object_store_memory={object_store_memory}: give a number of bytes")
+    _check_store(object_store_memory)
     if namespace is not None and not isinstance(namespace, str):
         raise ArgumentTypeError(f"namespace={namespace!r}: give a text, or None for the one of all programs")
     if isinstance(preload, str) or not all(isinstance(module, str) for module in preload):
@@ -122,6 +132,33 @@ def session_spec(
     )
 
 
+def _check_store(size: Any) -> None:
+    if size is None:
+        return
+    if isinstance(size, bool) or not isinstance(size, numbers.Real):
+        raise ArgumentTypeError(f"object_store_memory={size!r}: give a number of bytes")
+    if not _LEAST_STORE_BYTES <= float(size) < float("inf"):
+        raise ConfigError(
+            f"object_store_memory={size}: give at least {_LEAST_STORE_BYTES} bytes (1 MiB), which have room "
+            "for a few of the smallest values that go there"
+        )
+
+
+def _warn_of_system_config(engine: str, settings: Any) -> None:
+    """Say that settings of Ray's own processes have no effect, and what has."""
+    if not isinstance(settings, Mapping):
+        raise ArgumentTypeError(f"_system_config={settings!r}: give a dictionary")
+    instead = [f"{here} for {name}" for name, here in _SYSTEM_CONFIG_HERE.items() if name in settings]
+    if settings:
+        _logger.warning(
+            "init(_system_config=...) has no effect on the %s engine: %s are settings of Ray's own "
+            "processes%s",
+            engine,
+            ", ".join(map(str, settings)),
+            f"; give init({', '.join(instead)})" if instead else "",
+        )
+
+
 def _folder(asked: str | os.PathLike[str] | Literal[False] | None) -> str | Literal[False] | None:
     if asked is None or asked is False:
         return asked
@@ -140,6 +177,7 @@ def start(name: str, spec: SessionSpec) -> Engine:
         MissingDependencyError: it needs a package that is not installed.
     """
     if name != "ray":  # the rest has no use for Ray's arguments
+        _warn_of_system_config(name, spec.extra.get("_system_config", {}))
         spec = replace(spec, extra={})
     if name == "inline":
         inline = importlib.import_module("trainkit.runtime.inline")

@@ -146,7 +146,7 @@ class Standing:
         return f"best by last report: {self.metric}={value:.6g} at iteration {iteration} of {best.trial_id}"
 
     def best_config_words(self) -> str:
-        """Return `best_words` with the trial's configuration, or that none is best as all trials have failed."""
+        """Return `best_words` with the configuration; or that none is best, as all trials have failed."""
         if self.all_failed and self.metric is not None:
             return f"best by last report: {NONE_BEST}"
         best = self.best
