@@ -228,6 +228,7 @@ class CallSuite(Suite):
         with pytest.raises(StopIteration):
             next(stream)
         assert trainkit.get(stream.completed()) is None
+        assert repr(stream) == f"ObjectRefGenerator({stream.completed().hex()})"
 
     @pytest.mark.parametrize("how", ["task", "method", "async method"])
     def test_an_error_in_the_middle_is_the_last_reference(self, how: str) -> None:

@@ -103,6 +103,7 @@ class InlineStream(ObjectRefGenerator[Any]):
         self._frame = frame
         self._generator = started.value
         self._new_ref = new_ref
+        self._id = new_ref(_NONE, False).id
         self._group = group
         self._ready: deque[InlineRef] = deque()
         self._over = False
@@ -131,7 +132,10 @@ class InlineStream(ObjectRefGenerator[Any]):
             raise StopAsyncIteration from None
 
     def completed(self) -> ObjectRef[None]:
-        return _Completion(self._new_ref(_NONE, False).id, self)
+        return _Completion(self._id, self)
+
+    def hex(self) -> str:
+        return f"{self._id:016x}"
 
     def run_to_end(self) -> None:
         """Take all steps that are left; what they yield is kept."""

@@ -31,6 +31,9 @@ class RayStream(ObjectRefGenerator[Any]):
     def completed(self) -> ObjectRef[None]:
         return RayRef(self.generator.completed())
 
+    def hex(self) -> str:
+        return str(self.generator.completed().hex())
+
 
 def with_options(body: Any, num_returns: int, options: dict[str, Any]) -> Any:
     """Return Ray's function or method with `num_returns` in Ray's words, and other options of Ray's."""

@@ -33,6 +33,13 @@ class ObjectRefGenerator(ABC, Generic[T_co], Iterator[ObjectRef[T_co]], AsyncIte
     def completed(self) -> ObjectRef[None]:
         """A reference that is done once the remote generator has ended; its `get` raises what that raised."""
 
+    @abstractmethod
+    def hex(self) -> str:
+        """The call's id as text."""
+
+    def __repr__(self) -> str:
+        return f"ObjectRefGenerator({self.hex()})"
+
     def __iter__(self) -> ObjectRefGenerator[T_co]:
         return self
 

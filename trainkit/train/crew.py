@@ -200,7 +200,9 @@ class Crew:
         """The user's own modules: copies on the CPU, or worker 0's if it is in this process."""
         if not self._options.spec.spreads:
             live = self.local_worker is not None and not to_cpu
-            whole_models: list[nn.Module] = self.run(Call("models", (not live,), first=True, name="get_model"))[0]
+            whole_models: list[nn.Module] = self.run(
+                Call("models", (not live,), first=True, name="get_model")
+            )[0]
             return whole_models
         states = whole(joined(self.run(Call("model_states", name="get_model"))))
         skeletons = self.run(Call("skeletons", first=True, name="get_model"))[0]

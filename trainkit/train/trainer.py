@@ -197,7 +197,9 @@ class TorchTrainer:
     @without_frames
     def update_scheduler(self, metric: float) -> None:
         """Step all schedulers by `metric`, as `ReduceLROnPlateau` wants it."""
-        self._crew.run(Call("step_schedulers", (metric,), Effect.REPEATABLE, alike=True, name="update_scheduler"))
+        self._crew.run(
+            Call("step_schedulers", (metric,), Effect.REPEATABLE, alike=True, name="update_scheduler")
+        )
 
     @without_frames
     def apply_all_workers(self, fn: Callable[[], T]) -> list[T]:

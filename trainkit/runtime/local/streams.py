@@ -112,6 +112,9 @@ class LocalStream(ObjectRefGenerator[Any]):
         self._runs_to_its_end = True
         return self.call
 
+    def hex(self) -> str:
+        return self.call.hex()
+
     def __del__(self) -> None:
         if not self._runs_to_its_end and not self.call.done():
             self._engine.abandon(self.call)
