@@ -146,6 +146,28 @@ def test_a_failed_trials_line_names_the_place_and_the_traceback_stands_below_onc
     assert "and a second line" in capsys.readouterr().out
 
 
+def test_in_a_pipe_a_failure_that_is_retried_has_a_line(fit, capsys, tmp_path):
+    def trainable(config):
+        if tune.get_checkpoint() is not None:
+            return {"loss": 0.5}
+        if config["saves"]:
+            tune.report({"loss": 1.0}, checkpoint=tune.Checkpoint(tmp_path / "state"))
+        raise ValueError("no luck\nand a second line")
+
+    (tmp_path / "state").mkdir()
+    run = {"verbose": 1, "name": "retried", "failure_config": tune.FailureConfig(max_failures=1)}
+    fit(trainable, {"saves": tune.grid_search([True, False])}, metric="loss", run=run)
+    lines = capsys.readouterr().out.splitlines()
+    error = f"ValueError: no luck (test_console.py:{trainable.__code__.co_firstlineno + 5} in trainable)"
+    retry = "retry 1 of 1 after ValueError, from"
+    assert sorted(line.partition(" ")[2] for line in lines if re.match(r"\w+_0000[01] ", line)) == [
+        f"ERROR after 0 reports: {error}",
+        "TERMINATED after 2 reports loss=0.5: finished",
+        f"failed after 0 reports: {error}; {retry} the beginning",
+        f"failed after 1 report loss=1: {error}; {retry} iteration 1",
+    ]
+
+
 def test_in_a_pipe_many_trials_are_summed_up(fit, capsys, monkeypatch):
     monkeypatch.setattr(console, "MAX_LINES", 5)
     monkeypatch.setattr(console, "SUMMARY_S", 0.0)

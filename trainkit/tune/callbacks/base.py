@@ -62,7 +62,7 @@ class Callback:
         """A trial has ended, by itself or stopped."""
 
     def on_trial_recover(self, iteration: int, trials: Sequence[Trial], trial: Trial, **info: Any) -> None:
-        """A trial has failed and will be run again."""
+        """A trial has failed and will be run again; `info["failure"]` says why it failed."""
 
     def on_trial_error(self, iteration: int, trials: Sequence[Trial], trial: Trial, **info: Any) -> None:
         """A trial has failed for good; `trial.failure` says why."""

@@ -10,7 +10,7 @@ from trainkit.tune.callbacks.base import Callback
 from trainkit.tune.callbacks.outlets import Notebook, Outlet, Terminal, has_screen, notebook_display, say
 from trainkit.tune.callbacks.picture import picture_of
 from trainkit.tune.callbacks.standing import Standing, duration, number_words, one_line
-from trainkit.tune.trial import Trial, TrialStatus
+from trainkit.tune.trial import Failure, Trial, TrialStatus
 from trainkit.tune.values import first_line, flatten, lookup
 
 REFRESH_S = 0.5
@@ -18,7 +18,7 @@ REFRESH_S = 0.5
 SUMMARY_S = 30.0
 """Between two lines on all trials, where there is no block; twice as long while none ends."""
 MAX_LINES = 100
-"""Trials, and failed trials, with a line each; the lines on all trials tell of further ones."""
+"""Trials that end, that fail, and that are run again, with a line each; further ones are counted alone."""
 MAX_TRACEBACKS = 5
 """Each of another error."""
 MAX_WIDTH = 200
@@ -41,7 +41,7 @@ class ConsoleCallback(Callback):
         self._standing = Standing(None, None, 0.0)
         self._drawn = 0.0
         self._path = ""
-        self._lines = {TrialStatus.TERMINATED: 0, TrialStatus.ERROR: 0}
+        self._lines = {TrialStatus.TERMINATED: 0, TrialStatus.ERROR: 0, TrialStatus.PENDING: 0}
         self._told: set[tuple[str, str]] = set()
         self._summaries = 0
         self._summary_s = SUMMARY_S
@@ -83,10 +83,23 @@ class ConsoleCallback(Callback):
             say(f"{trial.trial_id} {_report_words(result, self._metrics, self._verbose)}")
 
     def on_trial_complete(self, iteration: int, trials: Sequence[Trial], trial: Trial, **info: Any) -> None:
-        self._line(trial)
+        self._line(trial, str(trial.status), first_line(trial.reason))
+
+    def on_trial_recover(
+        self,
+        iteration: int,
+        trials: Sequence[Trial],
+        trial: Trial,
+        failure: Failure | None = None,
+        **info: Any,
+    ) -> None:
+        if failure is not None:
+            since = "the beginning" if trial.checkpoint is None else f"iteration {trial.checkpoint.iteration}"
+            words = f"{failure.kind}: {first_line(failure.message)}"
+            self._line(trial, "failed", words, f"{_place(failure)}; {trial.reason}, from {since}")
 
     def on_trial_error(self, iteration: int, trials: Sequence[Trial], trial: Trial, **info: Any) -> None:
-        self._line(trial)
+        self._line(trial, str(trial.status), first_line(trial.reason), _place(trial.failure))
         self._traceback(trial)
 
     def on_step_end(self, iteration: int, trials: Sequence[Trial], **info: Any) -> None:
@@ -124,16 +137,22 @@ class ConsoleCallback(Callback):
             lines = picture_of(self._standing, info, self._path).lines
             say("; ".join([*lines[:2], *filter(None, [self._standing.best_words()])]))
 
-    def _line(self, trial: Trial) -> None:
-        """A line on a trial that has ended, where there is no block that shows it."""
+    def _line(self, trial: Trial, what: str, why: str, rest: str = "") -> None:
+        """Say that a trial has ended, or failed and is run again, where there is no block that shows it.
+
+        Args:
+            trial: as it stands now.
+            what: it did.
+            why: it did so; cut where the line is too long.
+            rest: of the line.
+        """
         if self._outlet is not None or (self._lines[trial.status] >= MAX_LINES and self._verbose < 2):
             return
         self._lines[trial.status] += 1
         shown = _values_words(trial.last_result, self._metrics)
         reports = f"{trial.iteration} report{'s' * (trial.iteration != 1)}"
-        line = f"{trial.trial_id} {trial.status} after {reports}{shown}: {first_line(trial.reason)}"
-        place = f" ({trial.failure.where})" if trial.failure is not None and trial.failure.where else ""
-        say(one_line(line[: MAX_WIDTH - len(place)] + place))
+        line = f"{trial.trial_id} {what} after {reports}{shown}: {why}"
+        say(one_line(line[: MAX_WIDTH - len(rest)] + rest))
         if self._lines[trial.status] == MAX_LINES and self._verbose < 2:
             say(f"and so on: from here, a line on all trials every {SUMMARY_S:g} s")
 
@@ -153,6 +172,11 @@ class ConsoleCallback(Callback):
         self._standing.look(trials)
         if self._outlet is not None:
             self._outlet.show(picture_of(self._standing, info, self._path, ending))
+
+
+def _place(failure: Failure | None) -> str:
+    """Such as ' (train.py:12 in f)'; '' where no place in the user's code is known."""
+    return f" ({failure.where})" if failure is not None and failure.where else ""
 
 
 def _values_words(result: Mapping[str, Any], metrics: Sequence[str]) -> str:

@@ -97,8 +97,8 @@ class CallbackHub:
                 self._of_trial("on_trial_complete", trial, **self._whole(trial))
             case ev.StatusChanged(trial=trial, status=TrialStatus.ERROR):
                 self._of_trial("on_trial_error", trial, **self._whole(trial))
-            case ev.StatusChanged(trial=trial, retried=True):
-                self._of_trial("on_trial_recover", trial)
+            case ev.StatusChanged(trial=trial, retried=True, failure=failure):
+                self._of_trial("on_trial_recover", trial, failure=failure)
 
     def _whole(self, trial: Trial) -> dict[str, Any]:
         """A later attempt may have ended before an earlier one had: the history holds both."""
