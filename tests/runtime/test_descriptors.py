@@ -105,3 +105,15 @@ def test_who_has_no_descriptor_left_for_an_actor_is_told() -> None:
                 ask()
     assert trainkit.get(trainkit.get_actor("named").same.remote(1), timeout=SOON_S) == 1
     trainkit.kill(holder)
+
+
+def test_a_pending_reference_can_be_sent_without_end(tmp_path: Path) -> None:
+    late, actor = (trainkit.remote(Crowded).remote() for _ in range(2))
+    with busy(late, tmp_path):
+        result = late.same.remote(7)
+        before = descriptors(os.getpid())
+        for _ in range(1500):
+            trainkit.get(actor.take.remote([result]), timeout=SOON_S)
+        assert descriptors(os.getpid()) < before + 500
+        waits = actor.first.remote([result])
+    assert trainkit.get(waits, timeout=SOON_S) == trainkit.get(result, timeout=SOON_S) == 7

@@ -21,6 +21,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
+from typing import TypeVar
 
 from trainkit.errors import ObjectLostError
 from trainkit.runtime.local.frames import HEADER, Frame, encoded
@@ -90,6 +91,9 @@ def explain(error: OSError) -> None:
     """Raise what the kernel refused for want of a descriptor in words; returns if it is something else."""
     if error.errno in (errno.EMFILE, errno.ENFILE):
         raise no_descriptor_left() from error
+
+
+C = TypeVar("C", bound="Connection")
 
 
 class Connection:
@@ -394,6 +398,16 @@ class Connection:
 
     def __del__(self) -> None:
         self.close()
+
+
+def ended(conns: Iterable[C]) -> list[C]:
+    """Return those whose other end is closed, or whose process has ended."""
+    by_fd = {conn.fileno(): conn for conn in conns}
+    by_fd.pop(-1, None)  # closed at this end
+    poll = select.poll()
+    for fd in by_fd:
+        poll.register(fd, 0)  # the end is told without being asked for
+    return [by_fd[fd] for fd, _ in poll.poll(0)]
 
 
 def _open_all(handles: Iterable[Handle]) -> list[int]:

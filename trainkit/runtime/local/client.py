@@ -22,7 +22,7 @@ from trainkit.runtime.local.account import StoreAccount
 from trainkit.runtime.local.actor_peer import HeldCall
 from trainkit.runtime.local.batch import lasting
 from trainkit.runtime.local.bodies import CallBodies
-from trainkit.runtime.local.channel import explain
+from trainkit.runtime.local.channel import ended, explain
 from trainkit.runtime.local.devices import gpu_name, visible_gpus
 from trainkit.runtime.local.endpoints import Endpoint, actor_peers
 from trainkit.runtime.local.frames import INIT, VALUE
@@ -66,6 +66,7 @@ from trainkit.settings import SESSION_MARK
 
 _DRIVER_SERIAL = 1
 _PLACEMENTS_KNOWN = 256
+_FEW_DEBTS = 64
 
 
 class LocalEngine(Waiting, Steering, NodeVerbs):
@@ -119,6 +120,7 @@ class LocalEngine(Waiting, Steering, NodeVerbs):
         self._pool_of: dict[int, tuple[Placement, TaskPool]] = {}
         self._pools_lock = threading.Lock()
         self.debts: set[Debt] = set()
+        self._most_debts = _FEW_DEBTS
         self._awaits_tasks = False
         self.on_settled: Callable[[], None] = lambda: None
         self._bodies = CallBodies(self._segments, self._ids)
@@ -226,6 +228,14 @@ class LocalEngine(Waiting, Steering, NodeVerbs):
         return any(pool.asks for pool in list(self._pools.values()))
 
     # what others wait for
+
+    def owe(self, debt: Debt) -> None:
+        """Note a result that somebody waits for, and let go of those that nobody waits for any more."""
+        self.debts.add(debt)
+        if len(self.debts) > self._most_debts:  # seldom, as all of them are looked at
+            for given_up in ended(list(self.debts)):
+                given_up.try_read()
+            self._most_debts = max(_FEW_DEBTS, 2 * len(self.debts))
 
     def settled(self, debt: Debt) -> None:
         """Note that a result was sent, or that nobody wants it any more."""

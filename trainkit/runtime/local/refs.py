@@ -18,7 +18,7 @@ from trainkit.errors import ObjectLostError, OwnerDiedError
 from trainkit.runtime import serialize
 from trainkit.runtime.failures import pack_failure
 from trainkit.runtime.local.batch import BatchingConnection
-from trainkit.runtime.local.channel import HANDLE_KINDS, Connection, Descriptor
+from trainkit.runtime.local.channel import HANDLE_KINDS, Descriptor
 from trainkit.runtime.local.frames import ANSWERS, CALLS, CONNECT, FAILURE, ITEM, VALUE, Frame
 from trainkit.runtime.local.unread import Unread, mark_read
 from trainkit.runtime.serialize import Packed
@@ -281,15 +281,44 @@ class Peer(BatchingConnection):
 
 
 class Debt(Peer):
-    """A connection that this process owes a result over."""
+    """A connection that this process owes a result over.
 
-    def __init__(self, sock: socket.socket, engine: LocalEngine) -> None:
+    Args:
+        sock: connected; owned from here on.
+        ref: stands for the result.
+        engine: of this process.
+    """
+
+    def __init__(self, sock: socket.socket, ref: LocalRef, engine: LocalEngine) -> None:
         super().__init__(sock, "whoever waits for a result")
+        self._ref = ref
         self._engine = engine
-        engine.debts.add(self)
+        engine.owe(self)
+
+    def promise(self) -> None:
+        """Pay as soon as the result is there."""
+        self._engine.promise(self._ref)
+        self._ref.when_done(self._is_due)
+        self._engine.watch(self._ref)
+
+    def _is_due(self) -> None:
+        # In the pump's thread: to say why a result is lost, the node is asked, and whoever finds the
+        # answer may be in the middle of reading the node's connection.
+        self._engine.pump.run(self.pay)
+
+    def pay(self) -> None:
+        """Send the result."""
+        kind, body = outcome(self._ref)
+        try:
+            self.send(kind, self._ref.id, body)
+        except OSError:  # whoever wanted it is gone
+            self.close()
+        else:
+            self.close_when_sent()
 
     def close(self) -> None:
         super().close()
+        self._ref.forget(self._is_due)
         self._engine.settled(self)
 
 
@@ -308,27 +337,12 @@ class Promise:
 
     def open_fd(self) -> int:
         ours, theirs = socket.socketpair()
-        ref, engine = self._ref, current_engine()
-        conn = Debt(ours, engine)
-        if ref.done() and ref.kind != LOST:
-            _keep_promise(ref, conn)
-            return theirs.detach()
-        engine.promise(ref)
-        # In the pump's thread: to say why a result is lost, the node is asked, and whoever finds the
-        # answer may be in the middle of reading the node's connection.
-        ref.when_done(lambda: engine.pump.run(lambda: _keep_promise(ref, conn)))
-        engine.watch(ref)
+        debt = Debt(ours, self._ref, current_engine())
+        if self._ref.done() and self._ref.kind != LOST:
+            debt.pay()
+        else:
+            debt.promise()
         return theirs.detach()
-
-
-def _keep_promise(ref: LocalRef, conn: Connection) -> None:
-    kind, body = outcome(ref)
-    try:
-        conn.send(kind, ref.id, body)
-    except OSError:  # whoever wanted it is gone
-        conn.close()
-    else:
-        conn.close_when_sent()
 
 
 def outcome(ref: LocalRef) -> tuple[int, Packed]:
