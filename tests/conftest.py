@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 import sys
 import tempfile
 import threading
@@ -36,6 +37,11 @@ NEEDED_BY_ALL = frozenset({"numpy", "torch", "trainkit.train.worker", "trainkit.
 # What this run starts inherits it, so that another run's processes are not taken for ours.
 RUN = "TRAINKIT_TEST_RUN"
 os.environ[RUN] = f"{os.getpid()}"
+
+# A shell has its background jobs ignore SIGINT, and programs that they start ignore it too: what tests
+# interrupt has to begin as in a terminal.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Its sessions and what their workers print are kept apart from the user's own, and from another run's.
 _FOLDER = tempfile.TemporaryDirectory(prefix="trainkit-test-")

@@ -22,7 +22,7 @@ def queued_fractions(import_first: bool) -> tuple[list[tuple[float, int]], bool,
         for call in calls
         if getattr(call, "func", None) is torch.cuda.set_per_process_memory_fraction
     ]
-    hooks = [finder for finder in sys.meta_path if type(finder).__module__.startswith("trainkit.")]
+    hooks = [finder for finder in sys.meta_path if type(finder).__module__.endswith(".gpu_share")]
     assert not hooks, "the import hook has removed itself"
     return ours, was_there, torch.cuda.is_initialized()
 
