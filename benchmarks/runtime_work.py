@@ -124,7 +124,7 @@ def nested(side: str, scale: float) -> dict[str, float]:
 
 
 def _outer(side: str, levels: int) -> int:
-    """How many levels there are below, each of which waits for the next."""
+    """Return the number of levels below, each of which waits for the next."""
     if not levels:
         return 0
     return 1 + int(importlib.import_module(side).get(_remote_outer(side).remote(side, levels - 1)))

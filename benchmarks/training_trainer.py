@@ -1,4 +1,4 @@
-"""The same two workers by `TorchTrainer`: `python -m benchmarks.training_trainer`."""
+"""Two workers by `TorchTrainer`, as in `benchmarks.training`: `python -m benchmarks.training_trainer`."""
 
 from __future__ import annotations
 

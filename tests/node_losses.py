@@ -70,7 +70,7 @@ class Stepping(tune.Trainable):
 
 
 def tuned(folder: Path, trainable: Any, *, samples: int = 5, frequency: int = 0, **settings: Any) -> Any:
-    """What an experiment comes to: suggestions, results, decisions and the best; and no failure."""
+    """Return an experiment's suggestions, results, decisions and best, after a check that none failed."""
     tuner = tune.Tuner(
         trainable,
         param_space={"x": tune.uniform(0, 1)},
@@ -282,7 +282,7 @@ def session_left() -> list[int]:
 
 
 def run_once(scenario: str, kill_after_s: float | None = None) -> tuple[Any, bool, float]:
-    """What the scenario comes to, whether its node was killed, and how many seconds it took."""
+    """Return the scenario's outcome, whether its node was killed, and the seconds that it took."""
     importlib.import_module(IMPORTS.get(scenario, "trainkit"))
     with tempfile.TemporaryDirectory() as folder:
         trainkit.init(num_cpus=2)

@@ -20,7 +20,7 @@ from trainkit.tune.storing.history import ExperimentReader
 
 @pytest.mark.parametrize("scenario", node_losses.SCENARIOS)
 def test_killed_at_once_or_at_any_moment_it_ends_as_if_undisturbed(scenario: str) -> None:
-    """The same results, suggestions, decisions and best; no failure is counted, nothing is left."""
+    """Results, suggestions, decisions and best are equal; no failure is counted, nothing is left."""
     node_losses.check(scenario, moments=2)
 
 

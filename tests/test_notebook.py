@@ -70,7 +70,7 @@ def error_in(shown: list[dict[str, Any]]) -> str:
 
 
 def data_in(shown: list[dict[str, Any]]) -> dict[str, Any]:
-    """What the cell's last line is shown as, by kind."""
+    """Return what the cell's last line is shown as, by kind."""
     return next(
         (content["data"] for content in shown if "execution_count" in content and "data" in content), {}
     )
@@ -117,6 +117,17 @@ def test_the_cell_that_makes_a_trainer_can_be_run_again(cell: Run) -> None:
     assert not error_in(cell(TRAINER))
     cell("del trainer, kept")
     assert not error_in(cell("len(tune.Tuner(lambda config: {'loss': 1.0}).fit())"))
+
+
+def test_the_cell_of_a_trainer_that_can_never_fit_fails_alike_each_time_and_leaves_nothing(cell: Run) -> None:
+    assert not error_in(cell(SETUP))
+    too_large = TRAINER.replace("num_workers=2", "num_workers=50")
+    errors = [error_in(cell(too_large)) for _ in range(3)]
+    assert errors[0].startswith("InfeasibleError: ") and "50 CPU" in errors[0]
+    assert errors == errors[:1] * 3
+    left = "[group.state for group in trainkit.list_placement_groups() if group.state != 'REMOVED']"
+    assert data_in(cell(f"trainkit.list_actors(), {left}"))["text/plain"] == "([], [])"
+    assert data_in(cell(TRAINER))["text/plain"] == "1"
 
 
 def test_another_thread_may_free_what_a_request_waits_for(cell: Run) -> None:

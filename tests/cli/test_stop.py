@@ -129,7 +129,7 @@ def check_pending(programs: Programs) -> str:
 
 
 def answered(programs: Programs, answer: str, code: int) -> str:
-    """What `trainkit stop` writes where this is typed at its terminal."""
+    """Return the output of `trainkit stop` where this is typed at its terminal."""
     ours, theirs = pty.openpty()
     command = subprocess.Popen(
         [sys.executable, "-m", "trainkit", "stop"],

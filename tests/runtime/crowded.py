@@ -45,7 +45,7 @@ class Crowded:
             time.sleep(0.005)
 
     def look_itself_up(self, times: int) -> int:
-        """How many descriptors are open more than before."""
+        """Return the number of descriptors that are open more than before."""
         trainkit.get_runtime_context().current_actor  # noqa: B018 - a property that makes a handle
         before = len(os.listdir("/proc/self/fd"))
         for _ in range(times):

@@ -55,7 +55,7 @@ def _sum(one: Outcomes, other: Outcomes) -> Outcomes:
 
 @dataclass(frozen=True)
 class Known:
-    """What the model knows of an argument: what it comes to itself, and all that is behind it."""
+    """The model's knowledge of an argument: its own outcome, and all that is behind it."""
 
     outer: Outcomes
     deep: Outcomes
@@ -167,7 +167,7 @@ class Model:
         return came
 
     def _run(self, body: Any, args: list[Known], extra: Outcomes) -> tuple[Outcomes, Outcomes]:
-        """What a task comes to: errors of its arguments come first, in any order."""
+        """Return the outcome of a task: errors of its arguments come first, in any order."""
         failed = frozenset().union(*(_errors(arg.outer) for arg in args))
         if any(not _values(arg.outer) for arg in args):
             return failed | extra, failed | extra
@@ -236,7 +236,7 @@ class Model:
 
 
 def _callers(program: Program) -> dict[int, set[str]]:
-    """Who calls each actor: the driver, or those that were given its handle."""
+    """Return the callers of each actor: the driver, or those that were given its handle."""
     callers: dict[int, set[str]] = {
         step: set() for step, made in enumerate(program) if isinstance(made, Actor)
     }

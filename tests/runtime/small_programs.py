@@ -43,7 +43,7 @@ class Fetch:
 
 @dataclass(frozen=True)
 class Do:
-    """What a task of its own comes to, which is started and waited for."""
+    """The result of a task of its own, which is started and waited for."""
 
     body: Any
     args: tuple[Any, ...] = ()
@@ -51,7 +51,7 @@ class Do:
 
 @dataclass(frozen=True)
 class Bump:
-    """What is added to the total of the actor that an argument holds."""
+    """An addition to the total of the actor that an argument holds."""
 
     index: int
     part: Any

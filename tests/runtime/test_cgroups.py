@@ -1,4 +1,4 @@
-"""What limits a container, from the kernel's texts of both versions."""
+"""The limits of a container, from the kernel's texts of both versions."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ Told = Mapping[str, Mapping[str, Any]]
 
 
 def told_by(module: str, limit_s: int) -> Told:
-    """What each program printed in a process of its own; those behind one that hangs hard are not there."""
+    """Return what each program printed in a process of its own, without those behind one that hangs hard."""
     process = subprocess.Popen(
         [sys.executable, "-m", "tests.runtime.patterns.run", module, str(limit_s)],
         cwd=ROOT,

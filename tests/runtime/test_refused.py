@@ -76,7 +76,7 @@ def test_an_actor_whose_node_has_no_descriptors_left_is_made_anew_once_it_has() 
     """What it is made anew with includes a large result that came later, and a handle."""
 
     def is_noticed(pid: int) -> bool:
-        """Whether the death of that process is."""
+        """Return whether the death of that process is noticed."""
         rows = [row for row in engine().state("actors") if row["class_name"] == "Phoenix"]
         return any(row["pid"] != pid and row["state"] != "DEAD" for row in rows)
 

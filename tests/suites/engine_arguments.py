@@ -202,7 +202,7 @@ class ArgumentSuite(Suite):
 
 
 def made_anew(actor: Any) -> bool:
-    """Whether the actor answers from its second life; asked by another process than the one that waits."""
+    """Return whether the actor answers from its second life; another process asks than the one that waits."""
     try:
         return bool(trainkit.get(actor.context.remote())["restarted"])
     except ActorDiedError:

@@ -91,7 +91,7 @@ def surroundings(name: str) -> tuple[str | None, str]:
 
 
 def nested_surroundings(name: str) -> tuple[str | None, str]:
-    """What a task that this one starts sees."""
+    """Return what a task that this one starts sees."""
     found: tuple[str | None, str] = trainkit.get(trainkit.remote(surroundings).remote(name))
     return found
 

@@ -1,4 +1,4 @@
-"""What a trainer's workers print and raise: in the trial's folder, with the trial's name, and once."""
+"""Output and errors of a trainer's workers: in the trial's folder, with the trial's name, and once."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ def wait_for_end(folder: Path, patience_ends: float, clock: Clock = SYSTEM) -> b
 
 
 def end_of(folder: Path) -> str:
-    """How the experiment ended; '' if it hasn't, or nothing is kept of it."""
+    """Return how the experiment ended; '' if it hasn't, or nothing is kept of it."""
     if not (folder / FILENAME).exists():
         return ""
     with ChronicleReader(folder) as reader:

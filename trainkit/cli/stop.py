@@ -20,7 +20,7 @@ from trainkit.tune.storing.ownership import owned_by
 
 _GRACE_S = 5.0
 _NOTICE_S = 1.0
-"""How long a program may take to see that its session was ended, and by whom."""
+"""Seconds that a program may take to see that its session was ended, and by whom."""
 
 
 def stop_session(prefix: str, *, force: bool) -> int:

@@ -38,7 +38,7 @@ class Callbacks:
         self._last_begun_at = 0.0
 
     def expect(self) -> None:
-        """See to it that there is a thread for one more callback.
+        """Provide a thread for one more callback.
 
         Raises:
             RuntimeError: the system has no thread left.

@@ -178,7 +178,7 @@ class Options:
         return PlacementGroupId(group=group.id, bundle=None if index < 0 else index, capture=capture)
 
     def returns(self, *, is_generator: bool) -> int:
-        """How many references a call returns; STREAMING or DYNAMIC for a generator of them."""
+        """Return how many references a call returns; STREAMING or DYNAMIC for a generator of them."""
         return returns_of(self.num_returns, generator=is_generator)
 
     def registration(self) -> Registration | None:

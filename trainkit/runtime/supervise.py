@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 MOST_LOSSES = 3
-"""How often in a row the node may die without progress in between; one more ends the work that goes on."""
+"""Deaths of the node in a row, without progress in between, that are survived; one more ends the work."""
 
 _FIRST_DELAY_S = 0.01
 _LONGEST_DELAY_S = 0.2

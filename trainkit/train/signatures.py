@@ -1,4 +1,4 @@
-"""How an operator's methods are called; one that can't be is refused before any worker starts.
+"""Signatures of an operator's methods; one that can't be called is refused before any worker starts.
 
 RaySGD called `train_epoch(iterator, info)` up to version 1.6, and passed two more arguments later. A method
 is called with those that it takes.

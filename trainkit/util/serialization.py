@@ -1,4 +1,4 @@
-"""How values of a class travel, by the names of `ray.util.serialization`."""
+"""Serializers of classes, by the names of `ray.util.serialization`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where things run: resources, placement groups, nodes, environments."""
+"""Places for tasks and actors: resources, placement groups, nodes, environments."""
 
 from __future__ import annotations
 

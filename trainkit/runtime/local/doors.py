@@ -275,7 +275,7 @@ def in_turn(parent: Path) -> Iterator[None]:
 
 _own_turn = threading.Lock()
 _turns = 0
-"""How often a thread of this process has had its turn."""
+"""Number of turns that a thread of this process has had."""
 
 
 def _await_turn(parent: Path, take: Callable[[], bool], turn: Callable[[], tuple[int | None, int]]) -> None:

@@ -74,7 +74,7 @@ def _open_files(pids: Iterable[int], inodes: Container[int]) -> Iterator[tuple[i
 
 
 def mapped_by_readers(pid: int, inodes: Container[int]) -> set[int]:
-    """Which of these segments a process maps to read from; a writer's mapping is shared."""
+    """Return those of these segments that a process maps to read from; a writer's mapping is shared."""
     mapped = set()
     try:
         with open(f"/proc/{pid}/maps", errors="replace") as file:

@@ -251,7 +251,9 @@ class Inquest(NamedTuple):
 
 
 class FindActor(NamedTuple):
-    """Who is called so? Answered with `Found`, or `NotFound`. A handle beside is then a connection to it.
+    """Question for the actor of a name, answered with `Found` or `NotFound`.
+
+    A handle beside is then a connection to it.
 
     Attributes:
         namespace: None for the session's own.

@@ -96,7 +96,7 @@ class Quartermaster:
 
     @property
     def line(self) -> list[Request]:
-        """What waits for resources alone."""
+        """Requests that wait for resources alone."""
         return [request for request in self._queue if request.ready]
 
     def arguments_there(self, worker_id: int) -> None:

@@ -94,7 +94,7 @@ class MetricWatch(Callback):
 
 
 def reported_words(name: str, result: Mapping[str, Any]) -> str:
-    """What `result` has in place of `name`: all that it has, and the nearest name if one is like it."""
+    """Say what `result` has in place of `name`: all that it has, and the nearest name if one is like it."""
     names = flatten({name: value for name, value in result.items() if name != "config"})
     reported = sorted(set(names) - AUTOMATIC)
     text = f"reported were {', '.join(reported)}" if reported else "nothing else was reported"

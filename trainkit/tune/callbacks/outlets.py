@@ -89,7 +89,7 @@ def has_screen() -> bool:
 
 
 QUIET_S = 1.0
-"""How long the end of an experiment waits for something before it says so."""
+"""Seconds that the end of an experiment waits for something before it says so."""
 
 
 def wait_saying(what: str, wait: Callable[[float], object], timeout_s: float, say: Say) -> None:

@@ -89,7 +89,7 @@ class Standing:
 
     @property
     def all_failed(self) -> bool:
-        """Whether there are trials and each of them has failed."""
+        """True if there are trials and each of them has failed."""
         return 0 < self._known == self._ended[TrialStatus.ERROR]
 
     @property

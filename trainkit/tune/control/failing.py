@@ -115,7 +115,7 @@ def _difference(old: dict[str, Any], new: dict[str, Any]) -> str:
 
 
 class Losses:
-    """How often the node was lost in a row, while no trial got any further."""
+    """Losses of the node in a row, while no trial got any further."""
 
     def __init__(self) -> None:
         self._in_a_row = 0

@@ -36,7 +36,7 @@ NOBODY_SAVES = (
 
 
 LOST = "the runtime's node died"
-"""Why a trial waits that has lost its process with the session."""
+"""Reason of a trial that waits, having lost its process with the session."""
 
 
 class Lives:

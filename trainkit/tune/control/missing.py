@@ -37,7 +37,7 @@ def missing_metric(name: str, results: Iterable[Mapping[str, Any]]) -> str:
 
 
 ALIKE = 0.8
-"""How alike a name is to the one that a warning suggests for it (difflib)."""
+"""Least likeness of a name to the one that a warning suggests for it (difflib)."""
 
 LONG, LONGER = 5, 7
 """Letters of a word in which one too few, or two swapped, are a slip; and those in which a wrong one is.

@@ -93,7 +93,7 @@ class Overview:
 
     @property
     def counted(self) -> dict[str, int]:
-        """How many trials there are of each status, and of those PENDING how many were interrupted."""
+        """Numbers of trials by status, those that were interrupted apart from the others that are PENDING."""
         numbers = Counter(self._word(trial) for trial in self.trials)
         return {word: numbers[word] for word in (INTERRUPTED.why, *TrialStatus) if numbers[word]}
 
