@@ -158,6 +158,11 @@ class StateSuite(Suite):
         (driver,) = state.list_workers(filters=[("worker_type", "=", "driver"), ("pid", "=", os.getpid())])
         assert state.get_worker(driver.worker_id) == driver
         assert (driver.node_id, driver.is_alive) == (node.node_id, True)
+        for listed, row in ((state.list_nodes, node), (state.list_workers, driver)):
+            with pytest.raises(ConfigError) as refused:
+                listed(filters=[("colour", "=", "red")])
+            columns = str(refused.value).partition(" to filter by are ")[2].split(", ")
+            assert set(columns) <= set(row), "what can be filtered by is in the rows"
 
     @needs("listings")
     def test_tasks_by_rays_names(self) -> None:

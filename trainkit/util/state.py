@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import fnmatch
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from trainkit.clock import SYSTEM
 from trainkit.errors import ConfigError
@@ -85,7 +85,7 @@ def list_actors(
         ConfigError: a filter names a column that there isn't, or has another predicate than "=" and "!=",
             or `limit` is out of range.
     """
-    return _selected(_actors(), _ACTOR_COLUMNS, filters, limit)
+    return _selected("actors", filters, limit)
 
 
 def list_tasks(
@@ -98,7 +98,7 @@ def list_tasks(
     _explain: bool = False,
 ) -> list[State]:
     """List the tasks that wait or run; the arguments are those of `list_actors`."""
-    return _selected(_tasks(), _TASK_COLUMNS, filters, limit)
+    return _selected("tasks", filters, limit)
 
 
 def list_objects(
@@ -111,7 +111,7 @@ def list_objects(
     _explain: bool = False,
 ) -> list[State]:
     """List the objects in shared memory, a row for each; the arguments are those of `list_actors`."""
-    return _selected(_objects(), _OBJECT_COLUMNS, filters, limit)
+    return _selected("objects", filters, limit)
 
 
 def list_nodes(
@@ -124,7 +124,7 @@ def list_nodes(
     _explain: bool = False,
 ) -> list[State]:
     """List the machines of the session; the arguments are those of `list_actors`."""
-    return _selected(_nodes(), _NODE_COLUMNS, filters, limit)
+    return _selected("nodes", filters, limit)
 
 
 def list_placement_groups(
@@ -137,9 +137,7 @@ def list_placement_groups(
     _explain: bool = False,
 ) -> list[State]:
     """List the placement groups; the arguments are those of `list_actors`."""
-    return _selected(
-        [State(row) for row in engine().state("placement_groups")], _GROUP_COLUMNS, filters, limit
-    )
+    return _selected("placement_groups", filters, limit)
 
 
 def list_workers(
@@ -152,42 +150,42 @@ def list_workers(
     _explain: bool = False,
 ) -> list[State]:
     """List the living processes of the session; the arguments are those of `list_actors`."""
-    return _selected([State(row) for row in engine().state("workers")], _WORKER_COLUMNS, filters, limit)
+    return _selected("workers", filters, limit)
 
 
 def get_actor(
     id: str, address: str | None = None, timeout: float = 30, _explain: bool = False
 ) -> State | None:
     """Return the row of one actor, None if there is none of that id."""
-    return _only(_actors(), "actor_id", id)
+    return _only(_rows("actors"), "actor_id", id)
 
 
 def get_node(
     id: str, address: str | None = None, timeout: float = 30, _explain: bool = False
 ) -> State | None:
     """Return the row of one machine, None if there is none of that id."""
-    return _only(_nodes(), "node_id", id)
+    return _only(_rows("nodes"), "node_id", id)
 
 
 def get_worker(
     id: str, address: str | None = None, timeout: float = 30, _explain: bool = False
 ) -> State | None:
     """Return the row of one process, None if there is none of that id."""
-    return _only([State(row) for row in engine().state("workers")], "worker_id", id)
+    return _only(_rows("workers"), "worker_id", id)
 
 
 def get_placement_group(
     id: str, address: str | None = None, timeout: float = 30, _explain: bool = False
 ) -> State | None:
     """Return the row of one placement group, None if there is none of that id."""
-    return _only([State(row) for row in engine().state("placement_groups")], "placement_group_id", id)
+    return _only(_rows("placement_groups"), "placement_group_id", id)
 
 
 def get_objects(
     id: str, address: str | None = None, timeout: float = 30, _explain: bool = False
 ) -> list[State]:
     """Return the rows of one object, none if it is not in shared memory."""
-    return [row for row in _objects() if row["object_id"] == id]
+    return [row for row in _rows("objects") if row["object_id"] == id]
 
 
 def get_task(
@@ -204,7 +202,7 @@ def get_task(
     """
     # On Ray a reference's id begins with that of the task; elsewhere the two are equal.
     wanted = id.hex() if isinstance(id, ObjectRef) else id
-    return next((row for row in _tasks() if row["task_id"] and wanted.startswith(row["task_id"])), None)
+    return next((row for row in _rows("tasks") if row["task_id"] and wanted.startswith(row["task_id"])), None)
 
 
 def summarize_actors(
@@ -214,7 +212,7 @@ def summarize_actors(
     _explain: bool = False,
 ) -> dict[str, Any]:
     """Count the actors of each class by their states, in the dictionary that Ray gives."""
-    rows = _actors()
+    rows = _rows("actors")
     summary = {
         name: {"class_name": name, "state_counts": counts} for name, counts in _counted(rows, "class_name")
     }
@@ -228,7 +226,7 @@ def summarize_tasks(
     _explain: bool = False,
 ) -> dict[str, Any]:
     """Count the tasks of each name by their states, in the dictionary that Ray gives."""
-    rows = _tasks()
+    rows = _rows("tasks")
     summary = {
         name: {"func_or_class_name": name, "type": "NORMAL_TASK", "state_counts": counts}
         for name, counts in _counted(rows, "name")
@@ -251,7 +249,7 @@ def summarize_objects(
     _explain: bool = False,
 ) -> dict[str, Any]:
     """Add up the objects in shared memory, in the dictionary that Ray gives where call sites are not kept."""
-    rows = _objects()
+    rows = _rows("objects")
     size_mb = sum(row["object_size"] for row in rows) / 2**20
     whole = {
         "total_objects": len(rows),
@@ -407,109 +405,80 @@ def list_named_actors(all_namespaces: bool = False) -> list[Any]:
 # rows
 
 
-def _actors() -> list[State]:
+class _Columns(NamedTuple):
+    """Columns of a listing.
+
+    Attributes:
+        own: columns to filter by that the engine gives.
+        twice: Ray's further names of columns to filter by.
+        more: Ray's further columns to filter by.
+        added: from a row, the columns that it has besides.
+    """
+
+    own: str
+    twice: Mapping[str, str] = {}
+    more: str = ""
+    added: Callable[[Mapping[str, Any]], dict[str, Any]] = lambda row: {}
+
+    def names(self) -> frozenset[str]:
+        """All columns to filter by."""
+        return frozenset([*self.own.split(), *self.twice, *self.more.split()])
+
+
+def _of_work(row: Mapping[str, Any], pending: str) -> dict[str, Any]:
     where = get_runtime_context()
-    return [
-        State(
-            row,
-            state="PENDING_CREATION" if row["state"] == "PENDING" else row["state"],
-            job_id=where.get_job_id(),
-            node_id=where.get_node_id() if row["pid"] else None,
-            ray_namespace=row["namespace"],
-            required_resources=row["resources"],
-            is_detached=row["detached"],
-            num_restarts=row["restarts"],
-        )
-        for row in engine().state("actors")
-    ]
-
-
-def _tasks() -> list[State]:
-    where = get_runtime_context()
-    return [
-        State(
-            row,
-            state="PENDING_NODE_ASSIGNMENT" if row["state"] == "PENDING" else row["state"],
-            type="NORMAL_TASK",
-            func_or_class_name=row["name"],
-            job_id=where.get_job_id(),
-            node_id=where.get_node_id() if row["pid"] else None,
-            worker_pid=row["pid"],
-            required_resources=row["resources"],
-        )
-        for row in engine().state("tasks")
-    ]
-
-
-def _objects() -> list[State]:
-    return [
-        State(row, object_size=row["size_bytes"], pid=next(iter(row["pids"]), None))
-        for row in engine().state("objects")
-    ]
-
-
-def _nodes() -> list[State]:
-    return [
-        State(
-            row,
-            node_ip=row["address"],
-            node_name=row["hostname"],
-            state="ALIVE" if row["alive"] else "DEAD",
-            resources_total=row["resources"],
-        )
-        for row in nodes()
-    ]
-
-
-_ACTOR_COLUMNS = frozenset(
-    {
-        "actor_id",
-        "class_name",
-        "death_cause",
-        "detached",
-        "is_detached",
-        "job_id",
-        "name",
-        "namespace",
-        "node_id",
-        "num_restarts",
-        "pid",
-        "ray_namespace",
-        "restarts",
-        "state",
+    return {
+        "state": pending if row["state"] == "PENDING" else row["state"],
+        "job_id": where.get_job_id(),
+        "node_id": where.get_node_id() if row["pid"] else None,
+        "required_resources": row["resources"],
     }
-)
-_TASK_COLUMNS = frozenset(
-    {
-        "func_or_class_name",
-        "job_id",
-        "name",
-        "node_id",
-        "owner_pid",
+
+
+_COLUMNS = {
+    "actors": _Columns(
+        "actor_id class_name death_cause detached name namespace pid restarts state",
+        {"is_detached": "detached", "num_restarts": "restarts", "ray_namespace": "namespace"},
+        "job_id node_id",
+        lambda row: _of_work(row, "PENDING_CREATION"),
+    ),
+    "tasks": _Columns(
+        "name owner_pid pid state task_id worker_id",
+        {"func_or_class_name": "name", "worker_pid": "pid"},
+        "job_id node_id type",
+        lambda row: {**_of_work(row, "PENDING_NODE_ASSIGNMENT"), "type": "NORMAL_TASK"},
+    ),
+    "objects": _Columns(
+        "object_id size_bytes",
+        {"object_size": "size_bytes"},
         "pid",
+        lambda row: {"pid": next(iter(row["pids"]), None)},
+    ),
+    "nodes": _Columns(
+        "address alive hostname node_id pid",
+        {"node_ip": "address", "node_name": "hostname"},
         "state",
-        "task_id",
-        "type",
-        "worker_id",
-        "worker_pid",
-    }
-)
-_OBJECT_COLUMNS = frozenset({"object_id", "object_size", "pid", "size_bytes"})
-_NODE_COLUMNS = frozenset(
-    {"address", "alive", "hostname", "is_head_node", "node_id", "node_ip", "node_name", "pid", "state"}
-)
-_GROUP_COLUMNS = frozenset({"name", "placement_group_id", "state", "strategy"})
-_WORKER_COLUMNS = frozenset({"ip", "is_alive", "name", "node_id", "pid", "worker_id", "worker_type"})
+        lambda row: {"state": "ALIVE" if row["alive"] else "DEAD", "resources_total": row["resources"]},
+    ),
+    "placement_groups": _Columns("name placement_group_id state strategy"),
+    "workers": _Columns("ip is_alive name node_id pid worker_id worker_type"),
+}
 
 
-def _selected(
-    rows: Sequence[State], columns: frozenset[str], filters: Sequence[Filter] | None, limit: int
-) -> list[State]:
-    """Return the first `limit` of `rows` that meet all `filters`."""
+def _rows(kind: str) -> list[State]:
+    columns = _COLUMNS[kind]
+    return [
+        State(row, **{name: row[own] for name, own in columns.twice.items()}, **columns.added(row))
+        for row in (nodes() if kind == "nodes" else engine().state(kind))
+    ]
+
+
+def _selected(kind: str, filters: Sequence[Filter] | None, limit: int) -> list[State]:
+    """Return the first `limit` rows of a listing that meet all `filters`."""
     if not 0 < limit <= _MOST:
         raise ConfigError(f"limit={limit}: give 1 to {_MOST}")
-    conditions = [_checked(condition, columns) for condition in filters or ()]
-    kept = [row for row in rows if all(_meets(row, *condition) for condition in conditions)]
+    conditions = [_checked(condition, _COLUMNS[kind].names()) for condition in filters or ()]
+    kept = [row for row in _rows(kind) if all(_meets(row, *condition) for condition in conditions)]
     return kept[:limit]
 
 
