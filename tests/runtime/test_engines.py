@@ -13,6 +13,7 @@ from tests.suites.engine_actors import ActorSuite
 from tests.suites.engine_arguments import SOON_S, ArgumentSuite, Given, late
 from tests.suites.engine_calls import CallSuite
 from tests.suites.engine_placement import PlacementSuite
+from tests.suites.engine_retries import RetrySuite
 from tests.suites.engine_state import StateSuite
 from tests.suites.parts import Keeper, nested_surroundings, surroundings
 
@@ -34,6 +35,10 @@ class TestInlineCalls(CallSuite):
 
 
 class TestInlinePlacement(PlacementSuite):
+    engine = "inline"
+
+
+class TestInlineRetries(RetrySuite):
     engine = "inline"
 
 
@@ -68,6 +73,10 @@ class TestLocalCalls(CallSuite):
 
 
 class TestLocalPlacement(PlacementSuite):
+    engine = "local"
+
+
+class TestLocalRetries(RetrySuite):
     engine = "local"
 
 

@@ -21,6 +21,7 @@ from tests.suites.engine_actors import ActorSuite
 from tests.suites.engine_arguments import ArgumentSuite
 from tests.suites.engine_calls import CallSuite
 from tests.suites.engine_placement import PlacementSuite
+from tests.suites.engine_retries import RetrySuite
 from tests.suites.engine_state import StateSuite
 from trainkit.errors import ConfigError, ObjectLostError, SerializationError, TaskError, WorkerDiedError
 
@@ -68,6 +69,10 @@ class TestRayCalls(OnRay, CallSuite):
 
 
 class TestRayArguments(OnRay, ArgumentSuite):
+    engine = "ray"
+
+
+class TestRayRetries(OnRay, RetrySuite):
     engine = "ray"
 
 

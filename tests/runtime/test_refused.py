@@ -1,11 +1,14 @@
-"""Processes that cannot be started, or made anew: who is told, and that the session goes on whole."""
+"""Processes that cannot be started or made anew, and calls that cannot be sent: the session goes on whole."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import resource
 import signal
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +17,8 @@ import trainkit
 from tests.conftest import eventually
 from tests.runtime.phoenix import Phoenix
 from tests.runtime.victims import Victim
-from trainkit.errors import ActorDiedError
+from tests.suites.parts import wait_for
+from trainkit.errors import ActorDiedError, ObjectLostError
 from trainkit.runtime.current import engine
 
 
@@ -106,3 +110,47 @@ def test_an_actor_whose_node_has_no_descriptors_left_is_made_anew_once_it_has() 
         trainkit.kill(actor)
         assert trainkit.get(bystander.same.remote(spare)) == spare
     assert outcomes == {True, False}
+
+
+@contextlib.contextmanager
+def no_descriptor_left() -> Iterator[None]:
+    """Let this process open no file."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    free = os.dup(0)  # the lowest that is free
+    os.close(free)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+def test_a_task_that_cannot_be_sent_keeps_no_process(tmp_path: Path) -> None:
+    pending = trainkit.remote(num_cpus=0)(wait_for).remote(tmp_path / "go")
+    count = trainkit.remote(num_cpus=4)(len)
+    for _ in range(2):
+        assert trainkit.get(count.remote([1]), timeout=60) == 1
+        with no_descriptor_left(), pytest.raises(OSError, match="Too many open files"):
+            count.remote([pending])
+    behind = [count.remote([1, 2]), count.remote([pending])]
+    failed = behind[1].future()
+    with no_descriptor_left(), pytest.raises(ObjectLostError, match="Too many open files"):
+        failed.result(60)
+    assert trainkit.get(behind[0]) == 2
+    assert trainkit.get(count.remote([1]), timeout=60) == 1
+    (tmp_path / "go").touch()
+    assert trainkit.get(count.remote([pending]), timeout=60) == 1
+
+
+@pytest.mark.parametrize("options", [{}, {"max_restarts": 1}])
+def test_a_retried_call_that_cannot_be_sent_keeps_no_actor(options: dict[str, Any], tmp_path: Path) -> None:
+    pending = trainkit.remote(num_cpus=0)(wait_for).remote(tmp_path / "go")
+    actor = trainkit.remote(Victim).options(**options).remote()
+    pid = trainkit.get(actor.pid.remote(), timeout=60)
+    same = actor.same.options(retry_exceptions=True, max_task_retries=1)
+    with no_descriptor_left(), pytest.raises(OSError, match="Too many open files"):
+        same.remote([pending])
+    assert trainkit.get(same.remote(1), timeout=60) == 1
+    del actor, same
+    assert eventually(lambda: pid not in living())
+    (tmp_path / "go").touch()

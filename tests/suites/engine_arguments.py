@@ -33,6 +33,10 @@ def add_from_elsewhere(actor: Any, value: Any) -> Any:
     return trainkit.get(actor.add.remote(value))
 
 
+def add_in_vain(actor: Any, given: list[Any]) -> None:
+    actor.add.remote(given[0])
+
+
 class Given:
     """Keeps what its constructor is given."""
 
@@ -41,6 +45,11 @@ class Given:
 
     def value(self) -> Any:
         return self._value
+
+
+class Caller:
+    def add_in_vain(self, actor: Any, given: list[Any]) -> None:
+        add_in_vain(actor, given)
 
 
 class ArgumentSuite(Suite):
@@ -169,6 +178,18 @@ class ArgumentSuite(Suite):
         assert trainkit.wait([held], timeout=0.2)[0] == []
         (tmp_path / "go").touch()
         assert trainkit.get(held, timeout=SOON_S) == ["waited"]
+
+    @needs("background")
+    @pytest.mark.parametrize("maker", ["task", "actor"])
+    def test_a_call_that_waits_outlives_who_made_it(self, maker: str, tmp_path: Path) -> None:
+        actor, given = collector(), [late(tmp_path / "go")]
+        if maker == "task":
+            trainkit.get(trainkit.remote(max_calls=1)(add_in_vain).remote(actor, given))
+        else:
+            trainkit.get(trainkit.remote(Caller).remote().add_in_vain.remote(actor, given))
+        assert trainkit.wait(given, timeout=0.5)[0] == []
+        (tmp_path / "go").touch()
+        assert eventually(lambda: trainkit.get(actor.everything.remote()) == ["waited"], SOON_S)
 
     @needs("background")
     def test_a_call_that_waits_ends_with_its_actor(self, tmp_path: Path) -> None:

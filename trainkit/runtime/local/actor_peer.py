@@ -13,7 +13,7 @@ import functools
 import socket
 import threading
 from collections import deque
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -64,6 +64,7 @@ class SentCall:
         refs: the numbers of its references, the first of which is the call's.
         retries_left: how often it is made again; -1 without end.
         sent: it may have begun.
+        actor: the actor's endpoint, if it is to stay for a call that is made again.
         body: None unless it may have to be sent again.
         small: the method and the arguments of a small call, in place of a body.
         kept: its references, if it is made again when it raises.
@@ -71,12 +72,13 @@ class SentCall:
         cancelled: it is not made again, though it raised and that has not been decided yet.
     """
 
-    __slots__ = ("body", "cancelled", "kept", "kinds", "refs", "retries_left", "sent", "small")
+    __slots__ = ("actor", "body", "cancelled", "kept", "kinds", "refs", "retries_left", "sent", "small")
 
     def __init__(self, refs: list[int], retries_left: int) -> None:
         self.refs = refs
         self.retries_left = retries_left
         self.sent = False
+        self.actor: Any = None
         self.body: Packed | None = None
         self.small: tuple[str | int, Any] | None = None
         self.kept: list[LocalRef] = []
@@ -124,27 +126,33 @@ class ActorPeer(Peer):
         """True if a call made now has to wait for one made earlier."""
         return self.in_order and bool(self._lanes)
 
-    def call(self, body: Packed, refs: list[LocalRef], spec: MethodSpec) -> None:
-        """Send a call, whose answers are `refs`."""
-        self._noted(refs, spec, body)
-        self.request(CALL, body, refs)
-
-    def _noted(self, refs: list[LocalRef], spec: MethodSpec, body: Packed) -> SentCall:
-        """Return what is kept of a call; it is kept here if the call is to be made again when it raises."""
+    def call(self, actor: Any, body: Packed, refs: list[LocalRef], spec: MethodSpec) -> None:
+        """Send a call by way of the endpoint `actor`; its answers are `refs`."""
         asked = spec.max_task_retries
         call = SentCall([ref.id for ref in refs], self.max_task_retries if asked is None else asked)
         if spec.retry_exceptions and call.retries_left:
-            call.body, call.kept, call.kinds = body.owned(), refs, spec.retry_exceptions
-            self._note_retriable(call)
-        return call
+            call.actor, call.body, call.kept = actor, body.owned(), refs
+            call.kinds = spec.retry_exceptions
+            self._send_retriable(call, call.body)
+        else:
+            self._send_call(call, refs, body)
 
-    def _note_retriable(self, call: SentCall) -> None:
+    def _send_call(self, call: SentCall, refs: list[LocalRef], body: Packed) -> None:
+        self.request(CALL, body, refs)
+
+    def _send_retriable(self, call: SentCall, body: Packed) -> None:
         for ref in call.kept:
             self._retriable[ref.id] = call
+        self._send_call(call, call.kept, body)
+        engine = current_engine()
+        for ref in call.kept:  # maybe nobody waits for it, or somebody who has no connection to read
+            if not ref.done():
+                engine.watch(ref)
 
-    def _call_again(self, call: SentCall) -> None:
-        if call.body is not None:
-            self.request(CALL, call.body, call.kept)
+    def forget(self, refs: Iterable[int]) -> None:
+        super().forget(refs)
+        for ref_id in refs:
+            self._retriable.pop(ref_id, None)
 
     def on_frame(self, frame: Frame) -> None:
         if self._retriable:
@@ -183,12 +191,16 @@ class ActorPeer(Peer):
             for ref in call.kept:
                 ref.complete(LOST, functools.partial(TaskCancelledError, reason))
             return True
-        self._note_retriable(call)
-        self._call_again(call)
-        for ref in call.kept:  # a thread may be waiting for it that has had no connection to read
-            if not ref.done():
-                current_engine().watch(ref)
+        if call.body is not None:
+            self._send_retriable(call, call.body)
         return True
+
+    def unfinished(self) -> list[LocalRef]:
+        """Return a reference of each call that waits for its arguments, or may have to be made again."""
+        with self._order:
+            held = [call for lane in self._lanes.values() for call in lane]
+        sent = dict.fromkeys(list(self._retriable.values()))
+        return [*(call.refs[-1] for call in held), *(call.kept[-1] for call in sent)]
 
     def hold(self, call: HeldCall, waits_for: Sequence[LocalRef]) -> None:
         """Send `call` as soon as `waits_for` are done and the calls before it are sent."""
@@ -248,12 +260,10 @@ class ActorPeer(Peer):
             ref.body = None
             ref.attach(self)
         try:
-            self.call(call.body, call.refs, call.spec)
+            self.call(call.actor, call.body, call.refs, call.spec)
         except Exception as error:  # no descriptor left for what goes with it, or no memory
             reason = f"the call of {call.name}() could not be sent once its arguments were there: {error!r}"
             for ref in call.refs:
-                self.pending.pop(ref.id, None)
-                self._retriable.pop(ref.id, None)
                 ref.complete(LOST, functools.partial(ObjectLostError, reason))
         for ref in call.refs:  # a thread may be waiting for it that has had no connection to read
             if not ref.done():
@@ -283,7 +293,10 @@ class ActorPeer(Peer):
             for ref in call.refs:
                 ref.complete(LOST, why)
 
+    def _fail_pending(self) -> None:
+        super()._fail_pending()
+        self._retriable.clear()
+
     def on_close(self) -> None:
         super().on_close()
-        self._retriable.clear()
         self.fail_held(self.lost)

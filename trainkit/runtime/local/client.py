@@ -247,11 +247,12 @@ class LocalEngine(Waiting, Steering, NodeVerbs):
         self.on_settled()
 
     def owes(self) -> bool:
-        """Return whether others wait for a result of this process, or tasks of its own are unfinished.
+        """Return whether others wait for a result of this process, or calls of its own need it.
 
         `on_settled` is called when that may have changed.
         """
         unfinished = [task.refs[-1] for pool in list(self._pools.values()) for task in pool.unfinished()]
+        unfinished += [ref for peer in actor_peers() for ref in peer.unfinished()]
         if unfinished and not self._awaits_tasks:
             self._awaits_tasks = True
             self.when_all(unfinished, self._tasks_ended)
@@ -328,10 +329,14 @@ class LocalEngine(Waiting, Steering, NodeVerbs):
     def end_processes(self, placement: Placement) -> None:
         with self._pools_lock:
             _, pool = self._pool_of.pop(id(placement), (None, None))
-            for key in [key for key, known in self._pools.items() if known is pool]:
-                del self._pools[key]
-        if pool is not None:
-            pool.retire()
+            if pool is None:
+                return
+            self._pool_of = {key: known for key, known in self._pool_of.items() if known[1] is not pool}
+            for key, known in list(self._pools.items()):
+                if known is pool or known.is_over:
+                    del self._pools[key]
+            self._pools[pool] = pool  # where no further task finds it
+        pool.retire()
 
     def most_tasks(self, placement: Placement) -> int:
         """How many tasks with this placement could run at once if everything were free."""
@@ -428,7 +433,7 @@ class LocalEngine(Waiting, Steering, NodeVerbs):
             peer.hold(held, waits_for)
         else:
             refs = self._refs(spec.num_returns, peer)
-            peer.call(body, refs, spec)
+            peer.call(actor, body, refs, spec)
         return self._started(refs, spec.num_returns)
 
     def kill(self, actor: Endpoint, no_restart: bool) -> None:

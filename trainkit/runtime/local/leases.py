@@ -8,7 +8,7 @@ import pickle
 import socket
 import weakref
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -117,17 +117,29 @@ class Lease(Peer):
             if task.max_calls:
                 self.runs[task.definition.id] += 1
                 self.retiring |= self.runs[task.definition.id] >= task.max_calls
-        if self.knows(tasks[0]):
-            self._run_known(tasks)
-        else:
-            (task,) = tasks
-            if len(self._known) >= _KNOWN:
-                self._known.clear()
-            self._known.add(task.definition.id)
-            self.request(CALL, self.pool.body_of(task), task.refs)
+        try:
+            self._send_tasks(tasks)
+        except BaseException:  # its process has none of them
+            self.forget([ref.id for task in tasks for ref in task.refs])
+            raise
         for task in tasks:
             if task.cancelled:  # just now
                 self.pool.stop(self, task, task.forced, recursive=True)
+
+    def _send_tasks(self, tasks: Sequence[Task]) -> None:
+        if self.knows(tasks[0]):
+            self._run_known(tasks)
+            return
+        (task,) = tasks
+        self.request(CALL, self.pool.body_of(task), task.refs)
+        if len(self._known) >= _KNOWN:
+            self._known.clear()
+        self._known.add(task.definition.id)
+
+    def forget(self, refs: Iterable[int]) -> None:
+        super().forget(refs)
+        for ref_id in refs:
+            self.owing.pop(ref_id, None)
 
     def _run_known(self, tasks: Sequence[Task]) -> None:
         calls = [(task.refs[0], task.definition.id, task.arguments) for task in tasks]
@@ -215,9 +227,8 @@ class Lease(Peer):
 
     def _give_up(self, tasks: Sequence[Task]) -> None:
         for task in tasks:
+            self.forget([ref.id for ref in task.refs])
             for ref in task.refs:
-                self.pending.pop(ref.id, None)
-                self.owing.pop(ref.id, None)
                 ref.attach(None)
 
     def outstanding(self) -> list[Task]:

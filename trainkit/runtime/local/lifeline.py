@@ -15,7 +15,7 @@ import os
 import socket
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,7 +34,7 @@ from trainkit.runtime.local.objects import opened
 from trainkit.runtime.local.pump import END
 from trainkit.runtime.local.refs import LOST, LocalRef
 from trainkit.runtime.serialize import Packed, unpack
-from trainkit.runtime.specs import ActorSpec, MethodSpec
+from trainkit.runtime.specs import ActorSpec
 
 if TYPE_CHECKING:
     from trainkit.runtime.local.client import LocalEngine
@@ -84,15 +84,7 @@ class Lifeline(ActorPeer):
 
     # calls
 
-    def call(self, body: Packed, refs: list[LocalRef], spec: MethodSpec) -> None:
-        """Send a call, whose answers are `refs`; again after the actor's death, as often as asked for."""
-        self._send_noted(self._noted(refs, spec, body), refs, body)
-
-    def _call_again(self, call: SentCall) -> None:
-        if call.body is not None:
-            self._send_noted(call, call.kept, call.body)
-
-    def _send_noted(self, call: SentCall, refs: list[LocalRef], body: Packed) -> None:
+    def _send_call(self, call: SentCall, refs: list[LocalRef], body: Packed) -> None:
         with self._order:
             self._calls[call.refs[-1]] = call
             for ref in refs:
@@ -103,13 +95,15 @@ class Lifeline(ActorPeer):
                 try:
                     self._send(call, body)
                 except BaseException:  # it could not even be sent, and the caller is told
-                    del self._calls[call.refs[-1]]
-                    for ref in refs:
-                        self.pending.pop(ref.id, None)
-                        self._retriable.pop(ref.id, None)
+                    self.forget(call.refs)
                     raise
         if self.closed:
             self._fail_pending()
+
+    def forget(self, refs: Iterable[int]) -> None:
+        super().forget(refs)
+        for ref_id in refs:
+            self._calls.pop(ref_id, None)
 
     def request_soon(self, ref: LocalRef, target: str | int, arguments: Any) -> None:
         call = SentCall([ref.id], self.max_task_retries)
@@ -285,8 +279,8 @@ class Lifeline(ActorPeer):
             if ref is not None:
                 ref.complete(LOST, why)
 
-    def on_close(self) -> None:
-        super().on_close()
+    def _fail_pending(self) -> None:
+        super()._fail_pending()
         self._calls.clear()
 
     def lost(self) -> Exception:
@@ -304,8 +298,18 @@ class Lifeline(ActorPeer):
             self._engine.pump.run(self._release)
 
     def _release(self) -> None:
-        if self._engine is not None:
-            self._engine.pump.unwatch(self, END)
+        engine = self._engine
+        if engine is None:
+            return
+        again = [call for call in list(self._calls.values()) if call.retries_left]
+        if again:  # the actor stays for these, and so does this connection
+            actor = EnduringEndpoint(self)
+            for call in again:
+                call.actor = actor
+            engine.pump.watch(self, Lifeline)  # maybe nobody else reads the answers
+            return
+        engine.pump.unwatch(self, Lifeline)
+        engine.pump.unwatch(self, END)
         with self._order:
             self._let_go = True
             if self._other_end is None:

@@ -11,7 +11,7 @@ import contextlib
 import pickle
 import socket
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from trainkit.errors import ObjectLostError, OwnerDiedError
@@ -164,9 +164,13 @@ class Peer(BatchingConnection):
         pending = self.pending
         for ref in refs:
             pending[ref.id] = weakref.ref(ref)
-        # If the other end is gone, who waits for the answer reads up to the end, and finds out there.
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+        try:
             self.send(kind, refs[0].id, body)
+        except (BrokenPipeError, ConnectionResetError):
+            pass  # the other end is gone: who waits for the answer reads up to the end, and finds out there
+        except BaseException:  # the caller is told
+            self.forget([ref.id for ref in refs])
+            raise
         if self.closed:  # it was found out before these were added
             self._fail_pending()
 
@@ -183,6 +187,11 @@ class Peer(BatchingConnection):
             self.post((ref.id, target, arguments))
         if self.closed:
             self._fail_pending()
+
+    def forget(self, refs: Iterable[int]) -> None:
+        """Wait no more for the answers with these numbers, as their call was not sent."""
+        for ref_id in refs:
+            self.pending.pop(ref_id, None)
 
     def make_batch(self, entries: list[Any]) -> tuple[int, bytes]:
         return CALLS, pickle.dumps(entries, serialize.PROTOCOL)

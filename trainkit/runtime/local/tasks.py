@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from trainkit.errors import TaskError, TrainkitError, WorkerDiedError
+from trainkit.errors import ObjectLostError, TaskError, TrainkitError, WorkerDiedError
 from trainkit.runtime import supervise
 from trainkit.runtime.local.batch import MOST
 from trainkit.runtime.local.channel import Descriptor
@@ -25,6 +25,7 @@ from trainkit.runtime.local.leases import AHEAD_S, Lease, Task
 from trainkit.runtime.local.messages import Kill, ReturnLease
 from trainkit.runtime.local.messages import Lease as LeaseRequest
 from trainkit.runtime.local.nodelink import death
+from trainkit.runtime.local.pump import END
 from trainkit.runtime.local.refs import LOST, LocalRef
 from trainkit.runtime.serialize import Packed, unpack
 from trainkit.runtime.specs import Placement
@@ -119,10 +120,24 @@ class TaskPool:
                         self._queue.remove(task)
                 raise
             return
-        # What it was given it holds until its answer is read, which nobody may ever ask for.
-        if watch or (task.body is not None and task.body.handles):
+        # Maybe nobody ever asks for its answer: it is run again if that is a failure, and holds what it was
+        # given until it is read.
+        if watch or task.retry_exceptions or (task.body is not None and task.body.handles):
             self.engine.pump.watch(lease, self)
-        lease.run([task])
+        try:
+            lease.run([task])
+        except Exception as error:
+            self._not_sent(lease, [task], error)
+            if not watch:
+                raise
+
+    def _not_sent(self, lease: Lease, tasks: Sequence[Task], error: Exception) -> None:
+        """Fail tasks that there is no descriptor left for, or no memory; the process is there for others."""
+        for task in tasks:
+            reason = f"{task.name} could not be sent to its process: {error!r}"
+            for ref in task.refs:
+                ref.complete(LOST, functools.partial(ObjectLostError, reason))
+        self.progressed(lease)
 
     def _idle_for(self, task: Task) -> Lease | None:
         while self._idle:
@@ -158,6 +173,11 @@ class TaskPool:
             args, kwargs = (arguments, {}) if type(arguments) is tuple else pickle.loads(arguments)
             task.body = self.engine.body_of(task.definition, task.name, 1, args, kwargs)
         return task.body
+
+    @property
+    def is_over(self) -> bool:
+        """True if it is retired, and has done what it had."""
+        return self._retired and not (self._asked or self._busy or self.unfinished())
 
     @property
     def asks(self) -> bool:
@@ -199,6 +219,7 @@ class TaskPool:
             self._asked.discard(answer)
             if answer.kind == VALUE:
                 self._busy.add(lease)
+                self.engine.pump.watch(lease, END)  # its tasks are run again, though nobody waits for them
         if answer.kind == VALUE:
             self.progressed(lease)
             if unpack(answer.body) or self._reclaims != reclaims:
@@ -255,7 +276,8 @@ class TaskPool:
         """`lease` owes less than before: give it more, keep it, or return it."""
         tasks: list[Task] = []
         with self._lock:
-            over = self._retired or lease.wanted_back or lease.retiring or lease.closed or lease.condemned
+            over = lease.wanted_back or lease.retiring or lease.closed or lease.condemned
+            over |= self._retired and not self._queue
             if not over:
                 tasks = self._next_for(lease)
             if tasks:
@@ -265,7 +287,10 @@ class TaskPool:
                 self._idle.append(lease)
                 self.engine.pump.unwatch(lease, self)
         if tasks:
-            lease.run(tasks)
+            try:
+                lease.run(tasks)
+            except Exception as error:
+                self._not_sent(lease, tasks, error)
         elif over and not lease.owing:
             self._give_back(lease)
 
@@ -308,7 +333,8 @@ class TaskPool:
         self._busy.discard(lease)
         if lease in self._idle:
             self._idle.remove(lease)
-        self.engine.pump.unwatch(lease, self)
+        for why in (self, END):
+            self.engine.pump.unwatch(lease, why)
 
     def reclaim(self) -> None:
         """Return what is idle now, and the rest as it becomes idle."""
@@ -325,7 +351,7 @@ class TaskPool:
             self._give_back(lease)
 
     def retire(self) -> None:
-        """Have the processes end as soon as they owe nothing; no further task comes."""
+        """Have the processes end as soon as what is there is done; no further task comes."""
         with InterruptGuard() as guard:  # Ctrl-C must not leave one behind
             self._retired = True
             self.reclaim()
