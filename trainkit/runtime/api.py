@@ -156,7 +156,7 @@ def init(
             imports, as in `trainkit.init(preload=["torch"])`, both go on at the same time.
         **private: arguments of Ray's with an underscore, such as `_temp_dir`. `_memory` is `memory` and
             `_object_spilling_directory` is `object_spilling_directory`; the others are without effect on the
-            other engines, which `_system_config` is told in the log.
+            other engines; of `_system_config` a log line says so.
 
     Returns:
         Facts about the session, such as `context["node_id"]`.
