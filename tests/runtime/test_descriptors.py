@@ -5,18 +5,22 @@ from __future__ import annotations
 import gc
 import os
 import resource
+import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import trainkit
-from tests.conftest import eventually
-from tests.runtime.crowded import Crowded, limit_for
-from trainkit.errors import ObjectLostError
+from tests.conftest import SESSION_CPUS, eventually
+from tests.runtime.crowded import Crowded, exhaust, limit_for
+from trainkit.errors import ActorDiedError, ObjectLostError
 from trainkit.runtime.current import engine
 
 SOON_S = 60
@@ -56,6 +60,25 @@ def limited(pid: int, spare: int) -> Iterator[None]:
         yield
     finally:
         resource.prlimit(pid, resource.RLIMIT_NOFILE, limits)
+
+
+@contextmanager
+def crowded_node() -> Iterator[None]:
+    """The session's node has no descriptor left, as it has visitors."""
+    node = node_pid()
+    limits = resource.prlimit(node, resource.RLIMIT_NOFILE)
+    limit = max(int(fd) for fd in os.listdir(f"/proc/{node}/fd")) + 1
+    resource.prlimit(node, resource.RLIMIT_NOFILE, (limit, limits[1]))
+    visitors = [socket.socket(socket.AF_UNIX) for _ in range(limit - descriptors(node) + 5)]
+    try:
+        for visitor in visitors:
+            visitor.connect(f"{engine().mark}/node.sock")
+        assert eventually(lambda: descriptors(node) == limit)
+        yield
+    finally:
+        resource.prlimit(node, resource.RLIMIT_NOFILE, limits)
+        for visitor in visitors:
+            visitor.close()
 
 
 @pytest.mark.parametrize("max_restarts", [0, -1])
@@ -117,3 +140,110 @@ def test_a_pending_reference_can_be_sent_without_end(tmp_path: Path) -> None:
         assert descriptors(os.getpid()) < before + 500
         waits = actor.first.remote([result])
     assert trainkit.get(waits, timeout=SOON_S) == trainkit.get(result, timeout=SOON_S) == 7
+
+
+@pytest.mark.parametrize("what", ["handle", "object", "argument", "pending"])
+def test_an_actor_that_lacks_descriptors_for_an_argument_says_so_and_goes_on(
+    what: str, tmp_path: Path
+) -> None:
+    """What comes later leads to what it should."""
+    actor, other, third = (trainkit.remote(Crowded).remote() for _ in range(3))
+    with busy(other, tmp_path):
+        given = {
+            "handle": lambda: [[other, third]],
+            "object": lambda: [[trainkit.put(bytes(1 << 20)) for _ in range(2)]],
+            "argument": lambda: [np.ones(1 << 17)],
+            "pending": lambda: [[other.same.remote(7) for _ in range(2)]],
+        }[what]()
+        trainkit.get(actor.allow.remote(what != "argument"), timeout=SOON_S)
+        for _ in range(3):
+            with pytest.raises(ObjectLostError, match="ulimit -n"):
+                trainkit.get(actor.take.remote(*given), timeout=SOON_S)
+        assert trainkit.get(actor.same.remote(1), timeout=SOON_S) == 1
+        trainkit.get(actor.allow_all.remote(), timeout=SOON_S)
+        answer = actor.first.remote([trainkit.put(np.arange(1 << 17))])
+        assert trainkit.get(answer, timeout=SOON_S)[-1] == (1 << 17) - 1
+        first = actor.first.remote([other.same.remote(number) for number in (8, 9)])
+    assert trainkit.get(first, timeout=SOON_S) == 8
+
+
+@pytest.mark.parametrize("spare", [3, 100, 260])
+def test_lost_descriptors_are_told_from_those_that_came(tmp_path: Path, spare: int) -> None:
+    """More than one message of the kernel takes go with a call."""
+    actor, other = (trainkit.remote(Crowded).remote() for _ in range(2))
+    with busy(other, tmp_path):
+        pending = [other.same.remote(number) for number in range(300)]
+        trainkit.get(actor.allow.remote(spare), timeout=SOON_S)
+        lost = actor.take.remote(pending)
+        whole = actor.first.remote(pending[7:9])
+        with pytest.raises(ObjectLostError, match="ulimit -n"):
+            trainkit.get(lost, timeout=SOON_S)
+    assert trainkit.get(whole, timeout=SOON_S) == 7
+
+
+@pytest.mark.parametrize("what", ["handle", "object"])
+def test_a_program_that_lacks_descriptors_for_a_result_is_told(what: str) -> None:
+    actor = trainkit.remote(Crowded).remote()
+    trainkit.get(actor.pid.remote(), timeout=SOON_S)
+    with limited(os.getpid(), 1):
+        result = actor.give.remote(what)
+        with pytest.raises(ObjectLostError, match="ulimit -n"):
+            trainkit.get(result, timeout=SOON_S)
+        assert trainkit.get(actor.same.remote(1), timeout=SOON_S) == 1
+    assert len(trainkit.get(actor.give.remote(what), timeout=SOON_S)) == 2
+
+
+@pytest.mark.parametrize("max_restarts", [0, -1])
+@pytest.mark.parametrize("way", ["name", "argument"])
+def test_a_caller_that_an_actor_has_no_descriptor_for_is_told(max_restarts: int, way: str) -> None:
+    actor = trainkit.remote(Crowded).options(name="full", max_restarts=max_restarts).remote()
+    caller, later = (trainkit.remote(Crowded).remote() for _ in range(2))
+    trainkit.get([caller.pid.remote(), later.pid.remote(), actor.allow.remote(0)], timeout=SOON_S)
+    with pytest.raises(ObjectLostError, match=r"full .*lives.*ulimit -n"):
+        asked = caller.ask.remote("full") if way == "name" else caller.call.remote([actor])
+        trainkit.get(asked, timeout=SOON_S)
+    assert trainkit.get(actor.same.remote(1), timeout=SOON_S) == 1
+    trainkit.get(actor.allow_all.remote(), timeout=SOON_S)
+    asked = later.ask.remote("full") if way == "name" else later.call.remote([actor])
+    assert trainkit.get(asked, timeout=SOON_S) == 1
+    trainkit.kill(actor)
+
+
+def test_a_node_without_descriptors_says_so_and_goes_on() -> None:
+    named = trainkit.remote(Crowded).options(name="named").remote()
+    caller, later = (trainkit.remote(Crowded).remote() for _ in range(2))
+    trainkit.get([actor.pid.remote() for actor in (named, caller, later)], timeout=SOON_S)
+    with crowded_node():
+        with pytest.raises(ObjectLostError, match=r"node .*ulimit -n"):
+            trainkit.get(caller.ask.remote("named"), timeout=SOON_S)
+        with pytest.raises(ObjectLostError, match=r"node .*ulimit -n"):
+            trainkit.remote(Crowded).options(name="another").remote()
+        with pytest.raises(ActorDiedError, match=r"node .*ulimit -n"):
+            trainkit.get(trainkit.remote(Crowded).remote().pid.remote(), timeout=SOON_S)
+        with pytest.raises(ObjectLostError, match=r"node .*ulimit -n"):
+            trainkit.get(trainkit.remote(num_cpus=0.5)(os.getpid).remote(), timeout=SOON_S)
+        assert trainkit.get(named.same.remote(1), timeout=SOON_S) == 1
+    assert trainkit.get(later.ask.remote("named"), timeout=SOON_S) == 1
+    assert trainkit.get(trainkit.remote(num_cpus=0.5)(os.getpid).remote(), timeout=SOON_S)
+    assert trainkit.get(trainkit.remote(Crowded).options(name="another").remote().same.remote(1)) == 1
+    trainkit.kill(named)
+
+
+def test_a_session_whose_node_has_no_descriptors_ends_in_order() -> None:
+    script = (
+        "import os, resource, trainkit; from tests.runtime.crowded import Crowded, exhaust, limit_for; "
+        "trainkit.init(num_cpus=1); actor = trainkit.remote(Crowded).remote(); "
+        "pids = [trainkit.get(actor.pid.remote()), trainkit.util.state.list_nodes()[0]['pid']]; "
+        "resource.prlimit(pids[1], resource.RLIMIT_NOFILE, (limit_for(pids[1], 0),) * 2); "
+        "trainkit.shutdown(); print(*[os.path.exists(f'/proc/{pid}') for pid in pids])"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=SOON_S)
+    assert (done.stdout.split(), done.stderr) == (["False", "False"], "")
+
+
+def test_a_task_given_to_a_process_without_descriptors_runs_in_another() -> None:
+    actor = trainkit.remote(Crowded).remote()
+    trainkit.get(actor.pid.remote(), timeout=SOON_S)
+    full = trainkit.get(trainkit.remote(num_cpus=SESSION_CPUS)(exhaust).remote(), timeout=SOON_S)
+    assert trainkit.get(actor.run_task.remote(SESSION_CPUS), timeout=SOON_S) != full
+    assert trainkit.get(trainkit.remote(num_cpus=SESSION_CPUS)(os.getpid).remote(), timeout=SOON_S) != full

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 
 import cloudpickle
 
-from trainkit.errors import SerializationError
+from trainkit.errors import ObjectLostError, SerializationError
 from trainkit.runtime.blame import find_unpicklable
 
 PROTOCOL = 5
@@ -37,6 +37,29 @@ class Handle(Protocol):
 
     def open_fd(self) -> int:
         """A fresh descriptor for one receiver; the caller closes it once it is sent."""
+
+
+class LostHandle:
+    """In place of a handle that came when this process could open no descriptor for it.
+
+    Args:
+        kind: of the handle.
+        why: in words for the user.
+    """
+
+    def __init__(self, kind: int, why: str) -> None:
+        self.kind = kind
+        self.why = why
+
+    def open_fd(self) -> int:
+        raise ObjectLostError(self.why)
+
+
+def present(handle: Handle) -> Handle:
+    """Return `handle`; raises ObjectLostError if it is a lost one."""
+    if isinstance(handle, LostHandle):
+        raise ObjectLostError(handle.why)
+    return handle
 
 
 class Packed:
@@ -180,8 +203,12 @@ def unpack(packed: Packed) -> Any:
 
 
 def claim(index: int) -> Handle:
-    """The handle at `index` of the value being rebuilt; for the functions that pickles name."""
-    return _decoding.handles[index]
+    """The handle at `index` of the value being rebuilt; for the functions that pickles name.
+
+    Raises:
+        ObjectLostError: this process had no descriptor left for it when it came.
+    """
+    return present(_decoding.handles[index])
 
 
 Reducer = Callable[["_Pickler", Any], Any]

@@ -15,11 +15,9 @@ from typing import Any
 from trainkit.clock import SYSTEM
 from trainkit.errors import (
     ConfigError,
-    ObjectLostError,
     ObjectStoreFullError,
     TaskCancelledError,
     TaskError,
-    TrainkitError,
 )
 from trainkit.runtime.failures import pack_failure
 from trainkit.runtime.local.births import WorkerSpec
@@ -28,7 +26,7 @@ from trainkit.runtime.local.client import LocalEngine
 from trainkit.runtime.local.frames import CALL, FAILURE, INIT, ITEM, RETURNED, UNKNOWN, VALUE, Frame
 from trainkit.runtime.local.messages import ShownAs
 from trainkit.runtime.local.place import GivenName, calling
-from trainkit.runtime.local.refs import LocalRef
+from trainkit.runtime.local.refs import LocalRef, send_answer
 from trainkit.runtime.methods import method_of
 from trainkit.runtime.results import split_results
 from trainkit.runtime.serialize import NUMBERS, PROTOCOL, SHORT, Packed, is_small, pack
@@ -299,13 +297,9 @@ class Calls:
         """Send the answers of a call."""
         for index, (kind, body) in enumerate(answers):
             try:
-                conn.send(kind, call_id + index, body)
-            except (BrokenPipeError, ConnectionResetError):
+                send_answer(conn, kind, body, call_id + index, self._spec.name)
+            except OSError:
                 return  # the caller is gone
-            except (OSError, ObjectStoreFullError) as error:  # no descriptor left for what goes with it
-                why = pack_failure(_unsent(error), self._spec.name)
-                with contextlib.suppress(OSError):
-                    conn.send(FAILURE, call_id + index, why)
         if conn.ended:
             self._parted(conn)
 
@@ -349,16 +343,6 @@ class Calls:
         self.instance = None
         self._methods.clear()
         self._functions.clear()
-
-
-def _unsent(error: OSError | ObjectStoreFullError) -> TrainkitError:
-    """The error for an answer that there is no descriptor for."""
-    if isinstance(error, ObjectStoreFullError):
-        return error
-    return ObjectLostError(
-        f"the result could not be sent: {error}. Each handle, reference and large object in it takes a file "
-        "descriptor of the process that returns it: release some, or raise the limit (ulimit -n)."
-    )
 
 
 class NeverMade(Exception):

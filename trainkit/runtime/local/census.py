@@ -8,13 +8,13 @@ import signal
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from trainkit.errors import ObjectStoreFullError
 from trainkit.runtime.local import process
 from trainkit.runtime.local.births import Exited, Forked, ForkFailed, ForkWorker, Ready, Unusable, WorkerSpec
 from trainkit.runtime.local.channel import Descriptor
-from trainkit.runtime.local.children import OutputPipe, Worker
+from trainkit.runtime.local.children import OutputPipe, Worker, lost_connection
 from trainkit.runtime.local.frames import NOTICE, Frame
 from trainkit.runtime.local.graves import DeadActors, Graves, actor_row
 from trainkit.runtime.local.loop import try_send
@@ -333,18 +333,35 @@ class Census:
             return True
         return False
 
-    def inquire(self, worker_id: int, answer: Callable[[Exit], None], life: int | None = None) -> None:
-        """Say how a worker ended, once it has; of an actor that is made anew, how that `life` of it did."""
-        worker = self._workers.get(worker_id)
+    def inquire(self, worker_id: int, answer: Callable[[Any], None], life: int | None = None) -> None:
+        """Say how a worker ended, once it has; of an actor that is made anew, how that `life` of it did.
+
+        Who asks has found its connection closed. If the worker lives, it had no descriptor left for that.
+        """
+        worker = self.settled(worker_id)
         record = self.restarts.record(worker_id)
         if record is not None and life is not None and life < record.restarts:
             answer(record.last_exit)
+        elif worker is not None and self.lives(worker):
+            answer(lost_connection(worker))
         elif worker is not None:
             worker.inquiries.append(answer)
         elif worker_id in self._graves:
             answer(self._graves[worker_id])
         elif not self._node.stores.inquire_queued(worker_id, answer):
             answer(self._graves.unknown())
+
+    def settled(self, worker_id: int) -> Worker | None:
+        """The living worker of that id, once what it has told the node so far is taken note of."""
+        worker = self._workers.get(worker_id)
+        if worker is not None:
+            worker.control.try_read()
+        return self._workers.get(worker_id)
+
+    def lives(self, worker: Worker) -> bool:
+        """Return whether a worker goes on: it has not ended, and is not about to."""
+        over = worker.pid is None or worker.ending or worker.departs or worker.control.closed
+        return not over and not process.is_ending(worker.pid or 0)
 
     def never_started(self, worker_id: int, exit_: Exit) -> None:
         """Remember how a worker ended that never was one."""

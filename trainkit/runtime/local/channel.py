@@ -17,7 +17,6 @@ import resource
 import select
 import socket
 import struct
-import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -26,7 +25,7 @@ from typing import TypeVar
 from trainkit.errors import ObjectLostError
 from trainkit.runtime.local.frames import HEADER, Frame, encoded
 from trainkit.runtime.local.interrupt import InterruptGuard
-from trainkit.runtime.serialize import Handle, Packed
+from trainkit.runtime.serialize import Handle, LostHandle, Packed
 
 _FDS_PER_SEND = 250  # the kernel's SCM_MAX_FD is 253
 _RECV_BYTES = 1 << 16
@@ -39,6 +38,10 @@ SHORT_WAIT_S = 60e-6
 is spent looking, and leaving the CPU to whoever wants it.
 """
 _ANCILLARY_BYTES = socket.CMSG_SPACE(_FDS_PER_SEND * 4)
+
+
+_LOST = -1
+"""Among received descriptors, in place of those of a send that this process could not open."""
 
 
 class Descriptor:
@@ -343,10 +346,7 @@ class Connection:
             for _, _, raw in ancillary:
                 self._fds.extend(array.array("i", raw[: len(raw) - len(raw) % 4]))
         if flags_back & socket.MSG_CTRUNC:
-            data = b""  # frames and descriptors would not match from here on
-            sys.stderr.write(
-                "trainkit: this process has no file descriptor left, so a connection was closed\n"
-            )
+            self._fds.append(_LOST)
         if data:
             self._feed(data)
         else:
@@ -377,7 +377,10 @@ class Connection:
         self._partial = bytearray(chunk[at:]) if at < end else bytearray()
 
     def _split(self, body: bytes, handle_count: int, buffer_count: int) -> Packed:
-        handles = [HANDLE_KINDS[body[i]](self._fds.popleft()) for i in range(handle_count)]
+        handles = [
+            HANDLE_KINDS[kind](fd) if fd != _LOST else LostHandle(kind, str(no_descriptor_left()))
+            for kind, fd in zip(body[:handle_count], self._take_fds(handle_count), strict=True)
+        ]
         lengths = struct.unpack_from(f"<{buffer_count}Q", body, handle_count)
         at = len(body) - sum(lengths)
         payload = body[handle_count + 8 * buffer_count : at]
@@ -387,14 +390,35 @@ class Connection:
             at += length
         return Packed(payload, buffers, handles)
 
+    def _take_fds(self, count: int) -> list[int]:
+        """Return the descriptors of a frame that has so many, with `_LOST` in place of each lost one.
+
+        The kernel hands on those of one send together, and says only that some behind those it could
+        open are lost. A send has those of one frame alone, see `_write`.
+        """
+        taken: list[int] = []
+        while len(taken) < count:
+            fd = self._fds.popleft()
+            if fd == _LOST:
+                send_ends = len(taken) - len(taken) % _FDS_PER_SEND + _FDS_PER_SEND
+                taken += [_LOST] * (min(count, send_ends) - len(taken))
+            else:
+                taken.append(fd)
+        return taken
+
+    def forget_received(self) -> None:
+        """Drop what has come of a frame that is not whole."""
+        self._partial = bytearray()
+        _close_all(fd for fd in self._fds if fd != _LOST)
+        self._fds.clear()
+
     def close(self) -> None:
         """Close this end now; frames not yet written or read are lost."""
         self.closed = True
         with self._send_lock:
             self._drop_backlog()
         self.sock.close()
-        _close_all(self._fds)
-        self._fds.clear()
+        self.forget_received()
 
     def __del__(self) -> None:
         self.close()

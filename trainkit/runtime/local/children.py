@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from trainkit.errors import ObjectLostError
 from trainkit.runtime.local.channel import Connection, Descriptor
 from trainkit.runtime.local.frames import NOTICE
 from trainkit.runtime.local.loop import try_send
@@ -151,3 +152,12 @@ def introduce(worker: Worker, conn: Descriptor) -> None:
     """Send a worker a connection to one more that wants to call it."""
     worker.introduced += 1
     try_send(worker.control, NOTICE, 0, packed(Connect(), [conn]))
+
+
+def lost_connection(worker: Worker) -> ObjectLostError:
+    """The error for a connection that closed though the worker at its other end lives."""
+    return ObjectLostError(
+        f"{worker.name} (pid {worker.pid}) lives, but this connection to it was lost: its process had no "
+        "file descriptor left. Release handles, references and large objects there, or raise the limit "
+        "(ulimit -n); then get a new handle of it."
+    )

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from trainkit.clock import SYSTEM
-from trainkit.errors import GetTimeoutError, NodeDiedError, TrainkitError
+from trainkit.errors import GetTimeoutError, NodeDiedError, ObjectLostError, TrainkitError
 from trainkit.runtime.failures import raisable, unpack_failure
 from trainkit.runtime.local import process
 from trainkit.runtime.local.channel import Connection
@@ -236,11 +236,17 @@ class Visit(Connection):
 
 
 def inquest(home: str | None, worker_id: int | None, life: int | None = None) -> Exit:
-    """How an actor of another session ended; see `messages.Inquest`."""
+    """How an actor of another session ended; see `messages.Inquest`.
+
+    Raises:
+        ObjectLostError: it lives, and a connection to it was lost.
+    """
     try:
         with visit(Path(home or "")) as node:
             exit_: Exit = node.ask(Inquest(worker_id or 0, life))
             return exit_
+    except ObjectLostError:
+        raise
     except TrainkitError as error:
         return Exit(requested=True, reason=str(error))
 

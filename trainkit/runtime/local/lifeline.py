@@ -41,6 +41,9 @@ if TYPE_CHECKING:
 
 ENDURING = 9
 
+_AGAIN_S = 0.5
+"""So long after the node had no descriptor left for a new connection it is sent another."""
+
 
 class Lifeline(ActorPeer):
     """A connection to an actor that is made anew when its process dies."""
@@ -190,9 +193,10 @@ class Lifeline(ActorPeer):
             os.dup2(ours.fileno(), self.fileno(), inheritable=False)
             ours.close()
             self._half_closed = self.ended = False
-            self._partial = bytearray()
-            while self._fds:
-                os.close(self._fds.popleft())
+            self.forget_received()
+        self._reconnect(engine, end)
+
+    def _reconnect(self, engine: LocalEngine, end: Descriptor) -> None:
         message = Reconnect(self.worker_id or 0, self._life)
         if self.home != engine.mark:
             ask = functools.partial(self._ask_abroad, message, end)
@@ -219,11 +223,25 @@ class Lifeline(ActorPeer):
         else:
             self._end(lambda: raisable(unpack_failure(opened(answer.body))))
 
-    def _heard(self, reply: Reconnected | supervise.Exit) -> None:
-        if isinstance(reply, Reconnected):
+    def _heard(self, reply: Reconnected | supervise.Exit | None) -> None:
+        if reply is None:
+            again = threading.Timer(_AGAIN_S, self._reconnect_again)
+            again.daemon = True
+            again.start()
+        elif isinstance(reply, Reconnected):
             self._resume(reply)
         else:
             self._end(functools.partial(death, ActorDiedError, reply, self.name))
+
+    def _reconnect_again(self) -> None:
+        engine, other_end = self._engine, self._other_end
+        if engine is None or other_end is None:
+            return
+        try:
+            self._reconnect(engine, Descriptor(os.dup(other_end.fileno())))
+        except OSError as error:
+            reason = f"the connection to {self.name} closed, and no other can be made: {error}"
+            self._end(lambda: ObjectLostError(reason))
 
     def _end(self, why: Callable[[], Exception]) -> None:
         """The actor has ended for good."""

@@ -12,14 +12,15 @@ import socket
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from trainkit.errors import ObjectStoreFullError
+from trainkit.errors import ObjectLostError
+from trainkit.runtime.failures import pack_failure
 from trainkit.runtime.local.channel import Connection, Descriptor
 from trainkit.runtime.local.endpoints import Endpoint
-from trainkit.runtime.local.frames import CONNECT, Frame
+from trainkit.runtime.local.frames import CONNECT, FAILURE, Frame
 from trainkit.runtime.local.loop import try_send
 from trainkit.runtime.local.messages import Reconnect, Reconnected
-from trainkit.runtime.local.refs import PromisePeer
-from trainkit.runtime.serialize import Handle, Packed
+from trainkit.runtime.local.refs import PromisePeer, send_answer
+from trainkit.runtime.serialize import Handle, Packed, present
 
 if TYPE_CHECKING:
     from trainkit.runtime.local.node import Node
@@ -35,6 +36,7 @@ class _KeptActor:
         self.kind = endpoint.kind
         self._node = node
         self._worker_id = worker_id or 0
+        self._given_up = False
         record = node.census.restarts.record(self._worker_id)
         self._life = 0 if record is None else record.restarts
         self._connect(socket.socket(fileno=endpoint.peer.sock.detach()))
@@ -44,7 +46,7 @@ class _KeptActor:
 
     def _closed(self) -> None:
         restarts = self._node.census.restarts
-        if restarts.record(self._worker_id) is None:
+        if self._given_up or restarts.record(self._worker_id) is None:
             return  # it has ended for good
         try:
             ours, theirs = socket.socketpair()
@@ -55,6 +57,7 @@ class _KeptActor:
         restarts.reconnect(_NODE, Reconnect(self._worker_id, self._life), end, self._connected)
 
     def _connected(self, answer: Any) -> None:
+        self._given_up = not isinstance(answer, Reconnected)
         if isinstance(answer, Reconnected):
             self._life = answer.life
 
@@ -81,6 +84,11 @@ class _KeptPromise:
         )
 
     def _arrived(self, frame: Frame) -> None:
+        try:
+            for handle in frame.body.handles:
+                present(handle)
+        except ObjectLostError as error:
+            frame = frame._replace(kind=FAILURE, body=pack_failure(error, "trainkit"))
         self._answer = frame._replace(body=kept(self._node, frame.body))
         for conn in self._waiting:
             self._tell(conn, self._answer)
@@ -88,11 +96,8 @@ class _KeptPromise:
 
     def _tell(self, conn: Connection, answer: Frame) -> None:
         try:
-            conn.send(answer.kind, answer.call_id, answer.body)  # the receiver closes it
-        except (
-            OSError,
-            ObjectStoreFullError,
-        ):  # it is gone, or no descriptor is left: it says what that means
+            send_answer(conn, answer.kind, answer.body, answer.call_id, "trainkit")  # the receiver closes it
+        except OSError:  # it is gone
             _end(self._node, conn)
 
     def _never_arrives(self) -> None:

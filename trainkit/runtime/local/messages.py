@@ -128,7 +128,8 @@ class ArgumentsThere(NamedTuple):
 class Reconnect(NamedTuple):
     """My connection to an actor closed: hand the one beside to the process that is made in its place.
 
-    Answered with Reconnected, or with a `supervise.Exit` when it has ended for good.
+    Answered with Reconnected, or with a `supervise.Exit` when it has ended for good; with None if the
+    handle is lost, as the node had no descriptor left for it.
 
     Attributes:
         life: how often the actor had been made anew when the connection was made.
@@ -240,7 +241,9 @@ class Imports(NamedTuple):
 
 
 class Inquest(NamedTuple):
-    """How did a worker end? Answered with a `supervise.Exit`, once it has.
+    """My connection to a worker closed: how did it end? Answered with a `supervise.Exit`, once it has.
+
+    If it lives, the connection was lost on the way to it: that is an ObjectLostError.
 
     Attributes:
         life: of an actor, how often it had been made anew when it was the process that is asked about.

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from trainkit.clock import SYSTEM
-from trainkit.errors import TrainkitError
+from trainkit.errors import ObjectLostError, TrainkitError
 from trainkit.runtime.failures import pack_failure
 from trainkit.runtime.local import departure, doors, process
 from trainkit.runtime.local.census import Census
@@ -72,8 +72,9 @@ from trainkit.runtime.local.quartermaster import Quartermaster
 from trainkit.runtime.local.registry import Registry
 from trainkit.runtime.local.statebook import answer_state
 from trainkit.runtime.local.template import run_template
-from trainkit.runtime.serialize import pack
+from trainkit.runtime.serialize import LostHandle, pack
 from trainkit.runtime.specs import SessionSpec
+from trainkit.runtime.supervise import Exit
 from trainkit.settings import SESSION_MARK, dedup_logs
 
 _DRIVER = 1
@@ -101,6 +102,7 @@ def main(arguments: Sequence[str]) -> NoReturn:
     theirs.close()
     process.set_name("trainkit-node")
     process.become_subreaper()
+    process.keep_spare()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     node = Node(options, ours, template_pid)
     code = 0
@@ -323,8 +325,12 @@ class Node:
         if not isinstance(message, may_ask):
             raise TypeError(f"this is for the session's own processes: {message!r}")
         handles = [handle for handle in frame.body.handles if isinstance(handle, Descriptor)]
-
         answer = functools.partial(self._answer, serial, frame.call_id)
+        lost = next((handle for handle in frame.body.handles if isinstance(handle, LostHandle)), None)
+        if lost is not None:
+            why = f"the session's node could not do what was asked: {lost.why}"
+            self._refuse(message, why, answer if frame.kind == REQUEST else lambda _: None)
+            return
         if frame.kind not in (REQUEST, NOTICE):
             raise TypeError(f"the node cannot handle a frame of kind {frame.kind}")
         match message:
@@ -390,6 +396,12 @@ class Node:
                 self.stop()
             case _:
                 raise TypeError(f"the node cannot handle {message!r}")
+
+    def _refuse(self, message: Any, why: str, answer: Callable[[Any], None]) -> None:
+        """Do not do what is asked, as what came with it is lost."""
+        if isinstance(message, StartActor):
+            self.census.never_started(message.worker_id, Exit(reason=why))
+        answer(None if isinstance(message, Reconnect) else ObjectLostError(why))
 
     # ends
 

@@ -153,13 +153,12 @@ class NodeLink(Peer):
 
     def death_of(self, peer: Peer) -> TrainkitError:
         """The error for calls to an actor whose connection closed."""
-        if peer.home not in (None, self.home):
-            return death(ActorDiedError, doors.inquest(peer.home, peer.worker_id), peer.name)
-        if self.closing or self.closed:
+        is_abroad = peer.home not in (None, self.home)
+        if not is_abroad and (self.closing or self.closed):
             return self.gone()
         try:
-            exit_ = self.inquest(peer)
-        except NodeDiedError as error:
+            exit_ = doors.inquest(peer.home, peer.worker_id) if is_abroad else self.inquest(peer)
+        except (NodeDiedError, ObjectLostError) as error:  # it has ended, or that actor lives
             return error
         return death(ActorDiedError, exit_, peer.name)
 

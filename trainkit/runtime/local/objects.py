@@ -36,7 +36,7 @@ from trainkit.runtime.local import inventory, segmentlocks, spilling
 from trainkit.runtime.local.account import StoreAccount
 from trainkit.runtime.local.channel import HANDLE_KINDS
 from trainkit.runtime.local.segmentlocks import Span
-from trainkit.runtime.serialize import Handle, Packed
+from trainkit.runtime.serialize import Handle, Packed, present
 
 LARGE_BYTES = 256 * 1024
 """Values of this size and more go to shared memory."""
@@ -493,10 +493,14 @@ def _explain(error: OSError) -> None:
 
 
 def opened(packed: Packed) -> Packed:
-    """The value itself of a stored one, its parts mapped, not copied; others are returned as they are."""
+    """The value itself of a stored one, its parts mapped, not copied; others are returned as they are.
+
+    Raises:
+        ObjectLostError: this process had no descriptor left for it when it came.
+    """
     if not packed.stored:
         return packed
-    segment: Any = packed.handles[0]
+    segment: Any = present(packed.handles[0])
     rest: Sequence[Handle] = packed.handles[1:]
     writable, ((start, stop), *spans) = pickle.loads(packed.payload)
     view = segment.view(private=writable)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import shutil
 import signal
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 
 from trainkit.errors import ConfigError
@@ -15,6 +16,9 @@ from trainkit.settings import ELSEWHERE, SESSION_MARK
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
+
+_PF_EXITING = 4
+"""Among a process's flags: set before it closes its descriptors."""
 
 _MADV_COLLAPSE = 25
 _HUGE_BYTES = 2 << 20
@@ -79,17 +83,43 @@ def thread_count() -> int:
     return len(os.listdir("/proc/self/task"))
 
 
-def _parents() -> Iterator[tuple[int, int]]:
+_spare: list[int] = []
+
+
+def keep_spare() -> None:
+    """Keep a descriptor back, so that this process can tell its descendants also when no other is left."""
+    if not _spare:
+        _spare.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+
+
+def _parents() -> list[tuple[int, int]]:
     """(pid, parent's pid) of every process that can be seen."""
+    found = []
+    has_spare = bool(_spare)
+    while _spare:
+        os.close(_spare.pop())
     for entry in os.listdir("/proc"):
         if entry.isdigit():
-            try:
-                with open(f"/proc/{entry}/stat", "rb") as file:
-                    # The name in parentheses may hold anything, so count from its end.
-                    fields = file.read().rpartition(b")")[2].split()
-            except OSError:  # it ended meanwhile
-                continue
-            yield int(entry), int(fields[1])
+            with contextlib.suppress(OSError):  # it ended meanwhile
+                found.append((int(entry), int(_stat(int(entry))[1])))
+    if has_spare:
+        keep_spare()
+    return found
+
+
+def _stat(pid: int) -> list[bytes]:
+    """What the kernel says of a process, from its state on."""
+    with open(f"/proc/{pid}/stat", "rb") as file:
+        # The name in parentheses may hold anything, so count from its end.
+        return file.read().rpartition(b")")[2].split()
+
+
+def is_ending(pid: int) -> bool:
+    """Return whether a process has ended, or has begun to: it may have closed its descriptors."""
+    try:
+        return bool(int(_stat(pid)[6]) & _PF_EXITING)
+    except OSError:
+        return True
 
 
 def children(of: int) -> list[int]:
@@ -149,8 +179,7 @@ def _sum_of_numbers(path: str, names: tuple[bytes, ...]) -> int:
 def exists(pid: int) -> bool:
     """Whether there is a process of that number which has not ended."""
     try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            return file.read().rpartition(b")")[2].split()[0] not in (b"Z", b"X")
+        return _stat(pid)[0] not in (b"Z", b"X")
     except OSError:
         return False
 

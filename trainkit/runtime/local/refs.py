@@ -14,11 +14,11 @@ import weakref
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from trainkit.errors import ObjectLostError, OwnerDiedError
+from trainkit.errors import ObjectLostError, OwnerDiedError, TrainkitError
 from trainkit.runtime import serialize
 from trainkit.runtime.failures import pack_failure
 from trainkit.runtime.local.batch import BatchingConnection
-from trainkit.runtime.local.channel import HANDLE_KINDS, Descriptor
+from trainkit.runtime.local.channel import HANDLE_KINDS, Connection, Descriptor
 from trainkit.runtime.local.frames import ANSWERS, CALLS, CONNECT, FAILURE, ITEM, VALUE, Frame
 from trainkit.runtime.local.unread import Unread, mark_read
 from trainkit.runtime.serialize import Packed
@@ -317,9 +317,8 @@ class Debt(Peer):
 
     def pay(self) -> None:
         """Send the result."""
-        kind, body = outcome(self._ref)
         try:
-            self.send(kind, self._ref.id, body)
+            send_answer(self, *outcome(self._ref), self._ref.id, "trainkit")
         except OSError:  # whoever wanted it is gone
             self.close()
         else:
@@ -354,6 +353,30 @@ class Promise:
         return theirs.detach()
 
 
+def send_answer(conn: Connection, kind: int, body: Packed, call_id: int, where: str) -> None:
+    """Send an answer, or why it can't be sent, with `where` it ran.
+
+    Raises:
+        OSError: the other end is gone.
+    """
+    try:
+        conn.send(kind, call_id, body)
+    except (BrokenPipeError, ConnectionResetError):
+        raise
+    except (OSError, TrainkitError) as error:  # no descriptor left for what goes with it
+        conn.send(FAILURE, call_id, pack_failure(_unsent(error), where))
+
+
+def _unsent(error: OSError | TrainkitError) -> TrainkitError:
+    """The error for an answer that there is no descriptor for."""
+    if isinstance(error, TrainkitError):
+        return error
+    return ObjectLostError(
+        f"the result could not be sent: {error}. Each handle, reference and large object in it takes a file "
+        "descriptor of the process that returns it: release some, or raise the limit (ulimit -n)."
+    )
+
+
 def outcome(ref: LocalRef) -> tuple[int, Packed]:
     """The answer of a done reference in a form that can be sent."""
     if ref.kind == LOST:
@@ -376,14 +399,28 @@ class PromisePeer(Peer):
 
     def __init__(self, sock: socket.socket) -> None:
         super().__init__(sock, name="a reference")
-        self.answer = LocalRef(0, self)
+        # A pending reference holds its peer, so that must not hold it: both would stay, and the descriptor.
+        self._pending: Callable[[], LocalRef | None] = lambda: None
+        self._done: LocalRef | None = None
+
+    @property
+    def answer(self) -> LocalRef:
+        """The reference that the answer completes."""
+        with self._send_lock:
+            ref = self._done or self._pending()
+            if ref is None:
+                ref = LocalRef(0, self)
+                self._pending = weakref.ref(ref)
+            return ref
 
     def on_frame(self, frame: Frame) -> None:
-        self.answer.complete(frame.kind, frame.body)
+        self._done = self.answer
+        self._done.complete(frame.kind, frame.body)
 
     def _fail_pending(self) -> None:
-        if not self.answer.done():
-            self.answer.complete(LOST, self.lost)
+        if self._done is None:
+            self._done = self.answer
+            self._done.complete(LOST, self.lost)
 
     def lost(self) -> Exception:
         return OwnerDiedError(

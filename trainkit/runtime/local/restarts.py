@@ -19,7 +19,7 @@ from trainkit.clock import SYSTEM
 from trainkit.runtime import supervise
 from trainkit.runtime.local.births import WorkerSpec
 from trainkit.runtime.local.channel import Connection, Descriptor
-from trainkit.runtime.local.children import Worker, introduce
+from trainkit.runtime.local.children import Worker, introduce, lost_connection
 from trainkit.runtime.local.frames import CONNECT, INIT
 from trainkit.runtime.local.loop import try_send
 from trainkit.runtime.local.memo import drop, kept
@@ -173,8 +173,11 @@ class Restarts:
     def reconnect(self, client: int, message: Reconnect, end: Descriptor, answer: Answer) -> None:
         """Connect a holder whose connection closed to the actor's next process, or say how it ended."""
         record = self._records.get(message.worker_id)
+        worker = self._node.census.settled(message.worker_id)
         if record is None:
             self._node.census.inquire(message.worker_id, answer)
+        elif message.life >= record.restarts and worker is not None and self._node.census.lives(worker):
+            answer(lost_connection(worker))
         elif message.life >= record.restarts:
             record.waiting.append((client, end, answer))
         else:

@@ -415,6 +415,14 @@ class TaskPool:
     def _retry_or_fail(self, lease: Lease, tasks: Sequence[Task]) -> None:
         try:
             exit_ = self.engine.link.inquest(lease)
+        except ObjectLostError:  # no descriptor was left there: nothing has begun, and nothing ever would
+            for task in tasks:
+                for ref in task.refs:
+                    ref.attach(None)
+            lease.retiring = True
+            self._give_back(lease)
+            self.again(tasks)
+            return
         except TrainkitError as error:  # the node is gone, and every process with it
             why = error
             for task in tasks:

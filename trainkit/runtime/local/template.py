@@ -33,6 +33,7 @@ from trainkit.runtime.local.frames import NOTICE, Frame
 from trainkit.runtime.local.messages import packed, unpacked
 from trainkit.runtime.local.worker import run_worker
 from trainkit.runtime.preload import PRELOADS
+from trainkit.runtime.serialize import LostHandle
 
 _FLUSH_S = 60.0
 
@@ -114,7 +115,12 @@ class _Template:
 
     def handle(self, frame: Frame) -> None:
         fds = [handle.take() for handle in frame.body.handles if isinstance(handle, Descriptor)]
+        lost = next((handle for handle in frame.body.handles if isinstance(handle, LostHandle)), None)
         match unpacked(frame.body):
+            case ForkWorker(spec) if lost is not None:
+                self.tell(ForkFailed(spec.serial, lost.why))
+            case _ if lost is not None:
+                pass  # a template that is not made, or a log that is not written to
             case ForkWorker(spec):
                 self._fork(spec.serial, fds, lambda: run_worker(spec, fds))
             case Redirect():

@@ -187,6 +187,12 @@ class _Worker:
         self._conns[conn.fileno()] = conn
         self._poll.register(conn, select.EPOLLIN)
 
+    def _introduce(self, body: Packed) -> None:
+        """Serve the connection that came with `body`; if it is lost, its other end finds it closed."""
+        (handle,) = body.handles
+        if isinstance(handle, Descriptor):
+            self.connect(socket.socket(fileno=handle.take()))
+
     def _own_handle(self) -> tuple[Endpoint, Interface]:
         """Make what one more handle of the actor holds, connected to this very process."""
         interface = interface_of(self._calls.made_of, self._spec.name)
@@ -212,8 +218,7 @@ class _Worker:
         if calls[0].kind == CONNECT:
             (frame,) = calls
             if isinstance(frame, Frame):
-                (handle,) = frame.body.handles
-                self.connect(socket.socket(fileno=handle.open_fd()))
+                self._introduce(frame.body)
         else:
             self._enqueue([(conn, call) for call in calls])
             if len(calls) > 1 and not self._spec.is_actor and not conn.ticking:
@@ -392,10 +397,8 @@ class _Worker:
     def _noticed(self, message: Any, body: Packed) -> None:
         match message:
             case Connect():
-                (handle,) = body.handles
                 self._introduced += 1
-                if isinstance(handle, Descriptor):
-                    self.connect(socket.socket(fileno=handle.take()))
+                self._introduce(body)
             case Exit():
                 self._leaving = True
                 self.wake()
