@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 
 import trainkit
 from tests.suites.engine import EngineSuite
 from tests.suites.engine_actors import ActorSuite
-from tests.suites.engine_arguments import SOON_S, ArgumentSuite, Given, late
+from tests.suites.engine_arguments import ArgumentSuite
 from tests.suites.engine_calls import CallSuite
 from tests.suites.engine_placement import PlacementSuite
 from tests.suites.engine_retries import RetrySuite
@@ -56,16 +56,6 @@ class TestLocalActors(ActorSuite):
 
 class TestLocalArguments(ArgumentSuite):
     engine = "local"
-    settings: ClassVar = {**ArgumentSuite.settings, "resources": {"licence": 2}}
-
-    def test_an_actor_whose_argument_is_late_takes_nothing(self, tmp_path: Path) -> None:
-        takes_all: dict[str, Any] = {"num_cpus": 0, "resources": {"licence": 2}}
-        waiting = trainkit.remote(Given).options(name="late", **takes_all).remote(late(tmp_path / "go"))
-        value = trainkit.get_actor("late").value.remote()
-        assert trainkit.available_resources()["licence"] == 2
-        touch = trainkit.remote(**takes_all)((tmp_path / "go").touch)
-        assert trainkit.get([touch.remote(), value], timeout=SOON_S) == [None, "waited"]
-        trainkit.kill(waiting)
 
 
 class TestLocalCalls(CallSuite):

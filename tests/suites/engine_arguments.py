@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -54,6 +54,8 @@ class Caller:
 
 class ArgumentSuite(Suite):
     """Inherit and name the engine; every test uses the public verbs alone."""
+
+    settings: ClassVar = {**Suite.settings, "resources": {"licence": 2}}
 
     # calls that need each other
 
@@ -111,6 +113,15 @@ class ArgumentSuite(Suite):
         waiting = trainkit.remote(num_cpus=SESSION_CPUS)(lambda value: value).remote(late(tmp_path / "go"))
         touch = trainkit.remote(num_cpus=SESSION_CPUS)((tmp_path / "go").touch)
         assert trainkit.get([touch.remote(), waiting], timeout=SOON_S) == [None, "waited"]
+
+    @needs("background")
+    def test_an_actor_whose_argument_is_late_takes_nothing(self, tmp_path: Path) -> None:
+        takes_all: dict[str, Any] = {"num_cpus": 0, "resources": {"licence": 2}}
+        waiting = trainkit.remote(Given).options(name="late", **takes_all).remote(late(tmp_path / "go"))
+        value = trainkit.get_actor("late").value.remote()
+        touch = trainkit.remote(**takes_all)((tmp_path / "go").touch)
+        assert trainkit.get([touch.remote(), value], timeout=SOON_S) == [None, "waited"]
+        trainkit.kill(waiting)
 
     @needs("background")
     def test_an_actor_that_waits_is_killed(self, tmp_path: Path) -> None:

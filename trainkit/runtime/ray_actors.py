@@ -39,12 +39,28 @@ def start(definitions: Definitions, spec: ActorSpec, namespace: str) -> RayActor
             options["get_if_exists"] = registration.get_if_exists
     call = Call(where=spec.name, arguments=arguments, num_returns=1, folder=spec.placement.cwd)
     try:
-        handle = definitions.host(spec).options(**options).remote(call, cls, refs)
+        handle = definitions.host(spec).options(**options).remote(call, cls, refs, *_to_wait_for(refs))
     except ValueError as error:
         raise refusal(error, f"the actor {spec.name}") from error
     if registration is not None and registration.name is not None:
         internal_kv._internal_kv_put(_key(handle), pickle.dumps(spec.interface))
     return RayActor(handle, spec.name)
+
+
+def _to_wait_for(refs: list[Any]) -> list[Any]:
+    """Return what Ray is to wait for until it starts an actor with these arguments.
+
+    Not for those themselves: if one failed, Ray would tell callers only the text of its error.
+    """
+    late = refs and ray.wait(refs, num_returns=len(refs), timeout=0, fetch_local=False)[1]
+    return [_arrival.remote(late)] if late else []
+
+
+def _await_all(refs: list[Any]) -> None:
+    ray.wait(refs, num_returns=len(refs), fetch_local=False)
+
+
+_arrival: Any = ray.remote(num_cpus=0, max_retries=-1)(_await_all)
 
 
 def find(name: str, namespace: str) -> tuple[RayActor, Interface]:

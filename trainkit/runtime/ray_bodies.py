@@ -146,7 +146,7 @@ class Host:
     join: Join
     made_of: ClassVar[tuple[type, str] | None] = None
 
-    def __init__(self, call: Call, cls: Parcel, refs: list[Any]) -> None:
+    def __init__(self, call: Call, cls: Parcel, refs: list[Any], *_: None) -> None:
         type(self).join()
         _hide_gpus()
         self._failure: UserFailure | None = None
