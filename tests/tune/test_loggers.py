@@ -131,7 +131,7 @@ def test_a_log_that_cannot_be_written_keeps_no_other_from_it(caplog):
     broken, one, two = Broken(), Trial("t_0", 0, {}, "f", "f"), Trial("t_1", 1, {}, "g", "g")
     hub = hub_with(broken, [one, two])
     hub.step([result_of(one, 1), result_of(two, 1)], time=0.0)
-    hub.experiment_end(time=0.0)
+    hub.experiment_end(now=lambda: 0.0)
     assert broken.heard[:2] == [("results", 0, [1]), ("results", 1, [1])]
     assert broken.heard[2:] == [("end", 0, False), ("end", 1, False)]
     assert "no space left" in caplog.text
