@@ -122,8 +122,14 @@ def test_who_has_no_descriptor_left_for_an_actor_is_told() -> None:
     trainkit.get(holder.pid.remote(), timeout=SOON_S)
     del named
     gc.collect()
+    length = trainkit.remote(len)
     with limited(os.getpid(), 1):
-        for ask in (trainkit.remote(Crowded).remote, lambda: trainkit.get_actor("named")):
+        for ask in (
+            trainkit.remote(Crowded).remote,
+            lambda: trainkit.get_actor("named"),
+            lambda: holder.take.remote([holder]),
+            lambda: length.remote([1]),
+        ):
             with pytest.raises(ObjectLostError, match="ulimit -n"):
                 ask()
     assert trainkit.get(trainkit.get_actor("named").same.remote(1), timeout=SOON_S) == 1

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from trainkit.errors import ObjectStoreFullError
+from trainkit.errors import TrainkitError
 from trainkit.runtime.local import process
 from trainkit.runtime.local.births import Exited, Forked, ForkFailed, ForkWorker, Ready, Unusable, WorkerSpec
 from trainkit.runtime.local.channel import Descriptor
@@ -430,7 +430,7 @@ class Census:
     def _revive_or_end(self, worker: Worker, exit_: Exit) -> None:
         try:
             end = self.restarts.revive(worker, exit_)
-        except (OSError, ObjectStoreFullError) as error:  # no descriptor left: once there are some again
+        except (OSError, TrainkitError) as error:  # no descriptor left: once there are some again
             if worker.pid is not None:
                 text = f"{worker.name} (pid {worker.pid}) can't be made anew yet, and waits: {error}"
                 self._node.notify(_DRIVER, Waits(text))

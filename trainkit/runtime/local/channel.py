@@ -150,7 +150,8 @@ class Connection:
 
         Raises:
             BrokenPipeError, ConnectionResetError: the other end is gone.
-            OSError, ObjectStoreFullError: there is no descriptor for one of its handles; nothing was sent.
+            ObjectLostError, ObjectStoreFullError: there is no descriptor for one of its handles, and nothing
+                was sent.
         """
         if not body.handles and body.size_bytes <= _WHOLE_BYTES:  # the fast path: most calls
             self._send_frame(encoded(kind, call_id, body), [])
@@ -439,8 +440,10 @@ def _open_all(handles: Iterable[Handle]) -> list[int]:
     try:
         for handle in handles:
             fds.append(handle.open_fd())  # noqa: PERF401 - those opened before one that fails are closed
-    except BaseException:
+    except BaseException as error:
         _close_all(fds)
+        if isinstance(error, OSError):
+            explain(error)
         raise
     return fds
 

@@ -358,7 +358,7 @@ class LocalEngine(Waiting, Steering, NodeVerbs):
         try:
             if wanted is None or not wanted.get_if_exists:
                 return self._start_actor(spec)
-            with introductions.meeting:  # so that a crowd of threads makes one, and one connection to it
+            with introductions.making:  # so that a crowd of threads makes one, and one connection to it
                 return introductions.existing(self, wanted) or self._start_actor(spec)
         except OSError as error:
             explain(error)

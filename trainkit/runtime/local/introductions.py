@@ -23,7 +23,13 @@ from trainkit.runtime.specs import Interface, Registration
 if TYPE_CHECKING:
     from trainkit.runtime.local.client import LocalEngine
 
-meeting = threading.RLock()
+making = threading.RLock()
+"""Held while an actor is made that may be there already.
+
+Always taken before the turn of `doors.in_turn`, and that before `_meeting`.
+"""
+
+_meeting = threading.RLock()
 """Held while a connection to an actor is made that other threads may be about to make too."""
 
 _FAREWELL_S = 5.0
@@ -165,7 +171,7 @@ def _ask_for(
     answer = ask(())
     if isinstance(answer, NotFound):
         return answer
-    with meeting:
+    with _meeting:
         known = lifeline.known_endpoint(home, answer.worker_id)
         if known is not None:
             return known, answer.interface

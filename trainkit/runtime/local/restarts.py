@@ -110,7 +110,7 @@ class Restarts:
             None if that is done; else how the actor has ended for good.
 
         Raises:
-            OSError, ObjectStoreFullError: there is no descriptor left for it; it can be tried again.
+            OSError, TrainkitError: there is no descriptor left for it; it can be tried again.
         """
         record = self._records.get(worker.worker_id)
         if record is None or record.spec is None:

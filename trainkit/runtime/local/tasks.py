@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from trainkit.errors import ObjectLostError, TaskError, TrainkitError, WorkerDiedError
 from trainkit.runtime import supervise
 from trainkit.runtime.local.batch import MOST
-from trainkit.runtime.local.channel import Descriptor
+from trainkit.runtime.local.channel import Descriptor, explain
 from trainkit.runtime.local.frames import VALUE
 from trainkit.runtime.local.interrupt import InterruptGuard
 from trainkit.runtime.local.leases import AHEAD_S, Lease, Task
@@ -114,10 +114,13 @@ class TaskPool:
         if lease is None:
             try:
                 self._ask()
-            except OSError:  # no descriptor left: the caller is told, so it must not run all the same
+            except (
+                OSError
+            ) as error:  # no descriptor left: the caller is told, so it must not run all the same
                 with self._lock:
                     if task in self._queue:
                         self._queue.remove(task)
+                explain(error)
                 raise
             return
         # Maybe nobody ever asks for its answer: it is run again if that is a failure, and holds what it was
