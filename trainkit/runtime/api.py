@@ -355,10 +355,10 @@ def wait(
     checked = _checked(refs, "wait")
     if not checked:
         return [], []
-    if isinstance(num_returns, bool) or not isinstance(num_returns, int):
+    if type(num_returns) is not int:
         raise ArgumentTypeError(f"wait(num_returns={num_returns!r}): give a whole number")
     if timeout is not None:
-        if isinstance(timeout, bool) or not isinstance(timeout, (int, float)):
+        if type(timeout) is bool or not isinstance(timeout, (int, float)):
             raise ArgumentTypeError(f"wait(timeout={timeout!r}): give seconds, or None to wait without end")
         if not timeout >= 0:
             raise ConfigError(f"wait(timeout={timeout!r}): give 0 or more seconds")

@@ -56,28 +56,27 @@ class CallbackHub:
 
     def setup(self, states: Mapping[str, str] | None = None, **info: Any) -> None:
         """The experiment begins, or goes on with the states that were kept of it."""
-        self._tell("setup", trials=self._trials, **info)
+        self._call("setup", self._listeners["setup"], trials=self._trials, **info)
         self._states.give_back(states or {})
 
     def step(self, records: Sequence[ev.Record], **info: Any) -> None:
         """These records were committed."""
         self._step += 1
-        self._tell("on_step_begin", self._step, self._trials, **info)
+        self._call("on_step_begin", self._listeners["on_step_begin"], self._step, self._trials, **info)
         for record in records:
             self._on_record(record)
-        self._tell("on_step_end", self._step, self._trials, **info)
+        self._call("on_step_end", self._listeners["on_step_end"], self._step, self._trials, **info)
         self._states.keep_when_due(info["time"])
 
     def experiment_end(self, now: Callable[[], float], **info: Any) -> None:
         """The experiment has ended; told with the time at which each of them is called."""
         for listener in self._listeners[_END]:
-            self._call(_END, listener, self._trials, time=now(), **info)
+            self._call(_END, [listener], self._trials, time=now(), **info)
         self._states.keep_now()
 
     def display_end(self, **info: Any) -> None:
         """Nothing is waited for any more: show how the experiment has ended."""
-        for listener in self._display_end:
-            self._call(_END, listener, self._trials, **info)
+        self._call(_END, self._display_end, self._trials, **info)
 
     def _on_record(self, record: ev.Record) -> None:
         match record:
@@ -105,18 +104,14 @@ class CallbackHub:
         return {"results": self._history(trial.trial_id)} if trial.attempt > 0 else {}
 
     def _of_trial(self, hook: str, trial: Trial, **info: Any) -> None:
-        self._tell(hook, self._step, self._trials, trial, **info)
+        self._call(hook, self._listeners[hook], self._step, self._trials, trial, **info)
 
-    def _tell(self, hook: str, *args: Any, **kwargs: Any) -> None:
-        for listener in self._listeners[hook]:
-            self._call(hook, listener, *args, **kwargs)
-
-    def _call(self, hook: str, listener: _Listener, *args: Any, **kwargs: Any) -> None:
-        callback, method = listener
-        try:
-            method(*args, **kwargs)
-        except Exception as error:
-            self._complain(callback, hook, error)
+    def _call(self, hook: str, listeners: Sequence[_Listener], *args: Any, **kwargs: Any) -> None:
+        for callback, method in listeners:
+            try:
+                method(*args, **kwargs)
+            except Exception as error:
+                self._complain(callback, hook, error)
 
     def _complain(self, callback: Callback, hook: str, error: Exception) -> None:
         """Say once that a callback raised `error`."""
