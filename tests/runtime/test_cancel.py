@@ -154,6 +154,45 @@ def test_force_ends_the_process_and_no_other_task(tmp_path: Path) -> None:
     assert trainkit.get(trainkit.remote(lambda: 1).remote(), timeout=60) == 1
 
 
+class Unblocks:
+    """A value whose pickling, the last code of a call's own, lets the signal through again."""
+
+    def __reduce__(self) -> Any:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+        return int, (os.getpid(),)
+
+
+def is_cancelled_as_it_returns(begun: Path) -> list[Any]:
+    main = threading.get_ident()
+
+    def interrupt() -> None:
+        until = time.monotonic() + 0.2
+        while time.monotonic() < until:
+            signal.pthread_kill(main, signal.SIGINT)
+
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    begun.touch()
+    while signal.SIGINT not in signal.sigpending():
+        time.sleep(0.001)
+    threading.Thread(target=interrupt).start()
+    return [Unblocks()] * 300
+
+
+def test_a_task_that_is_cancelled_while_its_answer_is_sent_keeps_its_process(tmp_path: Path) -> None:
+    alone = {"num_cpus": SESSION_CPUS}
+    pid = trainkit.get(trainkit.remote(os.getpid).options(**alone).remote())
+    for number in range(3):
+        begun = tmp_path / str(number)
+        refs = trainkit.remote(is_cancelled_as_it_returns).options(num_returns=300, **alone).remote(begun)
+        assert eventually(begun.exists)
+        trainkit.cancel(refs[0])
+        try:
+            assert trainkit.get(refs, timeout=60) == [pid] * 300
+        except TaskCancelledError as error:
+            assert "its process ended" not in str(error)
+        assert trainkit.get(trainkit.remote(os.getpid).options(**alone).remote(), timeout=60) == pid
+
+
 def test_a_task_that_swallows_the_interrupt_keeps_its_result(tmp_path: Path) -> None:
     @trainkit.remote
     def swallows() -> str:

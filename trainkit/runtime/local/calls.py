@@ -82,7 +82,8 @@ class Calls:
         instance: the actor's object.
         made_of: its class, also while it is being made.
         begun_at: when the last call began, by the monotonic clock.
-        running: the call that may be interrupted by a signal, see `interruption`; 0 for none.
+        running: the call that may be interrupted by a signal, see `interruption`; 0 for none, and as soon
+            as its answer is about to be sent.
         interrupted: the last one that was.
         resolving: its arguments are being waited for.
         cancelled: calls that are not to be run, with whether what they started is cancelled too.
@@ -121,6 +122,7 @@ class Calls:
             else:
                 function = self._functions.get(target)
                 if function is None:
+                    self.running = 0
                     conn.send(RETURNED, 0, Packed(pickle.dumps(([call_id], UNKNOWN))))
                     return
                 method = getattr(function, "__qualname__", type(function).__name__)
@@ -150,6 +152,7 @@ class Calls:
         else:
             self.answer(conn, call_id, list(self.packed(result, 1, method)))
             return
+        self.running = 0
         try:
             conn.post(entry)
         except OSError:
@@ -269,6 +272,7 @@ class Calls:
 
     def failed(self, error: BaseException, kind: int, call_id: int, method: str, count: int) -> Answers:
         """The answers of a call that raised; a failed constructor is kept, for every call to come."""
+        self.running = 0
         if self.interrupted == call_id != 0 and not isinstance(error, TaskCancelledError):
             cause, error = error, TaskCancelledError(f"{self.where(kind, method)} was cancelled while it ran")
             error.__cause__ = cause
@@ -295,6 +299,7 @@ class Calls:
 
     def answer(self, conn: CallerConnection, call_id: int, answers: Answers) -> None:
         """Send the answers of a call."""
+        self.running = 0
         for index, (kind, body) in enumerate(answers):
             try:
                 send_answer(conn, kind, body, call_id + index, self._spec.name)

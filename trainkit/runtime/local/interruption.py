@@ -14,6 +14,7 @@ from __future__ import annotations
 import _thread
 import os
 import signal
+import sys
 import threading
 from pathlib import Path
 from types import FrameType
@@ -67,13 +68,14 @@ class Interruption:
         if not running:
             self.missed = True
             return
-        if frame is not None and not _is_users(frame):
+        # Without a frame, the signal comes from a wait of ours, such as that of `get`.
+        can_be_caught = _is_users(frame) if frame is not None else _is_in_call(sys._getframe())
+        if not can_be_caught:
             # Without the threading module, of which the interrupted code may hold a lock.
             _thread.start_new_thread(_again, (self._main,))
             return
         self._control.try_read()
-        # Without a frame, the signal comes from a wait in `get`: a call's own code has not begun while
-        # that waits for its arguments.
+        # A call's own code has not begun while that waits for its arguments.
         may_raise = self._can_raise or (frame is None and calls.resolving)
         if may_raise and running in calls.cancelled:
             calls.interrupted = running
@@ -86,9 +88,16 @@ def _again(thread: int) -> None:
 
 
 def _is_users(frame: FrameType | None) -> bool:
-    """Whether the innermost frame, and all down to where user code was called, are not trainkit's."""
+    """Return whether no frame from the innermost down to where user code was called is trainkit's."""
     if frame is None or frame.f_code.co_filename.startswith(_RUNTIME):
         return False
     while frame is not None and not frame.f_code.co_filename.startswith(_RUNTIME):
         frame = frame.f_back
     return frame is not None and frame.f_code in _BOUNDARY
+
+
+def _is_in_call(frame: FrameType | None) -> bool:
+    """Return whether a call has begun: what is raised before is caught by nobody."""
+    while frame is not None and frame.f_code not in _BOUNDARY:
+        frame = frame.f_back
+    return frame is not None
