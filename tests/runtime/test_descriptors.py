@@ -19,7 +19,7 @@ import pytest
 
 import trainkit
 from tests.conftest import SESSION_CPUS, eventually
-from tests.runtime.crowded import Crowded, exhaust, limit_for
+from tests.runtime.crowded import Crowded, exhaust, limit_for, occupy
 from trainkit.errors import ActorDiedError, ObjectLostError
 from trainkit.runtime.current import engine
 
@@ -245,6 +245,37 @@ def test_a_session_whose_node_has_no_descriptors_ends_in_order() -> None:
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=SOON_S)
     assert (done.stdout.split(), done.stderr) == (["False", "False"], "")
+
+
+def test_all_tasks_fail_that_a_program_has_no_descriptor_to_send(tmp_path: Path) -> None:
+    began, until = tmp_path / "began", tmp_path / "until"
+    actor = trainkit.remote(Crowded).remote()
+    whole = trainkit.remote(num_cpus=SESSION_CPUS)
+    running, length = whole(occupy).remote(str(began), str(until)), whole(len)
+    assert eventually(began.exists)
+    futures = [length.remote([actor]).future() for _ in range(1000)]
+    with limited(os.getpid(), 0):
+        os.mknod(until)  # takes no descriptor
+        for future in futures:
+            assert isinstance(future.exception(SOON_S), ObjectLostError)
+    assert trainkit.get([running, length.remote([actor])], timeout=SOON_S) == [None, 1]
+
+
+@pytest.mark.parametrize("why", ["its process died", "its argument came"])
+def test_a_task_fails_that_a_program_has_no_descriptor_to_run_later(tmp_path: Path, why: str) -> None:
+    began, until = str(tmp_path / "began"), str(tmp_path / "until")
+    if why == "its process died":
+        task = trainkit.remote(num_cpus=0.25, max_retries=1)(occupy).remote(began, until, True)
+    else:
+        argument = trainkit.remote(Crowded).remote().occupy.remote(began, until)
+        task = trainkit.remote(num_cpus=0.25)(id).remote(argument)
+    assert eventually(Path(began).exists)
+    future = task.future()
+    with limited(os.getpid(), 0):
+        os.mknod(until)  # takes no descriptor
+        with pytest.raises(ObjectLostError, match="ulimit -n"):
+            future.result(SOON_S)
+    assert trainkit.get(trainkit.remote(num_cpus=0.25)(len).remote([1]), timeout=SOON_S) == 1
 
 
 def test_a_task_given_to_a_process_without_descriptors_runs_in_another() -> None:

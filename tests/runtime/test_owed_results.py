@@ -61,6 +61,58 @@ class Owner:
         trainkit.exit_actor()
 
 
+@trainkit.remote(num_cpus=0, max_retries=1)
+def die_at_first(folder: Path, number: int) -> None:
+    tried = folder / f"tried{number}"
+    if not tried.exists():
+        tried.touch()
+        await_file(folder / "go")
+        os._exit(7)
+    (folder / f"done{number}").touch()
+
+
+@trainkit.remote(max_calls=1)
+def start(folder: Path, number: int) -> None:
+    die_at_first.remote(folder, number)
+
+
+class Late:
+    """Part of an error, which is rebuilt late in other processes than `pid`."""
+
+    def __init__(self, folder: Path, pid: int) -> None:
+        self._given = folder, pid
+
+    def __reduce__(self) -> Any:
+        return rebuilt, self._given
+
+
+def rebuilt(folder: Path, pid: int) -> Late:
+    if os.getpid() != pid:
+        (folder / "rebuilt").touch()
+        await_file(folder / "go")
+    return Late(folder, pid)
+
+
+@trainkit.remote(num_cpus=0)
+class Fragile:
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._tried = folder, False
+
+    @trainkit.method(max_task_retries=1, retry_exceptions=True)
+    def fail_at_first(self) -> None:
+        if not self._tried:
+            self._tried = True
+            raise ValueError(Late(self._folder, os.getpid()))
+        (self._folder / "done").touch()
+
+
+@trainkit.remote(num_cpus=0)
+class Caller:
+    def call(self, fragile: Any) -> int:
+        fragile.fail_at_first.remote()
+        return os.getpid()
+
+
 def lives(pid: int) -> bool:
     return os.path.exists(f"/proc/{pid}")
 
@@ -121,6 +173,27 @@ def test_an_actor_that_has_left_answers_no_more_and_gives_what_it_owes(tmp_path:
             trainkit.get(owner.leave.remote(), timeout=60)
     (tmp_path / "go").touch()
     assert trainkit.get(ref, timeout=60) == "there"
+    assert eventually(lambda: not lives(pid))
+
+
+def test_a_task_that_died_is_run_again_though_its_owner_ends(tmp_path: Path) -> None:
+    numbers = range(6)
+    trainkit.get([start.remote(tmp_path, number) for number in numbers])
+    (tmp_path / "go").touch()
+    assert eventually(lambda: all((tmp_path / f"done{number}").exists() for number in numbers))
+
+
+def test_a_call_is_made_again_though_its_caller_ends_before_that_is_decided(tmp_path: Path) -> None:
+    fragile = Fragile.remote(tmp_path)
+    caller = Caller.options(name="caller").remote()
+    pid = trainkit.get(caller.call.remote(fragile))
+    assert eventually((tmp_path / "rebuilt").exists)
+    del caller
+    assert eventually(
+        lambda: [row["state"] for row in trainkit.list_actors() if row["pid"] == pid] == ["DEAD"]
+    )
+    (tmp_path / "go").touch()
+    assert eventually((tmp_path / "done").exists)
     assert eventually(lambda: not lives(pid))
 
 

@@ -40,11 +40,14 @@ def add_in_vain(actor: Any, given: list[Any]) -> None:
 class Given:
     """Keeps what its constructor is given."""
 
-    def __init__(self, value: Any) -> None:
-        self._value = value
+    def __init__(self, value: Any, other: Any = None) -> None:
+        self._value, self._other = value, other
 
     def value(self) -> Any:
         return self._value
+
+    def both(self) -> Any:
+        return self._value, self._other
 
 
 class Caller:
@@ -122,6 +125,11 @@ class ArgumentSuite(Suite):
         touch = trainkit.remote(**takes_all)((tmp_path / "go").touch)
         assert trainkit.get([touch.remote(), value], timeout=SOON_S) == [None, "waited"]
         trainkit.kill(waiting)
+
+    def test_a_constructor_is_given_one_reference_twice(self) -> None:
+        ref = trainkit.remote(num_cpus=0)(lambda: 7).remote()
+        actor = trainkit.remote(Given).remote(ref, other=ref)
+        assert trainkit.get(actor.both.remote(), timeout=SOON_S) == (7, 7)
 
     @needs("background")
     def test_an_actor_that_waits_is_killed(self, tmp_path: Path) -> None:

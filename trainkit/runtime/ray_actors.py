@@ -52,7 +52,8 @@ def _to_wait_for(refs: list[Any]) -> list[Any]:
 
     Not for those themselves: if one failed, Ray would tell callers only the text of its error.
     """
-    late = refs and ray.wait(refs, num_returns=len(refs), timeout=0, fetch_local=False)[1]
+    awaited = list(dict.fromkeys(refs))
+    late = awaited and ray.wait(awaited, num_returns=len(awaited), timeout=0, fetch_local=False)[1]
     return [_arrival.remote(late)] if late else []
 
 

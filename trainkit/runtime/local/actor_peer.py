@@ -169,8 +169,7 @@ class ActorPeer(Peer):
         if frame.call_id != last:
             return
         if call.may_be_made_again:
-            for ref in call.kept:
-                self._retriable.pop(ref.id, None)
+            for ref in call.kept:  # which stay among those that may be made again until that is decided
                 ref.body = call
             decide(self, frame.body, call.kept, functools.partial(self._made_again, call))
             return
@@ -187,6 +186,7 @@ class ActorPeer(Peer):
             ref.attach(self)
             ref.body = None
         if call.cancelled:  # looked at last: who cancels it from here on has its process do so
+            self.forget(call.refs)
             reason = f"a call of {self.name} raised, and was cancelled before it was made again"
             for ref in call.kept:
                 ref.complete(LOST, functools.partial(TaskCancelledError, reason))

@@ -31,8 +31,9 @@ def decide(peer: Peer, failure: Packed, refs: Sequence[LocalRef], made_again: Ve
             if made_again(unpack_failure(opened(failure))):
                 return
         except BaseException as error:  # the user's code may even try to end the process
-            _fail(refs, error)
+            _fail(peer, refs, error)
             return
+        peer.forget([ref.id for ref in refs])
         peer.pending.update(waiting)
         for ref_id in waiting:
             Peer.on_frame(peer, Frame(FAILURE, ref_id, failure))
@@ -40,10 +41,11 @@ def decide(peer: Peer, failure: Packed, refs: Sequence[LocalRef], made_again: Ve
     try:
         threading.Thread(target=work, name="trainkit-retry", daemon=True).start()
     except RuntimeError as error:  # the machine has no thread left
-        _fail(refs, error)
+        _fail(peer, refs, error)
 
 
-def _fail(refs: Sequence[LocalRef], error: BaseException) -> None:
+def _fail(peer: Peer, refs: Sequence[LocalRef], error: BaseException) -> None:
+    peer.forget([ref.id for ref in refs])
     reason = f"a call raised, and could not be made again as retry_exceptions asks: {error!r}"
     for ref in refs:
         if not ref.done():

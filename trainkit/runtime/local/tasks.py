@@ -7,6 +7,7 @@ same shape starts at once.
 
 from __future__ import annotations
 
+import errno
 import functools
 import pickle
 import socket
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from trainkit.errors import ObjectLostError, TaskError, TrainkitError, WorkerDiedError
 from trainkit.runtime import supervise
 from trainkit.runtime.local.batch import MOST
-from trainkit.runtime.local.channel import Descriptor, explain
+from trainkit.runtime.local.channel import Descriptor, explain, no_descriptor_left
 from trainkit.runtime.local.frames import VALUE
 from trainkit.runtime.local.interrupt import InterruptGuard
 from trainkit.runtime.local.leases import AHEAD_S, Lease, Task
@@ -111,13 +112,14 @@ class TaskPool:
                 self._watch_busy()
             else:
                 self._busy.add(lease)
+        if lease is None and watch:
+            self._ask_or_fail()
+            return
         if lease is None:
             try:
                 self._ask()
-            except (
-                OSError
-            ) as error:  # no descriptor left: the caller is told, so it must not run all the same
-                with self._lock:
+            except OSError as error:
+                with self._lock:  # the caller is told, so it must not run all the same
                     if task in self._queue:
                         self._queue.remove(task)
                 explain(error)
@@ -130,17 +132,10 @@ class TaskPool:
         try:
             lease.run([task])
         except Exception as error:
-            self._not_sent(lease, [task], error)
+            _not_sent([task], error)
+            self.progressed(lease)
             if not watch:
                 raise
-
-    def _not_sent(self, lease: Lease, tasks: Sequence[Task], error: Exception) -> None:
-        """Fail tasks that there is no descriptor left for, or no memory; the process is there for others."""
-        for task in tasks:
-            reason = f"{task.name} could not be sent to its process: {error!r}"
-            for ref in task.refs:
-                ref.complete(LOST, functools.partial(ObjectLostError, reason))
-        self.progressed(lease)
 
     def _idle_for(self, task: Task) -> Lease | None:
         while self._idle:
@@ -162,7 +157,7 @@ class TaskPool:
         for task in tasks:
             if task.cancelled:
                 task.fail_cancelled("before it began")
-        self._ask()
+        self._ask_or_fail()
 
     def _watch_busy(self) -> None:
         """See to it that the queue moves on although nobody may be reading."""
@@ -196,6 +191,19 @@ class TaskPool:
             if guard.noted:
                 guard.act()
 
+    def _ask_or_fail(self) -> None:
+        """Ask where no caller can be told that it takes a descriptor: else who waits for the tasks is."""
+        try:
+            self._ask()
+        except OSError as error:
+            with self._lock:
+                comes = bool(self._asked) or not all(lease.blocked for lease in self._busy)
+            if not comes:  # no process will be free for them
+                reason = f"a process to run it in could not be asked for: {error}"
+                if error.errno in (errno.EMFILE, errno.ENFILE):
+                    reason = str(no_descriptor_left())
+                self.fail(LOST, functools.partial(ObjectLostError, reason))
+
     def _lacks_leases(self, most: int) -> bool:
         with self._lock:
             running = sum(not lease.blocked for lease in self._busy)
@@ -203,19 +211,22 @@ class TaskPool:
 
     def _ask_for(self, most: int) -> None:
         asked: list[tuple[Lease, LocalRef]] = []
-        with self._lock:
-            reclaims = self._reclaims
-            while self._lacks_leases(most):
-                ours, theirs = socket.socketpair()
-                lease = Lease(ours, self, self.engine.new_id())
-                request = LeaseRequest(
-                    lease.worker_id or 0, self._queue[0].name, self._placement, self.engine.surroundings()
-                )
-                answer = self.engine.link.ask(request, [Descriptor(theirs.detach())])
-                self._asked.add(answer)
-                asked.append((lease, answer))
-        for lease, answer in asked:
-            answer.when_done(functools.partial(self._granted, lease, answer, reclaims))
+        reclaims = self._reclaims
+        try:
+            with self._lock:
+                reclaims = self._reclaims
+                while self._lacks_leases(most):
+                    ours, theirs = socket.socketpair()
+                    lease = Lease(ours, self, self.engine.new_id())
+                    request = LeaseRequest(
+                        lease.worker_id or 0, self._queue[0].name, self._placement, self.engine.surroundings()
+                    )
+                    answer = self.engine.link.ask(request, [Descriptor(theirs.detach())])
+                    self._asked.add(answer)
+                    asked.append((lease, answer))
+        finally:  # those that were asked for come, also if there is no descriptor left for the next
+            for lease, answer in asked:
+                answer.when_done(functools.partial(self._granted, lease, answer, reclaims))
 
     def _granted(self, lease: Lease, answer: LocalRef, reclaims: int) -> None:
         with self._lock:
@@ -277,25 +288,29 @@ class TaskPool:
 
     def progressed(self, lease: Lease) -> None:
         """`lease` owes less than before: give it more, keep it, or return it."""
-        tasks: list[Task] = []
-        with self._lock:
-            over = lease.wanted_back or lease.retiring or lease.closed or lease.condemned
-            over |= self._retired and not self._queue
-            if not over:
-                tasks = self._next_for(lease)
-            if tasks:
-                self.engine.pump.watch(lease, self)
-            elif not over and not lease.owing:
-                self._busy.discard(lease)
-                self._idle.append(lease)
-                self.engine.pump.unwatch(lease, self)
-        if tasks:
+        while True:
+            tasks: list[Task] = []
+            with self._lock:
+                over = lease.wanted_back or lease.retiring or lease.closed or lease.condemned
+                over |= self._retired and not self._queue
+                if not over:
+                    tasks = self._next_for(lease)
+                if tasks:
+                    self.engine.pump.watch(lease, self)
+                elif not over and not lease.owing:
+                    self._busy.discard(lease)
+                    self._idle.append(lease)
+                    self.engine.pump.unwatch(lease, self)
+            if not tasks:
+                if over and not lease.owing:
+                    self._give_back(lease)
+                return
             try:
                 lease.run(tasks)
-            except Exception as error:
-                self._not_sent(lease, tasks, error)
-        elif over and not lease.owing:
-            self._give_back(lease)
+            except Exception as error:  # the process is there for those behind them
+                _not_sent(tasks, error)
+            else:
+                return
 
     def _next_for(self, lease: Lease) -> list[Task]:
         queue = self._queue
@@ -330,7 +345,7 @@ class TaskPool:
         lease.close_when_sent()
         self.engine.lend_no_longer()  # before another gets what this lease held
         self.engine.link.tell(ReturnLease(lease.worker_id or 0, lease.retiring or self._retired))
-        self._ask()  # behind those who wanted it
+        self._ask_or_fail()  # behind those who wanted it
 
     def _forget(self, lease: Lease) -> None:
         self._busy.discard(lease)
@@ -407,13 +422,16 @@ class TaskPool:
         """The process of `lease` is gone: run its tasks again if that is allowed, else fail them."""
         with self._lock:
             self._forget(lease)
+            self._expected.update(tasks)  # until they are in the queue again, or done
         self.engine.pump.run(lambda: self._settle(lease, tasks))
 
     def _settle(self, lease: Lease, tasks: Sequence[Task]) -> None:
         owed = [task for task in tasks if not all(ref.done() for ref in task.refs)]
         if owed:
             self._retry_or_fail(lease, owed)
-        self._ask()
+        with self._lock:
+            self._expected.difference_update([task for task in tasks if task.refs[-1].done()])
+        self._ask_or_fail()
 
     def _retry_or_fail(self, lease: Lease, tasks: Sequence[Task]) -> None:
         try:
@@ -453,6 +471,14 @@ class TaskPool:
                     ref.complete(LOST, functools.partial(death, WorkerDiedError, exit_, task.name))
         lease.pending.clear()
         self.again(again)
+
+
+def _not_sent(tasks: Sequence[Task], error: Exception) -> None:
+    """Fail tasks that there is no descriptor left for, or no memory."""
+    for task in tasks:
+        reason = f"{task.name} could not be sent to its process: {error!r}"
+        for ref in task.refs:
+            ref.complete(LOST, functools.partial(ObjectLostError, reason))
 
 
 def _names(task: Task) -> dict[str, Any]:
