@@ -20,7 +20,6 @@ from tests.conftest import eventually, shared_memory
 from tests.suites.parts import wait_for
 from trainkit.runtime.local.actor_peer import ActorPeer
 from trainkit.runtime.serialize import Packed
-from trainkit.runtime.specs import MethodSpec
 
 pytestmark = pytest.mark.usefixtures("runtime")
 
@@ -449,11 +448,11 @@ def test_calls_go_on_after_one_that_there_was_no_memory_to_send(
 ) -> None:
     send, failed = ActorPeer.call, []
 
-    def send_later(peer: ActorPeer, body: Packed, refs: list[Any], spec: MethodSpec) -> None:
+    def send_later(peer: ActorPeer, body: Packed, refs: list[Any], *rest: Any) -> None:
         if not failed:
             failed.append(refs)
             raise MemoryError("no memory")
-        send(peer, body, refs, spec)
+        send(peer, body, refs, *rest)
 
     actor, late = probe(), trainkit.remote(num_cpus=0)(wait_for).remote(tmp_path / "late")
     monkeypatch.setattr(ActorPeer, "call", send_later)
