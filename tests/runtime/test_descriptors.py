@@ -22,6 +22,7 @@ from tests.conftest import SESSION_CPUS, eventually
 from tests.runtime.crowded import Crowded, exhaust, limit_for, occupy
 from trainkit.errors import ActorDiedError, ObjectLostError
 from trainkit.runtime.current import engine
+from trainkit.runtime.local import doors
 
 SOON_S = 60
 
@@ -233,6 +234,14 @@ def test_a_node_without_descriptors_says_so_and_goes_on() -> None:
     assert trainkit.get(trainkit.remote(num_cpus=0.5)(os.getpid).remote(), timeout=SOON_S)
     assert trainkit.get(trainkit.remote(Crowded).options(name="another").remote().same.remote(1)) == 1
     trainkit.kill(named)
+
+
+def test_who_has_no_descriptor_left_to_reach_a_session_is_not_told_that_it_has_ended() -> None:
+    with limited(os.getpid(), 0), pytest.raises(ObjectLostError, match="ulimit -n"):
+        doors.visit(Path(engine().mark))
+    with limited(os.getpid(), 1), pytest.raises(ObjectLostError, match="ulimit -n"):
+        doors.visit(Path(engine().mark))
+    doors.visit(Path(engine().mark)).close()
 
 
 def test_a_session_whose_node_has_no_descriptors_ends_in_order() -> None:

@@ -118,7 +118,7 @@ class LocalEngine(Waiting, Steering, NodeVerbs):
         self._segments = SegmentPool(account)
         self._pools: dict[Hashable, TaskPool] = {}
         self._pool_of: dict[int, tuple[Placement, TaskPool]] = {}
-        self._pools_lock = threading.Lock()
+        self._pools_lock = threading.RLock()  # a collection under it may make a call
         self.debts: set[Debt] = set()
         self._most_debts = _FEW_DEBTS
         self._awaits_tasks = False

@@ -21,7 +21,7 @@ from trainkit.clock import SYSTEM
 from trainkit.errors import GetTimeoutError, NodeDiedError, ObjectLostError, TrainkitError
 from trainkit.runtime.failures import raisable, unpack_failure
 from trainkit.runtime.local import process
-from trainkit.runtime.local.channel import Connection
+from trainkit.runtime.local.channel import Connection, explain
 from trainkit.runtime.local.frames import FAILURE, NOTICE, REQUEST, Frame
 from trainkit.runtime.local.guests import CARD, door_path, is_own
 from trainkit.runtime.local.messages import Inquest, Kill, packed
@@ -137,7 +137,16 @@ def visit(folder: Path) -> Visit:
 
     Raises:
         NodeDiedError: nobody answers there.
+        ObjectLostError: this process has no file descriptor left.
     """
+    try:
+        return Visit(_connected(folder), folder)
+    except OSError as error:
+        explain(error)
+        raise _gone(folder, error.strerror or str(error)) from error
+
+
+def _connected(folder: Path) -> socket.socket:
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         fd = os.open(folder, os.O_PATH | os.O_DIRECTORY)
@@ -148,10 +157,10 @@ def visit(folder: Path) -> Visit:
             os.close(fd)
         if not is_own(sock):
             raise PermissionError("it belongs to another user")
-    except OSError as error:
+    except BaseException:
         sock.close()
-        raise _gone(folder, error.strerror or str(error)) from error
-    return Visit(sock, folder)
+        raise
+    return sock
 
 
 def _gone(folder: Path, why: str) -> NodeDiedError:

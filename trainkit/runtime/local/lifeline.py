@@ -211,6 +211,10 @@ class Lifeline(ActorPeer):
         try:
             with doors.visit(Path(self.home or "")) as node:
                 reply = node.ask(message, [end], None)
+        except ObjectLostError as error:  # no descriptor was left here: the actor may well live
+            why = error
+            self._end(lambda: why)
+            return
         except TrainkitError as error:
             reply = supervise.Exit(requested=True, reason=str(error))
         self._heard(reply)
