@@ -370,11 +370,13 @@ def wait(
 
 
 def _checked(refs: Any, verb: str) -> list[ObjectRef[Any]]:
-    listed = list(refs) if isinstance(refs, Sequence) and not isinstance(refs, (str, bytes)) else None
-    if listed is None or not all(isinstance(ref, ObjectRef) for ref in listed):
-        raise ArgumentTypeError(
-            f"{verb}() takes references, as .remote() and put() return them; it was given {refs!r}"
-        )
+    sequence = isinstance(refs, Sequence) and not isinstance(refs, (str, bytes))
+    listed: list[Any] = list(refs) if sequence else [None]
+    for ref in listed:
+        if not isinstance(ref, ObjectRef):
+            raise ArgumentTypeError(
+                f"{verb}() takes references, as .remote() and put() return them; it was given {refs!r}"
+            )
     return listed
 
 

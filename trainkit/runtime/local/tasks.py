@@ -414,6 +414,9 @@ class TaskPool:
             self._idle.clear()
         for lease in leases:
             lease.close()
+        with self._lock:  # such as those whose process died just now
+            self._queue.extend(task for task in self._expected if not task.refs[-1].done())
+            self._expected.clear()
         self.fail(LOST, self.engine.link.gone)
 
     # deaths

@@ -410,7 +410,7 @@ class _Worker:
     def take_leave(self, reason: str) -> None:
         """Have the node know that the actor ends of its own will, and is not to be made anew."""
         with contextlib.suppress(NodeDiedError):  # then nobody makes it anew
-            self.engine.get([self._control.ask(Leaving(reason))], None)
+            self.engine.get_without_lending(self._control.ask(Leaving(reason)))
 
     def leave(self, code: int) -> None:
         """End the process in the order in which a Python program ends, then what it started."""
