@@ -34,20 +34,23 @@ hypothesis.settings.load_profile("steady")
 NEEDED_BY_ALL = frozenset({"numpy", "torch", "trainkit.train.worker", "trainkit.tune.running.trial_actor"})
 """What workers are forked with, if this process has imported it; a module's `PRELOAD` adds to it."""
 
-# What this run starts inherits it, so that another run's processes are not taken for ours.
 RUN = "TRAINKIT_TEST_RUN"
-os.environ[RUN] = f"{os.getpid()}"
+"""What this run starts inherits it, so that another run's processes are not taken for ours."""
 
-# A shell has its background jobs ignore SIGINT, and programs that they start ignore it too: what tests
-# interrupt has to begin as in a terminal.
-if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
-    signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Its sessions and what their workers print are kept apart from the user's own, and from another run's.
-_FOLDER = tempfile.TemporaryDirectory(prefix="trainkit-test-")
-os.environ["TRAINKIT_RUNTIME_DIR"] = _FOLDER.name
-os.environ["TRAINKIT_DEDUP_LOGS"] = "0"  # tests that watch what is printed count the lines
-os.environ["TRAINKIT_LOG_DIR"] = f"{_FOLDER.name}/logs"
+def pytest_configure(config: pytest.Config) -> None:
+    """Set this process up, which runs tests; not the ones of a session that import this module from it."""
+    os.environ[RUN] = f"{os.getpid()}"
+    # A shell has its background jobs ignore SIGINT, and programs that they start ignore it too: what tests
+    # interrupt has to begin as in a terminal.
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    # Its sessions and what their workers print are kept apart from the user's own, and from another run's.
+    folder = tempfile.TemporaryDirectory(prefix="trainkit-test-")
+    config.add_cleanup(folder.cleanup)
+    os.environ["TRAINKIT_RUNTIME_DIR"] = folder.name
+    os.environ["TRAINKIT_DEDUP_LOGS"] = "0"  # tests that watch what is printed count the lines
+    os.environ["TRAINKIT_LOG_DIR"] = f"{folder.name}/logs"
 
 
 def eventually(condition: Callable[[], bool], seconds: float = 60.0) -> bool:

@@ -293,3 +293,14 @@ def test_a_task_given_to_a_process_without_descriptors_runs_in_another() -> None
     full = trainkit.get(trainkit.remote(num_cpus=SESSION_CPUS)(exhaust).remote(), timeout=SOON_S)
     assert trainkit.get(actor.run_task.remote(SESSION_CPUS), timeout=SOON_S) != full
     assert trainkit.get(trainkit.remote(num_cpus=SESSION_CPUS)(os.getpid).remote(), timeout=SOON_S) != full
+
+
+def test_a_wait_for_tasks_that_there_is_no_descriptor_for_is_told(tmp_path: Path) -> None:
+    began, until = tmp_path / "began", tmp_path / "until"
+    whole = trainkit.remote(num_cpus=SESSION_CPUS)
+    refs = [whole(occupy).remote(str(began), str(until)), whole(len).remote([1])]
+    assert eventually(began.exists)
+    with limited(os.getpid(), 0), pytest.raises(ObjectLostError, match="ulimit -n"):
+        trainkit.wait(refs, num_returns=2, timeout=SOON_S)
+    until.touch()
+    assert trainkit.get(refs, timeout=SOON_S) == [None, 1]

@@ -60,7 +60,7 @@ def test_every_step_may_be_interrupted(what: str, stride: int) -> None:
 
 
 def test_an_interrupt_while_a_guard_is_taken_down_keeps_no_later_wait_awake() -> None:
-    wake_fd = interrupt._wake_fd()
+    wake_fd = interrupt.wake_fd()
     os.eventfd_write(wake_fd, 1)  # as the second of two in a row leaves it
     with interrupt.InterruptGuard() as guard:
         assert guard.poll([], 0) == []

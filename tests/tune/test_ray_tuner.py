@@ -59,7 +59,7 @@ def test_asha_decides_as_its_rule_says(tuner: Tuning) -> None:
         {"x": tune.uniform(0, 1)},
         metric="loss",
         mode="min",
-        num_samples=9,
+        num_samples=3,  # a Ray worker each
         max_concurrent_trials=1,
         scheduler=ASHAScheduler(max_t=9, reduction_factor=3),
         seed=3,

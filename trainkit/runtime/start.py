@@ -137,17 +137,15 @@ def _check_store(size: Any) -> None:
         return
     if isinstance(size, bool) or not isinstance(size, numbers.Real):
         raise ArgumentTypeError(f"object_store_memory={size!r}: give a number of bytes")
-    if not _LEAST_STORE_BYTES <= float(size) < float("inf"):
+    if not _LEAST_STORE_BYTES <= size < 1 << 63:
         raise ConfigError(
             f"object_store_memory={size}: give at least {_LEAST_STORE_BYTES} bytes (1 MiB), which have room "
-            "for a few of the smallest values that go there"
+            "for a few of the smallest values that go there, and less than 2**63"
         )
 
 
-def _warn_of_system_config(engine: str, settings: Any) -> None:
+def _warn_of_system_config(engine: str, settings: Mapping[Any, Any]) -> None:
     """Say that settings of Ray's own processes have no effect, and what has."""
-    if not isinstance(settings, Mapping):
-        raise ArgumentTypeError(f"_system_config={settings!r}: give a dictionary")
     instead = [f"{here} for {name}" for name, here in _SYSTEM_CONFIG_HERE.items() if name in settings]
     if settings:
         _logger.warning(
@@ -176,8 +174,11 @@ def start(name: str, spec: SessionSpec) -> Engine:
         ConfigError: it can't run on this platform.
         MissingDependencyError: it needs a package that is not installed.
     """
+    config = spec.extra.get("_system_config", {})
+    if not isinstance(config, Mapping):
+        raise ArgumentTypeError(f"_system_config={config!r}: give a dictionary")
     if name != "ray":  # the rest has no use for Ray's arguments
-        _warn_of_system_config(name, spec.extra.get("_system_config", {}))
+        _warn_of_system_config(name, config)
         spec = replace(spec, extra={})
     if name == "inline":
         inline = importlib.import_module("trainkit.runtime.inline")

@@ -26,6 +26,7 @@ from trainkit.runtime.local.channel import ended, explain
 from trainkit.runtime.local.devices import gpu_name, visible_gpus
 from trainkit.runtime.local.endpoints import Endpoint, actor_peers
 from trainkit.runtime.local.frames import INIT, VALUE
+from trainkit.runtime.local.interrupt import wake_fd
 from trainkit.runtime.local.leases import Task
 from trainkit.runtime.local.messages import (
     ArgumentsThere,
@@ -108,6 +109,7 @@ class LocalEngine(Waiting, Steering, NodeVerbs):
         self.place = place or Place()
         self._serial = serial
         self.mark = os.environ[SESSION_MARK] if node is None else node.mark
+        wake_fd()  # now, as there may be no descriptor left when it is needed
         self.pump = Pump()
         self.unread = UnreadFailures(self.pump.run)
         self._ids = Ids(serial)

@@ -29,9 +29,12 @@ _FOLLOWER_S = 0.05
 
 
 @functools.cache
-def _wake_fd() -> int:
-    """One for the process: only its main thread ever waits on it."""
+def wake_fd() -> int:
+    """Return the descriptor that ends a wait: one for the process, as only its main thread waits on it."""
     return os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+
+
+os.register_at_fork(after_in_child=wake_fd.cache_clear)  # Ctrl-C reaches both, and each notes its own
 
 
 class InterruptGuard:
@@ -54,7 +57,7 @@ class InterruptGuard:
 
     def __enter__(self) -> InterruptGuard:
         if self._handler is not None:
-            self._wake_fd = _wake_fd()
+            self._wake_fd = wake_fd()
             _signal.signal(_SIGINT, self._note)
         return self
 

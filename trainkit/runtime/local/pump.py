@@ -34,7 +34,7 @@ class Pump:
 
     def __init__(self) -> None:
         self._lock = threading.RLock()  # a collection under it may run code that comes here
-        self._wake_fd = -1
+        self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._thread: threading.Thread | None = None
         self._watched: dict[Connection, set[Hashable]] = {}
         self._flushing: set[Connection] = set()
@@ -109,7 +109,6 @@ class Pump:
         if self._stopping:
             return
         if self._thread is None:
-            self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
             self._thread = threading.Thread(target=self._loop, name="trainkit-pump", daemon=True)
             self._thread.start()
         elif threading.current_thread() is not self._thread:
@@ -191,6 +190,7 @@ class Pump:
         with self._lock:
             self._stopping = True
             if self._thread is None:
+                os.close(self._wake_fd)
                 return
             if threading.current_thread() is not self._thread:
                 os.eventfd_write(self._wake_fd, 1)

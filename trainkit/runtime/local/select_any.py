@@ -7,7 +7,7 @@ import os
 import threading
 from collections.abc import Sequence
 
-from trainkit.runtime.local.channel import Connection
+from trainkit.runtime.local.channel import Connection, explain
 from trainkit.runtime.local.interrupt import InterruptGuard
 from trainkit.runtime.local.pump import Pump
 from trainkit.runtime.local.refs import PENDING, LocalRef
@@ -21,7 +21,11 @@ class _Waker:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self.fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        try:
+            self.fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        except OSError as error:
+            explain(error)
+            raise
 
     def set(self) -> None:
         with self._lock:
