@@ -132,7 +132,7 @@ def session_spec(
     )
 
 
-def _check_store(size: Any) -> None:
+def _check_store(size: float | None) -> None:
     if size is None:
         return
     if isinstance(size, bool) or not isinstance(size, numbers.Real):
