@@ -132,10 +132,11 @@ def session_spec(
     )
 
 
-def _check_store(size: float | None) -> None:
+def _check_store(size: Any) -> None:
     if size is None:
         return
-    if isinstance(size, bool) or not isinstance(size, numbers.Real):
+    is_number = isinstance(size, numbers.Real) and not isinstance(size, bool)
+    if not is_number:
         raise ArgumentTypeError(f"object_store_memory={size!r}: give a number of bytes")
     if not _LEAST_STORE_BYTES <= size < 1 << 63:
         raise ConfigError(
