@@ -32,6 +32,10 @@ class Crowded:
     def same(self, value: Any) -> Any:
         return value
 
+    def set(self, *actors: Any) -> Any:
+        self.kept = (*self.kept, *actors)
+        return trainkit.get(self.kept[0].set.remote())
+
     def first(self, values: Any) -> Any:
         return trainkit.get(values[0])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import os
 import resource
@@ -9,6 +10,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -52,6 +54,31 @@ def busy(actor: Any, folder: Path) -> Iterator[Any]:
     trainkit.get(call, timeout=SOON_S)
 
 
+class Switch:
+    """Waits in one coroutine for another, and looks itself up."""
+
+    def __init__(self) -> None:
+        self.on = asyncio.Semaphore(0)
+
+    def look(self) -> Any:
+        return trainkit.get_runtime_context().current_actor
+
+    async def look_once(self) -> None:
+        self.look()
+        await asyncio.sleep(0.2)  # until the connection of that handle is found closed
+
+    async def set(self) -> None:
+        self.on.release()
+
+    async def wait(self, count: int, waits: str) -> None:
+        Path(waits).touch()
+        time.sleep(0.5)  # so that the calls have come and nobody has read them
+        itself = self.look()
+        for _ in range(count):
+            await self.on.acquire()
+        del itself
+
+
 @contextmanager
 def limited(pid: int, spare: int) -> Iterator[None]:
     """That process may open as many descriptors more as said."""
@@ -64,9 +91,9 @@ def limited(pid: int, spare: int) -> Iterator[None]:
 
 
 @contextmanager
-def crowded_node() -> Iterator[None]:
+def crowded_node(node: int | None = None) -> Iterator[None]:
     """The session's node has no descriptor left, as it has visitors."""
-    node = node_pid()
+    node = node or node_pid()
     limits = resource.prlimit(node, resource.RLIMIT_NOFILE)
     limit = max(int(fd) for fd in os.listdir(f"/proc/{node}/fd")) + 1
     resource.prlimit(node, resource.RLIMIT_NOFILE, (limit, limits[1]))
@@ -101,6 +128,21 @@ def test_an_actor_that_looks_itself_up_takes_no_descriptors() -> None:
     actor = trainkit.remote(Crowded).remote()
     assert trainkit.get(actor.look_itself_up.remote(300), timeout=SOON_S) <= 2
     trainkit.kill(actor)
+
+
+@pytest.mark.parametrize("which", range(4))  # of them has the number that the actor's own connection had
+def test_an_async_actor_that_looks_itself_up_goes_on_with_a_call_that_came_meanwhile(
+    which: int, tmp_path: Path
+) -> None:
+    switch, waits = trainkit.remote(Switch).remote(), tmp_path / "waits"
+    trainkit.get(switch.look_once.remote(), timeout=SOON_S)
+    callers = [trainkit.remote(Crowded).remote() for _ in range(4)]
+    for caller in callers:
+        trainkit.get(caller.set.remote(switch), timeout=SOON_S)
+    waiting = switch.wait.remote(5, str(waits))
+    assert eventually(waits.exists)
+    callers[which].set.remote()
+    trainkit.get(waiting, timeout=SOON_S)
 
 
 def test_many_threads_make_one_actor_with_few_descriptors() -> None:
@@ -285,6 +327,18 @@ def test_a_task_fails_that_a_program_has_no_descriptor_to_run_later(tmp_path: Pa
         with pytest.raises(ObjectLostError, match="ulimit -n"):
             future.result(SOON_S)
     assert trainkit.get(trainkit.remote(num_cpus=0.25)(len).remote([1]), timeout=SOON_S) == 1
+
+
+def test_tasks_that_a_node_has_no_descriptor_for_run_in_the_processes_there_are(tmp_path: Path) -> None:
+    began, until = tmp_path / "began", tmp_path / "until"
+    task, node = trainkit.remote(num_cpus=1.5)(occupy), node_pid()  # a listing has free processes go back
+    running = task.remote(str(began), str(until))
+    assert eventually(began.exists)
+    with crowded_node(node):
+        queued = [task.remote(str(began), str(until)) for _ in range(5)]
+        assert trainkit.wait(queued, timeout=0.5)[0] == []
+        until.touch()
+        assert trainkit.get([running, *queued], timeout=SOON_S) == [None] * 6
 
 
 def test_a_task_given_to_a_process_without_descriptors_runs_in_another() -> None:

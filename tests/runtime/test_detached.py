@@ -84,6 +84,32 @@ CROWD = """
 """
 
 
+def test_no_name_is_given_twice_for_want_of_descriptors(programs: Programs) -> None:
+    programs.run(MAKER)
+    told = programs.run(
+        """
+    import os, resource, trainkit
+    from tests.runtime.crowded import Crowded, limit_for
+
+    trainkit.init(num_cpus=1)
+    trainkit.get(trainkit.remote(Crowded).remote().pid.remote())
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    for spare in range(12):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit_for(os.getpid(), spare), limits[1]))
+        try:
+            trainkit.remote(Crowded).options(name="counter", lifetime="detached").remote()
+        except (trainkit.errors.ObjectLostError, ValueError) as error:
+            last = error
+        else:
+            print("made")
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    print(last)
+    """
+    )
+    assert "made" not in told
+    assert "counter" in told
+
+
 def test_many_programs_at_once_make_one_actor(programs: Programs) -> None:
     crowd = [programs.begin(CROWD) for _ in range(6)]
     for program in crowd:

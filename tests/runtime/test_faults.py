@@ -19,6 +19,7 @@ import pytest
 
 import trainkit
 from tests.conftest import eventually, session_processes
+from tests.runtime.crowded import occupy
 from tests.runtime.victims import Victim
 from trainkit.errors import ActorDiedError, NodeDiedError, ObjectLostError, WorkerDiedError
 
@@ -289,6 +290,24 @@ def test_queued_tasks_fail_with_the_session(end: str) -> None:
             trainkit.get(ref, timeout=60)
 
 
+def test_threads_that_wait_for_tasks_end_with_the_session(tmp_path: Path) -> None:
+    task, errors = trainkit.remote(num_cpus=0.5)(occupy), []
+
+    def wait(number: int) -> None:
+        with pytest.raises(ObjectLostError, match="shut down") as caught:
+            trainkit.get(task.remote(str(tmp_path / f"{number}"), str(tmp_path / "never")))
+        errors.append(caught.value)
+
+    waiting = [threading.Thread(target=wait, args=(number,), daemon=True) for number in range(8)]
+    for thread in waiting:
+        thread.start()
+    assert eventually(lambda: len(list(tmp_path.iterdir())) == 8)
+    trainkit.shutdown()
+    for thread in waiting:
+        thread.join(60)
+    assert len(errors) == 8
+
+
 def test_a_forked_child_can_neither_call_nor_put_nor_end_what_its_parent_has() -> None:
     actor = victim()
     trainkit.get(actor.pid.remote())
@@ -336,6 +355,7 @@ import os, sys, time
 sys.path[:0] = {path!r}
 import trainkit
 from tests.runtime.phoenix import Phoenix
+from tests.runtime.crowded import occupy
 from tests.runtime.victims import Victim
 trainkit.init(num_cpus=2)
 actor = trainkit.remote(Victim).remote()

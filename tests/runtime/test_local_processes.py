@@ -24,6 +24,17 @@ from trainkit.runtime.serialize import Packed
 pytestmark = pytest.mark.usefixtures("runtime")
 
 
+class Answered:
+    """Becomes what a task that needs all CPUs says, where it is unpickled."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return fetch_seven, ()
+
+
+def fetch_seven() -> Any:
+    return trainkit.get(trainkit.remote(num_cpus=4)(abs).remote(-7), timeout=60)
+
+
 class Probe:
     """Tells of its process, and holds what it is given."""
 
@@ -356,6 +367,21 @@ def test_a_removed_group_frees_its_bundles_when_its_processes_are_dead() -> None
     trainkit.remove_placement_group(group)
     assert not psutil.pid_exists(pid)
     assert trainkit.available_resources()["CPU"] == 4
+
+
+@pytest.mark.parametrize("who", ["task", "actor"])
+def test_what_is_unpickled_in_a_process_may_wait_for_a_task(who: str) -> None:
+    answered = Answered()
+
+    class Holder:
+        held = answered
+
+        def answer(self) -> Any:
+            return self.held
+
+    whole = trainkit.remote(num_cpus=4)
+    ref = whole(Holder).remote().answer.remote() if who == "actor" else whole(lambda: answered).remote()
+    assert trainkit.get(ref, timeout=60) == 7
 
 
 def test_a_look_without_waiting_lends_nothing() -> None:

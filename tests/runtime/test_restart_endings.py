@@ -10,7 +10,7 @@ import pytest
 
 import trainkit
 from tests.conftest import eventually, session_processes
-from tests.runtime.phoenix import Borrower, Doomed, Phoenix, born
+from tests.runtime.phoenix import Borrower, Doomed, Leaver, Phoenix, born
 from tests.runtime.restarting import alive, kill, phoenix, pid_of, stable_pid_after
 from trainkit.errors import ActorDiedError
 
@@ -61,6 +61,16 @@ def test_kill_while_it_is_made_anew(tmp_path: Path) -> None:
     with pytest.raises(ActorDiedError):
         pid_of(actor)
     assert eventually(lambda: not any(map(alive, born(tmp_path / "log"))))
+
+
+def test_who_asks_for_one_that_ends_before_the_node_knows_is_told() -> None:
+    owing, waiting = phoenix(), phoenix()
+    pids = [pid_of(actor) for actor in (owing, waiting)]
+    leaver = trainkit.remote(max_restarts=1)(Leaver).remote()
+    node = trainkit.util.state.list_nodes()[0]["pid"]
+    with pytest.raises(ActorDiedError, match="exit_actor"):
+        trainkit.get(leaver.leave.remote(owing, waiting, node), timeout=60)
+    assert [pid_of(actor) for actor in (owing, waiting)] == pids
 
 
 def test_one_that_dies_in_its_constructor_ends_after_its_restarts(tmp_path: Path) -> None:

@@ -245,6 +245,7 @@ class EngineSuite(Suite):
         [
             ({"num_cpu": 1}, "unknown option num_cpu"),
             ({"accelerator_type": "A100"}, r"resources=\{'A100': 1\}"),
+            ({"accelerator_type": "A100", "num_cpu": 1}, "resources=.*; there are .*num_cpus"),
             ({"max_pending_calls": 9}, r"wait\(refs, num_returns=1\) before the next"),
             ({"num_cpus": -1}, "negative"),
             ({"num_gpus": 1.5}, "whole GPUs"),

@@ -50,10 +50,10 @@ class Frail(Keeper):
     def die_until(self, path: Path, count: int) -> int:
         return die_until(path, count)
 
-    def die_later(self, started: Path, gate: Path, path: Path, count: int) -> int:
-        started.touch()
-        await_file(gate)
-        return die_until(path, count)
+    def die_later(self, started: Path | str, gate: Path | str, path: Path | str, count: int) -> int:
+        Path(started).touch()
+        await_file(Path(gate))
+        return die_until(Path(path), count)
 
 
 def fail_later(actor: Any, *given: Any) -> None:
@@ -62,6 +62,15 @@ def fail_later(actor: Any, *given: Any) -> None:
 
 def frail(**options: Any) -> Any:
     return trainkit.remote(Frail).options(**options).remote()
+
+
+def die_later(actor: Any, small: bool, *given: Any) -> None:
+    actor.die_later.remote(*(map(_plain, given) if small else given))
+
+
+def _plain(value: Any) -> Any:
+    """Return a path as text, which goes with a small call."""
+    return str(value) if isinstance(value, Path) else value
 
 
 class RetrySuite(Suite):
@@ -136,6 +145,20 @@ class RetrySuite(Suite):
             task.remote(tmp_path / name, 2)
             assert has_run(tmp_path / name, 2)
             assert trainkit.get(task.remote(tmp_path / name, 0), timeout=SOON_S) == 3
+
+    @needs("restarts")
+    @pytest.mark.parametrize("small", [False, True])
+    def test_a_method_whose_process_dies_is_called_again_though_the_process_that_called_it_ends(
+        self, small: bool, tmp_path: Path
+    ) -> None:
+        actor = frail(max_restarts=-1, max_task_retries=-1)
+        gate, path = tmp_path / "go", tmp_path / "runs"
+        waiting = trainkit.remote(num_cpus=0)(wait_for).remote(gate)
+        given = [tmp_path / "started", gate, path, 3]
+        trainkit.get(trainkit.remote(max_calls=1)(die_later).remote(actor, small, *given))
+        assert trainkit.wait([waiting], timeout=0.5)[0] == []
+        gate.touch()
+        assert has_run(path, 3)
 
     @needs("restarts")
     @pytest.mark.parametrize("kept", ["handle", "reference", "nothing"])

@@ -72,6 +72,23 @@ def test_in_a_pipe_there_are_at_most_two_lines_a_trial(fit, capsys):  # row 1.22
     assert "best by last report: loss=0.333333 at iteration 3" in lines[-1]
 
 
+def test_a_line_on_a_trial_that_runs_again_is_cut_whatever_has_changed(fit, capsys):
+    def needs_less(config):
+        if config["layer_0"] > 1:
+            raise MemoryError("no room for " + 40 * "them ")
+        return {"loss": 1.0}
+
+    def less(config):
+        return {name: value / 2 for name, value in config.items()}
+
+    space = {f"layer_{number}": 2.0 for number in range(30)}
+    fit(needs_less, space, run={"verbose": 1, "failure_config": tune.FailureConfig(out_of_memory=less)})
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if " failed after " in line]
+    assert len(line) == console.MAX_WIDTH
+    assert "MemoryError: no room for them" in line
+    assert "; with another configuration after MemoryError: layer_0=1.0" in line
+
+
 def test_best_means_the_same_wherever_it_is_told(fit, capsys, tmp_path):
     def trainable(config):
         yield from ({"eval": {"loss": value}} for value in config["net"]["values"])

@@ -218,9 +218,10 @@ class Options:
         known = {item.name for item in fields(self)}
         unknown = sorted(set(changes) - known)
         if unknown:
-            instead = [f"there is no {name} here: {_NOT_HERE[name]}" for name in unknown if name in _NOT_HERE]
-            there = f"there are {', '.join(sorted(known))}"
-            raise ConfigError(f"unknown option {', '.join(unknown)}; {'; '.join(instead) or there}")
+            hints = [f"there is no {name} here: {_NOT_HERE[name]}" for name in unknown if name in _NOT_HERE]
+            if len(hints) < len(unknown):
+                hints.append(f"there are {', '.join(sorted(known))}")
+            raise ConfigError(f"unknown option {', '.join(unknown)}; {'; '.join(hints)}")
         misplaced = sorted(set(changes) & foreign)
         if misplaced:
             owner = "classes" if misplaced[0] in ACTORS_ONLY else "functions"

@@ -67,7 +67,7 @@ class SentCall:
         actor: the actor's endpoint, if it is to stay for a call that is made again.
         body: None unless it may have to be sent again.
         small: the method and the arguments of a small call, in place of a body.
-        kept: its references, if it is made again when it raises.
+        kept: its references, if it may be made again.
         kinds: the exceptions that it is made again for; True for any.
         cancelled: it is not made again, though it raised and that has not been decided yet.
     """
@@ -134,6 +134,10 @@ class ActorPeer(Peer):
             call.actor, call.body, call.kept = actor, body.owned(), refs
             call.kinds = spec.retry_exceptions
             self._send_retriable(call, call.body)
+            engine = current_engine()
+            for ref in refs:  # maybe nobody waits for it, or somebody who has no connection to read
+                if not ref.done():
+                    engine.watch(ref)
         else:
             self._send_call(call, refs, body)
 
@@ -144,10 +148,6 @@ class ActorPeer(Peer):
         for ref in call.kept:
             self._retriable[ref.id] = call
         self._send_call(call, call.kept, body)
-        engine = current_engine()
-        for ref in call.kept:  # maybe nobody waits for it, or somebody who has no connection to read
-            if not ref.done():
-                engine.watch(ref)
 
     def forget(self, refs: Iterable[int]) -> None:
         super().forget(refs)

@@ -327,7 +327,7 @@ class Calls:
             return self.bound(method)
         function = self._functions.pop(definition.id, None)
         if function is None:
-            function = interruptible(self._engine.get_without_lending(definition))
+            function = interruptible(self._engine.get([definition], None)[0])
         self._functions[definition.id] = function  # the last used is the last to be forgotten
         if len(self._functions) > _FUNCTIONS_KEPT:
             del self._functions[next(iter(self._functions))]

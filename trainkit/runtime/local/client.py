@@ -329,14 +329,14 @@ class LocalEngine(Waiting, Steering, NodeVerbs):
             return pool
 
     def end_processes(self, placement: Placement) -> None:
+        # Before the lock is taken: who has a pool's own lock may ask for this one, never the other way round.
+        over = [pool for pool in list(self._pools.values()) if pool.is_over]
         with self._pools_lock:
             _, pool = self._pool_of.pop(id(placement), (None, None))
             if pool is None:
                 return
             self._pool_of = {key: known for key, known in self._pool_of.items() if known[1] is not pool}
-            for key, known in list(self._pools.items()):
-                if known is pool or known.is_over:
-                    del self._pools[key]
+            self._pools = {key: known for key, known in self._pools.items() if known not in [pool, *over]}
             self._pools[pool] = pool  # where no further task finds it
         pool.retire()
 

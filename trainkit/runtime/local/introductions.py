@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from trainkit.errors import ConfigError, TrainkitError
+from trainkit.errors import ConfigError, ObjectLostError, TrainkitError
 from trainkit.runtime.local import doors, lifeline
 from trainkit.runtime.local.actor_peer import ActorPeer
 from trainkit.runtime.local.channel import Descriptor, explain
@@ -216,6 +216,8 @@ def _find_abroad(
         try:
             with doors.visit(session.folder) as node:
                 found = _ask_for(engine, home, lambda conn: node.ask(message, conn, _SEARCH_S))  # noqa: B023
+        except ObjectLostError:  # for want of a descriptor, so that it may have that name
+            raise
         except TrainkitError as error:  # it has just ended, or is stopped: told if nothing is found
             looked_at[-1] += f", which could not be asked: {error}"
             continue

@@ -110,6 +110,7 @@ class Lease(Peer):
 
         Several go in one frame, so that their process has all of them when it begins the first.
         """
+        retiring = self.retiring
         for task in tasks:  # all, before the first is answered and it seems to owe nothing
             for ref in task.refs:
                 ref.attach(self)
@@ -121,6 +122,8 @@ class Lease(Peer):
             self._send_tasks(tasks)
         except BaseException:  # its process has none of them
             self.forget([ref.id for task in tasks for ref in task.refs])
+            self.runs.subtract(task.definition.id for task in tasks if task.max_calls)
+            self.retiring = retiring
             raise
         for task in tasks:
             if task.cancelled:  # just now

@@ -87,7 +87,14 @@ class Lifeline(ActorPeer):
 
     # calls
 
+    def unfinished(self) -> list[LocalRef]:
+        with self._order:
+            sent = [call for call in self._calls.values() if call.retries_left]
+        return [*super().unfinished(), *(call.kept[-1] for call in sent)]
+
     def _send_call(self, call: SentCall, refs: list[LocalRef], body: Packed) -> None:
+        if call.retries_left:
+            call.kept = refs
         with self._order:
             self._calls[call.refs[-1]] = call
             for ref in refs:
@@ -110,6 +117,8 @@ class Lifeline(ActorPeer):
 
     def request_soon(self, ref: LocalRef, target: str | int, arguments: Any) -> None:
         call = SentCall([ref.id], self.max_task_retries)
+        if call.retries_left:
+            call.kept = [ref]
         call.small = target, arguments
         with self._order:
             self._calls[ref.id] = call
@@ -211,7 +220,7 @@ class Lifeline(ActorPeer):
         try:
             with doors.visit(Path(self.home or "")) as node:
                 reply = node.ask(message, [end], None)
-        except ObjectLostError as error:  # no descriptor was left here: the actor may well live
+        except ObjectLostError as error:  # no descriptor was left here or there: the actor may well live
             why = error
             self._end(lambda: why)
             return

@@ -189,7 +189,7 @@ class Peer(BatchingConnection):
             self._fail_pending()
 
     def forget(self, refs: Iterable[int]) -> None:
-        """Wait no more for the answers with these numbers, as their call was not sent."""
+        """Wait no more for the answers with these numbers."""
         for ref_id in refs:
             self.pending.pop(ref_id, None)
 

@@ -172,8 +172,8 @@ class Restarts:
 
     def reconnect(self, client: int, message: Reconnect, end: Descriptor, answer: Answer) -> None:
         """Connect a holder whose connection closed to the actor's next process, or say how it ended."""
+        worker = self._node.census.settled(message.worker_id)  # its process may have said that it ends
         record = self._records.get(message.worker_id)
-        worker = self._node.census.settled(message.worker_id)
         if record is None:
             self._node.census.inquire(message.worker_id, answer)
         elif message.life >= record.restarts and worker is not None and self._node.census.lives(worker):

@@ -196,13 +196,17 @@ class TaskPool:
         try:
             self._ask()
         except OSError as error:
-            with self._lock:
-                comes = bool(self._asked) or not all(lease.blocked for lease in self._busy)
-            if not comes:  # no process will be free for them
-                reason = f"a process to run it in could not be asked for: {error}"
-                if error.errno in (errno.EMFILE, errno.ENFILE):
-                    reason = str(no_descriptor_left())
-                self.fail(LOST, functools.partial(ObjectLostError, reason))
+            reason = f"a process to run it in could not be asked for: {error}"
+            if error.errno in (errno.EMFILE, errno.ENFILE):
+                reason = str(no_descriptor_left())
+            self._fail_if_none_comes(LOST, functools.partial(ObjectLostError, reason))
+
+    def _fail_if_none_comes(self, kind: int, body: Any) -> None:
+        """Fail every queued task unless a process will be free to run it."""
+        with self._lock:
+            comes = bool(self._asked) or not all(lease.blocked for lease in self._busy)
+        if not comes:
+            self.fail(kind, body)
 
     def _lacks_leases(self, most: int) -> bool:
         with self._lock:
@@ -240,8 +244,8 @@ class TaskPool:
                 lease.wanted_back = True  # from now on: what it was granted for comes first
                 if not lease.owing:
                     self.progressed(lease)
-        else:  # the node is gone, or the placement group: no other answer would be better
-            self.fail(answer.kind, answer.body)
+        else:  # the node is gone, or the placement group, or the node has no descriptor left
+            self._fail_if_none_comes(answer.kind, answer.body)
 
     def fail(self, kind: int, body: Any) -> None:
         """Fail every queued task with an answer that stands for all."""
@@ -412,10 +416,12 @@ class TaskPool:
             leases = [*self._busy, *self._idle]
             self._busy.clear()
             self._idle.clear()
+        owed = [task for lease in leases for task in lease.outstanding()]
         for lease in leases:
             lease.close()
-        with self._lock:  # such as those whose process died just now
-            self._queue.extend(task for task in self._expected if not task.refs[-1].done())
+        with self._lock:
+            owed += self._expected  # such as those whose process died just now
+            self._queue.extend(task for task in owed if not task.refs[-1].done())
             self._expected.clear()
         self.fail(LOST, self.engine.link.gone)
 
@@ -439,16 +445,17 @@ class TaskPool:
     def _retry_or_fail(self, lease: Lease, tasks: Sequence[Task]) -> None:
         try:
             exit_ = self.engine.link.inquest(lease)
-        except ObjectLostError:  # no descriptor was left there: nothing has begun, and nothing ever would
-            for task in tasks:
-                for ref in task.refs:
-                    ref.attach(None)
-            lease.retiring = True
-            self._give_back(lease)
-            self.again(tasks)
-            return
-        except TrainkitError as error:  # the node is gone, and every process with it
-            why = error
+        except TrainkitError as error:
+            if isinstance(error, ObjectLostError) and not self.engine.link.closing:
+                # Its process lives, and had no descriptor left: nothing has begun, and nothing ever would.
+                for task in tasks:
+                    for ref in task.refs:
+                        ref.attach(None)
+                lease.retiring = True
+                self._give_back(lease)
+                self.again(tasks)
+                return
+            why = error  # the node is gone, and every process with it
             for task in tasks:
                 for ref in task.refs:
                     ref.complete(LOST, lambda: why)

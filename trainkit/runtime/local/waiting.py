@@ -88,7 +88,7 @@ class Waiting:
         raise ref.body()
 
     def get_without_lending(self, ref: LocalRef) -> Any:
-        """Return the value of `ref`, for which no call has to run, so that no CPU is lent meanwhile."""
+        """Return the value of `ref`, and lend no CPU meanwhile, as no call has to run for it."""
         lends, self._lends = self._lends, False
         try:
             return self.get([ref], None)[0]

@@ -156,7 +156,7 @@ class _Worker:
         self._early: list[tuple[CallerConnection, Frame | SmallCall]] | None = [] if spec.is_actor else None
         self._leaving = False
         self._introduced = 0
-        self._own_fd = -1  # of the connection of this process's own handles
+        self._own_conn: _Connection | None = None  # of this process's own handles
         self._waited_at = 0.0
         self._waiting = False  # the main thread, for others
         self._fatal: BaseException | None = None
@@ -181,11 +181,12 @@ class _Worker:
             return Threads(self, self._calls, conduct.concurrency)
         return InOrder(self._calls, self.engine, self._control)
 
-    def connect(self, sock: socket.socket) -> None:
-        """Serve one more connection."""
+    def connect(self, sock: socket.socket) -> _Connection:
+        """Serve one more connection, which is returned."""
         conn = _Connection(sock, self)
         self._conns[conn.fileno()] = conn
         self._poll.register(conn, select.EPOLLIN)
+        return conn
 
     def _introduce(self, body: Packed) -> None:
         """Serve the connection that came with `body`; if it is lost, its other end finds it closed."""
@@ -199,14 +200,16 @@ class _Worker:
         known = lifeline.known_endpoint(self.engine.mark, self._spec.worker_id)
         if known is not None:
             return known, interface
-        self._read_caller(self._own_fd)  # of handles that are gone: its descriptor is free again
+        own = self._own_conn
+        if own is not None and self._conns.get(own.fileno()) is own:
+            self._read_caller(own.fileno())  # of handles that are gone: its descriptor is free again
+            self.wake()  # for the calls that were read
         try:
             ours, theirs = socket.socketpair()
         except OSError as error:
             explain(error)
             raise
-        self._own_fd = theirs.fileno()
-        self.connect(theirs)
+        self._own_conn = self.connect(theirs)
         peer = ActorPeer(ours, self._spec.name, self._spec.worker_id)
         conduct = self._spec.conduct
         peer.home, peer.in_order = self.engine.mark, conduct.in_order

@@ -9,7 +9,7 @@ from trainkit.resources import describe
 from trainkit.tune.callbacks.base import Callback
 from trainkit.tune.callbacks.outlets import Notebook, Outlet, Terminal, has_screen, notebook_display, say
 from trainkit.tune.callbacks.picture import picture_of
-from trainkit.tune.callbacks.standing import Standing, duration, number_words, one_line
+from trainkit.tune.callbacks.standing import Standing, duration, number_words, one_line, shortened
 from trainkit.tune.trial import Failure, Trial, TrialStatus
 from trainkit.tune.values import first_line, flatten, lookup
 
@@ -152,6 +152,7 @@ class ConsoleCallback(Callback):
         shown = _values_words(trial.last_result, self._metrics)
         reports = f"{trial.iteration} report{'s' * (trial.iteration != 1)}"
         line = f"{trial.trial_id} {what} after {reports}{shown}: {why}"
+        rest = shortened(rest, MAX_WIDTH // 2)
         say(one_line(line[: MAX_WIDTH - len(rest)] + rest))
         if self._lines[trial.status] == MAX_LINES and self._verbose < 2:
             say(f"and so on: from here, a line on all trials every {SUMMARY_S:g} s")
