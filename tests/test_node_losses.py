@@ -18,7 +18,7 @@ from trainkit.errors import GangError, NodeDiedError
 from trainkit.tune.storing.history import ExperimentReader
 
 
-@pytest.mark.parametrize(("number", "scenario"), enumerate(node_losses.SCENARIOS))
+@pytest.mark.parametrize(("number", "scenario"), list(enumerate(node_losses.SCENARIOS)))
 def test_killed_at_once_or_at_any_moment_it_ends_as_if_undisturbed(number: int, scenario: str) -> None:
     """Results, suggestions, decisions and best are equal; no failure is counted, nothing is left."""
     node_losses.check(scenario, moments=1, first=number % 2)
