@@ -37,6 +37,9 @@ from trainkit.runtime.serialize import LostHandle
 
 _FLUSH_S = 60.0
 
+_IDLE_MS = 500
+"""After so long without a request there is time for what takes most of a second."""
+
 
 def run_template(sock: socket.socket, preload: frozenset[str]) -> NoReturn:
     """Import `preload`, then fork what the node at `sock` asks for until it closes."""
@@ -59,10 +62,9 @@ def run_template(sock: socket.socket, preload: frozenset[str]) -> NoReturn:
     # Nothing that lives now is looked at by a child's collector, which would unshare its pages.
     gc.freeze()
     gc.enable()
-    if "torch" in preload:  # with less to copy it would take as long as dozens of forks win
-        process.use_huge_pages()
     template.tell(Ready())
-    template.serve()
+    # With less than torch to copy it would take as long as dozens of forks win.
+    template.serve(process.use_huge_pages if "torch" in preload else None)
     os._exit(0)
 
 
@@ -88,14 +90,23 @@ class _Template:
     def tell(self, message: object) -> None:
         self._conn.send(NOTICE, 0, packed(message))
 
-    def serve(self) -> None:
+    def serve(self, when_idle: Callable[[], None] | None) -> None:
+        """Do what the node asks for until it closes.
+
+        Args:
+            when_idle: called once, as soon as the node has asked for nothing for a moment.
+        """
         signal.signal(signal.SIGCHLD, lambda *_: None)  # a handler, so that the wake-up fd is written to
         signal.set_wakeup_fd(self._wake_write.fileno(), warn_on_full_buffer=False)
         poll = select.poll()
         poll.register(self._conn, select.POLLIN)
         poll.register(self._wake_read, select.POLLIN)
         while not self._conn.closed:
-            for fd, _ in poll.poll():
+            events = poll.poll(_IDLE_MS if when_idle is not None else None)
+            if not events and when_idle is not None:
+                when_idle()
+                when_idle = None
+            for fd, _ in events:
                 if fd == self._conn.fileno():
                     with self._conn.reading:
                         self._conn.read_available()
