@@ -49,7 +49,6 @@ def _text(file: str) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)  # one imports torch in ten processes, which takes a busy machine a minute or two
 @pytest.mark.parametrize("name", SMALL)
 def test_it_runs(name: str, tmp_path: Path):
     pytest.importorskip("ray" if name == "decisions" else "torch")
