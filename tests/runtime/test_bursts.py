@@ -6,6 +6,8 @@ import asyncio
 import os
 import pickle
 import signal
+import subprocess
+import sys
 import time
 from collections import Counter
 from pathlib import Path
@@ -143,6 +145,33 @@ def test_tasks_given_ahead_do_not_wait_behind_one_that_waits_for_them(tmp_path: 
     trainkit.get([task.remote(0, flag) for _ in range(500)])  # short, as far as is known now
     refs = [task.remote(kind, flag) for kind in [0] * 50 + [1] * 3 + [0] * 100 + [2] + [0] * 5]
     assert sum(trainkit.get(refs, timeout=60)) == 5
+
+
+STOPPED = """
+import os, signal, subprocess, sys, trainkit
+from tests.runtime.test_bursts import wait_for
+
+trainkit.init(num_cpus=4)
+task = trainkit.remote(wait_for)
+goes_on = f"while kill -CONT {os.getpid()}; do sleep 0.2; done"
+subprocess.Popen(["sh", "-c", goes_on], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+for attempt in range(10):
+    flag = f"{sys.argv[1]}{attempt}"
+    trainkit.get([task.remote(0, flag) for _ in range(500)])
+    refs = {kind: [] for kind in (0, 1)}
+    for kind in [0] * 50 + [1] * 3 + [0] * 300:
+        refs[kind].append(task.remote(kind, flag))
+    os.kill(os.getpid(), signal.SIGSTOP)  # answers come meanwhile, after which it sends more
+    print(len(trainkit.get(refs[0], timeout=30)))
+    trainkit.get(task.remote(2, flag))
+    trainkit.get(refs[1])
+"""
+
+
+def test_what_a_program_sends_before_it_knows_that_a_task_takes_long_does_not_wait(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", STOPPED, str(tmp_path / "flag")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.stdout.split() == ["350"] * 10, done.stderr
 
 
 def test_tasks_blocked_in_get_make_room_for_those_they_wait_for() -> None:

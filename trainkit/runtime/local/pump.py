@@ -94,6 +94,8 @@ class Pump:
                     del self._ticking[conn]
                     conn.ticking = False
                 _guarded(conn.flush_if_open)  # what was posted between the two
+                if _guarded(conn.on_tick):  # or came, when it seemed to be ticking yet
+                    self.tick(conn)
 
     def run(self, job: Callable[[], None]) -> None:
         """Call `job` in the pump's thread; never if that is stopped before."""

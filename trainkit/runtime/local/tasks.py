@@ -338,7 +338,9 @@ class TaskPool:
         if lease.owing and 2 * room < depth:
             return 0  # more at once is cheaper
         fair = -(-len(self._queue) // max(1, len(self._busy) + len(self._asked)))
-        return min(room, fair)
+        room = min(room, fair)
+        # The process looks for what could wait behind a long task where several came together.
+        return room if room > 1 or not lease.owing else 0
 
     def _give_back(self, lease: Lease) -> None:
         with self._lock:

@@ -159,6 +159,7 @@ class _Worker:
         self._own_conn: _Connection | None = None  # of this process's own handles
         self._waited_at = 0.0
         self._waiting = False  # the main thread, for others
+        self._returns_slow = False  # what comes while a call takes long goes back
         self._fatal: BaseException | None = None
         self._main = threading.get_ident()
         self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -230,6 +231,8 @@ class _Worker:
         if threading.get_ident() != self._main:  # it was the pump's thread that read
             if self._waiting:
                 self._return_unbegun(BLOCKED)
+            elif self._returns_slow and self._takes_long():
+                self._return_unbegun(SLOW)
             self.wake()
 
     def _enqueue(self, calls: list[tuple[CallerConnection, Frame | SmallCall]]) -> None:
@@ -245,12 +248,24 @@ class _Worker:
         """Return what waits behind a task that takes long; whether there may be something to return yet."""
         if self._spec.is_actor or not (self._queue or self._calls.running):
             return False
-        if SYSTEM.monotonic() - self._calls.begun_at <= _LONG_S:
+        if not self._takes_long():
             return True
+        self._returns_slow = True
         for conn in list(self._conns.values()):
-            conn.try_read()  # more may have come since the task began
+            self.engine.pump.watch(conn, SLOW)  # the owner may not know yet, and send more
+            conn.try_read()
         self._return_unbegun(SLOW)
         return False
+
+    def _takes_long(self) -> bool:
+        """Return whether a call runs that has taken long."""
+        return bool(self._calls.running) and SYSTEM.monotonic() - self._calls.begun_at > _LONG_S
+
+    def _is_over(self) -> None:
+        """Keep what comes from here on, as the call that took long has ended."""
+        self._returns_slow = False
+        for conn in list(self._conns.values()):
+            self.engine.pump.unwatch(conn, SLOW)
 
     def _blocked(self, waiting: bool) -> None:
         """The main thread waits, maybe for what is to run here: return that, and what yet comes."""
@@ -332,6 +347,8 @@ class _Worker:
             except IndexError:  # the pump's thread has just returned it
                 break
             begin(conn, call)
+            if self._returns_slow:
+                self._is_over()
             if conn.has_posted and not self._goes_on(conn):
                 conn.flush_if_open()
         if self._leaving or self._fatal is not None:
