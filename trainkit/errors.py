@@ -14,6 +14,7 @@ TrainkitError
 ├── TaskCancelledError                     the call was cancelled before it finished
 ├── WorkerDiedError                        the process that ran a task ended: look at its last lines
 │   └── ActorDiedError                     the same for an actor, with every call still waiting on it
+│       └── ActorUnavailableError          the actor is being made anew: call again
 ├── NodeDiedError                          the supervising process is gone: init again
 ├── ObjectLostError                        a reference outlived what it pointed to
 │   └── OwnerDiedError                     the process that owed a result is gone
@@ -37,6 +38,7 @@ from collections.abc import Iterable
 
 __all__ = [
     "ActorDiedError",
+    "ActorUnavailableError",
     "AlreadyInitializedError",
     "ArgumentTypeError",
     "CheckpointError",
@@ -162,6 +164,10 @@ class WorkerDiedError(TrainkitError):
 
 class ActorDiedError(WorkerDiedError):
     """An actor's process ended; calls that were waiting on it, and new ones, fail with this."""
+
+
+class ActorUnavailableError(ActorDiedError):
+    """An actor's process ended, and is being made anew; later calls are answered."""
 
 
 class NodeDiedError(TrainkitError):

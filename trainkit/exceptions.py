@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from trainkit.errors import (
     ActorDiedError,
+    ActorUnavailableError,
     ConfigError,
     GetTimeoutError,
     InfeasibleError,
@@ -80,10 +81,15 @@ ObjectFreedError = ObjectLostError
 OufOfBandObjectRefSerializationException = SerializationError
 RuntimeEnvSetupError = ConfigError
 ActorAlreadyExistsError = ActorHandleNotFoundError = ConfigError
-ActorUnavailableError = ActorDiedError
 ActorUnschedulableError = TaskUnschedulableError = InfeasibleError
-ActorPlacementGroupRemoved = ActorDiedError
-TaskPlacementGroupRemoved = WorkerDiedError
+
+
+class ActorPlacementGroupRemoved(ActorDiedError):
+    """Not raised: an actor whose group was removed has died, and the message says of what."""
+
+
+class TaskPlacementGroupRemoved(WorkerDiedError):
+    """Not raised: a task whose group was removed has died, and the message says of what."""
 
 
 class AsyncioActorExit(TrainkitError):

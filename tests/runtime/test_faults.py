@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import os
 import signal
@@ -21,7 +22,7 @@ import trainkit
 from tests.conftest import eventually, session_processes
 from tests.runtime.crowded import occupy
 from tests.runtime.victims import Victim
-from trainkit.errors import ActorDiedError, NodeDiedError, ObjectLostError, WorkerDiedError
+from trainkit.errors import ActorDiedError, NodeDiedError, ObjectLostError, TaskError, WorkerDiedError
 
 
 @pytest.fixture(autouse=True)
@@ -288,6 +289,55 @@ def test_queued_tasks_fail_with_the_session(end: str) -> None:
     for ref in refs:
         with pytest.raises((ObjectLostError, NodeDiedError)):
             trainkit.get(ref, timeout=60)
+
+
+@pytest.mark.parametrize("concurrency", [1, 4])
+@pytest.mark.parametrize("error", [asyncio.CancelledError("inner"), GeneratorExit()])
+def test_whatever_a_method_raises_is_the_failure_of_one_call(concurrency: int, error: BaseException) -> None:
+    class Raises:
+        def fail(self) -> None:
+            raise error
+
+        def answer(self) -> int:
+            return 1
+
+    actor = trainkit.remote(max_concurrency=concurrency)(Raises).remote()
+    with pytest.raises(TaskError, match=type(error).__name__):
+        trainkit.get(actor.fail.remote(), timeout=60)
+    assert trainkit.get(actor.answer.remote(), timeout=60) == 1
+    with pytest.raises(TaskError, match=type(error).__name__):
+        trainkit.get(trainkit.remote(Raises.fail).remote(None), timeout=60)
+
+
+def test_tasks_that_cannot_be_asked_for_any_more_fail(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    began, until = tmp_path / "began", tmp_path / "until"
+    dies = trainkit.remote(max_retries=1)(occupy).remote(str(began), str(until), True)
+    assert eventually(began.exists)
+    folder.rmdir()
+    until.touch()
+    with pytest.raises(ObjectLostError, match="working directory was deleted"):
+        trainkit.get(dies, timeout=60)
+
+
+def test_an_interrupted_end_leaves_nothing() -> None:
+    script = (
+        "import os, signal, threading, trainkit\n"
+        "trainkit.init(num_cpus=1)\n"
+        "trainkit.get(trainkit.remote(os.getpid).remote())\n"
+        "threading.Timer(0.005, os.kill, (os.getpid(), signal.SIGINT)).start()\n"
+        "try:\n"
+        "    trainkit.shutdown()\n"
+        "    signal.sigtimedwait([], 1)\n"
+        "except KeyboardInterrupt: pass\n"
+        "print(threading.active_count())\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert (done.stdout.strip(), done.stderr) == ("1", "")
 
 
 def test_threads_that_wait_for_tasks_end_with_the_session(tmp_path: Path) -> None:

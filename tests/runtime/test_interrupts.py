@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import select
 import signal
+import subprocess
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -41,7 +42,15 @@ def interrupted_at(step: int, operation: Callable[[], Any]) -> bool:
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # of a generator's end
-@pytest.mark.parametrize(("what", "stride"), [("tasks", 1), ("small calls", 1), ("large calls", 11)])
+@pytest.mark.parametrize(
+    ("what", "stride"),
+    [
+        ("tasks", 1),
+        ("small calls", 1),
+        ("large calls", 11),
+        ("listings", 1),
+    ],
+)
 def test_every_step_may_be_interrupted(what: str, stride: int) -> None:
     task = trainkit.remote(num_cpus=SESSION_CPUS)(len)
     actor = trainkit.remote(Victim).remote()
@@ -50,6 +59,7 @@ def test_every_step_may_be_interrupted(what: str, stride: int) -> None:
         "tasks": lambda: trainkit.get([task.remote("ab") for _ in range(2)]),
         "small calls": lambda: trainkit.get([actor.same.remote(1) for _ in range(3)]),
         "large calls": lambda: [actor.same.remote(load) for _ in range(8)],
+        "listings": lambda: (task.remote("ab"), trainkit.available_resources()),
     }
     step = 0
     while interrupted_at(step, operations[what]):
@@ -57,6 +67,26 @@ def test_every_step_may_be_interrupted(what: str, stride: int) -> None:
         assert trainkit.get(actor.same.remote(4), timeout=30) == 4, f"after step {step}"
         step += stride
     assert step > 50
+
+
+PUTS = """
+import trainkit
+from tests.runtime.test_interrupts import interrupted_at
+
+trainkit.init(num_cpus=1)
+large = trainkit.remote(lambda: bytes(400_000))
+step = 0
+while interrupted_at(step, lambda: [trainkit.put(bytes(size)) for size in (300_000, 800_000)]):
+    assert len(trainkit.get(large.remote(), timeout=30)) == 400_000, f"after step {step}"
+    step += 1
+print(step > 50)
+"""
+
+
+def test_other_processes_go_on_though_a_put_is_interrupted() -> None:
+    """In a program of its own: what is interrupted in a `__del__` keeps its memory until the program ends."""
+    done = subprocess.run([sys.executable, "-c", PUTS], capture_output=True, text=True, timeout=120)
+    assert done.stdout.strip() == "True", done.stderr
 
 
 def test_an_interrupt_while_a_guard_is_taken_down_keeps_no_later_wait_awake() -> None:

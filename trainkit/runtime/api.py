@@ -321,13 +321,15 @@ def get(refs: Any, *, timeout: float | None = None) -> Any:
 
     Args:
         refs: a reference, or a sequence of them.
-        timeout: seconds; None waits as long as it takes.
+        timeout: seconds; None, or less than 0 as in Ray, waits as long as it takes.
 
     Raises:
         TaskError: user code raised; also an instance of the class it raised.
         ActorDiedError, WorkerDiedError: the process that owed the value ended.
         GetTimeoutError: `timeout` passed; the value can be asked for again.
     """
+    if timeout is not None and timeout < 0:
+        timeout = None
     if isinstance(refs, ObjectRef):
         return _engine().get([refs], timeout)[0]
     return _engine().get(_checked(refs, "get"), timeout)

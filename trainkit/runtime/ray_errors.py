@@ -8,6 +8,7 @@ from ray import exceptions
 
 from trainkit.errors import (
     ActorDiedError,
+    ActorUnavailableError,
     ConfigError,
     GetTimeoutError,
     NodeDiedError,
@@ -26,6 +27,7 @@ from trainkit.runtime.serialize import Packed
 _CLASSES: tuple[tuple[type[BaseException], type[TrainkitError]], ...] = (
     (exceptions.GetTimeoutError, GetTimeoutError),
     (exceptions.TaskCancelledError, TaskCancelledError),
+    (exceptions.ActorUnavailableError, ActorUnavailableError),
     (exceptions.RayActorError, ActorDiedError),
     (exceptions.ActorUnschedulableError, ActorDiedError),
     (exceptions.ActorPlacementGroupRemoved, ActorDiedError),

@@ -23,6 +23,7 @@ import secrets
 from collections.abc import Iterator
 
 from trainkit.runtime.local import inventory, segmentlocks
+from trainkit.runtime.local.interrupt import InterruptGuard
 from trainkit.runtime.local.segmentlocks import PREFIX, Span
 
 _USED, _LIMIT, _SESSION, _DRIVER, _SPILLED_BYTES, _SPILLED_COUNT, _TOLD, _MAKERS, _FIRST_MAKER = range(9)
@@ -74,16 +75,19 @@ class StoreAccount:
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
         """Keep every other process from counting and from making segments."""
-        # A collection in the middle may free a segment, which comes here again.
-        if self._depth == 0:
-            fcntl.flock(self.fd, fcntl.LOCK_EX)
-        self._depth += 1
-        try:
-            yield
-        finally:
-            self._depth -= 1
+        with InterruptGuard() as guard:  # Ctrl-C must not leave it locked: all others would wait for ever
+            # A collection in the middle may free a segment, which comes here again.
             if self._depth == 0:
-                fcntl.flock(self.fd, fcntl.LOCK_UN)
+                fcntl.flock(self.fd, fcntl.LOCK_EX)
+            self._depth += 1
+            try:
+                yield
+            finally:
+                self._depth -= 1
+                if self._depth == 0:
+                    fcntl.flock(self.fd, fcntl.LOCK_UN)
+        if guard.noted:
+            guard.act()
 
     @property
     def used_bytes(self) -> int:

@@ -25,7 +25,7 @@ from trainkit.runtime.local.callers import CallerConnection, SmallCall, parts_of
 from trainkit.runtime.local.client import LocalEngine
 from trainkit.runtime.local.frames import CALL, FAILURE, INIT, ITEM, RETURNED, UNKNOWN, VALUE, Frame
 from trainkit.runtime.local.messages import ShownAs
-from trainkit.runtime.local.place import GivenName, calling
+from trainkit.runtime.local.place import ActorExit, GivenName, calling
 from trainkit.runtime.local.refs import LocalRef, send_answer
 from trainkit.runtime.methods import method_of
 from trainkit.runtime.results import split_results
@@ -36,6 +36,9 @@ from trainkit.runtime.tracebacks import formatted
 
 Answers = Sequence[tuple[int, Packed]]
 
+
+ENDS = (SystemExit, KeyboardInterrupt, ActorExit)
+"""Exceptions of user code that end the process; any other one is the failure of one call."""
 
 _FUNCTIONS_KEPT = 256
 _CANCELLED_KEPT = 10_000
@@ -68,6 +71,12 @@ def interruptible(function: Any) -> Any:
     call = _THROUGH["through"](function)
     call.__qualname__ = getattr(function, "__qualname__", type(function).__name__)
     return call
+
+
+def require_failure(error: BaseException) -> None:
+    """Raise what a call raised if it ends the process; any other is the failure of that call."""
+    if isinstance(error, ENDS) and not isinstance(error, Cancelled):
+        raise error
 
 
 class Calls:
@@ -138,7 +147,8 @@ class Calls:
             self.answer_value(conn, call_id, result, method)
         except NeverMade as error:
             self.answer(conn, call_id, [(FAILURE, error.failure)])
-        except (Exception, Cancelled) as error:
+        except BaseException as error:
+            require_failure(error)
             self.answer(conn, call_id, self.failed(error, CALL, call_id, method, 1))
 
     def answer_value(self, conn: CallerConnection, call_id: int, result: Any, method: str) -> None:
@@ -207,7 +217,8 @@ class Calls:
             answers.extend(self.packed(result, count, method))
         except NeverMade as error:
             answers = [(FAILURE, error.failure)] * max(1, count)
-        except (Exception, Cancelled) as error:
+        except BaseException as error:
+            require_failure(error)
             answers.extend(self.failed(error, kind, call_id, method, count)[len(answers) :])
             if kind == INIT:
                 return

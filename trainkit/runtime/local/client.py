@@ -26,7 +26,7 @@ from trainkit.runtime.local.channel import ended, explain
 from trainkit.runtime.local.devices import gpu_name, visible_gpus
 from trainkit.runtime.local.endpoints import Endpoint, actor_peers
 from trainkit.runtime.local.frames import INIT, VALUE
-from trainkit.runtime.local.interrupt import wake_fd
+from trainkit.runtime.local.interrupt import InterruptGuard, wake_fd
 from trainkit.runtime.local.leases import Task
 from trainkit.runtime.local.messages import (
     ArgumentsThere,
@@ -462,11 +462,20 @@ class LocalEngine(Waiting, Steering, NodeVerbs):
         if self._node is None or self.link.closing or self.pid != os.getpid():
             return  # a worker's engine ends with its process
         self.link.closing = True
-        self._read_out()
-        if introductions.farewell(self):
-            self._node.let_stay()
-        else:
-            self._node.join()
+        try:
+            self._read_out()
+            if introductions.farewell(self):
+                self._node.let_stay()
+            else:
+                self._node.join()
+        finally:  # also if Ctrl-C came, after which the node finds its driver gone
+            with InterruptGuard() as guard:
+                self._let_go()
+            if guard.noted:
+                guard.act()
+
+    def _let_go(self) -> None:
+        """Drop what this process has of the session, which has ended."""
         self.link.try_read()  # what workers printed last
         self.pump.stop()
         self.unread.finish()

@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any
 
 from trainkit.errors import TaskCancelledError
 from trainkit.runtime.local.callers import CallerConnection, SmallCall, parts_of
-from trainkit.runtime.local.calls import Calls, NeverMade, require_iterator
+from trainkit.runtime.local.calls import ENDS, Calls, NeverMade, require_iterator
 from trainkit.runtime.local.client import LocalEngine
 from trainkit.runtime.local.frames import CALL, FAILURE, INIT, Frame
-from trainkit.runtime.local.place import ActorExit, GivenName, calling
+from trainkit.runtime.local.place import GivenName, calling
 from trainkit.runtime.local.refs import LocalRef
 from trainkit.runtime.local.running import Host, group_error, limits
 from trainkit.runtime.results import drained
@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     import asyncio
 
 _MOST_AT_ONCE = 1_000
-_ENDS = (SystemExit, KeyboardInterrupt, ActorExit)
-"""Exceptions of user code that end the actor; any other one is the failure of one call."""
 
 
 @dataclass(slots=True, eq=False)
@@ -192,7 +190,7 @@ class EventLoop:
             args = [await self._resolved(value) for value in call.args]
             kwargs = {key: await self._resolved(value) for key, value in call.kwargs.items()}
             await group.free.acquire()
-        except _ENDS as error:
+        except ENDS as error:
             self._host.end(error)
             self._end()
             return
@@ -240,7 +238,7 @@ class EventLoop:
             self._calls.answer(call.conn, call_id, answers)
         except NeverMade as error:
             self._calls.answer(call.conn, call_id, [(FAILURE, error.failure)] * max(1, call.count))
-        except _ENDS as error:
+        except ENDS as error:
             self._host.end(error)
         except BaseException as error:
             self._fail(call, error, answers)

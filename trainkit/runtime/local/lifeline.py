@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainkit.errors import ActorDiedError, ObjectLostError, TrainkitError
+from trainkit.errors import ActorDiedError, ActorUnavailableError, ObjectLostError, TrainkitError
 from trainkit.runtime import serialize, supervise
 from trainkit.runtime.failures import raisable, unpack_failure
 from trainkit.runtime.local import doors
@@ -358,7 +358,7 @@ def _interrupted(reply: Reconnected, name: str) -> TrainkitError:
         "; this call died with it, and may have run in part. The actor is being made anew: it answers later "
         "calls, and max_task_retries= makes interrupted ones again"
     )
-    return death(ActorDiedError, reply.exit_, name, consequence)
+    return death(ActorUnavailableError, reply.exit_, name, consequence)
 
 
 class EnduringEndpoint(Endpoint):

@@ -47,7 +47,11 @@ class NodeVerbs:
     def reserve(self, bundles: Sequence[Bundle], strategy: str, name: str, detached: bool) -> int:
         require_one_node(bundles, strategy)
         group = self.link.new_id()
-        self.link.demand(Reserve(group, list(bundles), strategy, name, detached))
+        try:
+            self.link.demand(Reserve(group, list(bundles), strategy, name, detached))
+        except KeyboardInterrupt:  # nobody would have it
+            self.link.tell(Release(group))
+            raise
         return group
 
     def find_group(self, name: str) -> tuple[int, list[Bundle]]:

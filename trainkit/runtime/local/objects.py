@@ -35,6 +35,7 @@ from trainkit.resources import describe_bytes
 from trainkit.runtime.local import inventory, segmentlocks, spilling
 from trainkit.runtime.local.account import StoreAccount
 from trainkit.runtime.local.channel import HANDLE_KINDS
+from trainkit.runtime.local.interrupt import InterruptGuard
 from trainkit.runtime.local.segmentlocks import Span
 from trainkit.runtime.serialize import Handle, Packed, present
 
@@ -303,8 +304,10 @@ class SegmentPool:
             )
         deadline: float | None = None
         while size <= limit:
-            with self._lock:
+            with InterruptGuard() as guard, self._lock:  # Ctrl-C must not leave one that nobody has
                 segment = self._warm(size) or self._new(size)
+            if guard.noted:
+                guard.act()
             if segment is not None:
                 return segment
             if spills:

@@ -118,11 +118,12 @@ class TaskPool:
         if lease is None:
             try:
                 self._ask()
-            except OSError as error:
+            except Exception as error:
                 with self._lock:  # the caller is told, so it must not run all the same
                     if task in self._queue:
                         self._queue.remove(task)
-                explain(error)
+                if isinstance(error, OSError):
+                    explain(error)
                 raise
             return
         # Maybe nobody ever asks for its answer: it is run again if that is a failure, and holds what it was
@@ -195,9 +196,9 @@ class TaskPool:
         """Ask where no caller can be told that it takes a descriptor: else who waits for the tasks is."""
         try:
             self._ask()
-        except OSError as error:
+        except Exception as error:
             reason = f"a process to run it in could not be asked for: {error}"
-            if error.errno in (errno.EMFILE, errno.ENFILE):
+            if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
                 reason = str(no_descriptor_left())
             self._fail_if_none_comes(LOST, functools.partial(ObjectLostError, reason))
 
@@ -220,10 +221,11 @@ class TaskPool:
             with self._lock:
                 reclaims = self._reclaims
                 while self._lacks_leases(most):
+                    surroundings = self.engine.surroundings()
                     ours, theirs = socket.socketpair()
                     lease = Lease(ours, self, self.engine.new_id())
                     request = LeaseRequest(
-                        lease.worker_id or 0, self._queue[0].name, self._placement, self.engine.surroundings()
+                        lease.worker_id or 0, self._queue[0].name, self._placement, surroundings
                     )
                     answer = self.engine.link.ask(request, [Descriptor(theirs.detach())])
                     self._asked.add(answer)
@@ -362,6 +364,12 @@ class TaskPool:
 
     def reclaim(self) -> None:
         """Return what is idle now, and the rest as it becomes idle."""
+        with InterruptGuard() as guard:  # Ctrl-C must not lose one
+            self._reclaim_all()
+        if guard.noted:
+            guard.act()
+
+    def _reclaim_all(self) -> None:
         with self._lock:
             self._reclaims += 1
             # Taken here, as another thread may be looking for an idle one for its task.
@@ -378,7 +386,7 @@ class TaskPool:
         """Have the processes end as soon as what is there is done; no further task comes."""
         with InterruptGuard() as guard:  # Ctrl-C must not leave one behind
             self._retired = True
-            self.reclaim()
+            self._reclaim_all()
         if guard.noted:
             guard.act()
 
