@@ -175,6 +175,8 @@ class RetrySuite(Suite):
         await_file(tmp_path / "started")
         gate.touch()
         assert has_run(path, 3)
-        assert has_run(behind, 1)
+        assert eventually(lambda: runs(behind) >= 1, SOON_S)  # Ray may make it twice
         if kept == "reference":
-            assert trainkit.get(refs, timeout=SOON_S) == [3, 1]
+            dies, notes = trainkit.get(refs, timeout=SOON_S)
+            assert dies == 3
+            assert notes >= 1
