@@ -261,7 +261,7 @@ class _Worker:
         """Return whether a call runs that has taken long."""
         return bool(self._calls.running) and SYSTEM.monotonic() - self._calls.begun_at > _LONG_S
 
-    def _is_over(self) -> None:
+    def _stop_returning(self) -> None:
         """Keep what comes from here on, as the call that took long has ended."""
         self._returns_slow = False
         for conn in list(self._conns.values()):
@@ -348,7 +348,7 @@ class _Worker:
                 break
             begin(conn, call)
             if self._returns_slow:
-                self._is_over()
+                self._stop_returning()
             if conn.has_posted and not self._goes_on(conn):
                 conn.flush_if_open()
         if self._leaving or self._fatal is not None:
