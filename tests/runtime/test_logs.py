@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -228,10 +229,9 @@ def test_lines_of_several_workers_are_shown_once(
         pids = trainkit.get([actor.pid.remote() for actor in actors])
         for index, actor in enumerate(actors):
             trainkit.get(actor.say.remote("loaded", f"rank {index}", "", ""))
-            assert eventually(lambda: f"rank {index}" in _shown(capfd, shown))  # noqa: B023
+            assert eventually(lambda: f"rank {index}" in _shown(capfd))  # noqa: B023
         trainkit.shutdown()
-        _shown(capfd, shown)
-        lines, shown[:] = "".join(shown).splitlines(), []
+        lines = capfd.readouterr().out.splitlines()
         assert [line.partition(") ")[2] for line in lines if "rank" in line] == ["rank 0", "rank 1", "rank 2"]
         loaded = [line for line in lines if "loaded" in line]
         assert len([line for line in lines if line.endswith(") ")]) == 6
@@ -242,12 +242,10 @@ def test_lines_of_several_workers_are_shown_once(
             assert loaded == [f"(Talker pid={pids[0]}) loaded", last]
 
 
-shown: list[str] = []
-
-
-def _shown(capfd: pytest.CaptureFixture[str], so_far: list[str]) -> str:
-    so_far.append(capfd.readouterr().out)
-    return "".join(so_far)
+def _shown(capfd: pytest.CaptureFixture[str]) -> str:
+    """Return what was printed and leave it there: `readouterr` loses what is written meanwhile."""
+    assert capfd._capture is not None
+    return os.pread(capfd._capture.out.tmpfile.fileno(), 1 << 20, 0).decode()
 
 
 def test_what_one_other_worker_repeated_is_shown_by_its_end(
@@ -257,13 +255,12 @@ def test_what_one_other_worker_repeated_is_shown_by_its_end(
     trainkit.init(num_cpus=2)
     actors = [talker() for _ in range(2)]
     pids = trainkit.get([actor.pid.remote() for actor in actors])
-    so_far: list[str] = []
     for actor, pid in zip(actors, pids, strict=True):
         trainkit.get(actor.say.remote("loaded"))
         trainkit.kill(actor)
-        assert eventually(lambda: f"pid={pid}) loaded\n" in _shown(capfd, so_far))  # noqa: B023
+        assert eventually(lambda: f"pid={pid}) loaded\n" in _shown(capfd))  # noqa: B023
     trainkit.shutdown()
-    assert "repeated" not in "".join(so_far)
+    assert "repeated" not in capfd.readouterr().out
 
 
 def test_what_is_repeated_is_counted_and_told_in_time() -> None:
