@@ -285,6 +285,7 @@ class EngineSuite(Suite):
             trainkit.wait([ref], timeout="1")  # type: ignore[arg-type]
         with pytest.raises(ValueError, match="timeout=-1"):
             trainkit.wait([ref], timeout=-1)
+        assert trainkit.get([ref], timeout=-1) == [trainkit.get(ref)]  # without end, as in Ray
         for verb in (trainkit.put, trainkit.kill, lambda _: trainkit.cancel(1), lambda _: trainkit.remote(3)):
             with pytest.raises(TypeError):
                 verb(ref)
