@@ -1,0 +1,25 @@
+"""What could be imported before the rooms were drawn anew can be imported still, by the names it had then."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+from tests.public_names import LIST, ROOT, listed
+
+
+def test_the_list_is_whole():
+    names = listed()
+    assert len(names) == 560
+    assert {"trainkit", "trainkit.util", "trainkit.tune.suggest.optuna", "trainkit.tune.run_front"} <= set(
+        names
+    )
+    head = LIST.read_text().partition("\n")[0]
+    assert head == f"# {sum(map(len, names.values()))} names in 560 modules; written by tests/public_names.py"
+
+
+def test_every_path_and_every_name_of_the_list_can_be_imported():
+    # In a process of its own, in which nothing was imported by another path before.
+    command = [sys.executable, "-m", "tests.public_names", "check"]
+    checked = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+    assert (checked.returncode, checked.stderr) == (0, "")
