@@ -15,8 +15,8 @@ __all__ = ["TuneGridSearchCV", "TuneSearchCV"]
 
 # Loaded when first used: not everyone has scikit-learn, and a worker takes only what evaluates a candidate.
 _HOME_OF = {
-    "TuneGridSearchCV": "grid",
-    "TuneSearchCV": "search",
+    "TuneGridSearchCV": "trainkit.sklearn.grid",
+    "TuneSearchCV": "trainkit.sklearn.search",
 }
 
 _get, __dir__ = lazily(__name__, _HOME_OF)

@@ -101,20 +101,20 @@ if TYPE_CHECKING:
     from trainkit.tune.tuner import Tuner
 
 _HOMES = {
-    "analysis": (
+    "trainkit.tune.analysis": (
         "Analysis",
         "ExperimentAnalysis",
     ),
-    "callbacks": (
+    "trainkit.tune.callbacks": (
         "CLIReporter",
         "Callback",
         "JupyterNotebookReporter",
         "LoggerCallback",
         "ProgressReporter",
     ),
-    "checkpoint": ("Checkpoint",),
-    "classes": ("import_class",),
-    "config": (
+    "trainkit.tune.checkpoint": ("Checkpoint",),
+    "trainkit.tune.classes": ("import_class",),
+    "trainkit.tune.config": (
         "CheckpointConfig",
         "FailureConfig",
         "ResumeConfig",
@@ -122,27 +122,27 @@ _HOMES = {
         "SyncConfig",
         "TuneConfig",
     ),
-    "error": ("TuneError",),
-    "placement": (
+    "trainkit.tune.error": ("TuneError",),
+    "trainkit.tune.placement": (
         "PlacementGroupFactory",
         "with_parameters",
         "with_resources",
     ),
-    "registry": (
+    "trainkit.tune.registry": (
         "register_env",
         "register_trainable",
     ),
-    "outcome.result": ("Result",),
-    "outcome.results": ("ResultGrid",),
-    "run_front": (
+    "trainkit.tune.outcome.result": ("Result",),
+    "trainkit.tune.outcome.results": ("ResultGrid",),
+    "trainkit.tune.run_front": (
         "Experiment",
         "run",
         "run_experiments",
     ),
-    "scaling": ("ScalingConfig",),
-    "schedulers.create": ("create_scheduler",),
-    "search.create": ("create_searcher",),
-    "session": (
+    "trainkit.tune.scaling": ("ScalingConfig",),
+    "trainkit.tune.schedulers.create": ("create_scheduler",),
+    "trainkit.tune.search.create": ("create_searcher",),
+    "trainkit.tune.session": (
         "TuneContext",
         "checkpoint_dir",
         "get_checkpoint",
@@ -154,9 +154,9 @@ _HOMES = {
         "is_session_enabled",
         "report",
     ),
-    "simulation.front": ("simulate",),
-    "simulation.results": ("Simulation",),
-    "space": (
+    "trainkit.tune.simulation.front": ("simulate",),
+    "trainkit.tune.simulation.results": ("Simulation",),
+    "trainkit.tune.space": (
         "choice",
         "forbid",
         "grid_search",
@@ -173,7 +173,7 @@ _HOMES = {
         "uniform",
         "when",
     ),
-    "stoppers": (
+    "trainkit.tune.stoppers": (
         "CombinedStopper",
         "ExperimentPlateauStopper",
         "FunctionStopper",
@@ -182,8 +182,8 @@ _HOMES = {
         "TimeoutStopper",
         "TrialPlateauStopper",
     ),
-    "trainable": ("Trainable",),
-    "tuner": ("Tuner",),
+    "trainkit.tune.trainable": ("Trainable",),
+    "trainkit.tune.tuner": ("Tuner",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 _GONE = {"function": "write tune.sample_from(function) to call it for each trial"}
@@ -282,7 +282,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"tune.{name} is no more: {_GONE[name]}")
     if name not in _HOME_OF:
         raise no_such_name(__name__, name, __all__)
-    value = getattr(importlib.import_module(f"{__name__}.{_HOME_OF[name]}"), name)
+    value = getattr(importlib.import_module(_HOME_OF[name]), name)
     globals()[name] = value
     return value
 

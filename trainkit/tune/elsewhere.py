@@ -64,14 +64,13 @@ def lazily(module: str, home_of: Mapping[str, str]) -> tuple[Callable[[str], Any
 
     Args:
         module: its own name.
-        home_of: by name, the module that has it; one in the package by its last part.
+        home_of: by name, the module that has it.
     """
 
     def __getattr__(name: str) -> Any:
         if name not in home_of:
             raise no_such_name(module, name, home_of)
-        home = home_of[name] if "." in home_of[name] else f"{module}.{home_of[name]}"
-        value = getattr(importlib.import_module(home), name)
+        value = getattr(importlib.import_module(home_of[name]), name)
         setattr(sys.modules[module], name, value)
         return value
 

@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     from trainkit.tune.callbacks.tensorboard import TBXLoggerCallback
 
 _HOME_OF = {
-    "CLIReporter": "reporters",
-    "CSVLoggerCallback": "csv_logger",
-    "Callback": "base",
-    "JsonLoggerCallback": "json_logger",
-    "JupyterNotebookReporter": "reporters",
-    "LoggerCallback": "logger",
-    "ProgressReporter": "progress",
-    "TBXLoggerCallback": "tensorboard",
+    "CLIReporter": "trainkit.tune.callbacks.reporters",
+    "CSVLoggerCallback": "trainkit.tune.callbacks.csv_logger",
+    "Callback": "trainkit.tune.callbacks.base",
+    "JsonLoggerCallback": "trainkit.tune.callbacks.json_logger",
+    "JupyterNotebookReporter": "trainkit.tune.callbacks.reporters",
+    "LoggerCallback": "trainkit.tune.callbacks.logger",
+    "ProgressReporter": "trainkit.tune.callbacks.progress",
+    "TBXLoggerCallback": "trainkit.tune.callbacks.tensorboard",
 }
 
 __all__ = [

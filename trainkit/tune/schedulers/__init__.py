@@ -20,22 +20,22 @@ if TYPE_CHECKING:
     from trainkit.tune.schedulers.resource_changing_scheduler import ResourceChangingScheduler
 
 _HOME_OF = {
-    "ASHAScheduler": "async_hyperband",
-    "AsyncHyperBandScheduler": "async_hyperband",
-    "Decision": "base",
-    "Donor": "base",
-    "FIFOScheduler": "fifo",
-    "HyperBandForBOHB": "hb_bohb",
-    "HyperBandScheduler": "hyperband",
-    "MedianStoppingRule": "median_stopping_rule",
-    "PB2": "pb2",
-    "ParetoScheduler": "pareto",
-    "PopulationBasedTraining": "pbt",
-    "PopulationBasedTrainingReplay": "pbt",
-    "ResourceChangingScheduler": "resource_changing_scheduler",
-    "TrialScheduler": "base",
-    "Verdict": "base",
-    "create_scheduler": "create",
+    "ASHAScheduler": "trainkit.tune.schedulers.async_hyperband",
+    "AsyncHyperBandScheduler": "trainkit.tune.schedulers.async_hyperband",
+    "Decision": "trainkit.tune.schedulers.base",
+    "Donor": "trainkit.tune.schedulers.base",
+    "FIFOScheduler": "trainkit.tune.schedulers.fifo",
+    "HyperBandForBOHB": "trainkit.tune.schedulers.hb_bohb",
+    "HyperBandScheduler": "trainkit.tune.schedulers.hyperband",
+    "MedianStoppingRule": "trainkit.tune.schedulers.median_stopping_rule",
+    "PB2": "trainkit.tune.schedulers.pb2",
+    "ParetoScheduler": "trainkit.tune.schedulers.pareto",
+    "PopulationBasedTraining": "trainkit.tune.schedulers.pbt",
+    "PopulationBasedTrainingReplay": "trainkit.tune.schedulers.pbt",
+    "ResourceChangingScheduler": "trainkit.tune.schedulers.resource_changing_scheduler",
+    "TrialScheduler": "trainkit.tune.schedulers.base",
+    "Verdict": "trainkit.tune.schedulers.base",
+    "create_scheduler": "trainkit.tune.schedulers.create",
 }
 
 __all__ = [

@@ -12,17 +12,17 @@ from trainkit.tune.schedulers.base import TrialScheduler
 from trainkit.tune.values import holds_opaque
 
 _HOMES = {
-    "ASHAScheduler": "async_hyperband",
-    "AsyncHyperBandScheduler": "async_hyperband",
-    "FIFOScheduler": "fifo",
-    "HyperBandForBOHB": "hb_bohb",
-    "HyperBandScheduler": "hyperband",
-    "MedianStoppingRule": "median_stopping_rule",
-    "PB2": "pb2",
-    "ParetoScheduler": "pareto",
-    "PopulationBasedTraining": "pbt",
-    "PopulationBasedTrainingReplay": "pbt",
-    "ResourceChangingScheduler": "resource_changing_scheduler",
+    "ASHAScheduler": "trainkit.tune.schedulers.async_hyperband",
+    "AsyncHyperBandScheduler": "trainkit.tune.schedulers.async_hyperband",
+    "FIFOScheduler": "trainkit.tune.schedulers.fifo",
+    "HyperBandForBOHB": "trainkit.tune.schedulers.hb_bohb",
+    "HyperBandScheduler": "trainkit.tune.schedulers.hyperband",
+    "MedianStoppingRule": "trainkit.tune.schedulers.median_stopping_rule",
+    "PB2": "trainkit.tune.schedulers.pb2",
+    "ParetoScheduler": "trainkit.tune.schedulers.pareto",
+    "PopulationBasedTraining": "trainkit.tune.schedulers.pbt",
+    "PopulationBasedTrainingReplay": "trainkit.tune.schedulers.pbt",
+    "ResourceChangingScheduler": "trainkit.tune.schedulers.resource_changing_scheduler",
 }
 _CLASSES = {
     "asha": "ASHAScheduler",
@@ -49,8 +49,7 @@ def scheduler_class(name: str) -> type[TrialScheduler] | None:
     """Return the scheduler class of this name, loaded now; None if it is none of ours."""
     if name not in _HOMES:
         return None
-    module = importlib.import_module(f"trainkit.tune.schedulers.{_HOMES[name]}")
-    cls: type[TrialScheduler] = getattr(module, name)
+    cls: type[TrialScheduler] = getattr(importlib.import_module(_HOMES[name]), name)
     return cls
 
 

@@ -19,15 +19,15 @@ if TYPE_CHECKING:
     from trainkit.tune.space import grid_search
 
 _HOME_OF = {
-    "BasicVariantGenerator": "basic_variant",
-    "BayesOptSearch": "bayesopt",
-    "ConcurrencyLimiter": "concurrency_limiter",
-    "HyperOptSearch": "hyperopt",
-    "OptunaSearch": "optuna",
-    "Repeater": "repeater",
-    "Searcher": "base",
-    "TuneBOHB": "bohb",
-    "create_searcher": "create",
+    "BasicVariantGenerator": "trainkit.tune.search.basic_variant",
+    "BayesOptSearch": "trainkit.tune.search.bayesopt",
+    "ConcurrencyLimiter": "trainkit.tune.search.concurrency_limiter",
+    "HyperOptSearch": "trainkit.tune.search.hyperopt",
+    "OptunaSearch": "trainkit.tune.search.optuna",
+    "Repeater": "trainkit.tune.search.repeater",
+    "Searcher": "trainkit.tune.search.base",
+    "TuneBOHB": "trainkit.tune.search.bohb",
+    "create_searcher": "trainkit.tune.search.create",
     "grid_search": "trainkit.tune.space",
 }
 

@@ -13,13 +13,13 @@ from trainkit.tune.search.modelled import ModelledSearcher
 from trainkit.tune.values import holds_opaque
 
 _HOMES = {
-    "BasicVariantGenerator": "basic_variant",
-    "BayesOptSearch": "bayesopt",
-    "ConcurrencyLimiter": "concurrency_limiter",
-    "HyperOptSearch": "hyperopt",
-    "OptunaSearch": "optuna",
-    "Repeater": "repeater",
-    "TuneBOHB": "bohb",
+    "BasicVariantGenerator": "trainkit.tune.search.basic_variant",
+    "BayesOptSearch": "trainkit.tune.search.bayesopt",
+    "ConcurrencyLimiter": "trainkit.tune.search.concurrency_limiter",
+    "HyperOptSearch": "trainkit.tune.search.hyperopt",
+    "OptunaSearch": "trainkit.tune.search.optuna",
+    "Repeater": "trainkit.tune.search.repeater",
+    "TuneBOHB": "trainkit.tune.search.bohb",
 }
 _CLASSES = {
     "bayesopt": "BayesOptSearch",
@@ -35,7 +35,7 @@ def searcher_class(name: str) -> type[Searcher] | None:
     """Return the searcher class of this name, loaded now; None if it is none of ours."""
     if name not in _HOMES:
         return None
-    cls: type[Searcher] = getattr(importlib.import_module(f"trainkit.tune.search.{_HOMES[name]}"), name)
+    cls: type[Searcher] = getattr(importlib.import_module(_HOMES[name]), name)
     return cls
 
 
