@@ -12,6 +12,7 @@ import itertools
 import os
 import select
 import socket
+import struct
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -23,7 +24,6 @@ from trainkit.runtime.failures import raisable, unpack_failure
 from trainkit.runtime.local import process
 from trainkit.runtime.local.channel import Connection, explain
 from trainkit.runtime.local.frames import FAILURE, NOTICE, REQUEST, Frame
-from trainkit.runtime.local.guests import CARD, door_path, is_own
 from trainkit.runtime.local.messages import Inquest, Kill, packed
 from trainkit.runtime.serialize import Handle, unpack
 from trainkit.runtime.supervise import Exit
@@ -32,12 +32,17 @@ from trainkit.settings import SESSION_MARK, runtime_dir
 PREFIX = "trainkit-session-"
 """What the names of sessions' folders start with."""
 
+SOCKET = "node.sock"
+CARD = "node.json"
+"""What the session says of itself to whoever looks into its folder."""
+
 _ENDED_BY = "ended-by"
 """In a session's folder: who ends it by `trainkit stop`, for its program to read."""
 
 _PATIENCE_S = 10.0
 _TURN_S = 10.0
 _LOOK_S = 0.5
+_CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 
 
 class Session(NamedTuple):
@@ -123,6 +128,22 @@ def ended_by(folder: Path) -> str:
         return (folder / _ENDED_BY).read_text()
     except OSError:
         return ""
+
+
+def door_path(folder_fd: int) -> str:
+    """The path of the socket in an open folder, for bind() and connect().
+
+    Through /proc, as a socket's path may have no more than 107 bytes, and a folder for temporary files
+    can lie deep.
+    """
+    return f"/proc/self/fd/{folder_fd}/{SOCKET}"
+
+
+def is_own(sock: socket.socket) -> bool:
+    """Whether the process at the other end of a Unix socket belongs to this user."""
+    raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    uid: int = _CREDENTIALS.unpack(raw)[1]
+    return uid == os.getuid()
 
 
 def sessions(parent: Path) -> list[Session]:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import os
 import socket
-import struct
 import sys
 import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainkit.clock import SYSTEM
+from trainkit.runtime.local.doors import CARD, door_path, is_own
 from trainkit.runtime.local.frames import Frame
 from trainkit.runtime.local.loop import LoopConnection
 from trainkit.runtime.local.messages import (
@@ -31,31 +31,10 @@ from trainkit.runtime.local.messages import (
 if TYPE_CHECKING:
     from trainkit.runtime.local.node import Node
 
-SOCKET = "node.sock"
-CARD = "node.json"
-"""What the session says of itself to whoever looks into its folder."""
-
 MAY_ASK = (Available, CancelOwed, FindActor, Inquest, Kill, Reconnect, Shutdown, State)
 
 _BACKLOG = 64
 _WAIT_S = 0.1
-_CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
-
-
-def door_path(folder_fd: int) -> str:
-    """The path of the socket in an open folder, for bind() and connect().
-
-    Through /proc, as a socket's path may have no more than 107 bytes, and a folder for temporary files
-    can lie deep.
-    """
-    return f"/proc/self/fd/{folder_fd}/{SOCKET}"
-
-
-def is_own(sock: socket.socket) -> bool:
-    """Whether the process at the other end of a Unix socket belongs to this user."""
-    raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    uid: int = _CREDENTIALS.unpack(raw)[1]
-    return uid == os.getuid()
 
 
 class Door:
