@@ -1,7 +1,7 @@
 """What a search that was cut off has come to, for the next `fit` to go on with.
 
-    Ctrl-C    -> the search object keeps an `Unfinished`; the next `fit` asks whether it is of the same task
-    SIGKILL   -> with a name, the experiment's file holds what was reported; the next `fit` reads it there
+After Ctrl-C the search object keeps an `Unfinished`, and the next `fit` compares the digest of its task.
+After SIGKILL the experiment's file, where there is a `name`, holds the reports, and the next `fit` reads it.
 
 Both ways the outcomes travel to the workers with the task, and a fold that is known is not done again.
 """
