@@ -1,0 +1,116 @@
+"""The figures and tables of the contract: floors, layers, counts that may only fall, and reasons.
+
+A count that has not reached its target yet is held where it stands: a change may lower it, and then lowers
+the figure here; it may not raise it.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Limit(NamedTuple):
+    """A count that may only fall, until it has reached its target.
+
+    Attributes:
+        today: the most there may be.
+        target: the most there are to be in the end.
+        slack: a count may be so far below `today` before the figure has to follow.
+    """
+
+    today: int
+    target: int
+    slack: int = 0
+
+
+COUNTS = {
+    "imports between doors": Limit(0, 0),
+    "imports within runtime/local": Limit(0, 0),
+    "imports within tune": Limit(0, 0),
+    "imports within train": Limit(0, 0),
+    "rooms without a layer": Limit(155, 0),
+    "circles of files": Limit(6, 0),
+    "chains through a part": Limit(171, 0),
+    "crowded folders": Limit(12, 0),
+    "files": Limit(561, 319, slack=5),
+    "lines of code": Limit(50_437, 40_999, slack=500),
+    "long files": Limit(0, 0),
+    "small files": Limit(62, 0),
+    "classes of one name": Limit(35, 0),
+    "constructors of many parts": Limit(1, 0),
+    "docstrings that are riddles": Limit(637, 39, slack=5),
+    "aliases outside compat": Limit(54, 0),
+}
+
+FILES_IN_A_FOLDER = 16
+LINES_IN_A_FILE = 640
+LINES_OF_A_SMALL_FILE = 120
+PARTS_OF_A_CONSTRUCTOR = 6
+
+# A module may import from its own door and from any floor below it. Doors of one floor don't meet.
+FLOORS = [
+    {"errors", "settings", "resources", "clock"},
+    {"runtime"},
+    {
+        "actor",
+        "cloudpickle",
+        "exceptions",
+        "runtime_context",
+        "runtime_env",
+        "util",
+    },  # the runtime by Ray's names
+    {"tune"},
+    {"air"},  # trials and their settings by Ray AIR's names
+    {"train"},
+    {"util.sgd"},  # the trainer by RaySGD's names
+    {"sklearn"},
+    {"dashboard"},
+    {"cli"},
+    {"testing"},  # the suites that a third party runs; no part of the package needs them
+    {"", "__main__"},  # trainkit/__init__.py, the front of the house, and `python -m trainkit`
+    {"compat"},  # every name of other systems: it knows all, and is named by nobody
+]
+DOORS = {door for floor in FLOORS for door in floor}
+
+# From the top down. Rooms with "|" between them don't meet; those with a comma may.
+LAYERS = {
+    "runtime.local": "main > worker > client | node > memory > wire, system",
+    "tune": (
+        "tuner > experiment > executor, simulation > callbacks, results, plots > store > controller > search"
+        " > schedulers > trial, space > core"
+    ),
+    "train": "trainer > workers, lightning > step > strategies > data, checkpoint > distributed",
+}
+
+# Loaded when first needed, so never at the head of a module; `train` is about torch, and may.
+HEAVY = {"matplotlib", "optuna", "pandas", "ray", "rich", "scipy", "sklearn", "torch", "torchvision"}
+MAY_HEAD = {
+    "train": {"torch"},
+    "sklearn": {"sklearn", "scipy"},
+    "runtime.ray": {"ray"},  # loaded when this engine is chosen
+    **{
+        f"runtime.ray_{part}": {"ray"}
+        for part in ("actors bodies definitions engine errors placement state streams values").split()
+    },
+}
+
+CHAINS: dict[str, str] = {}
+"""Calls that reach through a part for a reason: "file chain" -> reason. At most 19."""
+
+SMALL_FILES: dict[str, str] = {}
+"""Small files with one importer that stand by themselves for a reason: file -> reason."""
+
+# fmt: off
+PUBLIC = {
+    "trainkit": {
+        "__version__", "actor", "air", "cloudpickle", "errors", "exceptions", "runtime_context",
+        "runtime_env", "sklearn", "train", "tune", "ActorID", "JobID", "NodeID", "ObjectID",
+        "PlacementGroupID", "TaskID", "WorkerID",
+        "util", "ObjectRef", "ObjectRefGenerator",
+        "available_resources", "cancel", "cluster_resources", "exit_actor", "get", "get_actor",
+        "get_current_placement_group", "get_gpu_ids", "get_placement_group", "get_runtime_context", "init",
+        "is_initialized", "kill", "list_actors", "list_objects", "list_placement_groups", "list_tasks",
+        "method", "nodes", "placement_group", "put", "remote", "remove_placement_group", "shutdown", "wait",
+    },
+}
+# fmt: on

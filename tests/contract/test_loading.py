@@ -1,0 +1,54 @@
+"""Weight and public names of the package when it is imported."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.contract import limits
+
+ROOT = Path(__file__).parents[2]
+
+
+def run_python(code: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, cwd=ROOT, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_import_is_light() -> None:
+    heavy = sorted(
+        limits.HEAVY | {"numpy", "cloudpickle", "psutil", "greenlet", "asyncio", "multiprocessing"}
+    )
+    assert run_python(f"import sys, trainkit; print(sorted(set({heavy}) & set(sys.modules)))") == "[]"
+
+
+def test_tune_leaves_torch_alone() -> None:
+    assert run_python("import sys, trainkit.tune; print('torch' in sys.modules)") == "False"
+
+
+def test_what_is_named_after_scikit_learn_loads_it_when_a_search_is_asked_for() -> None:
+    loaded = "print('sklearn' in sys.modules)"
+    assert run_python(f"import sys, trainkit; trainkit.sklearn; {loaded}") == "False"
+    assert run_python(f"import sys, trainkit; trainkit.sklearn.TuneSearchCV; {loaded}") == "True"
+
+
+def test_a_worker_loads_what_spreads_models_only_when_it_is_asked_for() -> None:
+    """DTensors take half a second to import; one worker, and DDP, have no use for them."""
+    loaded = "sorted({'torch.distributed.tensor', 'torch.distributed.checkpoint'} & set(sys.modules))"
+    assert (
+        run_python(f"import sys, trainkit.train.worker, trainkit.train.strategies.ddp; print({loaded})")
+        == "[]"
+    )
+
+
+@pytest.mark.parametrize("module", limits.PUBLIC)
+def test_public_names(module: str) -> None:
+    """A name enters or leaves the public surface by a change of this test, never by accident."""
+    names = run_python(f"import {module} as m; [getattr(m, name) for name in m.__all__]; print(*m.__all__)")
+    assert set(names.split()) == limits.PUBLIC[module]
