@@ -13,7 +13,8 @@ from tests.train.lightning_modules import Points
 from tests.train.operators import Digits, make_parts
 from trainkit import tune
 from trainkit.train import TorchTrainer, TrainingOperator
-from trainkit.train.overruling import Overrule, as_set_up, differ, overruled, read_set_up, write_set_up
+from trainkit.train.overruling import differ, overruled, read_set_up, write_set_up
+from trainkit.train.trainable import Overrule, as_set_up
 from trainkit.tune.schedulers import PopulationBasedTraining
 
 

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from trainkit.errors import CheckpointError
-from trainkit.train import folders
+from trainkit.train.folders import resolve, written_aside
 
 FORMAT = "trainkit.train"
 VERSION = 1
@@ -70,7 +70,7 @@ def write(path: Path, state: Mapping[str, Any], metadata: Metadata) -> None:
     refuse_foreign_folder(path)
     values = plain(state, "state")
     try:
-        with folders.written_aside(path) as aside:
+        with written_aside(path) as aside:
             fill(aside, values, metadata, {})
     except (OSError, RuntimeError) as error:  # torch.save reports a full disk as a RuntimeError.
         raise CheckpointError(
@@ -105,7 +105,7 @@ def read(path: Path, *, rank: int = 0, world_size: int = 1) -> tuple[dict[str, A
         CheckpointError: there is none at `path`, it is damaged, or another program or a newer version
             wrote it.
     """
-    where = folders.resolve(path)
+    where = resolve(path)
     if where.is_file():
         raise CheckpointError(
             f"{path} is a file, and checkpoints of TorchTrainer are folders: what torch.save wrote is given "

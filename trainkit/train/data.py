@@ -10,8 +10,8 @@ from typing import Any
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset
 
 from trainkit.errors import ConfigError
-from trainkit.train import position
 from trainkit.train.dealing import DealtBatches, dealt_out, sampler_of
+from trainkit.train.position import load_loader_state, loader_state, started_iterator
 from trainkit.train.process_group import WorkerGroup
 from trainkit.train.turns import WHOLE, KnownTurns, Pass, Turn, unknown_turn
 
@@ -67,12 +67,12 @@ class Feed:
         return self.turn
 
     def state(self) -> dict[str, Any]:
-        """What the next pass's order hangs on; see position.py."""
-        return position.state(self.loader, self._order())
+        """What the next pass's order hangs on."""
+        return loader_state(self.loader, self._order())
 
     def load_state(self, held: Mapping[str, Any]) -> None:
         """Take over what `state` returned."""
-        position.load(self.loader, self._order(), held)
+        load_loader_state(self.loader, self._order(), held)
         self._resumed = bool(held.get("started"))
 
     def _order(self) -> Any:
@@ -141,7 +141,7 @@ class Feed:
 
     def _started(self) -> Iterator[Any]:
         resumed, self._resumed = self._resumed, False
-        return position.started(self.loader, resumed=resumed)
+        return started_iterator(self.loader, resumed=resumed)
 
     def _dealt(self) -> DealtBatches | None:
         batches = getattr(self.loader, "batch_sampler", None)

@@ -19,7 +19,6 @@ import torch
 from greenlet import greenlet  # type: ignore[import-untyped]
 
 from trainkit.errors import ConfigError, TrainingError
-from trainkit.train import rng
 from trainkit.train.data import Feed
 from trainkit.train.dealing import DealtBatches
 from trainkit.train.keys import NUM_SAMPLES, SHOULD_STOP
@@ -27,6 +26,7 @@ from trainkit.train.lightning_log import Logged, StandIn, after, numbers_in, sam
 from trainkit.train.lightning_parts import Interrupted, Seat, quiet_lightning, resize
 from trainkit.train.metrics import EpochMetrics, Meters, Origin
 from trainkit.train.overruling import SetUp, set_up_of
+from trainkit.train.rng import generator_states, load_generator_states
 from trainkit.train.turns import known_turn
 
 _NOT_KEPT = ("hparams_name", "hparams_type", "hyper_parameters", "datamodule_hyper_parameters")
@@ -252,7 +252,9 @@ class LightningFit:
         trainer, connector = self.trainer, self.trainer._logger_connector
         states = type(trainer.state.fn), type(trainer.state.stage)
         before = trainer.state.fn, trainer.state.stage, trainer.limit_val_batches
-        generators = rng.state()  # A look at the model in between must not change how its training goes on.
+        generators = (
+            generator_states()
+        )  # A look at the model in between must not change how its training goes on.
         kept = ("_callback_metrics", "_logged_metrics", "_progress_bar_metrics", "_first_loop_iter")
         metrics = {
             name: dict(value) if isinstance(value := getattr(connector, name), dict) else value
@@ -268,7 +270,7 @@ class LightningFit:
         finally:
             trainer.state.fn, trainer.state.stage, trainer.limit_val_batches = before
             vars(connector).update(metrics)
-            rng.load(generators)
+            load_generator_states(generators)
 
     def _take_logged(self) -> None:
         if not self.trainer.sanity_checking:

@@ -11,18 +11,15 @@ import importlib
 import logging
 import math
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from trainkit.errors import ConfigError
-
-if TYPE_CHECKING:
-    from trainkit.train.lightning_fit import LightningFit
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +37,25 @@ class Seat:
     rank: int
     local_rank: int
     world_size: int
+
+
+class FitHooks(Protocol):
+    """The parts of a run of `Trainer.fit` that Lightning's strategy and callback call.
+
+    Attributes:
+        weight: factor for the current batch's loss.
+        state_to_load: the checkpoint to begin from.
+    """
+
+    weight: float
+    state_to_load: Mapping[str, Any] | None
+
+    def share(self, loader: Any) -> Any: ...
+    def begin_training_batch(self, batch: Any, index: int) -> None: ...
+    def end_training_batch(self, outputs: Any) -> None: ...
+    def begin_validation(self) -> None: ...
+    def begin_validation_batch(self, batch: Any, index: int, loader_index: int) -> None: ...
+    def end_validation_batch(self, outputs: Any) -> None: ...
 
 
 class Interrupted(BaseException):
@@ -64,7 +80,7 @@ class _Direct:
 class _InGang:
     """Put before one of Lightning's strategies: its processes are ours, and so is the dealing of samples."""
 
-    fit: LightningFit
+    fit: FitHooks
     model: Any
 
     def _configure_launcher(self) -> None:
@@ -137,7 +153,7 @@ class _Surroundings:
 class _Watch:
     """Callback that tells the fit which batch is being worked on."""
 
-    fit: LightningFit
+    fit: FitHooks
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         self.fit.begin_training_batch(batch, batch_idx)
@@ -167,7 +183,7 @@ class _Watch:
         self.fit.end_validation_batch(outputs)
 
 
-def make_strategy(package: Any, asked: Any, seat: Seat, fit: LightningFit) -> Any:
+def make_strategy(package: Any, asked: Any, seat: Seat, fit: FitHooks) -> Any:
     """Lightning's strategy for this worker.
 
     Args:
@@ -204,7 +220,7 @@ def make_strategy(package: Any, asked: Any, seat: Seat, fit: LightningFit) -> An
     return result
 
 
-def make_watch(package: Any, fit: LightningFit) -> Any:
+def make_watch(package: Any, fit: FitHooks) -> Any:
     """The callback that `fit` looks through."""
     return type("GangWatch", (_Watch, package.Callback), {"fit": fit})()
 

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -19,24 +18,10 @@ from trainkit.errors import CheckpointError
 from trainkit.train.state import rates
 from trainkit.train.tensors import cpu_copy
 
-if TYPE_CHECKING:
-    from trainkit.train.operator import TrainingOperator
-
 _FILENAME = "set_up.pt"
 
 SetUp = Mapping[str, Any]
 """{"rates": by optimizer and group, "schedulers": their states} as `setup` made them."""
-
-
-def as_set_up(operator: TrainingOperator) -> SetUp | None:
-    """What `setup` has made of the configuration; call it before anything is trained or loaded.
-
-    Of a Lightning module what `configure_optimizers` has made, any time after it was called; None before.
-    """
-    if hasattr(operator, "lightning_trainer"):
-        held: SetUp | None = getattr(operator, "lightning_set_up", None)
-        return held
-    return set_up_of(*_steering(operator))
 
 
 def set_up_of(optimizers: Sequence[torch.optim.Optimizer], schedulers: Sequence[Any]) -> SetUp:
@@ -44,14 +29,6 @@ def set_up_of(optimizers: Sequence[torch.optim.Optimizer], schedulers: Sequence[
     states = [scheduler.state_dict() for scheduler in schedulers]
     held: SetUp = cpu_copy({"rates": rates(optimizers), "schedulers": states})
     return held
-
-
-def _steering(operator: TrainingOperator) -> tuple[Sequence[torch.optim.Optimizer], Sequence[Any]]:
-    """The optimizers and schedulers that train: those registered, or Lightning's."""
-    trainer = getattr(operator, "lightning_trainer", None)
-    if trainer is None:
-        return operator.registered.optimizers, operator.registered.schedulers
-    return trainer.optimizers, [each.scheduler for each in trainer.lr_scheduler_configs]
 
 
 def write_set_up(folder: str, set_up: Sequence[SetUp]) -> None:
@@ -81,31 +58,26 @@ def differ(then: Sequence[SetUp], now: Sequence[SetUp]) -> bool:
     return any(_changed(old, new) for old, new in pairs)
 
 
-@dataclass(frozen=True)
-class Overrule:
-    """Called with each worker's operator once it has loaded a checkpoint.
+def overrule(
+    optimizers: Sequence[torch.optim.Optimizer], schedulers: Sequence[Any], *, then: SetUp, now: SetUp
+) -> None:
+    """Change what was loaded into optimizers and schedulers where the present configuration says otherwise.
 
-    Attributes:
-        then: what `setup` made of the checkpoint's configuration, by rank.
-        now: what it has made of the present one, by rank.
+    Args:
+        optimizers: that hold a checkpoint's state.
+        schedulers: likewise.
+        then: what `setup` made of the checkpoint's configuration.
+        now: what it has made of the present one.
     """
-
-    then: Sequence[SetUp]
-    now: Sequence[SetUp]
-
-    def __call__(self, operator: TrainingOperator) -> None:
-        now = self.now[operator.world_rank]
-        then = self.then[min(operator.world_rank, len(self.then) - 1)]
-        optimizers, schedulers = _steering(operator)
-        for optimizer, before, after in zip(optimizers, then["rates"], now["rates"], strict=True):
-            for group, old, new in zip(optimizer.param_groups, before, after, strict=True):
-                for key in _changed(old, new):
-                    _set(group, key, overruled(group.get(key), old.get(key), new[key]))
-        for scheduler, old, new in zip(schedulers, then["schedulers"], now["schedulers"], strict=True):
-            state = scheduler.state_dict()
-            if changed := _changed(old, new):
-                held = {key: overruled(state.get(key), old.get(key), new[key]) for key in changed}
-                scheduler.load_state_dict({**state, **held})
+    for optimizer, before, after in zip(optimizers, then["rates"], now["rates"], strict=True):
+        for group, old, new in zip(optimizer.param_groups, before, after, strict=True):
+            for key in _changed(old, new):
+                _set(group, key, overruled(group.get(key), old.get(key), new[key]))
+    for scheduler, old, new in zip(schedulers, then["schedulers"], now["schedulers"], strict=True):
+        state = scheduler.state_dict()
+        if changed := _changed(old, new):
+            held = {key: overruled(state.get(key), old.get(key), new[key]) for key in changed}
+            scheduler.load_state_dict({**state, **held})
 
 
 def overruled(loaded: Any, then: Any, now: Any) -> Any:

@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import DataLoader
 
 
-def state(loader: Any, sampler: Any) -> dict[str, Any]:
+def loader_state(loader: Any, sampler: Any) -> dict[str, Any]:
     """Generators of a loader and its sampler, and their own states where they have some.
 
     Args:
@@ -25,8 +25,8 @@ def state(loader: Any, sampler: Any) -> dict[str, Any]:
     return held
 
 
-def load(loader: Any, sampler: Any, held: Mapping[str, Any]) -> None:
-    """Take over what `state` returned."""
+def load_loader_state(loader: Any, sampler: Any, held: Mapping[str, Any]) -> None:
+    """Take over what `loader_state` returned."""
     for name, owner in (("loader", loader), ("sampler", sampler)):
         generator = getattr(owner, "generator", None)
         if isinstance(generator, torch.Generator) and f"{name}_generator" in held:
@@ -38,7 +38,7 @@ def load(loader: Any, sampler: Any, held: Mapping[str, Any]) -> None:
         loader._iterator = None
 
 
-def started(loader: Any, *, resumed: bool) -> Iterator[Any]:
+def started_iterator(loader: Any, *, resumed: bool) -> Iterator[Any]:
     """The loader's iterator.
 
     Args:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 
-def seed(value: int) -> None:
+def seed_generators(value: int) -> None:
     """Seed torch's, Python's and, where it is loaded, NumPy's global generator."""
     torch.manual_seed(value)
     random.seed(value)
@@ -18,7 +18,7 @@ def seed(value: int) -> None:
         numpy.random.seed(value % 2**32)
 
 
-def state() -> dict[str, Any]:
+def generator_states() -> dict[str, Any]:
     """Of all of them, as plain values and tensors."""
     version, numbers, gauss = random.getstate()
     held: dict[str, Any] = {
@@ -39,8 +39,8 @@ def state() -> dict[str, Any]:
     return held
 
 
-def load(held: Mapping[str, Any]) -> None:
-    """Take over what `state` returned; generators that are not in it go on as they are."""
+def load_generator_states(held: Mapping[str, Any]) -> None:
+    """Take over what `generator_states` returned; generators that are not in it go on as they are."""
     if "torch" in held:
         torch.set_rng_state(held["torch"])
     if "python" in held:

@@ -18,9 +18,19 @@ from typing import Any
 import torch
 
 from trainkit.errors import CheckpointError
-from trainkit.train import checkpoint, folders
 from trainkit.train.agreement import agreed
-from trainkit.train.checkpoint import SHARDS, Metadata, fingerprint, key_of, shard_files
+from trainkit.train.checkpoint import (
+    SHARDS,
+    Metadata,
+    fill,
+    fingerprint,
+    key_of,
+    plain,
+    read,
+    refuse_foreign_folder,
+    shard_files,
+)
+from trainkit.train.folders import aside_of, written_aside
 from trainkit.train.process_group import WorkerGroup
 from trainkit.train.spread import joined, like_mapping
 from trainkit.train.tensors import is_spread
@@ -29,8 +39,8 @@ _SPREAD = ("models", "optimizers")
 """Parts of the state of which a worker may hold some tensors alone."""
 
 
-def write(path: Path, state: Mapping[str, Any], metadata: Metadata, group: WorkerGroup) -> None:
-    """Write a checkpoint, on all workers at once; see `checkpoint.write`.
+def write_sharded(path: Path, state: Mapping[str, Any], metadata: Metadata, group: WorkerGroup) -> None:
+    """Write a checkpoint, on all workers at once; see `write`.
 
     Args:
         path: a folder that all workers reach.
@@ -51,13 +61,13 @@ def write(path: Path, state: Mapping[str, Any], metadata: Metadata, group: Worke
     with ExitStack() as place:
         aside, token = path, secrets.randbits(62)
         with agreed(group, complaint):
-            outline = checkpoint.plain(_without_spread(state, (), spread), "state")
+            outline = plain(_without_spread(state, (), spread), "state")
             if first:
-                checkpoint.refuse_foreign_folder(path)
-                aside = place.enter_context(folders.written_aside(path))
+                refuse_foreign_folder(path)
+                aside = place.enter_context(written_aside(path))
                 _sign(aside, token).touch()
         writer, token = group.broadcast_integers([os.getpid(), token])
-        aside = folders.aside_of(path, writer)
+        aside = aside_of(path, writer)
         with agreed(group, complaint):
             if not _sign(aside, token).exists():
                 raise CheckpointError(
@@ -77,19 +87,19 @@ def write(path: Path, state: Mapping[str, Any], metadata: Metadata, group: Worke
                 _refuse_missing(aside, files)
                 index = f"{SHARDS}/.metadata"
                 files[index] = fingerprint(aside / index)
-                checkpoint.fill(aside, joined([each for each, _ in outlines]), metadata, files)
+                fill(aside, joined([each for each, _ in outlines]), metadata, files)
             # Worker 0's takes its place here.
             place.close()
 
 
-def read(path: Path, group: WorkerGroup) -> dict[str, Any]:
+def read_sharded(path: Path, group: WorkerGroup) -> dict[str, Any]:
     """Read a checkpoint on all workers at once, each of which checks its share of the shards.
 
     Raises:
-        CheckpointError: as of `checkpoint.read`, on all workers if on one.
+        CheckpointError: as of `read`, on all workers if on one.
     """
     with agreed(group, lambda reason: f"the checkpoint {path} was not loaded ({reason})"):
-        state, _ = checkpoint.read(path, rank=group.rank, world_size=group.world_size)
+        state, _ = read(path, rank=group.rank, world_size=group.world_size)
     return state
 
 

@@ -6,23 +6,38 @@ import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar, Protocol, TypeVar
+
+import torch
 
 from trainkit.errors import ConfigError
 from trainkit.train.gang import named_after
 from trainkit.train.keys import BATCH_COUNT, EPOCH, NUM_SAMPLES, SHOULD_STOP
+from trainkit.train.operator import TrainingOperator
 from trainkit.train.options import TrainerOptions
-from trainkit.train.overruling import Overrule, SetUp, as_set_up, differ, read_set_up, write_set_up
+from trainkit.train.overruling import SetUp, differ, overrule, read_set_up, set_up_of, write_set_up
 from trainkit.tune.placement import PlacementGroupFactory
 from trainkit.tune.running.house import divert
 from trainkit.tune.trainable import Trainable
 from trainkit.tune.utils.util import merge_dicts
 
-if TYPE_CHECKING:
-    from trainkit.train.trainer import TorchTrainer
+T = TypeVar("T")
 
 TuneStep = Callable[[Any, dict[str, Any]], Mapping[str, Any]]
 """(trainer, {"iteration": n}) to a result."""
+
+
+class TrialTrainer(Protocol):
+    """The methods of a `TorchTrainer` that a trial calls."""
+
+    @property
+    def has_validation(self) -> bool: ...
+    def train(self) -> Any: ...
+    def validate(self) -> Any: ...
+    def apply_all_operators(self, fn: Callable[[TrainingOperator], T]) -> list[T]: ...
+    def save(self, path: str) -> object: ...
+    def load(self, path: str) -> None: ...
+    def shutdown(self) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -30,12 +45,12 @@ class TrialPlan:
     """What the trials of one trainable share.
 
     Attributes:
-        trainer_cls: the trainer that each trial is.
+        trainer_cls: makes the trainer that each trial is, of its arguments.
         options: its arguments.
         step: instead of an epoch of training and a validation; None for these.
     """
 
-    trainer_cls: type[TorchTrainer]
+    trainer_cls: Callable[..., TrialTrainer]
     options: TrainerOptions
     step: TuneStep | None
 
@@ -66,11 +81,11 @@ class TrainerTrainable(Trainable):
 
     plan: ClassVar[TrialPlan]
 
-    _trainer: TorchTrainer
+    _trainer: TrialTrainer
     _set_up: Sequence[SetUp | None]
 
     @property
-    def trainer(self) -> TorchTrainer:
+    def trainer(self) -> TrialTrainer:
         """The trial's trainer."""
         return self._trainer
 
@@ -125,6 +140,42 @@ class TrainerTrainable(Trainable):
 
     def cleanup(self) -> None:
         self._trainer.shutdown()
+
+
+@dataclass(frozen=True)
+class Overrule:
+    """Called with each worker's operator once it has loaded a checkpoint.
+
+    Attributes:
+        then: what `setup` made of the checkpoint's configuration, by rank.
+        now: what it has made of the present one, by rank.
+    """
+
+    then: Sequence[SetUp]
+    now: Sequence[SetUp]
+
+    def __call__(self, operator: TrainingOperator) -> None:
+        then = self.then[min(operator.world_rank, len(self.then) - 1)]
+        overrule(*_steering(operator), then=then, now=self.now[operator.world_rank])
+
+
+def as_set_up(operator: TrainingOperator) -> SetUp | None:
+    """Return what `setup` has made of the configuration; call it before anything is trained or loaded.
+
+    Of a Lightning module what `configure_optimizers` has made, any time after it was called; None before.
+    """
+    if hasattr(operator, "lightning_trainer"):
+        held: SetUp | None = getattr(operator, "lightning_set_up", None)
+        return held
+    return set_up_of(*_steering(operator))
+
+
+def _steering(operator: TrainingOperator) -> tuple[Sequence[torch.optim.Optimizer], Sequence[Any]]:
+    """Return the optimizers and schedulers that train: those registered, or Lightning's."""
+    trainer = getattr(operator, "lightning_trainer", None)
+    if trainer is None:
+        return operator.registered.optimizers, operator.registered.schedulers
+    return trainer.optimizers, [each.scheduler for each in trainer.lr_scheduler_configs]
 
 
 def make_trainable(plan: TrialPlan) -> type[TrainerTrainable]:

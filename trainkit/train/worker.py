@@ -13,7 +13,8 @@ from torch import nn
 
 from trainkit.errors import CheckpointError, ConfigError, message_of
 from trainkit.runtime import api as runtime
-from trainkit.train import checkpoint, meeting, process_group, rng, sharded_checkpoint
+from trainkit.train import meeting, process_group
+from trainkit.train.checkpoint import Metadata, write
 from trainkit.train.context import WorkerContext
 from trainkit.train.data import Feed
 from trainkit.train.delivery import pinned
@@ -24,6 +25,8 @@ from trainkit.train.modules import on_cpu
 from trainkit.train.operator import TrainingOperator
 from trainkit.train.process_group import Listener
 from trainkit.train.progress import Bar, describe
+from trainkit.train.rng import generator_states, load_generator_states, seed_generators
+from trainkit.train.sharded_checkpoint import read_sharded, write_sharded
 from trainkit.train.signatures import taken
 from trainkit.train.spread import detached, joined, whole
 from trainkit.train.state import (
@@ -77,7 +80,7 @@ class Worker:
         options = spec.options
         self._rank = spec.rank
         if spec.seed is not None:
-            rng.seed(spec.seed)
+            seed_generators(spec.seed)
         in_trainers_process = options.use_local and spec.rank == 0
         if spec.rendezvous is not None and options.num_workers > 1 and not in_trainers_process:
             process_group.announce(
@@ -103,7 +106,7 @@ class Worker:
         if self._strategy.data.rank > 0:
             # Set up alike, all workers would from here on drop the same units and augment in the same way.
             # The first keeps its stream, a plain loop's; those that hold one model together go on alike.
-            rng.seed(torch.initial_seed() + self._strategy.data.rank)
+            seed_generators(torch.initial_seed() + self._strategy.data.rank)
         self._started = True
         return self.data()
 
@@ -201,7 +204,7 @@ class Worker:
         """What is its own: generators, where it is in the data, what its strategy has learnt."""
         return {
             "data_rank": self._strategy.data.rank,
-            "rng": rng.state(),
+            "rng": generator_states(),
             "data": self._data_state(),
             "order": self._strategy.order() if isinstance(self._strategy, KeepsOrder) else [],
         }
@@ -252,16 +255,16 @@ class Worker:
             workers: `own_state` of all, by rank.
         """
         world_size = self._strategy.group.world_size
-        metadata = checkpoint.Metadata(self._epoch, self._operator.global_step, world_size)
+        metadata = Metadata(self._epoch, self._operator.global_step, world_size)
         state = {**self._shared_state(), "workers": list(workers)}
         if self._spreads:
-            sharded_checkpoint.write(path, state, metadata, self._strategy.group)
+            write_sharded(path, state, metadata, self._strategy.group)
         else:
-            checkpoint.write(path, state, metadata)
+            write(path, state, metadata)
 
     def load(self, path: Path) -> None:
         """Take over a checkpoint."""
-        state = sharded_checkpoint.read(path, self._strategy.group)
+        state = read_sharded(path, self._strategy.group)
         self._take_over(state, f"the checkpoint {path}")
 
     def stop(self) -> None:
@@ -377,7 +380,7 @@ class Worker:
         own = own_of(workers, rank=self._rank, data_rank=self._strategy.data.rank)
         if own is None:
             return
-        rng.load(own["rng"])
+        load_generator_states(own["rng"])
         for name, feed in (
             ("train", self._operator.train_feed),
             ("validation", self._operator.validation_feed),
