@@ -19,11 +19,12 @@ import threading
 from pathlib import Path
 from types import FrameType
 
+from trainkit import runtime
 from trainkit.clock import SYSTEM
 from trainkit.runtime.local.calls import Calls, Cancelled
 from trainkit.runtime.local.channel import Connection
 
-_RUNTIME = str(Path(__file__).resolve().parents[1]) + os.sep
+_RUNTIME = str(Path(runtime.__file__).resolve().parent) + os.sep
 _BOUNDARY = frozenset({Calls.carry_out.__code__, Calls.run_small.__code__, Calls.stream.__code__})
 """From here user code is called; all frames of ours above it are called by that."""
 _AGAIN_S = 0.001

@@ -11,6 +11,7 @@ import sys
 import threading
 from pathlib import Path
 
+from trainkit import runtime
 from trainkit.clock import SYSTEM
 from trainkit.errors import ConfigError
 from trainkit.runtime import preload
@@ -22,7 +23,7 @@ from trainkit.runtime.local.spilling import choose_folder
 from trainkit.runtime.specs import SessionSpec
 from trainkit.settings import SESSION_MARK
 
-_PACKAGE_ROOT = str(Path(__file__).resolve().parents[3])
+_PACKAGE_ROOT = str(Path(runtime.__file__).resolve().parents[2])
 _GRACE_S = 5.0
 _STORE_SHARE = 3
 """Objects may take so many tenths of the memory unless the user says otherwise."""
