@@ -49,7 +49,7 @@ PARTS_OF_A_CONSTRUCTOR = 6
 
 # A module may import from its own door and from any floor below it. Doors of one floor don't meet.
 FLOORS = [
-    {"errors", "settings", "resources", "clock"},
+    {"errors", "settings", "resources", "clock", "registry"},
     {"runtime"},
     {
         "actor",

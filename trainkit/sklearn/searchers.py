@@ -16,7 +16,7 @@ from trainkit.sklearn import spaces
 from trainkit.sklearn.candidates import CandidateList, Search
 from trainkit.tune.search.base import Searcher
 from trainkit.tune.search.basic_variant import BasicVariantGenerator
-from trainkit.tune.search.create import searcher_class
+from trainkit.tune.search.create import SEARCHERS
 
 RANDOM = "random"
 BOHB = "bohb"
@@ -69,7 +69,7 @@ def search_of(
             f"search_optimization={optimization!r} is none of {', '.join([RANDOM, *LEARNING])}, nor a "
             "searcher such as trainkit.tune.search.OptunaSearch()"
         )
-    cls: Any = searcher_class(LEARNING[name])
+    cls: Any = SEARCHERS.find(LEARNING[name])
     given, seed = dict(arguments or {}), seed_of(random_state)
     if name == "bayesian":  # which has one by default; the others take the tuner's
         given.setdefault("random_state", seed)

@@ -17,7 +17,7 @@ from trainkit.tune.checks import is_whole
 from trainkit.tune.control.missing import AUTOMATIC
 from trainkit.tune.schedulers.async_hyperband import ASHAScheduler
 from trainkit.tune.schedulers.base import TrialScheduler
-from trainkit.tune.schedulers.create import SCHEDULERS, create_scheduler, named_scheduler_class
+from trainkit.tune.schedulers.create import SCHEDULERS, create_scheduler
 from trainkit.tune.schedulers.halving.rungs import rung_levels
 from trainkit.tune.schedulers.pareto import ParetoScheduler
 
@@ -157,11 +157,11 @@ def _scheduler_of(early_stopping: Any, max_iters: int, searched: Collection[str]
         return ASHAScheduler(
             COUNTED_BY, max_t=max_iters, reduction_factor=REDUCTION, type="promotion", finish=True
         )
-    cls = named_scheduler_class(early_stopping)
+    cls = SCHEDULERS.find(early_stopping)
     if cls is None:
         raise ConfigError(
-            f"early_stopping={early_stopping!r} is none of {', '.join(SCHEDULERS)}, nor a scheduler's class "
-            "name such as 'ASHAScheduler'"
+            f"early_stopping={early_stopping!r} is none of {', '.join(SCHEDULERS.names())}, nor a "
+            "scheduler's class name such as 'ASHAScheduler'"
         )
     try:
         return create_scheduler(early_stopping, time_attr=COUNTED_BY, max_t=max_iters, grace_period=1)

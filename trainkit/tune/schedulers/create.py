@@ -2,68 +2,50 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from trainkit.errors import ConfigError, did_you_mean
-from trainkit.tune.schedulers.base import TrialScheduler
+from trainkit.registry import Registry
 from trainkit.tune.values import holds_opaque
 
-_HOMES = {
-    "ASHAScheduler": "trainkit.tune.schedulers.async_hyperband",
-    "AsyncHyperBandScheduler": "trainkit.tune.schedulers.async_hyperband",
-    "FIFOScheduler": "trainkit.tune.schedulers.fifo",
-    "HyperBandForBOHB": "trainkit.tune.schedulers.hb_bohb",
-    "HyperBandScheduler": "trainkit.tune.schedulers.hyperband",
-    "MedianStoppingRule": "trainkit.tune.schedulers.median_stopping_rule",
-    "PB2": "trainkit.tune.schedulers.pb2",
-    "ParetoScheduler": "trainkit.tune.schedulers.pareto",
-    "PopulationBasedTraining": "trainkit.tune.schedulers.pbt",
-    "PopulationBasedTrainingReplay": "trainkit.tune.schedulers.pbt",
-    "ResourceChangingScheduler": "trainkit.tune.schedulers.resource_changing_scheduler",
-}
-_CLASSES = {
-    "asha": "ASHAScheduler",
-    "async_hyperband": "ASHAScheduler",
-    "asynchyperband": "ASHAScheduler",
-    "fifo": "FIFOScheduler",
-    "hb_bohb": "HyperBandForBOHB",
-    "hyperband": "HyperBandScheduler",
-    "median": "MedianStoppingRule",
-    "median_stopping_rule": "MedianStoppingRule",
-    "medianstopping": "MedianStoppingRule",
-    "pareto": "ParetoScheduler",
-    "pb2": "PB2",
-    "pbt": "PopulationBasedTraining",
-    "pbt_replay": "PopulationBasedTrainingReplay",
-    "resource_changing": "ResourceChangingScheduler",
-}
+if TYPE_CHECKING:
+    from trainkit.tune.schedulers.base import TrialScheduler
 
-SCHEDULERS = tuple(sorted(_CLASSES))
-"""Short names, as `create_scheduler` takes them."""
-
-
-def scheduler_class(name: str) -> type[TrialScheduler] | None:
-    """Return the scheduler class of this name, loaded now; None if it is none of ours."""
-    if name not in _HOMES:
-        return None
-    cls: type[TrialScheduler] = getattr(importlib.import_module(_HOMES[name]), name)
-    return cls
-
-
-def named_scheduler_class(name: str) -> type[TrialScheduler] | None:
-    """Return the scheduler class of this short name or class name; None if it is none of ours."""
-    return scheduler_class(_CLASSES.get(str(name).lower(), str(name)))
+SCHEDULERS = Registry(
+    "scheduler",
+    {
+        "asha": "trainkit.tune.schedulers.async_hyperband:ASHAScheduler",
+        "async_hyperband": "trainkit.tune.schedulers.async_hyperband:AsyncHyperBandScheduler",
+        "asynchyperband": "trainkit.tune.schedulers.async_hyperband:AsyncHyperBandScheduler",
+        "fifo": "trainkit.tune.schedulers.fifo:FIFOScheduler",
+        "hb_bohb": "trainkit.tune.schedulers.hb_bohb:HyperBandForBOHB",
+        "hyperband": "trainkit.tune.schedulers.hyperband:HyperBandScheduler",
+        "median": "trainkit.tune.schedulers.median_stopping_rule:MedianStoppingRule",
+        "median_stopping_rule": "trainkit.tune.schedulers.median_stopping_rule:MedianStoppingRule",
+        "medianstopping": "trainkit.tune.schedulers.median_stopping_rule:MedianStoppingRule",
+        "pareto": "trainkit.tune.schedulers.pareto:ParetoScheduler",
+        "pb2": "trainkit.tune.schedulers.pb2:PB2",
+        "pbt": "trainkit.tune.schedulers.pbt:PopulationBasedTraining",
+        "pbt_replay": "trainkit.tune.schedulers.pbt:PopulationBasedTrainingReplay",
+        "resource_changing": "trainkit.tune.schedulers.resource_changing_scheduler:ResourceChangingScheduler",
+    },
+)
+"""One row for each; other packages add theirs by entry points."""
 
 
 def described_scheduler(description: Mapping[str, Any]) -> TrialScheduler | None:
     """Make the scheduler of a description again; None where its class or an argument is the user's own."""
-    cls = scheduler_class(description["class"])
+    cls = SCHEDULERS.find(description["class"])
     if cls is None or holds_opaque(description["arguments"]):
         return None
-    return cls(**description["arguments"])
+    arguments = dict(description["arguments"])
+    if isinstance(arguments.get("base_scheduler"), Mapping):
+        arguments["base_scheduler"] = described_scheduler(arguments["base_scheduler"])
+        if arguments["base_scheduler"] is None:
+            return None
+    scheduler: TrialScheduler = cls(**arguments)
+    return scheduler
 
 
 def create_scheduler(scheduler: str, **kwargs: Any) -> TrialScheduler:
@@ -72,9 +54,7 @@ def create_scheduler(scheduler: str, **kwargs: Any) -> TrialScheduler:
     Raises:
         ConfigError: there is none of this name; those that there are are listed.
     """
-    cls = named_scheduler_class(scheduler)
-    if cls is None:
-        hint = did_you_mean(str(scheduler), (*SCHEDULERS, *_HOMES))
-        raise ConfigError(f"scheduler={scheduler!r} is none of {', '.join(SCHEDULERS)}.{hint}")
+    cls = SCHEDULERS.get(scheduler, "scheduler")
     taken = inspect.signature(cls).parameters
-    return cls(**{name: value for name, value in kwargs.items() if name in taken})
+    made: TrialScheduler = cls(**{name: value for name, value in kwargs.items() if name in taken})
+    return made

@@ -14,7 +14,6 @@ from trainkit.resources import describe
 from trainkit.tune.placement import PlacementGroupFactory, as_request
 from trainkit.tune.schedulers.base import NO_CONFIG, Decision, TrialScheduler, Verdict
 from trainkit.tune.schedulers.consulted import Consulted
-from trainkit.tune.schedulers.create import described_scheduler
 from trainkit.tune.schedulers.fifo import FIFOScheduler
 from trainkit.tune.schedulers.own import check_made
 from trainkit.tune.schedulers.resource_allocation import (
@@ -69,13 +68,11 @@ class ResourceChangingScheduler(TrialScheduler):
 
     def __init__(
         self,
-        base_scheduler: TrialScheduler | Mapping[str, Any] | None = None,
+        base_scheduler: TrialScheduler | None = None,
         resources_allocation_function: Allocation | Mapping[str, Any] | None = evenly_distribute_cpus_gpus,
     ) -> None:
         base, allocate = base_scheduler, resources_allocation_function
-        if isinstance(base, Mapping):  # as `arguments` has it
-            base = described_scheduler(base)
-        if isinstance(allocate, Mapping):
+        if isinstance(allocate, Mapping):  # as `arguments` has it
             allocate = _OURS[allocate["class"]](**allocate["arguments"])
         base = FIFOScheduler() if base is None else base
         if not isinstance(base, TrialScheduler) or isinstance(base, ResourceChangingScheduler):
@@ -117,11 +114,10 @@ class ResourceChangingScheduler(TrialScheduler):
 
     @property
     def arguments(self) -> dict[str, Any]:
-        base, allocate = self.base_scheduler, self._allocate
-        described = {"class": type(base).__qualname__, "arguments": base.arguments}
+        allocate = self._allocate
         known = _OURS.get(type(allocate).__name__) is type(allocate)
         return {
-            "base_scheduler": base if described_scheduler(described) is None else described,
+            "base_scheduler": self.base_scheduler,
             "resources_allocation_function": (
                 {"class": type(allocate).__name__, "arguments": allocate.arguments}  # type: ignore[union-attr]
                 if known

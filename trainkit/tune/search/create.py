@@ -2,56 +2,42 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from trainkit.errors import ConfigError, did_you_mean
+from trainkit.registry import Registry
 from trainkit.tune.calling import taken
-from trainkit.tune.search.base import Searcher
 from trainkit.tune.search.modelled import ModelledSearcher
 from trainkit.tune.values import holds_opaque
 
-_HOMES = {
-    "BasicVariantGenerator": "trainkit.tune.search.basic_variant",
-    "BayesOptSearch": "trainkit.tune.search.bayesopt",
-    "ConcurrencyLimiter": "trainkit.tune.search.concurrency_limiter",
-    "HyperOptSearch": "trainkit.tune.search.hyperopt",
-    "OptunaSearch": "trainkit.tune.search.optuna",
-    "Repeater": "trainkit.tune.search.repeater",
-    "TuneBOHB": "trainkit.tune.search.bohb",
-}
-_CLASSES = {
-    "bayesopt": "BayesOptSearch",
-    "hyperopt": "HyperOptSearch",
-    "optuna": "OptunaSearch",
-    "bohb": "TuneBOHB",
-    "random": "BasicVariantGenerator",
-    "variant_generator": "BasicVariantGenerator",
-}
+if TYPE_CHECKING:
+    from trainkit.tune.search.base import Searcher
 
-
-def searcher_class(name: str) -> type[Searcher] | None:
-    """Return the searcher class of this name, loaded now; None if it is none of ours."""
-    if name not in _HOMES:
-        return None
-    cls: type[Searcher] = getattr(importlib.import_module(_HOMES[name]), name)
-    return cls
+SEARCHERS = Registry(
+    "searcher",
+    {
+        "bayesopt": "trainkit.tune.search.bayesopt:BayesOptSearch",
+        "bohb": "trainkit.tune.search.bohb:TuneBOHB",
+        "concurrency_limiter": "trainkit.tune.search.concurrency_limiter:ConcurrencyLimiter",
+        "hyperopt": "trainkit.tune.search.hyperopt:HyperOptSearch",
+        "optuna": "trainkit.tune.search.optuna:OptunaSearch",
+        "random": "trainkit.tune.search.basic_variant:BasicVariantGenerator",
+        "repeater": "trainkit.tune.search.repeater:Repeater",
+        "variant_generator": "trainkit.tune.search.basic_variant:BasicVariantGenerator",
+    },
+)
+"""One row for each; other packages add theirs by entry points."""
 
 
 def create_searcher(search_alg: str, **kwargs: Any) -> Searcher:
-    """Return the searcher of this name, made with those of `kwargs` that it takes.
+    """Return the searcher of this name or class name, made with those of `kwargs` that it takes.
 
     Raises:
         ConfigError: there is none of this name; those that there are are listed.
     """
-    cls = searcher_class(_CLASSES.get(str(search_alg).lower(), ""))
-    if cls is None:
-        raise ConfigError(
-            f"search_alg={search_alg!r} is none of {', '.join(sorted(_CLASSES))}."
-            f"{did_you_mean(str(search_alg), _CLASSES)}"
-        )
-    return cls(**taken(cls, kwargs))
+    cls = SEARCHERS.get(search_alg, "search_alg")
+    made: Searcher = cls(**taken(cls, kwargs))
+    return made
 
 
 # --- for an experiment's file ---------------------------------------------------------------------
@@ -60,7 +46,7 @@ def create_searcher(search_alg: str, **kwargs: Any) -> Searcher:
 def describe_searcher(searcher: Searcher) -> dict[str, Any]:
     """Return class and arguments of a searcher, and of those that it holds, and what they were told of."""
     arguments = {
-        name: describe_searcher(value) if isinstance(value, Searcher) else value
+        name: describe_searcher(value) if name == "searcher" else value
         for name, value in searcher.arguments.items()
     }
     description: dict[str, Any] = {"class": type(searcher).__qualname__, "arguments": arguments}
@@ -74,7 +60,7 @@ def described_searcher(description: Mapping[str, Any]) -> Searcher | None:
 
     None where a class is the user's own, or the file could not hold an argument.
     """
-    cls = searcher_class(description["class"])
+    cls = SEARCHERS.find(description["class"])
     evaluated = description.get("evaluated", ())
     if cls is None or holds_opaque(description["arguments"]) or holds_opaque(evaluated):
         return None
@@ -83,7 +69,7 @@ def described_searcher(description: Mapping[str, Any]) -> Searcher | None:
         arguments["searcher"] = described_searcher(arguments["searcher"])
         if arguments["searcher"] is None:
             return None
-    searcher = cls(**arguments)
+    searcher: Searcher = cls(**arguments)
     for each in evaluated:
         searcher.add_evaluated_point(**each)
     return searcher

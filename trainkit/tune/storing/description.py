@@ -156,7 +156,11 @@ def _describe(made: TrialScheduler | Searcher | str | None) -> dict[str, Any] | 
         return None
     if isinstance(made, Searcher):
         return describe_searcher(made)
-    return {"class": type(made).__qualname__, "arguments": Consulted(made).arguments}
+    arguments = {
+        name: _describe(value) if isinstance(value, TrialScheduler) else value
+        for name, value in Consulted(made).arguments.items()
+    }
+    return {"class": type(made).__qualname__, "arguments": arguments}
 
 
 def _require_all(lacking: Mapping[str, str], call: str) -> None:

@@ -18,7 +18,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from numpy.random import Generator
     from numpy.typing import NDArray
 
-    Floats = NDArray[np.float64]
+Floats: TypeAlias = "NDArray[np.float64]"
 
 FAR = 9.0
 """Standard deviations beyond which nothing of a normal distribution is left in double precision."""

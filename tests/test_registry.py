@@ -1,0 +1,88 @@
+"""A test that other packages add things by entry points, and that a name of nothing is an error."""
+
+import importlib
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from trainkit.errors import ConfigError
+from trainkit.registry import Registry
+
+ROWS = {"json": "json:JSONDecoder", "decoder": "json:JSONDecoder", "path": "pathlib:PurePath"}
+
+
+def registry() -> Registry:
+    return Registry("colour", ROWS)
+
+
+@pytest.fixture
+def install(tmp_path, monkeypatch):
+    """Return a function that installs a package with a module, and entry points of a group."""
+
+    def installed(package: str, module: str, group: str, **entries: str) -> None:
+        info = tmp_path / f"{package}-1.0.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
+        lines = [f"{name} = {target}" for name, target in entries.items()]
+        (info / "entry_points.txt").write_text("\n".join([f"[{group}]", *lines, ""]))
+        (tmp_path / f"{package}.py").write_text(module)
+        importlib.invalidate_caches()
+
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return installed
+
+
+def test_ours_are_found_by_name_and_by_class():
+    from json import JSONDecoder
+
+    assert [registry().find(name) for name in ("json", "JSON", "decoder", "JSONDecoder")] == [JSONDecoder] * 4
+    assert registry().own_names() == ["decoder", "json", "path"]
+    assert registry().homes == {"JSONDecoder": "json", "PurePath": "pathlib"}
+
+
+def test_another_package_adds_one(install):
+    assert registry().find("teal") is None
+    install("tealpackage", "class Teal: pass", "trainkit.colours", teal="tealpackage:Teal")
+    found = registry().get("teal")
+    assert (found.__module__, found.__name__) == ("tealpackage", "Teal")
+    assert registry().find("Teal") is found
+    assert registry().names() == ["decoder", "json", "path", "teal"]
+
+
+def test_ours_come_first(install):
+    install("otherpackage", "class Other: pass", "trainkit.colours", json="otherpackage:Other")
+    assert registry().get("json").__module__ == "json.decoder"
+
+
+def test_a_name_of_nothing_names_the_nearest(install):
+    install("tealpackage2", "class Teal: pass", "trainkit.colours", teal="tealpackage2:Teal")
+    with pytest.raises(ConfigError, match=r"colour='teel' is none of .*, teal\. Did you mean 'teal'\?"):
+        registry().get("teel")
+    with pytest.raises(ConfigError, match=r"^paint='x' is none of"):
+        registry().get("x", "paint")
+
+
+def test_what_cannot_be_loaded_names_its_package(install):
+    install("brokenpackage", "import no_such_thing", "trainkit.colours", broken="brokenpackage:Broken")
+    with pytest.raises(
+        ConfigError,
+        match=r"the colour 'broken' of the package brokenpackage, brokenpackage:Broken, can't be loaded: "
+        r"ModuleNotFoundError: No module named 'no_such_thing'",
+    ):
+        registry().find("broken")
+
+
+def test_metadata_is_read_only_for_names_of_others():
+    program = """
+import sys
+from trainkit import tune
+assert tune.create_scheduler("asha").label == "ASHA"
+assert type(tune.create_searcher("random")).__name__ == "BasicVariantGenerator"
+print("importlib.metadata" in sys.modules)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=Path.cwd()
+    )
+    assert done.stdout.split() == ["False"]

@@ -1,0 +1,100 @@
+"""Registries: by name, what trainkit ships of a kind, and what other packages add by entry points."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from trainkit.errors import ConfigError, did_you_mean
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
+
+class Registry:
+    """Things of one kind, such as schedulers, each loaded when it is first asked for.
+
+    Other packages add theirs as entry points of the group `trainkit.schedulers`, and so on:
+
+        [project.entry-points."trainkit.schedulers"]
+        mine = "my_package.my_module:MyScheduler"
+
+    A thing is known by its name, in any case, and by the name of its class. trainkit's own names come first.
+    Entry points are looked up only for a name that is none of them, since that reads the metadata of all
+    installed packages.
+
+    Args:
+        kind: the word for one, in messages and in the group's name.
+        rows: by name, "module:attribute". A thing may have several names.
+    """
+
+    def __init__(self, kind: str, rows: Mapping[str, str]) -> None:
+        self.kind = kind
+        self.group = f"trainkit.{kind}s"
+        self._rows = rows
+        self._own = {_attribute_of(target): target for target in rows.values()} | dict(rows)
+
+    @property
+    def homes(self) -> dict[str, str]:
+        """By the name of a class of ours, the module that has it."""
+        return {_attribute_of(target): target.partition(":")[0] for target in self._rows.values()}
+
+    def own_names(self) -> list[str]:
+        """Return the names of what trainkit ships, sorted."""
+        return sorted(self._rows)
+
+    def names(self) -> list[str]:
+        """Return the names of all that there are, sorted."""
+        return sorted({*self._rows, *(each.name for each in self._entries())})
+
+    def find(self, name: str) -> Any:
+        """Return what has this name, loaded now; None where nothing has.
+
+        Raises:
+            ConfigError: another package adds it, but it can't be loaded.
+        """
+        target = self._own.get(name) or self._own.get(name.lower())
+        if target is not None:
+            module, _, attribute = target.partition(":")
+            return getattr(importlib.import_module(module), attribute)
+        for entry in self._entries():
+            if name.lower() == entry.name.lower() or name == _attribute_of(entry.value):
+                return self._loaded(entry)
+        return None
+
+    def get(self, name: object, argument: str | None = None) -> Any:
+        """Return what has this name, loaded now.
+
+        Args:
+            name: that was given.
+            argument: as which it was given, for the message; None: the kind.
+
+        Raises:
+            ConfigError: nothing has this name, or it can't be loaded.
+        """
+        found = self.find(name) if isinstance(name, str) else None
+        if found is None:
+            names = self.names()
+            hint = did_you_mean(str(name), {*names, *self.homes})
+            raise ConfigError(f"{argument or self.kind}={name!r} is none of {', '.join(names)}.{hint}")
+        return found
+
+    def _entries(self) -> Iterator[EntryPoint]:
+        from importlib.metadata import entry_points  # slow to import, and seldom needed
+
+        yield from entry_points(group=self.group)
+
+    def _loaded(self, entry: EntryPoint) -> Any:
+        try:
+            return entry.load()
+        except Exception as error:
+            package = f" of the package {entry.dist.name}" if entry.dist is not None else ""
+            raise ConfigError(
+                f"the {self.kind} {entry.name!r}{package}, {entry.value}, can't be loaded: "
+                f"{type(error).__name__}: {error}"
+            ) from error
+
+
+def _attribute_of(target: str) -> str:
+    return target.partition(":")[2].strip()
