@@ -1,7 +1,7 @@
 """The workers that train together: started all or none, called all at once, ended by the first failure.
 
-TorchTrainer ──▶ Crew ──call──▶ Gang ──▶ worker 0        an actor or, with use_local, in this process
-                 (crew.py)           ──▶ worker 1, ...   actors, one a bundle of a placement group
+TorchTrainer ──▶ Crew ──▶ Gang ──▶ worker 0      an actor or, with use_local, in this process
+                               ──▶ worker 1 ...  actors, one a bundle of a placement group
 
 A gang never changes: one that lost a worker is over, and its crew forms another.
 """
