@@ -11,6 +11,10 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from trainkit.compat import finder
+
+finder.install()
+
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:

@@ -23,9 +23,11 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from trainkit.tune.elsewhere import no_such_name
+from trainkit.lazy import no_such_name
 
 if TYPE_CHECKING:
+    from trainkit.compat.run import Experiment, run, run_experiments
+    from trainkit.errors import TuneError
     from trainkit.tune import callbacks as callbacks
     from trainkit.tune import integrations as integrations
     from trainkit.tune import schedulers as schedulers
@@ -48,12 +50,10 @@ if TYPE_CHECKING:
         SyncConfig,
         TuneConfig,
     )
-    from trainkit.tune.error import TuneError
     from trainkit.tune.outcome.result import Result
     from trainkit.tune.outcome.results import ResultGrid
     from trainkit.tune.placement import PlacementGroupFactory, with_parameters, with_resources
     from trainkit.tune.registry import register_env, register_trainable
-    from trainkit.tune.run_front import Experiment, run, run_experiments
     from trainkit.tune.scaling import ScalingConfig
     from trainkit.tune.schedulers.create import create_scheduler
     from trainkit.tune.search.create import create_searcher
@@ -107,7 +107,7 @@ _HOME_OF = {
     "Checkpoint": "trainkit.tune.checkpoint",
     "CheckpointConfig": "trainkit.tune.config",
     "CombinedStopper": "trainkit.tune.stoppers",
-    "Experiment": "trainkit.tune.run_front",
+    "Experiment": "trainkit.compat.run",
     "ExperimentAnalysis": "trainkit.tune.analysis",
     "ExperimentPlateauStopper": "trainkit.tune.stoppers",
     "FailureConfig": "trainkit.tune.config",
@@ -130,7 +130,7 @@ _HOME_OF = {
     "TrialPlateauStopper": "trainkit.tune.stoppers",
     "TuneConfig": "trainkit.tune.config",
     "TuneContext": "trainkit.tune.session",
-    "TuneError": "trainkit.tune.error",
+    "TuneError": "trainkit.errors",
     "Tuner": "trainkit.tune.tuner",
     "checkpoint_dir": "trainkit.tune.session",
     "choice": "trainkit.tune.space",
@@ -158,8 +158,8 @@ _HOME_OF = {
     "register_env": "trainkit.tune.registry",
     "register_trainable": "trainkit.tune.registry",
     "report": "trainkit.tune.session",
-    "run": "trainkit.tune.run_front",
-    "run_experiments": "trainkit.tune.run_front",
+    "run": "trainkit.compat.run",
+    "run_experiments": "trainkit.compat.run",
     "sample_from": "trainkit.tune.space",
     "simulate": "trainkit.tune.simulation.front",
     "uniform": "trainkit.tune.space",
@@ -169,19 +169,7 @@ _HOME_OF = {
 }
 _GONE = {"function": "write tune.sample_from(function) to call it for each trial"}
 _FOLDERS = ("callbacks", "integrations", "schedulers", "search")
-# Where Ray's scripts look for some of them: `tune.stopper.MaximumIterationStopper`.
-_ALIASES = (
-    "callback",
-    "error",
-    "logger",
-    "progress_reporter",
-    "registry",
-    "result_grid",
-    "stopper",
-    "suggest",
-    "trainable",
-    "tune_config",
-)
+_ALIASES = ("registry", "trainable")
 
 __all__ = [
     "Analysis",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from trainkit.tune.elsewhere import lazily
+from trainkit.lazy import lazily
 from trainkit.tune.schedulers.create import SCHEDULERS
 
 if TYPE_CHECKING:

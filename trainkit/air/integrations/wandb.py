@@ -1,7 +1,0 @@
-"""Weights & Biases by the name of `ray.air.integrations.wandb`."""
-
-from __future__ import annotations
-
-from trainkit.tune.elsewhere import names_of
-
-__getattr__, __dir__ = names_of(__name__, "trainkit.tune.integrations.wandb")

@@ -1,0 +1,1 @@
+from cloudpickle import *

@@ -1,0 +1,155 @@
+"""Import of old paths: a module that has no file is served by the table, a real one gets its old names."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Sequence
+from importlib.abc import InspectLoader, Loader
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec, spec_from_loader
+from types import CodeType, ModuleType
+from typing import Any
+
+from trainkit.compat.table import Row, table
+from trainkit.errors import did_you_mean
+
+
+class Finder:
+    """Finder that stands first in `sys.meta_path`.
+
+    It has to: to Python, a folder that holds nothing but stubs for type checkers is a package without names,
+    and the path of a former module may be that of a package today.
+    """
+
+    def find_spec(
+        self, path: str, search: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Return how to import `path`; None leaves it to the other finders."""
+        if not path.startswith("trainkit.") or path.startswith("trainkit.compat"):
+            return None
+        row = table().get(path)
+        if row is None:
+            return None
+        others = (finder.find_spec(path, search, target) for finder in sys.meta_path if finder is not self)
+        real = next((spec for spec in others if spec is not None), None)
+        if real is not None and real.has_location:
+            real.loader = Extended(real.loader, row)
+            return real
+        return spec_from_loader(path, Served(row), origin="trainkit.compat", is_package=bool(row.children))
+
+
+class Served(Loader):
+    """Loader of a module that has its names from others."""
+
+    def __init__(self, row: Row) -> None:
+        self._row = row
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Fill the module.
+
+        Raises:
+            ImportError: there is nothing that stands for it.
+        """
+        row = self._row
+        if row.refused is not None:
+            raise ImportError(
+                f"{row.refused} is not in trainkit: take OptunaSearch of trainkit.tune.search.optuna, whose "
+                "sampler= takes any of Optuna's, such as GPSampler or CmaEsSampler; or extend "
+                "trainkit.tune.search.Searcher",
+                name=module.__name__,
+            )
+        homes = " ".join(dict.fromkeys([*row.homes, *(home for home, _ in row.names.values())]))
+        module.__doc__ = f"Names of {homes}, where older programs look for them."
+        add_names(module, row)
+        # A child's import sets it as an attribute: what has the name of a child is set after it.
+        for name in row.names.keys() & row.children:
+            if row.names[name][1]:
+                importlib.import_module(f"{module.__name__}.{name}")
+                setattr(module, name, named(row, name))
+
+    def get_code(self, path: str) -> CodeType | None:
+        """Return the code that `python -m path` runs: that of the one module that it stands for."""
+        spec = find_spec(self._row.homes[0]) if len(self._row.homes) == 1 else None
+        loader = spec.loader if spec is not None else None
+        return loader.get_code(self._row.homes[0]) if isinstance(loader, InspectLoader) else None
+
+
+class Extended(Loader):
+    """Loader of a real module that gets old names besides its own; all else is its own loader's."""
+
+    def __init__(self, loader: Any, row: Row) -> None:
+        self._loader = loader
+        self._row = row
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        """Make the module as its own loader does."""
+        module: ModuleType | None = self._loader.create_module(spec)
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Run the module's code, then add the names."""
+        self._loader.exec_module(module)
+        add_names(module, self._row)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
+
+
+def add_names(module: ModuleType, row: Row) -> None:
+    """Let `module` have the old names of `row`, besides its own."""
+    path = module.__name__
+    own: Callable[[str], Any] | None = module.__dict__.get("__getattr__")
+    is_real = module.__spec__ is not None and module.__spec__.has_location
+
+    def __getattr__(name: str) -> Any:
+        if own is not None and name in module.__dict__.get("__all__", ()):
+            return own(name)
+        if name == "__all__" and not is_real:
+            return public_names(row)
+        if not name.startswith("__"):
+            if name in row.names:
+                return named(row, name)
+            if name in row.gone:
+                raise AttributeError(f"{path}.{name} is no more: {row.gone[name]}")
+            if name in row.children:
+                return importlib.import_module(f"{path}.{name}")
+            # A real package's own modules come before its old names; Python imports them by itself.
+            if not (row.homes and is_real and hasattr(module, "__path__") and find_spec(f"{path}.{name}")):
+                for home in row.homes:
+                    found = importlib.import_module(home)
+                    if hasattr(found, name):
+                        return getattr(found, name)
+        if own is not None:
+            return own(name)
+        hint = "" if name.startswith("__") else did_you_mean(name, public_names(row))
+        raise AttributeError(f"module {path!r} has no attribute {name!r}{'.' * bool(hint)}{hint}")
+
+    def __dir__() -> list[str]:
+        return sorted({*public_names(row), *row.children})
+
+    setattr(module, "__getattr__", __getattr__)  # noqa: B010
+    if not is_real:
+        setattr(module, "__dir__", __dir__)  # noqa: B010
+
+
+def named(row: Row, name: str) -> Any:
+    """Return what `name` stands for."""
+    home, new = row.names[name]
+    module = importlib.import_module(home)
+    return getattr(module, new) if new else module
+
+
+def public_names(row: Row) -> list[str]:
+    """Return the names that `from module import *` gives."""
+    found = set(row.names)
+    for home in row.homes:
+        there = importlib.import_module(home)
+        found |= set(getattr(there, "__all__", [name for name in dir(there) if not name.startswith("_")]))
+    return sorted(found)
+
+
+def install() -> None:
+    """Put the finder into `sys.meta_path`, once."""
+    if not any(isinstance(finder, Finder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, Finder())

@@ -1,0 +1,102 @@
+"""Keys, timers and meters by the names of `ray.util.sgd.utils` and `ray.util.sgd.torch.constants`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from trainkit.errors import ConfigError
+from trainkit.train.keys import BATCH_COUNT, BATCH_SIZE, NUM_SAMPLES, NUM_STEPS, USE_FP16
+from trainkit.train.timers import TimerCollection, TimerStat
+
+__all__ = [
+    "BATCH_COUNT",
+    "BATCH_SIZE",
+    "NUM_SAMPLES",
+    "NUM_STEPS",
+    "SCHEDULER_STEP",
+    "SCHEDULER_STEP_BATCH",
+    "SCHEDULER_STEP_EPOCH",
+    "SCHEDULER_STEP_MANUAL",
+    "USE_FP16",
+    "VALID_SCHEDULER_STEP",
+    "AverageMeter",
+    "AverageMeterCollection",
+    "TimerCollection",
+    "TimerStat",
+    "override",
+]
+
+SCHEDULER_STEP = "scheduler_step"
+SCHEDULER_STEP_BATCH = "batch"
+SCHEDULER_STEP_EPOCH = "epoch"
+SCHEDULER_STEP_MANUAL = "manual"
+VALID_SCHEDULER_STEP = {SCHEDULER_STEP_BATCH, SCHEDULER_STEP_EPOCH, SCHEDULER_STEP_MANUAL}
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class AverageMeter:
+    """Mean and last of the values of one metric.
+
+    Attributes:
+        val: the last value.
+        avg: the mean, weighted by `n`.
+        sum: the weighted sum.
+        count: the sum of the weights.
+    """
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget all values."""
+        self.val: Any = 0
+        self.avg: Any = 0
+        self.sum: Any = 0
+        self.count: float = 0
+
+    def update(self, val: Any, n: float = 1) -> None:
+        """Take one more value, that of `n` samples."""
+        self.val = val
+        self.sum = self.sum + val * n
+        self.count += n
+        self.avg = self.sum / self.count
+
+
+class AverageMeterCollection:
+    """Means and last values of a loop's metrics, in the form that `train_epoch` and `validate` return.
+
+    The default loops need it not; they also know which of an uneven last batch's samples count.
+    """
+
+    def __init__(self) -> None:
+        self.n: float = 0
+        self._batch_count = 0
+        self._meters: dict[str, AverageMeter] = {}
+
+    def update(self, metrics: Mapping[str, Any], n: float = 1) -> None:
+        """Take one batch's metrics, those of `n` samples."""
+        self._batch_count += 1
+        self.n += n
+        for name, value in metrics.items():
+            self._meters.setdefault(name, AverageMeter()).update(value, n=n)
+
+    def summary(self) -> dict[str, Any]:
+        """`batch_count`, `num_samples`, and each metric as its mean and, under `last_<name>`, its last."""
+        stats: dict[str, Any] = {BATCH_COUNT: self._batch_count, NUM_SAMPLES: self.n}
+        for name, meter in self._meters.items():
+            stats[str(name)] = meter.avg
+            stats[f"last_{name}"] = meter.val
+        return stats
+
+
+def override(interface_class: type[Any]) -> Callable[[F], F]:
+    """Mark a method as one that a base class has too; raises ConfigError if it hasn't."""
+
+    def mark(method: F) -> F:
+        if not hasattr(interface_class, method.__name__):
+            raise ConfigError(f"{interface_class.__name__} has no {method.__name__} to override")
+        return method
+
+    return mark

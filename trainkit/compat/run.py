@@ -1,0 +1,428 @@
+"""`tune.run` and what goes with it: the older front of `Tuner`, with the arguments of Ray 1.x and 2.x."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import inspect
+import logging
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Literal, TypeVar, cast
+
+from trainkit import settings
+from trainkit.errors import ConfigError, TrialError
+from trainkit.tune.analysis import ExperimentAnalysis
+from trainkit.tune.callbacks.base import Callback
+from trainkit.tune.config import CheckpointConfig, FailureConfig, Mode, RunConfig, StopRule, TuneConfig
+from trainkit.tune.outcome.results import ResultGrid
+from trainkit.tune.placement import Bound, with_resources
+from trainkit.tune.schedulers.base import TrialScheduler
+from trainkit.tune.search.base import Searcher
+from trainkit.tune.trial import Trial
+from trainkit.tune.tuner import Tuner
+from trainkit.tune.values import first_line
+
+logger = logging.getLogger("trainkit.tune")
+
+Front = TypeVar("Front", bound=Callable[..., Any])
+
+
+class Experiment:
+    """What `tune.run` is asked to do, as one object: `tune.run(Experiment("name", trainable, config=...))`.
+
+    Args:
+        name: of the experiment.
+        run: the trainable, or the name that it was registered under.
+        spec: further arguments of `tune.run`.
+    """
+
+    def __init__(self, name: str, run: Any, **spec: Any) -> None:
+        self.name = name
+        self.run_identifier = run
+        self.spec = spec
+
+    @classmethod
+    def from_json(cls, name: str, spec: Mapping[str, Any]) -> Experiment:
+        """Return the experiment that `spec` describes: "run" is the trainable, the rest as for `tune.run`.
+
+        Raises:
+            ConfigError: `spec` names no trainable.
+        """
+        arguments = dict(spec)
+        if "run" not in arguments:
+            raise ConfigError(f"the experiment {name!r} has no 'run': give the trainable, or its name")
+        if "env" in arguments:  # as RLlib's specifications have it
+            arguments["config"] = {**arguments.get("config", {}), "env": arguments.pop("env")}
+        return cls(name, arguments.pop("run"), **arguments)
+
+
+def _taking_experiments(function: Front) -> Front:
+    """Let `run` be given an Experiment, whose arguments then stand beside those of the call."""
+
+    @functools.wraps(function)
+    def run(run_or_experiment: Any, **given: Any) -> Any:
+        if isinstance(run_or_experiment, (list, tuple)) and len(run_or_experiment) == 1:
+            run_or_experiment = run_or_experiment[0]
+        if isinstance(run_or_experiment, (list, tuple, Mapping)):
+            raise ConfigError("tune.run() runs one experiment: give several to tune.run_experiments()")
+        if isinstance(run_or_experiment, Experiment):
+            experiment = run_or_experiment
+            given = {"name": experiment.name, **given, **experiment.spec}
+            run_or_experiment = experiment.run_identifier
+        return function(run_or_experiment, **given)
+
+    return cast("Front", run)
+
+
+@_taking_experiments
+def run(
+    run_or_experiment: Any,
+    *,
+    name: str | None = None,
+    metric: str | Sequence[str] | None = None,
+    mode: Mode | Sequence[Mode] | None = None,
+    stop: StopRule | None = None,
+    time_budget_s: float | timedelta | None = None,
+    config: Mapping[str, Any] | None = None,
+    resources_per_trial: Any = None,
+    num_samples: int = 1,
+    storage_path: str | os.PathLike[str] | None = None,
+    storage_filesystem: Any = None,
+    search_alg: Searcher | str | None = None,
+    scheduler: TrialScheduler | str | None = None,
+    checkpoint_config: CheckpointConfig | None = None,
+    verbose: int | None = None,
+    progress_reporter: Any = None,
+    log_to_file: bool | str | tuple[str, str] = False,
+    trial_name_creator: Callable[[Trial], str] | None = None,
+    trial_dirname_creator: Callable[[Trial], str] | None = None,
+    sync_config: Any = None,
+    max_failures: int = 0,
+    fail_fast: bool | Literal["raise"] = False,
+    restore: str | os.PathLike[str] | None = None,
+    resume: bool | str | None = None,
+    resume_config: Any = None,
+    reuse_actors: bool = False,
+    raise_on_failed_trial: bool = True,
+    callbacks: Sequence[Callback] | None = None,
+    max_concurrent_trials: int | None = None,
+    keep_checkpoints_num: int | None = None,
+    checkpoint_score_attr: str | None = None,
+    checkpoint_freq: int = 0,
+    checkpoint_at_end: bool = False,
+    chdir_to_trial_dir: bool | None = None,
+    local_dir: str | os.PathLike[str] | None = None,
+    **obsolete: Any,
+) -> ExperimentAnalysis:
+    """Run an experiment to its end; the same as `Tuner(...).fit()`, by the names of `ray.tune.run`.
+
+    Args:
+        run_or_experiment: the trainable, the name that it was registered under, or an `Experiment`.
+        name: of the experiment's folder.
+        metric: reported value to optimise; or a list of several.
+        mode: "min" or "max"; for several a list, with one for each.
+        stop: as in `RunConfig`.
+        time_budget_s: as in `TuneConfig`, as are the next but one and all that are not explained here.
+        config: the search space, and constants.
+        resources_per_trial: as `with_resources` takes it.
+        num_samples: draws from the space; a grid is repeated this often.
+        storage_path: folder that holds experiments; `local_dir` is its older name.
+        storage_filesystem: as in `RunConfig`.
+        search_alg: what suggests configurations, or its name.
+        scheduler: what stops trials early, or its name.
+        checkpoint_config: which checkpoints are made and kept.
+        verbose: as in `RunConfig`; None: 1.
+        progress_reporter: as in `RunConfig`.
+        log_to_file: as in `RunConfig`.
+        trial_name_creator: as in `TuneConfig`.
+        trial_dirname_creator: as in `TuneConfig`.
+        sync_config: as in `RunConfig`.
+        max_failures: as in `FailureConfig`.
+        fail_fast: as in `FailureConfig`.
+        restore: folder of a checkpoint that every trial begins with.
+        resume: True goes on with the experiment `name`, "AUTO" where there is one; followed by "+ERRORED" or
+            "+RESTART_ERRORED", with trials that failed, too; "ERRORED_ONLY": with those alone.
+        resume_config: in more detail.
+        reuse_actors: as in `TuneConfig`.
+        raise_on_failed_trial: whether a trial in ERROR is an error of this call, once all have ended.
+        callbacks: told of every step.
+        max_concurrent_trials: trials at once.
+        keep_checkpoints_num: `CheckpointConfig(num_to_keep=)`.
+        checkpoint_score_attr: `checkpoint_score_attribute`; "min-loss": the least is best.
+        checkpoint_freq: `checkpoint_frequency`.
+        checkpoint_at_end: as in `CheckpointConfig`.
+        chdir_to_trial_dir: whether each trial runs in its own folder; None: it does, as these scripts save to
+            "./", unless $RAY_CHDIR_TO_TRIAL_DIR is 0.
+        local_dir: see `storage_path`.
+        obsolete: what some Ray took; accepted with a warning.
+
+    Raises:
+        TrialError: a trial failed, and `raise_on_failed_trial`; the results are on disk all the same.
+        ConfigError: an argument is wrong, or unknown; and what `Tuner` and `Tuner.fit` raise.
+    """
+    if local_dir is not None and storage_path is not None:
+        raise ConfigError(f"give storage_path={storage_path!r} or local_dir={local_dir!r}, not both")
+    if words := obsolete_words(obsolete, inspect.signature(run).parameters):
+        logger.warning("tune.run: %s", words)
+    bound = Bound.of(run_or_experiment)
+    if resources_per_trial is not None:
+        bound = with_resources(bound, resources_per_trial)
+    if restore is not None:
+        bound = replace(bound, start_from=_checkpoint_folder(restore))
+    if chdir_to_trial_dir is None:
+        asked = settings.chdir_asked()
+        chdir_to_trial_dir = True if asked is None else asked
+    tune_config = TuneConfig(
+        mode=mode,
+        metric=metric,
+        search_alg=search_alg,
+        scheduler=scheduler,
+        num_samples=num_samples,
+        max_concurrent_trials=max_concurrent_trials,
+        time_budget_s=time_budget_s,
+        reuse_actors=reuse_actors,
+        trial_name_creator=trial_name_creator,
+        trial_dirname_creator=trial_dirname_creator,
+    )
+    run_config = RunConfig(
+        name=name,
+        storage_path=storage_path if local_dir is None else local_dir,
+        storage_filesystem=storage_filesystem,
+        failure_config=FailureConfig(max_failures=max_failures, fail_fast=fail_fast),
+        checkpoint_config=checkpoint_settings(
+            checkpoint_config,
+            keep_checkpoints_num=keep_checkpoints_num,
+            checkpoint_score_attr=checkpoint_score_attr,
+            checkpoint_freq=checkpoint_freq,
+            checkpoint_at_end=checkpoint_at_end,
+        ),
+        sync_config=sync_config,
+        verbose=1 if verbose is None else int(verbose),
+        stop=stop,
+        callbacks=callbacks or (),
+        progress_reporter=progress_reporter,
+        log_to_file=log_to_file,
+        chdir_to_trial_dir=chdir_to_trial_dir,
+    )
+    tuner = _resumed(bound, config, tune_config, run_config, resume, resume_config)
+    if tuner is None:
+        tuner = Tuner(bound, param_space=config, tune_config=tune_config, run_config=run_config)
+    grid = tuner.fit()
+    if raise_on_failed_trial and grid.num_errors:
+        raise _failed(grid) from grid.errors[0]
+    return ExperimentAnalysis(grid.experiment_path, trials=grid)  # which knows the metric, or several
+
+
+def run_experiments(
+    experiments: Experiment | Mapping[str, Any] | Sequence[Experiment | Mapping[str, Any]],
+    scheduler: TrialScheduler | str | None = None,
+    concurrent: bool = True,
+    **settings: Any,
+) -> list[Any]:
+    """Run several experiments, one after another, and return the trials of all of them.
+
+    Args:
+        experiments: an `Experiment`, a list of them, or {"name": {"run": trainable, "config": ...}, ...}.
+        scheduler: of each of them.
+        concurrent: Ray's; each experiment has all resources to itself, so the whole takes no longer.
+        settings: further arguments of `tune.run`, for all of them.
+
+    Raises:
+        ConfigError: an experiment is none of these forms; and what `tune.run` raises.
+    """
+    del concurrent
+    trials: list[Any] = []
+    for experiment in _as_list(experiments):
+        trials += run(experiment, scheduler=scheduler, **settings).trials
+    return trials
+
+
+def _as_list(experiments: Any) -> list[Experiment]:
+    if isinstance(experiments, Experiment):
+        return [experiments]
+    if isinstance(experiments, Mapping):
+        return [
+            spec if isinstance(spec, Experiment) else Experiment.from_json(name, spec)
+            for name, spec in experiments.items()
+        ]
+    if isinstance(experiments, Sequence) and not isinstance(experiments, str):
+        return [one for each in experiments for one in _as_list(each)]
+    raise ConfigError(f"experiments={experiments!r}: give tune.Experiment objects, or a dictionary by name")
+
+
+def _resumed(
+    bound: Bound,
+    config: Mapping[str, Any] | None,
+    tune_config: TuneConfig,
+    run_config: RunConfig,
+    resume: bool | str | None,
+    resume_config: Any,
+) -> Tuner | None:
+    """The experiment to go on with; None where a new one is to begin."""
+    wish = resuming(resume, resume_config)
+    if not wish.wanted:
+        return None
+    if run_config.name is None:
+        if not wish.required:  # a new name each time: there can be nothing to go on with
+            return None
+        raise ConfigError(f"resume={resume!r} needs name=..., to find the experiment by")
+    root = run_config.storage_path
+    path = f"{root if root is not None else settings.results_dir()}/{run_config.name}"
+    how = dict(wish.how)
+    where = (
+        {} if run_config.storage_filesystem is None else {"storage_filesystem": run_config.storage_filesystem}
+    )
+    if not wish.required and not Tuner.can_restore(path, **where):
+        return None
+    return Tuner.restore(
+        path,
+        bound,
+        param_space=config or None,
+        tune_config=tune_config,
+        run_config=run_config,
+        **how,
+        **where,
+    )
+
+
+def _checkpoint_folder(restore: str | os.PathLike[str]) -> str:
+    folder = Path(restore).expanduser().absolute()
+    if not folder.is_dir():
+        raise ConfigError(f"restore={os.fspath(restore)!r}: there is no such folder; give a checkpoint's")
+    return str(folder)
+
+
+def _failed(grid: ResultGrid) -> TrialError:
+    failed = [result for result in grid if result.error is not None]
+    return TrialError(
+        f"{len(failed)} of {len(grid)} trials failed ({', '.join(result.trial_id for result in failed[:10])}"
+        f"{', ...' if len(failed) > 10 else ''}); the first: {first_line(failed[0].reason)}. "
+        f"All results are in {grid.experiment_path}, for tune.ExperimentAnalysis(path); to get them from "
+        "tune.run() itself, give raise_on_failed_trial=False"
+    )
+
+
+# Arguments of Ray 1.x
+
+OBSOLETE = {
+    "export_formats": "export_model() is not called: save a checkpoint, and export from that",
+    "global_checkpoint_period": "every report is kept before report() returns",
+    "loggers": "give callbacks=[...]; CSV and JSON files are written by themselves",
+    "queue_trials": "a trial that does not fit waits; one that never will is refused",
+    "ray_auto_init": "the runtime starts by itself",
+    "server_port": "there is no server",
+    "sync_on_checkpoint": "give sync_config=tune.SyncConfig(...)",
+    "sync_to_cloud": "give storage_path='s3://...'",
+    "sync_to_driver": "all trials write where the experiment is",
+    "trial_executor": "there is one executor",
+    "upload_dir": "give storage_path='s3://...'",
+    "with_server": "there is no server",
+    "_entrypoint": "it was Ray's own",
+    "_remote": "it was Ray's own",
+    "_remote_string_queue": "it was Ray's own",
+}
+"""Arguments that some Ray took, and why they do nothing here."""
+
+
+def obsolete_words(given: Iterable[str], known: Iterable[str]) -> str:
+    """Say which arguments have no effect, and what has; '' if none was given.
+
+    Args:
+        given: names that `tune.run` does not take.
+        known: names that it takes.
+
+    Raises:
+        ConfigError: no Ray took one of them; the nearest name is told.
+    """
+    names = sorted(given)
+    for name in names:
+        if name not in OBSOLETE:
+            near = difflib.get_close_matches(name, [*known, *OBSOLETE], n=1)
+            hint = f": did you mean {near[0]!r}?" if near else ""
+            raise ConfigError(f"tune.run() takes no argument {name!r}{hint}")
+    return "; ".join(f"{name} has no effect: {OBSOLETE[name]}" for name in names)
+
+
+def checkpoint_settings(
+    config: CheckpointConfig | Mapping[str, Any] | None,
+    *,
+    keep_checkpoints_num: int | None,
+    checkpoint_score_attr: str | None,
+    checkpoint_freq: int,
+    checkpoint_at_end: bool,
+) -> CheckpointConfig:
+    """Return the arguments of Ray 1.x as a CheckpointConfig; "min-loss" means the least loss.
+
+    Raises:
+        ConfigError: both ways were used.
+    """
+    old = {
+        "keep_checkpoints_num": keep_checkpoints_num,
+        "checkpoint_score_attr": checkpoint_score_attr,
+        "checkpoint_freq": checkpoint_freq,
+        "checkpoint_at_end": checkpoint_at_end,
+    }
+    used = [name for name, value in old.items() if value]
+    if config is not None:
+        if used:
+            raise ConfigError(f"give checkpoint_config or {', '.join(used)}, not both")
+        return CheckpointConfig(**config) if isinstance(config, Mapping) else config
+    score = checkpoint_score_attr or ""
+    return CheckpointConfig(
+        num_to_keep=keep_checkpoints_num,
+        checkpoint_score_attribute=score.removeprefix("min-") or None,
+        checkpoint_score_order="min" if score.startswith("min-") else "max",
+        checkpoint_frequency=checkpoint_freq,
+        checkpoint_at_end=checkpoint_at_end or None,
+    )
+
+
+@dataclass(frozen=True)
+class Resuming:
+    """Whether `tune.run` goes on with an experiment.
+
+    Attributes:
+        wanted: it does, where there is one.
+        required: there must be one.
+        how: for `Tuner.restore`.
+    """
+
+    wanted: bool = False
+    required: bool = False
+    how: dict[str, Any] = field(default_factory=dict)
+
+
+_ERRORED = {
+    "ERRORED": {"resume_errored": True},
+    "RESTART_ERRORED": {"restart_errored": True},
+    "ERRORED_ONLY": {"resume_unfinished": False, "resume_errored": True},
+    "RESTART_ERRORED_ONLY": {"resume_unfinished": False, "restart_errored": True},
+}
+
+
+def resuming(resume: bool | str | None, resume_config: Any = None) -> Resuming:
+    """Return what `resume` asks for: True, "LOCAL", "REMOTE", "AUTO", "ERRORED_ONLY", "AUTO+ERRORED", ...
+
+    Raises:
+        ConfigError: it is none of these.
+    """
+    if resume is None or resume is False:
+        return Resuming()
+    head, _, tail = ("LOCAL" if resume is True else str(resume)).partition("+")
+    if head in _ERRORED and not tail:
+        head, tail = "LOCAL", head
+    if head == "PROMPT":
+        raise ConfigError("resume='PROMPT' would ask: give True, or 'AUTO' to go on where there is something")
+    if head not in ("LOCAL", "REMOTE", "AUTO") or (tail and tail not in _ERRORED):
+        raise ConfigError(
+            f"resume={resume!r}: give True or 'AUTO', which may be followed by one of "
+            f"{', '.join(f'+{name}' for name in _ERRORED)}; or 'ERRORED_ONLY'"
+        )
+    if resume_config is not None and tail:
+        raise ConfigError(f"resume={resume!r} and resume_config contradict each other: give one")
+    how = {"resume_config": resume_config} if resume_config is not None else dict(_ERRORED.get(tail, {}))
+    return Resuming(wanted=True, required=head != "AUTO", how=how)

@@ -1,0 +1,1 @@
+from trainkit.compat.runtime_env import *

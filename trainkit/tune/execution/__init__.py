@@ -1,1 +1,0 @@
-"""What has its home elsewhere, by the names of `ray.tune.execution`."""

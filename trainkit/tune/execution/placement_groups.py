@@ -1,7 +1,0 @@
-"""`PlacementGroupFactory` by the name of `ray.tune.execution.placement_groups`."""
-
-from __future__ import annotations
-
-from trainkit.tune.elsewhere import names_of
-
-__getattr__, __dir__ = names_of(__name__, "trainkit.tune.placement")

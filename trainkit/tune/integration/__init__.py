@@ -1,1 +1,0 @@
-"""Training libraries by the name of `ray.tune.integration`; at home in `trainkit.tune.integrations`."""

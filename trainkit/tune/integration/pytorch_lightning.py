@@ -1,7 +1,0 @@
-"""PyTorch Lightning by the name of `ray.tune.integration.pytorch_lightning`."""
-
-from __future__ import annotations
-
-from trainkit.tune.elsewhere import names_of
-
-__getattr__, __dir__ = names_of(__name__, "trainkit.tune.integrations.lightning")

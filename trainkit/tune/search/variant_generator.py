@@ -1,7 +1,0 @@
-"""`grid_search` by the name of `ray.tune.search.variant_generator`."""
-
-from __future__ import annotations
-
-from trainkit.tune.elsewhere import names_of
-
-__getattr__, __dir__ = names_of(__name__, "trainkit.tune.space")

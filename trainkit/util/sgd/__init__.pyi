@@ -1,0 +1,2 @@
+from trainkit.train import TorchTrainer as TorchTrainer
+from trainkit.util.sgd import torch as torch
