@@ -24,22 +24,22 @@ class Limit(NamedTuple):
 
 
 COUNTS = {
-    "imports between doors": Limit(0, 0),
+    "imports between doors": Limit(1, 0),
     "imports within runtime/local": Limit(0, 0),
     "imports within tune": Limit(0, 0),
     "imports within train": Limit(0, 0),
-    "rooms without a layer": Limit(155, 0),
-    "circles of files": Limit(6, 0),
+    "rooms without a layer": Limit(140, 0),
+    "circles of files": Limit(5, 0),
     "chains through a part": Limit(171, 0),
-    "crowded folders": Limit(12, 0),
-    "files": Limit(561, 319, slack=5),
+    "crowded folders": Limit(10, 0),
+    "files": Limit(496, 319, slack=5),
     "lines of code": Limit(50_437, 40_999, slack=500),
     "long files": Limit(0, 0),
-    "small files": Limit(62, 0),
-    "classes of one name": Limit(35, 0),
+    "small files": Limit(56, 0),
+    "classes of one name": Limit(34, 0),
     "constructors of many parts": Limit(1, 0),
     "docstrings that are riddles": Limit(637, 39, slack=5),
-    "aliases outside compat": Limit(54, 0),
+    "aliases outside compat": Limit(0, 0),
 }
 
 FILES_IN_A_FOLDER = 16
@@ -49,26 +49,16 @@ PARTS_OF_A_CONSTRUCTOR = 6
 
 # A module may import from its own door and from any floor below it. Doors of one floor don't meet.
 FLOORS = [
-    {"errors", "settings", "resources", "clock", "registry"},
+    {"errors", "settings", "resources", "clock", "registry", "lazy"},
     {"runtime"},
-    {
-        "actor",
-        "cloudpickle",
-        "exceptions",
-        "runtime_context",
-        "runtime_env",
-        "util",
-    },  # the runtime by Ray's names
     {"tune"},
-    {"air"},  # trials and their settings by Ray AIR's names
     {"train"},
-    {"util.sgd"},  # the trainer by RaySGD's names
     {"sklearn"},
     {"dashboard"},
     {"cli"},
     {"testing"},  # the suites that a third party runs; no part of the package needs them
+    {"compat"},  # every name of other systems: it knows all; the front installs it, nobody else names it
     {"", "__main__"},  # trainkit/__init__.py, the front of the house, and `python -m trainkit`
-    {"compat"},  # every name of other systems: it knows all, and is named by nobody
 ]
 DOORS = {door for floor in FLOORS for door in floor}
 
