@@ -2,14 +2,14 @@
 # runs. What is installed already is not looked at again until pyproject.toml or constraints.txt change.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check format bench clean
+.PHONY: help setup demo test test-rest test-all check format bench clean
 
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
 help:  ## Show this list
-	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' Makefile
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile
 
 setup: $(READY)  ## Make the environment in .venv
 
@@ -28,8 +28,19 @@ $(READY): pyproject.toml constraints.txt .ci/mend_torchvision.py
 demo: $(READY)  ## Tune and train a network on handwritten digits
 	$(BIN)/python -m recipes.mnist $(ARGS)
 
-test: $(READY)  ## Run all tests
-	$(BIN)/python -m pytest -n 3 --dist loadfile $(ARGS)
+PYTEST = $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder --hypothesis-profile=$(EXAMPLES)
+
+test: EXAMPLES ?= quick
+test: $(READY)  ## Run the tests that take minutes: rules, and the runtime and tuner on their own engine
+	$(PYTEST) --tier unit,process $(ARGS)
+
+test-rest: EXAMPLES ?= steady
+test-rest: $(READY)  ## Run the tests that `make test` leaves out: trainers, Ray, docs, recipes, benchmarks
+	$(PYTEST) --tier gang,external $(ARGS)
+
+test-all: EXAMPLES ?= steady
+test-all: $(READY)  ## Run all tests, with all their examples
+	$(PYTEST) $(ARGS)
 
 check: $(READY)  ## Format, lint and types
 	$(BIN)/ruff format --check .

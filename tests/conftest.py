@@ -10,7 +10,8 @@ import tempfile
 import threading
 import time
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
+from pathlib import Path
 from typing import Any
 
 import hypothesis
@@ -18,6 +19,7 @@ import psutil
 import pytest
 
 import trainkit
+from tests.tiers import TIERS, may_hold, order_of, tier_of
 from trainkit.runtime import preload
 from trainkit.runtime.local import process
 from trainkit.settings import SESSION_MARK
@@ -25,9 +27,15 @@ from trainkit.tune import seeds
 
 SESSION_CPUS = 4
 
+TESTS = Path(__file__).parent
+
+MEMORY_PER_WORKER = 2 << 30
+"""What a process of the run needs, with the sessions and libraries of its tests."""
+
 # No test breaks by noise: neither by a slow machine nor by other examples or draws than yesterday's. To look
-# for new ones: pytest --hypothesis-profile=explore.
+# for new ones: pytest --hypothesis-profile=explore. The quick profile, of `make test`, tries fewer.
 hypothesis.settings.register_profile("steady", deadline=None, derandomize=True)
+hypothesis.settings.register_profile("quick", deadline=None, derandomize=True, max_examples=20)
 hypothesis.settings.register_profile("explore", deadline=None)
 hypothesis.settings.load_profile("steady")
 
@@ -38,8 +46,28 @@ RUN = "TRAINKIT_TEST_RUN"
 """What this run starts inherits it, so that another run's processes are not taken for ours."""
 
 
+started_processes: list[str] = []
+"""The processes that this one has started since the current test began."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the options of this suite."""
+    parser.addoption("--tier", default=",".join(TIERS), help="run only tests of these tiers, as unit,process")
+
+
+def pytest_xdist_auto_num_workers() -> int:
+    """Return how many processes fit, for `-n auto`: one more than cores, as tests wait much."""
+    cores = len(os.sched_getaffinity(0))
+    return max(1, min(cores + 1, psutil.virtual_memory().available // MEMORY_PER_WORKER))
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Set this process up, which runs tests; not the ones of a session that import this module from it."""
+    if unknown := set(wanted_tiers(config)) - set(TIERS):
+        raise pytest.UsageError(f"--tier: there is no tier {unknown}, only {', '.join(TIERS)}")
+    for tier, contents in TIERS.items():
+        config.addinivalue_line("markers", f"{tier}: {contents}")
+    sys.addaudithook(_note_process)
     os.environ[RUN] = f"{os.getpid()}"
     # A shell has its background jobs ignore SIGINT, and programs that they start ignore it too: what tests
     # interrupt has to begin as in a terminal.
@@ -51,6 +79,62 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["TRAINKIT_RUNTIME_DIR"] = folder.name
     os.environ["TRAINKIT_DEDUP_LOGS"] = "0"  # tests that watch what is printed count the lines
     os.environ["TRAINKIT_LOG_DIR"] = f"{folder.name}/logs"
+
+
+def wanted_tiers(config: pytest.Config) -> list[str]:
+    """Return the tiers that `--tier` names."""
+    return str(config.getoption("--tier")).split(",")
+
+
+def _note_process(event: str, arguments: tuple[Any, ...]) -> None:
+    if event in {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn"}:
+        started_processes.append(f"{event} {arguments[1] if arguments else ''}")
+
+
+def examples(steady: int) -> int:
+    """Return how many examples a law is tried on: `steady`, or a tenth of them in the quick profile."""
+    return max(10, steady // 10) if hypothesis.settings.get_current_profile_name() == "quick" else steady
+
+
+def _is_named(file: Path, config: pytest.Config) -> bool:
+    return file in {Path(argument.split("::")[0]).resolve() for argument in config.args}
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave files of other tiers unread, as their imports take long; a file that is named is read anyway."""
+    if not collection_path.match("test_*.py") or _is_named(collection_path, config):
+        return None
+    return None if may_hold(collection_path.relative_to(TESTS), wanted_tiers(config)) else True
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark each test with its tier, leave out those of other tiers, and begin with the longest files."""
+    wanted = wanted_tiers(config)
+    kept, left_out = [], []
+    for item in items:
+        if not any(item.get_closest_marker(tier) for tier in TIERS):
+            item.add_marker(tier_of(item.path.relative_to(TESTS)))
+        is_kept = any(item.get_closest_marker(tier) for tier in wanted) or _is_named(item.path, config)
+        (kept if is_kept else left_out).append(item)
+    kept.sort(key=lambda item: order_of(item.path.relative_to(TESTS)))
+    items[:] = kept
+    config.hook.pytest_deselected(items=left_out)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup(item: pytest.Item) -> Generator[None]:
+    """Look from here on at the processes that a test starts."""
+    started_processes.clear()
+    return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Generator[None]:
+    """Fail a test of the tier `unit` that started a process."""
+    started = list(started_processes)
+    yield
+    if item.get_closest_marker("unit") and started:
+        pytest.fail(f"a test of the tier `unit` starts no process, but this one has started {started}")
 
 
 def eventually(condition: Callable[[], bool], seconds: float = 60.0) -> bool:

@@ -77,6 +77,7 @@ def test_the_command_in_an_error_names_an_extra_that_there_is():
     assert str(MissingDependencyError.of("x needs y", "tune")) == "x needs y: pip install 'trainkit-ml[tune]'"
 
 
+@pytest.mark.external
 @pytest.mark.parametrize(
     "line", ["from trainkit.train import TorchTrainer", "from trainkit.util.sgd import TorchTrainer"]
 )

@@ -74,6 +74,7 @@ def test_what_cannot_be_loaded_names_its_package(install):
         registry().find("broken")
 
 
+@pytest.mark.external
 def test_metadata_is_read_only_for_names_of_others():
     program = """
 import sys

@@ -134,6 +134,7 @@ def test_a_column_to_filter_by_may_have_spaces():
     assert selected(rows, View(condition="val loss <2"))[0] == rows[:1]
 
 
+@pytest.mark.external
 def test_what_the_output_cannot_hold_is_spelled_out(root, tmp_path):
     run = tune.RunConfig(name="e", storage_path=tmp_path, verbose=0)
     tune.Tuner(lambda config: 1.0, param_space={"x": "größe"}, run_config=run).fit()

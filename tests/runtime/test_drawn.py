@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import trainkit
-from tests.conftest import children, eventually
+from tests.conftest import children, eventually, examples
 from tests.runtime import drawn
 from tests.runtime.program_model import (
     ANY,
@@ -57,7 +57,7 @@ def session(request: pytest.FixtureRequest) -> Iterator[str]:
 @pytest.mark.slow
 @pytest.mark.timeout(900)  # 300 programs of several processes each: 25 s where nothing else runs
 @given(programs())
-@settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(300), deadline=None, suppress_health_check=list(HealthCheck))
 def test_programs_end_as_the_model_says(session: str, program: Program) -> None:
     drawn.check(program)
 

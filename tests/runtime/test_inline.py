@@ -84,6 +84,7 @@ class Mourned:
         self.path.touch()
 
 
+@pytest.mark.external
 @pytest.mark.parametrize(
     "program",
     [
@@ -108,6 +109,7 @@ def test_local_mode_is_the_same(tmp_path: Path) -> None:
     trainkit.shutdown()
 
 
+@pytest.mark.external
 def test_an_async_method_that_waits_for_another_call_is_told_so() -> None:
     # In a program of its own: another thread, if there were one, might do what is waited for.
     output = run_script(

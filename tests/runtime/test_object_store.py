@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import trainkit
-from tests.conftest import eventually, shared_memory
+from tests.conftest import eventually, examples, shared_memory
 from tests.runtime.hoarders import MIB, AsyncHoarder, Hoarder, block
 from trainkit.errors import ObjectLostError, ObjectStoreFullError
 from trainkit.runtime.local import inventory, segmentlocks
@@ -230,7 +230,7 @@ STEP = st.tuples(st.sampled_from(["make", "warm", "close", "share", "unshare"]),
 
 
 @given(st.lists(STEP, max_size=40))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 def test_the_account_never_counts_too_little(steps: list[tuple[str, int]]) -> None:
     """Whatever two holders of the same segments do, in whatever order."""
     page = os.sysconf("SC_PAGE_SIZE")

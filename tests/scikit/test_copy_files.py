@@ -51,6 +51,7 @@ class TestTheFile:
         np.testing.assert_array_equal(second, self.X[self.ROWS])
         assert set(pieces) == {1}
 
+    @pytest.mark.external
     def test_of_a_writer_that_was_killed_is_written_again(
         self, copies: Copies, monkeypatch: pytest.MonkeyPatch
     ) -> None:

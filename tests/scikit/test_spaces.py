@@ -14,6 +14,7 @@ from scipy import stats
 from sklearn.model_selection import ParameterSampler
 from sklearn.svm import SVC
 
+from tests.conftest import examples
 from trainkit import tune
 from trainkit.errors import SpaceError
 from trainkit.sklearn.spaces import Drawn, domain_of, for_sampler, for_searcher, is_declared
@@ -65,7 +66,7 @@ def test_norm_has_mean_and_deviation(mean: float, sd: float) -> None:
     assert domain.mean == mean and math.isclose(domain.sd, sd)
 
 
-@settings(deadline=None, max_examples=20)
+@settings(deadline=None, max_examples=examples(20))
 @given(
     st.sampled_from(
         [

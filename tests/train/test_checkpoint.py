@@ -168,6 +168,7 @@ while True:
 """
 
 
+@pytest.mark.external
 def test_a_killed_writer_leaves_a_whole_checkpoint(tmp_path: Path) -> None:
     where = tmp_path / "c"
     generator = random.Random(0)

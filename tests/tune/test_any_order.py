@@ -7,6 +7,7 @@ import math
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.conftest import examples
 from tests.tune.harness import Play
 from trainkit.tune.config import CheckpointConfig, FailureConfig
 from trainkit.tune.control import events as ev
@@ -21,7 +22,7 @@ def less(config):
 
 
 @given(st.data())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 def test_whatever_happens_the_experiment_ends_with_every_trial_settled(data):
     samples, cpus = data.draw(st.integers(1, 8)), data.draw(st.integers(1, 3))
     play = Play(

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.conftest import examples
 from trainkit.errors import ConfigError
 from trainkit.tune.schedulers import (
     ASHAScheduler,
@@ -163,7 +164,7 @@ def run(scheduler: ASHAScheduler, stream, sign: int = 1) -> list[tuple[Verdict, 
 
 
 @given(reports, st.integers(0, 100))
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 def test_6_min_of_the_negated_metric_decides_the_same(stream, seed):
     same = {"max_t": 12, "reduction_factor": 2, "brackets": 3}
     assert run(asha(seed, "max", **same), stream) == run(asha(seed, "min", **same), stream, sign=-1)

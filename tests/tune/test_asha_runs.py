@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.conftest import examples
 from trainkit import tune
 from trainkit.errors import ConfigError
 from trainkit.tune.schedulers import ASHAScheduler
@@ -99,7 +100,7 @@ def test_the_toy_bracket_has_its_first_full_configuration_on_time(resume, first_
     st.integers(0, 3),
     st.integers(1, 3),
 )
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 def test_every_trial_ends_whatever_fails(losses, workers, failures, max_failures, brackets):
     results = simulated(
         losses,

@@ -197,6 +197,7 @@ def test_its_names():
     assert isinstance(create_searcher("bayesopt", metric="loss", mode="min"), BayesOptSearch)
 
 
+@pytest.mark.external
 def test_without_the_package_the_command_to_install_it_is_named():
     code = (
         "import sys; sys.modules['bayes_opt'] = None\n"

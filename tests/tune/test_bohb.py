@@ -267,6 +267,7 @@ def test_it_goes_by_name_and_by_the_places_of_ray_s():
 
 
 # row 1.29
+@pytest.mark.external
 def test_it_needs_numpy_only():
     """Neither SciPy nor statsmodels, ConfigSpace nor HpBandSter."""
     code = """

@@ -268,6 +268,7 @@ tune.Tuner(trainable, param_space=space, tune_config=best, run_config=run).fit()
 """
 
 
+@pytest.mark.external
 def test_in_a_real_terminal(tmp_path):  # row 1.22
     """Interrupted too: the cursor is there again, the block says why it ended, a warning how to go on."""
     ours, theirs = os.openpty()
@@ -324,6 +325,7 @@ tune.Tuner(lambda config: {"loss": 1.0}, run_config=run).fit()
 """
 
 
+@pytest.mark.external
 @pytest.mark.parametrize("what", ["the service to take the rest", "the copy at "])
 def test_what_the_end_waits_for_is_said_and_counts_in_the_total(tmp_path, what):
     command = [sys.executable, "-c", WAITS, str(tmp_path), what.split()[1]]
@@ -343,6 +345,7 @@ def test_what_the_end_waits_for_is_said_and_counts_in_the_total(tmp_path, what):
     assert len(list(file.parent.glob("experiment.sqlite*"))) == 1  # to read it leaves nothing either
 
 
+@pytest.mark.external
 def test_ctrl_c_is_said_once(tmp_path):
     command = [sys.executable, "-c", SCRIPT, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)

@@ -43,6 +43,7 @@ def long_story(config):
         tune.report({"step": step, "text": "x" * 4000})
 
 
+@pytest.mark.external
 def test_a_full_disk_ends_the_run_cleanly_and_is_gone_on_with(fit, small_disk):
     """Row 1.10: it stops cleanly, stays restorable, and the message names the largest folders."""
     Path(small_disk, "e", "ballast").mkdir(parents=True)
@@ -63,6 +64,7 @@ def test_a_full_disk_ends_the_run_cleanly_and_is_gone_on_with(fit, small_disk):
     assert [row["step"] for row in grid[0].history] == list(range(400))
 
 
+@pytest.mark.external
 def test_a_log_that_finds_no_room_in_the_file_stays_and_is_told(small_disk, caplog):
     store = ExperimentStore.create(small_disk / "e", {})
     store.commit([ev.Noted(float(n), "note", "x" * 1000) for n in range(300)])
@@ -81,6 +83,7 @@ def test_a_log_that_finds_no_room_in_the_file_stays_and_is_told(small_disk, capl
     assert not caplog.text
 
 
+@pytest.mark.external
 def test_a_checkpoint_that_finds_no_room_says_so(fit, small_disk):
     def trainable(config):
         scratch = Path(tune.get_context().get_trial_dir(), "scratch")
@@ -127,6 +130,7 @@ print("STEPS", [row["step"] for row in grid[0].history] == list(range(200)))
 """
 
 
+@pytest.mark.external
 def test_a_file_that_may_not_grow_loses_nothing_acknowledged(tmp_path):
     script = tmp_path / "limited.py"
     script.write_text(LIMITED)
@@ -160,6 +164,7 @@ def test_a_commit_that_fails_is_not_half_there(tmp_path):
 # --- a folder that can't be written ---------------------------------------------------------------
 
 
+@pytest.mark.external
 def test_a_read_only_folder_is_told_before_the_first_trial(fit, tmp_path):
     folder = tmp_path / "fixed"
     folder.mkdir()
@@ -174,6 +179,7 @@ def test_a_read_only_folder_is_told_before_the_first_trial(fit, tmp_path):
     assert not (tmp_path / "ran").exists()
 
 
+@pytest.mark.external
 def test_a_restore_in_a_read_only_folder_is_told_and_reading_goes_on(fit, tmp_path):
     grid = fit(lambda config: {"loss": 1.0})
     folder = tmp_path / "fixed"

@@ -224,6 +224,7 @@ def test_metric_and_mode_of_a_scheduler_mean_best_after_reading_back(fit):
     assert ResultGrid.from_path(grid.experiment_path).get_best_result().metrics["score"] == 0.2
 
 
+@pytest.mark.external
 def test_a_running_experiment_is_read_while_another_process_writes(tmp_path):
     script = tmp_path / "run.py"
     script.write_text(

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.conftest import examples
 from tests.tune.crew import Crew
 from trainkit import tune
 from trainkit.errors import ConfigError
@@ -378,7 +379,7 @@ def test_by_name():
     assert tune.schedulers.HyperBandForBOHB is by_its_module
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(st.integers(2, 60), st.integers(2, 4), st.integers(1, 40), st.integers(1, 5), st.integers(0, 10**6))
 def test_6_min_of_the_negated_metric_decides_the_same(max_t, eta, samples, workers, seed):
     chance = random.Random(seed)

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from tests.conftest import examples
 from tests.tune.crew import Crew, replayed
 from tests.tune.test_hyperband import BOTH, CONTINUE, PAUSE, STOP, hyperband, nine, report, went_on
 from trainkit.tune.schedulers.halving.brackets import bracket_plans, places, shared_levels
@@ -226,7 +227,7 @@ def test_a_trial_that_a_restore_runs_again_after_its_end_joins_like_a_new_one(mo
 # --- 16, 17, 28: whole experiments ----------------------------------------------------------------
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(
     *SIZES, st.integers(0, 2**32), st.sampled_from([0, 0.01, 0.2]), st.sampled_from([0, 0.02]), st.booleans()
 )

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from tests.conftest import examples
 from tests.tune.harness import Play
 from trainkit import tune
 from trainkit.tune.control import events as ev
@@ -71,7 +72,7 @@ BANDS = {
 }
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(**BANDS, fail_rate=st.sampled_from([0, 0.01, 0.1]))
 @example(max_t=100, eta=2, samples=40, workers=1, seed=0, fail_rate=0.0)
 @example(max_t=81, eta=3, samples=40, workers=32, seed=0, fail_rate=0.01)
@@ -127,7 +128,7 @@ class Stalling(BasicVariantGenerator):
         self.open.discard(trial_id)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(**BANDS, most=st.integers(1, 8), batch=st.booleans())
 def test_16_a_searcher_that_waits_for_paused_trials_stops_nothing(
     max_t, eta, samples, workers, seed, most, batch

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.conftest import examples
 from tests.tune.test_hyperband import BOTH, TOTALS
 from trainkit import tune
 from trainkit.tune.schedulers import HyperBandScheduler
@@ -40,7 +41,7 @@ def test_14_every_bracket_ends_at_the_maximum(max_t):
     assert furthest == dict.fromkeys(range(len(plans)), max_t)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     st.integers(2, 100),
     st.integers(2, 5),

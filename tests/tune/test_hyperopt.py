@@ -257,6 +257,7 @@ def test_its_names():
     assert search.arguments["n_initial_points"] == 3
 
 
+@pytest.mark.external
 def test_without_hyperopt_the_command_to_install_it_is_named():
     code = (
         "import sys; sys.modules['hyperopt'] = None\n"

@@ -110,6 +110,7 @@ print(results[1].error)
 """
 
 
+@pytest.mark.external
 def test_classes_of_a_script_in_its_trials(tmp_path):
     Path(tmp_path, "script.py").write_text(SCRIPT)
     done = subprocess.run(

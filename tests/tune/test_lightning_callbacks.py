@@ -201,6 +201,7 @@ assert len(result.metrics_dataframe) == 2
 """
 
 
+@pytest.mark.external
 @pytest.mark.slow
 def test_it_works_with_the_other_package(tmp_path):  # row 1.41; this process has imported the first
     package = next(name for name in PACKAGES if name != pl.__name__)

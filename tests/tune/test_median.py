@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.conftest import examples
 from trainkit.tune.schedulers import Decision, MedianStoppingRule, Verdict
 from trainkit.tune.schedulers.median.standings import Standings, median
 from trainkit.tune.seeds import scheduler_generator
@@ -80,7 +81,7 @@ def test_21_a_completed_trial_counts_once():
     st.randoms(use_true_random=False),
     st.lists(st.integers(-3, 3), min_size=1, max_size=4),
 )
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 def test_21_the_order_in_which_others_report_at_equal_times_changes_nothing(others, random, own):
     def decisions(shuffled: bool) -> list[Decision]:
         # Judgements among the others differ by the order, so nobody is stopped before all have reported.
@@ -146,7 +147,7 @@ def verdicts_of(scheduler: MedianStoppingRule, stream, sign: int = 1) -> list[Ve
 
 
 @given(streams, st.sampled_from([0, 1, 2.5]), st.integers(1, 3), st.sampled_from(["average", "value"]))
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 def test_the_rule_is_the_one_written_down(stream, grace, needed, compare):
     ours = verdicts_of(rule(grace_period=grace, min_samples_required=needed, compare=compare), stream)
     assert ours == plain_verdicts(stream, grace, needed, compare)
@@ -201,7 +202,7 @@ def test_8_nan_of_others_stops_nobody():
 
 
 @given(streams, st.sampled_from([0.0, 0.25, 1.0]), st.sampled_from(["all", "completed"]))
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 def test_10_late_duplicate_and_backward_reports_change_nothing(stream, back, pool):
     clean, disturbed = (rule(min_samples_required=1, pool=pool) for _ in range(2))
     for number in range(6):

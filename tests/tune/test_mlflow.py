@@ -270,6 +270,7 @@ def test_names_are_made_such_as_mlflow_takes(client, name, safe, request):
 # --- inside a trial -------------------------------------------------------------------------------
 
 
+@pytest.mark.external
 def test_a_trial_may_set_mlflow_up_itself(fit, store, client, tmp_path):
     def trainable(config):
         tracker = setup_mlflow(config, tracking_uri=store, tags={"who": "me"})

@@ -97,6 +97,7 @@ tune.Tuner(trainable, run_config=tune.RunConfig(storage_path=sys.argv[1], name="
 """
 
 
+@pytest.mark.external
 def test_a_second_live_run_of_one_name_is_refused(fit, tmp_path):
     """Row 1.36: with an error that says what to do; a restore names the pid that has it."""
     script = tmp_path / "waits.py"
@@ -139,6 +140,7 @@ trainkit.shutdown()
 """
 
 
+@pytest.mark.external
 def test_every_new_file_is_in_the_experiments_folder(tmp_path):
     """Row 1.11: with HOME and TMPDIR empty, after fit() every new file is under storage_path/name."""
     for name in ("home", "tmp", "run", "store"):

@@ -97,6 +97,7 @@ def test_a_configuration_tells_texts_from_floats():
     json.loads(encode_config(config), parse_constant=pytest.fail)
 
 
+@pytest.mark.external
 def test_a_set_is_spelled_the_same_in_every_process():
     program = (
         "from trainkit.tune.values import encode_config\n"

@@ -387,6 +387,7 @@ def test_a_trial_without_the_metric_has_failed(fit):
     assert "'score'" in str(grid.errors[0])
 
 
+@pytest.mark.external
 def test_without_optuna_the_command_to_install_it_is_named():
     code = (
         "import sys; sys.modules['optuna'] = None\n"

@@ -265,6 +265,7 @@ def test_bounds_are_searched_as_the_space_draws_the_value():
         PB2(hyperparam_bounds={"lr": [0, 1]}).completed_space(space)
 
 
+@pytest.mark.external
 def test_without_scipy_the_command_to_install_it_is_named_at_once():
     code = (
         "import sys; sys.modules['scipy'] = None\n"

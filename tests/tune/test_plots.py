@@ -215,6 +215,7 @@ def test_a_few_wild_values_do_not_spoil_an_axis():
     assert limit([1.0, 1e9], "min") is None
 
 
+@pytest.mark.external
 def test_drawing_leaves_pyplot_alone_and_lack_of_matplotlib_is_explained(grid):
     code = textwrap.dedent(
         f"""

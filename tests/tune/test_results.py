@@ -186,6 +186,7 @@ def test_the_spread_of_a_metric_does_not_hang_on_where_nan_stands():
         assert (spread["min"], spread["max"], math.isnan(spread["avg"])) == (1.0, 3.0, True)
 
 
+@pytest.mark.external
 def test_importing_tune_loads_nothing_heavy():
     code = (
         "import sys; from trainkit import tune; tune.Tuner, tune.report, tune.schedulers.ASHAScheduler;"

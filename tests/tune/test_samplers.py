@@ -323,6 +323,7 @@ def test_a_storage_has_each_trial_once_after_a_restore(fit, tmp_path, name):
 
 
 # row 2.9
+@pytest.mark.external
 def test_a_suggestion_is_the_same_in_another_process():
     code = (
         "from tests.tune.test_samplers import *\n"

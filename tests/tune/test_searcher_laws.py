@@ -14,6 +14,7 @@ from hyperopt import hp
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.conftest import examples
 from tests.suites.searchers import Row, Search
 from trainkit import tune
 from trainkit.errors import ConfigError
@@ -229,7 +230,7 @@ def test_a_searcher_is_made_again_of_what_is_written_down(name):
 
 @pytest.mark.parametrize("batch", [False, True])
 @given(events=EVENTS, most=st.integers(1, 3))
-@settings(max_examples=30, deadline=None, derandomize=True)
+@settings(max_examples=examples(30), deadline=None, derandomize=True)
 def test_a_limited_searcher_has_no_more_trials_at_once(batch, events, most):
     row = Row("limited", lambda: ConcurrencyLimiter(BasicVariantGenerator(), most, batch=batch))
     life = Life(row, REAL, num_samples=40)

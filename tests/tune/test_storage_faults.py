@@ -171,6 +171,7 @@ tune.Tuner(
 """
 
 
+@pytest.mark.external
 @pytest.mark.parametrize("put", [1, 4, 9, 14, 19, 25])
 def test_a_driver_killed_in_an_upload_leaves_a_copy_to_go_on_with(tmp_path, results, put):
     script = tmp_path / "driver.py"

@@ -131,6 +131,7 @@ def test_an_existing_experiment_is_not_overwritten(store):
         ExperimentStore.create(store.folder, {})
 
 
+@pytest.mark.external
 def test_a_second_writer_is_refused_by_pid_also_from_another_process(store):
     with pytest.raises(StoreError, match=f"pid {os.getpid()}"):
         ExperimentStore.open(store.folder)
@@ -149,6 +150,7 @@ def test_a_second_writer_is_refused_by_pid_also_from_another_process(store):
     assert f"pid {os.getpid()}" in done.stdout
 
 
+@pytest.mark.external
 def test_the_lock_goes_with_its_owner_and_commits_stay(tmp_path):
     code = textwrap.dedent(f"""
         import os, signal
@@ -223,6 +225,7 @@ def test_a_folder_that_cannot_be_written_is_an_error(tmp_path):
         ExperimentStore.create(tmp_path / "file" / "e", {})
 
 
+@pytest.mark.external
 def test_a_disk_that_refuses_is_an_error_that_keeps_what_was_committed(tmp_path):
     code = textwrap.dedent(f"""
         import resource

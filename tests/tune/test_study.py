@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.conftest import examples
 from trainkit import tune
 from trainkit.errors import ConfigError
 from trainkit.tune.control import events as ev
@@ -281,7 +282,7 @@ CONFIGS = st.recursive(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.lists(st.dictionaries(st.sampled_from("xyz"), CONFIGS, max_size=3), min_size=1, max_size=5))
 def test_optuna_takes_whatever_was_tried(configs):
     """Whatever values trials had, each lies in the distribution that is told of it."""

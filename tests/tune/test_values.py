@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.conftest import examples
 from trainkit.errors import MetricError
 from trainkit.tune.values import decode, encode, flatten, lookup, plain_metrics
 
@@ -22,7 +23,7 @@ metrics = st.dictionaries(
 
 
 @given(metrics)
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 def test_metrics_survive_the_store_exactly(values):
     text = encode(plain_metrics(values))
     json.loads(text, parse_constant=pytest.fail)  # every JSON reader takes it

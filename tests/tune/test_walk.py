@@ -9,6 +9,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from tests.conftest import examples
 from tests.tune.test_conditions import optimizers
 from tests.tune.test_space import suggestions
 from trainkit import tune
@@ -167,7 +168,7 @@ def described(draw, depth=0, names="abcd"):
     return space
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(st.data())
 def test_any_small_space(data):
     try:

@@ -1,0 +1,19 @@
+"""Every test file has a tier, and the table of tiers names no file that is gone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.tiers import LONGEST, OTHERS, TIERS, tier_of
+
+TESTS = Path(__file__).parent
+
+
+def test_every_file_has_a_tier():
+    assert {tier_of(file.relative_to(TESTS)) for file in TESTS.rglob("test_*.py")} == set(TIERS)
+
+
+def test_every_row_names_a_file_once():
+    rows = [file for files in OTHERS.values() for file in files.split()]
+    assert len(set(rows)) == len(rows)
+    assert [file for file in [*rows, *LONGEST] if not (TESTS / file).is_file()] == []
