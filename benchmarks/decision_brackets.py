@@ -12,8 +12,8 @@ from collections.abc import Mapping, Set
 import numpy as np
 
 from benchmarks import ray_schedulers
+from trainkit.tune.core.seeds import scheduler_generator
 from trainkit.tune.schedulers import HyperBandScheduler, Verdict
-from trainkit.tune.seeds import scheduler_generator
 
 NAME = "Ray HyperBand"
 KINDS = ("plain", "ties", "NaN")

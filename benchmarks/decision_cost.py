@@ -20,10 +20,10 @@ import numpy as np
 
 from trainkit import tune
 from trainkit.tune import schedulers as sch
+from trainkit.tune.core.seeds import scheduler_generator
 from trainkit.tune.schedulers import Decision, Verdict
 from trainkit.tune.search import TuneBOHB
-from trainkit.tune.seeds import scheduler_generator
-from trainkit.tune.spaces.variants import Space
+from trainkit.tune.space.search_space import Space
 
 TRIALS, MEASURED = 10_000, 2_000
 MEMBERS = 1_000

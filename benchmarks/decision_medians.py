@@ -15,9 +15,9 @@ from typing import Any
 
 from benchmarks import ray_schedulers
 from benchmarks.decision_streams import stream
+from trainkit.tune.core.seeds import scheduler_generator
 from trainkit.tune.schedulers import Decision, TrialScheduler, Verdict
 from trainkit.tune.schedulers.median_stopping_rule import MedianStoppingRule
-from trainkit.tune.seeds import scheduler_generator
 
 LAST_T = 12
 """Trials are short here, so that some get to the end."""

@@ -29,8 +29,8 @@ from functools import partial
 from benchmarks import decision_brackets, decision_medians
 from benchmarks.decision_peers import Optuna, Ray, RungPeer, Rungs, SyneTune, named
 from benchmarks.decision_streams import KINDS, MAX_T, Report, stream
+from trainkit.tune.core.seeds import scheduler_generator
 from trainkit.tune.schedulers import ASHAScheduler, Decision, Verdict
-from trainkit.tune.seeds import scheduler_generator
 
 ETA = 4
 

@@ -100,7 +100,7 @@ def held_bytes(operator: Any) -> int:
 
 def memory(strategy: str) -> int | None:
     """The largest `held_bytes` of two workers after a step; None if there is no such strategy."""
-    from trainkit.train.strategies.names import HOMES
+    from trainkit.train.strategies.base import HOMES
 
     if strategy not in HOMES:
         return None

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from trainkit import tune
+from trainkit.tune.core.seeds import scheduler_generator
 from trainkit.tune.schedulers import ASHAScheduler
-from trainkit.tune.seeds import scheduler_generator
-from trainkit.tune.storing.store import ExperimentStore
+from trainkit.tune.store.writer import ExperimentStore
 
 TRIALS = 10_000
 EARLY, LATE = 500, 5_000

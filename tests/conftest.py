@@ -20,10 +20,10 @@ import pytest
 
 import trainkit
 from tests.tiers import TIERS, may_hold, order_of, tier_of
-from trainkit.runtime import preload
-from trainkit.runtime.local import process
+from trainkit.runtime import session
+from trainkit.runtime.local.system import process
 from trainkit.settings import SESSION_MARK
-from trainkit.tune import seeds
+from trainkit.tune.core import seeds
 
 SESSION_CPUS = 4
 
@@ -39,7 +39,7 @@ hypothesis.settings.register_profile("quick", deadline=None, derandomize=True, m
 hypothesis.settings.register_profile("explore", deadline=None)
 hypothesis.settings.load_profile("steady")
 
-NEEDED_BY_ALL = frozenset({"numpy", "torch", "trainkit.train.worker", "trainkit.tune.running.trial_actor"})
+NEEDED_BY_ALL = frozenset({"numpy", "torch", "trainkit.train.workers.worker", "trainkit.tune.trial.actor"})
 """What workers are forked with, if this process has imported it; a module's `PRELOAD` adds to it."""
 
 RUN = "TRAINKIT_TEST_RUN"
@@ -178,7 +178,7 @@ def _of_this_run(environment: dict[str, str]) -> bool:
 def few_imports() -> Iterator[None]:
     """This process has imported what any test needs, such as Lightning; its sessions' workers need less."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(preload, "_when_imported", preload._when_imported & NEEDED_BY_ALL)
+        patch.setattr(session, "_when_imported", session._when_imported & NEEDED_BY_ALL)
         yield
 
 

@@ -22,9 +22,9 @@ import psutil
 
 import trainkit
 from trainkit import tune
-from trainkit.runtime.local import process
+from trainkit.runtime.local.system import process
 from trainkit.settings import SESSION_MARK
-from trainkit.tune.storing.history import ExperimentReader
+from trainkit.tune.store.reader import ExperimentReader
 
 STEPS = 6
 PAUSE_S = 0.01

@@ -15,7 +15,7 @@ from tests import node_losses
 from tests.conftest import eventually
 from trainkit import tune
 from trainkit.errors import GangError, NodeDiedError
-from trainkit.tune.storing.history import ExperimentReader
+from trainkit.tune.store.reader import ExperimentReader
 
 
 @pytest.mark.parametrize(("number", "scenario"), list(enumerate(node_losses.SCENARIOS)))

@@ -54,14 +54,14 @@ if TYPE_CHECKING:
     from trainkit.runtime.api import remove_placement_group as remove_placement_group
     from trainkit.runtime.api import shutdown as shutdown
     from trainkit.runtime.api import wait as wait
-    from trainkit.runtime.ids import ActorID as ActorID
-    from trainkit.runtime.ids import JobID as JobID
-    from trainkit.runtime.ids import NodeID as NodeID
-    from trainkit.runtime.ids import PlacementGroupID as PlacementGroupID
-    from trainkit.runtime.ids import TaskID as TaskID
-    from trainkit.runtime.ids import WorkerID as WorkerID
+    from trainkit.runtime.specs import ActorID as ActorID
+    from trainkit.runtime.specs import JobID as JobID
+    from trainkit.runtime.specs import NodeID as NodeID
     from trainkit.runtime.specs import ObjectRef as ObjectID
     from trainkit.runtime.specs import ObjectRef as ObjectRef
+    from trainkit.runtime.specs import PlacementGroupID as PlacementGroupID
+    from trainkit.runtime.specs import TaskID as TaskID
+    from trainkit.runtime.specs import WorkerID as WorkerID
     from trainkit.runtime.streams import ObjectRefGenerator as ObjectRefGenerator
 
 _VERBS = (
@@ -93,7 +93,7 @@ _VERBS = (
 )
 _IDS = ("ActorID", "JobID", "NodeID", "PlacementGroupID", "TaskID", "WorkerID")
 _TYPES = {
-    **dict.fromkeys(_IDS, "trainkit.runtime.ids"),
+    **dict.fromkeys(_IDS, "trainkit.runtime.specs"),
     "ObjectRef": "trainkit.runtime.specs",
     "ObjectRefGenerator": "trainkit.runtime.streams",
 }

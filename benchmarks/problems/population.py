@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from trainkit.tune.core.seeds import scheduler_generator
 from trainkit.tune.schedulers import Decision, TrialScheduler, Verdict
-from trainkit.tune.seeds import scheduler_generator
 
 
 @dataclass

@@ -15,8 +15,8 @@ import trainkit
 from tests.conftest import eventually
 from tests.runtime.programs import Programs
 from trainkit.cli.main import main
-from trainkit.cli.status import duration
-from trainkit.runtime.local import process
+from trainkit.cli.sessions import duration
+from trainkit.runtime.local.system import process
 
 PROGRAM = """
     import os, sys, subprocess, trainkit

@@ -17,9 +17,9 @@ import pytest
 import trainkit
 from trainkit import tune
 from trainkit.cli.main import main
-from trainkit.cli.trials import View, selected
+from trainkit.cli.show import TableOptions, selected
 from trainkit.errors import ConfigError
-from trainkit.tune.storing.store import ExperimentStore
+from trainkit.tune.store.writer import ExperimentStore
 
 
 def trainable(config):
@@ -131,7 +131,7 @@ def test_show_sorts_filters_and_writes(command, tmp_path):
 
 def test_a_column_to_filter_by_may_have_spaces():
     rows = [{"val loss": 1.0}, {"val loss": 3.0}]
-    assert selected(rows, View(condition="val loss <2"))[0] == rows[:1]
+    assert selected(rows, TableOptions(condition="val loss <2"))[0] == rows[:1]
 
 
 @pytest.mark.external
@@ -164,12 +164,12 @@ def test_a_number_of_lines_is_none_or_more(command, words, capsys):
 def test_what_is_missing_comes_last_however_it_is_sorted():
     rows = [{"a": 1.0}, {"b": 1}, {"a": float("nan")}, {"a": "text"}, {"a": 3}]
     for descending, order in ((False, [1.0, 3]), (True, [3, 1.0])):
-        chosen, _ = selected(rows, View(sort="a", descending=descending))
+        chosen, _ = selected(rows, TableOptions(sort="a", descending=descending))
         assert [row["a"] for row in chosen[:4] if row["a"] in (1.0, 3)] == order
         assert chosen[-1] == {"b": 1}
     with pytest.raises(ConfigError, match="no column"):
-        selected(rows, View(columns="c"))
-    assert selected([], View(columns="c")) == ([], ["c"])
+        selected(rows, TableOptions(columns="c"))
+    assert selected([], TableOptions(columns="c")) == ([], ["c"])
 
 
 def test_tail_shows_the_last_reports(command):
@@ -190,7 +190,7 @@ def test_tail_follows_what_a_trial_has_printed(command, root):
 
 
 def test_tail_follows_a_running_experiment_to_its_end(root, capsys, tmp_path):
-    from trainkit.cli.follow import tail
+    from trainkit.cli.tail import tail
 
     store = ExperimentStore.open(root / "e")  # as if this process ran it
     waits: list[float] = []

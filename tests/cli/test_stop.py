@@ -16,9 +16,9 @@ import pytest
 from tests.cli.test_cli import begin, ended, finish
 from tests.conftest import eventually
 from tests.runtime.programs import Programs
-from trainkit.runtime.local import process
-from trainkit.tune.running.commands import asker
-from trainkit.tune.storing.overview import Overview
+from trainkit.runtime.local.system import process
+from trainkit.tune.results.overview import Overview
+from trainkit.tune.store.ownership import asker
 
 TUNES = """
     import sys, trainkit

@@ -90,7 +90,7 @@ def test_train_meets_tune_in_one_file(source: Source) -> None:
         == ("train", "tune")
         and not (found.module == "trainkit.train" and found.when == "types")
     }
-    assert meeting <= {"trainkit.train.trainable"}
+    assert meeting <= {"trainkit.train.tune"}
 
 
 # boundaries

@@ -167,7 +167,7 @@ def test_the_table_is_sorted_searched_and_paged(root: Path, monkeypatch: pytest.
     seen = View.of(root / "first one", 0.0)
 
     def order(**wish: str) -> list[int]:
-        return [row.index for row in pages.chosen(seen, pages.Wish.of(wish))]
+        return [row.index for row in pages.chosen(seen, pages.TableQuery.of(wish))]
 
     assert order() == [0, 1, 2, 3, 4, 5]
     assert order(falling="1") == [5, 4, 3, 2, 1, 0]
@@ -176,9 +176,9 @@ def test_the_table_is_sorted_searched_and_paged(root: Path, monkeypatch: pytest.
     assert order(search="ALERT(1)") == [1, 3, 5]
     assert order(sort="no such column", page="x") == [0, 1, 2, 3, 4, 5]
     monkeypatch.setattr(pages, "MAX_ROWS", 4)
-    first = Text(pages.experiment(seen, [], pages.Wish(), "t"))
+    first = Text(pages.experiment(seen, [], pages.TableQuery(), "t"))
     assert "next" in first.words and sum("/trials/" in link for link in first.links) == 4
-    last = Text(pages.experiment(seen, [], pages.Wish(page=9), "t"))
+    last = Text(pages.experiment(seen, [], pages.TableQuery(page=9), "t"))
     assert "before" in last.words and sum("/trials/" in link for link in last.links) == 2
 
 
@@ -265,7 +265,7 @@ def test_a_parameter_may_be_called_as_a_column_is(tmp_path: Path) -> None:
     ).fit()
     seen = View.of(tmp_path / "e", 0.0)
     assert {"status", "config/status", "trial", "config/trial"} <= set(pages.columns(seen))
-    assert "TERMINATED" in pages.experiment(seen, [], pages.Wish(), "")
+    assert "TERMINATED" in pages.experiment(seen, [], pages.TableQuery(), "")
 
 
 @pytest.mark.parametrize(

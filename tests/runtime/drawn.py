@@ -406,7 +406,7 @@ def check_all_free() -> None:
 
 
 def _objects() -> list[Any]:
-    return trainkit.list_objects() if "listings" in trainkit.runtime.telling.promises() else []
+    return trainkit.list_objects() if "listings" in trainkit.runtime.context.promises() else []
 
 
 def _living() -> list[Any]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import trainkit
-from trainkit.runtime.local.worker import _Worker
+from trainkit.runtime.local.worker.main import _Worker
 
 
 def note(path: Path, line: str) -> None:

@@ -10,7 +10,7 @@ import textwrap
 from pathlib import Path
 
 from tests.conftest import eventually
-from trainkit.runtime.local import process
+from trainkit.runtime.local.system import process
 from trainkit.settings import SESSION_MARK
 
 ROOT = Path(__file__).parents[2]

@@ -11,7 +11,7 @@ import pytest
 
 import trainkit
 from tests.conftest import RUN, eventually
-from trainkit.runtime.local import process
+from trainkit.runtime.local.system import process
 
 
 def ray_processes() -> set[int]:

@@ -21,8 +21,8 @@ import trainkit
 from tests.conftest import SESSION_CPUS, eventually
 from tests.runtime.victims import Victim
 from trainkit.errors import WorkerDiedError
-from trainkit.runtime.local import process
-from trainkit.runtime.local.batch import lasting
+from trainkit.runtime.local.system import process
+from trainkit.runtime.local.wire.batching import lasting
 
 pytestmark = pytest.mark.usefixtures("runtime")
 

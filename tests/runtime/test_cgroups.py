@@ -7,7 +7,8 @@ from pathlib import PurePosixPath
 import pytest
 
 import trainkit
-from trainkit.runtime.local import cgroups, devices
+from trainkit.runtime.local.system import devices
+from trainkit.runtime.local.system import devices as cgroups
 
 VERSION_2 = "25 30 0:22 / /sys/fs/cgroup rw,nosuid shared:9 - cgroup2 cgroup2 rw,nsdelegate\n"
 VERSION_1 = (

@@ -23,8 +23,8 @@ import trainkit
 from tests.conftest import SESSION_CPUS, eventually
 from tests.runtime.crowded import Crowded, exhaust, limit_for, occupy
 from trainkit.errors import ActorDiedError, ObjectLostError
-from trainkit.runtime.current import engine
-from trainkit.runtime.local import doors
+from trainkit.runtime.local.wire import sessions
+from trainkit.runtime.session import engine
 
 SOON_S = 60
 
@@ -280,10 +280,10 @@ def test_a_node_without_descriptors_says_so_and_goes_on() -> None:
 
 def test_who_has_no_descriptor_left_to_reach_a_session_is_not_told_that_it_has_ended() -> None:
     with limited(os.getpid(), 0), pytest.raises(ObjectLostError, match="ulimit -n"):
-        doors.visit(Path(engine().mark))
+        sessions.connect(Path(engine().mark))
     with limited(os.getpid(), 1), pytest.raises(ObjectLostError, match="ulimit -n"):
-        doors.visit(Path(engine().mark))
-    doors.visit(Path(engine().mark)).close()
+        sessions.connect(Path(engine().mark))
+    sessions.connect(Path(engine().mark)).close()
 
 
 def test_a_session_whose_node_has_no_descriptors_ends_in_order() -> None:

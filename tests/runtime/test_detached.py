@@ -14,7 +14,7 @@ import pytest
 
 from tests.conftest import eventually
 from tests.runtime.programs import FINDER, MAKER, Programs
-from trainkit.runtime.local import process
+from trainkit.runtime.local.system import process
 
 
 @pytest.fixture
@@ -464,7 +464,7 @@ def test_a_detached_group_keeps_its_session(programs: Programs) -> None:
     trainkit.init(num_cpus=1)
     group = trainkit.placement_group([{"CPU": 1}], name="kept", lifetime="detached")
     assert group.wait(60)
-    from trainkit.runtime.current import engine
+    from trainkit.runtime.session import engine
     print(engine().state("nodes")[0]["pid"])
     """
         )

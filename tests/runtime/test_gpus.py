@@ -15,8 +15,8 @@ import pytest
 
 import trainkit
 from tests.conftest import eventually
-from trainkit.runtime.local import devices
-from trainkit.runtime.local.surroundings import THREAD_VARIABLES
+from trainkit.runtime.local.system import devices
+from trainkit.runtime.local.worker.bootstrap import THREAD_VARIABLES
 
 
 class Holder:

@@ -11,8 +11,7 @@ import trainkit
 from tests.conftest import eventually
 from tests.runtime.victims import Victim
 from trainkit.errors import ConfigError, InfeasibleError
-from trainkit.runtime.placement_group import PlacementGroup
-from trainkit.runtime.scheduling import PlacementGroupSchedulingStrategy
+from trainkit.runtime.scheduling import PlacementGroup, PlacementGroupSchedulingStrategy
 
 pytestmark = pytest.mark.usefixtures("runtime")
 

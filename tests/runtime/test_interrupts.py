@@ -15,7 +15,7 @@ import pytest
 import trainkit
 from tests.conftest import SESSION_CPUS
 from tests.runtime.victims import Victim
-from trainkit.runtime.local import interrupt
+from trainkit.runtime import signals
 
 pytestmark = pytest.mark.usefixtures("runtime")
 
@@ -90,8 +90,8 @@ def test_other_processes_go_on_though_a_put_is_interrupted() -> None:
 
 
 def test_an_interrupt_while_a_guard_is_taken_down_keeps_no_later_wait_awake() -> None:
-    wake_fd = interrupt.wake_fd()
+    wake_fd = signals.wake_fd()
     os.eventfd_write(wake_fd, 1)  # as the second of two in a row leaves it
-    with interrupt.InterruptGuard() as guard:
+    with signals.InterruptGuard() as guard:
         assert guard.poll([], 0) == []
         assert select.select([wake_fd], [], [], 0)[0] == []

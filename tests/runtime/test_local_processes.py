@@ -18,7 +18,7 @@ import pytest
 import trainkit
 from tests.conftest import eventually, shared_memory
 from tests.suites.parts import wait_for
-from trainkit.runtime.local.actor_peer import ActorPeer
+from trainkit.runtime.local.client.actors import ActorConnection
 from trainkit.runtime.serialize import Packed
 
 pytestmark = pytest.mark.usefixtures("runtime")
@@ -472,16 +472,16 @@ def test_an_exception_that_is_retried_may_use_the_verbs_as_it_is_rebuilt(kind: s
 def test_calls_go_on_after_one_that_there_was_no_memory_to_send(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    send, failed = ActorPeer.call, []
+    send, failed = ActorConnection.call, []
 
-    def send_later(peer: ActorPeer, body: Packed, refs: list[Any], *rest: Any) -> None:
+    def send_later(peer: ActorConnection, body: Packed, refs: list[Any], *rest: Any) -> None:
         if not failed:
             failed.append(refs)
             raise MemoryError("no memory")
         send(peer, body, refs, *rest)
 
     actor, late = probe(), trainkit.remote(num_cpus=0)(wait_for).remote(tmp_path / "late")
-    monkeypatch.setattr(ActorPeer, "call", send_later)
+    monkeypatch.setattr(ActorConnection, "call", send_later)
     first, second = (actor.look.remote(len, late) for _ in range(2))
     (tmp_path / "late").touch()
     with pytest.raises(trainkit.errors.ObjectLostError, match="no memory"):

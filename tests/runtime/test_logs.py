@@ -16,8 +16,7 @@ import trainkit
 from tests.conftest import eventually
 from tests.runtime.talkers import Rank, Talker
 from trainkit import settings
-from trainkit.runtime.local.folding import Folding
-from trainkit.runtime.local.logs import SessionLogs
+from trainkit.runtime.local.node.logs import LineDeduplicator, SessionLogs
 
 
 @pytest.fixture
@@ -264,7 +263,7 @@ def test_what_one_other_worker_repeated_is_shown_by_its_end(
 
 
 def test_what_is_repeated_is_counted_and_told_in_time() -> None:
-    folding = Folding()
+    folding = LineDeduplicator()
     first = folding.fresh(2, "a", 12, False, ["same", "own", ""], 0.0)
     assert first == ["same", "own", ""]
     assert folding.fresh(2, "a", 12, False, ["same"], 1.0) == ["same"]

@@ -12,7 +12,7 @@ import pytest
 import trainkit
 from tests.conftest import eventually
 from tests.runtime.hoarders import MIB, Eater, block
-from trainkit.runtime.local.memory_guard import Look, excess, needs_a_look
+from trainkit.runtime.local.node.memory_monitor import Look, excess, needs_a_look
 
 LIMIT = 200 * MIB
 

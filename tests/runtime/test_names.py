@@ -16,9 +16,9 @@ import trainkit
 from tests.conftest import eventually
 from tests.runtime.victims import Victim
 from trainkit.errors import ActorDiedError, ConfigError, TrainkitError
-from trainkit.runtime.current import engine
-from trainkit.runtime.local.client import LocalEngine
-from trainkit.runtime.local.names import Names, nearest
+from trainkit.runtime.local.client.engine import LocalEngine
+from trainkit.runtime.local.wire.names import NameTable, nearest
+from trainkit.runtime.session import engine
 
 WORDS = st.sampled_from(["a", "b", "c"])
 
@@ -30,7 +30,7 @@ class NamesMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.names = Names()
+        self.names = NameTable()
         self.model: dict[int, tuple[str, str]] = {}
 
     @rule(target=bearers, bearer=st.integers(0, 5), namespace=WORDS, name=WORDS)

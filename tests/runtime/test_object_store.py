@@ -19,8 +19,8 @@ import trainkit
 from tests.conftest import eventually, examples, shared_memory
 from tests.runtime.hoarders import MIB, AsyncHoarder, Hoarder, block
 from trainkit.errors import ObjectLostError, ObjectStoreFullError
-from trainkit.runtime.local import inventory, segmentlocks
-from trainkit.runtime.local.account import StoreAccount
+from trainkit.runtime.local.memory import locks, usage
+from trainkit.runtime.local.memory.budget import StoreBudget
 
 LIMIT_MIB = 64
 
@@ -40,7 +40,7 @@ def hoarder() -> Any:
 
 def objects(*actors: Any) -> list[dict[str, Any]]:
     pids = [os.getpid(), *trainkit.get([actor.pid.remote() for actor in actors])]
-    return inventory.objects({pid: str(pid) for pid in pids})
+    return usage.objects({pid: str(pid) for pid in pids})
 
 
 def test_a_full_store_says_who_holds_it_and_loses_nothing(small_store: None) -> None:
@@ -119,7 +119,7 @@ def test_space_comes_back_from_a_killed_holder(small_store: None) -> None:
         trainkit.put(block(30))
     del held
     os.kill(trainkit.get(keeper.pid.remote()), signal.SIGKILL)
-    assert eventually(lambda: not inventory.holders(inventory.all_pids(), None))
+    assert eventually(lambda: not usage.holders(usage.all_pids(), None))
     assert trainkit.get(trainkit.put(block(60, 6)))[0] == 6
 
 
@@ -234,7 +234,7 @@ STEP = st.tuples(st.sampled_from(["make", "warm", "close", "share", "unshare"]),
 def test_the_account_never_counts_too_little(steps: list[tuple[str, int]]) -> None:
     """Whatever two holders of the same segments do, in whatever order."""
     page = os.sysconf("SC_PAGE_SIZE")
-    account = StoreAccount.create(24 * page)
+    account = StoreBudget.create(24 * page)
     used: list[tuple[int, int]] = []
     warm: list[tuple[int, int]] = []
     shared: list[int] = []
@@ -248,8 +248,8 @@ def test_the_account_never_counts_too_little(steps: list[tuple[str, int]]) -> No
                 used.append((fd, number * page))
         elif step == "warm" and used:
             fd, size = used.pop(number % len(used))
-            if segmentlocks.claim(fd, account.span(size)):
-                segmentlocks.release(fd, account.span(size))
+            if locks.claim(fd, account.span(size)):
+                locks.release(fd, account.span(size))
                 warm.append((fd, size))
             else:
                 os.close(fd)
@@ -258,11 +258,11 @@ def test_the_account_never_counts_too_little(steps: list[tuple[str, int]]) -> No
         elif step == "share" and used:
             fd, size = used[number % len(used)]
             shared.append(os.open(f"/proc/self/fd/{fd}", os.O_RDWR))
-            segmentlocks.share(shared[-1], account.span(size))
+            locks.share(shared[-1], account.span(size))
         elif step == "unshare" and shared:
             os.close(shared.pop(number % len(shared)))
         in_use = {os.fstat(fd).st_ino: os.fstat(fd).st_size for fd in [*(fd for fd, _ in used), *shared]}
-        assert segmentlocks.sizes_in_use(account.session) == in_use
+        assert locks.sizes_in_use(account.session) == in_use
         assert sum(in_use.values()) + sum(size for _, size in warm) <= account.used_bytes
         assert account.used_bytes <= account.limit_bytes
     for fd in [*(fd for fd, _ in [*used, *warm]), *shared]:

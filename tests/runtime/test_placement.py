@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainkit.runtime.local.templates import choose
-from trainkit.runtime.placement import Ledger, Waiting, blocked_by, order
+from trainkit.runtime.local.node.templates import choose
+from trainkit.runtime.placement import Demand, Ledger, blocked_by, order
 
 amounts = st.sampled_from([0.1, 0.25, 0.5, 1.0, 2.0, 3.0])
 requests = st.fixed_dictionaries(
@@ -87,7 +87,7 @@ def test_a_worker_is_forked_from_what_spares_it_most_without_a_wait() -> None:
 
 
 def test_what_workers_ask_for_comes_first_and_else_the_order_is_kept() -> None:
-    queue = [Waiting(1, [{}]), Waiting(2, [{}], nested=True), Waiting(3, [{}]), Waiting(4, [{}], nested=True)]
+    queue = [Demand(1, [{}]), Demand(2, [{}], nested=True), Demand(3, [{}]), Demand(4, [{}], nested=True)]
     assert [waiting.key for waiting in order(queue)] == [2, 4, 1, 3]
 
 

@@ -20,7 +20,7 @@ import trainkit
 from tests.conftest import eventually
 from tests.runtime.victims import Victim
 from trainkit.errors import ActorDiedError, InfeasibleError, SerializationError, TaskError, WorkerDiedError
-from trainkit.runtime.local import process
+from trainkit.runtime.local.system import process
 
 pytestmark = pytest.mark.usefixtures("runtime")
 

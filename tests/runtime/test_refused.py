@@ -19,7 +19,7 @@ from tests.runtime.phoenix import Phoenix
 from tests.runtime.victims import Victim
 from tests.suites.parts import wait_for
 from trainkit.errors import ActorDiedError, ObjectLostError
-from trainkit.runtime.current import engine
+from trainkit.runtime.session import engine
 
 
 @pytest.fixture(autouse=True)

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainkit.runtime.supervise import (
-    Exit,
+from trainkit.runtime.restart_policy import (
+    ExitRecord,
     Unanswered,
     after_restart,
     describe,
@@ -16,23 +16,23 @@ from trainkit.runtime.supervise import (
     should_restart,
 )
 
-KILLED = Exit(pid=7, code=-9)
+KILLED = ExitRecord(pid=7, code=-9)
 
 
 @pytest.mark.parametrize(
     ("exit_", "again"),
     [
         (KILLED, True),
-        (Exit(pid=7, code=3), True),
-        (Exit(pid=7, code=-9, out_of_memory=True), True),
-        (Exit(reason="fork failed"), True),
-        (Exit(pid=7, code=0), True),
-        (Exit(pid=7, code=-9, requested=True, reason="its owner ended"), False),
-        (Exit(pid=7, code=-9, requested=True, reason="kill(no_restart=False)", may_restart=True), True),
-        (Exit(requested=True, reason="killed before it had a process", may_restart=True), True),
+        (ExitRecord(pid=7, code=3), True),
+        (ExitRecord(pid=7, code=-9, out_of_memory=True), True),
+        (ExitRecord(reason="fork failed"), True),
+        (ExitRecord(pid=7, code=0), True),
+        (ExitRecord(pid=7, code=-9, requested=True, reason="its owner ended"), False),
+        (ExitRecord(pid=7, code=-9, requested=True, reason="kill(no_restart=False)", may_restart=True), True),
+        (ExitRecord(requested=True, reason="killed before it had a process", may_restart=True), True),
     ],
 )
-def test_what_is_made_anew(exit_: Exit, again: bool) -> None:
+def test_what_is_made_anew(exit_: ExitRecord, again: bool) -> None:
     assert should_restart(exit_, 1) is again
     assert should_restart(exit_, -1) is again
     assert not should_restart(exit_, 0)
@@ -81,7 +81,7 @@ def test_a_call_is_sent_as_often_as_asked(retries: int) -> None:
 
 
 def test_what_follows_is_told_before_the_last_words() -> None:
-    exit_ = Exit(pid=7, code=2, stderr_tail="oh")
+    exit_ = ExitRecord(pid=7, code=2, stderr_tail="oh")
     text = describe(exit_, "A", "; it is being made anew")
     assert text == (
         "A (pid 7) ended by itself with exit code 2; it is being made anew\nIts last lines of stderr:\n  oh"

@@ -22,7 +22,7 @@ import trainkit
 from tests.conftest import eventually, shared_memory
 from tests.runtime.hoarders import MIB, Hoarder, block
 from trainkit.errors import ConfigError, ObjectStoreFullError, OutOfDiskError
-from trainkit.runtime.local import inventory, spilling
+from trainkit.runtime.local.memory import spilling, usage
 
 LIMIT_MIB = 32
 SOON_S = 60
@@ -31,7 +31,7 @@ SOON_S = 60
 def on_disk(folder: Path) -> list[str]:
     """The files in a folder that any process has open or mapped, with their names or without."""
     found = []
-    for pid in inventory.all_pids():
+    for pid in usage.all_pids():
         with contextlib.suppress(OSError):  # it has ended
             found += Path(f"/proc/{pid}/maps").read_text(errors="replace").splitlines()
             for fd in os.listdir(f"/proc/{pid}/fd"):
@@ -223,13 +223,13 @@ def test_a_finalizer_puts_while_room_is_made(disk: Path, monkeypatch: pytest.Mon
         def __del__(self) -> None:
             kept.append(trainkit.put(block(1, 7)))
 
-    look = inventory.mapped_by_readers
+    look = usage.mapped_by_readers
 
     def collect_and_look(*args: Any) -> set[int]:
         gc.collect()
         return look(*args)
 
-    monkeypatch.setattr(inventory, "mapped_by_readers", collect_and_look)
+    monkeypatch.setattr(usage, "mapped_by_readers", collect_and_look)
     held = [trainkit.put(block(10, fill)) for fill in range(3)]
 
     def work() -> None:

@@ -17,11 +17,11 @@ import trainkit
 from tests.conftest import eventually
 from tests.runtime.victims import Victim
 from trainkit.errors import ActorDiedError, ConfigError
-from trainkit.runtime.current import engine
-from trainkit.runtime.local.graves import DeadActors, Graves, pending_row
-from trainkit.runtime.local.messages import StartActor, Surroundings
+from trainkit.runtime.local.node.records import EndedActors, ExitRecords, pending_row
+from trainkit.runtime.local.wire.messages import StartActor, WorkerEnvironment
+from trainkit.runtime.restart_policy import ExitRecord
+from trainkit.runtime.session import engine
 from trainkit.runtime.specs import Placement
-from trainkit.runtime.supervise import Exit
 
 pytestmark = pytest.mark.usefixtures("runtime")
 
@@ -221,15 +221,15 @@ def test_why_something_is_pending() -> None:
 
 
 def test_only_the_last_dead_are_remembered() -> None:
-    graves, dead = Graves(), DeadActors()
-    nobody = Surroundings({}, "/", [], frozenset())
+    graves, dead = ExitRecords(), EndedActors()
+    nobody = WorkerEnvironment({}, "/", [], frozenset())
     for worker_id in range(10_500):
-        graves[worker_id] = Exit(pid=worker_id, code=1)
+        graves[worker_id] = ExitRecord(pid=worker_id, code=1)
         if worker_id < 1_200:
             dead.add(pending_row(StartActor(worker_id, "Actor", Placement(), nobody)), graves[worker_id])
     assert len(graves) == 10_000
     assert 499 not in graves
     assert graves[10_499].pid == 10_499
     assert "its record is gone: 10,000 more have ended since" in graves.unknown().reason
-    assert "a session that has ended" in Graves().unknown().reason
+    assert "a session that has ended" in ExitRecords().unknown().reason
     assert [int(row["actor_id"], 16) for row in dead.rows()] == list(range(200, 1_200))

@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainkit.runtime.placement import Allocation, Ledger, Waiting, serve
+from trainkit.runtime.placement import Allocation, Demand, Ledger, serve
 
 TOTALS = {"CPU": 4, "GPU": 3, "disk": 2}
 
@@ -37,20 +37,20 @@ class Session:
 
     def __init__(self) -> None:
         self.ledger = Ledger.of_machine(TOTALS)
-        self.queue: list[Waiting] = []
+        self.queue: list[Demand] = []
         self.held: dict[int, list[Allocation]] = {}
         self._next = 0
 
     def ask(self, wanted: list[dict[str, float]], nested: bool = False) -> int:
         self._next += 1
-        self.queue.append(Waiting(self._next, wanted, nested=nested))
+        self.queue.append(Demand(self._next, wanted, nested=nested))
         return self._next
 
     def serve(self) -> None:
         granted = serve(self.queue, self.ledger, self._grant)
         self.queue = [waiting for waiting in self.queue if waiting not in granted]
 
-    def _grant(self, waiting: Waiting) -> list[str] | None:
+    def _grant(self, waiting: Demand) -> list[str] | None:
         held = self.ledger.take_all(waiting.bundles)
         if held is None:
             return self.ledger.lacking_for_all(waiting.bundles)
@@ -168,22 +168,22 @@ def test_between_workers_nothing_is_kept_back() -> None:
 def test_in_a_group_nobody_is_passed_over_for_ever_either() -> None:
     free = {0: Ledger({"CPU": 10_000}, {}), 1: Ledger({"CPU": 20_000}, {})}
 
-    def grant(waiting: Waiting) -> list[str] | None:
+    def grant(waiting: Demand) -> list[str] | None:
         for index, ledger in free.items():
             if waiting.bundle in (None, index) and ledger.take_all(waiting.bundles) is not None:
                 return None
         return ["CPU"]
 
-    def granted(*queue: Waiting) -> list[int]:
+    def granted(*queue: Demand) -> list[int]:
         return [waiting.key for waiting in serve(queue, Ledger({}, {}), grant)]
 
-    assert granted(Waiting(1, [{"CPU": 1}], group=7, bundle=1)) == [1]
-    large = Waiting(2, [{"CPU": 2}], group=7, bundle=1)
-    small = Waiting(3, [{"CPU": 1}], group=7, bundle=1)
-    elsewhere = Waiting(4, [{"CPU": 1}], group=7, bundle=0)
-    nothing = Waiting(5, [{}], group=7, bundle=1)
+    assert granted(Demand(1, [{"CPU": 1}], group=7, bundle=1)) == [1]
+    large = Demand(2, [{"CPU": 2}], group=7, bundle=1)
+    small = Demand(3, [{"CPU": 1}], group=7, bundle=1)
+    elsewhere = Demand(4, [{"CPU": 1}], group=7, bundle=0)
+    nothing = Demand(5, [{}], group=7, bundle=1)
     assert granted(large, small, elsewhere, nothing) == [4, 5]
-    workers = Waiting(6, [{"CPU": 1}], group=7, bundle=1, nested=True)
+    workers = Demand(6, [{"CPU": 1}], group=7, bundle=1, nested=True)
     assert granted(large, small, workers) == [6], "somebody may be waiting for it who holds the rest"
 
 

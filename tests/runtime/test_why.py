@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 import trainkit
 from tests.conftest import eventually
 from tests.runtime.victims import Victim
-from trainkit.runtime.placement import Ledger
-from trainkit.runtime.why import Ask, Holder, Room, why
+from trainkit.runtime.placement import Ask, Holder, Ledger, Room, explain_wait
 
 amounts = st.sampled_from([0.1, 0.5, 1.0, 2.0, 3.0])
 requests = st.fixed_dictionaries(
@@ -33,7 +32,7 @@ def machine(*held: tuple[str, dict[str, float]], existing: dict[str, float] = TO
 
 def test_what_is_missing_and_who_has_it() -> None:
     room = machine(("trainer-3 (pid 12)", {"GPU": 2}), ("loader (pid 13)", {"CPU": 1}))
-    told = why(Ask(what="trainer-4", bundles=[{"GPU": 3, "CPU": 1}]), [room])
+    told = explain_wait(Ask(what="trainer-4", bundles=[{"GPU": 3, "CPU": 1}]), [room])
     assert told.lacking == ["GPU"]
     assert told.holders == ["trainer-3 (pid 12): 2 GPU"]
     assert told.reasons == ["2 GPU missing: 1 GPU of 3 GPU free; held by trainer-3 (pid 12): 2 GPU"]
@@ -42,14 +41,16 @@ def test_what_is_missing_and_who_has_it() -> None:
 def test_who_is_served_before() -> None:
     gang = Ask(what="a group of 3 bundles", bundles=[{"CPU": 2}, {"CPU": 2}, {"CPU": 4}])
     other = Ask(what="a reader", bundles=[{"disk": 1}])
-    told = why(Ask(what="late", bundles=[{"CPU": 1}]), [machine()], [gang, other])
+    told = explain_wait(Ask(what="late", bundles=[{"CPU": 1}]), [machine()], [gang, other])
     assert told.reasons == ["waits behind a group of 3 bundles, which asks for 8 CPU"]
-    many = why(Ask(what="late", bundles=[{"CPU": 1}]), [machine()], [gang] * 7)
+    many = explain_wait(Ask(what="late", bundles=[{"CPU": 1}]), [machine()], [gang] * 7)
     assert many.reasons[5:] == ["waits behind 2 more"]
 
 
 def test_a_group_that_is_not_reserved() -> None:
-    assert why(Ask(what="member", bundles=[{}]), []).reasons == ["its placement group is not reserved yet"]
+    assert explain_wait(Ask(what="member", bundles=[{}]), []).reasons == [
+        "its placement group is not reserved yet"
+    ]
 
 
 def test_bundles_of_a_group_are_named() -> None:
@@ -59,7 +60,7 @@ def test_bundles_of_a_group_are_named() -> None:
         rooms.append(
             Room(name=f"bundle {index}", existing=full.existing, ledger=full.ledger, holders=full.holders)
         )
-    told = why(Ask(what="member-2", bundles=[{"CPU": 1}]), rooms)
+    told = explain_wait(Ask(what="member-2", bundles=[{"CPU": 1}]), rooms)
     assert told.reasons == [
         "bundle 0: 1 CPU missing: 0 CPU of 1 CPU free; held by member-0 (pid 0): 1 CPU",
         "bundle 1: 1 CPU missing: 0 CPU of 1 CPU free; held by member-1 (pid 1): 1 CPU",
@@ -68,7 +69,7 @@ def test_bundles_of_a_group_are_named() -> None:
 
 def test_parts_of_two_gpus_do_not_make_one() -> None:
     room = machine(("a", {"GPU": 0.6}), ("b", {"GPU": 0.6}), existing={"GPU": 2})
-    (told,) = why(Ask(what="c", bundles=[{"GPU": 0.5}]), [room]).reasons
+    (told,) = explain_wait(Ask(what="c", bundles=[{"GPU": 0.5}]), [room]).reasons
     assert told.startswith(
         "0.8 GPU of 2 GPU free, but in parts that do not fit what is asked: 0.4 + 0.4; held by a"
     )
@@ -76,7 +77,7 @@ def test_parts_of_two_gpus_do_not_make_one() -> None:
 
 def test_many_holders_are_counted() -> None:
     room = machine(*((f"w{index}", {"CPU": 0.5}) for index in range(8)), existing={"CPU": 4})
-    (told,) = why(Ask(what="late", bundles=[{"CPU": 1}]), [room]).reasons
+    (told,) = explain_wait(Ask(what="late", bundles=[{"CPU": 1}]), [room]).reasons
     assert told.endswith("w4: 0.5 CPU, and 3 more")
 
 
@@ -92,7 +93,9 @@ def test_there_is_always_a_reason_and_it_is_true(
         if ledger.take(bundle) is not None
     ]
     before = ledger.amounts()
-    told = why(Ask(what="it", bundles=bundles), [Room(existing=TOTALS, ledger=ledger, holders=holders)])
+    told = explain_wait(
+        Ask(what="it", bundles=bundles), [Room(existing=TOTALS, ledger=ledger, holders=holders)]
+    )
     assert ledger.amounts() == before, "looking takes nothing"
     assert told.reasons
     fits = ledger.take_all(bundles) is not None
@@ -108,7 +111,9 @@ def test_there_is_always_a_reason_and_it_is_true(
 
 @pytest.mark.parametrize("name", ["CPU", "disk"])
 def test_what_others_ask_for_of_another_kind_does_not_matter(name: str) -> None:
-    told = why(Ask(what="it", bundles=[{name: 1}]), [machine()], [Ask(what="x", bundles=[{"GPU": 3}])])
+    told = explain_wait(
+        Ask(what="it", bundles=[{name: 1}]), [machine()], [Ask(what="x", bundles=[{"GPU": 3}])]
+    )
     assert told.reasons == ["what it asks for is free: it is about to start"]
 
 

@@ -10,7 +10,7 @@ from sklearn.linear_model import SGDClassifier
 from sklearn.model_selection import StratifiedKFold
 from threadpoolctl import threadpool_limits
 
-from trainkit.sklearn.piecewise import Piecewise
+from trainkit.sklearn.incremental_fit import IncrementalFit
 
 X, Y = load_digits(return_X_y=True)
 X, Y = X[:180] / 16, Y[:180]
@@ -26,7 +26,7 @@ def by_hand(
 
     With `from_rung_to_rung` those between two rungs go together, as with `early_stopping=True`.
     """
-    piecewise = Piecewise(clone(estimator), portions, last_step=True, labels=Y)
+    piecewise = IncrementalFit(clone(estimator), portions, last_step=True, labels=Y)
     rungs = [*(rung for rung in (1, 4, 16, 64) if rung < portions), portions]
     with threadpool_limits(1):  # one CPU, as a trial has
         for end in rungs if from_rung_to_rung else range(1, done + 1):

@@ -17,13 +17,13 @@ from sklearn.tree import DecisionTreeRegressor
 
 from trainkit.errors import ConfigError
 from trainkit.sklearn import TuneGridSearchCV
-from trainkit.sklearn.piecewise import Piecewise
+from trainkit.sklearn.incremental_fit import IncrementalFit
 
 lightgbm = pytest.importorskip("lightgbm")
 xgboost = pytest.importorskip("xgboost")
 
 pytestmark = pytest.mark.usefixtures("runtime")
-PRELOAD = ("trainkit.sklearn.epochs", "xgboost", "lightgbm")
+PRELOAD = ("trainkit.sklearn.trials", "xgboost", "lightgbm")
 
 X, Y = load_digits(n_class=3, return_X_y=True)
 X, Y = X[:120] / 16, Y[:120]
@@ -37,7 +37,7 @@ FOLDS = 2
 
 def trained(estimator: Any, done: int, portions: int, X: Any = X, y: Any = Y, **params: Any) -> Any:
     """The estimator after `done` of so many portions."""
-    piecewise = Piecewise(clone(estimator), portions, last_step=True, labels=y)
+    piecewise = IncrementalFit(clone(estimator), portions, last_step=True, labels=y)
     for _ in range(done):
         piecewise.advance(lambda: (X, y, params))
     return piecewise.estimator
@@ -211,7 +211,7 @@ def test_catboost_goes_on_from_the_model_of_before(given: dict[str, int], in_pip
 # row 1.38
 @pytest.mark.usefixtures("catboost")
 def test_catboost_takes_other_parameters_on_the_way() -> None:
-    piecewise = Piecewise(CatBoostClassifier(4, 0.3), 2, last_step=True, labels=Y)
+    piecewise = IncrementalFit(CatBoostClassifier(4, 0.3), 2, last_step=True, labels=Y)
     piecewise.advance(lambda: (X, Y, {}))
     piecewise.change({"learning_rate": 0.1})
     piecewise.advance(lambda: (X, Y, {}))

@@ -24,11 +24,11 @@ from tests.runtime.programs import Programs
 from tests.scikit.copy_files import copy_files
 from tests.scikit.odd import Odd, data, done
 from trainkit.errors import ConfigError
-from trainkit.runtime.local import process
-from trainkit.sklearn import TuneGridSearchCV, TuneSearchCV, copies
+from trainkit.runtime.local.system import process
+from trainkit.sklearn import TuneGridSearchCV, TuneSearchCV, shared_memory
 
 LARGE = 20_000
-PRELOAD = ("trainkit.sklearn.evaluation", "trainkit.sklearn.epochs")
+PRELOAD = ("trainkit.sklearn.trials", "trainkit.sklearn.trials")
 KINDS = {
     "folds": KFold(3),
     "shuffled": KFold(3, shuffle=True, random_state=0),
@@ -40,7 +40,7 @@ KINDS = {
 @pytest.fixture(autouse=True)
 def small_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only the driver decides by it."""
-    monkeypatch.setattr(copies, "LEAST_BYTES", 1)
+    monkeypatch.setattr(shared_memory, "LEAST_BYTES", 1)
 
 
 def matrix(rows: int = 6000) -> tuple[Any, Any]:
@@ -199,7 +199,7 @@ class TestSameAnswers:
             return search.fit(X, y)
 
         shared = found()
-        monkeypatch.setattr(copies, "LEAST_BYTES", 2**60)
+        monkeypatch.setattr(shared_memory, "LEAST_BYTES", 2**60)
         assert_same_scores(shared, found())
 
 
@@ -245,7 +245,7 @@ class TestShared:
     def test_small_data_goes_candidate_by_candidate(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(copies, "LEAST_BYTES", 2**60)
+        monkeypatch.setattr(shared_memory, "LEAST_BYTES", 2**60)
         X, y = matrix()
         grid = {"number": [1, 2], "log": [str(tmp_path)]}
         found = TuneGridSearchCV(Mapped(), grid, cv=KFold(3, shuffle=True), n_jobs=1, refit=False).fit(X, y)

@@ -15,15 +15,14 @@ import pytest
 from sklearn.model_selection import KFold
 
 from tests.scikit.copy_files import copy_files
-from trainkit.sklearn import copies
-from trainkit.sklearn.copies import Copies, CopiesOfFold, held, parts_to_copy
-from trainkit.sklearn.lending import lent
+from trainkit.sklearn import shared_memory
+from trainkit.sklearn.shared_memory import FoldCopies, SharedCopies, held, lent, parts_to_copy
 
 
 @pytest.fixture(autouse=True)
 def small_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only the driver decides by it."""
-    monkeypatch.setattr(copies, "LEAST_BYTES", 1)
+    monkeypatch.setattr(shared_memory, "LEAST_BYTES", 1)
 
 
 class TestTheFile:
@@ -34,15 +33,15 @@ class TestTheFile:
     PART = (0, 0)
 
     @pytest.fixture
-    def copies(self) -> Iterator[Copies]:
+    def copies(self) -> Iterator[SharedCopies]:
         with held([self.PART, (0, 1)]) as found:
             yield found
         assert not copy_files()
 
-    def take(self, found: Copies, part: tuple[int, int] = PART, read: Any = lambda: None) -> Any:
+    def take(self, found: SharedCopies, part: tuple[int, int] = PART, read: Any = lambda: None) -> Any:
         return found.take(self.X, part, self.ROWS, read)
 
-    def test_is_written_once_and_mapped_by_each(self, copies: Copies) -> None:
+    def test_is_written_once_and_mapped_by_each(self, copies: SharedCopies) -> None:
         pieces: list[int] = []
         first = self.take(copies, read=lambda: pieces.append(1))
         second = self.take(copies, read=lambda: pieces.append(2))
@@ -53,9 +52,9 @@ class TestTheFile:
 
     @pytest.mark.external
     def test_of_a_writer_that_was_killed_is_written_again(
-        self, copies: Copies, monkeypatch: pytest.MonkeyPatch
+        self, copies: SharedCopies, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("trainkit.sklearn.copies.CHUNK_BYTES", 256)
+        monkeypatch.setattr("trainkit.sklearn.shared_memory.CHUNK_BYTES", 256)
         child = os.fork()
         if not child:
             self.take(copies, read=lambda: os.kill(os.getpid(), signal.SIGKILL))
@@ -64,7 +63,7 @@ class TestTheFile:
         assert 0 < size < self.X[self.ROWS].nbytes, "it was killed in the middle"
         np.testing.assert_array_equal(self.take(copies), self.X[self.ROWS])
 
-    def test_is_emptied_for_another_when_nobody_uses_it(self, copies: Copies) -> None:
+    def test_is_emptied_for_another_when_nobody_uses_it(self, copies: SharedCopies) -> None:
         first = self.take(copies)
         kept = first[3:4]
         del first
@@ -78,7 +77,7 @@ class TestTheFile:
         np.testing.assert_array_equal(self.take(copies), self.X[self.ROWS])
 
     def test_two_that_find_it_empty_at_once_need_not_wait_for_each_others_use(
-        self, copies: Copies, monkeypatch: pytest.MonkeyPatch
+        self, copies: SharedCopies, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Each keeps its array, as an estimator may."""
         both_looked, looked = threading.Barrier(2), threading.local()
@@ -90,7 +89,7 @@ class TestTheFile:
                 looked.once = both_looked.wait(timeout=60)
             return full
 
-        monkeypatch.setattr("trainkit.sklearn.copies._is_full", is_full)
+        monkeypatch.setattr("trainkit.sklearn.shared_memory._is_full", is_full)
         taken: list[Any] = []
 
         def take() -> None:
@@ -107,9 +106,9 @@ class TestTheFile:
             np.testing.assert_array_equal(each, self.X[self.ROWS])
 
     def test_is_emptied_where_there_is_no_room_for_all_of_it(
-        self, copies: Copies, monkeypatch: pytest.MonkeyPatch
+        self, copies: SharedCopies, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("trainkit.sklearn.copies.CHUNK_BYTES", 256)
+        monkeypatch.setattr("trainkit.sklearn.shared_memory.CHUNK_BYTES", 256)
         ours = signal.getsignal(signal.SIGXFSZ)
         before = resource.getrlimit(resource.RLIMIT_FSIZE)
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -125,19 +124,17 @@ class TestTheFile:
         assert os.fstat(copies.files[self.PART]).st_size == 0
         np.testing.assert_array_equal(self.take(copies), self.X[self.ROWS])
 
-    def test_leaves_no_lock_behind(self, copies: Copies) -> None:
+    def test_leaves_no_lock_behind(self, copies: SharedCopies) -> None:
         self.take(copies)
         fd = os.open(f"/proc/self/fd/{copies.files[self.PART]}", os.O_RDWR)
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         os.close(fd)
 
     @pytest.mark.parametrize("change", [{"pid": 2**22 + 1}, {"token": "another's"}])
-    def test_of_another_machine_is_none(self, copies: Copies, change: dict[str, Any]) -> None:
-        elsewhere = Copies(**vars(copies) | change)
+    def test_of_another_machine_is_none(self, copies: SharedCopies, change: dict[str, Any]) -> None:
+        elsewhere = SharedCopies(**vars(copies) | change)
         assert self.take(elsewhere) is None
-        with lent(
-            self.X, self.ROWS, self.ROWS, shared=CopiesOfFold(elsewhere, 0, (self.ROWS, self.ROWS))
-        ) as X:
+        with lent(self.X, self.ROWS, self.ROWS, shared=FoldCopies(elsewhere, 0, (self.ROWS, self.ROWS))) as X:
             np.testing.assert_array_equal(X[self.ROWS], self.X[self.ROWS])
 
 
@@ -163,7 +160,7 @@ class TestParts:
         assert len(parts_to_copy(self.X, splits, views=False)) == 6
 
     def test_are_large_ones(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(copies, "LEAST_BYTES", 20 * 4 * 8)
+        monkeypatch.setattr(shared_memory, "LEAST_BYTES", 20 * 4 * 8)
         splits = list(KFold(3, shuffle=True).split(self.X))
         assert parts_to_copy(self.X, splits, views=True) == [(0, 0), (1, 0), (2, 0)]
 
@@ -172,7 +169,7 @@ class TestParts:
         assert parts_to_copy(X, list(KFold(3).split(X)), views=False) == []
 
     def test_are_none_where_each_would_take_a_file(self) -> None:
-        X = np.zeros((copies.MOST_FILES + 1, 4))
+        X = np.zeros((shared_memory.MOST_FILES + 1, 4))
         splits = list(KFold(len(X)).split(X))
         assert parts_to_copy(X, splits, views=False) == []
 

@@ -20,10 +20,10 @@ from tests.runtime.programs import Programs
 from tests.scikit.odd import Odd, data, done
 from trainkit.errors import ConfigError, WorkerDiedError
 from trainkit.sklearn import TuneGridSearchCV, TuneSearchCV
-from trainkit.sklearn.evaluation import REPORT_EVERY_S
+from trainkit.sklearn.trials import REPORT_EVERY_S
 from trainkit.tune.stopper import Stopper
 
-PRELOAD = ("trainkit.sklearn.evaluation",)
+PRELOAD = ("trainkit.sklearn.trials",)
 X, Y = data()
 
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainkit.sklearn.cv_results import report_of
-from trainkit.sklearn.fold_order import FoldOrder, turn_of
+from trainkit.sklearn.experiment import FoldScheduler, fold_priority
+from trainkit.sklearn.outcomes import report_of
 from trainkit.tune.schedulers.base import Verdict
 
 
@@ -28,7 +28,7 @@ def report(folds: int) -> dict[str, Any]:
 
 def evaluated(candidates: int, folds: int, workers: int, block: int, seconds: list[int]) -> list[Fit]:
     """The fits that so many workers make one after another, if each takes the next of `seconds`."""
-    order = FoldOrder(block)
+    order = FoldScheduler(block)
     paused: list[str] = []
     running: list[tuple[float, int]] = []
     fits: list[Fit] = []
@@ -74,9 +74,11 @@ def test_every_fold_of_every_candidate_once_and_none_past_one_that_waits(
         (candidate, fold) for candidate in range(candidates) for fold in range(folds)
     ]
     for number, fit in enumerate(fits):
-        mine = turn_of(fit.candidate, fit.fold, block)[:2]
+        mine = fold_priority(fit.candidate, fit.fold, block)[:2]
         for later in fits[number + 1 :]:
-            if turn_of(later.candidate, later.fold, block)[:2] < mine:  # it was still at the fold before
+            if (
+                fold_priority(later.candidate, later.fold, block)[:2] < mine
+            ):  # it was still at the fold before
                 before = next(f for f in fits if f[2:] == (later.candidate, later.fold - 1))
                 assert before.end >= fit.begin  # of those that end at once, one is heard first
 
@@ -88,7 +90,7 @@ def test_fits_that_take_alike_are_at_two_folds_at_once_at_most(
     fits = evaluated(candidates, folds, workers, max(block, workers), [1])
     for moment in {fit.begin for fit in fits}:
         at_once = {
-            turn_of(fit.candidate, fit.fold, max(block, workers))[:2]
+            fold_priority(fit.candidate, fit.fold, max(block, workers))[:2]
             for fit in fits
             if fit.begin <= moment < fit.end
         }
@@ -105,7 +107,7 @@ def test_a_block_goes_fold_by_fold() -> None:
 
 @pytest.mark.parametrize("waiting", ["pending", "paused"])
 def test_a_candidate_that_waits_goes_before_a_new_one_of_a_later_block(waiting: str) -> None:
-    order = FoldOrder(1)
+    order = FoldScheduler(1)
     order.on_trial_add("a")
     order.on_result("a", report(2))
     given = {"pending": (), "paused": ()} | {waiting: ("a",)}

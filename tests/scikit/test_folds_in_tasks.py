@@ -18,11 +18,11 @@ from sklearn.naive_bayes import GaussianNB
 import trainkit
 from tests.conftest import SESSION_CPUS, eventually
 from trainkit.sklearn import TuneGridSearchCV, TuneSearchCV
-from trainkit.sklearn.evaluation import REPORT_EVERY_S
+from trainkit.sklearn.trials import REPORT_EVERY_S
 from trainkit.tune.search import Searcher
 
 pytestmark = pytest.mark.usefixtures("runtime")
-PRELOAD = ("trainkit.sklearn.evaluation", "sklearn.naive_bayes")
+PRELOAD = ("trainkit.sklearn.trials", "sklearn.naive_bayes")
 
 GRID = {"var_smoothing": [1e-9, 1e-6, 1e-3, 1e-1]}
 

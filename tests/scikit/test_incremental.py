@@ -39,7 +39,14 @@ from sklearn.svm import SVC
 from sklearn.tree import DecisionTreeClassifier
 
 from trainkit.errors import ConfigError
-from trainkit.sklearn.incremental import Kind, Way, end_of, require_free, trained_step, way_of
+from trainkit.sklearn.incremental import (
+    IncrementalMethod,
+    MethodKind,
+    end_of,
+    incremental_method,
+    require_free,
+    trained_step,
+)
 
 
 class CatBoost(BaseEstimator):  # type: ignore[misc]
@@ -84,47 +91,47 @@ class Grows(BaseEstimator):  # type: ignore[misc]
 @pytest.mark.parametrize(
     ("estimator", "kind", "resource"),
     [
-        (SGDClassifier(), Kind.PARTIAL_FIT, None),
-        (MultinomialNB(), Kind.PARTIAL_FIT, None),
-        (MiniBatchKMeans(), Kind.PARTIAL_FIT, None),
-        (OneVsRestClassifier(SGDClassifier()), Kind.PARTIAL_FIT, None),
-        (MLPClassifier(), Kind.PARTIAL_FIT, None),
-        (GrowsAndPasses(), Kind.PARTIAL_FIT, None),
-        (MLPClassifier(solver="lbfgs"), Kind.WARM_START_ITER, "max_iter"),
-        (LogisticRegression(), Kind.WARM_START_ITER, "max_iter"),
-        (ElasticNet(), Kind.WARM_START_ITER, "max_iter"),
-        (HuberRegressor(), Kind.WARM_START_ITER, "max_iter"),
-        (PoissonRegressor(), Kind.WARM_START_ITER, "max_iter"),
-        (GaussianMixture(), Kind.WARM_START_ITER, "max_iter"),
-        (HistGradientBoostingRegressor(), Kind.WARM_START_ITER, "max_iter"),
-        (RandomForestClassifier(), Kind.WARM_START_ENSEMBLE, "n_estimators"),
-        (ExtraTreesRegressor(), Kind.WARM_START_ENSEMBLE, "n_estimators"),
-        (BaggingClassifier(), Kind.WARM_START_ENSEMBLE, "n_estimators"),
-        (IsolationForest(), Kind.WARM_START_ENSEMBLE, "n_estimators"),
-        (GradientBoostingClassifier(), Kind.WARM_START_ENSEMBLE, "n_estimators"),
-        (Grows(), Kind.WARM_START_ENSEMBLE, "n_estimators"),
-        (CatBoost(), Kind.CATBOOST, "iterations"),
-        (CatBoostClassifier(n_estimators=50), Kind.CATBOOST, "n_estimators"),
+        (SGDClassifier(), MethodKind.PARTIAL_FIT, None),
+        (MultinomialNB(), MethodKind.PARTIAL_FIT, None),
+        (MiniBatchKMeans(), MethodKind.PARTIAL_FIT, None),
+        (OneVsRestClassifier(SGDClassifier()), MethodKind.PARTIAL_FIT, None),
+        (MLPClassifier(), MethodKind.PARTIAL_FIT, None),
+        (GrowsAndPasses(), MethodKind.PARTIAL_FIT, None),
+        (MLPClassifier(solver="lbfgs"), MethodKind.WARM_START_ITER, "max_iter"),
+        (LogisticRegression(), MethodKind.WARM_START_ITER, "max_iter"),
+        (ElasticNet(), MethodKind.WARM_START_ITER, "max_iter"),
+        (HuberRegressor(), MethodKind.WARM_START_ITER, "max_iter"),
+        (PoissonRegressor(), MethodKind.WARM_START_ITER, "max_iter"),
+        (GaussianMixture(), MethodKind.WARM_START_ITER, "max_iter"),
+        (HistGradientBoostingRegressor(), MethodKind.WARM_START_ITER, "max_iter"),
+        (RandomForestClassifier(), MethodKind.WARM_START_ENSEMBLE, "n_estimators"),
+        (ExtraTreesRegressor(), MethodKind.WARM_START_ENSEMBLE, "n_estimators"),
+        (BaggingClassifier(), MethodKind.WARM_START_ENSEMBLE, "n_estimators"),
+        (IsolationForest(), MethodKind.WARM_START_ENSEMBLE, "n_estimators"),
+        (GradientBoostingClassifier(), MethodKind.WARM_START_ENSEMBLE, "n_estimators"),
+        (Grows(), MethodKind.WARM_START_ENSEMBLE, "n_estimators"),
+        (CatBoost(), MethodKind.CATBOOST, "iterations"),
+        (CatBoostClassifier(n_estimators=50), MethodKind.CATBOOST, "n_estimators"),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, BaseEstimator) else None,
 )
 def test_each_estimator_is_trained_in_the_way_that_suits_it(
-    estimator: Any, kind: Kind, resource: str | None
+    estimator: Any, kind: MethodKind, resource: str | None
 ) -> None:
-    way = way_of(estimator)
+    way = incremental_method(estimator)
     assert (way.kind, way.resource) == (kind, resource)
 
 
 # row 1.38
 def test_boosters_come_first() -> None:
     lightgbm, xgboost = pytest.importorskip("lightgbm"), pytest.importorskip("xgboost")
-    assert way_of(xgboost.XGBRegressor()).kind is Kind.XGBOOST
-    assert way_of(lightgbm.LGBMRanker()).kind is Kind.LIGHTGBM
+    assert incremental_method(xgboost.XGBRegressor()).kind is MethodKind.XGBOOST
+    assert incremental_method(lightgbm.LGBMRanker()).kind is MethodKind.LIGHTGBM
 
     class Passes(xgboost.XGBClassifier):  # type: ignore[misc, name-defined]
         partial_fit = SGDClassifier.partial_fit
 
-    assert way_of(Passes()).kind is Kind.XGBOOST
+    assert incremental_method(Passes()).kind is MethodKind.XGBOOST
 
 
 def test_detection_loads_no_booster() -> None:
@@ -138,9 +145,9 @@ def test_detection_loads_no_booster() -> None:
 
 
 def test_iterations_of_one_fit_and_of_all_are_told_apart() -> None:
-    assert not way_of(LogisticRegression()).running_total
-    assert way_of(HistGradientBoostingRegressor()).running_total
-    assert way_of(RandomForestClassifier()).running_total
+    assert not incremental_method(LogisticRegression()).running_total
+    assert incremental_method(HistGradientBoostingRegressor()).running_total
+    assert incremental_method(RandomForestClassifier()).running_total
 
 
 # row 1.38
@@ -164,19 +171,19 @@ def test_iterations_of_one_fit_and_of_all_are_told_apart() -> None:
 )
 def test_what_cannot_be_done_is_said_with_the_alternative(estimator: Any, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        way_of(estimator)
+        incremental_method(estimator)
 
 
 def test_boosters_with_a_stop_of_their_own_are_refused() -> None:
     xgboost, lightgbm = pytest.importorskip("xgboost"), pytest.importorskip("lightgbm")
     with pytest.raises(ConfigError, match=r"early_stopping_rounds=5.*leave one of the two out"):
-        way_of(xgboost.XGBClassifier(early_stopping_rounds=5))
+        incremental_method(xgboost.XGBClassifier(early_stopping_rounds=5))
     with pytest.raises(ConfigError, match=r"early_stopping_round=5"):
-        way_of(lightgbm.LGBMClassifier(early_stopping_round=5))
+        incremental_method(lightgbm.LGBMClassifier(early_stopping_round=5))
     with pytest.raises(ConfigError, match=r"grows its whole forest at once.*take XGBClassifier"):
-        way_of(xgboost.XGBRFClassifier())
+        incremental_method(xgboost.XGBRFClassifier())
     with pytest.raises(ConfigError, match=r"num_iterations=50\) overrides n_estimators"):
-        way_of(lightgbm.LGBMClassifier(num_iterations=50))
+        incremental_method(lightgbm.LGBMClassifier(num_iterations=50))
 
 
 # --- pipelines --------------------------------------------------------------------------------------
@@ -226,13 +233,13 @@ def test_a_pipeline_that_ends_with_nothing_is_refused() -> None:
 )
 def test_the_resource_cannot_be_searched(estimator: Any, searched: str, prefix: str) -> None:
     with pytest.raises(ConfigError, match=rf"{searched} is searched.*take {searched} out of the search"):
-        require_free(way_of(estimator), {"max_depth", searched}, prefix)
+        require_free(incremental_method(estimator), {"max_depth", searched}, prefix)
 
 
 def test_other_parameters_can_be_searched() -> None:
-    require_free(way_of(RandomForestClassifier()), {"max_depth", "gb__n_estimators"})
-    require_free(way_of(GradientBoostingClassifier()), {"n_estimators"}, "gb__")
-    require_free(way_of(SGDClassifier()), {"max_iter", "warm_start"})
+    require_free(incremental_method(RandomForestClassifier()), {"max_depth", "gb__n_estimators"})
+    require_free(incremental_method(GradientBoostingClassifier()), {"n_estimators"}, "gb__")
+    require_free(incremental_method(SGDClassifier()), {"max_iter", "warm_start"})
 
 
 # --- the division -----------------------------------------------------------------------------------
@@ -257,13 +264,13 @@ def test_where_it_divides_all_portions_are_equal(portions: int, size: int) -> No
     assert all(end_of(each, size * portions, portions) == each * size for each in range(portions + 1))
 
 
-WAY = Way(Kind.WARM_START_ENSEMBLE, "n_estimators", default=100)
+WAY = IncrementalMethod(MethodKind.WARM_START_ENSEMBLE, "n_estimators", default=100)
 
 
 def test_a_training_may_be_left_to_the_default() -> None:
     assert WAY.maximum({}, 10) == WAY.maximum({"n_estimators": None}, 10) == 100
     assert WAY.maximum({"n_estimators": 30}, 30) == 30
-    assert Way(Kind.PARTIAL_FIT).maximum({"max_iter": 1000}, 7) == 7
+    assert IncrementalMethod(MethodKind.PARTIAL_FIT).maximum({"max_iter": 1000}, 7) == 7
 
 
 @pytest.mark.parametrize("value", [4, 0, -1, "many", 20.0])

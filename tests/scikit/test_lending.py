@@ -15,11 +15,11 @@ from sklearn.base import BaseEstimator, RegressorMixin
 from sklearn.model_selection import GridSearchCV, KFold, TimeSeriesSplit
 from sklearn.svm import SVC
 
-from trainkit.runtime.local import process
+from trainkit.runtime.local.system import process
 from trainkit.sklearn import TuneGridSearchCV
-from trainkit.sklearn.lending import side_by_side
+from trainkit.sklearn.shared_memory import side_by_side
 
-PRELOAD = ("trainkit.sklearn.evaluation",)
+PRELOAD = ("trainkit.sklearn.trials",)
 MB = 1_000_000
 
 

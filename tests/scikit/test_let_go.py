@@ -15,7 +15,7 @@ from trainkit.errors import ConfigError, WorkerDiedError
 from trainkit.sklearn import TuneGridSearchCV, TuneSearchCV
 from trainkit.tune.search import Searcher
 
-PRELOAD = ("trainkit.sklearn.evaluation",)
+PRELOAD = ("trainkit.sklearn.trials",)
 
 
 class Faulty(Searcher):

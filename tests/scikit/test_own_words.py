@@ -11,7 +11,7 @@ from sklearn.metrics import accuracy_score, make_scorer
 from tests.scikit.searches import X, Y, search, session  # noqa: F401 - the fixture
 from trainkit import tune
 from trainkit.errors import ConfigError, InfeasibleError, MetricError, TrialError
-from trainkit.sklearn.words import arguments_of, reworded
+from trainkit.sklearn.settings import arguments_of, reworded
 
 ARGUMENTS = arguments_of("param_grid", True, {"callbacks": []})
 

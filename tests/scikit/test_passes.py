@@ -13,7 +13,7 @@ from sklearn.linear_model import Perceptron, SGDClassifier, SGDOneClassSVM, SGDR
 from sklearn.neural_network import MLPClassifier
 
 from tests.scikit.by_hand import X, Y
-from trainkit.sklearn.piecewise import Piecewise
+from trainkit.sklearn.incremental_fit import IncrementalFit
 
 
 def same(one: Any, other: Any) -> bool:
@@ -26,7 +26,7 @@ def same(one: Any, other: Any) -> bool:
 @pytest.mark.parametrize("kind", [SGDClassifier, SGDRegressor, Perceptron, SGDOneClassSVM])
 def test_several_portions_at_once_are_the_passes_of_one_fit(kind: Any) -> None:
     labels = () if kind is SGDOneClassSVM else (Y,)
-    piecewise = Piecewise(kind(random_state=0), 9, last_step=True, labels=Y)
+    piecewise = IncrementalFit(kind(random_state=0), 9, last_step=True, labels=Y)
     piecewise.advance(lambda: (X, labels[0] if labels else None, {}), 6)
     whole = kind(random_state=0, max_iter=6, tol=None).fit(X, *labels)
     assert np.array_equal(piecewise.estimator.coef_, whole.coef_)
@@ -51,7 +51,7 @@ class Counts(SGDClassifier):
     "estimator", [Counts(random_state=0), MLPClassifier((8,), random_state=0)], ids=["own class", "MLP"]
 )
 def test_others_are_called_once_for_each_of_several_portions(estimator: Any) -> None:
-    piecewise = Piecewise(clone(estimator), 4, last_step=True, labels=Y)
+    piecewise = IncrementalFit(clone(estimator), 4, last_step=True, labels=Y)
     piecewise.advance(lambda: (X, Y, {}), 3)
     by_hand = clone(estimator)
     for _ in range(3):
@@ -62,7 +62,7 @@ def test_others_are_called_once_for_each_of_several_portions(estimator: Any) -> 
 
 def test_several_portions_of_an_ensemble_are_one_fit() -> None:
     forest = RandomForestClassifier(n_estimators=9, random_state=0)
-    piecewise = Piecewise(clone(forest), 9, last_step=True, labels=Y)
+    piecewise = IncrementalFit(clone(forest), 9, last_step=True, labels=Y)
     for portions in (1, 3, 5):
         piecewise.advance(lambda: (X, Y, {}), portions)
     assert same(piecewise.estimator, clone(forest).fit(X, Y))

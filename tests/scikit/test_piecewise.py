@@ -34,7 +34,7 @@ from sklearn.pipeline import Pipeline, make_pipeline
 from sklearn.preprocessing import FunctionTransformer, StandardScaler, TargetEncoder
 
 from trainkit.errors import ConfigError
-from trainkit.sklearn.piecewise import Piecewise
+from trainkit.sklearn.incremental_fit import IncrementalFit
 
 X, Y = load_digits(return_X_y=True)
 X, Y = X[:150] / 16, Y[:150]
@@ -46,7 +46,9 @@ def trained(
     estimator: Any, done: int, portions: int, X: Any = X, y: Any = Y, *, labels: Any = None, **params: Any
 ) -> Any:
     """The estimator after `done` of so many portions."""
-    piecewise = Piecewise(clone(estimator), portions, last_step=True, labels=y if labels is None else labels)
+    piecewise = IncrementalFit(
+        clone(estimator), portions, last_step=True, labels=y if labels is None else labels
+    )
     for _ in range(done):
         piecewise.advance(lambda: (X, y, params))
     return piecewise.estimator
@@ -90,7 +92,7 @@ def test_regressors_and_clusterers_have_no_classes() -> None:
     by_hand = SGDRegressor(random_state=0).partial_fit(X, Y).partial_fit(X, Y)
     assert same(trained(SGDRegressor(random_state=0), 2, 2), by_hand)
     clusters = MiniBatchKMeans(3, n_init=1, random_state=0)
-    piecewise = Piecewise(clone(clusters), 3, last_step=True, labels=None)
+    piecewise = IncrementalFit(clone(clusters), 3, last_step=True, labels=None)
     piecewise.advance(lambda: (X, None, {}))
     assert same(piecewise.estimator, clone(clusters).partial_fit(X))
 
@@ -128,7 +130,7 @@ def test_iterations_go_on_where_they_ended(estimator: Any) -> None:
 
 def test_a_mixture_goes_on_where_it_ended() -> None:
     mixture = GaussianMixture(3, max_iter=6, tol=0, random_state=0, warm_start=True)
-    piecewise = Piecewise(clone(mixture), 3, last_step=True, labels=None)
+    piecewise = IncrementalFit(clone(mixture), 3, last_step=True, labels=None)
     by_hand = clone(mixture).set_params(max_iter=2)
     for _ in range(2):
         piecewise.advance(lambda: (X[:, 20:24], None, {}))
@@ -310,12 +312,12 @@ def test_a_training_goes_on_from_its_state_as_if_never_interrupted(
     make: Callable[[], Any], kept: bool | None
 ) -> None:
     straight = trained(make(), 4, 4, X[:60], Y[:60])
-    first = Piecewise(make(), 4, last_step=True, labels=Y)
+    first = IncrementalFit(make(), 4, last_step=True, labels=Y)
     for _ in range(2):
         first.advance(lambda: (X[:60], Y[:60], {}))
     state = first.state(lambda: (X[:60], Y[:60], {}))
     assert kept in (None, state["data"] is not None and state["data"][0] is not None)
-    second = Piecewise(make(), 4, last_step=True, labels=Y)
+    second = IncrementalFit(make(), 4, last_step=True, labels=Y)
     second.resume(state, lambda: (X[:60], Y[:60], {}))
     for _ in range(2):
         second.advance(lambda: (X[:60], Y[:60], {}))
@@ -324,7 +326,7 @@ def test_a_training_goes_on_from_its_state_as_if_never_interrupted(
 
 
 def test_parameters_may_change_on_the_way() -> None:
-    piecewise = Piecewise(
+    piecewise = IncrementalFit(
         make_pipeline(StandardScaler(), SGDClassifier(random_state=0)), 3, last_step=True, labels=Y
     )
     piecewise.advance(lambda: (X, Y, {}))
@@ -337,7 +339,9 @@ def test_parameters_may_change_on_the_way() -> None:
 
 
 def test_transformers_cannot_change_on_the_way() -> None:
-    piecewise = Piecewise(make_pipeline(PCA(4), SGDClassifier(random_state=0)), 3, last_step=True, labels=Y)
+    piecewise = IncrementalFit(
+        make_pipeline(PCA(4), SGDClassifier(random_state=0)), 3, last_step=True, labels=Y
+    )
     piecewise.advance(lambda: (X, Y, {}))
     with pytest.raises(ConfigError, match="pca__n_components can't change in the course of a training"):
         piecewise.change({"pca__n_components": 5})
@@ -347,7 +351,7 @@ def test_a_transformer_that_fails_leaves_the_pipeline_whole() -> None:
     def fail(X: Any) -> Any:
         raise ValueError("no such column")
 
-    piecewise = Piecewise(
+    piecewise = IncrementalFit(
         make_pipeline(FunctionTransformer(fail), SGDClassifier(random_state=0)), 3, last_step=True, labels=Y
     )
     with pytest.raises(ValueError, match="no such column"):

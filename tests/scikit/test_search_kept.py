@@ -23,10 +23,11 @@ from tests.scikit.odd import Odd, data
 from tests.scikit.searches import C, X, Y, candidates, search, session  # noqa: F401 - the fixture
 from trainkit import tune
 from trainkit.errors import ConfigError
-from trainkit.sklearn import TuneGridSearchCV, TuneSearchCV, evaluation
+from trainkit.sklearn import TuneGridSearchCV, TuneSearchCV
+from trainkit.sklearn import trials as evaluation
 from trainkit.tune.callbacks import Callback
+from trainkit.tune.core.stoppers import Stopper
 from trainkit.tune.schedulers import ASHAScheduler
-from trainkit.tune.stoppers import Stopper
 
 # --- how it ends ----------------------------------------------------------------------------------
 

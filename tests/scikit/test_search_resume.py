@@ -22,10 +22,10 @@ from tests.runtime.programs import Programs
 from tests.scikit.odd import Odd, data, done
 from trainkit.errors import StoreError
 from trainkit.sklearn import TuneGridSearchCV
-from trainkit.sklearn.keys import candidate_key, digest
+from trainkit.sklearn.outcomes import candidate_key, digest
 from trainkit.sklearn.resume import claimed, known_of
 
-PRELOAD = ("trainkit.sklearn.evaluation",)
+PRELOAD = ("trainkit.sklearn.trials",)
 X, Y = data()
 
 
@@ -221,7 +221,7 @@ def test_digests_differ_by_content_and_not_by_place() -> None:
 
 _OWN_CLASS = """
 from sklearn.tree import DecisionTreeClassifier
-from trainkit.sklearn.keys import digest
+from trainkit.sklearn.outcomes import digest
 
 def helped(x):
     return x + OFFSET

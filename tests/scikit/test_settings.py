@@ -13,9 +13,10 @@ from sklearn.svm import SVC
 
 from trainkit.errors import ConfigError
 from trainkit.sklearn import TuneSearchCV
-from trainkit.sklearn.candidates import CandidateList, Search
+from trainkit.sklearn.candidates import CandidateList, CandidateSource
 from trainkit.sklearn.settings import (
     TUNE_PARAMS,
+    AfterAllFolds,
     Settings,
     cpus_per_trial,
     loggers_of,
@@ -23,19 +24,18 @@ from trainkit.sklearn.settings import (
     settings_of,
     trials_at_once,
 )
-from trainkit.sklearn.stop_rules import AfterAllFolds
 from trainkit.tune.callbacks import Callback, CSVLoggerCallback
-from trainkit.tune.control.stopping import words_of
+from trainkit.tune.controller.rules import words_of
+from trainkit.tune.core.stoppers import MaximumIterationStopper, TimeoutStopper
 from trainkit.tune.integrations.mlflow import MLflowLoggerCallback
 from trainkit.tune.integrations.wandb import WandbLoggerCallback
 from trainkit.tune.schedulers import ASHAScheduler
-from trainkit.tune.stoppers import MaximumIterationStopper, TimeoutStopper
 
 
 def settled(tune_params: Any = None, scheduler: Any = None, **arguments: Any) -> Settings:
     return settings_of(
         TuneSearchCV(SVC(), {"C": [1, 2]}, **arguments),
-        Search(CandidateList([{"C": 1}, {"C": 2}]), seed=3),
+        CandidateSource(CandidateList([{"C": 1}, {"C": 2}]), seed=3),
         metric="average_test_score",
         scheduler=scheduler,
         folds=4,

@@ -17,8 +17,8 @@ from sklearn.svm import SVC
 from tests.conftest import examples
 from trainkit import tune
 from trainkit.errors import SpaceError
-from trainkit.sklearn.spaces import Drawn, domain_of, for_sampler, for_searcher, is_declared
-from trainkit.tune.domains import Categorical, Domain, Float, Integer, Normal
+from trainkit.sklearn.spaces import DomainDistribution, domain_of, for_sampler, for_searcher, is_declared
+from trainkit.tune.space.domains import Categorical, Domain, Float, Integer, Normal
 
 places = st.floats(-1e3, 1e3, allow_subnormal=False)
 sizes = st.floats(1e-3, 1e3)
@@ -180,7 +180,7 @@ def test_sampler_repeats_itself_with_its_seed() -> None:
 def test_finite_domains_are_drawn_without_repetition() -> None:
     # row 2.13
     (space,) = for_sampler({"a": tune.choice(["x", "y"]), "b": (1, 2), "c": tune.quniform(0, 1, 0.5)})
-    assert not any(isinstance(each, Drawn) for each in space.values())
+    assert not any(isinstance(each, DomainDistribution) for each in space.values())
     with pytest.warns(UserWarning, match="smaller than n_iter"):
         candidates = list(ParameterSampler(space, 50, random_state=0))
     assert len(candidates) == 2 * 2 * 3 == len({tuple(each.items()) for each in candidates})

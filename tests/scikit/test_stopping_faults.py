@@ -19,7 +19,7 @@ from trainkit.sklearn import TuneGridSearchCV
 from trainkit.tune import Stopper
 
 pytestmark = pytest.mark.usefixtures("runtime")
-PRELOAD = ("trainkit.sklearn.epochs",)
+PRELOAD = ("trainkit.sklearn.trials",)
 
 
 # --- failures ---------------------------------------------------------------------------------------

@@ -11,11 +11,11 @@ import pytest
 
 from trainkit import tune
 from trainkit.errors import ConfigError
+from trainkit.tune.core.values import decode_config, encode_config
 from trainkit.tune.search import Searcher
-from trainkit.tune.spaces.variants import Space
-from trainkit.tune.storing.respace import with_objects
-from trainkit.tune.suggestion.proposals import Proposals
-from trainkit.tune.values import decode_config, encode_config
+from trainkit.tune.search.proposals import Proposals
+from trainkit.tune.space.search_space import Space
+from trainkit.tune.store.restore import with_objects
 
 
 @dataclass(frozen=True)

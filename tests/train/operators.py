@@ -16,9 +16,8 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from trainkit.train import BATCH_SIZE, TrainingOperator
-from trainkit.train.context import WorkerContext
-from trainkit.train.step_settings import StepSettings
-from trainkit.train.strategies.base import Place
+from trainkit.train.step.context import WorkerContext
+from trainkit.train.strategies.base import Place, StepSettings
 from trainkit.train.strategies.single import SingleStrategy
 
 

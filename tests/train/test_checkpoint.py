@@ -18,10 +18,10 @@ from torch import nn
 from torch.optim import lr_scheduler
 
 from trainkit.errors import CheckpointError
-from trainkit.train import checkpoint, folders
-from trainkit.train.checkpoint import Metadata
+from trainkit.train.checkpoint import files
+from trainkit.train.checkpoint.files import CheckpointMetadata
 
-HEADER = Metadata(epoch=3, global_step=40, world_size=2)
+HEADER = CheckpointMetadata(epoch=3, global_step=40, world_size=2)
 
 
 def names(folder: Path) -> set[str]:
@@ -35,8 +35,8 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
         "note": {"a": [1, (2.5, None)], "b": {"x"}},
         "tensor": torch.arange(3),
     }
-    checkpoint.write(tmp_path / "c", state, HEADER)
-    loaded, header = checkpoint.read(tmp_path / "c")
+    files.write(tmp_path / "c", state, HEADER)
+    loaded, header = files.read(tmp_path / "c")
     assert header == HEADER
     assert loaded["note"] == state["note"]
     assert torch.equal(loaded["tensor"], torch.arange(3))
@@ -62,22 +62,22 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
 def test_schedulers_of_torch_are_plain_enough(tmp_path: Path, make: Any) -> None:
     optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(2))], lr=0.1, momentum=0.9)
     scheduler = make(optimizer)
-    checkpoint.write(tmp_path / "c", {"s": scheduler.state_dict(), "o": optimizer.state_dict()}, HEADER)
-    loaded, _ = checkpoint.read(tmp_path / "c")
+    files.write(tmp_path / "c", {"s": scheduler.state_dict(), "o": optimizer.state_dict()}, HEADER)
+    loaded, _ = files.read(tmp_path / "c")
     assert loaded["s"] == scheduler.state_dict()
     assert loaded["o"] == optimizer.state_dict()
 
 
 def test_what_is_not_plain_is_named_and_nothing_is_written(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"state\['operator'\]\['sampler'\]\[1\] is a random.Random"):
-        checkpoint.write(tmp_path / "c", {"operator": {"sampler": [0, random.Random()]}}, HEADER)
+        files.write(tmp_path / "c", {"operator": {"sampler": [0, random.Random()]}}, HEADER)
     assert names(tmp_path) == set()
 
 
 def test_a_checkpoint_is_replaced_whole(tmp_path: Path) -> None:
     for number in range(3):
-        checkpoint.write(tmp_path / "c", {"number": number}, Metadata(number, number, 1))
-        assert checkpoint.read(tmp_path / "c")[0] == {"number": number}
+        files.write(tmp_path / "c", {"number": number}, CheckpointMetadata(number, number, 1))
+        assert files.read(tmp_path / "c")[0] == {"number": number}
         assert names(tmp_path) == {"c"}
 
 
@@ -85,10 +85,10 @@ def test_folders_that_are_no_checkpoints_are_left_alone(tmp_path: Path) -> None:
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis" / "chapter1.tex").write_text("...")
     with pytest.raises(CheckpointError, match="exists and is not a checkpoint"):
-        checkpoint.write(tmp_path / "thesis", {}, HEADER)
+        files.write(tmp_path / "thesis", {}, HEADER)
     assert names(tmp_path / "thesis") == {"chapter1.tex"}
     (tmp_path / "empty").mkdir()
-    checkpoint.write(tmp_path / "empty", {}, HEADER)
+    files.write(tmp_path / "empty", {}, HEADER)
 
 
 def damage(folder: Path, how: str) -> None:
@@ -108,7 +108,7 @@ def damage(folder: Path, how: str) -> None:
         case "header is cut off":
             header.write_text(header.read_text()[:20])
         case "header lacks keys":
-            header.write_text(json.dumps({"format": checkpoint.FORMAT}))
+            header.write_text(json.dumps({"format": files.FORMAT}))
         case "another program's":
             header.write_text("{}")
         case "a newer version's":
@@ -132,10 +132,10 @@ def damage(folder: Path, how: str) -> None:
     ],
 )
 def test_damage_is_found_and_told(tmp_path: Path, how: str, text: str) -> None:
-    checkpoint.write(tmp_path / "c", {"weights": torch.randn(1000)}, HEADER)
+    files.write(tmp_path / "c", {"weights": torch.randn(1000)}, HEADER)
     damage(tmp_path / "c", how)
     with pytest.raises(CheckpointError, match=text):
-        checkpoint.read(tmp_path / "c")
+        files.read(tmp_path / "c")
 
 
 class Trap:
@@ -145,13 +145,13 @@ class Trap:
 
 def test_reading_runs_no_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    checkpoint.write(tmp_path / "c", {}, HEADER)
+    files.write(tmp_path / "c", {}, HEADER)
     torch.save({"trap": Trap()}, tmp_path / "c" / "state.pt")
     header = json.loads((tmp_path / "c" / "checkpoint.json").read_text())
-    header["files"]["state.pt"] = checkpoint.fingerprint(tmp_path / "c" / "state.pt")
+    header["files"]["state.pt"] = files.fingerprint(tmp_path / "c" / "state.pt")
     (tmp_path / "c" / "checkpoint.json").write_text(json.dumps(header))
     with pytest.raises(CheckpointError, match="can't be read"):
-        checkpoint.read(tmp_path / "c")
+        files.read(tmp_path / "c")
     assert not (tmp_path / "trapped").exists()
 
 
@@ -181,32 +181,32 @@ def test_a_killed_writer_leaves_a_whole_checkpoint(tmp_path: Path) -> None:
             time.sleep(generator.uniform(0, 0.05))
             writer.send_signal(signal.SIGKILL)
             acknowledged = max([acknowledged, *map(int, writer.stdout.read().split())])
-        state, header = checkpoint.read(where)
+        state, header = files.read(where)
         assert header.epoch == state["number"] >= acknowledged
         assert torch.equal(state["weights"], torch.full((200_000,), float(state["number"])))
-    checkpoint.write(where, {}, HEADER)
+    files.write(where, {}, HEADER)
     assert names(tmp_path) == {"c"}, "what killed writers left beside it is removed"
 
 
 def test_without_an_exchange_of_folders_a_kill_leaves_one_that_is_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(folders, "_exchange", lambda one, other: False)
+    monkeypatch.setattr(files, "_exchange", lambda one, other: False)
     where = tmp_path / "c"
     for number in range(2):
-        checkpoint.write(where, {"number": number}, HEADER)
+        files.write(where, {"number": number}, HEADER)
     assert names(tmp_path) == {"c"}
     # The moment between the two renames:
     where.rename(tmp_path / ".c.previous")
-    assert checkpoint.read(where)[0] == {"number": 1}
-    checkpoint.write(where, {"number": 2}, HEADER)
-    checkpoint.write(where, {"number": 3}, HEADER)
-    assert checkpoint.read(where)[0] == {"number": 3}
+    assert files.read(where)[0] == {"number": 1}
+    files.write(where, {"number": 2}, HEADER)
+    files.write(where, {"number": 3}, HEADER)
+    assert files.read(where)[0] == {"number": 3}
     assert names(tmp_path) == {"c"}
 
 
 def test_a_failed_write_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    checkpoint.write(tmp_path / "c", {"number": 1}, HEADER)
+    files.write(tmp_path / "c", {"number": 1}, HEADER)
     full = OSError(28, "No space left on device")
 
     def no_space(*args: Any) -> None:
@@ -214,6 +214,6 @@ def test_a_failed_write_leaves_what_was_there(tmp_path: Path, monkeypatch: pytes
 
     monkeypatch.setattr(os, "fsync", no_space)
     with pytest.raises(CheckpointError, match=r"was not written.*No space left"):
-        checkpoint.write(tmp_path / "c", {"number": 2}, HEADER)
-    assert checkpoint.read(tmp_path / "c")[0] == {"number": 1}
+        files.write(tmp_path / "c", {"number": 2}, HEADER)
+    assert files.read(tmp_path / "c")[0] == {"number": 1}
     assert names(tmp_path) == {"c"}

@@ -13,7 +13,7 @@ import torch
 import torch._dynamo
 from torch import nn
 
-from trainkit.train.modules import compile_in_place
+from trainkit.train.strategies.modules import compile_in_place
 
 
 class Residual(nn.Module):

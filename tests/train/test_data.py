@@ -11,14 +11,13 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader, IterableDataset, SequentialSampler, TensorDataset
 
 from trainkit.errors import ConfigError
-from trainkit.train.data import Feed, make_feed
-from trainkit.train.dealing import DealtBatches, deal
-from trainkit.train.loop import run_epoch
-from trainkit.train.process_group import WorkerGroup
-from trainkit.train.turns import Pass, known_turn, share
+from trainkit.train.data.feed import Feed, make_feed
+from trainkit.train.data.sharding import Pass, ShardedBatchSampler, batch_weight, samples_of_rank, shard
+from trainkit.train.distributed.process_group import ProcessGroup
+from trainkit.train.step.epoch import run_epoch
 
 
-class Seat(WorkerGroup):
+class Seat(ProcessGroup):
     """One worker's place in a group in which all agree: enough where nothing has to be exchanged."""
 
     def __init__(self, rank: int, world_size: int) -> None:
@@ -31,10 +30,10 @@ class Seat(WorkerGroup):
 
 def dealt(
     samples: int, size: int, world: int, *, training: bool, drop_last: bool = False
-) -> list[DealtBatches]:
+) -> list[ShardedBatchSampler]:
     order = SequentialSampler(range(samples))
     return [
-        DealtBatches(order, size, drop_last=drop_last, group=Seat(rank, world), in_step=training)
+        ShardedBatchSampler(order, size, drop_last=drop_last, group=Seat(rank, world), in_step=training)
         for rank in range(world)
     ]
 
@@ -84,9 +83,9 @@ def test_weighted_means_of_a_step_add_up_to_the_mean_of_all_its_samples(
         assert len(batch) == sizes.size(index)
         step.extend(batch)
         for rank in range(workers):
-            part = deal(batch, rank, workers)
-            assert len(part) == share(len(batch), rank, workers)
-            turn = known_turn(index, sizes.steps, sizes, every=every, rank=rank, world_size=workers)
+            part = shard(batch, rank, workers)
+            assert len(part) == samples_of_rank(len(batch), rank, workers)
+            turn = batch_weight(index, sizes.steps, sizes, every=every, rank=rank, world_size=workers)
             assert turn.weight or not part
             weighted += float(values[part].mean()) * turn.weight / workers if part else 0.0
         if turn.closes:
@@ -99,8 +98,8 @@ def loader(samples: int = 10, **options: object) -> DataLoader[object]:
     return DataLoader(TensorDataset(torch.arange(samples)), **options)  # type: ignore[arg-type]
 
 
-def feed(source: object, group: WorkerGroup | None = None, training: bool = True) -> Feed:
-    return make_feed(source, group=group or WorkerGroup(), training=training, split=True)
+def feed(source: object, group: ProcessGroup | None = None, training: bool = True) -> Feed:
+    return make_feed(source, group=group or ProcessGroup(), training=training, split=True)
 
 
 def test_one_worker_keeps_the_users_own_loader() -> None:
@@ -156,7 +155,7 @@ def test_a_loaders_own_generator_is_drawn_from_as_in_a_plain_loop(
         return generator.get_state().tolist()
 
     plain, ours = shuffled(), shuffled()
-    order = DealtBatches(ours.sampler, 4, drop_last=drop_last, group=WorkerGroup(), in_step=True)
+    order = ShardedBatchSampler(ours.sampler, 4, drop_last=drop_last, group=ProcessGroup(), in_step=True)
     dealt_out = loader(samples, batch_sampler=order, generator=ours.generator)
     assert plain.generator is not None
     assert ours.generator is not None

@@ -11,8 +11,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from tests.train.operators import Digits, alone, make_parts, plain_losses, train_alone
 from trainkit.train import BATCH_SIZE, TorchTrainer, TrainingOperator
-from trainkit.train import delivery as module
-from trainkit.train.delivery import Delivery, pinned
+from trainkit.train.data import prefetch as module
+from trainkit.train.data.prefetch import DevicePrefetcher, pinned
 
 needs_gpu = pytest.mark.skipif(
     not torch.cuda.is_available(), reason="needs a CUDA device; this machine has none"
@@ -23,7 +23,7 @@ def test_on_a_cpu_nothing_comes_between_loader_and_step() -> None:
     loader: DataLoader[Any] = DataLoader(TensorDataset(torch.zeros(4, 2)), 2)
     device = torch.device("cpu")
     assert pinned(loader, device) is loader
-    assert Delivery(device, last=False).ahead(loader) is loader
+    assert DevicePrefetcher(device, last=False).ahead(loader) is loader
 
 
 class Streams:
@@ -58,7 +58,7 @@ def test_a_batch_is_under_way_before_the_step_ahead_of_it_runs(monkeypatch: pyte
 
 def test_only_the_default_steps_have_their_batches_brought(monkeypatch: pytest.MonkeyPatch) -> None:
     met: list[Any] = []
-    monkeypatch.setattr(Delivery, "ahead", lambda self, batches: met.append(batches) or batches)
+    monkeypatch.setattr(DevicePrefetcher, "ahead", lambda self, batches: met.append(batches) or batches)
 
     class Plain(TrainingOperator):
         def setup(self, config: dict[str, Any]) -> None:

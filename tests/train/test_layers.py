@@ -12,11 +12,10 @@ from torch import nn
 from tests.train.operators import Digits, gang_losses, plain_losses
 from trainkit.errors import ConfigError
 from trainkit.train import BATCH_SIZE, TorchTrainer
-from trainkit.train.modules import skeleton
 from trainkit.train.strategies.base import Place
 from trainkit.train.strategies.ddp import DDP
-from trainkit.train.strategies.layer_map import Part, balanced, cut_at, named
-from trainkit.train.strategies.layers import Handover, Layers
+from trainkit.train.strategies.layers import Handover, Layers, Part, balanced, cut_at, named
+from trainkit.train.strategies.modules import skeleton
 from trainkit.train.strategies.single import Single
 
 CPU = torch.device("cpu")

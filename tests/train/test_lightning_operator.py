@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 from tests.train.lightning_modules import Diary, Points, PointsData, TwoParts, points
 from trainkit.errors import CheckpointError, ConfigError, MissingDependencyError, TrainingError
 from trainkit.train import TrainingOperator
-from trainkit.train.lightning_plan import PACKAGES, package_of
+from trainkit.train.lightning.operator import PACKAGES, package_of
 
 
 def alone(operator: type[TrainingOperator], **config: Any) -> Any:

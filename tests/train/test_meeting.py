@@ -11,13 +11,13 @@ import pytest
 import torch.distributed as dist
 
 from trainkit.errors import ConfigError
-from trainkit.train.meeting import Locality, localities
-from trainkit.train.process_group import Listener, _interface_of
+from trainkit.train.distributed.process_group import RendezvousStore, _interface_of
+from trainkit.train.distributed.rendezvous import LocalRank, local_ranks
 
 # Two processes of one machine that take each other for those of two.
 MEMBER = """
 import sys
-from trainkit.train.process_group import Listener, Rendezvous, join
+from trainkit.train.distributed.process_group import Listener, Rendezvous, join
 
 rank = int(sys.argv[1])
 listener = Listener("127.0.0.1") if rank == 0 else None
@@ -31,24 +31,24 @@ group.leave()
 
 
 def test_workers_are_counted_by_machine() -> None:
-    assert localities(["a", "b", "a", "a"]) == [
-        Locality(0, 3),
-        Locality(0, 1),
-        Locality(1, 3),
-        Locality(2, 3),
+    assert local_ranks(["a", "b", "a", "a"]) == [
+        LocalRank(0, 3),
+        LocalRank(0, 1),
+        LocalRank(1, 3),
+        LocalRank(2, 3),
     ]
 
 
 def test_the_store_listens_at_one_address_only() -> None:
     before = set(_listening())
-    listener = Listener("127.0.0.1")
+    listener = RendezvousStore("127.0.0.1")
     (found,) = set(_listening()) - before
     assert (found.ip, f"tcp://{found.ip}:{found.port}") == ("127.0.0.1", listener.place)
     client = dist.TCPStore(found.ip, found.port, is_master=False, wait_for_workers=False)
     client.set("key", "value")
     assert listener.store.get("key") == b"value"
     with pytest.raises(ConfigError, match=r"can't listen at 203\.0\.113\.7, the address of its machine"):
-        Listener("203.0.113.7")
+        RendezvousStore("203.0.113.7")
 
 
 def test_an_interface_is_found_by_its_address() -> None:

@@ -12,8 +12,14 @@ import torch.distributed as dist
 from tests.train.operators import Digits
 from trainkit.errors import ConfigError
 from trainkit.train import TorchTrainer
-from trainkit.train.process_group import WorkerGroup
-from trainkit.train.strategies.mesh import DataGroup, Grid, data_group, degree_mistakes, make_mesh
+from trainkit.train.distributed.mesh import (
+    DataParallelGroup,
+    Grid,
+    data_parallel_group,
+    degree_mistakes,
+    make_mesh,
+)
+from trainkit.train.distributed.process_group import ProcessGroup
 
 pytestmark = pytest.mark.usefixtures("runtime")
 
@@ -53,7 +59,7 @@ def test_a_degree_is_a_whole_number(degree: Any) -> None:
 # -- samples -----------------------------------------------------------------------------------
 
 
-class Told(WorkerGroup):
+class Told(ProcessGroup):
     """Four workers, whose answers are given."""
 
     world_size = 4
@@ -67,15 +73,15 @@ class Told(WorkerGroup):
 
 
 def test_a_row_counts_as_one() -> None:
-    group = data_group(Told(3, [7, 7, 5, 5]), 2)
+    group = data_parallel_group(Told(3, [7, 7, 5, 5]), 2)
     assert (group.rank, group.world_size) == (1, 2)
     assert group.gather_integers(5) == [7, 5]
-    alone = WorkerGroup()
-    assert data_group(alone, 1) is alone
+    alone = ProcessGroup()
+    assert data_parallel_group(alone, 1) is alone
 
 
 def test_a_row_has_the_same_batches() -> None:
-    group = DataGroup(Told(0, [7, 7, 5, 6]), Grid(4, 2))
+    group = DataParallelGroup(Told(0, [7, 7, 5, 6]), Grid(4, 2))
     with pytest.raises(ConfigError, match=r"workers \[2, 3\] hold one model .* count \[5, 6\]"):
         group.gather_integers(7)
 
@@ -86,7 +92,7 @@ def test_a_row_has_the_same_batches() -> None:
 def meet(operator: Any) -> dict[str, Any]:
     whole = operator._context.strategy.group
     mesh = make_mesh(whole, 2, torch.device("cpu"))
-    data = data_group(whole, 2)
+    data = data_parallel_group(whole, 2)
     sums = {}
     for name in ("data", "model"):
         total = torch.tensor([whole.rank])

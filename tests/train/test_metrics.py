@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainkit.errors import ConfigError
-from trainkit.train.metrics import EpochMetrics, Meters, reduce_metrics, to_numbers
+from trainkit.train.step.metrics import EpochMetrics, Meters, reduce_metrics, to_numbers
 
 LOSSES = st.floats(-1e6, 1e6)
 

@@ -14,10 +14,10 @@ from tests.train.lightning_modules import Points
 from tests.train.operators import Digits, alone
 from trainkit.errors import CheckpointError, ConfigError, InfeasibleError
 from trainkit.train import TorchTrainer, TrainingOperator
-from trainkit.train.lightning_plan import untaken
-from trainkit.train.step_settings import StepSettings
+from trainkit.train.distributed.failure_cause import advice
+from trainkit.train.lightning.operator import untaken
+from trainkit.train.strategies.base import StepSettings
 from trainkit.train.strategies.fsdp import FSDP
-from trainkit.train.symptoms import advice
 
 
 @pytest.mark.parametrize(

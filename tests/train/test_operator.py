@@ -13,8 +13,8 @@ from torch.utils.data import DataLoader, TensorDataset
 from tests.train.operators import Digits, plain_losses
 from trainkit.errors import ConfigError
 from trainkit.train import TorchTrainer, TrainingOperator
-from trainkit.train.context import WorkerContext
-from trainkit.train.signatures import wrong_signature
+from trainkit.train.options import wrong_signature
+from trainkit.train.step.context import WorkerContext
 
 
 def net() -> nn.Module:

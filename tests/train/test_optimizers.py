@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from trainkit.train.strategies import kinds
-from trainkit.train.strategies.optimizers import ParameterSlots
+from trainkit.train.strategies import gradients
+from trainkit.train.strategies.sharded import ParameterSlots
 
 
 @pytest.mark.parametrize(
@@ -44,11 +44,13 @@ class Counting(torch.optim.Optimizer):
 
 def test_what_an_optimizer_keeps_in_its_groups_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        kinds, "_by_kind", lambda group: [{**group, "params": [parameter]} for parameter in group["params"]]
+        gradients,
+        "_by_kind",
+        lambda group: [{**group, "params": [parameter]} for parameter in group["params"]],
     )
     optimizer = Counting(nn.Linear(2, 2).parameters())
     (group,) = optimizer.param_groups
-    kinds.step_by_kind(optimizer)
+    gradients.step_by_kind(optimizer)
     for _ in range(3):
         optimizer.step()
     assert optimizer.param_groups[0] is group

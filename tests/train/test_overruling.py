@@ -13,8 +13,8 @@ from tests.train.lightning_modules import Points
 from tests.train.operators import Digits, make_parts
 from trainkit import tune
 from trainkit.train import TorchTrainer, TrainingOperator
-from trainkit.train.overruling import differ, overruled, read_set_up, write_set_up
-from trainkit.train.trainable import Overrule, as_set_up
+from trainkit.train.checkpoint.state import differ, overridden, read_hyperparameters, write_hyperparameters
+from trainkit.train.tune import HyperparameterOverride, initial_hyperparameters
 from trainkit.tune.schedulers import PopulationBasedTraining
 
 
@@ -38,7 +38,7 @@ from trainkit.tune.schedulers import PopulationBasedTraining
     ],
 )
 def test_what_a_value_becomes(loaded: Any, then: Any, now: Any, expected: Any) -> None:
-    assert overruled(loaded, then, now) == expected
+    assert overridden(loaded, then, now) == expected
 
 
 def schedules(optimizer: Any, config: dict[str, Any]) -> Any:
@@ -81,12 +81,12 @@ def trained(epochs: int, **config: Any) -> TorchTrainer:
 
 def taken_over(donor: TorchTrainer, receiver: TorchTrainer, folder: Path) -> None:
     """As a trial does it, between the two lines that a donor's `setup` and checkpoint are."""
-    then = trained(0, **donor.get_local_operator().config).apply_all_operators(as_set_up)
-    now = receiver.apply_all_operators(as_set_up)
+    then = trained(0, **donor.get_local_operator().config).apply_all_operators(initial_hyperparameters)
+    now = receiver.apply_all_operators(initial_hyperparameters)
     donor.save(str(folder / "c"))
-    write_set_up(str(folder / "c"), then)
+    write_hyperparameters(str(folder / "c"), then)
     receiver.load(str(folder / "c"))
-    receiver.apply_all_operators(Overrule(read_set_up(str(folder / "c")), now))
+    receiver.apply_all_operators(HyperparameterOverride(read_hyperparameters(str(folder / "c")), now))
 
 
 def rate(trainer: TorchTrainer, name: str = "lr") -> float:
@@ -111,7 +111,9 @@ def test_what_the_configuration_leaves_alone_is_loaded(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_of_before_there_was_such_changes_nothing(tmp_path: Path) -> None:
-    assert not differ(read_set_up(str(tmp_path)), trained(0, lr=0.1).apply_all_operators(as_set_up))
+    assert not differ(
+        read_hyperparameters(str(tmp_path)), trained(0, lr=0.1).apply_all_operators(initial_hyperparameters)
+    )
 
 
 class Rates(Digits):

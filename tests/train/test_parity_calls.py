@@ -14,9 +14,9 @@ from tests.train.operators import Digits, digits, gang_losses, make_parts, plain
 from tests.train.raysgd_cifar import train_cifar
 from trainkit.errors import ConfigError
 from trainkit.train import BATCH_SIZE, TorchTrainer, TrainingOperator
-from trainkit.train.creators import CreatorOperator
 from trainkit.train.keys import NUM_STEPS
-from trainkit.train.timers import TimerCollection, TimerStat
+from trainkit.train.operator import CreatorOperator
+from trainkit.train.step.timers import TimerCollection, TimerStat
 from trainkit.util.sgd.utils import AverageMeterCollection
 
 

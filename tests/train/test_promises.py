@@ -24,7 +24,7 @@ from tests.runtime.victims import Victim
 from tests.train.operators import Digits
 from trainkit import tune
 from trainkit.errors import GangError
-from trainkit.runtime.local import process
+from trainkit.runtime.local.system import process
 from trainkit.train import BATCH_SIZE, TorchTrainer
 from trainkit.train.strategies.ddp import DDP
 

@@ -16,8 +16,9 @@ from tests.train.operators import Digits, gang_losses, make_parts, plain_losses
 from tests.train.raysgd_cifar import train_cifar
 from trainkit import tune
 from trainkit.errors import GangError
-from trainkit.runtime.local import process
-from trainkit.train import BATCH_SIZE, TorchTrainer, recovery
+from trainkit.runtime.local.system import process
+from trainkit.train import BATCH_SIZE, TorchTrainer
+from trainkit.train.workers import recovery
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
 CONFIG = {"samples": 75, BATCH_SIZE: 20, "dtype": torch.float64}

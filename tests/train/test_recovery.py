@@ -20,9 +20,10 @@ from tests.conftest import eventually
 from tests.train.mortal import Mortal, pid_of
 from tests.train.operators import Digits, lose_patience, make_parts
 from trainkit.errors import ActorDiedError, ConfigError, GangError, InfeasibleError
-from trainkit.runtime.local import process
-from trainkit.runtime.placement_group import PlacementGroup
-from trainkit.train import BATCH_SIZE, TorchTrainer, TrainingOperator, recovery, seats, sizes
+from trainkit.runtime.local.system import process
+from trainkit.runtime.scheduling import PlacementGroup
+from trainkit.train import BATCH_SIZE, TorchTrainer, TrainingOperator
+from trainkit.train.workers import placement, recovery
 
 pytestmark = pytest.mark.usefixtures("runtime")
 
@@ -244,7 +245,7 @@ def test_three_workers_are_formed_again(at: str, tmp_path: Path) -> None:
 
 def allow_for_a_slow_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """What there is room for is waited for, however long it takes to be granted."""
-    for module in (sizes, seats):
+    for module in (placement, placement):
         monkeypatch.setattr(module, "AT_ONCE_S", 60)
 
 

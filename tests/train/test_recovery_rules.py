@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from tests.train.operators import Digits
 from trainkit.errors import ActorDiedError, ConfigError
 from trainkit.train import TorchTrainer
-from trainkit.train.answers import Answers
-from trainkit.train.recovery import give_up_text, lost_session_text, may_retry
-from trainkit.train.sizes import AT_ONCE_S, allowed_sizes, fitting, larger_size, patience_s
-from trainkit.train.symptoms import LostOthersError, ended_by_watchdog
+from trainkit.train.distributed.failure_cause import LostOthersError, ended_by_watchdog
+from trainkit.train.workers.gather import Answers
+from trainkit.train.workers.placement import AT_ONCE_S, allowed_sizes, fitting, larger_size, time_to_wait_s
+from trainkit.train.workers.recovery import give_up_text, lost_session_text, may_retry
 
 
 @pytest.mark.parametrize(
@@ -78,8 +78,8 @@ def test_a_bundle_of_tenths_fits_exactly() -> None:
 
 def test_who_waits_for_room_and_how_long() -> None:
     allowed = (4, 3, 2)
-    assert [patience_s(size, allowed, full_s=30, last_s=600) for size in allowed] == [30, AT_ONCE_S, 600]
-    assert patience_s(4, (4,), full_s=30, last_s=600) == 600, "nothing smaller is left to try"
+    assert [time_to_wait_s(size, allowed, full_s=30, last_s=600) for size in allowed] == [30, AT_ONCE_S, 600]
+    assert time_to_wait_s(4, (4,), full_s=30, last_s=600) == 600, "nothing smaller is left to try"
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,8 @@ import torch
 from tests.conftest import eventually
 from tests.train.test_fsdp import Stack, trainer
 from trainkit.errors import CheckpointError, GangError
-from trainkit.train import BATCH_SIZE, TrainingOperator, checkpoint
+from trainkit.train import BATCH_SIZE, TrainingOperator
+from trainkit.train.checkpoint import files
 
 pytestmark = pytest.mark.usefixtures("runtime")
 
@@ -118,7 +119,8 @@ def die(*args: Any, **kwargs: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("rank", "where"), [(0, "trainkit.train.checkpoint:fill"), (1, "trainkit.train.shards:save")]
+    ("rank", "where"),
+    [(0, "trainkit.train.checkpoint.files:fill"), (1, "trainkit.train.checkpoint.shards:save")],
 )
 def test_a_worker_killed_while_saving_leaves_the_previous_checkpoint(
     tmp_path: Path, rank: int, where: str
@@ -131,7 +133,7 @@ def test_a_worker_killed_while_saving_leaves_the_previous_checkpoint(
         gang.apply_all_operators(sabotage(rank, where, die))
         with pytest.raises(GangError, match=f"worker {rank} of 2 died"):
             gang.save(tmp_path / "c")
-    state, header = checkpoint.read(tmp_path / "c")
+    state, header = files.read(tmp_path / "c")
     assert header.epoch == 1
     with trainer(strategy="single", num_workers=1, config=CONFIG) as gang:
         gang.load(tmp_path / "c")
@@ -166,7 +168,7 @@ def test_a_driver_killed_while_its_workers_save_leaves_a_whole_checkpoint(tmp_pa
         driver.send_signal(signal.SIGKILL)
         acknowledged = max([acknowledged, *map(int, driver.stdout.read().split())])
     assert eventually(lambda: not any(pid.exists() for pid in workers)), "they end with it"
-    assert checkpoint.read(where)[1].epoch >= acknowledged
+    assert files.read(where)[1].epoch >= acknowledged
     with trainer(config=CONFIG) as gang:
         gang.load(where)
         gang.save(where)
@@ -191,19 +193,19 @@ def test_what_one_worker_cannot_write_replaces_nothing(tmp_path: Path, rank: int
             gang.save(tmp_path / "c")
         gang.apply_all_operators(lambda operator: setattr(os, "fsync", getattr(os, "before_fsync", os.fsync)))
         assert [entry.name for entry in tmp_path.iterdir()] == ["c"]
-        assert checkpoint.read(tmp_path / "c")[1].global_step == 1
+        assert files.read(tmp_path / "c")[1].global_step == 1
         # The trainer goes on.
         gang.train(num_steps=1)
         gang.save(tmp_path / "c")
-        assert checkpoint.read(tmp_path / "c")[1].global_step == 2
+        assert files.read(tmp_path / "c")[1].global_step == 2
         if rank == 1:
-            gang.apply_all_operators(sabotage(1, "trainkit.train.folders:aside_of", elsewhere))
+            gang.apply_all_operators(sabotage(1, "trainkit.train.checkpoint.files:aside_of", elsewhere))
             with pytest.raises(
                 CheckpointError, match=r"worker 1 does not see the folder.*shared file system"
             ):
                 gang.save(tmp_path / "c")
             assert [entry.name for entry in tmp_path.iterdir()] == ["c"]
-            assert checkpoint.read(tmp_path / "c")[1].global_step == 2
+            assert files.read(tmp_path / "c")[1].global_step == 2
         (tmp_path / "thesis").mkdir()
         (tmp_path / "thesis" / "chapter1.tex").touch()
         with pytest.raises(CheckpointError, match="exists and is not a checkpoint"):
@@ -219,7 +221,7 @@ def rewrite(folder: Path, name: str, content: bytes) -> None:
     """Replace a file, and say in the header that it was always so."""
     (folder / name).write_bytes(content)
     header = json.loads((folder / "checkpoint.json").read_text())
-    header["files"][name] = checkpoint.fingerprint(folder / name)
+    header["files"][name] = files.fingerprint(folder / name)
     (folder / "checkpoint.json").write_text(json.dumps(header))
 
 

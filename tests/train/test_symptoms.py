@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch.distributed as dist
 
-from trainkit.train.symptoms import lost_peer
+from trainkit.train.distributed.failure_cause import lost_peer
 
 
 @pytest.mark.parametrize(

@@ -18,8 +18,7 @@ from tests.train.operators import Digits
 from tests.train.transformers import Decoder
 from trainkit.errors import ConfigError
 from trainkit.train import BATCH_SIZE, TorchTrainer, TrainingOperator
-from trainkit.train.strategies.averaging import GradientAverage
-from trainkit.train.strategies.kinds import SharedScaler, clip
+from trainkit.train.strategies.gradients import GradientAverage, SharedScaler, clip
 from trainkit.train.strategies.tensor import TensorParallel
 
 pytestmark = pytest.mark.usefixtures("runtime")

@@ -10,8 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from tests.train.transformers import Attention, Decoder, Gated
-from trainkit.train.strategies.tensor_plan import default_candidates
-from trainkit.train.strategies.tensor_trial import computes_the_same
+from trainkit.train.strategies.tensor_plan import computes_the_same, default_candidates
 
 
 def split(model: nn.Module, ways: int = 2) -> list[str]:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from trainkit.train.tensors import cpu_copy, map_tensors
+from trainkit.train.distributed.tensors import cpu_copy, map_tensors
 
 Pair = namedtuple("Pair", "first second")
 

@@ -13,7 +13,7 @@ from tests.train.operators import Digits
 from trainkit import tune
 from trainkit.errors import ConfigError
 from trainkit.train import BATCH_SIZE, TorchTrainer
-from trainkit.train.seats import bundles_of_trial
+from trainkit.train.workers.placement import bundles_of_trial
 from trainkit.tune.utils import merge_dicts
 
 pytestmark = pytest.mark.usefixtures("runtime")

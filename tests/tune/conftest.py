@@ -10,7 +10,7 @@ import pytest
 
 import trainkit
 from trainkit import tune
-from trainkit.tune.outcome.results import ResultGrid
+from trainkit.tune.results.result_grid import ResultGrid
 
 
 @pytest.fixture(scope="module")

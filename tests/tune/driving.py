@@ -15,7 +15,7 @@ from typing import Any
 
 import trainkit
 from trainkit import tune
-from trainkit.tune.storing.history import ExperimentReader
+from trainkit.tune.store.reader import ExperimentReader
 
 STEPS = 8
 SAMPLES = 5
@@ -232,8 +232,8 @@ if __name__ == "__main__":
     import numpy as np
 
     import tests.tune.driving as driving  # so that trainables are found by name, not pickled by value
-    from trainkit.tune.outcome import results  # noqa: F401 - what a driver would import each time
-    from trainkit.tune.storing import mirror  # noqa: F401 - what a driver would import each time
+    from trainkit.tune.results import result_grid  # noqa: F401 - what a driver would import each time
+    from trainkit.tune.sync import mirror  # noqa: F401 - what a driver would import each time
 
     tune.Tuner  # noqa: B018 - loads it
     np.random.default_rng(0)

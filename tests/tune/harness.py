@@ -6,18 +6,18 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from trainkit import tune
-from trainkit.tune.control import events as ev
-from trainkit.tune.control.capacity import Ledger
-from trainkit.tune.control.controller import Controller
-from trainkit.tune.control.plan import Plan
-from trainkit.tune.placement import PlacementGroupFactory
+from trainkit.tune.controller import events as ev
+from trainkit.tune.controller.controller import Controller
+from trainkit.tune.controller.rules import Plan
+from trainkit.tune.core.capacity import Ledger
+from trainkit.tune.core.resources import PlacementGroupFactory
+from trainkit.tune.core.seeds import scheduler_generator
+from trainkit.tune.core.trial import Failure, Trial
 from trainkit.tune.schedulers import FIFOScheduler, TrialScheduler
 from trainkit.tune.search import BasicVariantGenerator, Searcher
-from trainkit.tune.seeds import scheduler_generator
-from trainkit.tune.spaces.variants import Space
-from trainkit.tune.suggestion.proposals import Proposals
-from trainkit.tune.suggestion.suggesting import TrialSource
-from trainkit.tune.trial import Failure, Trial
+from trainkit.tune.search.proposals import Proposals
+from trainkit.tune.search.trial_source import TrialSource
+from trainkit.tune.space.search_space import Space
 
 
 class Play:

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from tests.conftest import examples
 from tests.tune.harness import Play
 from trainkit.tune.config import CheckpointConfig, FailureConfig
-from trainkit.tune.control import events as ev
+from trainkit.tune.controller import events as ev
+from trainkit.tune.core.trial import Failure
 from trainkit.tune.schedulers import ASHAScheduler
-from trainkit.tune.trial import Failure
 
 OUT_OF_MEMORY = Failure("MemoryError", "", out_of_memory=True)
 

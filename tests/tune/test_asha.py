@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from tests.conftest import examples
 from trainkit.errors import ConfigError
+from trainkit.tune.core.seeds import scheduler_generator
 from trainkit.tune.schedulers import (
     ASHAScheduler,
     AsyncHyperBandScheduler,
@@ -21,7 +22,6 @@ from trainkit.tune.schedulers import (
     Verdict,
 )
 from trainkit.tune.schedulers.halving.rungs import bracket_count, bracket_sizes, rung_levels
-from trainkit.tune.seeds import scheduler_generator
 
 STOP, CONTINUE = Verdict.STOP, Verdict.CONTINUE
 

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.tune.workshop import Shop, asha
+from trainkit.tune.core.seeds import scheduler_generator
 from trainkit.tune.schedulers import ASHAScheduler, Decision, Verdict
 from trainkit.tune.schedulers.base import words_for
-from trainkit.tune.seeds import scheduler_generator
 
 PAUSE, STOP, CONTINUE = Verdict.PAUSE, Verdict.STOP, Verdict.CONTINUE
 

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from tests.conftest import examples
 from trainkit import tune
 from trainkit.errors import ConfigError
-from trainkit.tune.schedulers import ASHAScheduler
-from trainkit.tune.schedulers.create import create_scheduler
+from trainkit.tune.schedulers import ASHAScheduler, create_scheduler
 from trainkit.tune.simulation.results import Simulation
 
 pytestmark = pytest.mark.usefixtures("inline")

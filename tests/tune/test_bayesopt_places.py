@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainkit import tune
-from trainkit.tune.domains import Domain
 from trainkit.tune.search.bayesopt import BayesOptSearch
-from trainkit.tune.search.bayesopt.space import Box, code_of
-from trainkit.tune.spaces.variants import Space
+from trainkit.tune.search.bayesopt.bayesopt_search import Box, code_of
+from trainkit.tune.space.domains import Domain
+from trainkit.tune.space.search_space import Space
 
 pytestmark = pytest.mark.usefixtures("inline")
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from trainkit import tune
 from trainkit.errors import ConfigError
 from trainkit.tune.search.bohb.encoding import Encoding
-from trainkit.tune.spaces.variants import Space
+from trainkit.tune.space.search_space import Space
 
 DOMAINS = {
     "uniform": tune.uniform(-1, 1),

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainkit.tune.search.bohb.kde import Column, KernelDensity, bandwidths
-from trainkit.tune.search.bohb.model import imputed
+from trainkit.tune.search.bohb.model import Column, KernelDensity, bandwidths, imputed
 
 LINE = Column(lower=-np.inf, upper=np.inf)
 UNIT = Column()

@@ -16,7 +16,7 @@ from trainkit.tune.schedulers import Decision, Verdict
 from trainkit.tune.search.bohb import TuneBOHB
 from trainkit.tune.search.bohb.model import BOHBConfig
 from trainkit.tune.search.bohb.observations import Observation, Observations, budget_of
-from trainkit.tune.spaces.variants import Space
+from trainkit.tune.space.search_space import Space
 
 LINE = {"x": tune.uniform(0, 1)}
 

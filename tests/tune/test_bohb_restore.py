@@ -14,8 +14,8 @@ from tests.suites.searchers import Row, Search, loss_of
 from trainkit import tune
 from trainkit.tune.schedulers import ASHAScheduler, Decision, FIFOScheduler, HyperBandForBOHB, Verdict
 from trainkit.tune.search.bohb import TuneBOHB
-from trainkit.tune.search.bohb.knowledge import Knowledge
-from trainkit.tune.spaces.variants import Space
+from trainkit.tune.search.bohb.observations import Knowledge
+from trainkit.tune.space.search_space import Space
 
 pytestmark = pytest.mark.usefixtures("inline")
 

@@ -17,12 +17,11 @@ from tests.tune.harness import Play
 from trainkit import tune
 from trainkit.cli.main import main
 from trainkit.errors import StoreError
-from trainkit.tune.control import events as ev
-from trainkit.tune.running import commands
-from trainkit.tune.running.commands import Inbox, ask_to_stop, asker
-from trainkit.tune.storing.chronicle import ChronicleReader
-from trainkit.tune.storing.ownership import owner_of
-from trainkit.tune.trial import Failure
+from trainkit.tune.controller import events as ev
+from trainkit.tune.core.trial import Failure
+from trainkit.tune.results.overview import LogReader
+from trainkit.tune.store import ownership
+from trainkit.tune.store.ownership import Inbox, ask_to_stop, asker, owner_of
 
 SCRIPT = """
 import sys, time
@@ -74,7 +73,7 @@ def driver(tmp_path):
 def reports(folder: Path) -> int:
     if not (folder / "experiment.sqlite").exists():
         return 0
-    with ChronicleReader(folder) as reader:
+    with LogReader(folder) as reader:
         return min((trial.iteration for trial in reader.trials()), default=0)
 
 
@@ -87,12 +86,12 @@ def test_one_of_four_trials_is_stopped_from_another_shell(driver, tmp_path, caps
     assert f"{folder}: runs in process {process.pid}" in capsys.readouterr().out
     assert main(["stop", str(folder), "1"]) == 0
     said = capsys.readouterr().out
-    by = f"{commands.getpass.getuser()}@{socket.gethostname()} (pid {os.getpid()})"
+    by = f"{ownership.getpass.getuser()}@{socket.gethostname()} (pid {os.getpid()})"
     assert f"_00001 is TERMINATED: stopped by {by}" in said
     out, err = process.communicate(timeout=60)
     assert process.returncode == 0, err
     assert out == "['TERMINATED', 'TERMINATED', 'TERMINATED', 'TERMINATED']\n"
-    with ChronicleReader(folder) as reader:
+    with LogReader(folder) as reader:
         trials = reader.trials()
         asked = [event for event in reader.events(trials[1].trial_id) if event.kind == "stop asked"]
     assert [event.detail for event in asked] == [by]

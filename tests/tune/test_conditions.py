@@ -12,8 +12,8 @@ import pytest
 from tests.tune.test_space import suggestions
 from trainkit import tune
 from trainkit.errors import SpaceError
-from trainkit.tune.spaces.variants import Space
-from trainkit.tune.values import decode_config, encode_config, holds_opaque
+from trainkit.tune.core.values import decode_config, encode_config, holds_opaque
+from trainkit.tune.space.search_space import Space
 
 
 def optimizers():

@@ -10,9 +10,9 @@ import pytest
 from trainkit import tune
 from trainkit.errors import ConfigError, InfeasibleError
 from trainkit.resources import require_feasible
-from trainkit.tune.control.stopping import missing_metric
+from trainkit.tune.controller.rules import missing_metric
+from trainkit.tune.core.trial import experiment_tag
 from trainkit.tune.schedulers import ASHAScheduler
-from trainkit.tune.trial import experiment_tag
 
 
 @pytest.mark.parametrize(

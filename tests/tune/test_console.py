@@ -17,11 +17,9 @@ from trainkit import tune
 from trainkit.cli.main import main
 from trainkit.dashboard.reading import View
 from trainkit.tune.callbacks import console
-from trainkit.tune.callbacks.outlets import Notebook, notebook_display
-from trainkit.tune.callbacks.picture import Picture, picture_of
-from trainkit.tune.callbacks.standing import MAX_ROWS, Standing
-from trainkit.tune.storing.overview import Overview
-from trainkit.tune.trial import Trial, TrialStatus
+from trainkit.tune.core.trial import Trial, TrialStatus
+from trainkit.tune.display import MAX_ROWS, Notebook, Picture, Standing, notebook_display, table_of
+from trainkit.tune.results.overview import Overview
 
 pytestmark = pytest.mark.usefixtures("inline")
 
@@ -496,10 +494,10 @@ def test_a_trial_that_runs_again_is_counted_once():
 
 def test_the_time_left_is_told_where_it_is_known():
     info = {"time": 1.0, "total_samples": 9, "resources": {"CPU": 2.0}, "resources_used": {"CPU": 1.0}}
-    picture = picture_of(Standing(None, None, 0.0), {**info, "remaining_s": 90.0}, "/somewhere")
+    picture = table_of(Standing(None, None, 0.0), {**info, "remaining_s": 90.0}, "/somewhere")
     assert picture.lines[0] == "1.0 s gone, about 1 min 30 s left"
     for unknown in (info, {**info, "remaining_s": None}):
-        assert picture_of(Standing(None, None, 0.0), unknown, "/somewhere").lines[0] == "1.0 s gone"
+        assert table_of(Standing(None, None, 0.0), unknown, "/somewhere").lines[0] == "1.0 s gone"
 
 
 def test_a_terminal_that_has_few_letters_gets_lines_that_spell_out_the_others(fit, monkeypatch):

@@ -16,9 +16,9 @@ from tests.tune.test_space import suggestions
 from trainkit import tune
 from trainkit.errors import SpaceError
 from trainkit.tune import space as words
-from trainkit.tune.seeds import suggestion_generator
-from trainkit.tune.spaces.variants import Space
-from trainkit.tune.values import decode_config, encode_config, holds_opaque
+from trainkit.tune.core.seeds import suggestion_generator
+from trainkit.tune.core.values import decode_config, encode_config, holds_opaque
+from trainkit.tune.space.search_space import Space
 
 REAL = st.floats(-1e6, 1e6)
 POSITIVE = st.floats(1e-6, 1e6)

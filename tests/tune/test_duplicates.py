@@ -14,9 +14,9 @@ from trainkit import tune
 from trainkit.errors import ConfigError
 from trainkit.tune.search import BasicVariantGenerator, HyperOptSearch, OptunaSearch, Searcher
 from trainkit.tune.search.bohb import TuneBOHB
-from trainkit.tune.storing.history import ExperimentReader
-from trainkit.tune.suggestion.fingerprint import fingerprint
-from trainkit.tune.suggestion.merging import merged, nested
+from trainkit.tune.space.fingerprint import fingerprint
+from trainkit.tune.space.merging import merged, nested
+from trainkit.tune.store.reader import ExperimentReader
 
 pytestmark = pytest.mark.usefixtures("inline")
 

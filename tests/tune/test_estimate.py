@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.tune.harness import Play
 from trainkit import tune
-from trainkit.tune.control.estimate import Running, remaining_s
+from trainkit.tune.controller.estimate import Running, remaining_s
 from trainkit.tune.search import BasicVariantGenerator
 
 

@@ -9,14 +9,13 @@ import pytest
 
 from trainkit import tune
 from trainkit.errors import ConfigError
-from trainkit.tune.policies import Resume
+from trainkit.tune.core.policies import Resume
 from trainkit.tune.search import BasicVariantGenerator
 from trainkit.tune.search.base import Searcher
-from trainkit.tune.spaces.variants import Space
-from trainkit.tune.storing.history import ExperimentReader
-from trainkit.tune.storing.respace import differences
-from trainkit.tune.storing.resuming import ResumeRule
-from trainkit.tune.suggestion.proposals import Proposals
+from trainkit.tune.search.proposals import Proposals
+from trainkit.tune.space.search_space import Space
+from trainkit.tune.store.reader import ExperimentReader
+from trainkit.tune.store.restore import ResumeRule, differences
 
 pytestmark = pytest.mark.usefixtures("inline")
 

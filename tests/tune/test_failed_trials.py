@@ -10,9 +10,9 @@ import pytest
 from tests.tune.harness import Play
 from trainkit import tune
 from trainkit.errors import TuneError
-from trainkit.tune.control.failing import grouped
-from trainkit.tune.policies import FailureConfig
-from trainkit.tune.trial import Failure
+from trainkit.tune.controller.failures import grouped
+from trainkit.tune.core.policies import FailureConfig
+from trainkit.tune.core.trial import Failure
 
 pytestmark = pytest.mark.usefixtures("inline")
 

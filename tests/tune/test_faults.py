@@ -18,7 +18,7 @@ import trainkit
 from tests.conftest import eventually
 from trainkit import tune
 from trainkit.errors import ConfigError, StoreError
-from trainkit.tune.storing.history import ExperimentReader
+from trainkit.tune.store.reader import ExperimentReader
 
 SCRIPT = """
 import json, os, sys, time

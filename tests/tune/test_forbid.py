@@ -8,9 +8,9 @@ from tests.tune.test_conditions import optimizers
 from tests.tune.test_space import suggestions
 from trainkit import tune
 from trainkit.errors import SpaceError
-from trainkit.tune.seeds import suggestion_generator
-from trainkit.tune.spaces.variants import Space
-from trainkit.tune.values import encode_config
+from trainkit.tune.core.seeds import suggestion_generator
+from trainkit.tune.core.values import encode_config
+from trainkit.tune.space.search_space import Space
 
 
 def test_an_inactive_axis_multiplies_nothing():
@@ -64,7 +64,7 @@ def test_a_point_leaves_the_rest_of_a_grid_open():
 
 
 def test_a_grid_that_would_take_too_long_to_list_is_refused(monkeypatch):
-    monkeypatch.setattr("trainkit.tune.spaces.grid.MAX_LISTED", 100)
+    monkeypatch.setattr("trainkit.tune.space.parameters.MAX_LISTED", 100)
     axes = {name: tune.grid_search(range(10)) for name in "abc"}
     assert Space.of(axes).grid_size() == 1000
     with pytest.raises(SpaceError, match=r"more than 100 combinations.*use choice"):

@@ -16,10 +16,10 @@ import pytest
 import trainkit
 from trainkit import tune
 from trainkit.errors import CheckpointError, StoreError
-from trainkit.tune.control import events as ev
-from trainkit.tune.storing.history import ExperimentReader
-from trainkit.tune.storing.store import ExperimentStore
-from trainkit.tune.storing.usage import advice, is_full, largest_folders, megabytes
+from trainkit.tune.controller import events as ev
+from trainkit.tune.core.checkpoint import advice, is_full, largest_folders, megabytes
+from trainkit.tune.store.reader import ExperimentReader
+from trainkit.tune.store.writer import ExperimentStore
 
 pytestmark = pytest.mark.usefixtures("inline")
 

@@ -18,10 +18,10 @@ import pytest
 
 from trainkit import tune
 from trainkit.errors import MetricError, StoreError, TrialError
-from trainkit.tune.control import events as ev
-from trainkit.tune.outcome.results import ResultGrid
-from trainkit.tune.storing.store import ExperimentStore
-from trainkit.tune.trial import Trial, TrialStatus
+from trainkit.tune.controller import events as ev
+from trainkit.tune.core.trial import Trial, TrialStatus
+from trainkit.tune.results.result_grid import ResultGrid
+from trainkit.tune.store.writer import ExperimentStore
 
 pytestmark = pytest.mark.usefixtures("inline")
 

@@ -14,10 +14,15 @@ from tests.conftest import examples
 from tests.tune.crew import Crew
 from trainkit import tune
 from trainkit.errors import ConfigError
-from trainkit.tune.schedulers import HyperBandForBOHB, HyperBandScheduler, TrialScheduler, Verdict
-from trainkit.tune.schedulers.create import create_scheduler
+from trainkit.tune.core.seeds import scheduler_generator
+from trainkit.tune.schedulers import (
+    HyperBandForBOHB,
+    HyperBandScheduler,
+    TrialScheduler,
+    Verdict,
+    create_scheduler,
+)
 from trainkit.tune.schedulers.halving.brackets import bracket_plans, shared_levels
-from trainkit.tune.seeds import scheduler_generator
 
 STOP, CONTINUE, PAUSE = Verdict.STOP, Verdict.CONTINUE, Verdict.PAUSE
 BOTH = [HyperBandScheduler, HyperBandForBOHB]
@@ -374,7 +379,7 @@ def test_names_order_and_defaults_are_rays(cls):
 def test_by_name():
     assert type(create_scheduler("hyperband", max_t=27)) is HyperBandScheduler
     assert type(create_scheduler("hb_bohb", max_t=27)) is HyperBandForBOHB
-    from trainkit.tune.schedulers.hb_bohb import HyperBandForBOHB as by_its_module
+    from trainkit.tune.schedulers.hyperband import HyperBandForBOHB as by_its_module
 
     assert tune.schedulers.HyperBandForBOHB is by_its_module
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.conftest import examples
 from tests.tune.harness import Play
 from trainkit import tune
-from trainkit.tune.control import events as ev
+from trainkit.tune.controller import events as ev
 from trainkit.tune.schedulers import HyperBandForBOHB, HyperBandScheduler, Verdict
 from trainkit.tune.schedulers.halving.brackets import bracket_plans, shared_levels
 from trainkit.tune.search import BasicVariantGenerator, ConcurrencyLimiter, Searcher

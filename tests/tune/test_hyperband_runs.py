@@ -10,7 +10,7 @@ import pytest
 from trainkit import tune
 from trainkit.errors import ConfigError
 from trainkit.tune.schedulers import HyperBandForBOHB, HyperBandScheduler
-from trainkit.tune.storing.history import ExperimentReader
+from trainkit.tune.store.reader import ExperimentReader
 
 pytestmark = pytest.mark.usefixtures("inline")
 

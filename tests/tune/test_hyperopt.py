@@ -14,9 +14,9 @@ from hyperopt import hp
 from tests.suites.searchers import TREE, Row, Search
 from trainkit import tune
 from trainkit.errors import ConfigError
+from trainkit.tune.core.values import decode_config, encode_config
 from trainkit.tune.search import HyperOptSearch, create_searcher
-from trainkit.tune.spaces.variants import Space
-from trainkit.tune.values import decode_config, encode_config
+from trainkit.tune.space.search_space import Space
 
 pytestmark = pytest.mark.usefixtures("inline")
 
@@ -38,7 +38,7 @@ OWN = {
 
 def test_suggestions_are_hyperopts_own():
     """Its own suggest function, with the same trials and seed, comes to the same."""
-    from trainkit.tune.seeds import suggestion_words
+    from trainkit.tune.core.seeds import suggestion_words
 
     search = Search(ROW, PLANE, num_samples=30)
     configs = search.run()

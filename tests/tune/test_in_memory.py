@@ -8,13 +8,13 @@ import pytest
 
 from trainkit import tune
 from trainkit.errors import ConfigError
-from trainkit.tune.analysis import ExperimentAnalysis
-from trainkit.tune.assembly import Experiment
-from trainkit.tune.outcome.results import ResultGrid
-from trainkit.tune.placement import Bound
+from trainkit.tune.core.resources import Bound
+from trainkit.tune.experiment.run import Experiment
+from trainkit.tune.results.analysis import ExperimentAnalysis
+from trainkit.tune.results.result_grid import ResultGrid
 from trainkit.tune.schedulers import ASHAScheduler
-from trainkit.tune.spaces.variants import Space
-from trainkit.tune.storing.resuming import ResumeRule
+from trainkit.tune.space.search_space import Space
+from trainkit.tune.store.restore import ResumeRule
 
 pytestmark = pytest.mark.usefixtures("inline")
 

@@ -16,12 +16,12 @@ import pytest
 import trainkit
 from tests.conftest import SESSION_CPUS, eventually
 from trainkit import tune
-from trainkit.tune.control import events as ev
-from trainkit.tune.placement import Bound
-from trainkit.tune.running.executor import Executor
-from trainkit.tune.running.interrupts import Interrupts
-from trainkit.tune.running.specification import SpecMaker
-from trainkit.tune.trial import Trial
+from trainkit.tune.controller import events as ev
+from trainkit.tune.core.resources import Bound
+from trainkit.tune.core.trial import Trial
+from trainkit.tune.executor.actors import Executor
+from trainkit.tune.executor.base import SpecFactory
+from trainkit.tune.experiment.loop import Interrupts
 
 pytestmark = pytest.mark.usefixtures("runtime")
 
@@ -85,7 +85,7 @@ def make_executor(tmp_path):
         made.append(
             Executor(
                 Bound(trainable),
-                SpecMaker(tmp_path, tune.RunConfig(), lambda index: None),
+                SpecFactory(tmp_path, tune.RunConfig(), lambda index: None),
                 now=time.monotonic,
                 leave_s=leave_s,
             )
@@ -136,7 +136,7 @@ def test_closing_ends_each_trial_even_if_one_cannot_be_ended(make_executor, monk
             raise trainkit.errors.TrainkitError("not now")
         kill(actor)
 
-    monkeypatch.setattr("trainkit.tune.running.executor.api.kill", refuse_the_first)
+    monkeypatch.setattr("trainkit.tune.executor.actors.api.kill", refuse_the_first)
     executor.close()
     assert eventually(lambda: trainkit.available_resources().get("CPU") == SESSION_CPUS - 1)
     assert "could not be ended" in caplog.text

@@ -13,7 +13,7 @@ import pytest
 
 from trainkit import tune
 from trainkit.errors import ActorDiedError, ConfigError
-from trainkit.tune.running.house import House, log_files
+from trainkit.tune.trial.environment import House, log_files
 
 pytestmark = pytest.mark.usefixtures("runtime")
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from trainkit import tune
-from trainkit.tune.callbacks.hub import CallbackHub
-from trainkit.tune.control import events as ev
-from trainkit.tune.trial import Trial
+from trainkit.tune.callbacks.dispatcher import CallbackDispatcher
+from trainkit.tune.controller import events as ev
+from trainkit.tune.core.trial import Trial
 
 pytestmark = pytest.mark.usefixtures("inline")
 
@@ -96,8 +96,8 @@ def result_of(trial: Trial, iteration: int) -> ev.ResultAdded:
     return ev.ResultAdded(trial, 0, iteration, 0.0, {}, {"training_iteration": iteration})
 
 
-def hub_with(callback: tune.Callback, trials: list[Trial]) -> CallbackHub:
-    hub = CallbackHub([callback], trials, lambda trial_id: [])
+def hub_with(callback: tune.Callback, trials: list[Trial]) -> CallbackDispatcher:
+    hub = CallbackDispatcher([callback], trials, lambda trial_id: [])
     hub.setup({}, experiment_path="/nowhere", past=list, lengths=list)
     return hub
 
@@ -190,7 +190,7 @@ def test_files_hold_what_the_results_hold_though_a_retry_failed_earlier(fit):
 
 
 def test_a_late_key_widens_a_table_with_very_long_texts(fit, monkeypatch):
-    monkeypatch.setattr("trainkit.tune.callbacks.logger.FLUSH_S", 0.0)
+    monkeypatch.setattr("trainkit.tune.callbacks.loggers.FLUSH_S", 0.0)
 
     def trainable(config):
         for _ in range(3):

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.conftest import examples
+from trainkit.tune.core.seeds import scheduler_generator
 from trainkit.tune.schedulers import Decision, MedianStoppingRule, Verdict
-from trainkit.tune.schedulers.median.standings import Standings, median
-from trainkit.tune.seeds import scheduler_generator
+from trainkit.tune.schedulers.median_stopping_rule import Standings, median
 
 STOP, CONTINUE, PAUSE = Verdict.STOP, Verdict.CONTINUE, Verdict.PAUSE
 

@@ -11,10 +11,9 @@ from tests.tune.harness import Play
 from tests.tune.test_median import CONTINUE, PAUSE, STOP, report, rule, with_others
 from trainkit import tune
 from trainkit.errors import ConfigError
-from trainkit.tune.control import events as ev
-from trainkit.tune.schedulers import Decision, MedianStoppingRule
-from trainkit.tune.schedulers.create import described_scheduler
-from trainkit.tune.seeds import scheduler_generator
+from trainkit.tune.controller import events as ev
+from trainkit.tune.core.seeds import scheduler_generator
+from trainkit.tune.schedulers import Decision, MedianStoppingRule, described_scheduler
 
 
 def test_the_pool_may_be_of_completed_trials_alone():

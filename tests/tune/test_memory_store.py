@@ -7,11 +7,11 @@ import contextlib
 import pytest
 
 from trainkit import tune
-from trainkit.tune.control import events as ev
+from trainkit.tune.controller import events as ev
 from trainkit.tune.schedulers import ASHAScheduler, HyperBandScheduler
-from trainkit.tune.storing.history import ExperimentReader
-from trainkit.tune.storing.memory import MemoryStore
-from trainkit.tune.storing.store import ExperimentStore
+from trainkit.tune.store.memory import MemoryStore
+from trainkit.tune.store.reader import ExperimentReader
+from trainkit.tune.store.writer import ExperimentStore
 
 
 def objective(config, training_iteration, rng):

@@ -14,7 +14,7 @@ import torch
 
 from trainkit import tune
 from trainkit.errors import MetricError
-from trainkit.tune.control.missing import misspelt
+from trainkit.tune.core.stoppers import misspelt
 
 pytestmark = pytest.mark.usefixtures("inline")
 

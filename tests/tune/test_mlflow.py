@@ -231,7 +231,9 @@ def test_a_service_that_hangs_is_not_waited_for_without_end(fit, logged, caplog,
 
 def test_a_user_in_haste_is_not_kept_waiting(logged, monkeypatch):
     waited = []
-    monkeypatch.setattr("trainkit.tune.integrations.outbox.Outbox.close", lambda _, s, say: waited.append(s))
+    monkeypatch.setattr(
+        "trainkit.tune.integrations.tracking.Outbox.close", lambda _, s, say: waited.append(s)
+    )
     for in_order in (True, False):
         logged().on_experiment_end((), in_order=in_order)
     assert waited == [300.0, 5.0]

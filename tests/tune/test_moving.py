@@ -15,7 +15,7 @@ import trainkit
 from tests.conftest import eventually
 from trainkit import tune
 from trainkit.errors import ConfigError, StoreError
-from trainkit.tune.storing.history import ExperimentReader
+from trainkit.tune.store.reader import ExperimentReader
 
 pytestmark = pytest.mark.usefixtures("inline")
 

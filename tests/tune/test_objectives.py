@@ -12,7 +12,7 @@ from matplotlib.collections import PathCollection
 
 from trainkit import tune
 from trainkit.errors import ConfigError, MetricError
-from trainkit.tune.objectives import (
+from trainkit.tune.core.objectives import (
     Objective,
     ParetoRanking,
     dominates,

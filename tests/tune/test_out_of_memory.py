@@ -10,12 +10,12 @@ import pytest
 from tests.tune.harness import Play
 from trainkit import tune
 from trainkit.errors import ActorDiedError, ConfigError, TuneError
-from trainkit.tune.control import events as ev
-from trainkit.tune.control.failing import Retry, is_out_of_memory, what_follows
-from trainkit.tune.placement import PlacementGroupFactory
-from trainkit.tune.policies import FailureConfig
-from trainkit.tune.storing.history import ExperimentReader
-from trainkit.tune.trial import Failure, Trial
+from trainkit.tune.controller import events as ev
+from trainkit.tune.controller.failures import Retry, is_out_of_memory, what_follows
+from trainkit.tune.core.policies import FailureConfig
+from trainkit.tune.core.resources import PlacementGroupFactory
+from trainkit.tune.core.trial import Failure, Trial
+from trainkit.tune.store.reader import ExperimentReader
 
 OOM = Failure("OutOfMemoryError", "CUDA out of memory", out_of_memory=True)
 
@@ -214,7 +214,7 @@ class Crash(Exception):
 
 @pytest.mark.usefixtures("inline")
 def test_a_restore_knows_who_runs_alone(fit, tmp_path, monkeypatch):
-    from trainkit.tune.running.executor import Executor
+    from trainkit.tune.executor.actors import Executor
 
     def trainable(config):
         return fits_at_16({"batch": config["x"]})
@@ -240,7 +240,7 @@ def test_a_restore_knows_who_runs_alone(fit, tmp_path, monkeypatch):
 
 @pytest.mark.usefixtures("inline")
 def test_a_restore_knows_the_changed_configuration(fit, tmp_path, monkeypatch):
-    from trainkit.tune.running.executor import Executor
+    from trainkit.tune.executor.actors import Executor
 
     started = []
     carry_out = Executor.carry_out

@@ -17,8 +17,8 @@ from trainkit.tune.schedulers import (
     ResourceChangingScheduler,
     TrialScheduler,
     Verdict,
+    described_scheduler,
 )
-from trainkit.tune.schedulers.create import described_scheduler
 
 pytestmark = pytest.mark.usefixtures("inline")
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from tests.tune.test_objectives import BOTH, QUIET, SPACE, clouds, reports, trade_off
 from trainkit import tune
 from trainkit.errors import ConfigError
-from trainkit.tune.objectives import objectives_of
+from trainkit.tune.core.objectives import objectives_of
 from trainkit.tune.schedulers import ParetoScheduler, Verdict
 
 

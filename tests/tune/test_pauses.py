@@ -11,10 +11,10 @@ import pytest
 
 from tests.tune.harness import Play
 from trainkit import tune
-from trainkit.tune.control import events as ev
+from trainkit.tune.controller import events as ev
 from trainkit.tune.schedulers.base import NO_CONFIG, Decision, Donor, TrialScheduler, Verdict
 from trainkit.tune.search import BasicVariantGenerator, ConcurrencyLimiter
-from trainkit.tune.storing.history import ExperimentReader
+from trainkit.tune.store.reader import ExperimentReader
 
 PAUSE = Decision(Verdict.PAUSE, {"rule": "half"})
 

@@ -9,11 +9,11 @@ import pytest
 
 from tests.tune.harness import Play
 from trainkit import tune
-from trainkit.tune.control import events as ev
+from trainkit.tune.controller import events as ev
+from trainkit.tune.core.trial import Failure
 from trainkit.tune.schedulers import ASHAScheduler, HyperBandScheduler, MedianStoppingRule
 from trainkit.tune.search import BasicVariantGenerator
-from trainkit.tune.search.wrapper import SearcherWrapper
-from trainkit.tune.trial import Failure
+from trainkit.tune.search.base import SearcherWrapper
 
 
 def promotion(**arguments) -> ASHAScheduler:

@@ -14,27 +14,24 @@ from hypothesis import strategies as st
 
 from trainkit import tune
 from trainkit.errors import ConfigError
-from trainkit.tune.domains import Float, Integer
-from trainkit.tune.schedulers import PB2
-from trainkit.tune.schedulers.create import described_scheduler
-from trainkit.tune.schedulers.pb2.bandit import (
+from trainkit.tune.schedulers import PB2, described_scheduler
+from trainkit.tune.schedulers.pb2.gaussian_process import (
+    HIGHEST,
+    LOWEST,
     Acquisition,
     Bandit,
     Choice,
-    beta,
-    maximised,
-    standardized,
-)
-from trainkit.tune.schedulers.pb2.bounds import from_unit, to_unit
-from trainkit.tune.schedulers.pb2.process import (
-    HIGHEST,
-    LOWEST,
     Kernel,
     Points,
     Process,
+    beta,
     fitted,
+    maximised,
     negative_log_likelihood,
+    standardized,
 )
+from trainkit.tune.schedulers.pb2.scheduler import from_unit, to_unit
+from trainkit.tune.space.domains import Float, Integer
 
 KERNEL = Kernel(1.3, 0.4, 0.7, 0.15, 0.02)
 

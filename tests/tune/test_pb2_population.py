@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from trainkit import tune
+from trainkit.tune.core.seeds import scheduler_generator
 from trainkit.tune.schedulers import PB2, Verdict
-from trainkit.tune.seeds import scheduler_generator
 
 
 class Population:

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainkit import tune
+from trainkit.tune.core.seeds import scheduler_generator
 from trainkit.tune.schedulers import PopulationBasedTraining, Verdict
-from trainkit.tune.schedulers.pbt.quantiles import quantile_size, quantiles
-from trainkit.tune.seeds import scheduler_generator
+from trainkit.tune.schedulers.pbt.population import quantile_size, quantiles
 
 CONTINUE, PAUSE = Verdict.CONTINUE, Verdict.PAUSE
 

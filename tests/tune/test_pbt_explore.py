@@ -12,10 +12,16 @@ from hypothesis import strategies as st
 
 from trainkit import tune
 from trainkit.errors import ConfigError
-from trainkit.tune.domains import Categorical, place_of
-from trainkit.tune.schedulers.pbt.explore import changes, explored, explored_value, multiplied
-from trainkit.tune.schedulers.pbt.mutations import checked_mutations, completed
-from trainkit.tune.spaces.variants import Space
+from trainkit.tune.schedulers.pbt.explore import (
+    changes,
+    checked_mutations,
+    completed,
+    explored,
+    explored_value,
+    multiplied,
+)
+from trainkit.tune.space.domains import Categorical, place_of
+from trainkit.tune.space.search_space import Space
 
 FACTORS = (1.2, 0.8)
 

@@ -8,12 +8,15 @@ import pytest
 
 from trainkit import tune
 from trainkit.errors import ConfigError
-from trainkit.tune.schedulers import PopulationBasedTrainingReplay, Verdict
-from trainkit.tune.schedulers.create import create_scheduler, described_scheduler
-from trainkit.tune.schedulers.pbt.lineage import Exchange, lineage
-from trainkit.tune.schedulers.pbt.policy import policy_lines, read_policy
-from trainkit.tune.seeds import scheduler_generator
-from trainkit.tune.values import decode_config, encode_config
+from trainkit.tune.core.seeds import scheduler_generator
+from trainkit.tune.core.values import decode_config, encode_config
+from trainkit.tune.schedulers import (
+    PopulationBasedTrainingReplay,
+    Verdict,
+    create_scheduler,
+    described_scheduler,
+)
+from trainkit.tune.schedulers.pbt.lineage import Exchange, lineage, policy_lines, read_policy
 
 START = {name: {"lr": value} for name, value in (("a", 1), ("b", 2), ("c", 3))}
 TAGS = {"a": "0_lr=1", "b": "1_lr=2", "c": "2_lr=3"}

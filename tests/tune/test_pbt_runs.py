@@ -11,9 +11,9 @@ import pytest
 
 from trainkit import tune
 from trainkit.errors import ConfigError
-from trainkit.tune.outcome.results import ResultGrid
+from trainkit.tune.results.result_grid import ResultGrid
 from trainkit.tune.schedulers import PopulationBasedTraining, PopulationBasedTrainingReplay
-from trainkit.tune.storing.store import ExperimentStore
+from trainkit.tune.store.writer import ExperimentStore
 
 pytestmark = pytest.mark.usefixtures("inline")
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from trainkit import tune
+from trainkit.tune.core.seeds import scheduler_generator
 from trainkit.tune.schedulers import PopulationBasedTraining, Verdict
-from trainkit.tune.seeds import scheduler_generator
 
 CORNERS = ((1.0, 0.0), (0.0, 1.0))
 

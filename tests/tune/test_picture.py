@@ -8,10 +8,18 @@ import re
 import pytest
 import rich.console
 
-from trainkit.tune.callbacks import standing
-from trainkit.tune.callbacks.picture import Picture, as_html, as_text, in_terminal, picture_of
-from trainkit.tune.callbacks.standing import Standing, config_words, duration
-from trainkit.tune.trial import Trial, TrialStatus
+from trainkit.tune import display
+from trainkit.tune.core.trial import Trial, TrialStatus
+from trainkit.tune.display import (
+    Picture,
+    Standing,
+    as_html,
+    as_text,
+    config_words,
+    duration,
+    in_terminal,
+    table_of,
+)
 
 
 def test_the_best_configuration_is_told_flat_and_short():
@@ -30,7 +38,7 @@ def test_long_names_and_reasons_leave_room_for_the_numbers(width):
     standing.look([trial])
     info = {"time": 9.0, "total_samples": 1, "resources": {}, "resources_used": {}}
     console = rich.console.Console(width=width, file=io.StringIO())
-    console.print(in_terminal(picture_of(standing, info, "/somewhere")))
+    console.print(in_terminal(table_of(standing, info, "/somewhere")))
     head, row, _ = console.file.getvalue().splitlines()[-3:]
     assert head.split() == ["trial", "status", "iteration", "loss", "seconds", "parameters", "why"]
     pattern = r"^5f3a_00001 +TERMINATED +4 +-0.0730871 +1.2 +x=0.2923,.*(…|Adam) +stopped.*…$"
@@ -56,14 +64,14 @@ def test_long_names_and_reasons_leave_room_for_the_numbers(width):
     ],
 )
 def test_a_schedulers_reason_is_short_in_the_table_and_whole_beside_it(reason, short):
-    assert standing.short_reason(reason).startswith(short)
+    assert display.short_reason(reason).startswith(short)
     trial = Trial("a", 0, {}, name="a", dirname="a", tag="0_lr=0.0004492", iteration=4, reason=reason)
     trial.last_result = {"loss": -0.0730871, "time_total_s": 1.25}
     known = Standing("loss", "min", 0.0)
     known.look([trial])
     info = {"time": 9.0, "total_samples": 1, "resources": {}, "resources_used": {}}
     console = rich.console.Console(width=100, file=io.StringIO())
-    console.print(in_terminal(picture_of(known, info, "/somewhere")))
+    console.print(in_terminal(table_of(known, info, "/somewhere")))
     assert short in console.file.getvalue().splitlines()[-2]
     assert trial.reason == reason
 
@@ -77,8 +85,8 @@ def test_a_picture_is_escaped_in_html_and_aligned_as_text():
 
 
 def test_a_configuration_of_a_hundred_parameters_does_not_fill_the_screen():
-    words = standing.config_words({f"parameter_{n}": n for n in range(100)})
-    assert len(words) == standing.MAX_CONFIG and words.endswith("...")
+    words = display.config_words({f"parameter_{n}": n for n in range(100)})
+    assert len(words) == display.MAX_CONFIG and words.endswith("...")
 
 
 def test_a_metric_may_be_called_as_a_column_is():
@@ -86,7 +94,7 @@ def test_a_metric_may_be_called_as_a_column_is():
     standing = Standing("seconds", "min", 0.0)
     standing.look([trial])
     info = {"time": 1.0, "total_samples": 9, "resources": {"CPU": 2.0}, "resources_used": {"CPU": 1.0}}
-    picture = picture_of(standing, info, "/somewhere")
+    picture = table_of(standing, info, "/somewhere")
     assert len(picture.columns) == len(picture.rows[0]) and "seconds" in as_text(picture)
 
 
@@ -100,4 +108,4 @@ def test_wide_letters_are_two_places_wide_and_a_cell_is_one_line():
 )
 def test_durations_are_readable(seconds, words):
     assert duration(seconds) == words
-    assert standing.number_words(True) == ""
+    assert display.number_words(True) == ""

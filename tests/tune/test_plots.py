@@ -14,8 +14,8 @@ import pytest
 import trainkit
 from trainkit import tune
 from trainkit.errors import ConfigError, MetricError
-from trainkit.tune.outcome.results import ResultGrid
 from trainkit.tune.plots.style import BEST, limit
+from trainkit.tune.results.result_grid import ResultGrid
 from trainkit.tune.schedulers import ASHAScheduler
 
 pytest.importorskip("matplotlib")
@@ -221,7 +221,7 @@ def test_drawing_leaves_pyplot_alone_and_lack_of_matplotlib_is_explained(grid):
         f"""
         import sys
         from trainkit.errors import MissingDependencyError
-        from trainkit.tune.outcome.results import ResultGrid
+        from trainkit.tune.results.result_grid import ResultGrid
         grid = ResultGrid.from_path({grid.experiment_path!r})
         assert not {{"matplotlib", "optuna", "pandas"}} & set(sys.modules)
         grid.plot("curves"), grid.plot("rungs")

@@ -12,7 +12,7 @@ import pytest
 
 from trainkit import tune
 from trainkit.errors import StoreError
-from trainkit.tune.outcome.results import ResultGrid
+from trainkit.tune.results.result_grid import ResultGrid
 
 
 class Trap:

@@ -16,11 +16,11 @@ from tests.conftest import eventually
 from tests.train.operators import Digits
 from trainkit import tune
 from trainkit.errors import InfeasibleError
-from trainkit.runtime.local import process
+from trainkit.runtime.local.system import process
 from trainkit.train import BATCH_SIZE, TorchTrainer
+from trainkit.tune.core.seeds import scheduler_generator
 from trainkit.tune.schedulers import ASHAScheduler
 from trainkit.tune.schedulers.base import Verdict
-from trainkit.tune.seeds import scheduler_generator
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
 Tuning = Callable[..., tune.Tuner]

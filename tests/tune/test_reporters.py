@@ -11,7 +11,7 @@ import pytest
 from trainkit import tune
 from trainkit.errors import ConfigError
 from trainkit.tune.callbacks import reporters
-from trainkit.tune.trial import Failure, Trial, TrialStatus
+from trainkit.tune.core.trial import Failure, Trial, TrialStatus
 
 pytestmark = pytest.mark.usefixtures("inline")
 

@@ -10,15 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainkit.errors import ConfigError
-from trainkit.tune.control.capacity import Ledger
-from trainkit.tune.control.view import ExperimentView
-from trainkit.tune.placement import PlacementGroupFactory
+from trainkit.tune.core.capacity import ExperimentView, Ledger
+from trainkit.tune.core.resources import PlacementGroupFactory
+from trainkit.tune.core.trial import Trial, TrialStatus
 from trainkit.tune.schedulers.resource_changing_scheduler import (
     DistributeResources,
     DistributeResourcesToTopJob,
     evenly_distribute_cpus_gpus,
 )
-from trainkit.tune.trial import Trial, TrialStatus
 
 REPORT = {"training_iteration": 1, "m": 1.0}
 

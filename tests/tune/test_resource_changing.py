@@ -14,20 +14,24 @@ from tests.tune.test_pauses import CutShort
 from tests.tune.test_resource_allocation import REPORT, seen
 from trainkit import tune
 from trainkit.errors import ConfigError, InfeasibleError
-from trainkit.tune.control import events as ev
-from trainkit.tune.control.capacity import Ledger
-from trainkit.tune.control.view import ExperimentView
-from trainkit.tune.placement import PlacementGroupFactory
-from trainkit.tune.schedulers import ASHAScheduler, ResourceChangingScheduler, TrialScheduler, Verdict
-from trainkit.tune.schedulers.create import described_scheduler
+from trainkit.tune.controller import events as ev
+from trainkit.tune.core.capacity import ExperimentView, Ledger
+from trainkit.tune.core.resources import PlacementGroupFactory
+from trainkit.tune.core.trial import TrialStatus
+from trainkit.tune.schedulers import (
+    ASHAScheduler,
+    ResourceChangingScheduler,
+    TrialScheduler,
+    Verdict,
+    described_scheduler,
+)
 from trainkit.tune.schedulers.resource_changing_scheduler import (
     DistributeResources,
     DistributeResourcesToTopJob,
     evenly_distribute_cpus_gpus,
 )
-from trainkit.tune.storing.history import ExperimentReader
-from trainkit.tune.storing.log import Regranted
-from trainkit.tune.trial import TrialStatus
+from trainkit.tune.store.reader import ExperimentReader
+from trainkit.tune.store.records import Regranted
 
 
 @pytest.mark.parametrize(

@@ -11,14 +11,14 @@ import pytest
 
 from trainkit import tune
 from trainkit.errors import ConfigError, InfeasibleError
+from trainkit.tune.core.seeds import scheduler_generator
 from trainkit.tune.schedulers import FIFOScheduler
 from trainkit.tune.schedulers.base import Decision, TrialScheduler, Verdict
 from trainkit.tune.search import BasicVariantGenerator
-from trainkit.tune.seeds import scheduler_generator
-from trainkit.tune.spaces.variants import Space
-from trainkit.tune.storing.history import ExperimentReader
-from trainkit.tune.storing.restore import replay
-from trainkit.tune.suggestion.proposals import Proposals
+from trainkit.tune.search.proposals import Proposals
+from trainkit.tune.space.search_space import Space
+from trainkit.tune.store.reader import ExperimentReader
+from trainkit.tune.store.restore import replay
 
 pytestmark = pytest.mark.usefixtures("inline")
 

@@ -13,11 +13,11 @@ import pytest
 import trainkit
 from trainkit import tune
 from trainkit.errors import ConfigError, MetricError
-from trainkit.tune.outcome.ranking import spread_of, trial_score
-from trainkit.tune.outcome.results import ResultGrid
+from trainkit.tune.core.objectives import spread_of, trial_score
+from trainkit.tune.results.overview import Overview
+from trainkit.tune.results.result_grid import ResultGrid
 from trainkit.tune.search import ConcurrencyLimiter
 from trainkit.tune.search.optuna import OptunaSearch
-from trainkit.tune.storing.overview import Overview
 
 VALUES = {0: [0.9, 0.1], 1: [0.2, 0.5], 2: [math.nan, 0.3], 3: [0.4]}
 

@@ -16,7 +16,7 @@ import pytest
 import trainkit
 from tests.conftest import SESSION_CPUS, eventually
 from trainkit import tune
-from trainkit.tune.placement import PlacementGroupFactory
+from trainkit.tune.core.resources import PlacementGroupFactory
 
 pytestmark = pytest.mark.usefixtures("runtime")
 

@@ -115,7 +115,7 @@ def test_each_learns(name):
 
 def test_cma_es_is_optunas_own():
     """The same generations as a study asked by hand, whose generators were given the same seeds."""
-    from trainkit.tune.seeds import suggestion_words
+    from trainkit.tune.core.seeds import suggestion_words
 
     search = Search(row_of("cma"), PLANE, num_samples=20)
     configs = search.run()

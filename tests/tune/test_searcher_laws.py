@@ -18,6 +18,7 @@ from tests.conftest import examples
 from tests.suites.searchers import Row, Search
 from trainkit import tune
 from trainkit.errors import ConfigError
+from trainkit.tune.core.values import decode_config, encode_config
 from trainkit.tune.search import (
     BasicVariantGenerator,
     BayesOptSearch,
@@ -27,10 +28,10 @@ from trainkit.tune.search import (
     Repeater,
     Searcher,
     TuneBOHB,
+    describe_searcher,
+    described_searcher,
 )
-from trainkit.tune.search.create import describe_searcher, described_searcher
-from trainkit.tune.spaces.variants import Space
-from trainkit.tune.values import decode_config, encode_config
+from trainkit.tune.space.search_space import Space
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning"),

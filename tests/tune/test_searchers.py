@@ -6,6 +6,7 @@ import optuna
 import pytest
 
 from tests.suites.searchers import Row, SearcherSuite
+from trainkit.tune.core.seeds import suggestion_generator
 from trainkit.tune.search import (
     BasicVariantGenerator,
     ConcurrencyLimiter,
@@ -15,7 +16,6 @@ from trainkit.tune.search import (
     Searcher,
     TuneBOHB,
 )
-from trainkit.tune.seeds import suggestion_generator
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)
 

@@ -6,7 +6,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from numpy.random import SeedSequence, default_rng
 
-from trainkit.tune.seeds import suggestion_generator
+from trainkit.tune.core.seeds import suggestion_generator
 
 
 @given(st.integers(0, 2**200), st.integers(0, 2**40))

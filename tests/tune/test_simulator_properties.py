@@ -13,6 +13,7 @@ import pytest
 from numpy.random import Generator
 
 from trainkit import tune
+from trainkit.tune.core.seeds import scheduler_generator
 from trainkit.tune.schedulers import (
     PB2,
     ASHAScheduler,
@@ -25,7 +26,6 @@ from trainkit.tune.schedulers import (
     ResourceChangingScheduler,
     TrialScheduler,
 )
-from trainkit.tune.seeds import scheduler_generator
 
 SPACE = {"x": tune.uniform(0, 1), "cost": tune.uniform(0.5, 2)}
 

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from trainkit import tune
 from trainkit.errors import SpaceError
+from trainkit.tune.core.seeds import suggestion_generator
+from trainkit.tune.core.values import complete, decode_config, encode_config, holds_opaque
 from trainkit.tune.search import BasicVariantGenerator
-from trainkit.tune.seeds import suggestion_generator
-from trainkit.tune.spaces.variants import Space
-from trainkit.tune.values import complete, decode_config, encode_config, holds_opaque
+from trainkit.tune.space.search_space import Space
 
 
 def suggestions(param_space: dict, *, seed: int = 0, num_samples: int = 1, **arguments) -> list[dict]:

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from trainkit import tune
-from trainkit.tune.control import events as ev
-from trainkit.tune.storing.store import ExperimentStore
-from trainkit.tune.trial import Trial, TrialStatus
+from trainkit.tune.controller import events as ev
+from trainkit.tune.core.trial import Trial, TrialStatus
+from trainkit.tune.store.writer import ExperimentStore
 
 ROOT = Path(__file__).resolve().parents[2]
 

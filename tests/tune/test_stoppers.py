@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from tests.tune.harness import Play
 from trainkit import tune
 from trainkit.errors import ConfigError
-from trainkit.tune.control import events as ev
-from trainkit.tune.control.stopping import StopRules
-from trainkit.tune.storing.history import ExperimentReader
+from trainkit.tune.controller import events as ev
+from trainkit.tune.controller.rules import StopRules
+from trainkit.tune.store.reader import ExperimentReader
 
 
 def answers(stopper: tune.Stopper, values: list[float], trial_id: str = "a") -> list[bool]:

@@ -18,10 +18,10 @@ from tests.conftest import eventually
 from tests.tune.failing_storage import LOCAL_ONLY, Fails, at, names, saving
 from trainkit import tune
 from trainkit.errors import ConfigError, MissingDependencyError
-from trainkit.tune.storing.history import ExperimentReader
-from trainkit.tune.storing.mirror import Mirror
-from trainkit.tune.storing.schema import FILENAME
-from trainkit.tune.storing.storage import Address, locate
+from trainkit.tune.store.reader import ExperimentReader
+from trainkit.tune.store.schema import FILENAME
+from trainkit.tune.sync.mirror import Mirror
+from trainkit.tune.sync.storage import Address, locate
 
 pytestmark = pytest.mark.usefixtures("inline", "results")
 

@@ -21,9 +21,9 @@ from tests.conftest import eventually
 from tests.tune.failing_storage import LOCAL_ONLY, Fails, at, names, saving
 from trainkit import tune
 from trainkit.errors import ConfigError, StorageError, StoreError
-from trainkit.tune.storing.history import ExperimentReader
-from trainkit.tune.storing.schema import FILENAME
-from trainkit.tune.storing.storage import working_folder
+from trainkit.tune.store.reader import ExperimentReader
+from trainkit.tune.store.schema import FILENAME
+from trainkit.tune.sync.storage import working_folder
 
 pytestmark = pytest.mark.usefixtures("inline", "results")
 
@@ -57,7 +57,7 @@ def test_an_address_that_fails_from_the_start_is_not_stormed(fit, tmp_path):
 
 
 def test_a_copy_that_cannot_be_completed_is_told_loudly(fit, tmp_path, results, monkeypatch):
-    monkeypatch.setattr("trainkit.tune.storing.mirror.TRIES", 2)
+    monkeypatch.setattr("trainkit.tune.sync.mirror.TRIES", 2)
     fs = Fails()
     fs.when = lambda path: "checkpoint_000002" in path
     fs.puts.clear()

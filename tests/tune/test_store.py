@@ -15,14 +15,14 @@ import textwrap
 import pytest
 
 from trainkit.errors import ConfigError, StoreError
-from trainkit.tune.control import events as ev
+from trainkit.tune.controller import events as ev
+from trainkit.tune.core.trial import Failure, SavedCheckpoint, Trial, TrialStatus
 from trainkit.tune.schedulers.base import Decision, Verdict
-from trainkit.tune.storing.history import ExperimentReader
-from trainkit.tune.storing.log import Ended, Report, Suggested
-from trainkit.tune.storing.ownership import Ownership
-from trainkit.tune.storing.schema import FILENAME
-from trainkit.tune.storing.store import ExperimentStore
-from trainkit.tune.trial import Failure, SavedCheckpoint, Trial, TrialStatus
+from trainkit.tune.store.ownership import Ownership
+from trainkit.tune.store.reader import ExperimentReader
+from trainkit.tune.store.records import Ended, Report, Suggested
+from trainkit.tune.store.schema import FILENAME
+from trainkit.tune.store.writer import ExperimentStore
 
 
 @pytest.fixture
@@ -138,7 +138,7 @@ def test_a_second_writer_is_refused_by_pid_also_from_another_process(store):
     code = textwrap.dedent(f"""
         from pathlib import Path
         from trainkit.errors import StoreError
-        from trainkit.tune.storing.store import ExperimentStore
+        from trainkit.tune.store.writer import ExperimentStore
         try:
             ExperimentStore.open(Path({str(store.folder)!r}))
         except StoreError as error:
@@ -155,7 +155,7 @@ def test_the_lock_goes_with_its_owner_and_commits_stay(tmp_path):
     code = textwrap.dedent(f"""
         import os, signal
         from pathlib import Path
-        from trainkit.tune.storing.store import ExperimentStore
+        from trainkit.tune.store.writer import ExperimentStore
         from tests.tune.test_store import begun, new_trial, result
         store = ExperimentStore.create(Path({str(tmp_path / "e")!r}), {{}})
         trial = new_trial()
@@ -231,7 +231,7 @@ def test_a_disk_that_refuses_is_an_error_that_keeps_what_was_committed(tmp_path)
         import resource
         from pathlib import Path
         from trainkit.errors import StoreError
-        from trainkit.tune.storing.store import ExperimentStore
+        from trainkit.tune.store.writer import ExperimentStore
         from tests.tune.test_store import begun, new_trial, result
         store = ExperimentStore.create(Path({str(tmp_path / "e")!r}), {{}})
         trial = new_trial()
@@ -263,7 +263,7 @@ def test_an_experiment_made_while_the_lock_was_awaited_is_not_overwritten(tmp_pa
             ExperimentStore.create(path, {"seed": 1}).close()
             super().__init__(path)
 
-    monkeypatch.setattr("trainkit.tune.storing.store.Ownership", Late)
+    monkeypatch.setattr("trainkit.tune.store.writer.Ownership", Late)
     with pytest.raises(ConfigError, match="already holds an experiment"):
         ExperimentStore.create(folder, {"seed": 2})
     with ExperimentReader(folder) as reader:

@@ -12,13 +12,12 @@ from hypothesis import strategies as st
 from tests.conftest import examples
 from trainkit import tune
 from trainkit.errors import ConfigError
-from trainkit.tune.control import events as ev
-from trainkit.tune.outcome.hyperparameters import hyperparameters_of
-from trainkit.tune.outcome.results import ResultGrid
-from trainkit.tune.outcome.study import distribution_of, param_of
+from trainkit.tune.controller import events as ev
+from trainkit.tune.core.trial import Trial, TrialStatus
+from trainkit.tune.results.hyperparameters import distribution_of, hyperparameters_of, param_of
+from trainkit.tune.results.result_grid import ResultGrid
 from trainkit.tune.schedulers import ASHAScheduler
-from trainkit.tune.storing.store import ExperimentStore
-from trainkit.tune.trial import Trial, TrialStatus
+from trainkit.tune.store.writer import ExperimentStore
 
 optuna = pytest.importorskip("optuna")
 from optuna.distributions import (  # noqa: E402

@@ -19,19 +19,19 @@ from trainkit import tune
 from trainkit.errors import SerializationError, WorkerDiedError
 from trainkit.runtime import api
 from trainkit.runtime.engine import Engine
-from trainkit.runtime.start import start as start_session
-from trainkit.tune.control import events as ev
-from trainkit.tune.control.capacity import Ledger
-from trainkit.tune.placement import DEFAULT_REQUEST, Bound
-from trainkit.tune.running.specification import SpecMaker
-from trainkit.tune.running.steps import PortableTrainable
-from trainkit.tune.running.task_executor import TaskExecutor
-from trainkit.tune.trial import Trial
+from trainkit.runtime.session import start as start_session
+from trainkit.tune.controller import events as ev
+from trainkit.tune.core.capacity import Ledger
+from trainkit.tune.core.resources import DEFAULT_REQUEST, Bound
+from trainkit.tune.core.trial import Trial
+from trainkit.tune.executor.base import SpecFactory
+from trainkit.tune.executor.tasks import TaskExecutor
+from trainkit.tune.trial.actor import SerializedTrainable
 
 pytestmark = pytest.mark.usefixtures("runtime")
 
 
-class Counts(PortableTrainable):
+class Counts(SerializedTrainable):
     """Does what its configuration says, and counts its steps."""
 
     def setup(self, config: dict[str, Any], *, told: str = "") -> None:  # type: ignore[override]
@@ -65,7 +65,7 @@ def make(tmp_path: Path) -> Iterator[Callable[..., TaskExecutor]]:
     made = []
 
     def make(run: tune.RunConfig | None = None, **parameters: Any) -> TaskExecutor:
-        specs = SpecMaker(tmp_path, run or tune.RunConfig(), lambda index: None)
+        specs = SpecFactory(tmp_path, run or tune.RunConfig(), lambda index: None)
         made.append(TaskExecutor(Bound(Counts, parameters=parameters, ahead=2), specs, now=time.monotonic))
         return made[-1]
 

@@ -15,7 +15,7 @@ from tensorboardX.proto.event_pb2 import Event, SessionLog
 from tensorboardX.proto.plugin_hparams_pb2 import HParamsPluginData
 
 from trainkit import tune
-from trainkit.tune.callbacks import event_file
+from trainkit.tune.callbacks import tensorboard
 from trainkit.tune.callbacks.tensorboard import OWN_SUFFIX
 
 pytestmark = pytest.mark.usefixtures("inline")
@@ -227,28 +227,28 @@ finite = st.floats(allow_nan=False, width=32)
     st.lists(st.tuples(st.text(), finite), max_size=20),
 )
 def test_an_event_is_read_as_it_was_written(wall_time, step, values):
-    event = Event.FromString(event_file.scalars(wall_time, step, values))
+    event = Event.FromString(tensorboard.scalars(wall_time, step, values))
     assert (event.wall_time, event.step) == (wall_time, step)
     assert [(value.tag, value.simple_value) for value in event.summary.value] == values
 
 
 @given(st.lists(st.binary(max_size=300), max_size=100))
 def test_checksums_are_those_of_tensorboardx(texts):
-    assert event_file.crc32c(texts) == [crc_of_tensorboardx(text) for text in texts]
+    assert tensorboard.crc32c(texts) == [crc_of_tensorboardx(text) for text in texts]
 
 
 def test_checksums_side_by_side_are_those_of_one_by_one():
     draw = random.Random(0)
-    texts = [draw.randbytes(draw.randrange(0, 300)) for _ in range(event_file._FEW + 20)]
-    assert event_file.crc32c(texts) == [event_file._crc32c(text) for text in texts]
-    assert event_file.crc32c([b"123456789"]) == [0xE3069283]  # RFC 3720's own example
+    texts = [draw.randbytes(draw.randrange(0, 300)) for _ in range(tensorboard._FEW + 20)]
+    assert tensorboard.crc32c(texts) == [tensorboard._crc32c(text) for text in texts]
+    assert tensorboard.crc32c([b"123456789"]) == [0xE3069283]  # RFC 3720's own example
 
 
 @given(st.binary(max_size=200))
 def test_a_file_cut_anywhere_is_read_up_to_there(junk):
-    events = [event_file.file_version(1.0), event_file.scalars(1.0, 1, [("a", 1.0)])]
-    data = b"".join(event_file.records(events))
-    assert event_file.events_of(data) == events
+    events = [tensorboard.file_version(1.0), tensorboard.scalars(1.0, 1, [("a", 1.0)])]
+    data = b"".join(tensorboard.records(events))
+    assert tensorboard.events_of(data) == events
     for kept in range(len(data)):
-        assert event_file.events_of(data[:kept]) in ([], events[:1])
-    event_file.events_of(junk)  # whatever it is
+        assert tensorboard.events_of(data[:kept]) in ([], events[:1])
+    tensorboard.events_of(junk)  # whatever it is

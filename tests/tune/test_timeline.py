@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from trainkit import tune
+from trainkit.tune.core.trial import TrialStatus
 from trainkit.tune.plots.timeline import lanes
-from trainkit.tune.storing.spans import Span
-from trainkit.tune.trial import TrialStatus
+from trainkit.tune.store.records import Span
 
 
 class Failing(tune.Trainable):

@@ -16,12 +16,12 @@ from tests.conftest import SESSION_CPUS, eventually
 from tests.tune.harness import Play
 from trainkit import tune
 from trainkit.errors import TrialTimeoutError
-from trainkit.tune.control import events as ev
-from trainkit.tune.placement import Bound
-from trainkit.tune.policies import FailureConfig
-from trainkit.tune.running.executor import Executor
-from trainkit.tune.running.specification import SpecMaker
-from trainkit.tune.trial import Trial
+from trainkit.tune.controller import events as ev
+from trainkit.tune.core.policies import FailureConfig
+from trainkit.tune.core.resources import Bound
+from trainkit.tune.core.trial import Trial
+from trainkit.tune.executor.actors import Executor
+from trainkit.tune.executor.base import SpecFactory
 
 pytestmark = pytest.mark.usefixtures("runtime")
 
@@ -144,7 +144,7 @@ def test_a_trial_is_placed_once_it_has_what_it_asks_for(tmp_path):
     """Until then something else of the program has all CPUs."""
     holder = trainkit.remote(num_cpus=SESSION_CPUS)(Holder).remote()
     trainkit.get(holder.pid.remote())
-    specs = SpecMaker(tmp_path, tune.RunConfig(), lambda index: None)
+    specs = SpecFactory(tmp_path, tune.RunConfig(), lambda index: None)
     executor = Executor(Bound(lambda config: 1.0), specs, now=time.monotonic, timed=True)
     trial = Trial("t", 0, {}, name="t", dirname="t")
     try:

@@ -12,7 +12,7 @@ import pytest
 
 from trainkit import tune
 from trainkit.errors import ConfigError, TuneError
-from trainkit.tune.trial import MAX_DIRNAME
+from trainkit.tune.core.trial import MAX_DIRNAME
 
 pytestmark = pytest.mark.usefixtures("inline")
 

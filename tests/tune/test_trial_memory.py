@@ -7,7 +7,7 @@ import time
 import pytest
 
 from trainkit import tune
-from trainkit.tune.policies import FailureConfig
+from trainkit.tune.core.policies import FailureConfig
 
 pytestmark = pytest.mark.usefixtures("runtime")
 

@@ -10,10 +10,10 @@ import pytest
 from tests.tune.harness import Play
 from trainkit import tune
 from trainkit.errors import ConfigError, InfeasibleError
-from trainkit.tune.control import events as ev
-from trainkit.tune.placement import PlacementGroupFactory
+from trainkit.tune.controller import events as ev
+from trainkit.tune.core.resources import PlacementGroupFactory
 from trainkit.tune.search import BasicVariantGenerator
-from trainkit.tune.storing.history import ExperimentReader
+from trainkit.tune.store.reader import ExperimentReader
 
 pytestmark = pytest.mark.usefixtures("inline")
 

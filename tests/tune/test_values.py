@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.conftest import examples
 from trainkit.errors import MetricError
-from trainkit.tune.values import decode, encode, flatten, lookup, plain_metrics
+from trainkit.tune.core.values import decode, encode, flatten, lookup, plain_metrics
 
 texts = st.text().filter(lambda text: text not in ("NaN", "Infinity", "-Infinity"))
 leaves = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | texts

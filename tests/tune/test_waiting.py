@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainkit.tune.control.waiting import WaitingLine
-from trainkit.tune.trial import Trial, TrialStatus
+from trainkit.tune.controller.run_queue import WaitingTrials
+from trainkit.tune.core.trial import Trial, TrialStatus
 
 moves = st.lists(st.tuples(st.integers(0, 9), st.booleans()), max_size=60)
 
@@ -21,7 +21,7 @@ def test_they_wait_in_the_order_suggested(moves, alone, status):
     everyone = trials(alone)
     for trial in everyone:
         trial.status = TrialStatus.RUNNING
-    line, waiting = WaitingLine(everyone, status), set()
+    line, waiting = WaitingTrials(everyone, status), set()
     apart = alone if status is TrialStatus.PENDING else set()
     for index, comes in moves:
         if comes and index not in waiting:
@@ -43,12 +43,12 @@ def test_they_wait_in_the_order_suggested(moves, alone, status):
 
 def test_an_empty_line_has_no_first():
     with pytest.raises(IndexError):
-        WaitingLine(trials(), TrialStatus.PAUSED).sharing[0]
+        WaitingTrials(trials(), TrialStatus.PAUSED).sharing[0]
 
 
 def test_thousands_come_and_go():
     everyone = [Trial(f"t{index}", index, {}, "", "") for index in range(5000)]
-    line = WaitingLine(everyone)
+    line = WaitingTrials(everyone)
     for _ in range(3):
         for trial in everyone[:2500]:
             assert line.take(trial.trial_id) is trial

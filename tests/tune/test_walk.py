@@ -14,9 +14,9 @@ from tests.tune.test_conditions import optimizers
 from tests.tune.test_space import suggestions
 from trainkit import tune
 from trainkit.errors import SpaceError
-from trainkit.tune.seeds import suggestion_generator
-from trainkit.tune.spaces.variants import Space
-from trainkit.tune.values import decode_config, encode_config, holds_opaque
+from trainkit.tune.core.seeds import suggestion_generator
+from trainkit.tune.core.values import decode_config, encode_config, holds_opaque
+from trainkit.tune.space.search_space import Space
 
 
 def test_parameters_are_named_and_ordered():

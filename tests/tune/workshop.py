@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+from trainkit.tune.core.seeds import scheduler_generator
 from trainkit.tune.schedulers import ASHAScheduler, Decision, Verdict
-from trainkit.tune.seeds import scheduler_generator
 
 
 def asha(mode: str = "max", seed: int = 0, **arguments) -> ASHAScheduler:

@@ -1,1 +1,1 @@
-"""The command line: experiments (`ls show tail why stop clean`) and sessions (`status why stop`)."""
+"""Command line: experiments (`ls show tail why stop clean dashboard`) and sessions (`status why stop`)."""

@@ -1,4 +1,4 @@
-"""`trainkit clean`: remove checkpoints of an experiment that nobody runs."""
+"""`trainkit clean`: removal of the checkpoints of an experiment that has ended."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from pathlib import Path
 from trainkit.cli.experiments import experiment_folder
 from trainkit.errors import ConfigError
 from trainkit.resources import describe_bytes
-from trainkit.tune.control import events as ev
-from trainkit.tune.storing.overview import Overview
-from trainkit.tune.storing.store import ExperimentStore
-from trainkit.tune.trial import Trial
+from trainkit.tune.controller import events as ev
+from trainkit.tune.core.trial import Trial
+from trainkit.tune.results.overview import Overview
+from trainkit.tune.store.writer import ExperimentStore
 
 
 def clean(word: str, *, keep_best: bool, yes: bool) -> int:

@@ -1,4 +1,4 @@
-"""`trainkit dashboard`: serve pages on experiments until Ctrl-C."""
+"""`trainkit dashboard`: pages on experiments, served until Ctrl-C."""
 
 from __future__ import annotations
 

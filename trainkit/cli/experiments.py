@@ -1,4 +1,4 @@
-"""Which experiment and which trial a word on the command line means; and `trainkit ls`."""
+"""Lookup of experiments and trials by name, and `trainkit ls`."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from trainkit import settings
-from trainkit.cli.status import duration, wide_console
+from trainkit.cli.sessions import duration, wide_console
 from trainkit.clock import SYSTEM
 from trainkit.errors import ConfigError, StoreError
-from trainkit.tune.storing.overview import Overview
-from trainkit.tune.storing.schema import FILENAME
-from trainkit.tune.trial import Trial
+from trainkit.tune.core.trial import Trial
+from trainkit.tune.results.overview import Overview
+from trainkit.tune.store.schema import FILENAME
 
 
 def is_experiment(word: str) -> bool:

@@ -1,4 +1,4 @@
-"""What `trainkit` takes on the command line, and which of its commands is run."""
+"""Entry point of the command line."""
 
 from __future__ import annotations
 
@@ -11,13 +11,11 @@ from collections.abc import Sequence
 from trainkit.cli.clean import clean
 from trainkit.cli.dashboard import dashboard
 from trainkit.cli.experiments import is_experiment, list_experiments
-from trainkit.cli.follow import tail
-from trainkit.cli.inquiry import why
-from trainkit.cli.reasons import why_experiment
-from trainkit.cli.status import status
-from trainkit.cli.steer import stop_experiment
-from trainkit.cli.stop import stop_all, stop_session
-from trainkit.cli.trials import View, show
+from trainkit.cli.sessions import status
+from trainkit.cli.show import TableOptions, show
+from trainkit.cli.stop import stop_all, stop_experiment, stop_session
+from trainkit.cli.tail import tail
+from trainkit.cli.why import why, why_experiment
 from trainkit.errors import ConfigError, TrainkitError
 
 
@@ -59,7 +57,7 @@ def _run(chosen: argparse.Namespace) -> int:
         case "ls" if chosen.folder is None or not is_experiment(chosen.folder):
             return list_experiments(chosen.folder)
         case "ls":
-            return show(chosen.folder, View())
+            return show(chosen.folder, TableOptions())
         case "tail":
             return tail(
                 chosen.experiment,
@@ -72,7 +70,7 @@ def _run(chosen: argparse.Namespace) -> int:
             return dashboard(chosen.folder, chosen.port)
         case "clean":
             return clean(chosen.experiment, keep_best=chosen.keep_best, yes=chosen.yes)
-    view = View(chosen.sort, chosen.filter, chosen.columns, chosen.limit, chosen.desc, chosen.output)
+    view = TableOptions(chosen.sort, chosen.filter, chosen.columns, chosen.limit, chosen.desc, chosen.output)
     return show(chosen.experiment, view)
 
 

@@ -1,4 +1,4 @@
-"""`trainkit stop`: end sessions, with all that runs in them; what tunes in them ends first, as by Ctrl-C."""
+"""`trainkit stop`: the end of a trial, an experiment or a session."""
 
 from __future__ import annotations
 
@@ -7,16 +7,83 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from trainkit.cli.clean import confirmed
-from trainkit.cli.steer import PATIENCE_S, end_of, wait_for_end
-from trainkit.cli.survey import chosen, sessions
-from trainkit.clock import SYSTEM
-from trainkit.errors import ConfigError, NodeDiedError, StoreError, TrainkitError
-from trainkit.runtime.local import doors, process
-from trainkit.runtime.local.doors import Session
-from trainkit.runtime.local.launch import end_leftovers
-from trainkit.runtime.local.messages import Shutdown
-from trainkit.tune.running.commands import ask_to_stop, asker
-from trainkit.tune.storing.ownership import owned_by
+from trainkit.cli.experiments import chosen_trial, experiment_folder
+from trainkit.cli.sessions import chosen, sessions
+from trainkit.clock import SYSTEM, Clock
+from trainkit.errors import ConfigError, NodeDiedError, StoreError, TrainkitError, TuneError
+from trainkit.runtime.local.client.launch import end_leftovers
+from trainkit.runtime.local.system import process
+from trainkit.runtime.local.wire import sessions as doors
+from trainkit.runtime.local.wire.messages import Shutdown
+from trainkit.runtime.local.wire.sessions import Session
+from trainkit.tune.results.overview import LogReader
+from trainkit.tune.store.ownership import ask_to_stop, asker, owned_by, owner_of
+from trainkit.tune.store.schema import FILENAME
+
+_EVERY_S = 0.1
+PATIENCE_S = 120.0
+"""A trial has five seconds to its next report and sixty for its clean-up; then it is killed."""
+
+
+def stop_experiment(word: str, trial: str | None, clock: Clock = SYSTEM) -> int:
+    """Stop the experiment that `word` means, as Ctrl-C does, or one of its trials; return once it has ended.
+
+    Raises:
+        ConfigError: there is no such experiment or trial, nobody runs it, or the trial has ended already.
+        TuneError: nothing came of it.
+    """
+    folder = experiment_folder(word)
+    owner = owner_of(folder)
+    if owner is None:
+        raise ConfigError(f"nobody runs the experiment in {folder}, so there is nothing to stop")
+    with LogReader(folder) as reader:
+        chosen = None if trial is None else chosen_trial(reader.trials(), trial)
+    if chosen is not None and chosen.status.is_finished:
+        raise ConfigError(f"trial {chosen.trial_id} has ended already: {chosen.status}, {chosen.reason}")
+    wish = ask_to_stop(folder, None if chosen is None else chosen.trial_id, asker())
+    patience_ends = clock.monotonic() + PATIENCE_S
+    while clock.monotonic() < patience_ends:
+        running = owner_of(folder) is not None
+        done = end_of(folder) if chosen is None else _outcome(folder, chosen.trial_id)
+        if done and (chosen is not None or not running):
+            sys.stdout.write(f"{done}\n")
+            return 0
+        if not running:
+            wish.unlink(missing_ok=True)  # else whoever goes on with the experiment would be stopped
+            raise TuneError(f"the process {owner} that ran {folder} has ended before it took this up")
+        clock.sleep(_EVERY_S)
+    raise TuneError(f"the process {owner} that runs {folder} has not done it within {PATIENCE_S:g} s")
+
+
+def _outcome(folder: Path, trial_id: str) -> str:
+    """What became of the trial; '' if it hasn't ended."""
+    with LogReader(folder) as reader:
+        trial = chosen_trial(reader.trials(), trial_id)
+    return f"trial {trial_id} is {trial.status}: {trial.reason}" if trial.status.is_finished else ""
+
+
+def wait_for_end(folder: Path, patience_ends: float, clock: Clock = SYSTEM) -> bool:
+    """Wait until nobody runs the experiment any more; False if somebody does at `patience_ends`."""
+    while owner_of(folder) is not None:
+        if clock.monotonic() >= patience_ends:
+            return False
+        clock.sleep(_EVERY_S)
+    return True
+
+
+def end_of(folder: Path) -> str:
+    """Return how the experiment ended; '' if it hasn't, or nothing is kept of it."""
+    if not (folder / FILENAME).exists():
+        return ""
+    with LogReader(folder) as reader:
+        last = next(reversed(reader.events()), None)
+    if last is None or last.kind != "ended":
+        return ""
+    return (
+        f"{folder} has ended: {last.detail}; go on with it by "
+        f"tune.Tuner.restore({str(folder)!r}, trainable).fit()"
+    )
+
 
 _GRACE_S = 5.0
 _NOTICE_S = 1.0
@@ -129,7 +196,7 @@ def _end(session: Session, by: str, *, force: bool) -> str:
 def _ask(session: Session) -> bool:
     """Ask the node to end all; whether it did."""
     try:
-        with doors.visit(session.folder) as node:
+        with doors.connect(session.folder) as node:
             node.tell(Shutdown())
             return node.await_end(_GRACE_S)
     except NodeDiedError:

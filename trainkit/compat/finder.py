@@ -114,12 +114,13 @@ def add_names(module: ModuleType, row: Row) -> None:
                 raise AttributeError(f"{path}.{name} is no more: {row.gone[name]}")
             if name in row.children:
                 return importlib.import_module(f"{path}.{name}")
-            # A real package's own modules come before its old names; Python imports them by itself.
-            if not (row.homes and is_real and hasattr(module, "__path__") and find_spec(f"{path}.{name}")):
-                for home in row.homes:
-                    found = importlib.import_module(home)
-                    if hasattr(found, name):
-                        return getattr(found, name)
+            # A real package's own modules come before its old names; Python imports them after this error.
+            if row.homes and is_real and hasattr(module, "__path__") and find_spec(f"{path}.{name}"):
+                raise AttributeError(f"module {path!r} has no attribute {name!r}: it is not imported yet")
+            for home in row.homes:
+                found = importlib.import_module(home)
+                if hasattr(found, name):
+                    return getattr(found, name)
         if own is not None:
             return own(name)
         hint = "" if name.startswith("__") else did_you_mean(name, public_names(row))

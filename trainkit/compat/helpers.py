@@ -10,7 +10,7 @@ from trainkit.clock import SYSTEM
 from trainkit.errors import ConfigError
 from trainkit.runtime import serialize
 from trainkit.runtime.api import get, list_placement_groups, wait
-from trainkit.runtime.placement_group import PlacementGroup
+from trainkit.runtime.scheduling import PlacementGroup
 from trainkit.runtime.specs import ObjectRef
 
 _CHUNK_SIZE = 10

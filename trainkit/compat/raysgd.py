@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from trainkit.errors import ConfigError
 from trainkit.train.keys import BATCH_COUNT, BATCH_SIZE, NUM_SAMPLES, NUM_STEPS, USE_FP16
-from trainkit.train.timers import TimerCollection, TimerStat
+from trainkit.train.step.timers import TimerCollection, TimerStat
 
 __all__ = [
     "BATCH_COUNT",

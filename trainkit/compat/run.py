@@ -15,16 +15,16 @@ from typing import Any, Literal, TypeVar, cast
 
 from trainkit import settings
 from trainkit.errors import ConfigError, TrialError
-from trainkit.tune.analysis import ExperimentAnalysis
 from trainkit.tune.callbacks.base import Callback
 from trainkit.tune.config import CheckpointConfig, FailureConfig, Mode, RunConfig, StopRule, TuneConfig
-from trainkit.tune.outcome.results import ResultGrid
-from trainkit.tune.placement import Bound, with_resources
+from trainkit.tune.core.resources import Bound, with_resources
+from trainkit.tune.core.trial import Trial
+from trainkit.tune.core.values import first_line
+from trainkit.tune.results.analysis import ExperimentAnalysis
+from trainkit.tune.results.result_grid import ResultGrid
 from trainkit.tune.schedulers.base import TrialScheduler
 from trainkit.tune.search.base import Searcher
-from trainkit.tune.trial import Trial
 from trainkit.tune.tuner import Tuner
-from trainkit.tune.values import first_line
 
 logger = logging.getLogger("trainkit.tune")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trainkit.tune.session import (
+from trainkit.tune.trial.context import (
     get_checkpoint,
     get_context,
     get_trial_dir,

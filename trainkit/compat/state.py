@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 
 from trainkit.clock import SYSTEM
 from trainkit.errors import ConfigError
-from trainkit.runtime.current import engine
+from trainkit.runtime.context import get_runtime_context, nodes
+from trainkit.runtime.session import engine
 from trainkit.runtime.specs import ObjectRef
-from trainkit.runtime.telling import get_runtime_context, nodes
 
 __all__ = [
     "get_actor",

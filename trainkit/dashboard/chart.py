@@ -1,4 +1,4 @@
-"""Learning curves as one SVG picture; pure."""
+"""Learning curves as one SVG picture."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From what is known of an experiment to pages of HTML; pure."""
+"""HTML pages of the dashboard, as pure functions of what is known of an experiment."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from urllib.parse import quote, urlencode
 
 from trainkit.dashboard.chart import Curve, picture
 from trainkit.dashboard.reading import TrialRow, View
-from trainkit.tune.values import without_objects
+from trainkit.tune.core.values import without_objects
 
 MAX_ROWS = 200
 """Of one page's table; the rest is behind a link."""
@@ -35,7 +35,7 @@ setTimeout(again, 2000);
 
 
 @dataclass(frozen=True)
-class Wish:
+class TableQuery:
     """How the table of trials is asked for: the text of the address after '?'.
 
     Attributes:
@@ -51,7 +51,7 @@ class Wish:
     page: int = 0
 
     @classmethod
-    def of(cls, query: Mapping[str, str]) -> Wish:
+    def of(cls, query: Mapping[str, str]) -> TableQuery:
         """Read an address; what it lacks, or has wrong, is as by default."""
         page = query.get("page", "0")
         return cls(
@@ -102,7 +102,7 @@ def listing(root: str, experiments: Sequence[View], problems: Sequence[str]) -> 
     return _page("Experiments", body)
 
 
-def experiment(seen: View, curves: Sequence[Curve], wish: Wish, token: str) -> str:
+def experiment(seen: View, curves: Sequence[Curve], wish: TableQuery, token: str) -> str:
     """One experiment: its standing, its learning curves and the table of its trials."""
     best = seen.best
     tiles = [(str(count), status.lower()) for status, count in seen.overview.counted.items()]
@@ -175,7 +175,7 @@ def columns(seen: View) -> dict[str, Callable[[TrialRow], Any]]:
     return shown
 
 
-def chosen(seen: View, wish: Wish) -> list[TrialRow]:
+def chosen(seen: View, wish: TableQuery) -> list[TrialRow]:
     """The trials that the wish asks for, in its order; those without a value come last."""
     cells = columns(seen)
     rows = seen.rows
@@ -195,7 +195,7 @@ def chosen(seen: View, wish: Wish) -> list[TrialRow]:
     return there + [row for row in rows if value(row) is None]
 
 
-def _trials(seen: View, wish: Wish) -> str:
+def _trials(seen: View, wish: TableQuery) -> str:
     cells, rows = columns(seen), chosen(seen, wish)
     first = min(wish.page, max(0, len(rows) - 1) // MAX_ROWS) * MAX_ROWS
     shown, best = rows[first : first + MAX_ROWS], seen.best

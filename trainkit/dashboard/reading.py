@@ -1,4 +1,4 @@
-"""What the pages show of an experiment, read beside the program that writes it.
+"""Facts of an experiment for the pages, read while another process writes it.
 
 What grows with the number of reports is left to SQLite, so that thousands of trials are read in a moment.
 """
@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainkit.tune.outcome.ranking import all_failed
-from trainkit.tune.storing.history import ExperimentReader
-from trainkit.tune.storing.overview import Overview
-from trainkit.tune.storing.schema import FILENAME
-from trainkit.tune.trial import TrialStatus
-from trainkit.tune.values import flatten
+from trainkit.tune.core.objectives import all_failed
+from trainkit.tune.core.trial import TrialStatus
+from trainkit.tune.core.values import flatten
+from trainkit.tune.results.overview import Overview
+from trainkit.tune.store.reader import ExperimentReader
+from trainkit.tune.store.schema import FILENAME
 
 _VALUE = "coalesce(json_extract(metrics, ?), json_extract(metrics, ?))"
 _FINITE = "CASE WHEN typeof(value) IN ('integer', 'real') THEN value END"  # NaN and infinities are texts

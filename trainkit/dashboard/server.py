@@ -1,4 +1,4 @@
-"""Serves the pages, and the same facts as JSON, to the user who started it and to nobody else.
+"""HTTP server of the dashboard: pages and JSON for the user who started it.
 
     GET  /                                            all experiments of the folder
     GET  /experiments/NAME[/trials/ID]                one experiment, one trial
@@ -32,8 +32,8 @@ from trainkit.dashboard import pages
 from trainkit.dashboard.chart import Curve
 from trainkit.dashboard.reading import MetricReader, View, experiments
 from trainkit.errors import DashboardError, StoreError, TrainkitError
-from trainkit.tune.running.commands import ask_to_stop, asker
-from trainkit.tune.values import encode, flatten, without_objects
+from trainkit.tune.core.values import encode, flatten, without_objects
+from trainkit.tune.store.ownership import ask_to_stop, asker
 
 MAX_CURVES = 100
 """In one picture: those of the best trials."""
@@ -181,7 +181,9 @@ class _Handler(BaseHTTPRequestHandler):
         folder = self.server.folder_of(unquote(route["name"]))
         seen = View.of(folder, SYSTEM.now())
         if route["trial"] is None:
-            page = _plain(seen) if route["api"] else self._experiment(folder, seen, pages.Wish.of(query))
+            page = (
+                _plain(seen) if route["api"] else self._experiment(folder, seen, pages.TableQuery.of(query))
+            )
         else:
             page = self._trial(folder, seen, unquote(route["trial"]), as_json=bool(route["api"]))
         if isinstance(page, str):
@@ -223,7 +225,7 @@ class _Handler(BaseHTTPRequestHandler):
         seen, problems = self._all()
         return pages.listing(str(self.server.root), seen, problems)
 
-    def _experiment(self, folder: Path, seen: View, wish: pages.Wish) -> str:
+    def _experiment(self, folder: Path, seen: View, wish: pages.TableQuery) -> str:
         curves: list[Curve] = []
         if seen.overview.metric is not None:
             with MetricReader(folder) as reader:

@@ -1,1 +1,1 @@
-"""Tasks, objects and actors, on this machine's processes or inside the calling one."""
+"""Actors, tasks and objects on this machine's processes, in the calling process, or on a Ray cluster."""

@@ -1,4 +1,4 @@
-"""The verbs: `init`, `shutdown`, `put`, `get`, `wait`, `kill`; those that only tell are in `telling`."""
+"""Functions that users call: `init`, `shutdown`, `put`, `get`, `wait`, `kill`, `cancel` and the others."""
 
 from __future__ import annotations
 
@@ -10,18 +10,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NoReturn, TypeVar, overload
 
-from trainkit.errors import AlreadyInitializedError, ArgumentTypeError, ConfigError, NotInitializedError
-from trainkit.runtime import current, termination
-from trainkit.runtime import placement_group as groups
-from trainkit.runtime.context import SessionContext
-from trainkit.runtime.engine import Engine
-from trainkit.runtime.methods import method
-from trainkit.runtime.placement_group import PlacementGroup
-from trainkit.runtime.remote import ActorHandle, RemoteFunction, remote
-from trainkit.runtime.specs import ObjectRef, SessionSpec
-from trainkit.runtime.start import RAY_PRIVATE, engine_name, session_spec, start
-from trainkit.runtime.streams import ObjectRefGenerator
-from trainkit.runtime.telling import (
+from trainkit.errors import (
+    AlreadyInitializedError,
+    ArgumentTypeError,
+    ConfigError,
+    NodeDiedError,
+    NotInitializedError,
+)
+from trainkit.runtime import scheduling as groups
+from trainkit.runtime import session, signals
+from trainkit.runtime.context import (
+    SessionContext,
     available_resources,
     cluster_resources,
     get_gpu_ids,
@@ -33,6 +32,13 @@ from trainkit.runtime.telling import (
     nodes,
     promises,
 )
+from trainkit.runtime.engine import Engine
+from trainkit.runtime.options import method
+from trainkit.runtime.remote import ActorHandle, RemoteFunction, remote
+from trainkit.runtime.scheduling import PlacementGroup
+from trainkit.runtime.session import RAY_PRIVATE, engine_name, session_spec, start
+from trainkit.runtime.specs import ObjectRef, SessionSpec
+from trainkit.runtime.streams import ObjectRefGenerator
 from trainkit.settings import ELSEWHERE
 
 __all__ = [
@@ -212,10 +218,10 @@ def init(
                 **private,
             },
         )
-        takes_over = termination.is_default()  # the Ray engine would put a handler of its own in place
+        takes_over = signals.is_default()  # the Ray engine would put a handler of its own in place
         _current, _started = start(chosen, spec), (chosen, spec)
         if takes_over:
-            termination.take_over()
+            signals.take_over()
         atexit.register(shutdown)
         return SessionContext(_current.address_info(), shutdown)
 
@@ -276,7 +282,7 @@ def shutdown() -> None:
             try:
                 engine.close()
             finally:
-                termination.give_back()
+                signals.give_back()
 
 
 def is_initialized() -> bool:
@@ -296,7 +302,7 @@ def _engine() -> Engine:
     return engine
 
 
-current.bind(_engine)
+session.bind(_engine)
 
 
 def put(value: T) -> ObjectRef[T]:
@@ -499,3 +505,32 @@ def scratch_dir() -> Path:
 def ensure_serializable(value: Any, what: str) -> None:
     """Raise SerializationError, naming the part at fault, if `value` can't be sent to a worker."""
     _engine().ensure_serializable(value, what)
+
+
+class SessionWatch:
+    """The session that some work runs in, and those that take its place when its node dies."""
+
+    def __init__(self) -> None:
+        self._engine = session.engine()
+
+    def is_current(self) -> bool:
+        """Return whether this program's session is still this one, and its node is there."""
+        return is_initialized() and session.engine() is self._engine and self.loss() is None
+
+    def loss(self) -> NodeDiedError | None:
+        """Ask whether the node is there; return what has become of it if it is not."""
+        try:
+            self._engine.require_node()
+        except NodeDiedError as error:
+            return error
+        return None
+
+    def renew(self) -> None:
+        """Go on in a new session, started as the one before.
+
+        Raises:
+            NotInitializedError: the session was shut down, or this is a worker, which ends with its node.
+            NodeDiedError: the node of the new one has died too; call this again.
+        """
+        renew()
+        self._engine = session.engine()

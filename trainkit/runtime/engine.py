@@ -1,4 +1,4 @@
-"""What an engine is: the few operations that every verb of the runtime comes down to.
+"""The protocol that an engine implements, and the promises that each engine keeps.
 
 Which promise holds on which engine (the conformance suite reads PROMISES):
 

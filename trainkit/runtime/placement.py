@@ -1,15 +1,14 @@
-"""Where a request goes: pure accounting of what exists, what is held, and who is next.
-
-Amounts are whole numbers of ten-thousandths, so nothing is lost to rounding. GPUs are handed out by
-index: whole ones from those nobody uses, a fraction from the fullest one that still has room.
-"""
+"""Pure rules of placement: ledgers, the order of requests, node labels, and reasons of a wait."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
-from trainkit.resources import QUANTUM, Bundle, total
+from trainkit.errors import ConfigError, InfeasibleError
+from trainkit.resources import QUANTUM, Bundle, describe, total
 
 GPU = "GPU"
 
@@ -146,7 +145,7 @@ class Ledger:
 
 
 @dataclass(frozen=True)
-class Waiting:
+class Demand:
     """A request in the queue, as `admissible` sees it.
 
     Attributes:
@@ -164,7 +163,7 @@ class Waiting:
     bundle: int | None = None
 
 
-def order(queue: Iterable[Waiting]) -> list[Waiting]:
+def order(queue: Iterable[Demand]) -> list[Demand]:
     """The queue in the order in which it is served.
 
     What workers ask for comes first: who waits for it holds resources, and would hold them for ever
@@ -184,8 +183,8 @@ def blocked_by(short: Iterable[str], request: Iterable[Bundle]) -> bool:
 
 
 def serve(
-    queue: Iterable[Waiting], machine: Ledger, grant: Callable[[Waiting], list[str] | None]
-) -> list[Waiting]:
+    queue: Iterable[Demand], machine: Ledger, grant: Callable[[Demand], list[str] | None]
+) -> list[Demand]:
     """Grant what can be granted now, in order, and let nobody wait for ever.
 
     Whoever is first among those who must wait is kept what they need of what is free, so that it can't be
@@ -201,7 +200,7 @@ def serve(
     Returns:
         What was granted.
     """
-    granted: list[Waiting] = []
+    granted: list[Demand] = []
     short: set[str] = set()
     kept: list[Allocation] | None = None
     short_in: dict[int, dict[int | None, set[str]]] = {}
@@ -228,7 +227,7 @@ def serve(
     return granted
 
 
-def _stands_behind(waiting: Waiting, short_in: Mapping[int, Mapping[int | None, set[str]]]) -> bool:
+def _stands_behind(waiting: Demand, short_in: Mapping[int, Mapping[int | None, set[str]]]) -> bool:
     """Whether somebody waits earlier, in the same group, for the same in a bundle that would do for both."""
     if waiting.group is None:
         return False
@@ -237,3 +236,274 @@ def _stands_behind(waiting: Waiting, short_in: Mapping[int, Mapping[int | None, 
         for bundle, names in short_in.get(waiting.group, {}).items()
         if bundle is None or waiting.bundle is None or bundle == waiting.bundle
     )
+
+
+Condition = tuple[str, str, tuple[str, ...]]
+"""A label's name, one of "in", "not in", "exists" and "not exists", and the values of the first two."""
+
+_SELECTOR = re.compile(r"(?P<negated>!?)in\((?P<values>[^()]*)\)")
+
+
+class _Operator:
+    """Part of a condition: how a label's value is compared."""
+
+    name = ""
+
+    def __init__(self, *values: str) -> None:
+        if not values or not all(isinstance(value, str) for value in values):
+            raise ConfigError(f"{type(self).__name__}{values!r}: give the values, each a text")
+        self.values = list(values)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(map(repr, self.values))})"
+
+
+class In(_Operator):
+    """The label is there and has one of these values."""
+
+    name = "in"
+
+
+class NotIn(_Operator):
+    """The label is not there, or has none of these values."""
+
+    name = "not in"
+
+
+class Exists(_Operator):
+    """The label is there."""
+
+    name = "exists"
+
+    def __init__(self) -> None:
+        self.values = []
+
+
+class DoesNotExist(_Operator):
+    """The label is not there."""
+
+    name = "not exists"
+
+    def __init__(self) -> None:
+        self.values = []
+
+
+class NodeLabelSchedulingStrategy:
+    """Run on a node whose labels meet conditions, such as {"region": In("eu"), "spot": DoesNotExist()}.
+
+    Args:
+        hard: conditions that the node must meet, by the name of the label.
+        soft: conditions that it should rather meet; without effect on one machine.
+
+    Raises:
+        ConfigError: there is no condition, or one is none of In, NotIn, Exists and DoesNotExist.
+    """
+
+    def __init__(
+        self, hard: Mapping[str, _Operator] | None, *, soft: Mapping[str, _Operator] | None = None
+    ) -> None:
+        self.hard = self._conditions("hard", hard)
+        self.soft = self._conditions("soft", soft)
+        if not (self.hard or self.soft):
+            raise ConfigError("NodeLabelSchedulingStrategy: give conditions in hard or in soft")
+
+    @staticmethod
+    def _conditions(name: str, given: Mapping[str, _Operator] | None) -> tuple[Condition, ...]:
+        entries = given or {}
+        if not isinstance(entries, Mapping):
+            raise ConfigError(f"{name}={given!r}: give a dictionary of conditions by label")
+        for key, operator in entries.items():
+            if not isinstance(key, str) or not isinstance(operator, _Operator):
+                raise ConfigError(
+                    f"{name}={given!r}: give a condition by each label, one of In, NotIn, Exists and "
+                    "DoesNotExist"
+                )
+        return tuple((key, operator.name, tuple(operator.values)) for key, operator in entries.items())
+
+
+def checked_labels(labels: Mapping[str, str] | None, what: str) -> dict[str, str]:
+    """Return `labels` as a dictionary.
+
+    Raises:
+        ConfigError: a name or a value is no text.
+    """
+    found = dict(labels or {})
+    if not all(isinstance(key, str) and isinstance(value, str) for key, value in found.items()):
+        raise ConfigError(f"{what}: {labels!r}; names and values of labels are texts")
+    return found
+
+
+def selected_by(selector: Mapping[str, str] | None) -> tuple[Condition, ...]:
+    """Return the conditions of a `label_selector`: {"a": "x"}, "!x" for not, "in(x,y)" and "!in(x,y)".
+
+    Raises:
+        ConfigError: it is no dictionary of texts.
+    """
+    if selector is None:
+        return ()
+    if not isinstance(selector, Mapping):
+        raise ConfigError(f"label_selector={selector!r}: give a dictionary, such as {{'region': 'eu'}}")
+    conditions: list[Condition] = []
+    for key, value in checked_labels(selector, "label_selector").items():
+        listed = _SELECTOR.fullmatch(value)
+        if listed:
+            values = tuple(part.strip() for part in listed["values"].split(","))
+            negated = bool(listed["negated"])
+        else:
+            negated = value.startswith("!")
+            values = (value.removeprefix("!"),)
+        conditions.append((key, "not in" if negated else "in", values))
+    return tuple(conditions)
+
+
+def require_labels(conditions: Sequence[Condition], node: Mapping[str, Any], what: str) -> None:
+    """Raise InfeasibleError if the one node there is doesn't meet `conditions`.
+
+    Args:
+        conditions: of the request.
+        node: the node as it is listed.
+        what: asks.
+    """
+    labels: Mapping[str, str] = node["labels"]
+    unmet = [condition for condition in conditions if not _meets(labels, *condition)]
+    if unmet:
+        told = ", ".join(f"{key} {operator} {list(values) or ''}".rstrip() for key, operator, values in unmet)
+        raise InfeasibleError(
+            f"{what} asks for a node with the labels {told}, and this machine has {dict(labels)}. Give it "
+            "labels by trainkit.init(labels={...}), or ask for others"
+        )
+
+
+def _meets(labels: Mapping[str, str], key: str, operator: str, values: Sequence[str]) -> bool:
+    match operator:
+        case "in":
+            return labels.get(key) in values
+        case "not in":
+            return labels.get(key) not in values
+        case "exists":
+            return key in labels
+    return key not in labels
+
+
+_MOST_NAMED = 5
+"""So many holders, or requests before this one, are named one by one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Holder:
+    """Who has what.
+
+    Attributes:
+        who: as shown to the user, such as "trainer (pid 12)".
+        amounts: what is not free because of it.
+    """
+
+    who: str
+    amounts: Bundle
+
+
+@dataclass(frozen=True, kw_only=True)
+class Room:
+    """A place that a request may be met from: the machine, or one bundle of a placement group.
+
+    Attributes:
+        name: "" for the machine, else how it is called in texts, such as "bundle 0".
+        existing: what it has in all.
+        ledger: what of that is free.
+        holders: who has the rest.
+    """
+
+    name: str = ""
+    existing: Bundle
+    ledger: Ledger
+    holders: Sequence[Holder] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ask:
+    """A request that waits.
+
+    Attributes:
+        what: as shown to the user, such as "a group of 3 bundles".
+        bundles: to be had all or none.
+    """
+
+    what: str
+    bundles: Sequence[Bundle]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wait:
+    """Why a request waits.
+
+    Attributes:
+        lacking: names of what is not free wherever the request could be met.
+        holders: who has some of that, as texts.
+        reasons: all of it in sentences.
+    """
+
+    lacking: list[str] = field(default_factory=list)
+    holders: list[str] = field(default_factory=list)
+    reasons: list[str] = field(default_factory=list)
+
+
+def explain_wait(ask: Ask, rooms: Sequence[Room], before: Sequence[Ask] = ()) -> Wait:
+    """Why `ask` waits.
+
+    Args:
+        ask: the request.
+        rooms: where it may be met, one of them being enough; none if its placement group is not reserved.
+        before: the requests that are served earlier, in order; only those count that ask for something of
+            the same kind.
+    """
+    if not rooms:
+        return Wait(reasons=["its placement group is not reserved yet"])
+    names = total(ask.bundles).keys()
+    lacking: set[str] = set()
+    holders: dict[str, None] = {}
+    reasons = []
+    for room in rooms:
+        missing = room.ledger.lacking_for_all(ask.bundles)
+        lacking.update(missing)
+        where = f"{room.name}: " if room.name else ""
+        for name in missing:
+            held_by = [holder for holder in room.holders if holder.amounts.get(name, 0) > 0]
+            holders.update(dict.fromkeys(f"{holder.who}: {describe(holder.amounts)}" for holder in held_by))
+            reasons.append(where + _shortage(name, ask, room) + _held(name, held_by))
+    ahead = [
+        other for other in before if any(not names.isdisjoint(bundle.keys()) for bundle in other.bundles)
+    ]
+    reasons += [
+        f"waits behind {other.what}, which asks for {describe(total(other.bundles))}"
+        for other in ahead[:_MOST_NAMED]
+    ]
+    if len(ahead) > _MOST_NAMED:
+        reasons.append(f"waits behind {len(ahead) - _MOST_NAMED} more")
+    if not reasons:
+        reasons.append("what it asks for is free: it is about to start")
+    return Wait(lacking=sorted(lacking), holders=list(holders), reasons=reasons)
+
+
+def _shortage(name: str, ask: Ask, room: Room) -> str:
+    wanted = round(total(ask.bundles)[name] * QUANTUM)
+    free = max(0, round(room.ledger.amounts().get(name, 0) * QUANTUM))
+    exists = describe({name: room.existing.get(name, 0)})
+    is_free = describe({name: free / QUANTUM})
+    if wanted > free:
+        missing = describe({name: (wanted - free) / QUANTUM})
+        return f"{missing} missing: {is_free} of {exists} free"
+    if name != GPU:
+        raise ValueError(f"{ask.what} does not lack {name}: {is_free} is free")
+    shares = sorted(round(share) / QUANTUM for share in room.ledger.free_gpus.values())
+    parts = " + ".join(f"{share:g}" for share in reversed(shares) if share)
+    return f"{is_free} of {exists} free, but in parts that do not fit what is asked: {parts}"
+
+
+def _held(name: str, holders: Sequence[Holder]) -> str:
+    if not holders:
+        return ""
+    named = ", ".join(
+        f"{holder.who}: {describe({name: holder.amounts[name]})}" for holder in holders[:_MOST_NAMED]
+    )
+    more = f", and {len(holders) - _MOST_NAMED} more" * (len(holders) > _MOST_NAMED)
+    return f"; held by {named}{more}"

@@ -1,4 +1,4 @@
-"""`@remote`: functions and classes whose calls run elsewhere, and the handles to what runs there."""
+"""Remote functions, actor classes, and the handles of actors."""
 
 from __future__ import annotations
 
@@ -10,12 +10,18 @@ from types import GenericAlias
 from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar, cast, get_origin, overload
 
 from trainkit.errors import ArgumentTypeError, ConfigError
-from trainkit.runtime.arity import arity_of
-from trainkit.runtime.current import engine
-from trainkit.runtime.ids import ActorID
-from trainkit.runtime.methods import BUILT_IN, interface_of, is_generator, retried, returns_of
-from trainkit.runtime.options import ACTORS_ONLY, TASKS_ONLY, Options
-from trainkit.runtime.specs import ActorSpec, Interface, MethodSpec, ObjectRef, TaskSpec
+from trainkit.runtime.options import (
+    ACTORS_ONLY,
+    BUILT_IN,
+    TASKS_ONLY,
+    Options,
+    interface_of,
+    is_generator,
+    retried,
+    returns_of,
+)
+from trainkit.runtime.session import engine
+from trainkit.runtime.specs import ActorID, ActorSpec, Interface, MethodSpec, ObjectRef, TaskSpec, arity_of
 
 if TYPE_CHECKING:
     from typing import Unpack
@@ -246,23 +252,23 @@ def _with(target: Any, options: dict[str, Any]) -> Any:
 
 
 @overload
-def remote(target: C, /, **options: Unpack[ActorOptions]) -> typed.ActorClass[C]: ...  # type: ignore[overload-overlap]
+def remote(target: C, /, **options: Unpack[ActorOptions]) -> typed.TypedActorClass[C]: ...  # type: ignore[overload-overlap]
 @overload
 def remote(
     target: Callable[P, Unknown], /, **options: Unpack[TaskOptions]
-) -> typed.RemoteFunction[Callable[..., ObjectRef[Any]]]: ...
+) -> typed.TypedRemoteFunction[Callable[..., ObjectRef[Any]]]: ...
 @overload
 def remote(  # type: ignore[overload-overlap]
     target: Callable[P, Iterator[Y] | AsyncIterator[Y]], /, **options: Unpack[TaskOptions]
-) -> typed.RemoteFunction[Callable[P, ObjectRefGenerator[Y]]]: ...
+) -> typed.TypedRemoteFunction[Callable[P, ObjectRefGenerator[Y]]]: ...
 @overload
 def remote(
     target: Callable[P, Coroutine[Any, Any, R]], /, **options: Unpack[TaskOptions]
-) -> typed.RemoteFunction[Callable[P, ObjectRef[R]]]: ...
+) -> typed.TypedRemoteFunction[Callable[P, ObjectRef[R]]]: ...
 @overload
 def remote(
     target: Callable[P, R], /, **options: Unpack[TaskOptions]
-) -> typed.RemoteFunction[Callable[P, ObjectRef[R]]]: ...
+) -> typed.TypedRemoteFunction[Callable[P, ObjectRef[R]]]: ...
 @overload
 def remote(**options: Unpack[AnyOptions]) -> typed.MakeRemote: ...
 def remote(target: Any = None, /, **options: Any) -> Any:

@@ -1,17 +1,106 @@
-"""Frozen values that cross the boundary between the verbs and an engine."""
+"""Frozen values that cross the boundary between the public functions and an engine."""
 
 from __future__ import annotations
 
+import inspect
+import os
 from abc import abstractmethod
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
-
-from trainkit.runtime.arity import ANY, Arity
+from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, Self, TypeVar
 
 if TYPE_CHECKING:
     import asyncio
     from concurrent.futures import Future
+
+
+_ENDLESS = 1 << 30
+
+
+class Arity(NamedTuple):
+    """The arguments that a function takes.
+
+    Attributes:
+        least: how many arguments by place suffice alone.
+        most: how many may be given by place. A function that needs an argument by name has none between
+            `least` and `most`.
+        places: the names of the arguments by place, in order.
+        required: so many of `places` have no default.
+        nameless: so many of `places` can only be given by place.
+        names: the names of the arguments that can only be given by name.
+        required_names: those of `names` that have no default.
+        any_name: arguments of any other name are taken.
+    """
+
+    least: int
+    most: int
+    places: tuple[str, ...] = ()
+    required: int = 0
+    nameless: int = 0
+    names: tuple[str, ...] = ()
+    required_names: tuple[str, ...] = ()
+    any_name: bool = False
+
+    def require(self, function: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """Raise TypeError, as a direct call would, if the arguments don't fit.
+
+        Args:
+            function: its name.
+            args: the arguments by place.
+            kwargs: the arguments by name.
+        """
+        given = len(args)
+        endless = self.most == _ENDLESS
+        if given > len(self.places) and not endless:
+            raise TypeError(f"{function}(): too many positional arguments")
+        by_name = self.places[self.nameless :]
+        twice = [name for name in self.places[self.nameless : given] if name in kwargs]
+        if twice:
+            raise TypeError(f"{function}(): multiple values for argument {twice[0]!r}")
+        for index, name in enumerate(self.places[given : self.required], given):
+            if index < self.nameless or name not in kwargs:
+                raise TypeError(f"{function}(): missing a required argument: {name!r}")
+        for name in self.required_names:
+            if name not in kwargs:
+                raise TypeError(f"{function}(): missing a required argument: {name!r}")
+        if not self.any_name:
+            for name in kwargs:
+                if name not in by_name and name not in self.names:
+                    raise TypeError(f"{function}(): got an unexpected keyword argument {name!r}")
+
+
+ANY = Arity(0, _ENDLESS, any_name=True)
+_BY_PLACE = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
+
+def arity_of(function: Callable[..., Any], *, bound: bool = False) -> Arity:
+    """Return the arguments that `function` takes; ANY if it doesn't tell.
+
+    Args:
+        function: what will be called. A decorator's own signature counts, not that of what it wraps.
+        bound: its first argument is the object it is a method of.
+    """
+    try:
+        parameters = list(inspect.signature(function, follow_wrapped=False).parameters.values())
+    except (TypeError, ValueError):  # written in C, without a signature
+        return ANY
+    kinds = {item.kind for item in parameters}
+    places = [item for item in parameters if item.kind in _BY_PLACE][int(bound) :]
+    named = [item for item in parameters if item.kind is item.KEYWORD_ONLY]
+    required = sum(item.default is item.empty for item in places)
+    required_names = tuple(item.name for item in named if item.default is item.empty)
+    most = _ENDLESS if inspect.Parameter.VAR_POSITIONAL in kinds else len(places)
+    return Arity(
+        least=_ENDLESS + 1 if required_names else required,
+        most=most,
+        places=tuple(item.name for item in places),
+        required=required,
+        nameless=sum(item.kind is item.POSITIONAL_ONLY for item in places),
+        names=tuple(item.name for item in named),
+        required_names=required_names,
+        any_name=inspect.Parameter.VAR_KEYWORD in kinds,
+    )
+
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -293,3 +382,121 @@ class WhereAmI:
     task_name: str | None = None
     was_restarted: bool = False
     resources: Mapping[str, float] = field(default_factory=dict)
+
+
+_BYTES = 8
+
+
+class BaseID:
+    """Id of one thing of a session. Two ids of one class are equal when their digits are.
+
+    Args:
+        data: the id as bytes.
+    """
+
+    __slots__ = ("_digits",)
+
+    def __init__(self, data: bytes) -> None:
+        self._digits = data.hex()
+
+    @classmethod
+    def from_hex(cls, digits: str) -> Self:
+        """Make the id of hexadecimal `digits`."""
+        return cls(bytes.fromhex(digits))
+
+    @classmethod
+    def from_binary(cls, data: bytes) -> Self:
+        """Make the id of `data`."""
+        return cls(data)
+
+    @classmethod
+    def from_random(cls) -> Self:
+        """Make an id that nothing has."""
+        return cls(os.urandom(_BYTES))
+
+    @classmethod
+    def nil(cls) -> Self:
+        """Make the id that stands for nothing."""
+        return cls(b"\xff" * _BYTES)
+
+    def hex(self) -> str:
+        """Return the id as hexadecimal digits."""
+        return self._digits
+
+    def binary(self) -> bytes:
+        """Return the id as bytes."""
+        return bytes.fromhex(self._digits)
+
+    def is_nil(self) -> bool:
+        """Return whether this stands for nothing."""
+        return not self._digits.strip("f")
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is type(self) and other.hex() == self.hex()
+
+    def __hash__(self) -> int:
+        return hash(self._digits)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._digits})"
+
+    def __reduce__(self) -> tuple[type[Self], tuple[bytes]]:
+        return type(self), (self.binary(),)
+
+
+class ActorID(BaseID):
+    """Id of an actor, the same however often its process is made anew."""
+
+    __slots__ = ()
+
+
+class TaskID(BaseID):
+    """Id of one call of a function or method."""
+
+    __slots__ = ()
+
+
+class JobID(BaseID):
+    """Id of a program that started a session."""
+
+    __slots__ = ()
+
+
+class NodeID(BaseID):
+    """Id of a machine."""
+
+    __slots__ = ()
+
+
+class WorkerID(BaseID):
+    """Id of a process."""
+
+    __slots__ = ()
+
+
+class PlacementGroupID(int):
+    """Id of a placement group; a number, as engines know groups by theirs."""
+
+    @classmethod
+    def from_hex(cls, digits: str) -> Self:
+        """Make the id of hexadecimal `digits`."""
+        return cls(int(digits, 16))
+
+    def hex(self) -> str:
+        """Return the id as hexadecimal digits, as listings of groups show it."""
+        return f"{self:016x}"
+
+    def binary(self) -> bytes:
+        """Return the id as bytes."""
+        digits = self.hex()
+        return bytes.fromhex(digits.zfill(len(digits) + len(digits) % 2))
+
+    def is_nil(self) -> bool:
+        """Return False: a group that there is has an id."""
+        return False
+
+    def __repr__(self) -> str:
+        return f"PlacementGroupID({self.hex()})"
+
+    def __str__(self) -> str:
+        return repr(self)

@@ -1,12 +1,24 @@
-"""Results that come one by one: what a call with `num_returns="streaming"` returns."""
+"""Results of calls: several at once, one by one as a stream, and as futures."""
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import sys
+import threading
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from trainkit.clock import SYSTEM
 from trainkit.runtime.specs import ObjectRef
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+    from trainkit.runtime.local.client.background import BackgroundThread
+
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -77,3 +89,207 @@ class DynamicObjectRefGenerator:
         except Exception as error:
             refs.append(failed(error))
         return cls(refs)
+
+
+def split_results(result: Any, num_returns: int, where: str) -> Iterable[Any]:
+    """Return `result` as `num_returns` values; of none, one that nobody asks for.
+
+    A generator is run as far as the values are taken, so the first are there also if a later one raises.
+
+    Raises:
+        ValueError: it is no sequence of as many, or, when that is found out, no iterator of as many.
+    """
+    if num_returns == 1:
+        return (result,)
+    if num_returns == 0:
+        return (None,)
+    if isinstance(result, Iterator):
+        return _first(result, num_returns, where)
+    if not isinstance(result, (tuple, list)) or len(result) != num_returns:
+        count = len(result) if isinstance(result, (tuple, list)) else "no sequence"
+        raise ValueError(f"{where} was called with num_returns={num_returns} but returned {count} values")
+    return result
+
+
+def _first(items: Iterator[Any], num_returns: int, where: str) -> Iterator[Any]:
+    try:
+        for count in range(num_returns):
+            try:
+                item = next(items)
+            except StopIteration:
+                raise ValueError(
+                    f"{where} was called with num_returns={num_returns} but yielded {count} values"
+                ) from None
+            yield item
+    finally:
+        close = getattr(items, "close", None)
+        if close is not None:  # so that its `finally` blocks run now
+            close()
+
+
+async def drained(items: AsyncIterator[Any], most: int) -> Iterator[Any]:
+    """Take up to `most` items, all if it is negative; what stopped that is raised behind the last of them."""
+    taken: list[Any] = []
+    failure: Exception | None = None
+    try:
+        async for item in items:
+            taken.append(item)
+            if len(taken) == most:
+                break
+    except Exception as error:
+        failure = error
+    finally:
+        if hasattr(items, "aclose"):
+            await items.aclose()
+    return _replayed(taken, failure)
+
+
+def _replayed(items: list[Any], failure: Exception | None) -> Iterator[Any]:
+    yield from items
+    if failure is not None:
+        raise failure
+
+
+_PATIENCE_S = 0.01
+_KEPT_IDLE = 2
+
+
+class Callbacks:
+    """Threads that run callbacks which a thread finds due that must not wait, such as the pump's.
+
+    One thread runs them in their order, and another one stands by. That one joins in when the callbacks
+    that run seem to be blocked, maybe by each other: when none has begun for a while, which is the longer
+    the more of them run. The threads end when no callback is expected any more.
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._due: deque[Callable[[], object]] = deque()
+        self._expected = 0
+        self._idle = 0
+        self._running = 0
+        self._last_begun_at = 0.0
+
+    def expect(self) -> None:
+        """Provide a thread for one more callback.
+
+        Raises:
+            RuntimeError: the system has no thread left.
+        """
+        with self._changed:
+            self._expected += 1
+            try:
+                self._stand_by()
+            except BaseException:
+                self._forgo()
+                raise
+
+    def forgo(self) -> None:
+        """Expect one callback less."""
+        with self._changed:
+            self._forgo()
+
+    def put(self, callback: Callable[[], object]) -> None:
+        """Have an expected callback run."""
+        with self._changed:
+            self._due.append(callback)
+            self._try_to_stand_by()
+            if len(self._due) == 1:  # else a thread looks at them anyway
+                self._changed.notify()
+
+    def _forgo(self) -> None:
+        self._expected -= 1
+        if not self._expected:
+            self._changed.notify_all()
+
+    def _stand_by(self) -> None:
+        if self._idle:
+            return
+        thread = threading.Thread(target=self._serve, name="trainkit-callback", daemon=True)
+        self._idle += 1
+        try:
+            thread.start()
+        except BaseException:
+            self._idle -= 1
+            raise
+
+    def _try_to_stand_by(self) -> None:
+        with contextlib.suppress(RuntimeError):  # those that run take what is due when they are done
+            self._stand_by()
+
+    def _serve(self) -> None:
+        with self._changed:
+            while self._await_turn():
+                self._idle -= 1
+                self._running += 1
+                while self._due:
+                    self._run_next()
+                self._running -= 1
+                self._idle += 1
+                if self._idle > _KEPT_IDLE:
+                    break
+            self._idle -= 1
+
+    def _await_turn(self) -> bool:
+        """Wait until this thread is needed; False if no callback is expected any more."""
+        while self._expected:
+            if not self._due:
+                self._changed.wait()
+                continue
+            left = self._last_begun_at + _PATIENCE_S * self._running - SYSTEM.monotonic()
+            if not self._running or left <= 0:
+                return True
+            self._changed.wait(left)
+        return False
+
+    def _run_next(self) -> None:
+        callback = self._due.popleft()
+        self._last_begun_at = SYSTEM.monotonic()
+        self._forgo()
+        if self._expected:
+            self._try_to_stand_by()
+        self._changed.release()
+        try:
+            callback()
+        except BaseException:  # shown as that of any thread; the next one is run all the same
+            threading.excepthook(threading.ExceptHookArgs((*sys.exc_info(), threading.current_thread())))
+        finally:
+            del callback
+            self._changed.acquire()
+
+
+def ref_future(pump: BackgroundThread, callbacks: Callbacks) -> Future[Any]:
+    """Return a future that the thread of `pump` settles.
+
+    Its callbacks are run by `callbacks` then: one that waits for a reference would else keep the pump
+    from reading the answer.
+    """
+    future: Future[Any] = _ref_future_class()(pump, callbacks)
+    return future
+
+
+@functools.cache
+def _ref_future_class() -> Any:
+    from concurrent.futures import Future  # for those who need it: it takes a while to import
+
+    class RefFuture(Future[Any]):
+        def __init__(self, pump: BackgroundThread, callbacks: Callbacks) -> None:
+            super().__init__()
+            self._pump = pump
+            self._callbacks = callbacks
+
+        def add_done_callback(self, callback: Callable[[Future[Any]], object]) -> None:
+            def run(future: Future[Any]) -> None:
+                if self._pump.is_current_thread:
+                    self._callbacks.put(functools.partial(callback, future))
+                else:
+                    self._callbacks.forgo()
+                    callback(future)
+
+            if not self.done() or self._pump.is_current_thread:
+                self._callbacks.expect()
+                super().add_done_callback(run)
+            else:
+                super().add_done_callback(callback)
+
+    return RefFuture

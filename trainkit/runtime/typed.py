@@ -1,4 +1,4 @@
-"""What type checkers see of remote functions, remote classes and marked methods; nothing of it runs.
+"""Types of remote functions, actor classes and methods, for type checkers only.
 
 A call's arguments are checked as the plain call's would be, and each of the first eight given by position may
 also be a reference to such a value. Its result is what the reference leads to: the awaited value of an
@@ -22,8 +22,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from typing import Any, Concatenate, Literal, ParamSpec, Protocol, Self, TypedDict, TypeVar, Unpack, overload
 
-from trainkit.runtime.placement_group import PlacementGroup
-from trainkit.runtime.scheduling import SchedulingStrategy
+from trainkit.runtime.scheduling import PlacementGroup, SchedulingStrategy
 from trainkit.runtime.specs import ObjectRef
 from trainkit.runtime.streams import ObjectRefGenerator
 
@@ -204,13 +203,13 @@ class Remote(Protocol[F_co]):
     ) -> R: ...
 
 
-class RemoteFunction(Remote[F_co], Protocol[F_co]):
+class TypedRemoteFunction(Remote[F_co], Protocol[F_co]):
     """See `trainkit.runtime.remote.RemoteFunction`."""
 
     def options(self, **changes: Unpack[TaskOptions]) -> Self: ...
 
 
-class ActorClass(Remote[F_co], Protocol[F_co]):
+class TypedActorClass(Remote[F_co], Protocol[F_co]):
     """See `trainkit.runtime.remote.ActorClass`; calling `F_co`, the class itself, gives its handles' type."""
 
     def options(self, **changes: Unpack[ActorOptions]) -> Self: ...
@@ -228,19 +227,21 @@ class MakeRemote(Protocol):
     """What `remote(**options)` returns: a decorator."""
 
     @overload
-    def __call__(self, target: C, /) -> ActorClass[C]: ...  # type: ignore[overload-overlap]
+    def __call__(self, target: C, /) -> TypedActorClass[C]: ...  # type: ignore[overload-overlap]
     @overload
-    def __call__(self, target: Callable[P, Unknown], /) -> RemoteFunction[Callable[..., ObjectRef[Any]]]: ...
+    def __call__(
+        self, target: Callable[P, Unknown], /
+    ) -> TypedRemoteFunction[Callable[..., ObjectRef[Any]]]: ...
     @overload
     def __call__(  # type: ignore[overload-overlap]
         self, target: Callable[P, Iterator[Y] | AsyncIterator[Y]], /
-    ) -> RemoteFunction[Callable[P, ObjectRefGenerator[Y]]]: ...
+    ) -> TypedRemoteFunction[Callable[P, ObjectRefGenerator[Y]]]: ...
     @overload
     def __call__(
         self, target: Callable[P, Coroutine[Any, Any, R]], /
-    ) -> RemoteFunction[Callable[P, ObjectRef[R]]]: ...
+    ) -> TypedRemoteFunction[Callable[P, ObjectRef[R]]]: ...
     @overload
-    def __call__(self, target: Callable[P, R], /) -> RemoteFunction[Callable[P, ObjectRef[R]]]: ...
+    def __call__(self, target: Callable[P, R], /) -> TypedRemoteFunction[Callable[P, ObjectRef[R]]]: ...
 
 
 class MarkMethod(Protocol):

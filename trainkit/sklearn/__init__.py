@@ -5,17 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from trainkit.lazy import lazily
-from trainkit.tune.optional import load
+from trainkit.tune.core.checks import load
 
 if TYPE_CHECKING:
-    from trainkit.sklearn.grid import TuneGridSearchCV
-    from trainkit.sklearn.search import TuneSearchCV
+    from trainkit.sklearn.search import TuneGridSearchCV, TuneSearchCV
 
 __all__ = ["TuneGridSearchCV", "TuneSearchCV"]
 
 # Loaded when first used: not everyone has scikit-learn, and a worker takes only what evaluates a candidate.
 _HOME_OF = {
-    "TuneGridSearchCV": "trainkit.sklearn.grid",
+    "TuneGridSearchCV": "trainkit.sklearn.search",
     "TuneSearchCV": "trainkit.sklearn.search",
 }
 

@@ -1,4 +1,4 @@
-"""What both searches are: scikit-learn's own search, whose candidates run as trials."""
+"""Base class of the searches: scikit-learn's search with trials of the tuner as candidates."""
 
 from __future__ import annotations
 
@@ -18,10 +18,17 @@ from sklearn.utils.metaestimators import available_if
 from trainkit.clock import SYSTEM
 from trainkit.errors import ConfigError
 from trainkit.settings import results_dir
-from trainkit.sklearn.candidates import Search
-from trainkit.sklearn.cv_results import Outcome, rank_lowest_first
-from trainkit.sklearn.epochs import EpochTrial
-from trainkit.sklearn.evaluation import FoldTrial, Task
+from trainkit.sklearn.candidates import CandidateSource
+from trainkit.sklearn.context import FitCallbacks, SklearnContext, has_callbacks
+from trainkit.sklearn.early_stopping import EarlyStopping, early_stopping_of, require_goal
+from trainkit.sklearn.experiment import (
+    CandidateResult,
+    SearchResult,
+    compared,
+    error_to_raise,
+    evaluate,
+    warn_of_few,
+)
 from trainkit.sklearn.internals import (
     BaseSearchCV,
     MultimetricScorer,
@@ -30,16 +37,12 @@ from trainkit.sklearn.internals import (
     insert_error_scores,
     warn_or_raise_about_fit_failures,
 )
-from trainkit.sklearn.running import Evaluated, Finding, evaluate
-from trainkit.sklearn.settings import metric_of, settings_of
-from trainkit.sklearn.settling import compared, error_to_raise, warn_of_few
-from trainkit.sklearn.stopping import EarlyStopping, early_stopping_of, require_goal
-from trainkit.sklearn.surroundings import Surroundings
-from trainkit.sklearn.tasks import FitTasks, has_callbacks
-from trainkit.sklearn.words import arguments_of, in_words_of, reword
-from trainkit.tune.analysis import ExperimentAnalysis
-from trainkit.tune.callbacks.outlets import say
-from trainkit.tune.placement import with_parameters, with_resources
+from trainkit.sklearn.outcomes import Outcome, rank_lowest_first
+from trainkit.sklearn.settings import arguments_of, in_words_of, metric_of, reword, settings_of
+from trainkit.sklearn.trials import EvaluationTask, FoldTrial, IncrementalTrial
+from trainkit.tune.core.resources import with_parameters, with_resources
+from trainkit.tune.display import say
+from trainkit.tune.results.analysis import ExperimentAnalysis
 
 
 def _refitted_with(method: str) -> Any:
@@ -75,7 +78,7 @@ class TuneBaseSearchCV(BaseSearchCV):  # type: ignore[misc]
     """The name of the constructor's argument that is the space."""
 
     @abstractmethod
-    def _search(self) -> Search:
+    def _search(self) -> CandidateSource:
         """What suggests the candidates."""
 
     @abstractmethod
@@ -120,7 +123,7 @@ class TuneBaseSearchCV(BaseSearchCV):  # type: ignore[misc]
             params["groups"] = groups
         params = check_method_params(X, params=params)
         routed = self._get_routed_params_for_fit(params)
-        tasks = FitTasks(self, X, y, params.get("sample_weight"))
+        tasks = FitCallbacks(self, X, y, params.get("sample_weight"))
         tasks.begin()
         # In this order, as in scikit-learn: they may draw from the same generator.
         search = self._search()
@@ -128,7 +131,7 @@ class TuneBaseSearchCV(BaseSearchCV):  # type: ignore[misc]
         estimator = clone(self.estimator)
         stopping = self._early_stopping(estimator, tune_params)
         with tasks.searching(self._announced(search.total)) as told:
-            task = Task(
+            task = EvaluationTask(
                 estimator,
                 X,
                 y,
@@ -139,7 +142,7 @@ class TuneBaseSearchCV(BaseSearchCV):  # type: ignore[misc]
                 self.return_train_score,
                 self.error_score,
                 self.verbose,
-                Surroundings.here(),
+                SklearnContext.here(),
                 told,
                 search.total,
             )
@@ -248,14 +251,14 @@ class TuneBaseSearchCV(BaseSearchCV):  # type: ignore[misc]
 
     def _evaluate(
         self,
-        task: Task,
-        search: Search,
+        task: EvaluationTask,
+        search: CandidateSource,
         stopping: EarlyStopping | None,
         tune_params: Mapping[str, Any] | None,
-    ) -> Finding:
+    ) -> SearchResult:
         trial = with_parameters(FoldTrial, task=task)
         if stopping is not None:
-            trial = with_parameters(EpochTrial, task=task, **stopping.trial_arguments)
+            trial = with_parameters(IncrementalTrial, task=task, **stopping.trial_arguments)
         needed_by = f"search_optimization={type(search.searcher).__name__}" if search.learns else None
         metric = metric_of(self.scoring, self.refit, needed_by="early_stopping" if stopping else needed_by)
         if search.learns:
@@ -297,7 +300,7 @@ class TuneBaseSearchCV(BaseSearchCV):  # type: ignore[misc]
         return found
 
     def _keep_results(
-        self, candidates: Sequence[Evaluated], scorers: Any, refit_metric: Any, *, by_portions: bool
+        self, candidates: Sequence[CandidateResult], scorers: Any, refit_metric: Any, *, by_portions: bool
     ) -> None:
         """Set all that `fit` sets but for what comes of the fit on all data."""
         outcomes = self._outcomes(candidates)
@@ -328,7 +331,7 @@ class TuneBaseSearchCV(BaseSearchCV):  # type: ignore[misc]
             return "a second fit draws other candidates; with a random_state it goes on with what is missing"
         return "a second fit on the same data goes on with what is missing"
 
-    def _outcomes(self, candidates: Sequence[Evaluated]) -> list[Outcome]:
+    def _outcomes(self, candidates: Sequence[CandidateResult]) -> list[Outcome]:
         """What each fold of each candidate came to."""
         outcomes: list[Outcome] = [each for one in candidates for each in one.outcomes if each is not None]
         warn_or_raise_about_fit_failures(outcomes, self.error_score)
@@ -342,7 +345,9 @@ class TuneBaseSearchCV(BaseSearchCV):  # type: ignore[misc]
             if name in vars(self):
                 delattr(self, name)
 
-    def _refit(self, task: Task, stopping: EarlyStopping | None, best: Evaluated, tasks: FitTasks) -> None:
+    def _refit(
+        self, task: EvaluationTask, stopping: EarlyStopping | None, best: CandidateResult, tasks: FitCallbacks
+    ) -> None:
         """Fit the best candidate on all data; where that fails there is none, and the results stay."""
         # The parameters are cloned too, as they may be estimators.
         fitted = clone(task.estimator).set_params(**clone(self.best_params_, safe=False))

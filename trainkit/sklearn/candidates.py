@@ -1,11 +1,21 @@
-"""What suggests the candidates of a search: a list, where they are known beforehand, as a grid is."""
+"""Sources of candidates: a list known beforehand, or a searcher of the tuner."""
 
 from __future__ import annotations
 
+import inspect
+import numbers
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Self
 
+import numpy as np
+from sklearn.model_selection import ParameterSampler
+from sklearn.utils import check_random_state
+
+from trainkit.errors import ConfigError
+from trainkit.sklearn import spaces
+from trainkit.tune.search import SEARCHERS
 from trainkit.tune.search.base import Searcher
+from trainkit.tune.search.basic_variant import BasicVariantGenerator
 
 
 class CandidateList(Searcher):
@@ -46,7 +56,7 @@ class CandidateList(Searcher):
         """What became of a candidate changes nothing."""
 
 
-class Search(NamedTuple):
+class CandidateSource(NamedTuple):
     """What suggests the candidates of a search, from what.
 
     Attributes:
@@ -72,3 +82,88 @@ class Search(NamedTuple):
     def known_beforehand(self) -> bool:
         """True if the candidates are a list, which may hold one twice."""
         return isinstance(self.searcher, CandidateList)
+
+
+RANDOM = "random"
+BOHB = "bohb"
+LEARNING = {
+    "bayesian": "BayesOptSearch",
+    BOHB: "TuneBOHB",
+    "hyperopt": "HyperOptSearch",
+    "optuna": "OptunaSearch",
+}
+"""By tune-sklearn's names."""
+
+
+def search_of(
+    optimization: Any,
+    distributions: Any,
+    n_trials: int,
+    random_state: Any,
+    arguments: Mapping[str, Any] | None,
+) -> CandidateSource:
+    """Return what suggests `n_trials` candidates.
+
+    Args:
+        optimization: a name, in any case, or a searcher.
+        distributions: the space, as a user writes it.
+        n_trials: candidates.
+        random_state: as scikit-learn takes it; a `RandomState` goes on, so another search differs.
+        arguments: of the searcher's constructor.
+
+    Raises:
+        ConfigError: an argument is wrong, or the searcher can't search this space.
+        MissingDependencyError: the searcher's package is not installed.
+    """
+    if isinstance(optimization, Searcher):
+        if arguments:
+            raise ConfigError(
+                f"search_kwargs={dict(arguments)!r} are for a searcher that is named: this one, a "
+                f"{type(optimization).__name__}, is made already; give them to its constructor"
+            )
+        learns = not isinstance(optimization, BasicVariantGenerator)
+        return CandidateSource(
+            optimization, spaces.for_searcher(distributions), n_trials, learns, seed_of(random_state)
+        )
+    name = str(optimization).lower()
+    if name == RANDOM:
+        if arguments:
+            raise ConfigError(f"search_kwargs={dict(arguments)!r}: the random search takes none")
+        return _random(distributions, n_trials, random_state)
+    if name not in LEARNING:
+        raise ConfigError(
+            f"search_optimization={optimization!r} is none of {', '.join([RANDOM, *LEARNING])}, nor a "
+            "searcher such as trainkit.tune.search.OptunaSearch()"
+        )
+    cls: Any = SEARCHERS.find(LEARNING[name])
+    given, seed = dict(arguments or {}), seed_of(random_state)
+    if name == "bayesian":  # which has one by default; the others take the tuner's
+        given.setdefault("random_state", seed)
+    taken = inspect.signature(cls).parameters
+    unknown = sorted(given.keys() - taken.keys())
+    if unknown:
+        raise ConfigError(
+            f"search_kwargs: {LEARNING[name]} takes no {', '.join(unknown)}; it takes {', '.join(taken)}"
+        )
+    if name == "hyperopt":
+        space = spaces.for_searcher(distributions, hyperopt=True)
+        if any(map(spaces.is_expression, space.values())):
+            return CandidateSource(cls(space=spaces.for_hyperopt(space), **given), None, n_trials, True, seed)
+    return CandidateSource(cls(**given), spaces.for_searcher(distributions), n_trials, True, seed)
+
+
+def _random(distributions: Any, n_trials: int, random_state: Any) -> CandidateSource:
+    if spaces.is_declared(distributions):
+        space = spaces.for_searcher(distributions)
+        return CandidateSource(BasicVariantGenerator(), space, n_trials, False, seed_of(random_state))
+    sampler = ParameterSampler(spaces.for_sampler(distributions), n_trials, random_state=random_state)
+    # A generator goes on by just what the candidates take, as in RandomizedSearchCV.
+    seed = random_state if isinstance(random_state, numbers.Integral) else None
+    return CandidateSource(CandidateList(list(sampler)), None, -1, False, None if seed is None else int(seed))
+
+
+def seed_of(random_state: Any) -> int:
+    """Return the seed of a search; from NumPy's own generator for None, as everywhere in scikit-learn."""
+    if isinstance(random_state, numbers.Integral):
+        return int(random_state)
+    return int(check_random_state(random_state).randint(np.iinfo(np.int32).max))

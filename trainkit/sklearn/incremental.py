@@ -1,4 +1,4 @@
-"""How an estimator can be trained a portion at a time, and what a portion is; no effects.
+"""Rules of incremental training: how an estimator is trained in portions.
 
 In the order in which they are looked for, which is tune-sklearn's:
 
@@ -30,7 +30,7 @@ COUNTED_BY = "training_iteration"
 """Reported with each report: portions trained so far."""
 
 
-class Kind(StrEnum):
+class MethodKind(StrEnum):
     """What one more portion is."""
 
     XGBOOST = "xgboost"
@@ -42,7 +42,7 @@ class Kind(StrEnum):
 
 
 @dataclass(frozen=True)
-class Way:
+class IncrementalMethod:
     """How one estimator is trained by portions.
 
     Attributes:
@@ -53,7 +53,7 @@ class Way:
         running_total: the resource counts from the start of training; else what one call of `fit` does.
     """
 
-    kind: Kind
+    kind: MethodKind
     resource: str | None = None
     synonyms: frozenset[str] = frozenset()
     default: int | None = None
@@ -121,7 +121,7 @@ DECISIVE = frozenset({"solver", "early_stopping", *_STOPS_ITSELF})
 """Parameters that have a say in whether an estimator can be trained by portions, besides the resource."""
 
 
-def way_of(estimator: Any) -> Way:
+def incremental_method(estimator: Any) -> IncrementalMethod:
     """Return how this estimator, with the parameters that it has, is trained by portions.
 
     Raises:
@@ -136,16 +136,16 @@ def way_of(estimator: Any) -> Way:
     if callable(getattr(estimator, "partial_fit", None)):
         if descends(estimator, "sklearn", "BaseSGD", "BaseMultilayerPerceptron"):
             _refuse_own_stop(name, parameters, ("early_stopping",))
-        return Way(Kind.PARTIAL_FIT)
+        return IncrementalMethod(MethodKind.PARTIAL_FIT)
     if "warm_start" in parameters:
         if descends(estimator, "sklearn", "BaseHistGradientBoosting"):
-            return Way(Kind.WARM_START_ITER, "max_iter")
+            return IncrementalMethod(MethodKind.WARM_START_ITER, "max_iter")
         ensemble = descends(estimator, "sklearn", "BaseEnsemble")
         if "max_iter" in parameters and not ensemble and not _is_tree(estimator):
             _refuse_cold_start(name, estimator, parameters)
-            return Way(Kind.WARM_START_ITER, "max_iter", running_total=False)
+            return IncrementalMethod(MethodKind.WARM_START_ITER, "max_iter", running_total=False)
         if "n_estimators" in parameters:
-            return Way(Kind.WARM_START_ENSEMBLE, "n_estimators")
+            return IncrementalMethod(MethodKind.WARM_START_ENSEMBLE, "n_estimators")
     raise ConfigError(
         f"early_stopping: {name} can't be trained a portion at a time. It would need partial_fit, warm_start "
         "with max_iter or n_estimators, or to be a model of XGBoost, LightGBM or CatBoost: "
@@ -181,7 +181,7 @@ def trained_step(estimator: Any, *, last_step: bool) -> Any:
     return step
 
 
-def require_free(way: Way, searched: Collection[str], prefix: str = "") -> None:
+def require_free(way: IncrementalMethod, searched: Collection[str], prefix: str = "") -> None:
     """Refuse a search over what early stopping itself sets.
 
     Args:
@@ -195,7 +195,7 @@ def require_free(way: Way, searched: Collection[str], prefix: str = "") -> None:
     if way.resource is None:
         return
     own = {way.resource, *way.synonyms}
-    if way.kind in (Kind.WARM_START_ITER, Kind.WARM_START_ENSEMBLE):
+    if way.kind in (MethodKind.WARM_START_ITER, MethodKind.WARM_START_ENSEMBLE):
         own.add("warm_start")
     for name in sorted(own):
         if f"{prefix}{name}" in searched:
@@ -207,7 +207,7 @@ def require_free(way: Way, searched: Collection[str], prefix: str = "") -> None:
             )
 
 
-def _booster_of(estimator: Any, parameters: Mapping[str, Any]) -> Way | None:
+def _booster_of(estimator: Any, parameters: Mapping[str, Any]) -> IncrementalMethod | None:
     name = type(estimator).__name__
     if descends(estimator, "xgboost", "XGBRFClassifier", "XGBRFRegressor"):
         raise ConfigError(
@@ -215,14 +215,16 @@ def _booster_of(estimator: Any, parameters: Mapping[str, Any]) -> Way | None:
             f"{name.replace('RF', '')}"
         )
     if descends(estimator, "xgboost", "XGBModel"):
-        return Way(Kind.XGBOOST, "n_estimators", default=100)
+        return IncrementalMethod(MethodKind.XGBOOST, "n_estimators", default=100)
     if descends(estimator, "lightgbm", "LGBMModel"):
         _refuse_synonyms(name, parameters, "n_estimators", _LIGHTGBM_TREES)
-        return Way(Kind.LIGHTGBM, "n_estimators", _LIGHTGBM_TREES, default=100)
+        return IncrementalMethod(MethodKind.LIGHTGBM, "n_estimators", _LIGHTGBM_TREES, default=100)
     if descends(estimator, "catboost", "CatBoost"):
         given = [each for each in _CATBOOST_TREES if parameters.get(each) is not None]
         resource = given[0] if given else "iterations"
-        return Way(Kind.CATBOOST, resource, frozenset(_CATBOOST_TREES) - {resource}, default=1000)
+        return IncrementalMethod(
+            MethodKind.CATBOOST, resource, frozenset(_CATBOOST_TREES) - {resource}, default=1000
+        )
     return None
 
 

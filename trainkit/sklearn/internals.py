@@ -1,4 +1,4 @@
-"""What is used of scikit-learn beyond its documented names, in one place, and what its versions differ in.
+"""Private names of scikit-learn that the searches use, and differences of its versions.
 
 The searches need these so that their answers are scikit-learn's own, and not those of a copy.
 """

@@ -1,4 +1,4 @@
-"""What a search that was cut off has come to, for the next `fit` to go on with.
+"""Outcomes of a search that was cut off, for the next `fit` to start from.
 
 After Ctrl-C the search object keeps an `Unfinished`, and the next `fit` compares the digest of its task.
 After SIGKILL the experiment's file, where there is a `name`, holds the reports, and the next `fit` reads it.
@@ -16,14 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from trainkit.errors import StoreError
-from trainkit.sklearn.cv_results import Outcome, outcomes_of
-from trainkit.sklearn.keys import CANDIDATE, Known
-from trainkit.tune.storing.history import ExperimentReader
-from trainkit.tune.storing.schema import FILENAME
+from trainkit.sklearn.outcomes import CANDIDATE_KEY, KnownOutcomes, Outcome, outcomes_of
+from trainkit.tune.store.reader import ExperimentReader
+from trainkit.tune.store.schema import FILENAME
 
 
 @dataclass(frozen=True)
-class Unfinished:
+class PartialSearch:
     """What the candidates of a search came to that did not end by itself.
 
     Attributes:
@@ -32,14 +31,14 @@ class Unfinished:
     """
 
     task: str
-    known: Known
+    known: KnownOutcomes
 
 
 def known_of(reports: Iterable[Mapping[str, Any]], folds: int) -> dict[str, list[Outcome]]:
     """Return what is known from the last reports of candidates: of each, the folds from the first on."""
     known: dict[str, list[Outcome]] = {}
     for report in reports:
-        key = report.get(CANDIDATE)
+        key = report.get(CANDIDATE_KEY)
         done = itertools.takewhile(lambda outcome: outcome is not None, outcomes_of(report, folds))
         outcomes = [outcome for outcome in done if outcome is not None]
         if key and len(outcomes) > len(known.get(key, ())):

@@ -1,4 +1,4 @@
-"""Parameter spaces as users of scikit-learn and tune-sklearn write them, for who draws from them; pure.
+"""Parameter spaces in the forms of scikit-learn, tune-sklearn, scipy, hyperopt and Optuna.
 
     {"kernel": ["rbf", "poly"], "C": loguniform(1e-3, 1e3), "degree": (2, 5), "gamma": tune.uniform(0, 1)}
 
@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from trainkit.errors import SpaceError
-from trainkit.tune.domains import (
+from trainkit.tune.space.domains import (
     Categorical,
     Domain,
     Float,
@@ -26,14 +26,14 @@ from trainkit.tune.domains import (
     SampleFrom,
     When,
 )
-from trainkit.tune.spaces.tree import holds_leaf
+from trainkit.tune.space.tree import holds_leaf
 
 PRIORS = ("uniform", "log-uniform")
 MAX_LISTED = 10_000
 """Values of a domain that are listed for scikit-learn, which then draws none of them twice."""
 
 
-class Drawn:
+class DomainDistribution:
     """A domain as scikit-learn draws from it.
 
     Args:
@@ -98,7 +98,7 @@ def _for_sampler(name: str, given: Any) -> Any:
     uniform = isinstance(leaf, (Float, Integer)) and not leaf.log
     if uniform and leaf.cardinality is not None and leaf.cardinality <= MAX_LISTED:
         return leaf.values()
-    return Drawn(leaf)
+    return DomainDistribution(leaf)
 
 
 # --- for searchers --------------------------------------------------------------------------------

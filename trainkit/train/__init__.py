@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from trainkit.train.keys import BATCH_SIZE, NUM_SAMPLES
     from trainkit.train.operator import TrainingOperator
     from trainkit.train.trainer import TorchTrainer
-    from trainkit.tune.checkpoint import Checkpoint
     from trainkit.tune.config import CheckpointConfig, FailureConfig, RunConfig
-    from trainkit.tune.outcome.result import Result
-    from trainkit.tune.scaling import ScalingConfig
-    from trainkit.tune.session import get_checkpoint, get_context, report
+    from trainkit.tune.core.checkpoint import Checkpoint
+    from trainkit.tune.core.resources import ScalingConfig
+    from trainkit.tune.results.result import Result
+    from trainkit.tune.trial.context import get_checkpoint, get_context, report
 
 __all__ = [
     "BATCH_SIZE",
@@ -39,18 +39,18 @@ __all__ = [
 
 _HOMES = {
     "BATCH_SIZE": "trainkit.train.keys",
-    "Checkpoint": "trainkit.tune.checkpoint",
+    "Checkpoint": "trainkit.tune.core.checkpoint",
     "CheckpointConfig": "trainkit.tune.config",
     "FailureConfig": "trainkit.tune.config",
     "NUM_SAMPLES": "trainkit.train.keys",
-    "Result": "trainkit.tune.outcome.result",
+    "Result": "trainkit.tune.results.result",
     "RunConfig": "trainkit.tune.config",
-    "ScalingConfig": "trainkit.tune.scaling",
+    "ScalingConfig": "trainkit.tune.core.resources",
     "TorchTrainer": "trainkit.train.trainer",
     "TrainingOperator": "trainkit.train.operator",
-    "get_checkpoint": "trainkit.tune.session",
-    "get_context": "trainkit.tune.session",
-    "report": "trainkit.tune.session",
+    "get_checkpoint": "trainkit.tune.trial.context",
+    "get_context": "trainkit.tune.trial.context",
+    "report": "trainkit.tune.trial.context",
 }
 
 

@@ -1,4 +1,4 @@
-"""Names that operators, trainers and user code share: keys of configurations and of results."""
+"""Keys of configurations and of results that operators, trainers and user code share."""
 
 from __future__ import annotations
 

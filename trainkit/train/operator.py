@@ -1,28 +1,208 @@
-"""`TrainingOperator`: what a user subclasses to say what is trained, on which data, and how."""
+"""`TrainingOperator`: models, optimizers, data and loops of one worker, defined by the user."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
-from typing import Any, Self
+import fcntl
+import inspect
+import os
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Self, TypeVar, cast
 
 import torch
 from torch import nn
+from torch.nn.modules.loss import _Loss
 
 from trainkit.errors import ConfigError
-from trainkit.train.context import WorkerContext
-from trainkit.train.creators import Creators, operator_from
-from trainkit.train.data import Feed
-from trainkit.train.delivery import Delivery, pinned
+from trainkit.train.data.feed import Feed
+from trainkit.train.data.prefetch import DevicePrefetcher, pinned
+from trainkit.train.data.sharding import FULL_WEIGHT, Turn
+from trainkit.train.distributed.process_group import ProcessGroup
 from trainkit.train.keys import NUM_SAMPLES
-from trainkit.train.lightning import lightning_operator
-from trainkit.train.loop import run_epoch
-from trainkit.train.modes import enter_training, evaluating
-from trainkit.train.process_group import WorkerGroup
-from trainkit.train.registration import Registered, as_list, check_schedulers, check_wrapping, in_shape_of
-from trainkit.train.situation import Situated
-from trainkit.train.stepping import Stepper
-from trainkit.train.turns import WHOLE, Turn
+from trainkit.train.lightning.operator import lightning_operator
+from trainkit.train.step.context import (
+    Registered,
+    WorkerContext,
+    as_list,
+    check_schedulers,
+    check_wrapping,
+    in_shape_of,
+)
+from trainkit.train.step.epoch import enter_training, evaluating, run_epoch
+from trainkit.train.step.stepper import Stepper
+from trainkit.train.step.timers import TimerCollection
+
+
+class Situated:
+    """Base of `TrainingOperator`: its configuration, its place among the workers, and its timers.
+
+    Args:
+        config: the user's configuration.
+        context: the worker; default, a single process on the CPU.
+    """
+
+    timers: TimerCollection
+    """Durations by name, measured in calls with `profile=True`: `with self.timers.record("fwd"): ...`"""
+
+    def __init__(self, config: Mapping[str, Any] | None = None, context: WorkerContext | None = None) -> None:
+        self._config = dict(config or {})
+        self._context = context or WorkerContext()
+        device = self._context.strategy.devices[0]
+        # A GPU works behind the clock's back: who asks for a profile asks to wait for it.
+        waits = device.type == "cuda"
+        self.timers = TimerCollection((lambda: torch.cuda.synchronize(device)) if waits else None)
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The configuration that `setup` was given."""
+        return self._config
+
+    @property
+    def device(self) -> torch.device:
+        """Where this worker's batches and models go."""
+        return self._context.strategy.devices[0]
+
+    @property
+    def devices(self) -> list[torch.device]:
+        """All devices of this worker."""
+        return list(self._context.strategy.devices)
+
+    @property
+    def world_rank(self) -> int:
+        """This worker's number among all, from 0."""
+        return self._context.strategy.group.rank
+
+    @property
+    def local_rank(self) -> int:
+        """This worker's number among those of its machine."""
+        return self._context.local_rank
+
+    @property
+    def world_size(self) -> int:
+        """How many workers train together."""
+        return self._context.strategy.group.world_size
+
+    @property
+    def use_gpu(self) -> bool:
+        """Whether this worker trains on a GPU."""
+        return self.device.type == "cuda"
+
+    @property
+    def device_ids(self) -> list[int] | None:
+        """Indices of this worker's GPUs, as `DistributedDataParallel` takes them; None without."""
+        indices = [device.index for device in self.devices if device.index is not None]
+        return indices if self.use_gpu else None
+
+    @property
+    def use_fp16(self) -> bool:
+        """Whether it trains with `precision="fp16"`."""
+        return self._context.step.precision == "fp16"
+
+    @property
+    def use_tqdm(self) -> bool:
+        """Whether a progress bar is shown."""
+        return self._context.use_tqdm
+
+    @property
+    def scheduler_step_freq(self) -> str | None:
+        """When schedulers are stepped: "batch", "epoch" or "manual"."""
+        return self._context.scheduler_step_freq
+
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Creators:
+    """The functions; see `TrainingOperator.from_creators`.
+
+    Raises:
+        ConfigError: one of them can't be called.
+    """
+
+    model_creator: Callable[[dict[str, Any]], Any]
+    optimizer_creator: Callable[[Any, dict[str, Any]], Any]
+    data_creator: Callable[[dict[str, Any]], Any] | None
+    loss_creator: Callable[..., Any] | None
+    scheduler_creator: Callable[[Any, dict[str, Any]], Any] | None
+    serialize_data_creation: bool
+
+    def __post_init__(self) -> None:
+        needed = {"model_creator": self.model_creator, "optimizer_creator": self.optimizer_creator}
+        others = {
+            name: function
+            for name in ("data_creator", "loss_creator", "scheduler_creator")
+            if (function := getattr(self, name)) is not None
+        }
+        wrong = [
+            f"{name}={function!r}"
+            for name, function in {**needed, **others}.items()
+            if not callable(function)
+        ]
+        if wrong:
+            raise ConfigError(f"from_creators: {', '.join(wrong)}: give functions")
+
+
+class CreatorOperator:
+    """What `TrainingOperator.from_creators` adds to an operator: a `setup` that calls the creators."""
+
+    creators: ClassVar[Creators]
+
+    register: Callable[..., Any]
+    register_data: Callable[..., Any]
+
+    def setup(self, config: dict[str, Any]) -> None:
+        creators = self.creators
+        # The data first, as RaySGD did: with a seed the model starts from the same weights.
+        train, validation = _loaders(creators, config)
+        models = creators.model_creator(config)
+        optimizers = creators.optimizer_creator(models, config)
+        given: dict[str, Any] = {"models": models, "optimizers": optimizers}
+        if creators.scheduler_creator is not None:
+            given["schedulers"] = creators.scheduler_creator(optimizers, config)
+        if (loss := creators.loss_creator) is not None:
+            plain = inspect.isclass(loss) and issubclass(loss, _Loss)
+            given["criterion"] = loss() if plain else loss(config)
+        self.register(**given)
+        self.register_data(train_loader=train, validation_loader=validation)
+
+
+def operator_from(base: type[T], creators: Creators) -> type[T]:
+    """A subclass of `base`, an operator, whose `setup` calls `creators`."""
+    attributes = {"creators": creators, "__doc__": CreatorOperator.__doc__}
+    return cast("type[T]", type("CreatorOperator", (CreatorOperator, base), attributes))
+
+
+def _loaders(creators: Creators, config: dict[str, Any]) -> tuple[Any, Any]:
+    if creators.data_creator is None:
+        return None, None
+    if creators.serialize_data_creation:
+        with _one_at_a_time():
+            made = creators.data_creator(config)
+    else:
+        made = creators.data_creator(config)
+    loaders = tuple(made) if isinstance(made, (list, tuple)) else (made,)
+    if not 1 <= len(loaders) <= 2 or loaders[0] is None:
+        raise ConfigError(
+            f"data_creator returned {made!r}: it returns a train loader, or a train and a validation loader"
+        )
+    return loaders[0], loaders[1] if len(loaders) == 2 else None
+
+
+@contextmanager
+def _one_at_a_time() -> Iterator[None]:
+    """A block that one of this user's processes runs at a time, so that only one downloads the data."""
+    path = Path(tempfile.gettempdir()) / f"trainkit-data-{os.getuid()}.lock"
+    # Not through a link, which somebody else could have laid in a folder that all may write to.
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 class TrainingOperator(Situated):
@@ -59,7 +239,7 @@ class TrainingOperator(Situated):
         self.optimizers = self.registered.optimizers
         self.schedulers = self.registered.schedulers
         self.criterion = None
-        self._delivery = Delivery(self.device, last=self._context.step.channels_last)
+        self._delivery = DevicePrefetcher(self.device, last=self._context.step.channels_last)
         self.stepper = Stepper(
             self._context.step,
             self._context.strategy,
@@ -360,10 +540,10 @@ class TrainingOperator(Situated):
 
     def _feed(self, registered: Feed | None) -> Feed:
         # An overriding loop may bring batches of its own: they all count in full.
-        return registered if registered is not None else Feed((), group=WorkerGroup(), training=False)
+        return registered if registered is not None else Feed((), group=ProcessGroup(), training=False)
 
     def _turn(self) -> Turn:
-        return WHOLE if self.train_feed is None else self.train_feed.turn
+        return FULL_WEIGHT if self.train_feed is None else self.train_feed.turn
 
     def _after_step(self) -> None:
         stepped = self.stepper.end()

@@ -12,19 +12,17 @@ from typing import Any, Literal, Never, TypeVar
 from torch import nn
 
 from trainkit.errors import ConfigError
-from trainkit.runtime import holdings
-from trainkit.runtime.tracebacks import without_frames
-from trainkit.train.crew import Crew
-from trainkit.train.former import by_name
-from trainkit.train.metrics import not_finite, reduce_metrics
+from trainkit.runtime import scheduling
+from trainkit.runtime.failures import without_frames
+from trainkit.train.checkpoint.state import whole_state
 from trainkit.train.operator import TrainingOperator
-from trainkit.train.options import TrainerOptions, is_count
-from trainkit.train.progress import require_tqdm
-from trainkit.train.recovery import RETRIES, Call, Effect
-from trainkit.train.state import whole_state
-from trainkit.train.step_settings import Precision
-from trainkit.train.strategies.base import StrategySpec
-from trainkit.train.trainable import TrainerTrainable, TrialPlan, TuneStep, make_trainable
+from trainkit.train.options import TrainerOptions, by_name, is_count
+from trainkit.train.step.epoch import require_tqdm
+from trainkit.train.step.metrics import not_finite, reduce_metrics
+from trainkit.train.strategies.base import Precision, StrategySpec
+from trainkit.train.tune import TrainerTrainable, TrialPlan, TuneStep, make_trainable
+from trainkit.train.workers.elastic_worker_group import ElasticWorkerGroup
+from trainkit.train.workers.recovery import RETRIES, Call, Effect
 
 T = TypeVar("T")
 
@@ -128,9 +126,9 @@ class TorchTrainer:
             min_workers=min_workers,
             **{**by_name(positional, former), **former},
         ).resolved()
-        self._crew = Crew(self._options)
+        self._crew = ElasticWorkerGroup(self._options)
         crew = weakref.ref(self._crew)
-        holdings.register(
+        scheduling.register(
             self,
             amounts=lambda: {} if (held := crew()) is None else held.reserved(),
             close=lambda: None if (held := crew()) is None else held.close(),

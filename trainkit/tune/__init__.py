@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from trainkit.tune import integrations as integrations
     from trainkit.tune import schedulers as schedulers
     from trainkit.tune import search as search
-    from trainkit.tune.analysis import Analysis, ExperimentAnalysis
     from trainkit.tune.callbacks import (
         Callback,
         CLIReporter,
@@ -40,8 +39,6 @@ if TYPE_CHECKING:
         LoggerCallback,
         ProgressReporter,
     )
-    from trainkit.tune.checkpoint import Checkpoint
-    from trainkit.tune.classes import import_class
     from trainkit.tune.config import (
         CheckpointConfig,
         FailureConfig,
@@ -50,27 +47,30 @@ if TYPE_CHECKING:
         SyncConfig,
         TuneConfig,
     )
-    from trainkit.tune.outcome.result import Result
-    from trainkit.tune.outcome.results import ResultGrid
-    from trainkit.tune.placement import PlacementGroupFactory, with_parameters, with_resources
-    from trainkit.tune.registry import register_env, register_trainable
-    from trainkit.tune.scaling import ScalingConfig
-    from trainkit.tune.schedulers.create import create_scheduler
-    from trainkit.tune.search.create import create_searcher
-    from trainkit.tune.session import (
-        TuneContext,
-        checkpoint_dir,
-        get_checkpoint,
-        get_context,
-        get_trial_dir,
-        get_trial_id,
-        get_trial_name,
-        get_trial_resources,
-        is_session_enabled,
-        report,
+    from trainkit.tune.core.checkpoint import Checkpoint
+    from trainkit.tune.core.registry import register_env, register_trainable
+    from trainkit.tune.core.resources import (
+        PlacementGroupFactory,
+        ScalingConfig,
+        with_parameters,
+        with_resources,
     )
-    from trainkit.tune.simulation.front import simulate
+    from trainkit.tune.core.stoppers import (
+        CombinedStopper,
+        ExperimentPlateauStopper,
+        FunctionStopper,
+        MaximumIterationStopper,
+        Stopper,
+        TimeoutStopper,
+        TrialPlateauStopper,
+    )
+    from trainkit.tune.results.analysis import Analysis, ExperimentAnalysis
+    from trainkit.tune.results.result import Result
+    from trainkit.tune.results.result_grid import ResultGrid
+    from trainkit.tune.schedulers import create_scheduler
+    from trainkit.tune.search import create_searcher
     from trainkit.tune.simulation.results import Simulation
+    from trainkit.tune.simulation.simulate import simulate
     from trainkit.tune.space import (
         choice,
         forbid,
@@ -88,64 +88,68 @@ if TYPE_CHECKING:
         uniform,
         when,
     )
-    from trainkit.tune.stoppers import (
-        CombinedStopper,
-        ExperimentPlateauStopper,
-        FunctionStopper,
-        MaximumIterationStopper,
-        Stopper,
-        TimeoutStopper,
-        TrialPlateauStopper,
+    from trainkit.tune.space.classes import import_class
+    from trainkit.tune.trial.context import (
+        TuneContext,
+        checkpoint_dir,
+        get_checkpoint,
+        get_context,
+        get_trial_dir,
+        get_trial_id,
+        get_trial_name,
+        get_trial_resources,
+        is_session_enabled,
+        report,
     )
-    from trainkit.tune.trainable import Trainable
+    from trainkit.tune.trial.trainable import Trainable
     from trainkit.tune.tuner import Tuner
 
 _HOME_OF = {
-    "Analysis": "trainkit.tune.analysis",
+    "Analysis": "trainkit.tune.results.analysis",
     "CLIReporter": "trainkit.tune.callbacks",
     "Callback": "trainkit.tune.callbacks",
-    "Checkpoint": "trainkit.tune.checkpoint",
+    "Checkpoint": "trainkit.tune.core.checkpoint",
     "CheckpointConfig": "trainkit.tune.config",
-    "CombinedStopper": "trainkit.tune.stoppers",
+    "CombinedStopper": "trainkit.tune.core.stoppers",
     "Experiment": "trainkit.compat.run",
-    "ExperimentAnalysis": "trainkit.tune.analysis",
-    "ExperimentPlateauStopper": "trainkit.tune.stoppers",
+    "ExperimentAnalysis": "trainkit.tune.results.analysis",
+    "ExperimentPlateauStopper": "trainkit.tune.core.stoppers",
     "FailureConfig": "trainkit.tune.config",
-    "FunctionStopper": "trainkit.tune.stoppers",
+    "FunctionStopper": "trainkit.tune.core.stoppers",
     "JupyterNotebookReporter": "trainkit.tune.callbacks",
     "LoggerCallback": "trainkit.tune.callbacks",
-    "MaximumIterationStopper": "trainkit.tune.stoppers",
-    "PlacementGroupFactory": "trainkit.tune.placement",
+    "MaximumIterationStopper": "trainkit.tune.core.stoppers",
+    "PlacementGroupFactory": "trainkit.tune.core.resources",
     "ProgressReporter": "trainkit.tune.callbacks",
-    "Result": "trainkit.tune.outcome.result",
-    "ResultGrid": "trainkit.tune.outcome.results",
+    "Result": "trainkit.tune.results.result",
+    "ResultGrid": "trainkit.tune.results.result_grid",
     "ResumeConfig": "trainkit.tune.config",
     "RunConfig": "trainkit.tune.config",
-    "ScalingConfig": "trainkit.tune.scaling",
+    "ScalingConfig": "trainkit.tune.core.resources",
     "Simulation": "trainkit.tune.simulation.results",
-    "Stopper": "trainkit.tune.stoppers",
+    "Stopper": "trainkit.tune.core.stoppers",
     "SyncConfig": "trainkit.tune.config",
-    "TimeoutStopper": "trainkit.tune.stoppers",
-    "Trainable": "trainkit.tune.trainable",
-    "TrialPlateauStopper": "trainkit.tune.stoppers",
+    "TimeoutStopper": "trainkit.tune.core.stoppers",
+    "Trainable": "trainkit.tune.trial.trainable",
+    "TrialPlateauStopper": "trainkit.tune.core.stoppers",
     "TuneConfig": "trainkit.tune.config",
-    "TuneContext": "trainkit.tune.session",
+    "TuneContext": "trainkit.tune.trial.context",
     "TuneError": "trainkit.errors",
     "Tuner": "trainkit.tune.tuner",
-    "checkpoint_dir": "trainkit.tune.session",
+    "checkpoint_dir": "trainkit.tune.trial.context",
     "choice": "trainkit.tune.space",
-    "create_scheduler": "trainkit.tune.schedulers.create",
-    "create_searcher": "trainkit.tune.search.create",
+    "create_scheduler": "trainkit.tune.schedulers",
+    "create_searcher": "trainkit.tune.search",
     "forbid": "trainkit.tune.space",
-    "get_checkpoint": "trainkit.tune.session",
-    "get_context": "trainkit.tune.session",
-    "get_trial_dir": "trainkit.tune.session",
-    "get_trial_id": "trainkit.tune.session",
-    "get_trial_name": "trainkit.tune.session",
-    "get_trial_resources": "trainkit.tune.session",
+    "get_checkpoint": "trainkit.tune.trial.context",
+    "get_context": "trainkit.tune.trial.context",
+    "get_trial_dir": "trainkit.tune.trial.context",
+    "get_trial_id": "trainkit.tune.trial.context",
+    "get_trial_name": "trainkit.tune.trial.context",
+    "get_trial_resources": "trainkit.tune.trial.context",
     "grid_search": "trainkit.tune.space",
-    "import_class": "trainkit.tune.classes",
-    "is_session_enabled": "trainkit.tune.session",
+    "import_class": "trainkit.tune.space.classes",
+    "is_session_enabled": "trainkit.tune.trial.context",
     "lograndint": "trainkit.tune.space",
     "loguniform": "trainkit.tune.space",
     "qlograndint": "trainkit.tune.space",
@@ -155,17 +159,17 @@ _HOME_OF = {
     "quniform": "trainkit.tune.space",
     "randint": "trainkit.tune.space",
     "randn": "trainkit.tune.space",
-    "register_env": "trainkit.tune.registry",
-    "register_trainable": "trainkit.tune.registry",
-    "report": "trainkit.tune.session",
+    "register_env": "trainkit.tune.core.registry",
+    "register_trainable": "trainkit.tune.core.registry",
+    "report": "trainkit.tune.trial.context",
     "run": "trainkit.compat.run",
     "run_experiments": "trainkit.compat.run",
     "sample_from": "trainkit.tune.space",
-    "simulate": "trainkit.tune.simulation.front",
+    "simulate": "trainkit.tune.simulation.simulate",
     "uniform": "trainkit.tune.space",
     "when": "trainkit.tune.space",
-    "with_parameters": "trainkit.tune.placement",
-    "with_resources": "trainkit.tune.placement",
+    "with_parameters": "trainkit.tune.core.resources",
+    "with_resources": "trainkit.tune.core.resources",
 }
 _GONE = {"function": "write tune.sample_from(function) to call it for each trial"}
 _FOLDERS = ("callbacks", "integrations", "schedulers", "search")

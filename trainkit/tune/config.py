@@ -1,4 +1,4 @@
-"""Settings of an experiment: frozen dataclasses that check themselves. Names and order are Ray Tune's."""
+"""Settings of an experiment: frozen dataclasses that check themselves."""
 
 from __future__ import annotations
 
@@ -8,22 +8,20 @@ from dataclasses import InitVar, dataclass, field
 from datetime import timedelta
 from typing import Any, Literal, cast
 
-from trainkit.tune.callbacks.base import Callback
-from trainkit.tune.callbacks.progress import ProgressReporter
-from trainkit.tune.checks import is_finite, is_name, is_whole, require, require_kind, require_mode
-from trainkit.tune.objectives import Objective, objectives_of
-from trainkit.tune.policies import CheckpointConfig as CheckpointConfig
-from trainkit.tune.policies import FailureConfig as FailureConfig
-from trainkit.tune.policies import ResumeConfig as ResumeConfig
-from trainkit.tune.policies import SyncConfig as SyncConfig
-from trainkit.tune.running.house import log_files
-from trainkit.tune.schedulers.base import TrialScheduler
-from trainkit.tune.schedulers.create import create_scheduler
-from trainkit.tune.schedulers.own import check_made
+from trainkit.tune.callbacks.base import Callback, ProgressReporter
+from trainkit.tune.core.checks import is_finite, is_name, is_whole, require, require_kind, require_mode
+from trainkit.tune.core.objectives import Objective, objectives_of
+from trainkit.tune.core.policies import CheckpointConfig as CheckpointConfig
+from trainkit.tune.core.policies import FailureConfig as FailureConfig
+from trainkit.tune.core.policies import ResumeConfig as ResumeConfig
+from trainkit.tune.core.policies import SyncConfig as SyncConfig
+from trainkit.tune.core.stoppers import Stopper
+from trainkit.tune.core.trial import Trial
+from trainkit.tune.schedulers import create_scheduler
+from trainkit.tune.schedulers.base import TrialScheduler, check_made
+from trainkit.tune.search import create_searcher
 from trainkit.tune.search.base import Searcher
-from trainkit.tune.search.create import create_searcher
-from trainkit.tune.stoppers import Stopper
-from trainkit.tune.trial import Trial
+from trainkit.tune.trial.environment import log_files
 
 Mode = Literal["min", "max"]
 DEFAULT_LOGGERS = ("json", "csv", "tensorboard")

@@ -7,14 +7,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from trainkit.errors import ConfigError
-from trainkit.tune.assembly import Experiment
 from trainkit.tune.config import ResumeConfig, RunConfig, TuneConfig
-from trainkit.tune.forms import checked_trainable
-from trainkit.tune.outcome.result import Result
-from trainkit.tune.outcome.results import ResultGrid
-from trainkit.tune.parts import make_space
-from trainkit.tune.storing.resuming import ResumeRule
-from trainkit.tune.storing.storage import can_read, working_folder
+from trainkit.tune.experiment.run import Experiment
+from trainkit.tune.experiment.setup import checked_trainable, make_space
+from trainkit.tune.results.result import Result
+from trainkit.tune.results.result_grid import ResultGrid
+from trainkit.tune.store.restore import ResumeRule
+from trainkit.tune.sync.storage import can_read, working_folder
 
 
 class Tuner:

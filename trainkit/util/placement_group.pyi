@@ -3,4 +3,4 @@ from trainkit.runtime.api import get_current_placement_group as get_current_plac
 from trainkit.runtime.api import get_placement_group as get_placement_group
 from trainkit.runtime.api import placement_group as placement_group
 from trainkit.runtime.api import remove_placement_group as remove_placement_group
-from trainkit.runtime.placement_group import PlacementGroup as PlacementGroup
+from trainkit.runtime.scheduling import PlacementGroup as PlacementGroup

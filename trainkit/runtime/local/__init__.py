@@ -1,1 +1,1 @@
-"""The local engine: a node that supervises, workers forked from templates, calls sent directly."""
+"""Local engine: a node process, workers forked from templates, and direct calls between processes."""

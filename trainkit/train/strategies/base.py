@@ -1,26 +1,61 @@
-"""What a strategy is: on the driver a value that the user picks, on each worker what carries it out.
-
-    TorchTrainer(strategy=FSDP())          frozen, picklable; says how many workers hold one copy of the model
-        └─ build(place) ──▶ Strategy       one on every worker: where a model lives, who sees which data, how
-                                           backward runs, and which part of the state is here
-
-A user's own strategy subclasses both. The step loop calls nothing of a strategy but `forward_backward` (or
-`backward`) and `clip`; everything else happens before the first step or between epochs.
-"""
+"""The protocol of strategies, and the table of their names."""
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, cast, runtime_checkable
 
 import torch
 from torch import nn
 
-from trainkit.train.data import Feed
-from trainkit.train.process_group import WorkerGroup
-from trainkit.train.step_settings import StepSettings
+from trainkit.errors import ConfigError
+from trainkit.train.data.feed import Feed
+from trainkit.train.distributed.process_group import ProcessGroup
+
+Precision = Literal["32", "bf16", "fp16"]
+
+_AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepSettings:
+    """Arguments of `TorchTrainer`; see there for the meaning of each."""
+
+    precision: Precision = "32"
+    grad_accumulation_steps: int = 1
+    max_grad_norm: float | None = None
+    compile: bool = False
+    channels_last: bool = False
+    detect_nan: bool = False
+
+    def autocast(self, device: torch.device) -> AbstractContextManager[object]:
+        """A block in which operations on `device` run in the asked precision where torch finds it safe."""
+        dtype = _AUTOCAST.get(self.precision)
+        return nullcontext() if dtype is None else torch.autocast(device.type, dtype=dtype)
+
+    @property
+    def needs_backward(self) -> bool:
+        """Whether a step of the user's own must call `backward(loss)`, not `loss.backward()`."""
+        return self.precision == "fp16" or self.grad_accumulation_steps > 1 or self.detect_nan
+
+    @property
+    def needs_optimizer_step(self) -> bool:
+        """Whether a step of the user's own must end with `optimizer_step()`, not `optimizer.step()`."""
+        return self.precision == "fp16" or self.grad_accumulation_steps > 1 or self.max_grad_norm is not None
+
+    @property
+    def asked_for(self) -> str:
+        """What needs `optimizer_step()`, as the user wrote it."""
+        given = [
+            ("precision", self.precision, self.precision == "fp16"),
+            ("grad_accumulation_steps", self.grad_accumulation_steps, self.grad_accumulation_steps > 1),
+            ("max_grad_norm", self.max_grad_norm, self.max_grad_norm is not None),
+        ]
+        return " with ".join(f"{name}={value!r}" for name, value, asked in given if asked)
+
 
 Criterion = Callable[..., torch.Tensor]
 """(output, target) to the mean loss over the batch."""
@@ -39,7 +74,7 @@ class Place:
     """
 
     devices: tuple[torch.device, ...]
-    group: WorkerGroup = field(default_factory=WorkerGroup)
+    group: ProcessGroup = field(default_factory=ProcessGroup)
     step: StepSettings = field(default_factory=StepSettings)
     wrap: bool = True
     split: bool = True
@@ -78,8 +113,8 @@ class Strategy(Protocol):
     """
 
     devices: tuple[torch.device, ...]
-    group: WorkerGroup
-    data: WorkerGroup
+    group: ProcessGroup
+    data: ProcessGroup
     averages: bool
 
     # -- placing -------------------------------------------------------------------------------
@@ -191,3 +226,51 @@ class KeepsOrder(Protocol):
 
     def take_order(self, order: Sequence[Any]) -> None:
         """Take over what `order` returned on as many workers; called on all of them together."""
+
+
+# Loaded when asked for: each brings its own part of torch.distributed.
+HOMES = {
+    "single": ("trainkit.train.strategies.single", "Single"),
+    "ddp": ("trainkit.train.strategies.ddp", "DDP"),
+    "fsdp": ("trainkit.train.strategies.fsdp", "FSDP"),
+    "layers": ("trainkit.train.strategies.layers", "Layers"),
+    "tensor": ("trainkit.train.strategies.tensor", "TensorParallel"),
+    "pipeline": ("trainkit.train.strategies.pipeline", "Pipeline"),
+}
+
+
+def named_strategy(value: str | StrategySpec, *, num_workers: int) -> StrategySpec:
+    """The strategy that `value` means, which may be one already.
+
+    Args:
+        value: a name, or "auto": single with one worker, data-parallel with several.
+        num_workers: of the trainer.
+
+    Raises:
+        ConfigError: no strategy has that name, or it is something else.
+    """
+    if value == "auto":
+        value = "single" if num_workers == 1 else "ddp"
+    if isinstance(value, str):
+        if value not in HOMES:
+            raise _unknown(value)
+        module, name = HOMES[value]
+        value = cast(StrategySpec, getattr(importlib.import_module(module), name)())
+    if isinstance(value, type) or not _is_spec(value):
+        raise _unknown(value)
+    # A strategy may mean "all workers" by an argument that it was not given.
+    fitted = getattr(value, "for_workers", None)
+    return value if fitted is None else cast(StrategySpec, fitted(num_workers))
+
+
+def _unknown(value: Any) -> ConfigError:
+    if isinstance(value, type) and _is_spec(value):
+        return ConfigError(f"strategy={value.__name__}: that is the class; give a value, {value.__name__}()")
+    return ConfigError(
+        f"strategy={value!r}: give one of {('auto', *HOMES)}, or a strategy with settings, such as FSDP(...) "
+        f"from trainkit.train.strategies.fsdp"
+    )
+
+
+def _is_spec(value: Any) -> bool:
+    return all(hasattr(value, name) for name in ("model_ways", "reporter", "spreads", "mistakes", "build"))

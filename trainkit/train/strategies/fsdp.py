@@ -27,11 +27,9 @@ from torch.distributed.fsdp import (
 from torch.distributed.tensor import DTensor
 
 from trainkit.errors import ConfigError
-from trainkit.train.modules import compile_in_place
-from trainkit.train.step_settings import StepSettings
-from trainkit.train.strategies.base import Place, Strategy
-from trainkit.train.strategies.blocks import Blocks, chosen_blocks
-from trainkit.train.strategies.mesh import make_mesh
+from trainkit.train.distributed.mesh import make_mesh
+from trainkit.train.strategies.base import Place, StepSettings, Strategy
+from trainkit.train.strategies.modules import Blocks, chosen_blocks, compile_in_place
 from trainkit.train.strategies.sharded import ShardedState, ShardedStrategy, refuse_ddps_arguments
 from trainkit.train.strategies.single import WholeModel
 

@@ -1,18 +1,9 @@
-"""Layer placement: one model over the devices of one worker, each batch handed from device to device.
-
-    devices 0         1
-    batch ─▶ conv1 … layer2 ──move──▶ layer3 … fc ─▶ loss
-
-A forward pre-hook on each part moves what comes from another device, and autograd moves the gradient back.
-Parameters are moved in place and keep their names, so optimizers and checkpoints know nothing of it. With
-several workers each has a copy over devices of its own, and DDP averages their gradients.
-
-Source: https://docs.pytorch.org/tutorials/intermediate/model_parallel_tutorial.html
-"""
+"""Layer placement: one model over the devices of one worker, each batch passed from device to device."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,13 +11,199 @@ import torch
 from torch import nn
 
 from trainkit.errors import ConfigError
-from trainkit.train.modules import StrategyHook, lies_elsewhere
-from trainkit.train.step_settings import StepSettings
-from trainkit.train.strategies.base import Place, Strategy
+from trainkit.train.distributed.tensors import map_tensors
+from trainkit.train.strategies.base import Place, StepSettings, Strategy
 from trainkit.train.strategies.ddp import DDPStrategy
-from trainkit.train.strategies.layer_map import Part, balanced, cut_at, named
+from trainkit.train.strategies.modules import StrategyHook, lies_elsewhere
 from trainkit.train.strategies.single import WholeModel
-from trainkit.train.tensors import map_tensors
+
+_CHAINS = (nn.Sequential, nn.ModuleList)
+"""What is cut between its members: nothing but their order is known of any other module's forward pass."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """A module that is on one device as a whole.
+
+    Attributes:
+        name: in the model.
+        module: itself.
+        device: index among the worker's devices.
+        own: only what the module holds itself; its children are other parts, or of other parts.
+    """
+
+    name: str
+    module: nn.Module
+    device: int
+    own: bool = False
+
+
+def cut_at(model: nn.Module, cuts: Sequence[str]) -> list[Part]:
+    """Parts of `model` in the order of definition; from each cut on they go to the next device.
+
+    Raises:
+        ConfigError: a cut is no module's name, or they are not in the order of definition.
+    """
+    order = [name for name, _ in model.named_modules() if name in cuts]
+    if unknown := sorted(set(cuts) - set(order)):
+        raise ConfigError(
+            f"split: {type(model).__name__} has no module {', '.join(map(repr, unknown))}; its first ones "
+            f"are {_some_names(model)}"
+        )
+    if order != list(cuts):
+        raise ConfigError(f"split={list(cuts)}: give the names in the order of the model: {order}")
+    passed = 0
+
+    def device_of(name: str, _: int) -> int:
+        nonlocal passed
+        passed = max(passed, cuts.index(name) + 1 if name in cuts else 0)
+        return passed
+
+    return _together(list(_parts(model, cuts, device_of)))
+
+
+def named(model: nn.Module, devices: Mapping[str, int]) -> list[Part]:
+    """Parts of `model` by the longest prefix of their names in `devices`; "" stands for all.
+
+    Raises:
+        ConfigError: a prefix is no module's name, a module has none, or two that share a parameter are sent
+            to different devices.
+    """
+    modules = dict(model.named_modules(remove_duplicate=False))
+    if unknown := sorted(set(devices) - set(modules)):
+        raise ConfigError(
+            f"split: {type(model).__name__} has no module {', '.join(map(repr, unknown))}; its first ones "
+            f"are {_some_names(model)}"
+        )
+    parts = list(
+        _parts(model, list(devices), lambda name, outer: devices.get(name, outer), devices.get("", -1))
+    )
+    if left := [part.name or "the model's own" for part in parts if part.device < 0 and _holds(part)]:
+        raise ConfigError(
+            f"split says no device for {', '.join(left)}: name them too, or give '' the index for the rest"
+        )
+    parts = [replace(part, device=max(part.device, 0)) for part in parts]
+    for part, placed in zip(parts, _together(parts), strict=True):
+        if part.device != placed.device:
+            raise ConfigError(
+                f"split sends {part.name} to device {part.device}, but it shares a parameter with a module "
+                f"on device {placed.device}: put both on one"
+            )
+    # What holds nothing, and was not named, runs where its input is: on device 0 it would cost two moves.
+    prefixes = tuple(f"{name}." for name in devices if name)
+    return [part for part in parts if _holds(part) or f"{part.name}.".startswith(prefixes)]
+
+
+def balanced(model: nn.Module, devices: int) -> list[Part]:
+    """Parts of `model` so that the fullest of `devices` holds as few bytes as can be, in order of definition.
+
+    Cuts are made between the model's children and within chains (`nn.Sequential`, `nn.ModuleList`) only.
+
+    Raises:
+        ConfigError: there are fewer such parts than devices.
+    """
+    units = list(_units(model))
+    if sum(size > 0 for _, size in units) < devices:
+        raise ConfigError(
+            f"{type(model).__name__} has {sum(size > 0 for _, size in units)} parts that can be put on "
+            f"{devices} devices: name finer ones, Layers(split=[...]), or use fewer devices"
+        )
+    starts = _starts([size for _, size in units], devices)
+    return cut_at(model, [units[start][0] for start in starts])
+
+
+# -- inside ----------------------------------------------------------------------------------------
+
+
+def _parts(
+    model: nn.Module, cuts: Sequence[str], device_of: Callable[[str, int], int], first: int = 0
+) -> Iterator[Part]:
+    """Modules as large as `cuts` allow, each once, under its first name.
+
+    Args:
+        model: whose parts.
+        cuts: names; a module that holds one of them is no part as a whole.
+        device_of: (name, the device of what it lies in) to its device; asked in the order of definition.
+        first: the model's own device.
+    """
+    placed: set[nn.Module] = set()
+
+    def walk(name: str, module: nn.Module, device: int) -> Iterator[Part]:
+        if module in placed:
+            return
+        inside = f"{name}." if name else ""
+        # The model itself is never a part: its forward pass calls parts.
+        whole = bool(name) and not any(cut.startswith(inside) for cut in cuts)
+        if whole and placed.isdisjoint(module.modules()):
+            placed.update(module.modules())
+            yield Part(name, module, device)
+            return
+        placed.add(module)
+        yield Part(name, module, device, own=True)
+        for key, child in module.named_children():
+            yield from walk(inside + key, child, device_of(inside + key, device))
+
+    yield from walk("", model, first)
+
+
+def _together(parts: Sequence[Part]) -> list[Part]:
+    """The same, where parts that share a parameter are on the device of the first of them."""
+    home: dict[int, int] = {}
+    placed = []
+    for part in parts:
+        held = [id(parameter) for parameter in part.module.parameters(recurse=not part.own)]
+        devices = {home[parameter] for parameter in held if parameter in home}
+        if len(devices) > 1:
+            raise ConfigError(
+                f"{part.name} shares parameters with modules on several devices: name the device of each, "
+                f"Layers(split={{name: index}})"
+            )
+        part = replace(part, device=devices.pop()) if devices else part
+        home.update(dict.fromkeys(held, part.device))
+        placed.append(part)
+    return placed
+
+
+def _units(model: nn.Module) -> Iterator[tuple[str, int]]:
+    """Names between which the model may be cut, and the bytes of each; what was counted counts no more."""
+    seen: set[int] = set()
+
+    def walk(name: str, module: nn.Module) -> Iterator[tuple[str, int]]:
+        if not name or isinstance(module, _CHAINS):
+            for key, child in module.named_children():
+                yield from walk(f"{name}.{key}" if name else key, child)
+            return
+        tensors = [tensor for tensor in (*module.parameters(), *module.buffers()) if id(tensor) not in seen]
+        seen.update(map(id, tensors))
+        yield name, sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+    yield from walk("", model)
+
+
+def _starts(sizes: Sequence[int], groups: int) -> list[int]:
+    """Where the second and later of `groups` successive groups begin, so that the largest is smallest."""
+    sums = [0, *itertools.accumulate(sizes)]
+    # Of the first n sizes, in groups of which none is empty: (the largest group, starts).
+    best: dict[int, tuple[int, list[int]]] = {n: (total, []) for n, total in enumerate(sums) if total}
+    for _ in range(groups - 1):
+        longer: dict[int, tuple[int, list[int]]] = {}
+        for n, start in itertools.product(range(len(sums)), reversed(best)):
+            if start < n and sums[start] < sums[n]:
+                largest = max(best[start][0], sums[n] - sums[start])
+                # Among equals the latest start: an activation stays with the layer before it.
+                if n not in longer or largest < longer[n][0]:
+                    longer[n] = (largest, [*best[start][1], start])
+        best = longer
+    return best[len(sizes)][1]
+
+
+def _holds(part: Part) -> bool:
+    tensors = (*part.module.parameters(recurse=not part.own), *part.module.buffers(recurse=not part.own))
+    return bool(tensors)
+
+
+def _some_names(model: nn.Module) -> str:
+    return ", ".join(name for name, _ in itertools.islice(model.named_children(), 12))
 
 
 @dataclass(frozen=True)

@@ -22,20 +22,15 @@ import torch.distributed as dist
 from torch import nn
 
 from trainkit.errors import CheckpointError, ConfigError
-from trainkit.train.data import Feed, make_feed
-from trainkit.train.modules import compile_in_place, skeleton
-from trainkit.train.spread import detached, shape_of, whole
-from trainkit.train.step_settings import StepSettings
-from trainkit.train.strategies.averaging import average_gradients
-from trainkit.train.strategies.base import Criterion, Place, Strategy
-from trainkit.train.strategies.cutting import Split, cut
-from trainkit.train.strategies.kinds import SharedScaler, shrink, squared_norm
-from trainkit.train.strategies.link import Link
-from trainkit.train.strategies.mesh import Grid, data_group
-from trainkit.train.strategies.optimizers import ParameterSlots
-from trainkit.train.strategies.relay import Relay
-from trainkit.train.strategies.sharded import refuse_ddps_arguments
-from trainkit.train.strategies.stages import NOT_ALONE, StageModel
+from trainkit.train.data.feed import Feed, make_feed
+from trainkit.train.distributed.mesh import Grid, data_parallel_group
+from trainkit.train.distributed.tensors import detached, shape_of, whole
+from trainkit.train.strategies.base import Criterion, Place, StepSettings, Strategy
+from trainkit.train.strategies.gradients import SharedScaler, average_gradients, shrink, squared_norm
+from trainkit.train.strategies.modules import compile_in_place, skeleton
+from trainkit.train.strategies.pipeline_schedule import Link, MicrobatchSchedule
+from trainkit.train.strategies.pipeline_stages import NOT_ALONE, Split, StageModel, cut
+from trainkit.train.strategies.sharded import ParameterSlots, refuse_ddps_arguments
 
 _SCHEDULES = ("1f1b", "gpipe")
 
@@ -127,7 +122,7 @@ class PipelineStrategy:
         grid = Grid(place.group.world_size, spec.model_ways)
         self.devices = place.devices
         self.group = place.group
-        self.data = data_group(place.group, spec.model_ways)
+        self.data = data_parallel_group(place.group, spec.model_ways)
         self.averages = self.data.world_size > 1
         self._spec = spec
         self._place = place
@@ -137,7 +132,7 @@ class PipelineStrategy:
         self._copy_ranks = grid.columns()[self._link.index]
         self._sync = True
         self._model: StageModel | None = None
-        self._relay: Relay | None = None
+        self._relay: MicrobatchSchedule | None = None
         self._slots: ParameterSlots | None = None
         self._skeleton: nn.Module | None = None
 
@@ -172,7 +167,7 @@ class PipelineStrategy:
         # In batches only pairs of stages meet, but NCCL joins a group when all of it first meets.
         dist.all_reduce(torch.zeros(1, device=self.devices[0]), group=self._link.group)
         self._model = placed
-        self._relay = Relay(
+        self._relay = MicrobatchSchedule(
             placed,
             self._link,
             step,
@@ -285,7 +280,7 @@ class PipelineStrategy:
         return self._skeleton
 
     @property
-    def _stages(self) -> Relay:
+    def _stages(self) -> MicrobatchSchedule:
         if self._relay is None:
             raise ConfigError("this worker has parted from its pipeline: make a new TorchTrainer")
         return self._relay

@@ -12,12 +12,10 @@ import torch
 from torch import nn
 
 from trainkit.errors import CheckpointError
-from trainkit.train.data import Feed, make_feed
-from trainkit.train.modules import compile_in_place, lies_elsewhere, skeleton
-from trainkit.train.spread import whole
-from trainkit.train.step_settings import StepSettings
-from trainkit.train.strategies.base import Criterion, Place, Strategy
-from trainkit.train.tensors import cpu_copy, device_of, to_device
+from trainkit.train.data.feed import Feed, make_feed
+from trainkit.train.distributed.tensors import cpu_copy, device_of, to_device, whole
+from trainkit.train.strategies.base import Criterion, Place, StepSettings, Strategy
+from trainkit.train.strategies.modules import compile_in_place, lies_elsewhere, skeleton
 
 log = logging.getLogger(__name__)
 

@@ -22,15 +22,13 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor.parallel import ParallelStyle
 
 from trainkit.errors import ConfigError
-from trainkit.train.modules import compile_in_place
-from trainkit.train.step_settings import StepSettings
-from trainkit.train.strategies import kinds
-from trainkit.train.strategies.averaging import GradientAverage
-from trainkit.train.strategies.base import Place, Strategy
-from trainkit.train.strategies.blocks import chosen_blocks
-from trainkit.train.strategies.mesh import DATA, MODEL, data_group, degree_mistakes, make_mesh
+from trainkit.train.distributed.mesh import DATA, MODEL, data_parallel_group, degree_mistakes, make_mesh
+from trainkit.train.strategies import gradients
+from trainkit.train.strategies.base import Place, StepSettings, Strategy
+from trainkit.train.strategies.gradients import GradientAverage
+from trainkit.train.strategies.modules import chosen_blocks, compile_in_place
 from trainkit.train.strategies.sharded import ShardedState, ShardedStrategy, refuse_ddps_arguments
-from trainkit.train.strategies.splitting import refuse_what_cannot_be_split, split_model
+from trainkit.train.strategies.tensor_plan import refuse_what_cannot_be_split, split_model
 
 Plan = Mapping[str, ParallelStyle] | Callable[[nn.Module, DeviceMesh], Any]
 
@@ -105,7 +103,7 @@ class TensorParallelStrategy(ShardedStrategy):
 
     def __init__(self, spec: TensorParallel, place: Place) -> None:
         super().__init__(place)
-        self.data = data_group(place.group, spec.model_ways)
+        self.data = data_parallel_group(place.group, spec.model_ways)
         self.averages = self.data.world_size > 1
         self._spec = spec
         self._mesh = make_mesh(place.group, spec.model_ways, self.devices[0])
@@ -132,7 +130,7 @@ class TensorParallelStrategy(ShardedStrategy):
             self._split(model)
         self._held.replace(models, optimizers)
         for optimizer in optimizers:
-            kinds.step_by_kind(optimizer)
+            gradients.step_by_kind(optimizer)
         return list(models)
 
     def _split(self, model: nn.Module) -> None:
@@ -173,10 +171,10 @@ class TensorParallelStrategy(ShardedStrategy):
             part.set_requires_gradient_sync(now)
 
     def make_scaler(self) -> torch.amp.GradScaler:
-        return kinds.SharedScaler(self.devices[0].type)
+        return gradients.SharedScaler(self.devices[0].type)
 
     def clip(self, parameters: Sequence[torch.Tensor], max_norm: float) -> torch.Tensor:
-        return kinds.clip(parameters, max_norm)
+        return gradients.clip(parameters, max_norm)
 
     @contextmanager
     def evaluation(self) -> Iterator[None]:

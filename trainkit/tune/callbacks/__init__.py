@@ -7,22 +7,19 @@ from typing import TYPE_CHECKING
 from trainkit.lazy import lazily
 
 if TYPE_CHECKING:
-    from trainkit.tune.callbacks.base import Callback
-    from trainkit.tune.callbacks.csv_logger import CSVLoggerCallback
-    from trainkit.tune.callbacks.json_logger import JsonLoggerCallback
-    from trainkit.tune.callbacks.logger import LoggerCallback
-    from trainkit.tune.callbacks.progress import ProgressReporter
+    from trainkit.tune.callbacks.base import Callback, ProgressReporter
+    from trainkit.tune.callbacks.loggers import CSVLoggerCallback, JsonLoggerCallback, LoggerCallback
     from trainkit.tune.callbacks.reporters import CLIReporter, JupyterNotebookReporter
     from trainkit.tune.callbacks.tensorboard import TBXLoggerCallback
 
 _HOME_OF = {
     "CLIReporter": "trainkit.tune.callbacks.reporters",
-    "CSVLoggerCallback": "trainkit.tune.callbacks.csv_logger",
+    "CSVLoggerCallback": "trainkit.tune.callbacks.loggers",
     "Callback": "trainkit.tune.callbacks.base",
-    "JsonLoggerCallback": "trainkit.tune.callbacks.json_logger",
+    "JsonLoggerCallback": "trainkit.tune.callbacks.loggers",
     "JupyterNotebookReporter": "trainkit.tune.callbacks.reporters",
-    "LoggerCallback": "trainkit.tune.callbacks.logger",
-    "ProgressReporter": "trainkit.tune.callbacks.progress",
+    "LoggerCallback": "trainkit.tune.callbacks.loggers",
+    "ProgressReporter": "trainkit.tune.callbacks.base",
     "TBXLoggerCallback": "trainkit.tune.callbacks.tensorboard",
 }
 

@@ -9,15 +9,22 @@ from typing import Any
 
 from trainkit.clock import SYSTEM, Clock
 from trainkit.errors import ConfigError
-from trainkit.tune.callbacks.outlets import Notebook, notebook_display, say
-from trainkit.tune.callbacks.picture import Picture, as_text
-from trainkit.tune.callbacks.progress import ProgressReporter
-from trainkit.tune.callbacks.standing import duration, number_words, shortened
-from trainkit.tune.checks import is_finite, is_number, is_whole, require, require_mode
-from trainkit.tune.outcome.ranking import all_failed
+from trainkit.tune.callbacks.base import ProgressReporter
+from trainkit.tune.core.checks import is_finite, is_number, is_whole, require, require_mode
+from trainkit.tune.core.objectives import all_failed
+from trainkit.tune.core.trial import Trial, TrialStatus
+from trainkit.tune.core.values import first_line, flatten, lookup
+from trainkit.tune.display import (
+    Notebook,
+    Picture,
+    as_text,
+    duration,
+    notebook_display,
+    number_words,
+    say,
+    shortened,
+)
 from trainkit.tune.schedulers.base import score_of
-from trainkit.tune.trial import Trial, TrialStatus
-from trainkit.tune.values import first_line, flatten, lookup
 
 DEFAULT_COLUMNS = {
     "mean_accuracy": "acc",

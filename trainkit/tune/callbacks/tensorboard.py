@@ -1,18 +1,239 @@
-"""For each trial a file for TensorBoard: a scalar per metric and report, hyperparameters at its end."""
+"""TensorBoard logger, and the bytes of its event files."""
 
 from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Mapping, Sequence
+import struct
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from trainkit.tune.callbacks import event_file
-from trainkit.tune.callbacks.logger import LoggerCallback
-from trainkit.tune.checks import is_finite, is_number
-from trainkit.tune.trial import Trial, TrialStatus
-from trainkit.tune.values import flatten
+from trainkit.tune.callbacks.loggers import LoggerCallback
+from trainkit.tune.core.checks import is_finite, is_number
+from trainkit.tune.core.trial import Trial, TrialStatus
+from trainkit.tune.core.values import flatten
+
+_VARINT, _EIGHT_BYTES, _BYTES, _FOUR_BYTES = 0, 1, 2, 5
+_HPARAMS = "_hparams_"
+_double = struct.Struct("<Bd").pack
+_float = struct.Struct("<f").pack
+_FLOAT_MAX = 3.4028234663852886e38
+_STRING, _BOOL, _NUMBER = 1, 2, 3
+_SUCCESS, _FAILURE = 1, 2
+
+
+# --- messages -------------------------------------------------------------------------------------
+
+
+def file_version(wall_time: float) -> bytes:
+    """The event that every file begins with."""
+    return _event(wall_time, 0) + _text(3, "brain.Event:2")
+
+
+def restart(wall_time: float, step: int) -> bytes:
+    """Readers forget what they have seen of this step and later ones, in whatever file it was."""
+    return _event(wall_time, step) + _message(7, _whole(1, 1))
+
+
+def scalars(wall_time: float, step: int, values: Iterable[tuple[str, float]]) -> bytes:
+    """One event with a scalar for each tag."""
+    summary = b"".join([_head_of_scalar(tag) + _float(_as_float(value)) for tag, value in values])
+    return _event(wall_time, step) + _message(5, summary)
+
+
+def hyperparameters(
+    wall_time: float, config: Mapping[str, Any], metrics: Sequence[str], *, failed: bool
+) -> tuple[bytes, bytes, bytes]:
+    """Three events for the HPARAMS tab: what there is, what this run was given, how it ended.
+
+    Args:
+        wall_time: in seconds since 1970; with the same for all runs, the first and the last event are the
+            same where names, types and endings are.
+        config: flat; what is no number, truth value or text stands there as its text; None is left out.
+        metrics: tags of scalars, to show beside them.
+        failed: whether the run failed.
+    """
+    typed = {name: _typed(value) for name, value in config.items() if value is not None}
+    kinds = tuple((name, kind) for name, (kind, _) in typed.items())
+    given = [_message(1, _text(1, name) + _message(2, value)) for name, (_, value) in typed.items()]
+    return (
+        _there_is(wall_time, kinds, tuple(metrics)),
+        _of_plugin(wall_time, "session_start_info", 3, b"".join(given)),
+        _ended(wall_time, _FAILURE if failed else _SUCCESS),
+    )
+
+
+@lru_cache(maxsize=256)  # the same for one trial after another
+def _there_is(wall_time: float, kinds: tuple[tuple[str, int], ...], metrics: tuple[str, ...]) -> bytes:
+    infos = [_message(4, _text(1, name) + _whole(4, kind)) for name, kind in kinds]
+    infos += [_message(5, _message(1, _text(2, tag))) for tag in metrics]
+    return _of_plugin(wall_time, "experiment", 2, b"".join(infos))
+
+
+@lru_cache(maxsize=256)
+def _ended(wall_time: float, status: int) -> bytes:
+    return _of_plugin(wall_time, "session_end_info", 4, _whole(1, status))
+
+
+def _of_plugin(wall_time: float, name: str, number: int, content: bytes) -> bytes:
+    plugin = _text(1, "hparams") + _message(2, _message(number, content))
+    value = _text(1, f"{_HPARAMS}/{name}") + _message(9, _message(1, plugin))
+    return _event(wall_time, 0) + _message(5, _message(1, value))
+
+
+def _typed(value: Any) -> tuple[int, bytes]:
+    """The type of a hyperparameter, and its google.protobuf.Value."""
+    if isinstance(value, bool):
+        return _BOOL, _whole(4, value)
+    if is_number(value):
+        return _NUMBER, struct.pack("<Bd", 2 << 3 | _EIGHT_BYTES, float(value))
+    text = value if isinstance(value, str) else getattr(value, "__name__", None) or str(value)
+    return _STRING, _text(3, text)
+
+
+def _event(wall_time: float, step: int) -> bytes:
+    return _double(1 << 3 | _EIGHT_BYTES, wall_time) + (_whole(2, step) if step else b"")
+
+
+@lru_cache(maxsize=4096)
+def _head_of_scalar(tag: str) -> bytes:
+    """All of a Summary.Value in a Summary but the four bytes of its number."""
+    head = _text(1, tag) + bytes([2 << 3 | _FOUR_BYTES])
+    return bytes([1 << 3 | _BYTES]) + _varint(len(head) + 4) + head
+
+
+def _as_float(value: float) -> float:
+    """What single precision can't hold becomes infinite, as it does in protocol buffers."""
+    if -_FLOAT_MAX <= value <= _FLOAT_MAX or value != value:
+        return value
+    return float("inf") if value > 0 else float("-inf")
+
+
+def _text(number: int, text: str) -> bytes:
+    return _message(number, text.encode("utf-8", "backslashreplace"))
+
+
+def _message(number: int, content: bytes) -> bytes:
+    return bytes([number << 3 | _BYTES]) + _varint(len(content)) + content
+
+
+def _whole(number: int, value: int) -> bytes:
+    return bytes([number << 3 | _VARINT]) + _varint(value)
+
+
+def _varint(value: int) -> bytes:
+    value &= (1 << 64) - 1  # negative ones as 64 bits
+    if value < 128:
+        return bytes([value])
+    out = bytearray()
+    while value > 127:
+        out.append(value & 127 | 128)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+# --- records --------------------------------------------------------------------------------------
+
+
+def records(events: Sequence[bytes]) -> list[bytes]:
+    """Each event as a record: its length, a checksum of that, the event, a checksum of it."""
+    return [
+        _head_of_record(len(event)) + event + struct.pack("<I", checksum)
+        for event, checksum in zip(events, _masked(events), strict=True)
+    ]
+
+
+def events_of(data: bytes) -> list[bytes]:
+    """The events in the records of a file, up to the first that is cut short. Checksums are not looked at."""
+    events, at = [], 0
+    while at + 12 <= len(data):
+        end = at + 12 + int.from_bytes(data[at : at + 8], "little")
+        if end + 4 > len(data):
+            break
+        events.append(data[at + 12 : end])
+        at = end + 4
+    return events
+
+
+def is_summary(event: bytes) -> bool:
+    """True for an event of `scalars` or `hyperparameters`."""
+    at = 9  # behind the time
+    if event[at : at + 1] == bytes([2 << 3 | _VARINT]):
+        at += 1
+        while event[at] & 128:
+            at += 1
+        at += 1
+    return event[at : at + 1] == bytes([5 << 3 | _BYTES])
+
+
+def is_hyperparameters(event: bytes) -> bool:
+    """True for one of the three events of `hyperparameters`."""
+    return _HPARAMS.encode() + b"/" in event[:64]
+
+
+@lru_cache(maxsize=256)
+def same_record(event: bytes) -> bytes:
+    """The record of an event that one file after another holds."""
+    return records([event])[0]
+
+
+@lru_cache(maxsize=4096)
+def _head_of_record(length: int) -> bytes:
+    head = struct.pack("<Q", length)
+    return head + struct.pack("<I", _masked([head])[0])
+
+
+def _next_state(byte: int) -> int:
+    for _ in range(8):
+        byte = byte >> 1 ^ (0x82F63B78 if byte & 1 else 0)
+    return byte
+
+
+_TABLE = [_next_state(byte) for byte in range(256)]
+"""The checksum's next state for each byte: CRC-32C, whose reflected polynomial is 0x82F63B78."""
+_FEW = 40
+"""From so many texts on, one pass over all of them side by side is faster than one each."""
+
+
+def _masked(texts: Sequence[bytes]) -> list[int]:
+    """The checksums of several texts, turned and moved as records have them."""
+    crcs = crc32c(texts)
+    return [((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF for crc in crcs]
+
+
+def crc32c(texts: Sequence[bytes]) -> list[int]:
+    """CRC-32C of each of several texts. Source: RFC 3720, appendix B.4."""
+    if len(texts) < _FEW:
+        return [_crc32c(text) for text in texts]
+    import numpy as np  # only now: a program that restores or looks at an experiment does without
+
+    table = np.array(_TABLE, dtype=np.uint32)
+    # Side by side, the longest first: with each byte of it, those that are over leave at the end.
+    order = sorted(range(len(texts)), key=lambda place: -len(texts[place]))
+    lengths = np.array([len(texts[place]) for place in order])
+    longest = int(lengths[0])
+    grid = np.frombuffer(b"".join(texts[place].ljust(longest, b"\0") for place in order), dtype=np.uint8)
+    columns = np.ascontiguousarray(grid.reshape(len(order), longest).T)
+    still = len(order) - np.searchsorted(lengths[::-1], np.arange(longest), side="right")
+    crc = np.full(len(order), 0xFFFFFFFF, dtype=np.uint32)
+    for column, count in zip(columns, still.tolist(), strict=True):
+        part = crc[:count]
+        crc[:count] = table[(part ^ column[:count]) & 0xFF] ^ (part >> 8)
+    found = [0] * len(texts)
+    for place, value in zip(order, (~crc).tolist(), strict=True):
+        found[place] = value
+    return found
+
+
+def _crc32c(text: bytes) -> int:
+    crc, table = 0xFFFFFFFF, _TABLE
+    for byte in text:
+        crc = table[(crc ^ byte) & 0xFF] ^ crc >> 8
+    return crc ^ 0xFFFFFFFF
+
 
 OWN_SUFFIX = ".trainkit"
 """Tells our file from those that the trial itself may write to its folder."""
@@ -52,7 +273,7 @@ class TBXLoggerCallback(LoggerCallback):
         path, parts = self._paths.get(trial.trial_id), []
         if path is None:
             path = self._paths[trial.trial_id] = self._new_path(trial)
-            parts = [event_file.same_record(event_file.file_version(self._begun))]
+            parts = [same_record(file_version(self._begun))]
         parts += self._records(trial, results)
         if trial.status.is_finished:  # these are its last
             parts += self._last_records(trial)
@@ -70,9 +291,9 @@ class TBXLoggerCallback(LoggerCallback):
         paths = self._own_files(trial)
         if not paths:
             return 0
-        events = [event for path in paths for event in event_file.events_of(path.read_bytes())]
-        summaries = [event for event in events if event_file.is_summary(event)]
-        ends = sum(map(event_file.is_hyperparameters, summaries))
+        events = [event for path in paths for event in events_of(path.read_bytes())]
+        summaries = [event for event in events if is_summary(event)]
+        ends = sum(map(is_hyperparameters, summaries))
         whole = ends == (3 if trial.status.is_finished else 0)
         return len(summaries) - ends if whole else -1
 
@@ -83,8 +304,8 @@ class TBXLoggerCallback(LoggerCallback):
         if results:
             path = self._new_path(trial)
             path.parent.mkdir(exist_ok=True)
-            head = [event_file.file_version(self._begun), event_file.restart(self._begun, 0)]
-            parts = [*map(event_file.same_record, head), *self._records(trial, results)]
+            head = [file_version(self._begun), restart(self._begun, 0)]
+            parts = [*map(same_record, head), *self._records(trial, results)]
             if trial.status.is_finished:
                 parts += self._last_records(trial)
             else:
@@ -115,22 +336,22 @@ class TBXLoggerCallback(LoggerCallback):
             values = [(tag, value) for tag, value in flatten(metrics).items() if is_number(value)]
             date = result.get("timestamp")
             wall_time = float(date) if date is not None and is_finite(date) else self._begun
-            events.append(event_file.scalars(wall_time, _step_of(result), values))
+            events.append(scalars(wall_time, _step_of(result), values))
             tags = [tag for tag, _ in values]
         self._shown[trial.trial_id] = [tag for tag in tags if tag not in _TIMES]
-        return event_file.records(events)
+        return records(events)
 
     def _last_records(self, trial: Trial) -> list[bytes]:
         """The records that a trial's file ends with, which is forgotten with that."""
-        there_is, given, ended = event_file.hyperparameters(
+        there_is, given, ended = hyperparameters(
             self._begun,
             flatten(trial.config),
             self._shown.get(trial.trial_id, []),
             failed=trial.status is TrialStatus.ERROR,
         )
         self._forget(trial)
-        same = event_file.same_record
-        return [same(there_is), *event_file.records([given]), same(ended)]
+        same = same_record
+        return [same(there_is), *records([given]), same(ended)]
 
     def _forget(self, trial: Trial) -> None:
         self._paths.pop(trial.trial_id, None)

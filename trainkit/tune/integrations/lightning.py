@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from trainkit.tune.checks import require
+from trainkit.tune.core.checks import require
 from trainkit.tune.integrations.reporting import Metrics, Reporter, missing
 
 _PACKAGES = ("lightning.pytorch", "pytorch_lightning")

@@ -12,10 +12,10 @@ from importlib.util import find_spec
 from typing import Any
 
 from trainkit.errors import ConfigError
-from trainkit.tune.checks import is_finite, is_number
+from trainkit.tune.core.checks import is_finite, is_number
+from trainkit.tune.core.values import flatten
 from trainkit.tune.integrations.reporting import missing
 from trainkit.tune.integrations.tracking import Told, TrackerCallback, process_rank, running_trial
-from trainkit.tune.values import flatten
 
 TRIAL_TAG = "trainkit.trial"
 _TOKEN = "MLFLOW_TRACKING_TOKEN"

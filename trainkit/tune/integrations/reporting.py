@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from trainkit.errors import MissingDependencyError
-from trainkit.tune.checkpoint import Checkpoint
-from trainkit.tune.session import report
+from trainkit.tune.core.checkpoint import Checkpoint
+from trainkit.tune.trial.context import report
 
 logger = logging.getLogger("trainkit.tune")
 

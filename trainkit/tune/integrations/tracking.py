@@ -1,9 +1,12 @@
-"""What callbacks of tracking services share: one run per trial, the same when the experiment goes on."""
+"""Base of callbacks that follow trials in a tracking service."""
 
 from __future__ import annotations
 
+import logging
+import queue
 import secrets
 import sys
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,10 +15,80 @@ from pathlib import Path
 from typing import Any
 
 from trainkit.errors import TuneError
-from trainkit.tune.callbacks.logger import LoggerCallback
-from trainkit.tune.integrations.outbox import Outbox
-from trainkit.tune.session import get_context
-from trainkit.tune.trial import Trial, TrialStatus
+from trainkit.tune.callbacks.loggers import LoggerCallback
+from trainkit.tune.core.trial import Trial, TrialStatus
+from trainkit.tune.display import Say, wait_saying
+from trainkit.tune.trial.context import get_context
+
+logger = logging.getLogger("trainkit.tune")
+
+Job = Callable[[], None]
+
+
+class Outbox:
+    """Does jobs one after another, in a thread of its own, which starts with the first.
+
+    What a job raises is told once for each kind of job, and goes no further.
+
+    Args:
+        name: of the service, for messages.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._jobs: queue.SimpleQueue[tuple[str, Job] | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._told: set[str] = set()
+
+    def put(self, what: str, job: Job) -> None:
+        """Have `job` done; `what` says in a message what could not be done."""
+        if self._thread is None:
+            # A daemon: a service that never answers must not keep the program from ending.
+            self._thread = threading.Thread(target=self._work, name=f"{self._name} outbox", daemon=True)
+            self._thread.start()
+        self._jobs.put((what, job))
+
+    def close(self, timeout_s: float, say: Say) -> None:
+        """Return when all is done, or after `timeout_s`, which is told.
+
+        Args:
+            timeout_s: to wait.
+            say: is told that there is something to wait for.
+        """
+        thread = self._thread
+        if thread is None:
+            return
+        self._jobs.put(None)
+
+        def wait(seconds: float) -> bool:
+            thread.join(seconds)
+            return not thread.is_alive()
+
+        wait_saying(f"{self._name} to take the rest", wait, timeout_s, say)
+        if thread.is_alive():
+            logger.warning(
+                "%s has not taken all that it was told within %g s: the rest may be lost there; the "
+                "experiment's own file has it",
+                self._name,
+                timeout_s,
+            )
+        self._thread = None
+
+    def _work(self) -> None:
+        while (item := self._jobs.get()) is not None:
+            what, job = item
+            try:
+                job()
+            except Exception:
+                if what not in self._told:
+                    self._told.add(what)
+                    logger.warning(
+                        "%s: %s failed; the experiment goes on, and this is said once",
+                        self._name,
+                        what,
+                        exc_info=True,
+                    )
+
 
 HASTE_S = 5.0
 """How long a service is waited for where the user has pressed Ctrl-C twice."""

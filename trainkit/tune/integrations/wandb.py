@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from trainkit.errors import ConfigError
-from trainkit.tune.checks import is_number, require
+from trainkit.tune.core.checks import is_number, require
+from trainkit.tune.core.values import flatten, without_objects
 from trainkit.tune.integrations.reporting import missing
 from trainkit.tune.integrations.tracking import Told, TrackerCallback, process_rank, running_trial
-from trainkit.tune.values import flatten, without_objects
 
 _INTO_CONFIG = frozenset({"trial_id", "experiment_tag", "node_ip", "hostname", "pid", "date"})
 """Reported values that describe the run rather than its course."""

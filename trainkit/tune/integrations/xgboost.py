@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from trainkit.tune.checkpoint import Checkpoint
+from trainkit.tune.core.checkpoint import Checkpoint
 from trainkit.tune.integrations.reporting import Change, Metrics, Reporter, file_of, missing
 
 try:

@@ -10,13 +10,13 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from trainkit.errors import ConfigError
-from trainkit.tune.optional import load
+from trainkit.tune.core.checks import load
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from trainkit.tune.outcome.results import ResultGrid
+    from trainkit.tune.results.result_grid import ResultGrid
 
 KINDS = {
     "curves": "learning curves",

@@ -7,16 +7,15 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from trainkit.errors import ConfigError
-from trainkit.tune.checks import is_number, is_whole
-from trainkit.tune.optional import load
+from trainkit.tune.core.checks import is_number, is_whole, load
+from trainkit.tune.core.values import lookup
 from trainkit.tune.plots import style
-from trainkit.tune.values import lookup
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from trainkit.tune.outcome.results import ResultGrid
+    from trainkit.tune.results.result_grid import ResultGrid
 
 Points = list[tuple[float, float]]
 

@@ -7,17 +7,16 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from trainkit.errors import ConfigError
-from trainkit.tune.checks import is_finite
-from trainkit.tune.optional import load
+from trainkit.tune.core.checks import is_finite, load
+from trainkit.tune.core.values import lookup
 from trainkit.tune.plots import style
 from trainkit.tune.schedulers.pbt.lineage import Exchange, Stretch, ages
-from trainkit.tune.values import lookup
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from trainkit.tune.outcome.results import ResultGrid
+    from trainkit.tune.results.result_grid import ResultGrid
 
 WINNER = style.BEST[0]
 TAKES_OVER = style.BEST[1]

@@ -10,16 +10,16 @@ from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
 from trainkit.errors import ConfigError
-from trainkit.tune.optional import load
-from trainkit.tune.outcome.hyperparameters import Hyperparameter
+from trainkit.tune.core.checks import load
+from trainkit.tune.core.values import lookup
 from trainkit.tune.plots import style
-from trainkit.tune.values import lookup
+from trainkit.tune.results.hyperparameters import Hyperparameter
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from trainkit.tune.outcome.results import ResultGrid
+    from trainkit.tune.results.result_grid import ResultGrid
 
 INACTIVE = -0.12
 """Where a trial crosses the axis of a hyperparameter that it doesn't have; axes reach from 0 to 1."""

@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from trainkit.errors import ConfigError
-from trainkit.tune.checks import is_finite
+from trainkit.tune.core.checks import is_finite
+from trainkit.tune.core.values import lookup
 from trainkit.tune.plots import style
-from trainkit.tune.values import lookup
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from trainkit.tune.outcome.results import ResultGrid
+    from trainkit.tune.results.result_grid import ResultGrid
 
 
 def draw(

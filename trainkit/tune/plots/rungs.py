@@ -14,17 +14,16 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, cast
 
 from trainkit.errors import ConfigError
-from trainkit.tune.checks import is_finite
-from trainkit.tune.optional import load
+from trainkit.tune.core.checks import is_finite, load
+from trainkit.tune.core.values import lookup
 from trainkit.tune.plots import style
-from trainkit.tune.values import lookup
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.collections import PathCollection
     from matplotlib.figure import Figure
 
-    from trainkit.tune.outcome.results import ResultGrid
+    from trainkit.tune.results.result_grid import ResultGrid
 
 WENT_ON = style.BEST[1]
 CUTOFF = style.BEST[0]

@@ -9,17 +9,17 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, cast
 
 from trainkit.errors import ConfigError, MetricError
-from trainkit.tune.control.stopping import missing_metric
-from trainkit.tune.optional import load
-from trainkit.tune.outcome.ranking import trial_score
-from trainkit.tune.values import lookup
+from trainkit.tune.controller.rules import missing_metric
+from trainkit.tune.core.checks import load
+from trainkit.tune.core.objectives import trial_score
+from trainkit.tune.core.values import lookup
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from trainkit.tune.outcome.result import Result
-    from trainkit.tune.outcome.results import ResultGrid
+    from trainkit.tune.results.result import Result
+    from trainkit.tune.results.result_grid import ResultGrid
 
 BEST = ("#c8404f", "#2f6db3", "#3a9a6b", "#e08a2e", "#7a5ba8", "#2a9aa8", "#b8558f", "#7d8a2e")
 """Colours of the best trials, the best first."""

@@ -7,15 +7,15 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from trainkit.errors import ConfigError
-from trainkit.tune.optional import load
+from trainkit.tune.core.checks import load
 from trainkit.tune.plots import style
-from trainkit.tune.storing.spans import SIMULATED, Span
+from trainkit.tune.store.records import SIMULATED, Span
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from trainkit.tune.outcome.results import ResultGrid
+    from trainkit.tune.results.result_grid import ResultGrid
 
 COLOURS = {
     "finished": "#3a9a6b",

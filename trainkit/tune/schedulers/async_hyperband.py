@@ -21,7 +21,7 @@ from itertools import accumulate
 from typing import Any, ClassVar
 
 from trainkit.errors import ConfigError
-from trainkit.tune.checks import is_finite, is_whole
+from trainkit.tune.core.checks import is_finite, is_whole
 from trainkit.tune.schedulers.base import CONTINUE, NO_CONFIG, Decision, TrialScheduler, Verdict
 from trainkit.tune.schedulers.halving.rungs import (
     PromotionRung,

@@ -1,16 +1,8 @@
-"""What a scheduler is: pure decisions about trials, from what they reported, in the order it arrived.
-
-A scheduler reads no clock and no file and draws from the generator that it is given. So the same
-reports give the same decisions, and an experiment is resumed by replaying what its scheduler was told:
-
-    on_trial_add     on_result     on_trial_complete, on_trial_error     each by trial, in this order
-    on_trial_resume  on_trial_change  on_trial_request  on_trial_again  on_no_more_trials  on_begin
-
-`verdicts` is asked after each of them; `choose_trial_to_run` may be asked any time and changes nothing.
-"""
+"""Base class of schedulers, their decisions, and the scheduler that never stops a trial."""
 
 from __future__ import annotations
 
+import inspect
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -20,18 +12,86 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from trainkit.errors import ConfigError
-from trainkit.tune.checks import is_name, is_number, require_mode
-from trainkit.tune.schedulers.own import check_methods
+from trainkit.tune.core.checks import is_name, is_number, require_mode
+from trainkit.tune.core.values import lookup
 from trainkit.tune.schedulers.words import in_words
-from trainkit.tune.values import lookup
 
 if TYPE_CHECKING:
     from numpy.random import Generator
 
-    from trainkit.tune.control.view import ExperimentView
-    from trainkit.tune.objectives import Objective
-    from trainkit.tune.placement import PlacementGroupFactory
-    from trainkit.tune.spaces.variants import Space
+    from trainkit.tune.core.capacity import ExperimentView
+    from trainkit.tune.core.objectives import Objective
+    from trainkit.tune.core.resources import PlacementGroupFactory
+    from trainkit.tune.space.search_space import Space
+
+
+_RAYS_ARGUMENTS = ("controller", "tune_controller", "trial_runner", "runner")
+"""By which names, over the years, methods of Ray's schedulers take what runs the trials."""
+
+_RAYS_METHODS = {"on_trial_result": "decide", "on_trial_remove": "on_trial_complete"}
+"""Methods of Ray's schedulers that are never called here, with what is called in their place."""
+
+_WHY = "a scheduler is told of trials by their ids, and sees nothing of what runs them"
+
+
+def check_methods(cls: type, base: type) -> None:
+    """Check that the methods which `cls` redefines of `base` can be called as they will be.
+
+    Raises:
+        ConfigError: one has other arguments, such as those of Ray's, or a name that is never called.
+    """
+    # What its other bases redefine was checked when they were defined; a mixin's was not.
+    fresh = [each for each in cls.__mro__ if each is cls or not issubclass(each, base)]
+    defined = {name: value for each in reversed(fresh) for name, value in vars(each).items()}
+    for old, new in _RAYS_METHODS.items():
+        # With the new one defined too, the old name is a method of the user's own.
+        if old in defined and not {new, "on_result"} & defined.keys():
+            raise ConfigError(
+                f"{cls.__name__}.{old}() is a method of Ray's schedulers that is never called here: define "
+                f"{new}{_arguments(vars(base)[new])}; {_WHY}"
+            )
+    for name, value in vars(base).items():
+        if inspect.isfunction(value) and not name.startswith("_") and inspect.isfunction(defined.get(name)):
+            _check_method(cls, name, defined[name], value)
+
+
+def _check_method(cls: type, name: str, given: object, ours: object) -> None:
+    signature, expected = inspect.signature(given), inspect.signature(ours)  # type: ignore[arg-type]
+    rays = next((each for each in signature.parameters if each in _RAYS_ARGUMENTS), None)
+    by_name = [each.name for each in expected.parameters.values() if each.kind is each.KEYWORD_ONLY]
+    try:
+        signature.bind(*range(len(expected.parameters) - len(by_name)), **dict.fromkeys(by_name))
+    except TypeError as error:
+        problem = f"can't be called as it will be ({error})"
+    else:
+        if rays is None:
+            return
+        problem = f"is never given a {rays}"
+    raise ConfigError(
+        f"{cls.__name__}.{name}{_arguments(given)} {problem}: define {name}{_arguments(ours)}"
+        + (f"; {_WHY}, unlike Ray's" if rays is not None else "")
+    )
+
+
+def _arguments(function: object) -> str:
+    """Such as '(self, pending, paused=(), *, new=False)'."""
+    signature = inspect.signature(function)  # type: ignore[arg-type]
+    plain = [each.replace(annotation=inspect.Parameter.empty) for each in signature.parameters.values()]
+    return str(inspect.Signature(plain))
+
+
+def check_made(scheduler: object) -> None:
+    """Check that the constructor of a scheduler has called that of its base.
+
+    Raises:
+        ConfigError: it has not.
+    """
+    if not hasattr(scheduler, "time_attr"):
+        name = type(scheduler).__name__
+        raise ConfigError(
+            f"the scheduler {name} was made without its base: let {name}.__init__() begin with "
+            "super().__init__(), which takes time_attr, metric and mode"
+        )
 
 
 class Verdict(StrEnum):
@@ -308,3 +368,20 @@ _VERBS = {Verdict.PAUSE: "paused", Verdict.RESUME: "resumed"}
 def _words(verb: str, reason: Mapping[str, Any], scheduler: str) -> str:
     words = in_words(reason)
     return f"{verb} by {scheduler}: {words}" if words else f"{verb} by {scheduler}"
+
+
+class FIFOScheduler(TrialScheduler):
+    """Let every trial run to its end."""
+
+    needs_metric: ClassVar[bool] = False
+
+    def __init__(self) -> None:
+        super().__init__()
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        return {}
+
+    def decide(self, trial_id: str, time: float | None, score: float | None) -> Decision:
+        del trial_id, time, score
+        return CONTINUE

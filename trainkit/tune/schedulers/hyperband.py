@@ -1,8 +1,4 @@
-"""Hyperband: brackets of successive halving, from many trials judged early to few that run to the end.
-
-Source: Li et al., "Hyperband: A Novel Bandit-Based Approach to Hyperparameter Optimization", JMLR 18(185),
-2018, Algorithm 1.
-"""
+"""Hyperband: brackets of successive halving, from many trials judged early to few that run to the end."""
 
 from __future__ import annotations
 
@@ -12,10 +8,9 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from trainkit.errors import ConfigError
-from trainkit.tune.checks import is_finite
+from trainkit.tune.core.checks import is_finite
 from trainkit.tune.schedulers.base import CONTINUE, NO_CONFIG, Decision, TrialScheduler, Verdict
-from trainkit.tune.schedulers.halving.bracket import Bracket, Judgement
-from trainkit.tune.schedulers.halving.brackets import bracket_plans
+from trainkit.tune.schedulers.halving.brackets import Bracket, Judgement, bracket_plans
 
 
 @dataclass(slots=True)
@@ -284,3 +279,17 @@ class HyperBandScheduler(TrialScheduler):
         if not waiting:
             self._promoted.pop(number, None)
         return reason
+
+
+class HyperBandForBOHB(HyperBandScheduler):
+    """`HyperBandScheduler` under the name that goes with the searcher `TuneBOHB`.
+
+    The searcher suggests the trials of a bracket one by one, as workers get free, from all that is known
+    by then. Each result at a level reaches it once, whatever is decided on the trial, with the level's
+    place among those of all brackets as `budget` in the decision's reason.
+
+    Ray's class of this name differs from its `HyperBandScheduler` in two points, which hold for both here:
+    the widest bracket comes first, and trials pause before their bracket is full.
+    """
+
+    label: ClassVar[str] = "BOHB's HyperBand"

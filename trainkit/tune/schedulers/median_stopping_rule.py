@@ -1,20 +1,204 @@
-"""The median stopping rule: a trial ends once its best is worse than how half of the others have done.
-
-Source: Golovin et al., "Google Vizier: A Service for Black-Box Optimization", KDD 2017, automated early
-stopping. By default the others are all trials that got so far, as in Ray Tune, not only completed ones.
-"""
+"""The median stopping rule: a trial ends once its best is worse than the median of the others."""
 
 from __future__ import annotations
 
 import math
+from array import array
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import Any, ClassVar
 
+import numpy as np
+from numpy.typing import NDArray
+
 from trainkit.errors import ConfigError
-from trainkit.tune.checks import is_finite, is_whole
+from trainkit.tune.core.checks import is_finite, is_whole
 from trainkit.tune.schedulers.base import CONTINUE, NO_CONFIG, Decision, TrialScheduler, Verdict
-from trainkit.tune.schedulers.median.standings import Standings, median
+
+Floats = NDArray[np.float64]
+Integers = NDArray[np.int64]
+
+FIRST_ROOM = 4
+
+
+class Timelines:
+    """See the module. Rows are numbered from 0 in the order in which they were begun."""
+
+    def __init__(self) -> None:
+        self._times: Floats = np.empty(64)
+        self._values: Floats = np.empty(64)
+        self._used = 0
+        self._rows = 0
+        # Of each row: where it lies, how many numbers it has, and how many it has room for.
+        self._start: Integers = np.zeros(16, np.int64)
+        self._count: Integers = np.zeros(16, np.int64)
+        self._room: Integers = np.zeros(16, np.int64)
+
+    def begin(self) -> int:
+        """Begin an empty row; return its number."""
+        if self._rows == len(self._start):
+            more = np.zeros_like(self._start)
+            self._start, self._count, self._room = (
+                np.concatenate((column, more)) for column in (self._start, self._count, self._room)
+            )
+        self._rows += 1
+        return self._rows - 1
+
+    def append(self, row: int, time: float, value: float) -> None:
+        """Add a number to a row; `time` is above all that it has."""
+        count = int(self._count[row])
+        if count == self._room[row]:
+            self._move(row, max(FIRST_ROOM, 2 * count))
+        place = int(self._start[row]) + count
+        self._times[place] = time
+        self._values[place] = value
+        self._count[row] = count + 1
+
+    def _move(self, row: int, room: int) -> None:
+        while self._used + room > len(self._times):
+            self._times = np.concatenate((self._times, np.empty_like(self._times)))
+            self._values = np.concatenate((self._values, np.empty_like(self._values)))
+        old, new, count = int(self._start[row]), self._used, int(self._count[row])
+        self._times[new : new + count] = self._times[old : old + count]
+        self._values[new : new + count] = self._values[old : old + count]
+        self._start[row], self._room[row] = new, room
+        self._used += room
+
+    def at(self, row: int, time: float) -> float | None:
+        """The last number of a row at `time` or before; None: it has none so early."""
+        start, count = int(self._start[row]), int(self._count[row])
+        place = int(np.searchsorted(self._times[start : start + count], time, side="right"))
+        return float(self._values[start + place - 1]) if place else None
+
+    def all_at(self, time: float, rows: Integers) -> Floats:
+        """The same of each of `rows` that has a number so early, in their order."""
+        start = self._start[rows]
+        below, above = np.zeros(len(rows), np.int64), self._count[rows]
+        # So many halvings find the place in the longest row; shorter ones stay where they have ended.
+        for _ in range(int(above.max(initial=0)).bit_length()):
+            middle = (below + above) >> 1
+            open_ = below < above
+            early = open_ & (self._times[np.where(open_, start + middle, 0)] <= time)
+            below = np.where(early, middle + 1, below)
+            above = np.where(open_ & ~early, middle, above)
+        some = below > 0
+        found: Floats = self._values[start[some] + below[some] - 1]
+        return found
+
+
+class Standings:
+    """What trials have reported, each report once and in order of a trial's time, and how they stood.
+
+    A time that is asked about again, as whole numbers are, gets a sorted list of its own, kept up to
+    date: an answer is then one look, with any number of trials. A time asked about once, as seconds are,
+    costs a search in all trials' reports.
+
+    Args:
+        since: averages begin with the first report at this time or later.
+        averaged: whether a trial stands by the average of its reports, or by its latest alone.
+    """
+
+    def __init__(self, since: float, *, averaged: bool) -> None:
+        self._since = since
+        self._averaged = averaged
+        self._rows: dict[str, int] = {}
+        self._timelines = Timelines()
+        self._best: list[float] = []
+        self._last: list[tuple[float, int]] = []  # how it stands now, and by how many reports
+        self._latest = np.full(16, -math.inf)
+        self._members = np.zeros(16, bool)
+        self._asked: set[float] = set()
+        self._listed_times: list[float] = []
+        self._listed: dict[float, array[float]] = {}
+
+    def add(self, trial_id: str, *, member: bool) -> None:
+        """Take in a trial that has reported nothing yet; others are judged by it only as a member."""
+        row = self._rows[trial_id] = self._timelines.begin()
+        if row == len(self._latest):
+            self._latest = np.concatenate((self._latest, np.full_like(self._latest, -math.inf)))
+            self._members = np.concatenate((self._members, np.zeros_like(self._members)))
+        self._members[row] = member
+        self._best.append(-math.inf)
+        self._last.append((-math.inf, 0))
+
+    def __contains__(self, trial_id: str) -> bool:
+        return trial_id in self._rows
+
+    def best(self, trial_id: str) -> float:
+        """The best score of a trial, of all its reports."""
+        return self._best[self._rows[trial_id]]
+
+    def latest(self, trial_id: str) -> float:
+        """Time of a trial's last report; minus infinity: none yet."""
+        return float(self._latest[self._rows[trial_id]])
+
+    def record(self, trial_id: str, time: float, score: float) -> None:
+        """Take in a report, later than all that this trial has made."""
+        row = self._rows[trial_id]
+        before = float(self._latest[row])
+        self._latest[row] = time
+        self._best[row] = max(self._best[row], score)
+        if time < self._since:
+            return
+        last, count = self._last[row]
+        value = _average(last, score, count + 1) if self._averaged and count else score
+        self._last[row] = value, count + 1
+        self._timelines.append(row, time, value)
+        if self._members[row]:
+            self._list(row, before)
+
+    def join(self, trial_id: str) -> None:
+        """Judge others by this trial from now on, with all that it has reported."""
+        row = self._rows[trial_id]
+        if not self._members[row]:
+            self._members[row] = True
+            self._list(row, -math.inf)
+
+    def _list(self, row: int, before: float) -> None:
+        """Enter a trial into the lists of times after `before` that it has reached."""
+        times, latest = self._listed_times, float(self._latest[row])
+        for time in times[bisect_right(times, before) : bisect_right(times, latest)]:
+            if (value := self._timelines.at(row, time)) is not None:
+                insort(self._listed[time], value)
+
+    def at(self, time: float) -> Sequence[float]:
+        """How the members that have reported at `time` or later stood then, worst first."""
+        if (listed := self._listed.get(time)) is not None:
+            return listed
+        rows = len(self._rows)
+        among = np.flatnonzero(self._members[:rows] & (self._latest[:rows] >= time))
+        found = array("d", np.sort(self._timelines.all_at(time, among)).tobytes())
+        if time in self._asked:
+            self._asked.remove(time)
+            self._listed_times.insert(bisect_left(self._listed_times, time), time)
+            self._listed[time] = found
+        else:
+            self._asked.add(time)
+        return found
+
+
+def _average(before: float, score: float, count: int) -> float:
+    """The average of `count` numbers: `before` is that of all but the last, which is `score`.
+
+    The average of equal numbers is exactly that number, so that a tie stays one.
+    """
+    if before == -math.inf or score == -math.inf:
+        return -math.inf
+    change = score - before
+    if math.isfinite(change):
+        return before + change / count
+    return before + (score / count - before / count)
+
+
+def median(ascending: Sequence[float]) -> float:
+    """Return the middle of sorted numbers, or the average of the two in the middle."""
+    middle = len(ascending) // 2
+    if len(ascending) % 2:
+        return ascending[middle]
+    below, above = ascending[middle - 1], ascending[middle]
+    return below if below == above else below / 2 + above / 2
+
 
 POOLS = ("all", "completed")
 COMPARED = ("average", "value")

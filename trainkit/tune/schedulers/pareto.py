@@ -6,11 +6,11 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from trainkit.tune.checks import is_number, is_whole, require
-from trainkit.tune.objectives import Objective, ParetoRanking, Point, objectives_of, point_of
+from trainkit.tune.core.checks import is_number, is_whole, require
+from trainkit.tune.core.objectives import Objective, ParetoRanking, Point, objectives_of, point_of
+from trainkit.tune.core.values import lookup
 from trainkit.tune.schedulers.base import CONTINUE, Decision, TrialScheduler, Verdict
 from trainkit.tune.schedulers.halving.rungs import rung_levels
-from trainkit.tune.values import lookup
 
 
 class ParetoScheduler(TrialScheduler):

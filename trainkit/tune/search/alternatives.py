@@ -1,15 +1,13 @@
-"""What else a space holds, for a suggestion that was rejected again and again."""
+"""Configurations of a space that were not tried yet."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from trainkit.tune.domains import Domain, GridSearch
-from trainkit.tune.domains.listed import distinct
-from trainkit.tune.spaces.combinations import combinations
-from trainkit.tune.spaces.growing import UNDRAWN, grow
-from trainkit.tune.spaces.variants import Path, Space
+from trainkit.tune.space.configurations import UNDRAWN, combinations, grow
+from trainkit.tune.space.domains import Domain, GridSearch, distinct
+from trainkit.tune.space.search_space import Path, Space
 
 if TYPE_CHECKING:
     from numpy.random import Generator

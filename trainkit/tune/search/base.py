@@ -1,26 +1,82 @@
-"""What a searcher is: the source of configurations, told of the results.
-
-A searcher is rebuilt by replaying what it suggested and what it was told, so it keeps no file. Suggestion
-n draws from a generator of its own, made from the seed and n: how many results were known when it was
-asked changes what a model proposes, never what chance gives.
-"""
+"""Base classes of searchers, and results that were evaluated elsewhere."""
 
 from __future__ import annotations
 
 import copy
+import math
+import numbers
 import pickle
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 from trainkit.errors import ConfigError
-from trainkit.tune.calling import taken
-from trainkit.tune.checks import require, require_mode
-from trainkit.tune.objectives import Objective
+from trainkit.tune.core.checks import is_number, require, require_kind, require_mode, taken
+from trainkit.tune.core.objectives import Objective
+from trainkit.tune.core.values import lookup
 from trainkit.tune.schedulers.base import Decision
-from trainkit.tune.search.evaluated import Finished, evaluated_of
-from trainkit.tune.spaces.variants import Space
+from trainkit.tune.space.search_space import Space
+
+
+class FinishedTrial(Protocol):
+    """A trial of another experiment, as a `Result` is one."""
+
+    @property
+    def config(self) -> Mapping[str, Any] | None: ...
+    @property
+    def metrics(self) -> Mapping[str, Any] | None: ...
+    @property
+    def error(self) -> Exception | None: ...
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """One configuration and what it came to.
+
+    Attributes:
+        parameters: the configuration.
+        value: of the metric; None will do for one that failed or was stopped, and is then NaN.
+        error: it failed.
+        pruned: it was stopped early.
+        intermediate_values: of the metric, by iteration from 0.
+
+    Raises:
+        ConfigError: the value is no number.
+    """
+
+    parameters: dict[str, Any]
+    value: float
+    error: bool = False
+    pruned: bool = False
+    intermediate_values: list[float] | None = None
+
+    def __post_init__(self) -> None:
+        is_value = isinstance(self.value, numbers.Real)
+        require(
+            is_value or self.error or self.pruned,
+            f"add_evaluated_point({self.parameters!r}, {self.value!r}): give the value of the metric, a "
+            "number",
+        )
+        object.__setattr__(self, "parameters", dict(self.parameters))
+        object.__setattr__(self, "value", float(self.value) if is_value else math.nan)
+
+
+def evaluated_of(trials: Iterable[FinishedTrial], metric: str) -> list[Evaluated]:
+    """Return what trials of another experiment came to; those that never reported `metric` are left out.
+
+    Raises:
+        ConfigError: none reported it as a number.
+    """
+    found = []
+    for trial in trials:
+        value = lookup(trial.metrics or {}, metric)
+        if trial.config is not None and is_number(value):
+            found.append(Evaluated(dict(trial.config), float(value), error=trial.error is not None))
+    if not found:
+        raise ConfigError(f"none of these trials reported {metric!r} as a number: correct the metric")
+    return found
 
 
 class Searcher(ABC):
@@ -266,7 +322,7 @@ class Searcher(ABC):
         """
         raise NotImplementedError(f"{type(self).__name__} learns nothing from points evaluated elsewhere")
 
-    def add_evaluated_trials(self, trials: Iterable[Finished], metric: str) -> None:
+    def add_evaluated_trials(self, trials: Iterable[FinishedTrial], metric: str) -> None:
         """Tell of the trials of another experiment: a `ResultGrid`, or a list of `Result`s.
 
         Those that never reported `metric` are left out.
@@ -296,3 +352,110 @@ class Searcher(ABC):
         """Limit the trials at once, for a `ConcurrencyLimiter` around; False: the limiter does it itself."""
         del max_concurrent
         return False
+
+
+class SearcherWrapper(Searcher):
+    """Base of searchers that hold another, as `searcher`.
+
+    Raises:
+        ConfigError: it is not a searcher.
+    """
+
+    def __init__(self, searcher: Searcher) -> None:
+        require_kind("searcher", searcher, Searcher, "trainkit.tune.search.BasicVariantGenerator()")
+        super().__init__(searcher.metric, searcher.mode)
+        self.searcher = searcher
+
+    @property
+    def objectives(self) -> tuple[Objective, ...]:
+        return self.searcher.objectives
+
+    def set_objectives(self, objectives: tuple[Objective, ...]) -> None:
+        self.searcher.set_objectives(objectives)
+
+    @property
+    def metric(self) -> str | None:
+        return self.searcher.metric
+
+    @property
+    def mode(self) -> str | None:
+        return self.searcher.mode
+
+    def begin(
+        self, space: Space, *, metric: str | None, mode: str | None, num_samples: int, seed: int
+    ) -> None:
+        self.space, self.num_samples, self.seed = space, num_samples, seed
+        self.searcher.begin(space, metric=metric, mode=mode, num_samples=num_samples, seed=seed)
+
+    @property
+    def total_samples(self) -> int | None:
+        return self.searcher.total_samples
+
+    @property
+    def whole(self) -> bool:
+        return self.searcher.whole
+
+    def suggest(self, trial_id: str) -> dict[str, Any] | str | None:
+        return self.searcher.suggest(trial_id)
+
+    def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
+        self.searcher.on_trial_result(trial_id, result)
+
+    def on_trial_complete(
+        self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False
+    ) -> None:
+        self.searcher.on_trial_complete(trial_id, result, error=error)
+
+    def on_trial_decision(self, trial_id: str, result: dict[str, Any], decision: Decision) -> None:
+        self.searcher.on_trial_decision(trial_id, result, decision)
+
+    def on_pause(self, trial_id: str) -> None:
+        self.searcher.on_pause(trial_id)
+
+    def on_unpause(self, trial_id: str) -> None:
+        self.searcher.on_unpause(trial_id)
+
+    @property
+    def hears_again(self) -> bool:
+        return self.searcher.hears_again
+
+    def is_drawn(self, trial_id: str) -> bool:
+        return self.searcher.is_drawn(trial_id)
+
+    def on_rejected(self, trial_id: str, result: dict[str, Any] | None) -> None:
+        self.searcher.on_rejected(trial_id, result)
+
+    def alternatives(self, trial_id: str) -> Iterator[dict[str, Any]] | None:
+        return self.searcher.alternatives(trial_id)
+
+    def take(self, trial_id: str, config: dict[str, Any]) -> bool:
+        return self.searcher.take(trial_id, config)
+
+    def give_up(self, trial_id: str) -> bool:
+        return self.searcher.give_up(trial_id)
+
+    def replay(
+        self, trial_id: str, config: dict[str, Any], *, same_space: bool = True
+    ) -> dict[str, Any] | None:
+        return self.searcher.replay(trial_id, config, same_space=same_space)
+
+    def rehearsal(self) -> Searcher:
+        twin = copy.copy(self)
+        twin.searcher = self.searcher.rehearsal()
+        return copy.deepcopy(twin)
+
+    def add_evaluated_point(
+        self,
+        parameters: dict[str, Any],
+        value: float,
+        error: bool = False,
+        pruned: bool = False,
+        intermediate_values: list[float] | None = None,
+    ) -> None:
+        self.searcher.add_evaluated_point(parameters, value, error, pruned, intermediate_values)
+
+    def save(self, checkpoint_path: str) -> None:
+        self.searcher.save(checkpoint_path)
+
+    def restore(self, checkpoint_path: str) -> None:
+        self.searcher.restore(checkpoint_path)

@@ -1,4 +1,4 @@
-"""Grid and random search: every combination of the grid, `num_samples` times, the rest drawn at random."""
+"""Grid search and random search."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from trainkit.errors import SpaceError
-from trainkit.tune.checks import checked_points, checked_seed, is_whole, require
+from trainkit.tune.core.checks import checked_points, checked_seed, is_whole, require
+from trainkit.tune.core.seeds import suggestion_generator
+from trainkit.tune.core.values import holds_opaque
 from trainkit.tune.search.alternatives import alternatives, leaves_open
 from trainkit.tune.search.base import Searcher
-from trainkit.tune.seeds import suggestion_generator
-from trainkit.tune.spaces.variants import Path, Space
-from trainkit.tune.suggestion.fingerprint import fingerprint
-from trainkit.tune.values import holds_opaque
+from trainkit.tune.space.fingerprint import fingerprint
+from trainkit.tune.space.search_space import Path, Space
 
 CONSTANT_DRAWS = 1000
 """Draws for a whole grid before it counts as used up."""

@@ -1,12 +1,11 @@
-"""Fewer trials at once than fit, for searchers that learn most from results they have."""
+"""A searcher with a limit of trials at once."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from trainkit.tune.checks import is_whole, require
-from trainkit.tune.search.base import Searcher
-from trainkit.tune.search.wrapper import SearcherWrapper
+from trainkit.tune.core.checks import is_whole, require
+from trainkit.tune.search.base import Searcher, SearcherWrapper
 
 
 class ConcurrencyLimiter(SearcherWrapper):

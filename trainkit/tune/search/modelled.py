@@ -1,30 +1,19 @@
-"""What searchers share that learn from results: everything but their models.
-
-    points_to_evaluate --> form.fixed ----> _suggested -> configuration n, which the model has as running
-    take, a restore -----> form.known_by -> _note      -> the same, of a configuration that is known
-    add_evaluated_point -> form.known_by -> _learn
-    a duplicate ---------> _forget, and _suggested again with another draw
-
-The form says what the model knows configurations by.
-"""
+"""Base classes of searchers with a model of the results."""
 
 from __future__ import annotations
 
 import copy
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 from trainkit.errors import ConfigError
-from trainkit.tune.checks import checked_points, checked_seed, require
-from trainkit.tune.search.base import Searcher
-from trainkit.tune.search.evaluated import Evaluated
-from trainkit.tune.search.forms import Form
-from trainkit.tune.seeds import suggestion_generator
-from trainkit.tune.spaces.variants import Space
-
-if TYPE_CHECKING:
-    pass
+from trainkit.tune.core.checks import checked_points, checked_seed, is_number, require
+from trainkit.tune.core.seeds import suggestion_generator
+from trainkit.tune.core.values import lookup
+from trainkit.tune.search.base import Evaluated, Searcher
+from trainkit.tune.search.codec import Form
+from trainkit.tune.space.search_space import Space
 
 F = TypeVar("F", bound=Form)
 
@@ -260,3 +249,50 @@ class ModelledSearcher(Searcher, Generic[F]):
         intermediate_values: list[float] | None = None,
     ) -> None:
         self._evaluated.append(Evaluated(parameters, value, error, pruned, intermediate_values))
+
+
+class LastReportSearcher(ModelledSearcher[F]):
+    """Base of searchers for which a trial counts by its last report, when it ends and while it is paused."""
+
+    _last: dict[str, float]
+    """By trial that has not ended: the metric, as reported last."""
+
+    def begin(
+        self, space: Space, *, metric: str | None, mode: str | None, num_samples: int, seed: int
+    ) -> None:
+        self._last = {}
+        super().begin(space, metric=metric, mode=mode, num_samples=num_samples, seed=seed)
+
+    @abstractmethod
+    def _tell(self, trial_id: str, value: float | None) -> None:
+        """A trial came to `value`, which may be NaN or infinite; None: it failed, or never reported one."""
+
+    @abstractmethod
+    def _runs(self, trial_id: str) -> None:
+        """A trial runs that came to something."""
+
+    def _learn(self, name: str, known: Any, evaluated: Evaluated) -> None:
+        self._note(name, known)
+        self._tell(name, None if evaluated.error else evaluated.value)
+
+    def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
+        value = lookup(result, self.metric or "")
+        if trial_id not in self._left_out and is_number(value):
+            self._last[trial_id] = float(value)
+
+    def on_pause(self, trial_id: str) -> None:
+        if trial_id in self._last:
+            self._tell(trial_id, self._last[trial_id])
+
+    def on_unpause(self, trial_id: str) -> None:
+        if trial_id in self._last:
+            self._runs(trial_id)
+
+    def on_trial_complete(
+        self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False
+    ) -> None:
+        if trial_id in self._left_out:
+            return
+        self._last.pop(trial_id, None)
+        value = lookup(result or {}, self.metric or "")
+        self._tell(trial_id, float(value) if not error and is_number(value) else None)

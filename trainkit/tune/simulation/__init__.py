@@ -1,1 +1,1 @@
-"""Experiments on a virtual clock: the same controller, schedulers and searchers, without a process."""
+"""Experiments on a virtual clock."""

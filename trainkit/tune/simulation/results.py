@@ -1,15 +1,45 @@
-"""What came out of a simulation: a `ResultGrid`, with who worked when, and the log of all events."""
+"""Results of a simulation: a ResultGrid, the timeline and the log of events."""
 
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Iterator, Mapping
 from functools import cached_property
+from typing import Any
 
-from trainkit.tune.control import events as ev
-from trainkit.tune.outcome.in_memory import MemoryGrid
-from trainkit.tune.simulation.log import line_of
-from trainkit.tune.storing.memory import MemoryStore
+from trainkit.tune.controller import events as ev
+from trainkit.tune.core.trial import Failure, SavedCheckpoint, Trial
+from trainkit.tune.core.values import encode_config
+from trainkit.tune.results.result_grid import MemoryGrid
+from trainkit.tune.schedulers.base import Decision
+from trainkit.tune.store.memory import MemoryStore
+
+_LEFT_OUT = "result"
+"""Field of a report that repeats the others."""
+
+
+def line_of(record: ev.Record) -> str:
+    """Return `record` as a line of JSON: its kind, then its fields by name."""
+    fields: dict[str, Any] = {
+        name: getattr(record, name) for name in type(record).__match_args__ if name != _LEFT_OUT
+    }
+    if isinstance(record, ev.TrialAdded):
+        fields["config"] = encode_config(record.trial.suggested)
+    return json.dumps([type(record).__name__, fields], default=_plain)
+
+
+def _plain(value: Any) -> Any:
+    match value:
+        case Trial():
+            return value.trial_id
+        case Decision():
+            return [value.verdict, dict(value.reason), [donor.trial_id for donor in value.donors]]
+        case Failure():
+            return [value.kind, value.message]
+        case SavedCheckpoint():
+            return [value.number, value.iteration]
+    return repr(value)
 
 
 class Simulation(MemoryGrid):

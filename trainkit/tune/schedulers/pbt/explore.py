@@ -1,23 +1,176 @@
-"""Explore: a configuration changed a little, each mutated value inside its declared range and of its type.
-
-Source: Jaderberg et al. 2017, arXiv:1711.09846, section 4: perturb by a factor, or resample.
-"""
+"""Mutations of a configuration, each value inside its range and of its type."""
 
 from __future__ import annotations
 
 import copy
+import difflib
 import math
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from trainkit.errors import ConfigError
-from trainkit.tune.checks import is_number
-from trainkit.tune.domains import Categorical, Domain, Float, Integer, Normal, place_of, same
-from trainkit.tune.schedulers.pbt.mutations import Path, leaves, name_of
-from trainkit.tune.spaces.computed import global_generators_seeded
+from trainkit.tune.core.checks import is_number
+from trainkit.tune.space.computed import compute, global_generators_seeded
+from trainkit.tune.space.conditions import is_there, look_up
+from trainkit.tune.space.configurations import grow
+from trainkit.tune.space.domains import (
+    Categorical,
+    Domain,
+    Float,
+    Forbid,
+    GridSearch,
+    Integer,
+    Normal,
+    SampleFrom,
+    When,
+    place_of,
+    same,
+)
+from trainkit.tune.space.tree import Path, holds_leaf, in_config
 
 if TYPE_CHECKING:
     from numpy.random import Generator
+
+    from trainkit.tune.space.search_space import Space
+
+
+MutationPath = tuple[Any, ...]
+"""Keys, of which some may be numbers."""
+
+ALIKE = 0.8
+"""How alike two names are that are taken for one (difflib)."""
+_DIGITS = re.compile(r"\d+")
+
+
+def checked_mutations(
+    mutations: Mapping[str, Any] | None, name: str = "hyperparam_mutations"
+) -> dict[str, Any]:
+    """Return a copy of `mutations`, with lists for tuples.
+
+    Raises:
+        ConfigError: a mutation is empty, or is none that a value can be explored by; its key is named.
+    """
+    if mutations is None:
+        return {}
+    if not isinstance(mutations, Mapping):
+        raise ConfigError(
+            f"{name}={mutations!r}: give a dictionary such as {{'lr': tune.loguniform(1e-4, 1)}}"
+        )
+    return {key: _checked(value, f"{name}[{key!r}]") for key, value in mutations.items()}
+
+
+def _checked(value: Any, name: str) -> Any:
+    if isinstance(value, Mapping):
+        if not value:
+            raise ConfigError(f"{name} is empty: name what to mutate in it, or leave it out")
+        if set(value) == {"grid_search"}:
+            raise ConfigError(f"{name} is a grid, which is no distribution: give a list to move in")
+        return checked_mutations(value, name)
+    options = value.categories if isinstance(value, Categorical) else value
+    if isinstance(options, (list, tuple)) and any(map(holds_leaf, options)):
+        raise ConfigError(
+            f"{name} holds options with domains of their own, which can't be explored as one: give plain "
+            "values, and mutate what depends on them by its own name"
+        )
+    if isinstance(value, tuple) and len(value) == 2 and all(map(is_number, value)):
+        raise ConfigError(
+            f"{name}={value!r} may be a range or two values: give tune.uniform{value!r} for a range, or the "
+            f"list {list(value)!r} for these two"
+        )
+    if isinstance(value, (list, tuple)):
+        if not value:
+            raise ConfigError(f"{name} is empty: give at least one value")
+        return list(value)
+    if isinstance(value, (GridSearch, SampleFrom, When, Forbid)):
+        raise ConfigError(
+            f"{name} is {value}, which is no distribution to explore by: give a domain such as "
+            "tune.uniform(0, 1), a list of values in order, or a function that draws one"
+        )
+    if isinstance(value, Domain) or callable(value):
+        return value
+    raise ConfigError(
+        f"{name}={value!r}: give a domain such as tune.uniform(0, 1), a list of values in order, a function "
+        "that draws one, or a dictionary of these"
+    )
+
+
+def name_of(path: MutationPath) -> str:
+    """Such as 'net/lr'."""
+    return "/".join(map(str, path))
+
+
+def leaves(mutations: Mapping[str, Any], path: MutationPath = ()) -> Iterator[tuple[MutationPath, Any]]:
+    """All mutations with their paths, in the order given."""
+    for key, value in mutations.items():
+        if isinstance(value, Mapping):
+            yield from leaves(value, (*path, key))
+        else:
+            yield (*path, key), value
+
+
+def completed(
+    space: Mapping[str, Any], mutations: Mapping[str, Any], at: MutationPath = ()
+) -> dict[str, Any]:
+    """Return `space` with what stands only in `mutations` added, to be drawn by them at the start.
+
+    Raises:
+        ConfigError: a mutation can't change the values that the space gives at its place, or its name is
+            much like one that the space has.
+    """
+    whole = dict(space)
+    for key, mutation in mutations.items():
+        name = name_of((*at, key))
+        if isinstance(mutation, Mapping):
+            inner = whole.get(key, {})
+            if isinstance(inner, When):
+                continue  # there or not; what is there is explored
+            if not isinstance(inner, Mapping):
+                raise ConfigError(
+                    f"hyperparam_mutations mutates inside {name!r}, which is {inner} in param_space: "
+                    "give a dictionary in both, or in none"
+                )
+            whole[key] = completed(inner, mutation, (*at, key))
+        elif key not in whole:
+            _require_no_misspelling(name, key, [other for other in space if other not in mutations])
+            whole[key] = start_of(mutation)
+        else:
+            _require_explorable(name, whole[key], mutation)
+    return whole
+
+
+def _require_no_misspelling(name: str, key: Any, others: Sequence[Any]) -> None:
+    """A name much like one of the space that nothing mutates is taken for that; but 'h1' is not 'h2'."""
+    lower = str(key).lower()
+    by_lower = {other.lower(): other for other in others if isinstance(other, str)}
+    near = difflib.get_close_matches(lower, by_lower, n=1, cutoff=ALIKE)
+    if near and (near[0] == lower or _DIGITS.sub("", near[0]) != _DIGITS.sub("", lower)):
+        raise ConfigError(
+            f"{name!r} is to be mutated, and param_space has no such name. Did you mean "
+            f"{by_lower[near[0]]!r}? If it is another hyperparameter, say in param_space how it begins"
+        )
+
+
+def start_of(mutation: Any) -> Any:
+    """What the search space has for a value that only a mutation speaks of."""
+    if isinstance(mutation, list):
+        return Categorical(tuple(mutation))
+    return mutation if isinstance(mutation, Domain) else SampleFrom(mutation)
+
+
+def _require_explorable(name: str, start: Any, mutation: Any) -> None:
+    """A number can't be made of a text by multiplying it."""
+    if not isinstance(mutation, Domain) or isinstance(mutation, Categorical):
+        return
+    starts = start.categories if isinstance(start, Categorical) else ()
+    starts = start.values if isinstance(start, GridSearch) else starts or (start,)
+    for value in starts:
+        if isinstance(value, (str, bool, Mapping, list, tuple)) or value is None:
+            raise ConfigError(
+                f"{name!r} is {value!r} in param_space, which its mutation {mutation} doesn't contain: "
+                "give a number there, or a list in hyperparam_mutations"
+            )
+
 
 Operations = dict[str, str]
 """By the name of a value, such as 'net/lr', what was done to it: 'resample', '* 1.2', 'shift left'."""
@@ -144,7 +297,7 @@ def _drawn(mutation: Domain | Callable[[], Any], value: Any, rng: Generator, nam
     return plain
 
 
-def node_at(config: Mapping[str, Any], path: Path) -> Any:
+def node_at(config: Mapping[str, Any], path: MutationPath) -> Any:
     """The dictionary at `path` inside a configuration; None if there is none."""
     node: Any = config
     for part in path:
@@ -216,3 +369,44 @@ def customised(
         if not same(change["old"], change["new"]):
             operations[name] = "custom"
     return after
+
+
+def fitted(config: Mapping[str, Any], space: Space, rng: Generator) -> dict[str, Any]:
+    """Return `config` without what its conditions leave out, and with what they now ask for, drawn.
+
+    All other values stay, in the space or not.
+
+    Args:
+        config: explored.
+        space: with the conditions; without any, nothing changes.
+        rng: to draw from.
+    """
+    if not space.conditions:
+        return dict(config)
+
+    def choose(path: Path, leaf: Any) -> Any:
+        found = look_up(config, in_config(path))
+        if is_there(found):
+            return found
+        if isinstance(leaf, GridSearch):
+            return leaf.values[int(rng.integers(len(leaf.values)))]
+        return leaf.draw(rng)
+
+    grown = grow(space.tree, space.conditions, choose)
+    conditional = {in_config(path) for path in space.conditions}
+    merged = _merged(config, grown, conditional, ())
+    if space.computed:
+        compute(merged, rng)  # of what was not there before
+    return merged
+
+
+def _merged(
+    config: Mapping[str, Any], grown: Mapping[str, Any], conditional: set[Path], at: Path
+) -> dict[str, Any]:
+    merged = {}
+    for key, value in config.items():
+        if key in grown and isinstance(value, Mapping) and isinstance(grown[key], Mapping):
+            merged[key] = _merged(value, grown[key], conditional, (*at, key))
+        elif key in grown or (*at, key) not in conditional:
+            merged[key] = value
+    return merged | {key: value for key, value in grown.items() if key not in config}

@@ -1,9 +1,9 @@
-"""The members of a population: what each has reached, and when its next turn to be judged is."""
+"""Members of a population, their barrier, and its best and worst quantile."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -108,3 +108,98 @@ class Population:
         judged.sort()
         order = range(len(judged)) if shuffle is None else shuffle(len(judged))
         return [(judged[place][1], judged[place][2]) for place in order]
+
+
+class Barrier:
+    """See the module.
+
+    Args:
+        members: the population; those that have ended are not waited for.
+
+    Attributes:
+        target: after how many intervals it stands.
+    """
+
+    def __init__(self, members: Population) -> None:
+        self._members = members
+        self._arrived: dict[str, None] = {}
+        self.target = members.first
+
+    def __contains__(self, trial_id: str) -> bool:
+        """Whether a member waits here."""
+        return trial_id in self._arrived
+
+    def __len__(self) -> int:
+        """How many wait here."""
+        return len(self._arrived)
+
+    def arrive(self, member: Member) -> None:
+        """A member waits from now on."""
+        self._arrived[member.trial_id] = None
+
+    def leave(self, member: Member) -> None:
+        """A member has ended, wherever it was."""
+        self._arrived.pop(member.trial_id, None)
+
+    def take_back(self, member: Member) -> None:
+        """A member that had ended goes on: nobody waits for it where it has been judged before."""
+        if not self._arrived:
+            self.target = max(self.target, member.intervals + 1)
+
+    @property
+    def all_came(self) -> bool:
+        """Whether all that have not ended wait here, and at least one does."""
+        return bool(self._arrived) and all(each.trial_id in self._arrived for each in self._members.active())
+
+    def open(self) -> Iterator[Member]:
+        """Let all go that wait, in the order of the population; nothing may depend on who came when."""
+        waited, self._arrived = self._arrived, {}
+        # Past the one that has come furthest: a long report must not leave the others behind for good.
+        self.target = max(self._members[trial_id].intervals for trial_id in waited) + 1
+        return (member for trial_id, member in self._members.by_id.items() if trial_id in waited)
+
+
+def quantile_size(members: int, fraction: float) -> int:
+    """How many members each quantile has: ceil(members * fraction), at most half of them; 0 for one alone.
+
+    A product that is above a whole number by rounding only counts as that number: 10 * 0.3 is 3.
+    """
+    return min(math.ceil(members * fraction - 1e-9), members // 2) if members > 1 else 0
+
+
+@dataclass(frozen=True)
+class Quantiles:
+    """A population that was ranked.
+
+    Attributes:
+        ranked: members with a score that counts, best first.
+        lower: of these the worst, and then those whose score doesn't count.
+        upper: of these the best, best first.
+    """
+
+    ranked: tuple[str, ...]
+    lower: frozenset[str]
+    upper: tuple[str, ...]
+
+    def rank(self, member: str) -> int | None:
+        """From 1; None for a member whose score doesn't count."""
+        return self.ranked.index(member) + 1 if member in self.ranked else None
+
+
+def quantiles(scores: Sequence[tuple[str, float]], fraction: float) -> Quantiles:
+    """Rank a population.
+
+    Args:
+        scores: members with their scores, larger is better; of equal ones the first ranks before. One of
+            minus infinity doesn't count: its member is ranked nowhere and is in the lower quantile as soon
+            as any other one's counts.
+        fraction: of the population that each quantile takes, 0 to 0.5; with 0 both are empty.
+    """
+    finite = [(member, score) for member, score in scores if score > -math.inf]
+    ranked = tuple(member for member, _ in sorted(finite, key=lambda pair: -pair[1]))
+    lost = [member for member, score in scores if not score > -math.inf]
+    size = quantile_size(len(ranked), fraction)
+    if not fraction or not ranked:
+        return Quantiles(ranked, frozenset(), ())
+    upper = ranked[: max(size, 1)] if lost or size else ()
+    return Quantiles(ranked, frozenset([*ranked[len(ranked) - size :], *lost]), upper)

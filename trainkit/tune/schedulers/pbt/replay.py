@@ -1,4 +1,4 @@
-"""Replays what population based training came to: one trial, with the configurations that led to a result."""
+"""Replay of a policy of population based training in one trial."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from trainkit.errors import ConfigError
+from trainkit.tune.core.values import encode_config
 from trainkit.tune.schedulers.base import CONTINUE, NO_CONFIG, Decision, Donor, TrialScheduler, Verdict
-from trainkit.tune.schedulers.pbt.lineage import Stretch
-from trainkit.tune.schedulers.pbt.policy import Schedule, policy_file, read_policy
-from trainkit.tune.values import encode_config
+from trainkit.tune.schedulers.pbt.lineage import Schedule, Stretch, policy_file, read_policy
 
 if TYPE_CHECKING:
     from numpy.random import Generator

@@ -1,4 +1,4 @@
-"""Population based training: the worst go on from the weights of the best, with values changed a little.
+"""Population based training: the worst continue from the weights of the best, with mutated values.
 
 Source: Jaderberg et al., "Population Based Training of Neural Networks", 2017, arXiv:1711.09846,
 Algorithm 1; truncation selection and perturbation as in its section 4.
@@ -12,21 +12,25 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from trainkit.errors import ConfigError
-from trainkit.tune.checks import is_finite, is_number, require_range
+from trainkit.tune.core.checks import is_finite, is_number, require_range
+from trainkit.tune.core.values import lookup, without_objects
 from trainkit.tune.schedulers.base import CONTINUE, NO_CONFIG, Decision, Donor, TrialScheduler, Verdict
-from trainkit.tune.schedulers.pbt.barrier import Barrier
-from trainkit.tune.schedulers.pbt.explore import Operations, changes, customised, explored
-from trainkit.tune.schedulers.pbt.fitting import fitted
-from trainkit.tune.schedulers.pbt.mutations import checked_mutations, completed
-from trainkit.tune.schedulers.pbt.population import Member, Population
-from trainkit.tune.schedulers.pbt.quantiles import Quantiles, quantiles
+from trainkit.tune.schedulers.pbt.explore import (
+    Operations,
+    changes,
+    checked_mutations,
+    completed,
+    customised,
+    explored,
+    fitted,
+)
+from trainkit.tune.schedulers.pbt.population import Barrier, Member, Population, Quantiles, quantiles
 from trainkit.tune.schedulers.pbt.replay import PopulationBasedTrainingReplay
-from trainkit.tune.values import lookup, without_objects
 
 if TYPE_CHECKING:
     from numpy.random import Generator
 
-    from trainkit.tune.spaces.variants import Space
+    from trainkit.tune.space.search_space import Space
 
 __all__ = ["PopulationBasedTraining", "PopulationBasedTrainingReplay"]
 

@@ -1,4 +1,4 @@
-"""BOHB's searcher: configurations that are likely among good ones and unlikely among bad ones."""
+"""BOHB's searcher."""
 
 from __future__ import annotations
 
@@ -7,22 +7,21 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from trainkit.errors import ConfigError
-from trainkit.tune.checks import is_number, is_whole, require
+from trainkit.tune.core.checks import is_number, is_whole, require
+from trainkit.tune.core.seeds import suggestion_generator
+from trainkit.tune.core.values import lookup
 from trainkit.tune.schedulers.base import Decision, score_of
+from trainkit.tune.search.base import Evaluated
 from trainkit.tune.search.bohb.encoding import Encoding
-from trainkit.tune.search.bohb.knowledge import Knowledge
 from trainkit.tune.search.bohb.model import BOHBConfig
-from trainkit.tune.search.bohb.observations import budget_of
-from trainkit.tune.search.evaluated import Evaluated
+from trainkit.tune.search.bohb.observations import Knowledge, budget_of
 from trainkit.tune.search.modelled import ModelledSearcher
-from trainkit.tune.seeds import suggestion_generator
-from trainkit.tune.spaces.variants import Path, Space
-from trainkit.tune.values import lookup
+from trainkit.tune.space.search_space import Path, Space
 
 if TYPE_CHECKING:
     from numpy.random import Generator
 
-    from trainkit.tune.search.bohb.kde import Floats
+    from trainkit.tune.search.bohb.model import Floats
 
 
 class TuneBOHB(ModelledSearcher[Encoding]):

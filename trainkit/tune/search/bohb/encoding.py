@@ -1,4 +1,4 @@
-"""Configurations as rows of numbers: every parameter in [0, 1], or the index of a category."""
+"""Configurations as rows of numbers: parameters in [0, 1], or the index of a category."""
 
 from __future__ import annotations
 
@@ -12,20 +12,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from trainkit.errors import SpaceError
-from trainkit.tune.domains import Categorical, Domain, Float, Integer, Normal, place_of
-from trainkit.tune.domains.listed import distinct
 from trainkit.tune.search.alternatives import leaves_open
-from trainkit.tune.search.bohb.kde import Column
-from trainkit.tune.search.forms import Declared
-from trainkit.tune.spaces.variants import Path, Space
+from trainkit.tune.search.bohb.model import Column
+from trainkit.tune.search.codec import Declared
+from trainkit.tune.space.domains import Categorical, Domain, Float, Integer, Normal, distinct, place_of
+from trainkit.tune.space.search_space import Path, Space
 
 if TYPE_CHECKING:
     from numpy.random import Generator
 
-    from trainkit.tune.search.bohb.kde import Floats
+    from trainkit.tune.search.bohb.model import Floats
 
 
-class Coder(ABC):
+class ColumnCoder(ABC):
     """Between a parameter's values and the numbers of its column.
 
     Attributes:
@@ -45,7 +44,7 @@ class Coder(ABC):
         """The value of the domain that a number in the column stands for."""
 
 
-class _Real(Coder):
+class _UnitReal(ColumnCoder):
     """Linear in the value, or in its logarithm."""
 
     def __init__(self, domain: Float) -> None:
@@ -68,7 +67,7 @@ class _Real(Coder):
         return min(max(value, lower), self._last)
 
 
-class _Steps(Coder):
+class _UnitSteps(ColumnCoder):
     """Multiples k of a step: each owns what rounds to it, so the column is first - 1/2 to last + 1/2."""
 
     stepped = True
@@ -98,7 +97,7 @@ class _Steps(Coder):
         return k * self._numerator if self._whole else k * self._numerator / self._denominator
 
 
-class _Quantile(Coder):
+class _UnitQuantile(ColumnCoder):
     """A normal distribution by its quantiles, so that the whole column is as likely."""
 
     def __init__(self, domain: Normal) -> None:
@@ -117,7 +116,7 @@ class _Quantile(Coder):
         return k * self._q.numerator / self._q.denominator
 
 
-class _Choice(Coder):
+class _UnitChoice(ColumnCoder):
     """The index of a category; one that is listed twice is one."""
 
     def __init__(self, domain: Categorical) -> None:
@@ -134,7 +133,7 @@ class _Choice(Coder):
         return self._categories[int(number)]
 
 
-def coder_of(name: str, domain: Domain) -> Coder:
+def coder_of(name: str, domain: Domain) -> ColumnCoder:
     """Return what encodes values of `domain`.
 
     Raises:
@@ -142,17 +141,17 @@ def coder_of(name: str, domain: Domain) -> Coder:
     """
     match domain:
         case Float(q=None):
-            return _Real(domain)
+            return _UnitReal(domain)
         case Float() | Integer():
-            return _Steps(domain)
+            return _UnitSteps(domain)
         case Normal():
-            return _Quantile(domain)
+            return _UnitQuantile(domain)
         case Categorical():
-            return _Choice(domain)
+            return _UnitChoice(domain)
     raise SpaceError(f"{name}: TuneBOHB does not know {domain}; give one of tune's domains")
 
 
-class Encoding(Declared[Coder]):
+class Encoding(Declared[ColumnCoder]):
     """Of a space: rows with a column for each parameter, NaN where one is not active.
 
     Args:

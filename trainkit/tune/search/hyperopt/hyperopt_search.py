@@ -1,4 +1,4 @@
-"""hyperopt's tree-structured Parzen estimator as a searcher, over our spaces and its own."""
+"""Searcher on hyperopt's tree-structured Parzen estimator."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from trainkit.tune.checks import is_number, is_whole, require
-from trainkit.tune.optional import load
+from trainkit.tune.core.checks import is_number, is_whole, load, require
+from trainkit.tune.core.seeds import suggestion_generator, suggestion_words
 from trainkit.tune.search.hyperopt.spaces import HyperOptForm, Values, form_of
-from trainkit.tune.search.last_report import LastReportSearcher
-from trainkit.tune.seeds import suggestion_generator, suggestion_words
+from trainkit.tune.search.modelled import LastReportSearcher
 
 
 class HyperOptSearch(LastReportSearcher[HyperOptForm]):

@@ -1,4 +1,4 @@
-"""Optuna's samplers as a searcher: TPE by default, any other by argument."""
+"""Searcher on Optuna's samplers."""
 
 from __future__ import annotations
 
@@ -12,18 +12,17 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from trainkit.errors import MissingDependencyError
-from trainkit.tune.checks import is_name, is_number, is_whole, require, require_kind
-from trainkit.tune.objectives import Objective, objectives_of
+from trainkit.tune.core.checks import is_name, is_number, is_whole, require, require_kind
+from trainkit.tune.core.objectives import Objective, objectives_of
+from trainkit.tune.core.seeds import suggestion_generator, suggestion_words
+from trainkit.tune.core.values import encode_config, holds_opaque, lookup
 from trainkit.tune.schedulers.base import Decision, Verdict
-from trainkit.tune.search.base import Searcher
-from trainkit.tune.search.evaluated import Evaluated
+from trainkit.tune.search.base import Evaluated, Searcher
 from trainkit.tune.search.modelled import ModelledSearcher
 from trainkit.tune.search.optuna import samplers
-from trainkit.tune.search.optuna.saying import saying_once
+from trainkit.tune.search.optuna.samplers import saying_once
 from trainkit.tune.search.optuna.spaces import OptunaForm, Params, form_of
 from trainkit.tune.search.optuna.study import LazyStudy
-from trainkit.tune.seeds import suggestion_generator, suggestion_words
-from trainkit.tune.values import encode_config, holds_opaque, lookup
 
 if TYPE_CHECKING:
     from optuna.samplers import BaseSampler

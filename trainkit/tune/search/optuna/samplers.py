@@ -1,26 +1,64 @@
-"""What is particular about Optuna's samplers: their seeds, what they remember, and whose values they take.
-
-A suggestion of TPE, random search and the Gaussian process follows from the study's trials and a seed, once
-the sampler is fresh: what they keep between suggestions (the groups of a conditional space in the order in
-which trials ended, the kernel of the last fit) is a shortcut that a restore could not rebuild. CMA-ES, the
-genetic samplers, quasi-random sequences and grids write what they need into the study, as they are asked.
-"""
+"""Optuna's samplers: seeds, restrictions, and messages while they are asked."""
 
 from __future__ import annotations
 
 import copy
 import itertools
+import logging
+import re
+import threading
+import warnings
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from trainkit.errors import ConfigError
-from trainkit.tune.domains import Categorical, Domain
-from trainkit.tune.search.optuna.saying import quiet
+from trainkit.tune.space.domains import Categorical, Domain
 
 if TYPE_CHECKING:
     from optuna.samplers import BaseSampler
 
-    from trainkit.tune.spaces.variants import Space
+    from trainkit.tune.space.search_space import Space
+
+
+@contextmanager
+def saying_once(said: set[str]) -> Iterator[None]:
+    """No line of Optuna's samplers that was `said` before, but for the trial's number; in this thread."""
+    here = threading.get_ident()
+
+    def is_new(record: logging.LogRecord) -> bool:
+        if record.thread != here:
+            return True
+        words = re.sub(r"Trial#\d+", "", record.getMessage())
+        new = words not in said
+        said.add(words)
+        return new
+
+    # A filter sees what is logged to the very logger that has it, and each module of theirs has its own.
+    names = [name for name in list(logging.Logger.manager.loggerDict) if name.startswith("optuna.samplers")]
+    loggers = [logging.getLogger(name) for name in names]
+    for each in loggers:
+        each.addFilter(is_new)
+    try:
+        yield
+    finally:
+        for each in loggers:
+            each.removeFilter(is_new)
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """No line of Optuna's on the console, and no warning that an option is new."""
+    import optuna
+
+    before = optuna.logging.get_verbosity()
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+            yield
+    finally:
+        optuna.logging.set_verbosity(before)
 
 
 def default_sampler(conditional: bool) -> BaseSampler:

@@ -1,3 +1,3 @@
 from trainkit.train import TorchTrainer as TorchTrainer
 from trainkit.train import TrainingOperator as TrainingOperator
-from trainkit.train.creators import CreatorOperator as CreatorOperator
+from trainkit.train.operator import CreatorOperator as CreatorOperator

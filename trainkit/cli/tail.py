@@ -1,0 +1,115 @@
+"""`trainkit tail`: reports of an experiment, or output of a trial, as they come."""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from trainkit.cli.experiments import chosen_trial, experiment_folder
+from trainkit.clock import SYSTEM, Clock
+from trainkit.errors import ConfigError
+from trainkit.tune.core.checks import is_number
+from trainkit.tune.core.stoppers import AUTOMATIC
+from trainkit.tune.core.values import flatten
+from trainkit.tune.results.overview import LogReader
+from trainkit.tune.store.ownership import owner_of
+from trainkit.tune.store.records import Report
+
+_EVERY_S = 0.5
+
+
+def tail(
+    word: str, trial: str | None, *, lines: int, follow: bool, printed: bool, clock: Clock = SYSTEM
+) -> int:
+    """Show the last reports of an experiment or of one trial, and those that come, until it ends.
+
+    Args:
+        word: the experiment.
+        trial: which trial; None: all.
+        lines: how many of those that there are already.
+        follow: False: no others.
+        printed: what the trial has printed, in place of its reports.
+        clock: to wait by.
+
+    Raises:
+        ConfigError: there is no such experiment or trial, or nothing that it printed is kept.
+    """
+    folder = experiment_folder(word)
+    if printed and trial is None:
+        raise ConfigError("--printed is of one trial: name it, as `trainkit tail --printed EXPERIMENT TRIAL`")
+    with LogReader(folder) as reader:
+        chosen = None if trial is None else chosen_trial(reader.trials(), trial)
+        if printed and chosen is not None:
+            new = _printed(folder / chosen.dirname, lines)
+        else:
+            new = _reported(reader, None if chosen is None else chosen.trial_id, lines)
+        try:
+            while True:
+                running = owner_of(folder) is not None  # first: what came before its end is shown
+                sys.stdout.write("".join(f"{line}\n" for line in next(new)))
+                sys.stdout.flush()
+                if not (running and follow):
+                    return 0
+                clock.sleep(_EVERY_S)
+        except KeyboardInterrupt:  # the way to end it
+            return 0
+
+
+def _reported(reader: LogReader, trial_id: str | None, lines: int) -> Iterator[list[str]]:
+    last, latest = 0, deque[Report](maxlen=lines)
+    for last, report in reader.reports_after(0, trial_id):  # noqa: B007 - the last one's is used
+        latest.append(report)
+    yield list(map(_line, latest))
+    while True:
+        found = list(reader.reports_after(last, trial_id))
+        last = found[-1][0] if found else last
+        yield [_line(report) for _, report in found]
+
+
+def _line(report: Report) -> str:
+    """Such as '5f3a_00007  12  loss=0.25 step=12'."""
+    shown = [
+        f"{name}={value:.6g}" if is_number(value) else f"{name}={str(value)[:50]}"
+        for name, value in flatten(report.result).items()
+        if name not in AUTOMATIC
+    ]
+    return f"{report.trial_id}  {report.iteration}  {' '.join(shown)}"
+
+
+def _printed(folder: Path, lines: int) -> Iterator[list[str]]:
+    """What was added to the trial's files since the last look."""
+    files = _files(folder)
+    if not files:
+        raise ConfigError(
+            f"nothing that the trial printed is in {folder}: RunConfig(log_to_file=True) keeps it there"
+        )
+    seen = dict.fromkeys(files, 0)
+    limit: int | None = lines
+    while True:
+        news: list[str] = []
+        for path in files:
+            with open(path, "rb") as file:
+                file.seek(seen[path])
+                data = file.read()
+            whole = data[: data.rfind(b"\n") + 1]  # a line is shown once it has ended
+            seen[path] += len(whole)
+            news += whole.decode(errors="replace").splitlines()
+        yield news if limit is None else news[max(0, len(news) - limit) :]
+        limit = None
+
+
+def _files(folder: Path) -> Sequence[Path]:
+    """What `log_to_file` has written; its files have any names, but none of these endings."""
+    ours = {".json", ".csv", ".txt"}
+    if not folder.is_dir():
+        return []
+    named = [folder / "stdout", folder / "stderr"]
+    if any(path.exists() for path in named):
+        return [path for path in named if path.exists()]
+    return sorted(
+        path
+        for path in folder.iterdir()
+        if path.is_file() and path.suffix not in ours and "tfevents" not in path.name
+    )

@@ -1,0 +1,183 @@
+"""`trainkit why`: reasons for the state of a trial, an experiment, an actor or a request."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from datetime import datetime
+from typing import Any
+
+from trainkit.cli.experiments import chosen_trial, experiment_folder, not_found
+from trainkit.cli.sessions import SessionState, duration, request_line, sessions, survey
+from trainkit.clock import SYSTEM
+from trainkit.errors import ConfigError
+from trainkit.resources import describe
+from trainkit.tune.controller.events import REARRANGED
+from trainkit.tune.core.resources import PlacementGroupFactory
+from trainkit.tune.core.trial import Trial, TrialStatus
+from trainkit.tune.core.values import decode_config
+from trainkit.tune.results.overview import Event, LogReader, Overview
+from trainkit.tune.schedulers.words import in_words
+from trainkit.tune.trial.messages import NO_PROCESS
+
+_ID_OF = {
+    "requests": ("id", "what"),
+    "actors": ("actor_id", "name", "class_name"),
+    "placement_groups": ("placement_group_id", "name"),
+    "tasks": ("name",),
+}
+"""By which entries of each list something is known: the first by its beginning, the rest as a whole."""
+
+
+def why(wanted: str) -> int:
+    """Say of all that `wanted` names why it waits, or how it ended.
+
+    Raises:
+        ConfigError: it names nothing.
+    """
+    lines: list[str] = []
+    surveys = [survey(session) for session in sessions()]
+    for found in surveys:
+        for kind, item in _matching(found, wanted):
+            lines.extend(line for line in _explain(found, kind, item) if line not in lines)
+    if not lines:
+        problems = "".join(f"; {found.problem}" for found in surveys if found.problem)
+        raise ConfigError(
+            f"{not_found(wanted)}; and nothing in your {len(surveys)} sessions has that name, or an id that "
+            "starts so. A trial is found by its experiment: `trainkit why EXPERIMENT TRIAL`. "
+            f"`trainkit ls DIR` shows which are in DIR, `trainkit status` what is in your sessions{problems}"
+        )
+    sys.stdout.write("\n".join(lines) + "\n")
+    return 0
+
+
+def _matching(found: SessionState, wanted: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    for kind, (first, *others) in _ID_OF.items():
+        for item in found.lists[kind]:
+            if str(item[first]).startswith(wanted) or wanted in [item[key] for key in others]:
+                yield kind, item
+
+
+def _explain(found: SessionState, kind: str, item: dict[str, Any]) -> Iterator[str]:
+    if kind == "requests":
+        yield from _explain_request(item)
+        free = {name: amount for node in found.lists["nodes"] for name, amount in node["available"].items()}
+        yield f"  free: {describe({name: amount for name, amount in free.items() if amount > 0})}"
+        return
+    name = item.get("name") or item.get("class_name") or item.get("placement_group_id")
+    state = item["state"]
+    if state == "DEAD":
+        yield f"{name} ({item['actor_id']}) ended: {item['death_cause'] or 'it is not known how'}"
+    elif state == "PENDING":
+        request = _request_of(found, item)
+        yield from [f"{name} waits to be started"] if request is None else _explain_request(request)
+    else:
+        process = f" (pid {item['pid']})" if item.get("pid") else ""
+        yield (
+            f"{name}{process} waits for nothing: it is {state.lower()}, in session {found.session.id}, which "
+            f"was started {duration(found.age_s)} ago"
+        )
+
+
+def _explain_request(request: dict[str, Any]) -> Iterator[str]:
+    yield request_line(request)
+    yield from (f"  {reason}" for reason in request["reasons"])
+
+
+def _request_of(found: SessionState, item: dict[str, Any]) -> dict[str, Any] | None:
+    own_id = item.get("actor_id") or item.get("placement_group_id")
+    return next((request for request in found.lists["requests"] if request["id"] == own_id), None)
+
+
+_SAID_ELSEWHERE = ("trial_id", "attempt", "iteration", "verdict")
+
+
+def why_experiment(word: str, trial: str | None) -> int:
+    """Say why a trial stands where it does, from its decisions and events, or the same of the experiment.
+
+    Raises:
+        ConfigError: there is no such experiment or trial.
+    """
+    folder = experiment_folder(word)
+    overview = Overview.of(folder, SYSTEM.now())
+    with LogReader(folder) as reader:
+        if trial is None:
+            lines = [f"{folder}: {overview.state}", *map(_event_line, reader.events())]
+        else:
+            lines = list(_of_trial(overview, reader, chosen_trial(overview.trials, trial)))
+    sys.stdout.write("\n".join(lines) + "\n")
+    return 0
+
+
+def _of_trial(overview: Overview, reader: LogReader, trial: Trial) -> Iterator[str]:
+    reason = f": {trial.reason}" if trial.reason else ""
+    yield f"{trial.name} is {trial.status}{reason}"
+    if trial.status is TrialStatus.PENDING:
+        running = [other for other in overview.trials if other.status is TrialStatus.RUNNING]
+        if overview.owner is None:
+            yield "  nobody runs the experiment; tune.Tuner.restore(...).fit() goes on with it"
+        elif trial.alone:
+            yield "  it runs when nothing else does, since its memory was not enough"
+        else:
+            yield f"  it waits for a place: {len(running)} trials run"
+    yield f"  configuration: {_facts(trial.config)}"
+    for attempt in reader.attempts(trial.trial_id):
+        own = f", with {_facts(attempt.config)}" if attempt.config != trial.config else ""
+        yield (
+            f"  attempt {attempt.number}: from {_when(attempt.started)}{_process(attempt.pid)} on "
+            f"{attempt.hostname}, from iteration {attempt.iteration} on, {_reports(attempt.reports)}{own}"
+        )
+    told = set()
+    for decision in reader.decisions(trial.trial_id):
+        facts = {name: value for name, value in decision.items() if name not in _SAID_ELSEWHERE}
+        words = str(facts["stop"]) if "stop" in facts else in_words(facts)
+        told.add(words)
+        yield f"  report {decision['iteration']}: {decision['verdict']}{words and f', {words}'}"
+    for event in reader.events(trial.trial_id):
+        detail = _rearranged(event.detail) if event.kind == REARRANGED else event.detail
+        who, _, words = detail.partition(": ")  # such as 'paused by PBT', and what its decision has said
+        yield f"  {_event_line(replace(event, detail=who if words in told else detail))}"
+    if trial.failure is not None:
+        yield from (f"  {line}" for line in trial.failure.traceback.splitlines())
+
+
+def _rearranged(detail: str) -> str:
+    """In words what a trial goes on with: whose state, which configuration, what it reserves."""
+    change = decode_config(detail)
+    words = []
+    if change.get("donor") is not None:  # what changes with it is told by the decision
+        words.append(f"goes on from {change['donor']} after {_reports(change['donor_iteration'])}")
+    elif change["config"] is not None:
+        words.append(f"goes on with {_facts(change['config'])}")
+    if change["alone"]:
+        words.append("runs alone, as its memory was not enough")
+    if change.get("before") is not None:
+        now, before = (
+            describe(PlacementGroupFactory(*change[key]).required_resources) for key in ("granted", "before")
+        )
+        words.append(f"reserves {now}, {before} before")
+    return ", ".join(words)
+
+
+def _reports(count: int) -> str:
+    return f"{count} report" if count == 1 else f"{count} reports"
+
+
+def _event_line(event: Event) -> str:
+    return f"{_when(event.time)} {event.kind}" + (f": {event.detail}" if event.detail else "")
+
+
+def _when(time: float) -> str:
+    return f"{datetime.fromtimestamp(time):%Y-%m-%d %H:%M:%S}"
+
+
+def _process(pid: int) -> str:
+    return f" in process {pid}" if pid != NO_PROCESS else ""
+
+
+def _facts(facts: Mapping[str, Any]) -> str:
+    return ", ".join(
+        f"{name}={value:.6g}" if isinstance(value, float) else f"{name}={value}"
+        for name, value in facts.items()
+    )

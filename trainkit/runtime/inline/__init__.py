@@ -1,0 +1,1 @@
+"""Inline engine: every call runs at once in the calling process."""

@@ -1,0 +1,507 @@
+"""The inline engine, for debuggers and fast tests, and its state listing."""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import os
+import secrets
+import socket
+import tempfile
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NoReturn, cast
+
+from trainkit.errors import ConfigError, ObjectLostError, WorkerDiedError
+from trainkit.resources import Bundle
+from trainkit.runtime.context import address_info
+from trainkit.runtime.failures import pack_failure
+from trainkit.runtime.inline.actors import Actors, InlineActor, leave_if_over
+from trainkit.runtime.inline.calls import (
+    CallFrame,
+    InlineActorExit,
+    InlineCallRunner,
+    Outcome,
+    arguments,
+    died,
+    failed,
+    frames,
+    is_retried,
+    packed_arguments,
+    require_generator,
+)
+from trainkit.runtime.inline.event_loop import PrivateLoop
+from trainkit.runtime.inline.placement import Places, ResourceShare
+from trainkit.runtime.inline.refs import InlineRef, InlineStream, stepped
+from trainkit.runtime.local.system import devices
+from trainkit.runtime.options import method_of
+from trainkit.runtime.placement import require_labels
+from trainkit.runtime.scheduling import captured
+from trainkit.runtime.serialize import Packed, pack
+from trainkit.runtime.specs import (
+    DYNAMIC,
+    STREAMING,
+    ActorSpec,
+    Interface,
+    MethodSpec,
+    ObjectRef,
+    Placement,
+    PlacementGroupId,
+    SessionSpec,
+    TaskSpec,
+    WhereAmI,
+)
+from trainkit.runtime.streams import DynamicObjectRefGenerator, split_results
+
+KINDS = ("nodes", "actors", "tasks", "workers", "logs", "objects", "placement_groups", "requests")
+
+
+class InlineState:
+    """Answers for `Engine.state`.
+
+    Args:
+        node_id: this process's, as it stands for the machine.
+        places: the machine and its groups.
+        actors: the living and the ended.
+        caller: what runs now.
+        large: values of a size that elsewhere lies in shared memory.
+        labels: this machine's.
+    """
+
+    def __init__(
+        self,
+        node_id: str,
+        places: Places,
+        actors: Actors,
+        caller: InlineCallRunner,
+        large: Iterable[InlineRef],
+        labels: Mapping[str, str],
+    ) -> None:
+        self._labels = labels
+        self._node_id = node_id
+        self._places = places
+        self._actors = actors
+        self._caller = caller
+        self._large = large
+
+    def rows(self, kind: str) -> list[dict[str, Any]]:
+        """What there is of `kind`; raises ConfigError if there is no such kind."""
+        match kind:
+            case "nodes":
+                return [self._node()]
+            case "actors":
+                return self._actors.rows()
+            case "tasks":
+                return [_task(frame) for frame in self._caller.running if frame.life is None]
+            case "objects":
+                return [_object(ref) for ref in list(self._large)]
+            case "placement_groups":
+                return self._places.rows()
+            case "workers":
+                return [self._worker()]
+            case "requests" | "logs":
+                return []  # nothing waits, and what is printed goes where the program prints
+        raise ConfigError(f"state({kind!r}); there are {', '.join(KINDS)}")
+
+    def _worker(self) -> dict[str, Any]:
+        return {
+            "worker_id": f"{os.getpid():016x}",
+            "name": "driver",
+            "worker_type": "DRIVER",
+            "pid": os.getpid(),
+            "is_alive": True,
+            "node_id": self._node_id,
+            "ip": "127.0.0.1",
+        }
+
+    def _node(self) -> dict[str, Any]:
+        return {
+            "node_id": self._node_id,
+            "alive": True,
+            "hostname": socket.gethostname(),
+            "address": "127.0.0.1",
+            "pid": os.getpid(),
+            "labels": {**self._labels, "ray.io/node-id": self._node_id},
+            "resources": dict(self._places.totals),
+            "available": self._places.available(),
+            "object_store": None,
+        }
+
+
+def _task(frame: CallFrame) -> dict[str, Any]:
+    return {
+        "task_id": None if frame.number is None else f"{frame.number:016x}",
+        "worker_id": f"{os.getpid():016x}",
+        "name": frame.name,
+        "state": "RUNNING",
+        "pid": os.getpid(),
+        "resources": dict(frame.placement.resources),
+        "owner_pid": os.getpid(),
+    }
+
+
+def _object(ref: InlineRef) -> dict[str, Any]:
+    return {"object_id": f"{ref.id:016x}", "size_bytes": ref.packed.size_bytes, "pids": [os.getpid()]}
+
+
+_LISTED_BYTES = 256 * 1024
+"""Values of this size and more are listed: elsewhere they lie in shared memory."""
+
+
+class InlineEngine:
+    """See the module; implements `trainkit.runtime.engine.Engine`."""
+
+    name = "inline"
+    alive = True
+    is_worker = False
+
+    def __init__(self, spec: SessionSpec) -> None:
+        self._spec = spec
+        self._visible_gpus = devices.visible_gpus()
+        self._ids = itertools.count(1)
+        self._node_id = secrets.token_hex(16)
+        self._places = Places(spec.totals)
+        self._caller = InlineCallRunner(spec)
+        self._actors = Actors(spec.namespace)
+        self._streams: weakref.WeakSet[InlineStream] = weakref.WeakSet()
+        self._large: weakref.WeakSet[InlineRef] = weakref.WeakSet()
+        self._naming = threading.RLock()  # so that of two threads one makes an actor, and the other finds it
+        self._listing = InlineState(
+            self._node_id, self._places, self._actors, self._caller, self._large, spec.labels
+        )
+        self._owned_groups: dict[int, int] = {}
+        self._scratch: tempfile.TemporaryDirectory[str] | None = None
+
+    def require_usable(self) -> None:
+        return  # all it has is in this process, and a forked one has a copy
+
+    def require_node(self) -> None:
+        return  # there is none
+
+    # calls
+
+    def submit(self, spec: TaskSpec) -> list[ObjectRef[Any]]:
+        spec = replace(spec, placement=self._placed(spec.placement, spec.name))
+        packed = packed_arguments(spec.args, spec.kwargs, spec.name)
+        number = next(self._ids)
+        if not self._places.has_group_of(spec.placement):
+            error = WorkerDiedError(f"{spec.name} could not be started: its placement group was removed")
+            frame = CallFrame(spec.name, spec.placement, ResourceShare(), PrivateLoop(), number)
+            return self._results(frame, failed(error, spec.name), spec.num_returns)
+        retries = spec.max_retries
+        while True:
+            frame = CallFrame(
+                spec.name, spec.placement, self._places.take(spec.placement), PrivateLoop(), number
+            )
+            try:
+                outcome = self._outcome(frame, spec.function, packed, spec.num_returns)
+            except BaseException:  # Ctrl-C
+                frame.leave()
+                raise
+            # A stream that fails later is not begun again: who reads it has its first values already.
+            if retries == 0 or not is_retried(outcome, spec):
+                break
+            frame.leave()
+            retries -= 1  # a negative number never gets to 0
+        leave_if_over()
+        return self._results(frame, outcome, spec.num_returns)
+
+    def start_actor(self, spec: ActorSpec) -> InlineActor:
+        spec = replace(spec, placement=self._placed(spec.placement, spec.name))
+        packed = packed_arguments(spec.args, spec.kwargs, spec.name)
+        can_start = self._places.has_group_of(spec.placement)
+        with self._naming:
+            found = self._actors.existing(spec.registration)
+            if found is not None:
+                return found
+            actor = self._new_actor(spec, packed, can_start)
+        if can_start:
+            try:
+                actor.make()
+            except BaseException:  # Ctrl-C
+                actor.end("its constructor was interrupted")
+                raise
+        else:
+            actor.end("its placement group was removed")
+        leave_if_over()
+        return actor
+
+    def _placed(self, placement: Placement, name: str) -> Placement:
+        """`placement`, in the group of the code that asks if that captures what is started there."""
+        self._places.require(placement, name)
+        if placement.labels:
+            require_labels(placement.labels, self.state("nodes")[0], name)
+        return captured(placement, self.current_group())
+
+    def _new_actor(self, spec: ActorSpec, packed: Packed, can_start: bool) -> InlineActor:
+        actor = InlineActor(
+            next(self._ids),
+            replace(spec, args=(), kwargs={}),
+            packed,
+            namespace=self._actors.namespace_of(spec.registration),
+            place=self._places.take(spec.placement) if can_start else ResourceShare(),
+            caller=self._caller,
+            resolve=self._resolve,
+            ended=self._actor_ended,
+        )
+        self._actors.add(actor)
+        return actor
+
+    def find_actor(self, name: str, namespace: str | None) -> tuple[InlineActor, Interface]:
+        actor = self._actors.find(name, namespace)
+        return actor, actor.interface
+
+    def call(
+        self,
+        actor: InlineActor,
+        method: str,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        spec: MethodSpec,
+    ) -> list[ObjectRef[Any]]:
+        where = f"{actor.name}.{method}"
+        packed = packed_arguments(args, kwargs, where)
+        with actor.busy(spec.concurrency_group) as life:
+            frame = actor.frame(where, next(self._ids), life, spec.name)
+            if life.over is not None:
+                outcome = died(frame)
+            elif life.failure is not None:
+                outcome = Outcome(failure=life.failure)
+            elif not life.made.is_set():
+                error = ConfigError(
+                    f"{where}() was called by the constructor of its own actor, which comes first"
+                )
+                outcome = failed(error, where)
+            else:
+                asked = spec.max_task_retries
+                retries = actor.max_task_retries if asked is None else asked
+                while True:
+                    function = method_of(life.instance, method)
+                    outcome = self._outcome(frame, function, packed, spec.num_returns)
+                    if retries == 0 or not is_retried(outcome, spec):
+                        break
+                    retries -= 1  # a negative number never gets to 0
+        leave_if_over()
+        return self._results(frame, outcome, spec.num_returns, spec.concurrency_group)
+
+    def _outcome(
+        self, frame: CallFrame, function: Callable[..., Any], packed: Packed, num_returns: int
+    ) -> Outcome:
+        """Run `function`; the value is a list of packed results, or a generator for a stream."""
+
+        def work() -> Any:
+            args, kwargs = arguments(packed, self._resolve)
+            result = function(*args, **kwargs)
+            if inspect.isawaitable(result):
+                result = frame.loop.run(result, frame.name)
+            if num_returns == STREAMING:
+                return require_generator(result, frame.name)
+            if num_returns != 1 and hasattr(result, "__anext__"):
+                result = stepped(result, frame)
+            if num_returns == DYNAMIC:
+                items: Iterable[Any] = require_generator(result, frame.name)
+                return [pack(DynamicObjectRefGenerator.of(items, self.put, failure), frame.name).owned()]
+            refs: list[Packed | InlineRef] = []
+            try:
+                refs.extend(
+                    pack(item, f"the result of {frame.name}").owned()
+                    for item in split_results(result, num_returns, frame.name)
+                )
+            except Exception as error:
+                if not refs:
+                    raise
+                refs += [failure(error)] * (num_returns - len(refs))
+            return refs
+
+        def failure(error: Exception) -> InlineRef:
+            return self._ref(pack_failure(error, frame.name), True)
+
+        return self._caller.outcome(frame, work)
+
+    def _results(
+        self, frame: CallFrame, outcome: Outcome, num_returns: int, group: str | None = None
+    ) -> list[ObjectRef[Any]]:
+        """The references of a call, whose frame ends here, or with its stream."""
+        of_actor = frame.life is not None
+
+        def new_ref(packed: Packed, is_failure: bool) -> InlineRef:
+            return self._ref(packed, is_failure, of_actor)
+
+        if num_returns == STREAMING:
+            stream = InlineStream(self._caller, frame, outcome, new_ref, group)
+            self._streams.add(stream)
+            # What the verbs hand on as one reference may be a generator of them: see the protocol.
+            return [cast("ObjectRef[Any]", stream)]
+        frame.leave()
+        if num_returns == 0:
+            return []
+        if outcome.failure is not None:
+            return [new_ref(outcome.failure, True) for _ in range(max(1, num_returns))]
+        return [item if isinstance(item, InlineRef) else new_ref(item, False) for item in outcome.value]
+
+    def _ref(self, packed: Packed, is_failure: bool, of_actor: bool = False) -> InlineRef:
+        ref = InlineRef(next(self._ids), packed, is_failure, of_actor)
+        if packed.size_bytes >= _LISTED_BYTES:
+            self._large.add(ref)
+        return ref
+
+    def _resolve(self, value: Any) -> Any:
+        return _own(value).value() if isinstance(value, ObjectRef) else value
+
+    # the end of actors and calls
+
+    def _actor_ended(self, actor: InlineActor) -> None:
+        self._actors.ended(actor)
+        for group in [group for group, owner in self._owned_groups.items() if owner == actor.number]:
+            self.release(group)
+
+    def kill(self, actor: InlineActor, no_restart: bool) -> None:
+        if no_restart or not actor.restart():
+            actor.end("it was killed by trainkit.kill()")
+        leave_if_over()
+
+    def end_processes(self, placement: Placement) -> None:
+        """There are none."""
+
+    def cancel(self, ref: Any, force: bool, recursive: bool) -> None:
+        call = ref if isinstance(ref, InlineStream) else _own(ref)
+        if force and call.of_actor:
+            raise ConfigError(
+                "cancel(force=True) ends a process, and an actor is not to end for a call: use kill()"
+            )
+        call.cancel()
+        leave_if_over()
+
+    def exit_actor(self) -> NoReturn:
+        frame = frames()[-1] if frames() else None
+        if frame is None or frame.actor is None or frame.life is None:
+            raise ConfigError("exit_actor() ends the actor whose method calls it, and this runs in no actor")
+        frame.actor.end(f"exit_actor() was called in {frame.name}", frame.life)
+        raise InlineActorExit(frame.life)
+
+    # objects
+
+    def put(self, value: Any) -> ObjectRef[Any]:
+        return self._ref(pack(value).owned(), False)
+
+    def get(self, refs: Sequence[ObjectRef[Any]], timeout_s: float | None) -> list[Any]:
+        return [_own(ref).value() for ref in refs]
+
+    def wait(
+        self, refs: Sequence[ObjectRef[Any]], num_returns: int, timeout_s: float | None
+    ) -> tuple[list[ObjectRef[Any]], list[ObjectRef[Any]]]:
+        own: list[ObjectRef[Any]] = [_own(ref) for ref in refs]
+        return own[:num_returns], own[num_returns:]
+
+    # placement groups
+
+    def reserve(self, bundles: Sequence[Bundle], strategy: str, name: str, detached: bool) -> int:
+        group = next(self._ids)
+        self._places.reserve(group, bundles, strategy, name)
+        owner = frames()[-1].actor if frames() else None
+        if owner is not None and not detached:
+            self._owned_groups[group] = owner.number
+        return group
+
+    def find_group(self, name: str) -> tuple[int, list[Bundle]]:
+        return self._places.find(name)
+
+    def await_group(self, group: int, timeout_s: float | None) -> bool:
+        self._places.bundles(group)
+        return True
+
+    def group_ref(self, group: int) -> ObjectRef[Any]:
+        try:
+            self._places.bundles(group)
+        except ConfigError as error:
+            return self._ref(pack_failure(error, "the placement group"), True)
+        return self.put(None)
+
+    def release(self, group: int) -> None:
+        self._owned_groups.pop(group, None)
+        for actor in self._actors:
+            if actor.placement.group is not None and actor.placement.group.group == group:
+                actor.end("its placement group was removed")
+        self._places.release(group)
+        leave_if_over()
+
+    def current_group(self) -> tuple[PlacementGroupId, list[Bundle]] | None:
+        placement = frames()[-1].placement if frames() else None
+        if placement is None or placement.group is None or not self._places.has_group_of(placement):
+            return None
+        return placement.group, self._places.bundles(placement.group.group)
+
+    # what there is
+
+    def where_am_i(self) -> WhereAmI:
+        frame = frames()[-1] if frames() else None
+        actor = frame.actor if frame is not None else None
+        return WhereAmI(
+            node_id=self._node_id,
+            worker_id=f"{os.getpid():016x}",
+            namespace=self._spec.namespace,
+            job_id=self._node_id,
+            actor_id=f"{actor.number:016x}" if actor is not None else None,
+            actor_name=(actor.registered or "") if actor is not None else None,
+            task_id=f"{frame.number:016x}" if frame is not None and frame.number is not None else None,
+            task_name=_name_of(frame),
+            was_restarted=actor is not None and actor.restarts > 0,
+            resources=dict(frame.placement.resources) if frame is not None else {},
+        )
+
+    def current_actor(self) -> tuple[InlineActor, Interface] | None:
+        actor = frames()[-1].actor if frames() else None
+        return None if actor is None else (actor, actor.interface)
+
+    def address_info(self) -> dict[str, Any]:
+        return address_info(self._node_id, None)
+
+    def cluster_resources(self) -> Bundle:
+        return dict(self._spec.totals)
+
+    def available_resources(self) -> Bundle:
+        return self._places.available()
+
+    def gpu_ids(self) -> list[int | str]:
+        gpus = frames()[-1].place.gpus if frames() else range(int(self._spec.totals.get("GPU", 0)))
+        return devices.gpu_ids(devices.gpu_name(index, self._visible_gpus) for index in gpus)
+
+    def state(self, kind: str) -> list[dict[str, Any]]:
+        return self._listing.rows(kind)
+
+    def scratch_dir(self) -> Path:
+        if self._scratch is None:
+            self._scratch = tempfile.TemporaryDirectory(prefix="trainkit-inline-")
+        return Path(self._scratch.name)
+
+    def ensure_serializable(self, value: Any, what: str) -> None:
+        pack(value, what)
+
+    def close(self) -> None:
+        for stream in list(self._streams):
+            stream.cancel(ObjectLostError("the session of this stream has been shut down"))
+        for actor in reversed(list(self._actors)):
+            actor.end("its session was shut down")
+        if self._scratch is not None:
+            self._scratch.cleanup()
+            self._scratch = None
+
+
+def _own(ref: Any) -> InlineRef:
+    if not isinstance(ref, InlineRef):
+        raise ObjectLostError(f"{ref!r} belongs to another engine or session")
+    return ref
+
+
+def _name_of(frame: CallFrame | None) -> str | None:
+    """The name of the call that runs, "Class.method" in an actor."""
+    if frame is None or frame.number is None:
+        return None
+    if frame.given is not None:
+        return frame.given
+    if frame.life is None:
+        return frame.name
+    return f"{type(frame.life.instance).__name__}.{frame.name.rpartition('.')[2]}"

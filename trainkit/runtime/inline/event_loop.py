@@ -1,0 +1,163 @@
+"""Event loop of one actor or task, driven only while one of its calls runs."""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import selectors
+import threading
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from trainkit.errors import ConfigError
+from trainkit.runtime.inline.calls import frames, standing_in
+
+if TYPE_CHECKING:
+    import asyncio
+
+T = TypeVar("T")
+
+_open: set[asyncio.Runner] = set()
+"""Held from here, so that the collector of cycles can't end a loop before the actor that is to close it."""
+
+
+class _Stuck(Exception):
+    """Nothing that the loop could wait for will ever come."""
+
+
+class _Selector(selectors.DefaultSelector):
+    """Tells an endless wait from one that ends.
+
+    With no timer, no open file but the loop's own, and no other thread that could wake it, a loop would
+    stand still for ever.
+
+    Attributes:
+        threads: those that are known not to wake it: the one that it runs in, and one that waits for it.
+    """
+
+    threads = 1
+
+    def select(self, timeout: float | None = None) -> list[Any]:
+        if timeout is None and len(self.get_map()) <= 1 and threading.active_count() <= self.threads:
+            raise _Stuck
+        return super().select(timeout)
+
+
+class PrivateLoop:
+    """The event loop of one actor or task; made when first needed, and driven only while a call runs.
+
+    A caller may itself stand in a running event loop, such as a notebook's. A thread can run only one, so
+    this one then runs in another thread, for which the caller waits.
+    """
+
+    def __init__(self) -> None:
+        self._runner: asyncio.Runner | None = None
+        self._selector: _Selector | None = None
+        self._task: asyncio.Task[Any] | None = None
+
+    def run(self, awaitable: Awaitable[T], where: str) -> T:
+        """Run `awaitable` to its end and return its result.
+
+        Raises:
+            ConfigError: it waits for what only a further call could do.
+        """
+        if self._task is not None:
+            if hasattr(awaitable, "close"):
+                awaitable.close()  # or it would be told that it was never awaited
+            raise ConfigError(
+                f"{where} was called while another async call of the same actor runs, and the inline engine "
+                "runs one at a time; engine='local' runs them side by side"
+            )
+        if not _in_running_loop():
+            return self._run(awaitable, where)
+        return _beside(lambda: self._run(awaitable, where), self._interrupt)
+
+    def next_of(self, generator: AsyncGenerator[Any, Any], end: object, where: str) -> Any:
+        """What `generator` yields next; `end` if it has ended."""
+        return self.run(anext(generator, end), where)
+
+    def close(self) -> None:
+        """Cancel what still runs on the loop, let it clean up, and close it."""
+        runner, self._runner = self._runner, None
+        if runner is None:
+            return
+        try:
+            if _in_running_loop():
+                _beside(runner.close, lambda: None)
+            else:
+                runner.close()
+        finally:
+            _open.discard(runner)
+
+    def _run(self, awaitable: Awaitable[T], where: str) -> T:
+        import asyncio  # an import of a tenth of a second, for those who have async methods
+
+        if self._runner is None or self._selector is None:
+            self._selector = _Selector()
+            loop = asyncio.SelectorEventLoop(self._selector)
+            self._runner = asyncio.Runner(loop_factory=lambda: loop)
+            _open.add(self._runner)
+        self._selector.threads = 1 if threading.current_thread() is threading.main_thread() else 2
+
+        async def main() -> T:
+            self._task = asyncio.current_task()
+            return await awaitable
+
+        try:
+            return self._runner.run(main(), context=contextvars.copy_context())
+        except _Stuck:
+            raise ConfigError(
+                f"{where} waits for something that only another call could do, and the inline engine runs "
+                "one call at a time, to its end; engine='local' runs them side by side"
+            ) from None
+        finally:
+            task, self._task = self._task, None
+            if task is not None and not task.done():
+                self._abandon(task)
+
+    def _abandon(self, task: asyncio.Task[Any]) -> None:
+        """Cancel a task that the loop stopped under, so that its `finally` blocks run now."""
+        import asyncio
+
+        task.cancel()
+        with contextlib.suppress(_Stuck, asyncio.CancelledError):
+            task.get_loop().run_until_complete(task)
+
+    def _interrupt(self) -> None:
+        task = self._task
+        if task is not None:
+            task.get_loop().call_soon_threadsafe(task.cancel)
+
+
+def _in_running_loop() -> bool:
+    import asyncio
+
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
+def _beside(work: Callable[[], T], interrupt: Callable[[], None]) -> T:
+    """Do `work` in another thread and wait for it; Ctrl-C calls `interrupt`."""
+    done: Future[T] = Future()
+    inside = frames()
+
+    def run() -> None:
+        try:
+            with standing_in(inside):
+                done.set_result(work())
+        except BaseException as error:  # handed to the waiting thread, whatever it is
+            done.set_exception(error)
+
+    thread = threading.Thread(target=contextvars.copy_context().run, args=(run,), name="trainkit-inline-loop")
+    thread.start()
+    try:
+        return done.result()
+    except KeyboardInterrupt:
+        interrupt()
+        raise
+    finally:
+        thread.join()

@@ -1,0 +1,238 @@
+"""References and streams of the inline engine."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from typing import Any
+
+from trainkit.errors import TaskCancelledError
+from trainkit.runtime import serialize
+from trainkit.runtime.failures import raisable, unpack_failure
+from trainkit.runtime.inline.calls import CallFrame, InlineCallRunner, Outcome, died, failed
+from trainkit.runtime.serialize import Packed, pack, unpack
+from trainkit.runtime.specs import ObjectRef
+from trainkit.runtime.streams import ObjectRefGenerator
+
+_END = object()
+_NONE = pack(None)
+
+
+class InlineRef(ObjectRef[Any]):
+    """A value that is there already, or the failure in its place.
+
+    Attributes:
+        packed: the one or the other.
+        failed: it is a failure.
+        of_actor: a method of an actor returned it.
+    """
+
+    __slots__ = ("failed", "of_actor", "packed")
+
+    def __init__(self, ref_id: int, packed: Packed, failed: bool, of_actor: bool = False) -> None:
+        self.id = ref_id
+        self.packed = packed
+        self.failed = failed
+        self.of_actor = of_actor
+
+    def value(self) -> Any:
+        """A fresh copy of the value; raises the failure."""
+        if self.failed:
+            raise raisable(unpack_failure(self.packed))
+        return unpack(self.packed)
+
+    def future(self) -> Future[Any]:
+        future: Future[Any] = Future()
+        try:
+            future.set_result(self.value())
+        except Exception as error:  # what `get` raises is the future's exception
+            future.set_exception(error)
+        return future
+
+    def cancel(self) -> None:
+        """Stop what owes the value: nothing does any more."""
+
+    def __reduce__(self) -> Any:
+        raise TypeError("a reference can only be sent as an argument or a result, not pickled by hand")
+
+
+class _Completion(InlineRef):
+    """The end of a stream: whoever asks for its value runs the stream to its end."""
+
+    __slots__ = ("_stream",)
+
+    def __init__(self, ref_id: int, stream: InlineStream) -> None:
+        super().__init__(ref_id, _NONE, False, stream.of_actor)
+        self._stream = stream
+
+    def value(self) -> Any:
+        self._stream.run_to_end()
+        if self._stream.failure is not None:
+            self.packed, self.failed = self._stream.failure, True
+        return super().value()
+
+    def cancel(self) -> None:
+        self._stream.cancel()
+
+
+class InlineStream(ObjectRefGenerator[Any]):
+    """Runs a generator of the user's one step for each reference that it is asked for.
+
+    Args:
+        caller: runs the steps.
+        frame: what they run in.
+        started: the generator, or why there is none.
+        new_ref: makes a reference of a packed value or failure.
+        group: of the actor's methods that this is one of.
+
+    Attributes:
+        failure: what the generator ended with; None as long as it has not failed.
+    """
+
+    def __init__(
+        self,
+        caller: InlineCallRunner,
+        frame: CallFrame,
+        started: Outcome,
+        new_ref: Callable[[Packed, bool], InlineRef],
+        group: str | None = None,
+    ) -> None:
+        self._caller = caller
+        self._frame = frame
+        self._generator = started.value
+        self._new_ref = new_ref
+        self._id = new_ref(_NONE, False).id
+        self._group = group
+        self._ready: deque[InlineRef] = deque()
+        self._over = False
+        self._stepping = False
+        self._cancelled = False
+        self.failure: Packed | None = None
+        if started.failure is not None:
+            self._end(started)
+
+    @property
+    def of_actor(self) -> bool:
+        """Whether a method of an actor yields the values."""
+        return self._frame.life is not None
+
+    def __next__(self) -> InlineRef:
+        if not self._ready:
+            self._step()
+        if not self._ready:
+            raise StopIteration
+        return self._ready.popleft()
+
+    async def __anext__(self) -> InlineRef:
+        try:
+            return next(self)
+        except StopIteration:
+            raise StopAsyncIteration from None
+
+    def completed(self) -> ObjectRef[None]:
+        return _Completion(self._id, self)
+
+    def hex(self) -> str:
+        return f"{self._id:016x}"
+
+    def run_to_end(self) -> None:
+        """Take all steps that are left; what they yield is kept."""
+        while not self._over:
+            self._step()
+
+    def cancel(self, error: Exception | None = None) -> None:
+        """End the generator where it stands; `error`, or TaskCancelledError, is its last reference."""
+        self._cancelled = True
+        if self._over or self._stepping:  # in a step of its own: it ends behind that
+            return
+        outcome = self._run(self._close)
+        if outcome.failure is None:
+            outcome = failed(error or self._cancellation(), self._frame.name)
+        self._end(outcome)
+
+    def _step(self) -> None:
+        if self._over:
+            return
+        self._stepping = True
+        try:
+            if self._frame.life is not None and self._frame.life.over is not None:
+                outcome = died(self._frame)
+            else:
+                outcome = self._run(self._advance)
+        except BaseException:  # Ctrl-C: it has ended the generator
+            self._end(Outcome())
+            raise
+        finally:
+            self._stepping = False
+        if self._cancelled and not self._over:
+            self.cancel()
+        elif outcome.failure is not None or outcome.value is _END:
+            self._end(outcome)
+        else:
+            self._ready.append(self._new_ref(outcome.value, False))
+
+    def _run(self, work: Callable[[], Any]) -> Outcome:
+        frame = self._frame
+        if frame.actor is None or frame.life is None:
+            return self._caller.outcome(frame, work)
+        with frame.actor.busy(self._group, frame.life):
+            return self._caller.outcome(frame, work)
+
+    def _advance(self) -> Any:
+        generator = self._generator
+        if hasattr(generator, "__anext__"):
+            item = self._frame.loop.next_of(generator, _END, self._frame.name)
+        else:
+            item = next(generator, _END)
+        return item if item is _END else pack(item, f"a value that {self._frame.name} yielded").owned()
+
+    def _close(self) -> Any:
+        generator = self._generator
+        if hasattr(generator, "aclose"):
+            self._frame.loop.run(generator.aclose(), self._frame.name)
+        elif hasattr(generator, "close"):  # a plain iterator has nothing to clean up
+            generator.close()
+
+    def _end(self, outcome: Outcome) -> None:
+        self._over = True
+        self._generator = None
+        if outcome.failure is not None:
+            self.failure = outcome.failure
+            self._ready.append(self._new_ref(outcome.failure, True))
+        self._frame.leave()
+
+    def _cancellation(self) -> TaskCancelledError:
+        return TaskCancelledError(f"{self._frame.name} was cancelled")
+
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            "a generator of references stays where it was made: send the references that it yields"
+        )
+
+    def __del__(self) -> None:
+        if not self._over:
+            self._run(self._close)
+            self._end(Outcome())
+
+
+def stepped(generator: Any, frame: CallFrame) -> Iterator[Any]:
+    """Yield what an asynchronous generator yields, each step run on the loop of `frame`."""
+    try:
+        while (item := frame.loop.next_of(generator, _END, frame.name)) is not _END:
+            yield item
+    finally:
+        frame.loop.run(generator.aclose(), frame.name)
+
+
+def _reduce_ref(pickler: Any, ref: InlineRef) -> Any:
+    return _load, (pickler.attach(ref),)
+
+
+def _load(position: int) -> Any:
+    # The very same: its value is unpacked anew for each who asks.
+    return serialize.claim(position)
+
+
+serialize.register(InlineRef, _reduce_ref)
+serialize.register(_Completion, _reduce_ref)

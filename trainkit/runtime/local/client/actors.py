@@ -1,0 +1,418 @@
+"""Connections to actors, the calls over them, and the handles that travel."""
+
+from __future__ import annotations
+
+import functools
+import socket
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from trainkit.errors import ActorDiedError, ObjectLostError, TaskCancelledError, TaskError
+from trainkit.runtime import serialize
+from trainkit.runtime.local.client.background import END
+from trainkit.runtime.local.client.calls import decide
+from trainkit.runtime.local.client.refs import LOST, CallConnection, LocalRef, current_engine
+from trainkit.runtime.local.wire.channel import HANDLE_KINDS
+from trainkit.runtime.local.wire.frames import CALL, FAILURE, VALUE, Frame
+from trainkit.runtime.serialize import Packed
+from trainkit.runtime.signals import InterruptGuard
+from trainkit.runtime.specs import MethodSpec
+
+if TYPE_CHECKING:
+    from trainkit.runtime.local.client.engine import LocalEngine
+
+
+@dataclass(slots=True, eq=False)
+class HeldCall:
+    """A call of an actor's method that has not been sent.
+
+    Attributes:
+        engine: of this process.
+        actor: the actor's endpoint, which keeps the actor alive.
+        peer: the connection that the call will go over.
+        name: of the method, for errors.
+        ready: its arguments are there.
+    """
+
+    engine: LocalEngine
+    actor: Any
+    peer: ActorConnection
+    name: str
+    body: Packed
+    refs: list[LocalRef]
+    spec: MethodSpec
+    ready: bool
+
+    @property
+    def lane(self) -> Hashable:
+        """Calls in one lane are sent in the order made."""
+        return self.spec.concurrency_group if self.peer.in_order else self
+
+
+class SentCall:
+    """A call of an actor's method that has not been answered.
+
+    Attributes:
+        refs: the numbers of its references, the first of which is the call's.
+        retries_left: how often it is made again; -1 without end.
+        sent: it may have begun.
+        actor: the actor's endpoint, if it is to stay for a call that is made again.
+        body: None unless it may have to be sent again.
+        small: the method and the arguments of a small call, in place of a body.
+        kept: its references, if it may be made again.
+        kinds: the exceptions that it is made again for; True for any.
+        cancelled: it is not made again, though it raised and that has not been decided yet.
+    """
+
+    __slots__ = ("actor", "body", "cancelled", "kept", "kinds", "refs", "retries_left", "sent", "small")
+
+    def __init__(self, refs: list[int], retries_left: int) -> None:
+        self.refs = refs
+        self.retries_left = retries_left
+        self.sent = False
+        self.actor: Any = None
+        self.body: Packed | None = None
+        self.small: tuple[str | int, Any] | None = None
+        self.kept: list[LocalRef] = []
+        self.kinds: bool | tuple[type[BaseException], ...] = False
+        self.cancelled = False
+
+    @property
+    def may_be_made_again(self) -> bool:
+        """True if the error decides."""
+        return self.retries_left != 0 and not any(ref.begun or ref.done() for ref in self.kept)
+
+    def is_to_be_made_again(self, error: TaskError) -> bool:
+        """Return whether this call, which raised `error`, is made again."""
+        if isinstance(error, ActorDiedError) or isinstance(error.cause, TaskCancelledError):
+            return False
+        return isinstance(error.cause, Exception if isinstance(self.kinds, bool) else self.kinds)
+
+
+class ActorConnection(CallConnection):
+    """A connection to an actor; all calls of this process to that actor go over it.
+
+    Attributes:
+        in_order: the actor runs the calls of each caller in the order made.
+        max_task_retries: how often a call is made again, unless its method says otherwise.
+        endpoints: how many `Endpoint` lead over it; without any, nothing more is sent.
+    """
+
+    tells_failures = True
+    is_watched = False
+    """The pump looks for the connection's end all the time."""
+
+    def __init__(self, sock: socket.socket, name: str = "actor", worker_id: int | None = None) -> None:
+        super().__init__(sock, name, worker_id)
+        self.in_order = True
+        self.endpoints = 0
+        # Held while calls are sent, so that they go out in the order in which they are noted. Never
+        # while somebody else's code runs, and never while anything is waited for.
+        self._order = threading.RLock()
+        self._lanes: dict[Hashable, deque[HeldCall]] = {}
+        self._retriable: dict[int, SentCall] = {}
+        self.max_task_retries = 0
+
+    @property
+    def keeps_back(self) -> bool:
+        """True if a call made now has to wait for one made earlier."""
+        return self.in_order and bool(self._lanes)
+
+    def call(self, actor: Any, body: Packed, refs: list[LocalRef], spec: MethodSpec) -> None:
+        """Send a call by way of the endpoint `actor`; its answers are `refs`."""
+        asked = spec.max_task_retries
+        call = SentCall([ref.id for ref in refs], self.max_task_retries if asked is None else asked)
+        if spec.retry_exceptions and call.retries_left:
+            call.actor, call.body, call.kept = actor, body.owned(), refs
+            call.kinds = spec.retry_exceptions
+            self._send_retriable(call, call.body)
+            engine = current_engine()
+            for ref in refs:  # maybe nobody waits for it, or somebody who has no connection to read
+                if not ref.done():
+                    engine.watch(ref)
+        else:
+            self._send_call(call, refs, body)
+
+    def _send_call(self, call: SentCall, refs: list[LocalRef], body: Packed) -> None:
+        self.request(CALL, body, refs)
+
+    def _send_retriable(self, call: SentCall, body: Packed) -> None:
+        for ref in call.kept:
+            self._retriable[ref.id] = call
+        self._send_call(call, call.kept, body)
+
+    def forget(self, refs: Iterable[int]) -> None:
+        super().forget(refs)
+        for ref_id in refs:
+            self._retriable.pop(ref_id, None)
+
+    def on_frame(self, frame: Frame) -> None:
+        if self._retriable:
+            call = self._retriable.get(frame.call_id)
+            if call is not None and frame.kind == FAILURE:
+                self._failed(call, frame)
+                return
+            if call is not None and frame.kind == VALUE:
+                del self._retriable[frame.call_id]
+        super().on_frame(frame)
+
+    def _failed(self, call: SentCall, frame: Frame) -> None:
+        *others, last = call.refs  # they fail alike, so the last of them decides
+        if frame.call_id != last:
+            return
+        if call.may_be_made_again:
+            for ref in call.kept:  # which stay among those that may be made again until that is decided
+                ref.body = call
+            decide(self, frame.body, call.kept, functools.partial(self._made_again, call))
+            return
+        for ref_id in [*others, last]:
+            if self._retriable.pop(ref_id, None) is not None:  # else it has a value
+                super().on_frame(Frame(FAILURE, ref_id, frame.body))
+
+    def _made_again(self, call: SentCall, error: TaskError) -> bool:
+        """Make a call that raised `error` again if that is asked for; return whether it was."""
+        if not call.is_to_be_made_again(error):
+            return False
+        call.retries_left -= call.retries_left > 0
+        for ref in call.kept:
+            ref.attach(self)
+            ref.body = None
+        if call.cancelled:  # looked at last: who cancels it from here on has its process do so
+            self.forget(call.refs)
+            reason = f"a call of {self.name} raised, and was cancelled before it was made again"
+            for ref in call.kept:
+                ref.complete(LOST, functools.partial(TaskCancelledError, reason))
+            return True
+        if call.body is not None:
+            self._send_retriable(call, call.body)
+        return True
+
+    def unfinished(self) -> list[LocalRef]:
+        """Return a reference of each call that waits for its arguments, or may have to be made again."""
+        with self._order:
+            held = [call for lane in self._lanes.values() for call in lane]
+        sent = dict.fromkeys(list(self._retriable.values()))
+        return [*(call.refs[-1] for call in held), *(call.kept[-1] for call in sent)]
+
+    def hold(self, call: HeldCall, waits_for: Sequence[LocalRef]) -> None:
+        """Send `call` as soon as `waits_for` are done and the calls before it are sent."""
+        engine = call.engine
+        for ref in call.refs:
+            ref.body = call
+        with InterruptGuard() as guard:  # Ctrl-C must not leave one behind that is never sent
+            with self._order:
+                if not self._lanes:
+                    engine.holding.add(self)
+                    if not self.is_watched:
+                        engine.pump.watch(self, END)
+                self._lanes.setdefault(call.lane, deque()).append(call)
+                if self.in_order:
+                    self.takes_small_calls = False
+            if self.closed:  # it was found out before the call was added
+                self.fail_held(self.lost)
+            elif call.ready:
+                self._advance(call.lane)
+            else:
+                engine.when_all(waits_for, functools.partial(self._arguments_arrived, call))
+        if guard.noted:
+            guard.act()
+
+    def _arguments_arrived(self, call: HeldCall) -> None:
+        call.ready = True
+        # In the pump's thread: whoever found the last of them may be in the middle of anything.
+        call.engine.pump.run(functools.partial(self._advance, call.lane))
+
+    def _advance(self, lane: Hashable) -> None:
+        """Send the calls of a lane up to the first that is not ready."""
+        with self._order:
+            calls = self._lanes.get(lane, deque())
+            while calls and calls[0].ready:
+                call = calls[0]
+                try:
+                    self._send_held(call)
+                finally:  # not before, or a call made meanwhile would be sent first
+                    self._drop(lane, call)
+
+    def _drop(self, lane: Hashable, call: HeldCall) -> None:
+        calls = self._lanes[lane]
+        calls.remove(call)
+        if not calls:
+            del self._lanes[lane]
+        if not self._lanes:
+            self._nothing_held(call.engine)
+
+    def _nothing_held(self, engine: LocalEngine) -> None:
+        self.takes_small_calls = type(self).takes_small_calls
+        engine.holding.discard(self)
+        if not self.is_watched:
+            engine.pump.unwatch(self, END)
+
+    def _send_held(self, call: HeldCall) -> None:
+        for ref in call.refs:
+            ref.body = None
+            ref.attach(self)
+        try:
+            self.call(call.actor, call.body, call.refs, call.spec)
+        except Exception as error:  # no descriptor left for what goes with it, or no memory
+            reason = f"the call of {call.name}() could not be sent once its arguments were there: {error!r}"
+            for ref in call.refs:
+                ref.complete(LOST, functools.partial(ObjectLostError, reason))
+        for ref in call.refs:  # a thread may be waiting for it that has had no connection to read
+            if not ref.done():
+                call.engine.watch(ref)
+
+    def withdraw(self, call: HeldCall) -> bool:
+        """Cancel a held call; False if it has been sent."""
+        lane = call.lane
+        with self._order:
+            if call not in self._lanes.get(lane, ()):
+                return False
+            self._drop(lane, call)
+            self._advance(lane)
+        reason = f"{self.name}.{call.name} was cancelled before it began"
+        for ref in call.refs:
+            ref.complete(LOST, functools.partial(TaskCancelledError, reason))
+        return True
+
+    def fail_held(self, why: Callable[[], Exception]) -> None:
+        """Fail the held calls: they can't be sent any more."""
+        with self._order:
+            calls = [call for lane in self._lanes.values() for call in lane]
+            self._lanes.clear()
+            if calls:
+                self._nothing_held(calls[0].engine)
+        for call in calls:
+            for ref in call.refs:
+                ref.complete(LOST, why)
+
+    def _fail_pending(self) -> None:
+        super()._fail_pending()
+        self._retriable.clear()
+
+    def on_close(self) -> None:
+        super().on_close()
+        self.fail_held(self.lost)
+
+
+ACTOR = 2
+
+
+class ActorEndpoint:
+    """What an actor's handle holds: as long as one of them is somewhere, the actor stays.
+
+    Each is one connection of its own, so the actor's process sees the last of them close, also when
+    it was lost on the way or its holder crashed. Those of one process lead over one connection, see `shared`.
+    """
+
+    kind = ACTOR
+    __slots__ = ("__weakref__", "peer")
+
+    def __init__(self, peer: ActorConnection) -> None:
+        self.peer = peer
+        with sharing:
+            peer.endpoints += 1
+
+    @property
+    def actor_id(self) -> str:
+        """The actor's id, in hexadecimal."""
+        return f"{self.peer.worker_id or 0:016x}"
+
+    def __eq__(self, other: object) -> bool:
+        """Whether both lead to the same actor."""
+        if self is other or not isinstance(other, ActorEndpoint):
+            return self is other
+        ours, theirs = self.peer, other.peer
+        return ours.worker_id is not None and (ours.worker_id, ours.home) == (theirs.worker_id, theirs.home)
+
+    def __hash__(self) -> int:
+        return hash(self.peer.worker_id)
+
+    def __copy__(self) -> ActorEndpoint:
+        return self
+
+    def __deepcopy__(self, memo: object) -> ActorEndpoint:
+        return self
+
+    def __reduce__(self) -> Any:
+        raise TypeError("an actor's handle can only be sent as an argument or a result, not pickled by hand")
+
+    def open_fd(self) -> int:
+        return self.peer.open_fd()
+
+    def __del__(self) -> None:
+        with sharing:
+            self.peer.endpoints -= 1
+            is_last = not self.peer.endpoints
+        if is_last:  # answers to the calls already sent may still be read
+            self.peer.finish_sending()
+
+
+_known: weakref.WeakValueDictionary[tuple[str | None, int | None], ActorConnection] = (
+    weakref.WeakValueDictionary()
+)
+sharing = threading.RLock()
+"""Held while endpoints are counted: the last may go in one thread as another finds it."""
+
+
+def living_peer(home: str | None, worker_id: int | None) -> ActorConnection | None:
+    """Return the connection of this process to an actor, if handles lead over one.
+
+    The caller holds `sharing`.
+
+    Args:
+        home: the mark of the actor's session.
+        worker_id: of the actor.
+    """
+    peer = _known.get((home, worker_id))
+    return None if peer is None or peer.closed or not peer.endpoints else peer
+
+
+def shared(endpoint: ActorEndpoint) -> ActorEndpoint:
+    """Return `endpoint`, which leads over the connection that this process has to the actor already, if any.
+
+    So the calls of one process reach an actor in the order made, whichever handle they were made by.
+    """
+    peer = endpoint.peer
+    with sharing:
+        known = living_peer(peer.home, peer.worker_id)
+        if known is None or known is peer:
+            _known[peer.home, peer.worker_id] = peer
+            return endpoint
+        endpoint.peer = known
+        known.endpoints += 1
+        peer.endpoints -= 1
+    peer.finish_sending()
+    return endpoint
+
+
+def actor_peers() -> list[ActorConnection]:
+    """Return the connections of this process to actors."""
+    with sharing:
+        return list(_known.values())
+
+
+HANDLE_KINDS[ACTOR] = lambda fd: ActorEndpoint(ActorConnection(socket.socket(fileno=fd)))
+
+
+def _reduce_endpoint(pickler: Any, endpoint: ActorEndpoint) -> Any:
+    peer = endpoint.peer
+    home = peer.home or current_engine().mark
+    details = (peer.name, peer.worker_id, home, peer.in_order, peer.max_task_retries)
+    return _load_endpoint, (pickler.attach(endpoint), *details)
+
+
+def _load_endpoint(
+    position: int, name: str, worker_id: int | None, home: str, in_order: bool, max_task_retries: int
+) -> ActorEndpoint:
+    endpoint: Any = serialize.claim(position)
+    peer = endpoint.peer
+    peer.name, peer.worker_id, peer.home = name, worker_id, home
+    peer.in_order, peer.max_task_retries = in_order, max_task_retries
+    return shared(endpoint)
+
+
+serialize.register(ActorEndpoint, _reduce_endpoint)

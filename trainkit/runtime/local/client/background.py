@@ -1,0 +1,216 @@
+"""Background thread of a process: sends and reads what no caller waits for.
+
+It sleeps unless there is a reason: a send that did not fit the kernel's buffer, a result that
+something other than a waiting thread depends on, or word from the node. A thread that waits for an
+answer reads it itself, so this one is not on the path of an ordinary call.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import sys
+import threading
+from collections.abc import Callable, Hashable
+from typing import TypeVar
+
+from trainkit.runtime.local.wire.batching import BatchingConnection
+from trainkit.runtime.local.wire.channel import Connection
+
+T = TypeVar("T")
+
+_CONTESTED_S = 0.001
+_TICK_S = 0.001
+_QUIET_TICKS = 5
+"""So many ticks without anything to flush end the ticking, as starting it costs as much as some ticks."""
+
+END = "end"
+"""A reason to watch a connection for its end alone: what arrives is left to others to read."""
+_END_ALONE: set[Hashable] = {END}
+
+
+class BackgroundThread:
+    """Reads and flushes connections in a thread of its own, which starts when first needed."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()  # a collection under it may run code that comes here
+        self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._thread: threading.Thread | None = None
+        self._watched: dict[Connection, set[Hashable]] = {}
+        self._flushing: set[Connection] = set()
+        self._jobs: list[Callable[[], None]] = []
+        self._ticking: dict[BatchingConnection, int] = {}
+        self._stopping = False
+
+    @property
+    def is_current_thread(self) -> bool:
+        """True if the caller runs in the pump's thread."""
+        return threading.current_thread() is self._thread
+
+    def watch(self, conn: Connection, why: Hashable) -> None:
+        """Read `conn` until `unwatch` is called with every `why` it is watched for, or it closes."""
+        with self._lock:
+            reasons = self._watched.setdefault(conn, set())
+            if not reasons or reasons == _END_ALONE:
+                self._wake()
+            reasons.add(why)
+
+    def unwatch(self, conn: Connection, why: Hashable) -> None:
+        """Undo `watch`; without effect if it isn't watched for that."""
+        with self._lock:
+            reasons = self._watched.get(conn)
+            if reasons is not None:
+                reasons.discard(why)
+                if not reasons:
+                    del self._watched[conn]
+                    self._wake()
+
+    def flush(self, conn: Connection) -> None:
+        """Write `conn`'s backlog as the kernel takes it, and read it meanwhile: the other end may
+        have stopped reading because nobody reads what it answers.
+        """
+        with self._lock:
+            self._flushing.add(conn)
+            self._wake()
+
+    def tick(self, conn: BatchingConnection) -> None:
+        """Flush what is posted on `conn`, now and then, until nothing more is posted."""
+        with self._lock:
+            conn.ticking = True
+            starts = not self._ticking
+            self._ticking[conn] = 0
+            if starts:
+                self._wake()
+
+    def _tick(self) -> None:
+        for conn, quiet in list(self._ticking.items()):
+            if _guarded(conn.on_tick) or conn.has_posted:
+                self._ticking[conn] = 0
+                _guarded(conn.flush_if_open)
+            elif quiet < _QUIET_TICKS:
+                self._ticking[conn] = quiet + 1
+            else:
+                with self._lock:
+                    del self._ticking[conn]
+                    conn.ticking = False
+                _guarded(conn.flush_if_open)  # what was posted between the two
+                if _guarded(conn.on_tick):  # or came, when it seemed to be ticking yet
+                    self.tick(conn)
+
+    def run(self, job: Callable[[], None]) -> None:
+        """Call `job` in the pump's thread; never if that is stopped before."""
+        with self._lock:
+            if not self._stopping:
+                self._jobs.append(job)
+                self._wake()
+            if threading.current_thread() is self._thread:
+                # A collection may have come here, after this turn's jobs were taken.
+                os.eventfd_write(self._wake_fd, 1)
+
+    def _wake(self) -> None:
+        if self._stopping:
+            return
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._loop, name="trainkit-pump", daemon=True)
+            self._thread.start()
+        elif threading.current_thread() is not self._thread:
+            os.eventfd_write(self._wake_fd, 1)
+
+    def _loop(self) -> None:
+        contested: set[Connection] = set()
+        while True:
+            with self._lock:
+                if self._stopping:
+                    return
+                jobs, self._jobs = self._jobs, []
+                poll, by_fd = self._registered(contested)
+            if jobs:
+                _run_all(jobs)
+                by_fd.clear()  # now, as what is collected by it may have jobs for the next turn
+                continue
+            hurry = _CONTESTED_S if contested else _TICK_S if self._ticking else None
+            events = poll.poll(None if hurry is None else hurry * 1000)
+            if self._ticking:
+                self._tick()
+            contested = self._serve(events, by_fd)
+            by_fd.clear()
+            self._forget_finished()
+
+    # What a job or a connection is called by in these is gone when they return: a thread that sleeps
+    # must not be what keeps one.
+
+    def _registered(self, contested: set[Connection]) -> tuple[select.poll, dict[int, Connection]]:
+        poll = select.poll()
+        poll.register(self._wake_fd, select.POLLIN)
+        by_fd: dict[int, Connection] = {}
+        for conn in [*self._watched, *self._flushing]:
+            fd = conn.fileno()
+            if fd < 0:
+                continue
+            # One that another thread is reading stays readable until it has; not to spin,
+            # it is looked at again a moment later.
+            silent = conn in contested or conn.ended
+            only_end = self._watched.get(conn) == _END_ALONE
+            mask = 0 if silent or only_end else select.POLLIN
+            if conn in self._flushing:
+                mask |= select.POLLIN * (not silent) | select.POLLOUT
+            if mask or (only_end and not silent):  # the end is told without being asked for
+                poll.register(fd, mask)
+                by_fd[fd] = conn
+        return poll, by_fd
+
+    def _serve(self, events: list[tuple[int, int]], by_fd: dict[int, Connection]) -> set[Connection]:
+        contested: set[Connection] = set()
+        for fd, event in events:
+            if fd == self._wake_fd:
+                os.eventfd_read(fd)
+                continue
+            conn = by_fd[fd]
+            if event & select.POLLOUT:
+                conn.flush()
+            if event & ~select.POLLOUT and not conn.closed and not _guarded(conn.try_read):
+                contested.add(conn)
+        return contested
+
+    def _forget_finished(self) -> None:
+        with self._lock:
+            self._flushing = {conn for conn in self._flushing if conn.has_backlog and not conn.closed}
+            for conn in [conn for conn in self._watched if conn.closed]:
+                del self._watched[conn]
+
+    def finish(self, timeout_s: float) -> None:
+        """Send what waits to be sent, for up to `timeout_s` where a reader takes nothing."""
+        with self._lock:
+            unsent = [*self._ticking, *self._flushing]
+        for conn in unsent:
+            if isinstance(conn, BatchingConnection):
+                conn.flush_if_open()
+            conn.flush_blocking(timeout_s)
+
+    def stop(self) -> None:
+        """End the thread; what it was asked to do and has not done is left undone."""
+        with self._lock:
+            self._stopping = True
+            if self._thread is None:
+                os.close(self._wake_fd)
+                return
+            if threading.current_thread() is not self._thread:
+                os.eventfd_write(self._wake_fd, 1)
+        if threading.current_thread() is not self._thread:
+            self._thread.join(timeout=5)
+            os.close(self._wake_fd)
+
+
+def _run_all(jobs: list[Callable[[], None]]) -> None:
+    jobs.reverse()
+    while jobs:
+        _guarded(jobs.pop())
+
+
+def _guarded(work: Callable[[], T]) -> T | None:
+    """Do `work`; what it raises is shown, as by any thread, but does not end this one."""
+    try:
+        return work()
+    except Exception:
+        sys.excepthook(*sys.exc_info())
+        return None

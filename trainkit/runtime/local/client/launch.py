@@ -1,0 +1,181 @@
+"""Start of the node process, and removal of what ended sessions left behind."""
+
+from __future__ import annotations
+
+import os
+import resource
+import secrets
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+from trainkit import runtime
+from trainkit.clock import SYSTEM
+from trainkit.errors import ConfigError
+from trainkit.runtime import session as preload
+from trainkit.runtime.local.memory.budget import StoreBudget
+from trainkit.runtime.local.memory.spilling import choose_folder
+from trainkit.runtime.local.system import process
+from trainkit.runtime.local.system.devices import memory_bytes, visible_gpus
+from trainkit.runtime.local.wire import sessions
+from trainkit.runtime.local.wire.messages import packed
+from trainkit.runtime.specs import SessionSpec
+from trainkit.settings import SESSION_MARK
+
+_PACKAGE_ROOT = str(Path(runtime.__file__).resolve().parents[2])
+_GRACE_S = 5.0
+_STORE_SHARE = 3
+"""Objects may take so many tenths of the memory unless the user says otherwise."""
+
+# The package's folder goes first, so the node runs the code that the driver runs; -P keeps the
+# driver's working directory from being searched for modules.
+_BOOT = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from trainkit.runtime.local.node.node import main
+main(sys.argv[2:])
+"""
+
+
+class NodeProcess:
+    """The supervising process, from the driver's side.
+
+    Attributes:
+        control: the socket to it.
+        mark: the session's, in the environment of all its processes; its folder's path.
+        account: of what the session's objects take.
+    """
+
+    def __init__(
+        self, child: subprocess.Popen[bytes], control: socket.socket, mark: str, account: StoreBudget
+    ) -> None:
+        self.child = child
+        self.control = control
+        self.mark = mark
+        self.account = account
+
+    def status(self) -> str:
+        """How it ended, for messages."""
+        try:
+            code = self.child.wait(timeout=1)
+        except subprocess.TimeoutExpired:
+            return "it closed its connection"
+        return f"killed by signal {-code}" if code < 0 else f"exit code {code}"
+
+    def join(self) -> None:
+        """Wait until it has ended everything; end it, and what it left, if it doesn't."""
+        try:
+            self.child.wait(timeout=_GRACE_S)
+        except subprocess.TimeoutExpired:
+            self.child.kill()
+            self.child.wait()
+        if self.child.returncode != 0:
+            self.end_leftovers()
+
+    def let_stay(self) -> None:
+        """Leave it to itself: it stays for detached actors, and is reaped when it ends."""
+        threading.Thread(target=self.child.wait, name="trainkit-reaper", daemon=True).start()
+
+    def end_leftovers(self) -> None:
+        """Kill whatever still carries the session's mark: what outlives a killed node."""
+        end_leftovers(Path(self.mark))
+
+
+def end_leftovers(folder: Path) -> int:
+    """Kill what outlives a session's node, and remove its folder; returns how many processes there were.
+
+    A program that has lost its node may go on in another session, with the folders that this one links to.
+    """
+    deadline = SYSTEM.monotonic() + _GRACE_S
+    session = sessions.session_at(folder)
+    has_program = session is not None and not session.driver_gone and process.exists(session.driver)
+    ended: set[int] = set()
+    while SYSTEM.monotonic() < deadline:
+        left = process.marked(str(folder))
+        if not left:
+            process.remove_folder(folder, linked=not has_program)
+            break
+        for pid in left:
+            process.kill(pid)
+        ended.update(left)
+        SYSTEM.sleep(0.01)
+    return len(ended)
+
+
+def start_node(spec: SessionSpec) -> NodeProcess:
+    """Start the supervising process; returns before it is ready, as its socket takes requests at once."""
+    _raise_descriptor_limit()
+    parent = _usable(sessions.home())
+    _remove_abandoned(parent)
+    mark = str(parent / f"{sessions.PREFIX}{secrets.token_hex(8)}")
+    ours, theirs = socket.socketpair()
+    # One OpenBLAS thread, or the templates could not fork; workers are given their own number.
+    environ = {**os.environ, SESSION_MARK: mark, "OPENBLAS_NUM_THREADS": "1"}
+    limit = spec.object_store_bytes
+    account = StoreBudget.create(
+        _STORE_SHARE * memory_bytes() // 10 if limit is None else limit,
+        choose_folder(spec.object_spilling_directory),
+    )
+    options = {
+        "fd": theirs.fileno(),
+        "account": account.fd,
+        "driver": os.getpid(),
+        "spec": spec,
+        "gpus": visible_gpus(),
+        "preload": preload.at_start(spec.preload),
+    }
+    settings = os.memfd_create("trainkit-settings")  # an argument may have no more than 128 KiB
+    with open(settings, "wb", closefd=False) as file:
+        file.write(packed(options).payload)
+    child = subprocess.Popen(
+        [sys.executable, "-P", "-c", _BOOT, _PACKAGE_ROOT, str(settings)],
+        stdin=subprocess.DEVNULL,
+        env=environ,
+        pass_fds=[theirs.fileno(), account.fd, settings],
+        start_new_session=True,  # Ctrl-C in the terminal is the driver's alone
+        cwd="/",
+    )
+    theirs.close()
+    os.close(settings)
+    return NodeProcess(child, ours, mark, account)
+
+
+def _usable(folder: Path) -> Path:
+    """`folder`, where sessions are to have their own.
+
+    Raises:
+        ConfigError: nothing can be made there.
+    """
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"a session needs a folder of its own in {folder}, which cannot be made ({error}); "
+            "set TRAINKIT_RUNTIME_DIR to one that can be written to"
+        ) from None
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise ConfigError(
+            f"a session needs a folder of its own in {folder}, where you may not write; "
+            "set TRAINKIT_RUNTIME_DIR to one where you may"
+        )
+    return folder
+
+
+def _remove_abandoned(parent: Path) -> None:
+    """End what is left of sessions whose nodes were killed, with their programs or after them."""
+    for folder in sessions.folders(parent):
+        session = sessions.session_at(folder)
+        if session is None:  # it is just starting, or just ending, or was cut off while it did
+            if not process.marked(str(folder)):
+                process.remove_folder(folder)
+        elif not session.alive:
+            end_leftovers(folder)
+
+
+def _raise_descriptor_limit() -> None:
+    """As far as is allowed, here and so in all processes of the session: a worker costs the node three."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -1,0 +1,193 @@
+"""Connection to the node: requests, notices, and the consequences of its end."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import secrets
+import socket
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TextIO
+
+from trainkit.errors import ActorDiedError, NodeDiedError, ObjectLostError, TrainkitError, WorkerDiedError
+from trainkit.runtime import restart_policy
+from trainkit.runtime.local.client.launch import NodeProcess
+from trainkit.runtime.local.client.refs import CallConnection, LocalRef
+from trainkit.runtime.local.wire import sessions
+from trainkit.runtime.local.wire.frames import NOTICE, REQUEST, Frame
+from trainkit.runtime.local.wire.messages import Output, QueryExit, Waits, packed, unpacked
+from trainkit.runtime.serialize import Handle, Packed
+
+_SERIAL_SHIFT = 40
+_BLOCK = 1 << 39
+_MOST_RETURNS = 1 << 12
+
+
+class Ids:
+    """Numbers that nobody else in the session uses, nor in one before it: what is left of that names nothing.
+
+    Args:
+        serial: of this process in the session.
+    """
+
+    def __init__(self, serial: int) -> None:
+        first = (serial << _SERIAL_SHIFT) + secrets.randbelow(_BLOCK // 2)
+        self._single = itertools.count(first + 1)
+        self._first_block = first + _BLOCK
+        self._blocks = itertools.count(self._first_block, _MOST_RETURNS)
+
+    def next(self) -> int:
+        """One number."""
+        return next(self._single)
+
+    def block(self, count: int) -> range:
+        """`count` numbers in a row."""
+        if count > _MOST_RETURNS:
+            raise ValueError(f"a call can return {_MOST_RETURNS} references at most, not {count}")
+        first = next(self._blocks)
+        return range(first, first + count)
+
+    @staticmethod
+    def maker_of(number: int) -> int:
+        """The process that made a number."""
+        return number >> _SERIAL_SHIFT
+
+    def call_of(self, number: int) -> int:
+        """The number of the call that reference `number` is a result of: that of its first result."""
+        beyond = number - self._first_block
+        return number if beyond < 0 else number - beyond % _MOST_RETURNS
+
+
+class NodeClient(CallConnection):
+    """The connection to the node.
+
+    Args:
+        sock: connected to it.
+        ids: this process's.
+        answer: waits for a reference and returns its value.
+        in_background: runs a function in the process's helper thread.
+        node: the supervising process, in the driver.
+    """
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        ids: Ids,
+        answer: Callable[[LocalRef], Any],
+        in_background: Callable[[Callable[[], None]], None],
+        node: NodeProcess | None,
+    ) -> None:
+        super().__init__(sock, "the node")
+        self._ids = ids
+        self._answer = answer
+        self._in_background = in_background
+        self._node = node
+        self.closing = False
+        self._lost = False
+        self._ended_by = ""
+        self.on_notice: Callable[[Any, Packed], None] = show_notice
+
+    def on_frame(self, frame: Frame) -> None:
+        if frame.kind == NOTICE:
+            self.on_notice(unpacked(frame.body), frame.body)
+        else:
+            super().on_frame(frame)
+
+    def ask(self, message: Any, handles: Sequence[Handle] = (), buffers: Sequence[Any] = ()) -> LocalRef:
+        """Send a request; its answer arrives in the reference."""
+        ref = LocalRef(self._ids.next(), self)
+        self.request(REQUEST, packed(message, handles, buffers), [ref])
+        return ref
+
+    def demand(self, message: Any) -> Any:
+        """Send a request and wait for its answer."""
+        return self._answer(self.ask(message))
+
+    def new_id(self) -> int:
+        """A number that nobody else in the session uses."""
+        return self._ids.next()
+
+    def tell(self, message: Any, handles: Sequence[Handle] = (), buffers: Sequence[Any] = ()) -> None:
+        """Send something that is not answered."""
+        try:
+            self.send(NOTICE, 0, packed(message, handles, buffers))
+        except OSError:
+            return  # the node is gone: every connection of the session closes, and says so
+
+    # ends
+
+    def close(self) -> None:
+        super().close()
+        self._fail_pending()  # also when this end is the first to close: nobody is left waiting
+
+    def on_close(self) -> None:
+        if self._node is not None and not self.closing:
+            self._lost, self._ended_by = True, sessions.ended_by(Path(self._node.mark))
+        super().on_close()
+        if self._node is not None and not self.closing:
+            self._in_background(self._node.end_leftovers)
+
+    def lost(self) -> Exception:
+        return self.gone()
+
+    def gone(self) -> TrainkitError:
+        """The error for what can't be done any more."""
+        if self.closing and not self._lost:
+            return ObjectLostError("the session of this reference or actor has been shut down")
+        how = "" if self._node is None else self._node.status()
+        text = f"the process that supervises the workers is gone{how and f' ({how})'}, and they with it"
+        if self._ended_by:
+            text = f"the session was ended with `trainkit stop` by {self._ended_by}, and its workers with it"
+        error = NodeDiedError(f"{text}; call trainkit.init() to start anew")
+        error.how, error.ended_by = how, self._ended_by
+        return error
+
+    def inquest(self, peer: CallConnection) -> restart_policy.ExitRecord:
+        """How the process behind `peer` ended."""
+        if peer.worker_id is None:
+            return restart_policy.ExitRecord(reason="its connection closed")
+        exit_: restart_policy.ExitRecord = self._answer(self.ask(QueryExit(peer.worker_id)))
+        return exit_
+
+    def death_of(self, peer: CallConnection) -> TrainkitError:
+        """The error for calls to an actor whose connection closed."""
+        is_abroad = peer.home not in (None, self.home)
+        if not is_abroad and (self.closing or self.closed):
+            return self.gone()
+        try:
+            exit_ = sessions.query_exit(peer.home, peer.worker_id) if is_abroad else self.inquest(peer)
+        except (NodeDiedError, ObjectLostError) as error:  # it has ended, or that actor lives
+            return error
+        return death(ActorDiedError, exit_, peer.name)
+
+
+def death(
+    kind: type[WorkerDiedError], exit_: restart_policy.ExitRecord, name: str, consequence: str = ""
+) -> WorkerDiedError:
+    """The error for what `name` owed when it ended; see `supervise.describe`."""
+    error = kind(restart_policy.describe(exit_, name, consequence))
+    error.pid, error.exit_code, error.stderr_tail = exit_.pid, exit_.code, exit_.stderr_tail
+    return error
+
+
+def show_notice(message: Any, _: Packed) -> None:
+    """Print what workers printed, and what the node has to say."""
+    match message:
+        case Output(name, pid, is_error, lines):
+            _write(sys.stderr if is_error else sys.stdout, [f"({name} pid={pid}) {line}" for line in lines])
+        case Waits(text):
+            _write(sys.stderr, [f"trainkit: {text}"])
+        case _:
+            raise TypeError(f"the node sent something unknown: {message!r}")
+
+
+def _write(stream: TextIO | None, lines: Sequence[str]) -> None:
+    if stream is None:
+        return
+    encoding = stream.encoding or "utf-8"
+    text = "".join(f"{line}\n" for line in lines).encode(encoding, "backslashreplace").decode(encoding)
+    with contextlib.suppress(OSError, ValueError):  # the user closed it, or its reader has gone
+        stream.write(text)
+        stream.flush()

@@ -1,0 +1,590 @@
+"""References, the connections their answers come over, and failures that nobody asks for."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import pickle
+import socket
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+from trainkit import settings
+from trainkit.clock import SYSTEM
+from trainkit.errors import ActorDiedError, ObjectLostError, OwnerDiedError, TaskCancelledError, TrainkitError
+from trainkit.runtime import serialize
+from trainkit.runtime.failures import pack_failure, unpack_failure
+from trainkit.runtime.local.memory.segments import opened
+from trainkit.runtime.local.wire.batching import BatchingConnection
+from trainkit.runtime.local.wire.channel import HANDLE_KINDS, Connection, Descriptor
+from trainkit.runtime.local.wire.frames import ANSWERS, CALLS, CONNECT, FAILURE, ITEM, VALUE, Frame
+from trainkit.runtime.serialize import Packed
+from trainkit.runtime.specs import ObjectRef
+
+if TYPE_CHECKING:
+    import asyncio
+    from concurrent.futures import Future
+
+    from trainkit.runtime.local.client.engine import LocalEngine
+
+
+logger = logging.getLogger("trainkit")
+
+_WINDOW_S = 5.0
+_MOST = 3
+"""So many failures are shown within a window; the rest are counted."""
+_MOST_KEPT = 1_000
+
+
+class Unread(Packed):
+    """A packed failure that is told of when it is dropped, unless somebody has read it before.
+
+    Args:
+        packed: the failure.
+        dropped: takes it when it is dropped unread.
+    """
+
+    __slots__ = ("_dropped",)
+
+    def __init__(self, packed: Packed, dropped: Callable[[Packed], None]) -> None:
+        super().__init__(packed.payload, packed.buffers, packed.handles, packed.stored, packed.writable)
+        self._dropped: Callable[[Packed], None] | None = dropped
+
+    def mark_read(self) -> None:
+        """Note that somebody has asked for it, or was sent it."""
+        self._dropped = None
+
+    def __del__(self) -> None:
+        if self._dropped is not None:
+            self._dropped(Packed(self.payload, self.buffers, self.handles, self.stored))
+
+
+def mark_read(body: Any) -> None:
+    """Note that the failure of a call has been asked for; others' bodies are left alone."""
+    if isinstance(body, Unread):
+        body.mark_read()
+
+
+class UnreadFailures:
+    """Shows the failures of a process's calls that nobody asked for.
+
+    Args:
+        run_soon: calls a function in a moment, in a thread in which user code may run.
+    """
+
+    def __init__(self, run_soon: Callable[[Callable[[], None]], None]) -> None:
+        self._run_soon = run_soon
+        self._lock = threading.RLock()  # a collection under it may drop one more
+        self._dropped: list[Packed] = []
+        self._since = SYSTEM.monotonic()
+        self._shown: set[str] = set()
+        self._not_shown = 0
+        self._is_asked_for = False
+        self._is_over = False
+        self._pid = os.getpid()
+
+    def dropped(self, failure: Packed) -> None:
+        """Take a failure that was dropped unread; called in any `__del__`, so it is shown elsewhere."""
+        is_copy = self._pid != os.getpid()  # forked: the failure is its parent's to show
+        if self._is_over or is_copy or sys.is_finalizing() or not settings.tells_unhandled_errors():
+            return
+        with self._lock:
+            if len(self._dropped) < _MOST_KEPT:
+                self._dropped.append(failure)
+            is_asked_for, self._is_asked_for = self._is_asked_for, True
+        if not is_asked_for:
+            self._run_soon(self.show)
+
+    def show(self) -> None:
+        """Show what was dropped, or count it if enough was shown within the last seconds."""
+        now = SYSTEM.monotonic()
+        if now - self._since >= _WINDOW_S:
+            self._show_count()
+            self._since, self._shown = now, set()
+        with self._lock:
+            dropped, self._dropped = self._dropped, []
+            self._is_asked_for = False
+        for failure in dropped:
+            text = _text_of(failure)
+            if text is None:
+                continue
+            if text in self._shown or len(self._shown) >= _MOST:
+                self._not_shown += 1
+                continue
+            self._shown.add(text)
+            logger.error("Unhandled error (suppress with %s=1): %s", settings.IGNORE_UNHANDLED_ERRORS, text)
+
+    def finish(self) -> None:
+        """Show what is left; nothing is taken any more."""
+        self.show()
+        self._show_count()
+        self._is_over = True
+
+    def _show_count(self) -> None:
+        count, self._not_shown = self._not_shown, 0
+        if count:
+            logger.error(
+                "Unhandled errors: at least %d more calls failed, and nobody asked for their results", count
+            )
+
+
+def _text_of(failure: Packed) -> str | None:
+    """The traceback of a failure; None if somebody has ended the call, or its actor, on purpose."""
+    try:
+        error = unpack_failure(opened(failure))
+    except Exception as problem:  # what the user's exceptions are rebuilt by may do anything
+        return f"a call raised, and its exception cannot be rebuilt here: {problem}"
+    if isinstance(error, ActorDiedError) or isinstance(error.cause, (ActorDiedError, TaskCancelledError)):
+        return None
+    return error.remote_traceback
+
+
+def is_own(cls: type) -> bool:
+    """Return whether a class is one of trainkit's own, whose makers deal with its failures."""
+    return cls.__module__.partition(".")[0] == __name__.partition(".")[0]
+
+
+PENDING = 0
+LOST = -1  # the other end is gone; the body is a function that makes the error
+ATOM = -2  # the body is the value itself, which can't be changed
+PROMISE = 3
+
+_MOST_CHUNKS = 64
+"""As many are read from a connection at the end of the session, each of what one look finds."""
+
+_engine: LocalEngine | None = None
+
+
+def set_engine(engine: LocalEngine | None) -> None:
+    """Say which engine the handles that arrive in this process belong to."""
+    global _engine
+    _engine = engine
+
+
+def current_engine() -> LocalEngine:
+    """The engine that the handles which arrive in this process belong to."""
+    if _engine is None:
+        raise ObjectLostError("an actor or a reference was used after the session was shut down")
+    _engine.require_usable()
+    return _engine
+
+
+class LocalRef(ObjectRef[Any]):
+    """Where one answer arrives.
+
+    Attributes:
+        peer: over which it will arrive; None while its task waits for a worker, or once it is there.
+        kind: PENDING, VALUE, ATOM, FAILURE or LOST.
+        body: the answer, see `kind`; while a task owes it, that task.
+        begun: part of what is to come has come.
+    """
+
+    __slots__ = ("_callbacks", "body", "kind", "peer")
+    begun = False
+
+    def __init__(self, ref_id: int, peer: CallConnection | None) -> None:
+        self.id = ref_id
+        self.peer = peer
+        self.kind = PENDING
+        self.body: Any = None
+        self._callbacks: list[Callable[[], None]] | None = None
+
+    def __reduce__(self) -> Any:
+        raise TypeError("a reference can only be sent as an argument or a result, not pickled by hand")
+
+    def attach(self, peer: CallConnection | None) -> None:
+        """Say over which connection the answer will come."""
+        self.peer = peer
+
+    def done(self) -> bool:
+        """Whether the answer, or the reason why there is none, is there."""
+        return self.kind != PENDING
+
+    def complete(self, kind: int, body: Any) -> None:
+        """Put the answer in place and run what waits for it."""
+        self.body = body
+        self.kind = kind
+        self.peer = None
+        if self._callbacks is not None:
+            self._run_callbacks()
+
+    def item(self, body: Packed) -> None:
+        """Take one of the values of a streaming call."""
+        raise TypeError(f"{self!r} stands for one value, but several were sent")
+
+    def future(self) -> Future[Any]:
+        return current_engine().future(self)
+
+    def as_future(self) -> asyncio.Future[Any]:
+        return current_engine().awaited(self)
+
+    def when_done(self, callback: Callable[[], None]) -> None:
+        """Run `callback` once, when the answer is there, in the thread that finds it; at once if it is."""
+        if self._callbacks is None:
+            self._callbacks = []
+        self._callbacks.append(callback)
+        # If the answer came in between, whoever pops the callback first runs it, once.
+        if self.kind != PENDING:
+            self._run_callbacks()
+
+    def forget(self, callback: Callable[[], None]) -> None:
+        """Undo `when_done`; without effect if the callback has run, or is running."""
+        if self._callbacks:
+            with contextlib.suppress(ValueError):
+                self._callbacks.remove(callback)
+
+    def _run_callbacks(self) -> None:
+        while self._callbacks:
+            try:
+                callback = self._callbacks.pop()
+            except IndexError:  # another thread took the last one
+                return
+            callback()
+
+
+class _AskedFor(weakref.ref[LocalRef]):
+    """In place of the weak reference to a pending one that somebody has waited for in vain."""
+
+    __slots__ = ()
+
+
+class CallConnection(BatchingConnection):
+    """A connection over which calls go out and answers come back.
+
+    Args:
+        sock: connected; owned from here on.
+        name: of what is at the other end, for errors.
+        worker_id: by which the node knows it; None if it is no worker.
+
+    Attributes:
+        takes_small_calls: a call that goes with others need not be known by itself.
+        tells_failures: a failure that arrives here and that nobody asks for is shown.
+    """
+
+    takes_small_calls = True
+    tells_failures = False
+
+    def __init__(self, sock: socket.socket, name: str = "actor", worker_id: int | None = None) -> None:
+        super().__init__(sock)
+        self.name = name
+        self.worker_id = worker_id
+        self.home: str | None = None
+        """The mark of the session that it is in; None for this process's own."""
+        # Weak, as a pending reference holds its peer: what nobody waits for any more may go.
+        self.pending: dict[int, weakref.ref[LocalRef]] = {}
+
+    def request(self, kind: int, body: Packed, refs: list[LocalRef]) -> None:
+        """Send a frame whose answers are `refs`; the first one's id is the call's."""
+        pending = self.pending
+        for ref in refs:
+            pending[ref.id] = weakref.ref(ref)
+        try:
+            self.send(kind, refs[0].id, body)
+        except (BrokenPipeError, ConnectionResetError):
+            pass  # the other end is gone: who waits for the answer reads up to the end, and finds out there
+        except BaseException:  # the caller is told
+            self.forget([ref.id for ref in refs])
+            raise
+        if self.closed:  # it was found out before these were added
+            self._fail_pending()
+
+    def request_soon(self, ref: LocalRef, target: str | int, arguments: Any) -> None:
+        """Send a small call, perhaps together with others.
+
+        Args:
+            ref: its answer.
+            target: the method, or the number of the function's definition.
+            arguments: see `batch.lasting`.
+        """
+        self.pending[ref.id] = weakref.ref(ref)
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            self.post((ref.id, target, arguments))
+        if self.closed:
+            self._fail_pending()
+
+    def forget(self, refs: Iterable[int]) -> None:
+        """Wait no more for the answers with these numbers."""
+        for ref_id in refs:
+            self.pending.pop(ref_id, None)
+
+    def make_batch(self, entries: list[Any]) -> tuple[int, bytes]:
+        return CALLS, pickle.dumps(entries, serialize.PROTOCOL)
+
+    def tick(self) -> None:
+        current_engine().pump.tick(self)
+
+    def on_frame(self, frame: Frame) -> None:
+        if frame.kind == ANSWERS:
+            self.on_answers(*pickle.loads(frame.body.payload))
+            return
+        if frame.kind == ITEM:
+            stream = self.pending.get(frame.call_id)
+            target = None if stream is None else stream()
+            if target is not None:
+                target.item(frame.body)
+            return
+        waiting = self.pending.pop(frame.call_id, None)
+        ref = None if waiting is None else waiting()
+        body = frame.body
+        if frame.kind == FAILURE and waiting is not None and type(waiting) is not _AskedFor:
+            body = self.failure(frame)  # nobody may be left to read it, and then it is dropped here
+        if ref is not None and ref.kind == PENDING:  # of a call that is run again, some may have come before
+            ref.complete(frame.kind, body)
+
+    def failure(self, frame: Frame) -> Packed:
+        """Return the failure in `frame`, so that it is told of if nobody asks for it."""
+        if not self.tells_failures or _engine is None:
+            return frame.body
+        return Unread(frame.body, _engine.unread.dropped)
+
+    def asked_for(self, ref: LocalRef) -> None:
+        """Note that a failure of `ref`, which is pending, is no news to anybody."""
+        if ref.id in self.pending:
+            self.pending[ref.id] = _AskedFor(ref)
+
+    def read_out(self) -> None:
+        """Hand on what has arrived, if anything is waited for: nothing is read any more after that."""
+        if not self.pending or not self.reading.acquire(blocking=False):
+            return
+        try:
+            for _ in range(_MOST_CHUNKS):
+                if not self._receive():
+                    return
+        finally:
+            self.release_reading()
+
+    def on_answers(
+        self, ids: list[int], values: list[Any], pickled: list[tuple[int, bytes]], _: float
+    ) -> None:
+        """Several answers have arrived: atoms, and pickles of other small values."""
+        take = self.pending.pop
+        for call_id, value in zip(ids, values, strict=True):
+            waiting = take(call_id, None)
+            ref = None if waiting is None else waiting()
+            if ref is not None:
+                ref.complete(ATOM, value)
+        for call_id, payload in pickled:
+            waiting = take(call_id, None)
+            ref = None if waiting is None else waiting()
+            if ref is not None:
+                ref.complete(VALUE, Packed(payload))
+
+    def on_close(self) -> None:
+        self.close()
+        self._fail_pending()
+
+    def on_backlog(self) -> None:
+        current_engine().pump.flush(self)
+
+    def _fail_pending(self) -> None:
+        while self.pending:
+            try:
+                ref = self.pending.popitem()[1]()
+            except KeyError:
+                return
+            if ref is not None:
+                ref.complete(LOST, self.lost)
+
+    def lost(self) -> Exception:
+        """The error for an answer that will never come."""
+        return current_engine().link.death_of(self)
+
+    def open_fd(self) -> int:
+        """A further connection to the same process, for somebody else."""
+        ours, theirs = socket.socketpair()
+        try:
+            self.send(CONNECT, 0, Packed(b"", (), [Descriptor(ours.detach())]))
+        except OSError:  # it is dead: the receiver finds a closed connection, and asks why
+            ours.close()
+        return theirs.detach()
+
+    def __del__(self) -> None:
+        # Nobody is left to call, or to read an answer: a pending reference would have kept this alive.
+        self.close_when_sent()
+
+
+class OwedResult(CallConnection):
+    """A connection that this process owes a result over.
+
+    Args:
+        sock: connected; owned from here on.
+        ref: stands for the result.
+        engine: of this process.
+    """
+
+    def __init__(self, sock: socket.socket, ref: LocalRef, engine: LocalEngine) -> None:
+        super().__init__(sock, "whoever waits for a result")
+        self._ref = ref
+        self._engine = engine
+        engine.owe(self)
+
+    def promise(self) -> None:
+        """Pay as soon as the result is there."""
+        self._engine.promise(self._ref)
+        self._ref.when_done(self._is_due)
+        self._engine.watch(self._ref)
+
+    def _is_due(self) -> None:
+        # In the pump's thread: to say why a result is lost, the node is asked, and whoever finds the
+        # answer may be in the middle of reading the node's connection.
+        self._engine.pump.run(self.pay)
+
+    def pay(self) -> None:
+        """Send the result."""
+        try:
+            send_answer(self, *outcome(self._ref), self._ref.id, "trainkit")
+        except OSError:  # whoever wanted it is gone
+            self.close()
+        else:
+            self.close_when_sent()
+
+    def close(self) -> None:
+        super().close()
+        self._ref.forget(self._is_due)
+        self._engine.settled(self)
+
+
+class Promise:
+    """A pending reference as a handle: opens a connection that its answer will be sent over."""
+
+    kind = PROMISE
+
+    def __init__(self, ref: LocalRef) -> None:
+        self._ref = ref
+
+    @property
+    def answer(self) -> LocalRef:
+        """The reference itself, for the process that made the promise."""
+        return self._ref
+
+    def open_fd(self) -> int:
+        ours, theirs = socket.socketpair()
+        debt = OwedResult(ours, self._ref, current_engine())
+        if self._ref.done() and self._ref.kind != LOST:
+            debt.pay()
+        else:
+            debt.promise()
+        return theirs.detach()
+
+
+def send_answer(conn: Connection, kind: int, body: Packed, call_id: int, where: str) -> None:
+    """Send an answer, or why it can't be sent, with `where` it ran.
+
+    Raises:
+        OSError: the other end is gone.
+    """
+    try:
+        conn.send(kind, call_id, body)
+    except (BrokenPipeError, ConnectionResetError):
+        raise
+    except (OSError, TrainkitError) as error:  # no descriptor left for what goes with it
+        conn.send(FAILURE, call_id, pack_failure(_unsent(error), where))
+
+
+def _unsent(error: OSError | TrainkitError) -> TrainkitError:
+    """The error for an answer that there is no descriptor for."""
+    if isinstance(error, TrainkitError):
+        return error
+    return ObjectLostError(
+        f"the result could not be sent: {error}. Each handle, reference and large object in it takes a file "
+        "descriptor of the process that returns it: release some, or raise the limit (ulimit -n)."
+    )
+
+
+def outcome(ref: LocalRef) -> tuple[int, Packed]:
+    """The answer of a done reference in a form that can be sent."""
+    if ref.kind == LOST:
+        return FAILURE, pack_failure(ref.body(), "trainkit")
+    if ref.kind == ATOM:
+        return VALUE, serialize.pack(ref.body)
+    mark_read(ref.body)  # whoever receives it has it now
+    return ref.kind, ref.body
+
+
+class PromiseReceiver(CallConnection):
+    """The receiving end of a promise: one answer arrives, and the connection closes.
+
+    Attributes:
+        owed_by_task: a task owes the answer, not an actor's call.
+    """
+
+    kind = PROMISE
+    owed_by_task = False
+
+    def __init__(self, sock: socket.socket) -> None:
+        super().__init__(sock, name="a reference")
+        # A pending reference holds its peer, so that must not hold it: both would stay, and the descriptor.
+        self._pending: Callable[[], LocalRef | None] = lambda: None
+        self._done: LocalRef | None = None
+
+    @property
+    def answer(self) -> LocalRef:
+        """The reference that the answer completes."""
+        with self._send_lock:
+            ref = self._done or self._pending()
+            if ref is None:
+                ref = LocalRef(0, self)
+                self._pending = weakref.ref(ref)
+            return ref
+
+    def on_frame(self, frame: Frame) -> None:
+        self._done = self.answer
+        self._done.complete(frame.kind, frame.body)
+
+    def _fail_pending(self) -> None:
+        if self._done is None:
+            self._done = self.answer
+            self._done.complete(LOST, self.lost)
+
+    def lost(self) -> Exception:
+        return OwnerDiedError(
+            "the process that owed this result ended before it had it; hold such references in the "
+            "process that made the calls, or return the values"
+        )
+
+    def open_fd(self) -> int:
+        return Promise(self.answer).open_fd()
+
+
+HANDLE_KINDS[PROMISE] = lambda fd: PromiseReceiver(socket.socket(fileno=fd))
+
+
+def reduce_ref(pickler: Any, ref: LocalRef) -> Any:
+    """How a reference is pickled: with its answer, or as a promise."""
+    if not ref.done():
+        peer = ref.peer
+        if isinstance(peer, PromiseReceiver):
+            home, by_task = peer.home, peer.owed_by_task
+        else:
+            engine = current_engine()
+            home, by_task = engine.mark, engine.is_task(ref)
+        return _load_promise, (ref.id, pickler.attach(Promise(ref)), home, by_task)
+    kind, body = outcome(ref)
+    positions = [pickler.attach(handle) for handle in body.handles]
+    buffers = [pickle.PickleBuffer(buffer) for buffer in body.buffers]
+    return _load_ref, (ref.id, kind, pickle.PickleBuffer(body.payload), buffers, positions, body.stored)
+
+
+def _load_ref(
+    ref_id: int, kind: int, payload: Any, buffers: list[Any], positions: list[int], stored: bool
+) -> LocalRef:
+    ref = LocalRef(ref_id, None)
+    handles = [serialize.claim(position) for position in positions]
+    ref.complete(kind, Packed(bytes(payload), [memoryview(buffer) for buffer in buffers], handles, stored))
+    return ref
+
+
+def _load_promise(ref_id: int, position: int, home: str | None, owed_by_task: bool) -> LocalRef:
+    peer: Any = serialize.claim(position)
+    peer.home, peer.owed_by_task = home, owed_by_task
+    ref: LocalRef = peer.answer
+    if ref.id == 0:
+        ref.id = ref_id
+    return ref
+
+
+serialize.register(LocalRef, reduce_ref)

@@ -1,0 +1,333 @@
+"""`get` and `wait`: waiting for one reference or for many."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import os
+import threading
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from trainkit.clock import SYSTEM
+from trainkit.errors import GetTimeoutError, ObjectLostError
+from trainkit.runtime.failures import raisable, unpack_failure
+from trainkit.runtime.local.client.background import BackgroundThread
+from trainkit.runtime.local.client.context import calling
+from trainkit.runtime.local.client.leases import Task
+from trainkit.runtime.local.client.node_client import NodeClient
+from trainkit.runtime.local.client.refs import ATOM, PENDING, CallConnection, LocalRef, mark_read
+from trainkit.runtime.local.memory.segments import opened
+from trainkit.runtime.local.wire.channel import Connection, explain
+from trainkit.runtime.local.wire.frames import FAILURE, VALUE
+from trainkit.runtime.local.wire.messages import AwaitGroup, Blocked
+from trainkit.runtime.serialize import unpack
+from trainkit.runtime.signals import InterruptGuard
+from trainkit.runtime.specs import ObjectRef
+
+_MANY = 1_000
+_PEERS = 64
+
+
+class _Waker:
+    """An event that other threads set, in a form that `poll` takes."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        try:
+            self.fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        except OSError as error:
+            explain(error)
+            raise
+
+    def set(self) -> None:
+        with self._lock:
+            if self.fd >= 0:
+                os.eventfd_write(self.fd, 1)
+
+    def close(self) -> None:
+        with self._lock:
+            os.close(self.fd)
+            self.fd = -1
+
+
+def await_any(refs: Sequence[LocalRef], timeout_s: float | None, guard: InterruptGuard) -> None:
+    """Return when something may have changed for one of `refs`, `timeout_s` has passed, or Ctrl-C came.
+
+    The connections that no other thread reads are read here; for the answers of the others this
+    thread is woken by who finds them.
+    """
+    leading: dict[int, Connection] = {}
+    waker: _Waker | None = None
+    watched: list[LocalRef] = []
+    try:
+        for ref in refs:
+            peer = ref.peer
+            if peer is not None and not peer.closed:
+                fd = peer.fileno()
+                if fd in leading:
+                    continue
+                if peer.has_posted:
+                    peer.flush_if_open()
+                if peer.reading.acquire(blocking=False):
+                    if peer.fileno() == fd:
+                        leading[fd] = peer
+                        continue
+                    peer.release_reading()  # it closed in between
+            waker = waker or _Waker()
+            watched.append(ref)
+            ref.when_done(waker.set)
+        if any(ref.kind != PENDING for ref in refs):  # it came in before the locks were taken
+            return
+        for fd in guard.poll([*leading, *([] if waker is None else [waker.fd])], timeout_s):
+            if fd in leading:
+                leading[fd].read_available()
+    finally:
+        for conn in leading.values():
+            conn.release_reading()
+        if waker is not None:
+            for ref in watched:
+                ref.forget(waker.set)
+            waker.close()
+
+
+def are_many(refs: Sequence[LocalRef]) -> bool:
+    """Return whether there are so many references that to look at all of them for each answer takes too long.
+
+    They have to come over few connections, as the pump's thread looks at each of those.
+    """
+    return len(refs) >= _MANY and len({ref.peer for ref in refs}) <= _PEERS
+
+
+def await_many(
+    refs: Sequence[LocalRef],
+    count: int,
+    timeout_s: float | None,
+    guard: InterruptGuard,
+    pump: BackgroundThread,
+) -> None:
+    """Return when `count` of `refs` are done, `timeout_s` has passed, or Ctrl-C came; each is looked at once.
+
+    The pump's thread reads meanwhile, also what is given to further processes.
+    """
+    waker = _Waker()
+    left = itertools.count(
+        count - 1, -1
+    )  # next() is atomic, so exactly one answer is the last that is needed
+
+    def arrived() -> None:
+        if next(left) == 0:
+            waker.set()
+
+    peers = {ref.peer for ref in refs if ref.peer is not None}
+    try:
+        for peer in peers:
+            peer.flush_if_open()
+            pump.watch(peer, waker)
+        for ref in refs:
+            ref.when_done(arrived)
+        guard.poll([waker.fd], timeout_s)
+    finally:
+        for ref in refs:
+            if ref.kind == PENDING:
+                ref.forget(arrived)
+        for peer in peers:
+            pump.unwatch(peer, waker)
+        waker.close()
+
+
+_BRIEF_S = 0.01
+_BRIEF_WAITS = 4
+"""Of one call; what it waits for after so many may be what others can't begin before it lends."""
+
+
+class Waiter:
+    """Part of `client.LocalEngine`; see `trainkit.runtime.engine.Engine`.
+
+    Args:
+        lends: this process holds CPUs, which others may have while it waits.
+
+    Attributes:
+        on_blocked: called with True before the main thread of a worker waits for what is not there, and
+            with False afterwards.
+    """
+
+    link: NodeClient
+    pump: BackgroundThread
+
+    def __init__(self, *, lends: bool) -> None:
+        self._lends = lends
+        self.on_blocked: Callable[[bool], None] = lambda _: None
+        self._brief_call: tuple[Any, ...] = ()
+        self._brief_left = _BRIEF_WAITS
+        self._lent_for: dict[int, Sequence[LocalRef]] = {}
+        """The references that the lender waits for, by `id`: only that wait takes the CPUs back."""
+
+    @abstractmethod
+    def asks_for_processes(self) -> bool:
+        """Return whether tasks of this process wait for one that it has asked for."""
+
+    @property
+    @abstractmethod
+    def is_worker(self) -> bool:
+        """See `Engine`."""
+
+    def get(self, refs: Sequence[ObjectRef[Any]], timeout_s: float | None) -> list[Any]:
+        deadline = None if timeout_s is None else SYSTEM.monotonic() + timeout_s
+        values = []
+        for ref in refs:
+            if not isinstance(ref, LocalRef):
+                raise ObjectLostError(f"{ref!r} belongs to another engine or session")
+            if ref.kind == PENDING and not self._await([ref], 1, deadline):
+                raise GetTimeoutError(f"get(timeout={timeout_s}): the result is not there yet")
+            try:
+                values.append(self._value(ref))
+            except BaseException:
+                if len(refs) > 1:
+                    _asked_for(refs)
+                raise
+        return values
+
+    def _value(self, ref: LocalRef) -> Any:
+        if ref.kind == ATOM:
+            return ref.body
+        if ref.kind == VALUE:
+            return unpack(opened(ref.body))
+        if ref.kind == FAILURE:
+            mark_read(ref.body)
+            raise raisable(unpack_failure(opened(ref.body)))
+        raise ref.body()
+
+    def get_without_lending(self, ref: LocalRef) -> Any:
+        """Return the value of `ref`, and lend no CPU meanwhile, as no call has to run for it."""
+        lends, self._lends = self._lends, False
+        try:
+            return self.get([ref], None)[0]
+        finally:
+            self._lends = lends
+
+    def wait(
+        self, refs: Sequence[ObjectRef[Any]], num_returns: int, timeout_s: float | None
+    ) -> tuple[list[ObjectRef[Any]], list[ObjectRef[Any]]]:
+        local = [ref for ref in refs if isinstance(ref, LocalRef)]
+        if len(local) < len(refs):
+            raise ObjectLostError("wait() was given a reference of another engine or session")
+        self._await(local, num_returns, None if timeout_s is None else SYSTEM.monotonic() + timeout_s)
+        ready: list[ObjectRef[Any]] = []
+        rest: list[ObjectRef[Any]] = []
+        for ref in local:
+            (ready if ref.kind != PENDING and len(ready) < num_returns else rest).append(ref)
+        return ready, rest
+
+    def _await(self, refs: Sequence[LocalRef], count: int, deadline: float | None) -> bool:
+        """Wait until `count` of `refs` are done; False if the deadline came first."""
+        tells = self.is_worker and threading.current_thread() is threading.main_thread()
+        blocked = False
+        try:
+            while True:
+                with InterruptGuard() as guard:
+                    done = tells and self._await_briefly(refs, count, deadline, guard)
+                    if tells and not done and not guard.noted and not _is_over(deadline):
+                        tells, blocked = False, True
+                        self.on_blocked(True)
+                        self._lend(refs)
+                    done = done or self._await_guarded(refs, count, deadline, guard)
+                if not guard.noted:
+                    return done
+                guard.act()
+        finally:
+            if blocked:
+                self.on_blocked(False)
+            self._take_back_cpus(refs)
+
+    def _await_briefly(
+        self, refs: Sequence[LocalRef], count: int, deadline: float | None, guard: InterruptGuard
+    ) -> bool:
+        """Wait for what is there, or about to come: a wait so short is not worth telling others.
+
+        The CPUs are lent at once if it is this process that lacks them to go on.
+        """
+        now, call = SYSTEM.monotonic(), calling.get()
+        if call != self._brief_call:
+            self._brief_call, self._brief_left = call, _BRIEF_WAITS
+        is_brief = deadline is None and self._brief_left > 0  # a loop of short waits must lend, too
+        self._brief_left -= 1
+        if not is_brief or self.asks_for_processes():
+            if self._await_guarded(refs, count, now, guard):
+                return True
+            if not is_brief:
+                return False
+            self._lend(refs)
+        return self._await_guarded(refs, count, now + _BRIEF_S, guard)
+
+    def _lend(self, refs: Sequence[LocalRef]) -> None:
+        if self._lends and not self._lent_for:
+            self._lent_for[id(refs)] = refs
+            self.link.tell(Blocked(True))
+
+    def lend_no_longer(self) -> None:
+        """Take the CPUs back that are lent, if what the main thread waits for is there.
+
+        Who returns a lease does so first: else what the lease held goes to somebody who would begin
+        something new, though this process is about to go on.
+        """
+        for refs in list(self._lent_for.values()):
+            if len(refs) == 1 and refs[0].kind != PENDING:
+                self._take_back_cpus(refs)
+
+    def _take_back_cpus(self, refs: Sequence[LocalRef]) -> None:
+        if self._lent_for.pop(id(refs), None) is not None:
+            self.link.tell(Blocked(False))
+
+    def _await_guarded(
+        self, refs: Sequence[LocalRef], count: int, deadline: float | None, guard: InterruptGuard
+    ) -> bool:
+        while not guard.noted:
+            pending = [ref for ref in refs if ref.kind == PENDING]
+            if len(refs) - len(pending) >= count:
+                return True
+            left = None if deadline is None else max(0.0, deadline - SYSTEM.monotonic())
+            peer = pending[0].peer
+            if peer is not None and peer.has_posted:
+                peer.flush_if_open()
+            if len(pending) == 1 and peer is not None and not peer.closed:
+                peer.wait_until(functools.partial(_settled, pending[0], peer), left, SYSTEM.monotonic, guard)
+            elif are_many(pending):
+                await_many(pending, count - len(refs) + len(pending), left, guard, self.pump)
+            else:
+                await_any(pending, left, guard)
+            if deadline is not None and SYSTEM.monotonic() >= deadline:
+                break
+        return sum(ref.kind != PENDING for ref in refs) >= count
+
+    def group_ref(self, group: int) -> ObjectRef[Any]:
+        return self.link.ask(AwaitGroup(group))
+
+    def await_group(self, group: int, timeout_s: float | None) -> bool:
+        try:
+            self.get([self.group_ref(group)], timeout_s)
+        except GetTimeoutError:
+            return False
+        return True
+
+
+def _asked_for(refs: Sequence[ObjectRef[Any]]) -> None:
+    """Note that failures of `refs` are no news: who asked for all of them was told of the first one."""
+    for ref in refs:
+        if isinstance(ref, LocalRef):
+            peer, owed = ref.peer, ref.body
+            mark_read(owed)
+            if peer is not None:
+                peer.asked_for(ref)
+            if isinstance(owed, Task):
+                owed.asked_for = True
+
+
+def _is_over(deadline: float | None) -> bool:
+    return deadline is not None and SYSTEM.monotonic() >= deadline
+
+
+def _settled(ref: LocalRef, peer: CallConnection) -> bool:
+    """Whether it is pointless to read `peer` for `ref`: it is done, or is owed by another one now."""
+    return ref.kind != PENDING or ref.peer is not peer

@@ -1,0 +1,1 @@
+"""Shared memory of a session."""

@@ -1,0 +1,113 @@
+"""Locks on segments, which tell the kernel which segments are in use.
+
+Whoever uses a segment - holds it, maps it, or has sent it - has an open file of it with a shared lock.
+The lock belongs to the open file, so it travels with it through a socket, lasts as long as any mapping
+made from it, and goes when a process crashes. The locked range tells session and size:
+
+    first byte = session's number * 2**40        length = size of the segment
+                 + 2**39 if it lies on disk
+
+and the kernel's table of locks shows the range, also of a file that is on its way in a socket, where
+no process has it. A segment that nobody has locked is warm memory that may be taken.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import struct
+
+PREFIX = "trainkit-"
+"""What the names of segments start with; the session's number in hexadecimal follows."""
+
+_SHIFT = 40
+_ON_DISK = 1 << 39
+MEMORY_LINK = f"/memfd:{PREFIX}"
+"""First characters of links to descriptors of segments in memory."""
+
+SESSIONS = 1 << 22
+"""So many numbers there are for sessions."""
+
+_FLOCK = struct.Struct("@hhqqi")  # the C library's struct flock: type, whence, start, length, pid
+
+
+class Span:
+    """What a lock on a segment covers, with the requests to the kernel made ready.
+
+    Args:
+        session: number of the session that it belongs to.
+        size_bytes: of the segment.
+        on_disk: it is a file on disk.
+    """
+
+    __slots__ = ("claim", "on_disk", "release", "session", "share", "size_bytes")
+
+    def __init__(self, session: int, size_bytes: int, on_disk: bool = False) -> None:
+        self.session = session
+        self.size_bytes = size_bytes
+        self.on_disk = on_disk
+        start = session << _SHIFT | on_disk * _ON_DISK
+        self.share, self.claim, self.release = (
+            _FLOCK.pack(kind, os.SEEK_SET, start, size_bytes, 0)
+            for kind in (fcntl.F_RDLCK, fcntl.F_WRLCK, fcntl.F_UNLCK)
+        )
+
+
+def span_of(fd: int) -> Span:
+    """The span of the segment open at `fd`, from its name and size; of a file on disk, from its lock."""
+    name = os.readlink(f"/proc/self/fd/{fd}")
+    if name.startswith(MEMORY_LINK):
+        return Span(int(name.partition(PREFIX)[2].partition(" ")[0], 16), os.fstat(fd).st_size)
+    with open(f"/proc/self/fdinfo/{fd}", "rb") as file:
+        for line in file:
+            span = locked_span(line.decode())
+            if span is not None:
+                return span
+    raise RuntimeError(f"{name} arrived as an object in shared memory, but has no lock on it")
+
+
+def locked_span(line: str) -> Span | None:
+    """The span that a line of /proc/locks, or of a descriptor's fdinfo, tells of; None if of none."""
+    fields = line.removeprefix("lock:").split()
+    if len(fields) < 8 or fields[1] != "OFDLCK" or fields[7] == "EOF":
+        return None
+    start, last = int(fields[6]), int(fields[7])
+    return Span(start >> _SHIFT, last - start + 1, start & _ON_DISK != 0)
+
+
+def share(fd: int, span: Span) -> None:
+    """Use the segment from now on, beside others; raises BlockingIOError while somebody has it alone."""
+    fcntl.fcntl(fd, fcntl.F_OFD_SETLK, span.share)
+
+
+def claim(fd: int, span: Span) -> bool:
+    """Have the segment alone; False, and nothing changes, if somebody else uses it."""
+    try:
+        fcntl.fcntl(fd, fcntl.F_OFD_SETLK, span.claim)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def release(fd: int, span: Span) -> None:
+    """Use it no more."""
+    fcntl.fcntl(fd, fcntl.F_OFD_SETLK, span.release)
+
+
+def sizes_in_use(session: int | None = None, *, on_disk: bool = False) -> dict[int, int]:
+    """Bytes of every segment of the session that is in use, by inode; None means of any session.
+
+    What is on its way between two processes is among them. Files on disk are counted for themselves.
+    """
+    sizes: dict[int, int] = {}
+    with open("/proc/locks") as file:
+        for line in file:  # "7: OFDLCK ADVISORY  READ -1 00:01:1153 5497558138880 5497559187455"
+            fields = line.split()
+            if len(fields) < 8 or fields[1] != "OFDLCK" or fields[7] == "EOF":
+                continue
+            start, last = int(fields[6]), int(fields[7])
+            if start & _ON_DISK != on_disk * _ON_DISK:
+                continue
+            if session is None or start >> _SHIFT == session:
+                sizes[int(fields[5].rpartition(":")[2])] = last - start + 1
+    return sizes

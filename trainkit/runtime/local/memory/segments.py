@@ -1,0 +1,510 @@
+"""Memory segments: large values, written once, mapped by each reader, freed by the kernel.
+
+A segment is an anonymous memory file, named by nothing but its descriptors, so it lasts as long as
+some process holds or maps it, and nothing can be left behind. Whether somebody still uses it is asked
+of the kernel too: every holder and every receiver has an open file of its own with a shared lock on the
+segment, see `segmentlocks`. When the writer can take the exclusive lock, nobody else has the segment,
+and its warm pages are used for the next value.
+
+A new segment is filled by `pwrite`: twice as fast as touching each page of a mapping for the first
+time, and memory that the kernel refuses is an error of that call, where a mapping would end the
+process by SIGBUS. Pages that are there are written through a mapping, which needs no system call.
+
+When there is no room, this process moves what it alone holds and nobody maps to files on disk, oldest
+first; and a value that still finds none is written to such a file itself. A segment on disk is read, sent
+and let go of like one in memory, see `spilling`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import mmap
+import os
+import pickle
+import resource
+import threading
+import weakref
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from trainkit.clock import SYSTEM
+from trainkit.errors import ObjectStoreFullError
+from trainkit.resources import describe_bytes
+from trainkit.runtime.local.memory import locks, spilling, usage
+from trainkit.runtime.local.memory.budget import StoreBudget
+from trainkit.runtime.local.memory.locks import Span
+from trainkit.runtime.local.wire.channel import HANDLE_KINDS
+from trainkit.runtime.serialize import Handle, Packed, present
+from trainkit.runtime.signals import InterruptGuard
+
+LARGE_BYTES = 256 * 1024
+"""Values of this size and more go to shared memory."""
+
+_ALIGN_BYTES = 64
+_KEEP_MOST = 16
+"""Segments kept warm, as each takes two descriptors."""
+
+_KEEP_MOST_BYTES = 1 << 30
+_KEEP_SHARE = 10
+"""Each process keeps at most this part of the whole store warm."""
+
+_PATIENCE_S = 0.25
+"""A process that was just sent an answer may be about to let go of what it had sent for."""
+
+_LOOK_AGAIN_S = 0.01
+
+_BATCH_SHARE = 10
+"""A full store moves up to this part of itself to disk at once."""
+
+_BATCH_MOST_BYTES = 100 << 20
+
+SEGMENT = 1
+
+_logger = logging.getLogger(__name__)
+
+_held: dict[weakref.ref[Segment], None] = {}
+"""The segments of this process that have a value in them, oldest first."""
+
+_moving = threading.RLock()
+"""Held while a segment is opened, mapped, or moved to disk, for a moment each."""
+
+
+class Segment:
+    """A memory file with one value in it; a handle that can be sent any number of times.
+
+    Args:
+        fd: owned from here on.
+        pool: in the process that wrote it, where it goes when it is let go of.
+        span: of its lock; None finds out.
+        memory: in the process that wrote it, its mapping, if it was used before.
+    """
+
+    kind = SEGMENT
+    __slots__ = ("__weakref__", "_fd", "_mapping", "_memory", "_pool", "_span", "_views")
+
+    def __init__(
+        self,
+        fd: int,
+        pool: SegmentPool | None = None,
+        span: Span | None = None,
+        memory: mmap.mmap | None = None,
+    ) -> None:
+        self._fd = fd
+        self._pool = pool
+        self._span = span
+        self._memory = memory
+        self._mapping: mmap.mmap | None = None
+        self._views = 0
+
+    @classmethod
+    def received(cls, fd: int) -> Segment:
+        """One that another process has sent."""
+        segment = cls(fd)
+        segment.noted()
+        return segment
+
+    def noted(self) -> None:
+        """There is a value in it from now on, so it may be moved to disk."""
+        _held[weakref.ref(self, _held.__delitem__)] = None
+
+    @property
+    def span(self) -> Span:
+        """What a lock on it covers."""
+        if self._span is None:
+            self._span = locks.span_of(self._fd)
+        return self._span
+
+    def open_fd(self) -> int:
+        with _moving:
+            try:
+                fd = os.open(f"/proc/self/fd/{self._fd}", os.O_RDWR | os.O_CLOEXEC)
+            except OSError as error:
+                _explain(error)
+                raise
+            locks.share(fd, self.span)
+        return fd
+
+    def fill(self, parts: Sequence[Any], spans: Sequence[tuple[int, int]]) -> None:
+        """Write each part to its place."""
+        if self._memory is not None:
+            with memoryview(self._memory) as target:
+                for part, (start, stop) in zip(parts, spans, strict=True):
+                    target[start:stop] = part
+            return
+        for part, (start, _) in zip(parts, spans, strict=True):
+            with memoryview(part) as view, view.cast("B") as rest:
+                done = 0
+                while done < len(rest):  # the kernel takes 2 GiB at a time
+                    done += os.pwrite(self._fd, rest[done:], start + done)
+
+    def spill(self, account: StoreBudget, lock: threading.RLock) -> bool:
+        """Move it to disk, if this process alone has it and maps it nowhere; returns whether that was done.
+
+        The descriptor keeps its number, and leads to a file afterwards. Whoever opens the segment in
+        between keeps it in memory.
+
+        Args:
+            account: of the session.
+            lock: by which the threads of this process take turns at the account.
+
+        Raises:
+            OutOfDiskError, ObjectStoreFullError: the folder doesn't take it.
+        """
+        views = self._views
+        if not self._is_idle(views):
+            return False
+        span = Span(self.span.session, self.span.size_bytes, on_disk=True)
+        file = spilling.make_file(account.folder, span)
+        try:
+            spilling.copy(self._fd, file, account.folder, span.size_bytes)
+            # The memory is freed and taken off the account at once: who counts in between would have
+            # taken it off already. A thread that is opening a segment may run a collection that needs
+            # `lock`, so it is not waited for.
+            with lock, account.locked():
+                if not _moving.acquire(blocking=False):
+                    return False
+                try:
+                    if not self._is_idle(views):
+                        return False
+                    account.note_spilled(span.size_bytes, freed=self._pool is not None)
+                    os.dup2(file, self._fd, inheritable=False)
+                    self._span, self._pool, self._memory = span, None, None
+                finally:
+                    _moving.release()
+        finally:
+            os.close(file)
+        return True
+
+    def _is_idle(self, views: int) -> bool:
+        with _moving:
+            if self._views != views or not locks.claim(self._fd, self.span):
+                return False
+            locks.share(self._fd, self.span)
+            return True
+
+    def unmap_idle(self) -> None:
+        """Let go of the mapping that readers share, unless one of them still has an array in it."""
+        with _moving:
+            if self._mapping is not None:
+                with contextlib.suppress(BufferError):
+                    self._mapping.close()
+                    self._mapping = None
+
+    @property
+    def inode(self) -> int:
+        """Of the memory file, or the file on disk."""
+        return os.fstat(self._fd).st_ino
+
+    def view(self, private: bool) -> memoryview:
+        """The whole segment, mapped copy-on-write: what a reader writes stays its own.
+
+        Args:
+            private: make a mapping for this reader alone; else all readers in this process share one.
+        """
+        with _moving:
+            self._views += 1
+            return self._mapped(private)
+
+    def _mapped(self, private: bool) -> memoryview:
+        if self._mapping is not None and not private:
+            return memoryview(self._mapping)
+        # A mapping holds the file it was made from, so a received segment's own lock lasts as long
+        # as any array still lies in it. The writer maps another file than the one it keeps.
+        fd = self.open_fd() if self._pool is not None else self._fd
+        try:
+            mapping = mmap.mmap(fd, 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+        except OSError as error:
+            _explain(error)
+            raise
+        finally:
+            if fd != self._fd:
+                os.close(fd)
+        if not private:
+            self._mapping = mapping
+        return memoryview(mapping)
+
+    def __copy__(self) -> Segment:
+        return self
+
+    def __deepcopy__(self, memo: object) -> Segment:
+        return self
+
+    def __del__(self) -> None:
+        self._mapping = None
+        if self._pool is not None:
+            self._pool.recycle(_Kept(self._fd, self.span, self._memory))
+        else:
+            os.close(self._fd)
+
+
+HANDLE_KINDS[SEGMENT] = Segment.received
+
+
+class _Kept(NamedTuple):
+    """A segment that nobody uses in this process."""
+
+    fd: int
+    span: Span
+    memory: mmap.mmap | None
+
+
+class SegmentPool:
+    """Writes values to segments, reusing those that nobody reads any more.
+
+    Args:
+        account: of the session; closed with the pool.
+    """
+
+    def __init__(self, account: StoreBudget) -> None:
+        self._account = account
+        self._keep_bytes = min(_KEEP_MOST_BYTES, account.limit_bytes // _KEEP_SHARE)
+        # Oldest first. Others may still use some, such as the argument of a call on its way.
+        self._kept: list[_Kept] = []
+        self._lock = threading.RLock()  # a collection in the middle of a write may recycle a segment
+        self._spilling = threading.Lock()
+        self._closed = False
+        self._pid = os.getpid()
+
+    def write(self, packed: Packed) -> Packed:
+        """Move a large value to a segment; a small one is returned as it is.
+
+        Raises:
+            ObjectStoreFullError: there is no room for it, or no descriptor; nothing was changed.
+            OutOfDiskError: there is no room for it on disk either.
+        """
+        if packed.size_bytes < LARGE_BYTES:
+            return packed
+        spans: list[tuple[int, int]] = []
+        end = 0
+        parts = [packed.payload, *packed.buffers]
+        for part in parts:
+            start = -(-end // _ALIGN_BYTES) * _ALIGN_BYTES
+            end = start + len(part)
+            spans.append((start, end))
+        segment = self._segment(-(-end // mmap.PAGESIZE) * mmap.PAGESIZE)
+        try:
+            segment.fill(parts, spans)
+        except OSError as error:
+            if segment.span.on_disk:
+                spilling.explain(error, self._account.folder, segment.span.size_bytes)
+            _explain(error)
+            raise
+        segment.noted()
+        return Packed(pickle.dumps((packed.writable, spans)), (), [segment, *packed.handles], stored=True)
+
+    def _segment(self, size: int) -> Segment:
+        limit, spills = self._account.limit_bytes, self._account.folder != ""
+        if size > limit and not spills:
+            raise ObjectStoreFullError(
+                f"a value of {describe_bytes(size)} does not fit the object store, which holds "
+                f"{describe_bytes(limit)} in all: raise object_store_memory in init(), "
+                "or pass the value in parts"
+            )
+        deadline: float | None = None
+        while size <= limit:
+            with InterruptGuard() as guard, self._lock:  # Ctrl-C must not leave one that nobody has
+                segment = self._warm(size) or self._new(size)
+            if guard.noted:
+                guard.act()
+            if segment is not None:
+                return segment
+            if spills:
+                if not self._spill(size):
+                    break
+                continue
+            now = SYSTEM.monotonic()
+            deadline = deadline or now + _PATIENCE_S
+            if now >= deadline:
+                raise ObjectStoreFullError(self._full(size))
+            SYSTEM.sleep(_LOOK_AGAIN_S)
+        return self._on_disk(size)
+
+    def _warm(self, size: int) -> Segment | None:
+        """The smallest kept segment that the value fits in, and that nobody uses."""
+        fitting = [kept for kept in self._kept if size <= kept.span.size_bytes <= 2 * size]
+        for kept in sorted(fitting, key=lambda kept: kept.span.size_bytes):
+            if not locks.claim(kept.fd, kept.span):
+                continue
+            self._kept.remove(kept)
+            if os.fstat(kept.fd).st_size < size:  # another process took the memory when the store was full
+                self._account.close_segment(kept.fd)
+                continue
+            locks.share(kept.fd, kept.span)
+            memory = kept.memory
+            if memory is None:
+                # Without a mapping, for which a descriptor may be lacking, it is written by system calls.
+                with contextlib.suppress(OSError):
+                    memory = mmap.mmap(kept.fd, 0, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
+            return Segment(kept.fd, self, kept.span, memory)
+        return None
+
+    def _new(self, size: int) -> Segment | None:
+        """A new segment; None if there is no room for it."""
+        try:
+            fd = self._account.make(size)
+        except OSError as error:
+            if error.errno not in (*_NO_DESCRIPTOR, *_NO_MEMORY):
+                raise
+            fd = None
+        if fd is None:
+            while self._kept:
+                self._drop(self._kept.pop())
+            try:
+                fd = self._account.make(size)
+                if fd is None:
+                    fd = self._account.make_after_counting(size)
+            except OSError as error:
+                _explain(error)
+                raise
+        return None if fd is None else Segment(fd, self, self._account.span(size))
+
+    def _spill(self, size: int) -> bool:
+        """Move segments that nobody maps to disk until a value finds room; returns whether any was moved.
+
+        More are moved than one small value needs, so that the next ones find room without a look around.
+        """
+        account = self._account
+        # A collection in the middle may put a value too, and a thread may hold what its finalizer waits
+        # for: so whoever finds another here writes its own value to disk.
+        if not self._spilling.acquire(blocking=False):
+            return False
+        try:
+            found = [segment for segment in (known() for known in list(_held)) if segment is not None]
+            ours = [
+                segment
+                for segment in found
+                if segment.span.session == account.session and not segment.span.on_disk
+            ]
+            if not ours:
+                return False
+            for segment in ours:
+                segment.unmap_idle()
+            sizes = locks.sizes_in_use(account.session)
+            mapped = usage.mapped_by_readers(os.getpid(), sizes)
+            lacking = max(sum(sizes.values()) + size - account.limit_bytes, 1)
+            batch = min(account.limit_bytes // _BATCH_SHARE, _BATCH_MOST_BYTES)
+            freed = 0
+            for segment in ours:
+                size_bytes = segment.span.size_bytes
+                if freed >= lacking and freed + size_bytes > batch:
+                    break
+                try:
+                    if segment.inode not in mapped and segment.spill(account, self._lock):
+                        freed += size_bytes
+                except (OSError, ObjectStoreFullError):
+                    break  # the value itself may be smaller; if not, it says why
+        finally:
+            self._spilling.release()
+        if freed:
+            self._tell()
+        return freed > 0
+
+    def _on_disk(self, size: int) -> Segment:
+        """A new segment on disk."""
+        span = self._account.span(size, on_disk=True)
+        try:
+            segment = Segment(spilling.make_file(self._account.folder, span), span=span)
+        except OSError as error:
+            _explain(error)
+            raise
+        with self._lock:
+            self._account.note_spilled(size, freed=False)
+        self._tell()
+        return segment
+
+    def _tell(self) -> None:
+        """Say once in a session that values go to disk."""
+        account = self._account
+        with self._lock:
+            is_first = account.is_first_to_tell()
+        if is_first:
+            _logger.warning(
+                "the object store is full (%s), so large values go to files in %s from now on; raise "
+                "object_store_memory in init() to keep more of them in memory",
+                describe_bytes(account.limit_bytes),
+                account.folder,
+            )
+
+    def _full(self, size: int) -> str:
+        account = self._account
+        return (
+            f"the object store is full: {describe_bytes(account.in_use_bytes())} of "
+            f"{describe_bytes(account.limit_bytes)} used, {describe_bytes(size)} asked; held by: "
+            f"{usage.describe_holders(account.session, account.driver)}. Release references, or raise "
+            "object_store_memory in init()."
+        )
+
+    def recycle(self, kept: _Kept) -> None:
+        """Keep a segment that its last local holder let go of, until or while nobody else has it."""
+        if self._pid != os.getpid():  # a forked copy: the memory is its parent's to reuse
+            os.close(kept.fd)
+            return
+        with self._lock:
+            if self._closed:
+                os.close(kept.fd)
+                return
+            if kept.span.size_bytes > self._keep_bytes:
+                self._drop(kept)
+                return
+            locks.release(kept.fd, kept.span)
+            self._kept.append(kept)
+            held = sum(other.span.size_bytes for other in self._kept)
+            while len(self._kept) > _KEEP_MOST or held > self._keep_bytes:
+                oldest = self._kept.pop(0)
+                held -= oldest.span.size_bytes
+                self._drop(oldest)
+
+    def _drop(self, kept: _Kept) -> None:
+        """Close a segment; its memory is free if nobody else uses it, and else once nobody does."""
+        if kept.memory is not None:
+            kept.memory.close()
+        if locks.claim(kept.fd, kept.span):
+            self._account.close_segment(kept.fd)
+        else:
+            os.close(kept.fd)
+
+    def close(self) -> None:
+        """Free what is kept; segments still in use are freed when they are let go of."""
+        with self._lock:
+            self._closed = True
+            for kept in self._kept:
+                os.close(kept.fd)
+            self._kept.clear()
+            self._account.close()
+
+
+_NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE)
+_NO_MEMORY = (errno.ENOMEM, errno.ENOSPC)
+
+
+def _explain(error: OSError) -> None:
+    """Raise what the kernel refused in words that say what to do; returns if it is something else."""
+    if error.errno in _NO_DESCRIPTOR:
+        limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        raise ObjectStoreFullError(
+            f"this process has no file descriptor left for one more object in shared memory: its limit is "
+            f"{limit}, and each large object that it holds takes one. Release references, put many "
+            "values into one object, or raise the limit (ulimit -n)."
+        ) from error
+    if error.errno in _NO_MEMORY:
+        raise ObjectStoreFullError(
+            f"the kernel has no memory left for one more object ({error.strerror}): release references, "
+            "or lower object_store_memory in init() so that objects leave room for the rest"
+        ) from error
+
+
+def opened(packed: Packed) -> Packed:
+    """The value itself of a stored one, its parts mapped, not copied; others are returned as they are.
+
+    Raises:
+        ObjectLostError: this process had no descriptor left for it when it came.
+    """
+    if not packed.stored:
+        return packed
+    segment: Any = present(packed.handles[0])
+    rest: Sequence[Handle] = packed.handles[1:]
+    writable, ((start, stop), *spans) = pickle.loads(packed.payload)
+    view = segment.view(private=writable)
+    return Packed(view[start:stop], [view[a:b] for a, b in spans], rest)

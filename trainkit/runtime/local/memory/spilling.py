@@ -1,0 +1,126 @@
+"""Files on disk for values that find no room in memory.
+
+A file has no name, so it is gone with the last process that has it open or mapped, however that one
+ends. It travels and is mapped as a segment in memory is, and the kernel keeps of it in memory as much
+as there is room for.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import tempfile
+from pathlib import Path
+from typing import Literal
+
+from trainkit.errors import ConfigError, ObjectStoreFullError, OutOfDiskError
+from trainkit.resources import describe_bytes
+from trainkit.runtime.local.memory.locks import PREFIX, Span, share
+
+_IN_MEMORY = ("tmpfs", "ramfs", "devtmpfs", "rootfs")
+_SPARED = 20
+"""One part in so many of a disk is left free, as Ray leaves it."""
+
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def choose_folder(asked: str | os.PathLike[str] | Literal[False] | None) -> str:
+    """The folder for files of a session; "" if there are to be none.
+
+    Args:
+        asked: argument of `init`; None is the temporary folder, or /var/tmp if that lies in memory.
+
+    Raises:
+        ConfigError: the folder that was asked for can't be written to.
+    """
+    if asked is False:
+        return ""
+    if asked is not None:
+        folder = Path(asked).expanduser().absolute()
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"object_spilling_directory={os.fspath(asked)!r}: {error}") from None
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise ConfigError(f"object_spilling_directory={os.fspath(asked)!r}: you may not write there")
+        return str(folder)
+    mounts = Path("/proc/self/mountinfo").read_text()
+    for candidate in (tempfile.gettempdir(), "/var/tmp"):
+        if os.access(candidate, os.W_OK | os.X_OK) and on_disk(mounts, os.stat(candidate).st_dev):
+            return candidate
+    return ""
+
+
+def on_disk(mounts: str, device: int) -> bool:
+    """Return whether the file system with that number lies on a disk, and not in memory.
+
+    One that is not among the mounts is on a disk too: some, such as Btrfs, give their files other numbers.
+
+    Args:
+        mounts: text of /proc/self/mountinfo.
+        device: the number.
+    """
+    wanted = f"{os.major(device)}:{os.minor(device)}"
+    for line in mounts.splitlines():
+        left, _, right = line.partition(" - ")
+        if left.split()[2:3] == [wanted]:
+            return right.split()[0] not in _IN_MEMORY
+    return True
+
+
+def has_room(available_bytes: int, total_bytes: int, size_bytes: int) -> bool:
+    """Return whether a disk takes so much more."""
+    return available_bytes - size_bytes >= total_bytes // _SPARED
+
+
+def make_file(folder: str, span: Span) -> int:
+    """A file without a name, in use by this process.
+
+    Raises:
+        OutOfDiskError: the disk is full.
+        ObjectStoreFullError: no file can be made there.
+    """
+    size = span.size_bytes
+    try:
+        disk = os.statvfs(folder)
+        if not has_room(disk.f_bavail * disk.f_frsize, disk.f_blocks * disk.f_frsize, size):
+            raise OutOfDiskError(_full_text(folder, size))
+        with tempfile.TemporaryFile(prefix=PREFIX, dir=folder, buffering=0) as file:
+            os.ftruncate(file.fileno(), size)
+            # The lock belongs to the open file, which outlives this descriptor.
+            share(file.fileno(), span)
+            return os.dup(file.fileno())
+    except OSError as error:
+        explain(error, folder, size)
+        raise
+
+
+def copy(source: int, target: int, folder: str, size_bytes: int) -> None:
+    """Copy a segment in memory to a file in `folder`; raises like `make_file`."""
+    done = 0
+    try:
+        while done < size_bytes:
+            done += os.sendfile(target, source, done, size_bytes - done)
+    except OSError as error:
+        explain(error, folder, size_bytes)
+        raise
+
+
+def explain(error: OSError, folder: str, size_bytes: int) -> None:
+    """Raise what a disk refused in words that say what to do; returns if it is a lack of descriptors."""
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        return
+    if error.errno in _NO_SPACE:
+        raise OutOfDiskError(_full_text(folder, size_bytes)) from error
+    raise ObjectStoreFullError(
+        f"the object store is full, and a value of {describe_bytes(size_bytes)} can't be written to {folder} "
+        f"instead ({error}): choose another folder by object_spilling_directory in init()"
+    ) from error
+
+
+def _full_text(folder: str, size_bytes: int) -> str:
+    return (
+        f"the object store is full, and so is the disk of {folder}, where {describe_bytes(size_bytes)} were "
+        f"to go: {1 - 1 / _SPARED:.0%} of it may be used. Release references, free space there, or choose "
+        "another disk by object_spilling_directory in init()."
+    )

@@ -1,0 +1,162 @@
+"""Holders of shared memory, read from the kernel."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Container, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+from trainkit.resources import describe_bytes
+from trainkit.runtime.local.memory import locks
+from trainkit.runtime.local.memory.locks import MEMORY_LINK
+
+_DELETED = " (deleted)"  # what links to files without a name end with
+_NOBODY = 0
+_WORKER_PREFIX = "tk-"  # of the names that worker processes show
+
+
+class OpenSegment(NamedTuple):
+    """A descriptor of a segment in some process.
+
+    Attributes:
+        path: by which it can be opened.
+        locked: this open file holds a lock, so its process uses the segment, and doesn't only keep it.
+    """
+
+    pid: int
+    inode: int
+    path: str
+    locked: bool
+
+
+def all_pids() -> list[int]:
+    """Every process that can be seen."""
+    return [int(entry) for entry in os.listdir("/proc") if entry.isdigit()]
+
+
+def open_segments(pids: Iterable[int], session: int | None = None) -> Iterator[OpenSegment]:
+    """The descriptors of segments in memory in these processes; None means of any session."""
+    link = MEMORY_LINK if session is None else f"{MEMORY_LINK}{session:06x} "
+    for pid in pids:
+        try:
+            numbers = os.listdir(f"/proc/{pid}/fd")
+        except OSError:  # it ended, or is another user's
+            continue
+        for number in numbers:
+            path = f"/proc/{pid}/fd/{number}"
+            try:
+                if not os.readlink(path).startswith(link):
+                    continue
+                with open(f"/proc/{pid}/fdinfo/{number}", "rb") as file:
+                    locked = b"\nlock:" in file.read()
+                yield OpenSegment(pid, os.stat(path).st_ino, path, locked)
+            except OSError:  # closed meanwhile
+                continue
+
+
+def _open_files(pids: Iterable[int], inodes: Container[int]) -> Iterator[tuple[int, int]]:
+    """Pid and inode for each descriptor that these processes have of files without names on disk."""
+    for pid in pids:
+        try:
+            numbers = os.listdir(f"/proc/{pid}/fd")
+        except OSError:  # it ended, or is another user's
+            continue
+        for number in numbers:
+            path = f"/proc/{pid}/fd/{number}"
+            try:
+                link = os.readlink(path)
+                if link.endswith(_DELETED) and not link.startswith("/memfd:"):
+                    inode = os.stat(path).st_ino
+                    if inode in inodes:
+                        yield pid, inode
+            except OSError:  # closed meanwhile
+                continue
+
+
+def mapped_by_readers(pid: int, inodes: Container[int]) -> set[int]:
+    """Return those of these segments that a process maps to read from; a writer's mapping is shared."""
+    mapped = set()
+    try:
+        with open(f"/proc/{pid}/maps", errors="replace") as file:
+            for line in file:  # "7f00bbb78000-7f00bbc78000 rw-p 00000000 00:01 1153    /memfd:..."
+                if line.rstrip().endswith(_DELETED):
+                    fields = line.split(maxsplit=5)
+                    if fields[1].endswith("p") and int(fields[4]) in inodes:
+                        mapped.add(int(fields[4]))
+    except OSError:
+        return mapped
+    return mapped
+
+
+def holders(
+    pids: Iterable[int], session: int | None = None, *, on_disk: bool = False
+) -> dict[int, tuple[int, set[int]]]:
+    """Of every segment in use, by inode: its bytes, and which of these processes hold it.
+
+    A segment that no process holds is on its way between two.
+
+    Args:
+        pids: of the processes.
+        session: None means any.
+        on_disk: of the segments on disk; else of those in memory.
+    """
+    pids = list(pids)
+    sizes = locks.sizes_in_use(session, on_disk=on_disk)
+    if not sizes:
+        return {}
+    found: dict[int, set[int]] = {}
+    if on_disk:
+        for pid, inode in _open_files(pids, sizes):
+            found.setdefault(inode, set()).add(pid)
+    else:
+        for segment in open_segments(pids, session):
+            if segment.locked:
+                found.setdefault(segment.inode, set()).add(segment.pid)
+    for pid in pids:
+        for inode in mapped_by_readers(pid, sizes):
+            found.setdefault(inode, set()).add(pid)
+    if session is None:  # what is on its way could belong to anybody
+        return {inode: (size, found[inode]) for inode, size in sizes.items() if inode in found}
+    return {inode: (size, found.get(inode, set())) for inode, size in sizes.items()}
+
+
+def objects(processes: Mapping[int, str]) -> list[dict[str, Any]]:
+    """The large objects that these processes hold, largest first.
+
+    Args:
+        processes: names by pid.
+
+    Returns:
+        For each its object_id (hexadecimal), size_bytes, the pids that hold it, and whether it was
+        spilled, so that it lies on disk.
+    """
+    rows: list[dict[str, Any]] = [
+        {"object_id": f"{inode:016x}", "size_bytes": size, "pids": sorted(pids), "spilled": spilled}
+        for spilled in (False, True)
+        for inode, (size, pids) in holders(processes, on_disk=spilled).items()
+    ]
+    return sorted(rows, key=lambda row: -row["size_bytes"])
+
+
+def describe_holders(session: int, driver: int) -> str:
+    """Text for messages: who holds how much of a session's shared memory, most first."""
+    totals: dict[int, tuple[int, int]] = {}
+    for size, pids in holders(all_pids(), session).values():
+        for pid in pids or {_NOBODY}:
+            held, count = totals.get(pid, (0, 0))
+            totals[pid] = held + size, count + 1
+    parts = []
+    for pid, (size, count) in sorted(totals.items(), key=lambda item: -item[1][0]):
+        who = "on their way" if pid == _NOBODY else f"{_name(pid, driver)} (pid {pid})"
+        parts.append(f"{who} {describe_bytes(size)} in {count} object{'s' * (count != 1)}")
+    return ", ".join(parts) or "nobody"
+
+
+def _name(pid: int, driver: int) -> str:
+    if pid == driver:
+        return "driver"
+    try:
+        with open(f"/proc/{pid}/comm", errors="replace") as file:
+            return file.read().strip().removeprefix(_WORKER_PREFIX)
+    except OSError:
+        return "a process that has ended"

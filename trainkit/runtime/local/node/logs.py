@@ -1,0 +1,238 @@
+"""Output of workers: log files, and the deduplication of lines that are shown."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import shutil
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol
+
+from trainkit import settings
+from trainkit.clock import SYSTEM
+from trainkit.resources import describe_bytes
+from trainkit.settings import LOG_DIR
+
+WINDOW_S = 5.0
+TICK_S = 1.0
+_MOST_LINES = 1_000
+
+
+@dataclass
+class RepeatedLine:
+    """A line that was shown, and its repetitions since.
+
+    Attributes:
+        source: number of the worker whose line was shown.
+        since: when that was, by the monotonic clock.
+        name: of the worker that repeated it last.
+        pid: of that worker.
+        count: how often other workers have repeated it since it was last shown.
+        latest: when that last happened.
+    """
+
+    source: int
+    since: float
+    is_error: bool
+    line: str
+    name: str = ""
+    pid: int = 0
+    count: int = 0
+    latest: float = 0.0
+
+    @property
+    def text(self) -> str:
+        """The line with the number of its repetitions; a single one is shown as it is."""
+        return self.line if self.count == 1 else f"{self.line} [repeated {self.count}x by other workers]"
+
+
+class LineDeduplicator:
+    """Lines shown within the last seconds, so that other workers' repetitions of them are only counted.
+
+    A worker's repetitions of its own lines are shown, and so is every line that differs by one character.
+    """
+
+    def __init__(self) -> None:
+        self._shown: dict[tuple[bool, str], RepeatedLine] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._shown)
+
+    def fresh(
+        self, source: int, name: str, pid: int, is_error: bool, lines: Sequence[str], now: float
+    ) -> list[str]:
+        """Return those of `lines` that are to be shown now; the others are counted.
+
+        Args:
+            source: number of the worker that printed them.
+            name: of that worker.
+            pid: of that worker.
+            is_error: they came from its standard error.
+            lines: in order.
+            now: by the monotonic clock.
+        """
+        found = []
+        for line in lines:
+            known = self._shown.get((is_error, line))
+            if known is None or known.source == source:
+                found.append(line)
+                if known is None and line.strip() and len(self._shown) < _MOST_LINES:
+                    self._shown[is_error, line] = RepeatedLine(source, now, is_error, line)
+            else:
+                known.name, known.pid = name, pid
+                known.count, known.latest = known.count + 1, now
+        return found
+
+    def due(self, now: float) -> list[RepeatedLine]:
+        """Return the repetitions to be shown now: of lines whose time is up, and single ones a second later.
+
+        Lines whose time is up are forgotten.
+        """
+        over = [key for key, known in self._shown.items() if known.since + WINDOW_S <= now]
+        found = [known for known in map(self._shown.pop, over) if known.count]
+        alone = [k for k in self._shown.values() if k.count == 1 and k.latest + TICK_S <= now]
+        return found + _taken(alone)
+
+    def last_of(self, pid: int) -> list[RepeatedLine]:
+        """Return the repetitions to be shown now that the worker has ended which made the last of each."""
+        return _taken([known for known in self._shown.values() if known.count and known.pid == pid])
+
+
+def _taken(pending: list[RepeatedLine]) -> list[RepeatedLine]:
+    """Return copies of `pending`, of which nothing is pending any more."""
+    taken = [replace(known) for known in pending]
+    for known in pending:
+        known.count = 0
+    return taken
+
+
+_KEEP_SESSIONS = 10
+_MOST_BYTES = 50 << 20
+_SESSION = re.compile(r"\d{8}-\d{6}-[0-9a-f]{8}")
+_LONGEST_NAME = 100
+
+
+class Printer(Protocol):
+    """What the files need to know of a worker.
+
+    Attributes:
+        serial: its number in the session.
+        pid: None until its template has told it.
+    """
+
+    serial: int
+    name: str
+    pid: int | None
+
+
+class SessionLogs:
+    """The files of one session.
+
+    Args:
+        session: hexadecimal digits that tell it from others that started in the same second.
+        most_bytes: a file that has grown so large is put aside, in place of the one before.
+    """
+
+    def __init__(self, session: str, most_bytes: int = _MOST_BYTES) -> None:
+        started = time.strftime("%Y%m%d-%H%M%S", time.localtime(SYSTEM.now()))
+        self._name = f"{started}-{session[:8]}"
+        self._most_bytes = most_bytes
+        self._folder: Path | None = None
+        self._early: dict[tuple[int, str], bytes] = {}
+        self._written: dict[int, list[str]] = {}
+
+    def write(self, worker: Printer, kind: str, data: bytes) -> None:
+        """Add `data` to a worker's file.
+
+        Args:
+            worker: that printed it.
+            kind: "out" or "err".
+            data: as it came.
+
+        Raises:
+            OSError: it can't be written.
+        """
+        key = (worker.serial, kind)
+        if worker.pid is None:  # it has printed before its template told that it was born
+            self._early[key] = self._early.get(key, b"") + data
+            return
+        data = self._early.pop(key, b"") + data
+        if not data:
+            return
+        kinds = self._written.setdefault(worker.serial, [])
+        if kind not in kinds:
+            kinds.append(kind)
+        path = self._path(worker, kind)
+        # Opened for each piece: a session of a thousand workers would keep two thousand files open.
+        with open(path, "ab", opener=_private) as file:
+            size = file.tell()
+            if size < self._most_bytes:
+                file.write(data)
+                return
+        aside = path.with_name(f"{path.name}.1")
+        os.replace(path, aside)
+        with open(path, "ab", opener=_private) as file:
+            file.write(f"[trainkit: the {describe_bytes(size)} before this are in {aside.name}]\n".encode())
+            file.write(data)
+
+    def files_of(self, worker: Printer) -> str:
+        """Where a worker's output is, for messages; "" if there is none."""
+        return " and ".join(str(self._path(worker, kind)) for kind in self._written.get(worker.serial, ()))
+
+    def paths(self) -> list[str]:
+        """Return the files of all workers of the session, those that have ended too."""
+        if self._folder is None:
+            return []
+        return [str(path) for path in sorted(self._folder.iterdir())]
+
+    def forget(self, worker: Printer) -> None:
+        """The worker has ended, and prints no more."""
+        self._written.pop(worker.serial, None)
+        for kind in ("out", "err"):
+            self._early.pop((worker.serial, kind), None)
+
+    def _path(self, worker: Printer, kind: str) -> Path:
+        if self._folder is None:
+            self._folder = self._make_folder()
+        name = re.sub(r"[^\w.-]", "_", worker.name)[:_LONGEST_NAME]
+        return self._folder / f"{name}-{worker.pid}.{kind}"
+
+    def _make_folder(self) -> Path:
+        root = settings.log_dir()
+        root.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        root.mkdir(mode=0o700, exist_ok=True)
+        for folder in (root, root.parent) if settings.log_dir_is_own() else (root,):
+            if folder.stat().st_uid != os.getuid():  # in a folder where all users may make some
+                raise PermissionError(f"{folder} belongs to another user; name another by {LOG_DIR}")
+        folder = root / self._name
+        folder.mkdir(mode=0o700, exist_ok=True)
+        # Held until this process ends: who clears up sees by it that the session lives.
+        fcntl.flock(os.open(folder, os.O_RDONLY | os.O_CLOEXEC), fcntl.LOCK_SH)
+        _remove_old(root)
+        return folder
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_CLOEXEC, 0o600)
+
+
+def _remove_old(root: Path) -> None:
+    """Remove all sessions' folders but the newest and those of sessions that live."""
+    sessions = sorted(entry for entry in os.listdir(root) if _SESSION.fullmatch(entry))
+    for name in sessions[:-_KEEP_SESSIONS]:
+        folder = root / name
+        try:
+            fd = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:  # another session has just removed it
+            continue
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(folder, ignore_errors=True)
+        except BlockingIOError:
+            continue
+        finally:
+            os.close(fd)

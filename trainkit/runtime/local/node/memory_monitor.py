@@ -1,0 +1,124 @@
+"""Monitor of the workers' memory: ends a worker above its limit.
+
+What counts is a worker's own memory and that of all its descendants: anonymous pages and swap. A page
+that several of them share counts once; those of the template that a worker was forked from are not its
+own, and objects in shared memory have a limit of their own.
+
+The kernel tells the size of all pages of a process at once, and what is shared among them by a walk
+over them; so the walk is only done where the first number is above the limit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from trainkit.clock import SYSTEM
+from trainkit.resources import describe_bytes
+from trainkit.runtime.local.node.records import WorkerRecord
+from trainkit.runtime.local.system import process
+
+if TYPE_CHECKING:
+    from trainkit.runtime.local.node.node import Node
+
+_EVERY_S = 0.1
+_AT_LEAST_EVERY_S = 1.0
+
+
+@dataclass(frozen=True)
+class Look:
+    """A close look at a worker's memory.
+
+    Attributes:
+        at: when.
+        gross_bytes: all its pages.
+        net_bytes: its share of them.
+    """
+
+    at: float
+    gross_bytes: int
+    net_bytes: int
+
+
+def needs_a_look(limit_bytes: float, gross_bytes: int, last: Look | None, now: float) -> bool:
+    """Whether a worker with so many pages may be above its limit, so that a close look is due.
+
+    After one that found it below, the next is due when it has grown by half of what was left, and
+    anyway after a second, as a shared page that is written to becomes its own without growth.
+    """
+    if gross_bytes <= limit_bytes:
+        return False
+    if last is None or now - last.at >= _AT_LEAST_EVERY_S:
+        return True
+    return gross_bytes - last.gross_bytes > (limit_bytes - last.net_bytes) / 2
+
+
+def excess(limit_bytes: float, net_bytes: int) -> str | None:
+    """Why a worker must end; None if it is within its limit."""
+    if net_bytes <= limit_bytes:
+        return None
+    return (
+        f"memory limit exceeded: it held {describe_bytes(net_bytes)} of the {describe_bytes(limit_bytes)} "
+        "that it asked for; give it more by memory=..., or use less"
+    )
+
+
+class MemoryMonitor:
+    """Looks after the workers that asked for memory, as long as there are any.
+
+    Args:
+        node: whose loop it lives in.
+    """
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._looks: dict[int, Look] = {}
+        self._watching = False
+
+    def started(self, worker: WorkerRecord) -> None:
+        """A worker was started, which may have a limit."""
+        if _limit(worker) is not None and not self._watching:
+            self._watching = True
+            self._node.after(_EVERY_S, self._check_all)
+
+    def _check_all(self) -> None:
+        limited = [worker for worker in self._node.worker_table.workers() if _limit(worker) is not None]
+        self._looks = {
+            worker.serial: self._looks[worker.serial] for worker in limited if worker.serial in self._looks
+        }
+        self._watching = bool(limited)
+        if not limited:
+            return
+        self._node.after(_EVERY_S, self._check_all)
+        families = process.families([worker.pid for worker in limited if worker.pid is not None])
+        for worker in limited:
+            if worker.pid is not None and not worker.ending:
+                self._check(worker, families[worker.pid])
+
+    def _check(self, worker: WorkerRecord, family: Sequence[int]) -> None:
+        limit, now = _limit(worker) or 0, SYSTEM.monotonic()
+        gross = sum(process.own_pages_bytes(pid) for pid in family)
+        if not needs_a_look(limit, gross, self._looks.get(worker.serial), now):
+            return
+        net = _net_bytes(family)
+        self._looks[worker.serial] = Look(now, gross, net)
+        reason = excess(limit, net)
+        if reason is not None:
+            self._node.worker_table.kill(worker.worker_id, reason, lambda _: None)
+
+
+def _net_bytes(family: Sequence[int]) -> int:
+    """What a worker and its descendants hold without what they still share with its template."""
+    template = process.parent(family[0])
+    shared, forked = process.own_share_bytes(template), process.command_line(template)
+    # A page that n processes share counts as a part of n in each of them, so also in the template: what
+    # counts there is what counts here for all pages in common.
+    return sum(
+        max(0, process.own_share_bytes(pid) - shared * (process.command_line(pid) == forked))
+        for pid in family
+    )
+
+
+def _limit(worker: WorkerRecord) -> float | None:
+    return worker.placement.resources.get("memory")

@@ -1,0 +1,1 @@
+"""Operating system services: processes, and the devices of the machine."""

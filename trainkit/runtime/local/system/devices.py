@@ -1,0 +1,147 @@
+"""CPUs, memory and GPUs of the machine, within the limits of its container."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path, PurePosixPath
+
+_MEMORY_FILES = ("memory.max", "memory.limit_in_bytes")
+"""Of version 2, and of version 1."""
+
+
+def memory_limit() -> int | None:
+    """Bytes that this process's groups may hold; None if there is no limit."""
+    texts = [_read(folder / name) for folder in _folders("memory") for name in _MEMORY_FILES]
+    limits = [limit for limit in map(parse_memory, texts) if limit is not None]
+    return min(limits, default=None)
+
+
+def cpu_quota() -> float | None:
+    """CPUs' worth of time that this process's groups may use; None if there is no limit."""
+    quotas = []
+    for folder in _folders("cpu"):
+        text = _read(folder / "cpu.max")  # version 1 has the two numbers in a file each
+        text = text or f"{_read(folder / 'cpu.cfs_quota_us')} {_read(folder / 'cpu.cfs_period_us')}"
+        quota = parse_cpu(text)
+        if quota is not None:
+            quotas.append(quota)
+    return min(quotas, default=None)
+
+
+def parse_memory(text: str) -> int | None:
+    """The limit that a file of a group tells; None if it tells none.
+
+    Version 2 writes "max" where there is none, and version 1 a number beyond any machine's memory.
+    """
+    text = text.strip()
+    return int(text) if text.isdigit() else None
+
+
+def parse_cpu(text: str) -> float | None:
+    """CPUs from a quota and its period, such as "150000 100000"; None for "max", -1, or no quota at all."""
+    numbers = text.split()
+    if len(numbers) != 2 or not all(number.isdigit() for number in numbers) or not int(numbers[1]):
+        return None
+    return int(numbers[0]) / int(numbers[1])
+
+
+def group_folders(membership: str, mounts: str, controller: str) -> list[PurePosixPath]:
+    """Folders of the groups that limit a process, innermost first, in each version that is mounted.
+
+    Args:
+        membership: text of /proc/self/cgroup, such as "4:memory:/docker/1f3a" and "0::/user.slice".
+        mounts: text of /proc/self/mountinfo.
+        controller: "memory" or "cpu".
+    """
+    folders = []
+    for root, point, version, options in _cgroup_mounts(mounts):
+        if version == 1 and controller not in options.split(","):
+            continue
+        group = _group(membership, None if version == 2 else controller)
+        if group is None:
+            continue
+        inside = PurePosixPath(group)
+        # A container may see its own group's folder as the top one, under the name that the host has for it.
+        inside = inside.relative_to(root) if inside.is_relative_to(root) else PurePosixPath()
+        if ".." in inside.parts:  # it lies outside what can be seen here
+            inside = PurePosixPath()
+        folders += [PurePosixPath(point, part) for part in (inside, *inside.parents)]
+    return list(dict.fromkeys(folders))
+
+
+def _cgroup_mounts(mounts: str) -> Iterator[tuple[str, str, int, str]]:
+    """Of each mounted hierarchy: its root, where it is mounted, its version, and its options."""
+    for line in mounts.splitlines():
+        left, _, right = line.partition(" - ")
+        fields, kind = left.split(), right.split()
+        if len(fields) >= 5 and len(kind) >= 3 and kind[0] in ("cgroup", "cgroup2"):
+            yield fields[3], fields[4].replace("\\040", " "), 2 if kind[0] == "cgroup2" else 1, kind[2]
+
+
+def _group(membership: str, controller: str | None) -> str | None:
+    """The path of the process's group for a controller of version 1, or in version 2 for None."""
+    for line in membership.splitlines():
+        number, controllers, path = line.split(":", 2)
+        if controller is None and number == "0" and not controllers:
+            return path
+        if controller is not None and controller in controllers.split(","):
+            return path
+    return None
+
+
+def _folders(controller: str) -> list[Path]:
+    membership, mounts = _read(Path("/proc/self/cgroup")), _read(Path("/proc/self/mountinfo"))
+    return [Path(folder) for folder in group_folders(membership, mounts, controller)]
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:  # not there, as in the outermost group
+        return ""
+
+
+def cpu_count() -> int:
+    """CPUs that this process may run on, within its container's quota; at least 1."""
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quota = cpu_quota()
+    return max(1, allowed if quota is None else min(allowed, round(quota)))
+
+
+def memory_bytes() -> int:
+    """Memory of the machine, or of its container."""
+    present = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    limit = memory_limit()
+    return present if limit is None else min(present, limit)
+
+
+def gpu_count() -> int:
+    """GPUs that this process may see; never imports torch and never starts CUDA."""
+    return len(visible_gpus())
+
+
+def gpu_ids(names: Iterable[str]) -> list[int | str]:
+    """Return names of GPUs as `get_gpu_ids` gives them: numbers where they are such, else UUIDs."""
+    return [int(name) if name.isdigit() else name for name in names]
+
+
+def gpu_name(index: int, visible: Sequence[str]) -> str:
+    """Return what CUDA_VISIBLE_DEVICES calls a GPU; one that was only declared is called by its index."""
+    return visible[index] if index < len(visible) else str(index)
+
+
+def visible_gpus() -> list[str]:
+    """Names that CUDA_VISIBLE_DEVICES would take for each visible GPU: its own entries, or indices."""
+    declared = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if declared is not None:
+        # CUDA ends the list at the first name that is no device, such as "" or "-1".
+        names = [name.strip() for name in declared.split(",")]
+        end = next((at for at, name in enumerate(names) if name in ("", "-1", "NoDevFiles")), len(names))
+        return names[:end]
+    try:
+        present = [name for name in os.listdir("/dev") if re.fullmatch(r"nvidia\d+", name)]
+    except OSError:
+        return []
+    return [str(index) for index in range(len(present))]

@@ -1,0 +1,1 @@
+"""Wire protocol between the processes of a session."""

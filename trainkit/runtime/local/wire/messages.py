@@ -1,0 +1,500 @@
+"""Messages between clients, the node, templates and workers. Calls are not among them."""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from trainkit.resources import Bundle
+from trainkit.runtime.restart_policy import ExitRecord
+from trainkit.runtime.serialize import PROTOCOL, Handle, Packed
+from trainkit.runtime.specs import Concurrency, Interface, Placement, PlacementGroupId, Registration
+
+
+class _MessagePickler(pickle.Pickler):
+    """Sends a text or number of a user's class, an Enum's say, as a plain one: the node has no such class."""
+
+    def reducer_override(self, item: Any) -> Any:
+        if isinstance(item, str):
+            return str, (str.__str__(item),)
+        if isinstance(item, int):
+            return int, (int.__int__(item),)
+        return (float, (float.__float__(item),)) if isinstance(item, float) else NotImplemented
+
+
+def packed(message: Any, handles: Sequence[Handle] = (), buffers: Sequence[Any] = ()) -> Packed:
+    """`message` as the body of a frame."""
+    file = io.BytesIO()
+    _MessagePickler(file, PROTOCOL).dump(message)
+    return Packed(file.getvalue(), buffers, handles)
+
+
+def unpacked(body: Packed) -> Any:
+    """The message in the body of a frame from another of trainkit's own processes."""
+    return pickle.loads(body.payload)
+
+
+class WorkerEnvironment(NamedTuple):
+    """What a worker sees of the process that asked for it, as it was at that moment.
+
+    Attributes:
+        preload: what that process has imported; see `preload.wanted`.
+    """
+
+    environ: Mapping[str, str]
+    cwd: str
+    sys_path: Sequence[str]
+    preload: frozenset[str]
+
+
+class ActorConduct(NamedTuple):
+    """How an actor runs its calls.
+
+    Attributes:
+        is_async: on an event loop, as its class has `async def` methods.
+        is_registered: others may find it by its name, so it asks the node before it ends for want of handles.
+        max_task_retries: how often a call is made again, for those who are given a handle of it.
+    """
+
+    concurrency: Concurrency = Concurrency()
+    is_async: bool = False
+    is_registered: bool = False
+    max_task_retries: int = 0
+
+    @property
+    def in_order(self) -> bool:
+        """True if the calls of each caller begin in the order made."""
+        return self.concurrency.in_order and not self.is_async
+
+
+# client to node
+
+
+class ConstructorCall(NamedTuple):
+    """What an actor is made anew with: the body of its first frame.
+
+    Its buffers are those of the frame that the memo comes in, and its handles the last ones there.
+
+    Attributes:
+        max_restarts: how often at most; -1 without end.
+        payload, stored: see `Packed`.
+        actors: of each handle, the actor that it leads to; None of others.
+    """
+
+    max_restarts: int
+    payload: bytes
+    stored: bool
+    actors: Sequence[int | None]
+
+
+class StartActor(NamedTuple):
+    """Start a process for an actor; its first connection is the first handle beside.
+
+    Not answered without a registration. With one, answered with None if it is registered and asked
+    for, or with the `Found` actor of that name.
+
+    Attributes:
+        memo: None for one that is never made anew.
+        registration: its name, and whether it outlives who asks for it.
+        interface: for those who find it by its name.
+        ready: False while an argument of its constructor is still to come: it takes its turn, and what it
+            asks for, after `ArgumentsThere`.
+    """
+
+    worker_id: int
+    name: str
+    placement: Placement
+    surroundings: WorkerEnvironment
+    conduct: ActorConduct = ActorConduct()
+    memo: ConstructorCall | None = None
+    registration: Registration | None = None
+    class_name: str = ""
+    interface: Interface | None = None
+    ready: bool = True
+
+
+class ArgumentsThere(NamedTuple):
+    """The arguments of an actor's constructor have come; not answered."""
+
+    worker_id: int
+
+
+class Reconnect(NamedTuple):
+    """My connection to an actor closed: hand the one beside to the process that is made in its place.
+
+    Answered with Reconnected, or with a `supervise.Exit` when it has ended for good; with None if the
+    handle is lost, as the node had no descriptor left for it.
+
+    Attributes:
+        life: how often the actor had been made anew when the connection was made.
+    """
+
+    worker_id: int
+    life: int
+
+
+class ReleaseActor(NamedTuple):
+    """I need the actor that I asked for no more; others may."""
+
+    worker_id: int
+
+
+class RequestLease(NamedTuple):
+    """Lend me a process for tasks, connected to the handle beside.
+
+    Answered when there is one, with whether others wait for it already: then it is to be returned as
+    soon as it is idle.
+    """
+
+    worker_id: int
+    name: str
+    placement: Placement
+    surroundings: WorkerEnvironment
+
+
+class ReturnLease(NamedTuple):
+    """I need the process of this lease no more.
+
+    Attributes:
+        retire: it has run a function as often as it may, so it is to end.
+    """
+
+    worker_id: int
+    retire: bool = False
+
+
+class Kill(NamedTuple):
+    """End a worker; answered when it is dead.
+
+    Attributes:
+        restart: it may be made anew.
+    """
+
+    worker_id: int
+    reason: str
+    restart: bool = False
+
+
+class Cancel(NamedTuple):
+    """Stop a call of a worker, to which the node hands this on; not answered.
+
+    Attributes:
+        recursive: also what that call has started.
+    """
+
+    worker_id: int
+    call_id: int
+    recursive: bool
+
+
+class CancelOwed(NamedTuple):
+    """Stop the call that owes a reference: handed on to the process that made it, and not answered.
+
+    Attributes:
+        maker: the number of that process in the session.
+        force, recursive: as in `trainkit.cancel`.
+    """
+
+    maker: int
+    ref_id: int
+    force: bool
+    recursive: bool
+
+
+class Abandoned(NamedTuple):
+    """Nobody holds this actor any more; answered with True if it is to end, and with False if somebody
+    has found it by its name meanwhile, whose connection comes before the answer.
+
+    Attributes:
+        introduced: how many `Connect` have arrived.
+    """
+
+    introduced: int
+
+
+class Leaving(NamedTuple):
+    """This worker is about to end of its own will, and is not to be made anew; answered when noted."""
+
+    reason: str
+
+
+class Departing(NamedTuple):
+    """This worker ends in order, as nobody needs it any more.
+
+    Attributes:
+        stays: until the results are there that it owes others. An actor is over all the same.
+    """
+
+    stays: bool
+
+
+class Imports(NamedTuple):
+    """This worker begins to import a package that takes long, and that its template has not."""
+
+    package: str
+
+
+class QueryExit(NamedTuple):
+    """My connection to a worker closed: how did it end? Answered with a `supervise.Exit`, once it has.
+
+    If it lives, the connection was lost on the way to it: that is an ObjectLostError.
+
+    Attributes:
+        life: of an actor, how often it had been made anew when it was the process that is asked about.
+    """
+
+    worker_id: int
+    life: int | None = None
+
+
+class FindActor(NamedTuple):
+    """Question for the actor of a name, answered with `Found` or `NotFound`.
+
+    A handle beside is then a connection to it.
+
+    Attributes:
+        namespace: None for the session's own.
+        detached: only one that outlives its program is meant.
+    """
+
+    name: str
+    namespace: str | None
+    detached: bool
+
+
+class Found(NamedTuple):
+    """A registered actor, as `FindActor` is answered.
+
+    Attributes:
+        label: what stands for it in errors and logs.
+        life: how often it has been made anew; None of one that never is.
+        max_task_retries: how often calls are made again that its death interrupted.
+        in_order: it runs the calls of each caller in the order made.
+    """
+
+    worker_id: int
+    label: str
+    interface: Interface
+    life: int | None = None
+    max_task_retries: int = 0
+    in_order: bool = True
+
+
+class NotFound(NamedTuple):
+    """There is no such actor; these names there are in that namespace."""
+
+    namespace: str
+    names: Sequence[str]
+
+
+class Reserve(NamedTuple):
+    """Reserve bundles, all or none; answered when it is noted. When they are held: see AwaitGroup.
+
+    Attributes:
+        name: "" for none; no other living group may have it.
+        detached: it does not end with the process that asks.
+    """
+
+    group_id: int
+    bundles: Sequence[Bundle]
+    strategy: str
+    name: str
+    detached: bool
+
+
+class FindGroup(NamedTuple):
+    """Which group has that name? Answered with its id and its bundles."""
+
+    name: str
+
+
+class AwaitGroup(NamedTuple):
+    """Answered once the group is held."""
+
+    group_id: int
+
+
+class Release(NamedTuple):
+    """Give a group's bundles back and end what runs in it; answered when done."""
+
+    group_id: int
+
+
+class Available(NamedTuple):
+    """What is free? Answered with amounts by name."""
+
+
+class State(NamedTuple):
+    """What is there of a kind, see `statebook`? Answered with a list of mappings."""
+
+    kind: str
+
+
+class Reclaimed(NamedTuple):
+    """The leases that are idle were returned, for the count of that number."""
+
+    number: int
+
+
+class Blocked(NamedTuple):
+    """This worker waits for others (or goes on), so its CPUs may be lent meanwhile."""
+
+    waiting: bool
+
+
+class Shutdown(NamedTuple):
+    """End everything; the connection closes when it is done.
+
+    Asked by the driver while there are detached actors: end everything else. Answered then, once it is done.
+    """
+
+
+# node to client
+
+
+class Reconnected(NamedTuple):
+    """The actor has been, or is being, made anew.
+
+    Attributes:
+        life: how often by now.
+        exit_: how its last process ended.
+    """
+
+    life: int
+    exit_: ExitRecord
+
+
+class Reclaim(NamedTuple):
+    """Somebody waits for resources: return the leases that are idle, the others when they are.
+
+    Attributes:
+        number: of the count of what is free that waits for `Reclaimed`; 0 for none.
+    """
+
+    number: int = 0
+
+
+class ShownAs(NamedTuple):
+    """Show what I print under this name from now on."""
+
+    name: str
+
+
+class Output(NamedTuple):
+    """Lines that a worker printed."""
+
+    name: str
+    pid: int
+    is_error: bool
+    lines: Sequence[str]
+
+
+class Waits(NamedTuple):
+    """A request of yours has been waiting for a while."""
+
+    text: str
+
+
+# node to worker
+
+
+class Connect(NamedTuple):
+    """Serve a further connection, the handle beside."""
+
+
+class EndWorker(NamedTuple):
+    """End as soon as what was sent is done."""
+
+
+# node to template
+
+
+class WorkerSpec(NamedTuple):
+    """All that a fresh process needs to become a worker.
+
+    Attributes:
+        serial: this process's number in the session; its references carry it.
+        is_actor: ends when its last connection is gone; else when the node says so.
+        group_bundles: those of the placement group that it was started in.
+        gpus: share of each GPU index it was given, 0 to 1.
+        resources: all that it was given.
+        namespace: the session's.
+        restarts: how often the actor has been made anew before.
+        class_name: of an actor.
+        actor_name: by which others find it; "" for one that has none.
+    """
+
+    worker_id: int
+    serial: int
+    name: str
+    is_actor: bool
+    cpus: float
+    gpus: Mapping[int, float]
+    visible_gpus: Sequence[str]
+    totals: Bundle
+    group: PlacementGroupId | None
+    group_bundles: Sequence[Bundle]
+    env: Mapping[str, str]
+    cwd: str
+    surroundings: WorkerEnvironment
+    resources: Bundle
+    namespace: str
+    conduct: ActorConduct = ActorConduct()
+    restarts: int = 0
+    class_name: str = ""
+    actor_name: str = ""
+
+
+class ForkWorker(NamedTuple):
+    """Fork a worker.
+
+    Handles: its control connection, its first connection, stdout, stderr, the object store's account.
+    """
+
+    spec: WorkerSpec
+
+
+class Redirect(NamedTuple):
+    """Write your output to the handle beside from now on: the program that started you has ended."""
+
+
+class ForkTemplate(NamedTuple):
+    """Fork a template that imports `preload` on top; handle: its connection to the node."""
+
+    preload: frozenset[str]
+
+
+# template to node
+
+
+class Forked(NamedTuple):
+    """A worker was started; a template's number is 0."""
+
+    serial: int
+    pid: int
+
+
+class ForkFailed(NamedTuple):
+    """A worker could not be started."""
+
+    serial: int
+    reason: str
+
+
+class Exited(NamedTuple):
+    """A process that this template forked has ended, with the status as `waitpid` gives it."""
+
+    pid: int
+    status: int
+
+
+class Ready(NamedTuple):
+    """This template has done its imports."""
+
+
+class Unusable(NamedTuple):
+    """This template cannot fork: what it imported left threads behind, or failed."""
+
+    reason: str

@@ -1,0 +1,1 @@
+"""Worker process: runs the calls of one actor, or of leased tasks."""

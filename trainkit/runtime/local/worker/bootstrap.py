@@ -1,0 +1,146 @@
+"""Environment of a new worker: variables, threads, seeds, and its share of a GPU's memory."""
+
+from __future__ import annotations
+
+import faulthandler
+import functools
+import os
+import random
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+import threadpoolctl
+
+from trainkit.runtime.local.wire.messages import WorkerSpec
+from trainkit.settings import SESSION_MARK
+
+
+def limit(gpus: Mapping[int, float]) -> None:
+    """Cap this process's GPU memory.
+
+    Args:
+        gpus: share of each GPU that it was given; only one can be a fraction, and is the first that
+            torch sees then.
+    """
+    shares = [share for share in gpus.values() if share < 1]
+    if not shares:
+        return
+    if "torch" in sys.modules:
+        _cap(sys.modules["torch"], shares[0])
+    else:
+        sys.meta_path.insert(0, _OnImport(shares[0]))
+
+
+def _cap(torch: Any, share: float) -> None:
+    # Run when CUDA is first used; where there is none, never.
+    torch.cuda._lazy_call(functools.partial(torch.cuda.set_per_process_memory_fraction, share, 0))
+
+
+class _OnImport(MetaPathFinder):
+    """Caps torch's share once it is imported, and is gone then."""
+
+    def __init__(self, share: float) -> None:
+        self._share = share
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname != "torch":
+            return None
+        others = (finder for finder in sys.meta_path if finder is not self and hasattr(finder, "find_spec"))
+        found = (finder.find_spec(fullname, path, target) for finder in others)
+        spec = next((spec for spec in found if spec is not None), None)
+        if spec is not None and spec.loader is not None:
+            loader: Any = spec.loader
+            loader.exec_module = functools.partial(self._run, loader.exec_module)
+        return spec
+
+    def _run(self, execute: Any, module: ModuleType) -> None:
+        execute(module)
+        if self in sys.meta_path:  # an import that failed may be tried again
+            sys.meta_path.remove(self)
+            _cap(module, self._share)
+
+
+THREAD_VARIABLES = (
+    "OMP_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "NUMEXPR_NUM_THREADS",
+    "VECLIB_MAXIMUM_THREADS",
+)
+
+
+def enter_environment(spec: WorkerSpec, out: int, err: int) -> dict[str, str]:
+    """Give the process the surroundings of the one that asked for it, before any user code runs.
+
+    Returns:
+        The variables that were set for this process alone, and are not handed on.
+    """
+    null = os.open(os.devnull, os.O_RDONLY)
+    for fd, standard in ((null, 0), (out, 1), (err, 2)):
+        os.dup2(fd, standard)
+    os.close(null)
+    sys.stdin = open(0, closefd=False)  # noqa: SIM115 - lives as long as the process
+    sys.stdout = open(1, "w", buffering=1, closefd=False, errors="backslashreplace", encoding="utf-8")  # noqa: SIM115
+    sys.stderr = open(2, "w", buffering=1, closefd=False, errors="backslashreplace", encoding="utf-8")  # noqa: SIM115
+    seen = spec.surroundings
+    threads = str(max(1, int(spec.cpus)))
+    own = {name: threads for name in THREAD_VARIABLES if name not in seen.environ and name not in spec.env}
+    own["CUDA_VISIBLE_DEVICES"] = ",".join(spec.visible_gpus)
+    mark = {SESSION_MARK: os.environ[SESSION_MARK]}
+    _set_environment({**seen.environ, **own, **spec.env, **mark})
+    sys.path[:] = seen.sys_path if spec.cwd == seen.cwd else [spec.cwd, *seen.sys_path]
+    sys.argv[:] = [""]
+    os.chdir(spec.cwd)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    faulthandler.enable(sys.stderr)
+    _set_threads()
+    _reseed()
+    limit(spec.gpus)
+    return own
+
+
+def _set_environment(wanted: Mapping[str, str]) -> None:
+    """Make os.environ equal `wanted`, touching only what differs: most of it was inherited."""
+    for name in os.environ.keys() - wanted.keys():
+        del os.environ[name]
+    for name, value in wanted.items():
+        if os.environ.get(name) != value:
+            os.environ[name] = value
+
+
+def _set_threads() -> None:
+    """Tell libraries that were loaded before the variables were set."""
+    count = _first_number(os.environ["OMP_NUM_THREADS"])
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.set_num_threads(max(1, count))
+    if "sklearn" in sys.modules and count:  # its OpenMP was loaded with a thread for each CPU
+        threadpoolctl.threadpool_limits(count, user_api="openmp")
+    if "numpy" in sys.modules:
+        blas = _first_number(os.environ["OPENBLAS_NUM_THREADS"])
+        if blas > 1:  # the template loaded it with one thread; looking the library up takes milliseconds
+            threadpoolctl.threadpool_limits(blas, user_api="blas")
+
+
+def _first_number(setting: str) -> int:
+    """Of a setting such as "4" or "4,2"; 0, which the libraries take for "not set", if there is none."""
+    first = setting.split(",")[0].strip()
+    return int(first) if first.isdigit() else 0
+
+
+def _reseed() -> None:
+    """Forked siblings would draw the same numbers otherwise."""
+    random.seed()
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        numpy.random.seed()
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.default_generator.seed()

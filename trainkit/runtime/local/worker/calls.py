@@ -1,0 +1,465 @@
+"""Calls of a worker: from the frame that arrives to the answer that is sent."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import pickle
+import socket
+import sys
+import traceback
+import types
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from trainkit.clock import SYSTEM
+from trainkit.errors import (
+    ConfigError,
+    ObjectStoreFullError,
+    TaskCancelledError,
+    TaskError,
+)
+from trainkit.runtime.failures import formatted, pack_failure
+from trainkit.runtime.local.client.calls import COUNT_BYTES
+from trainkit.runtime.local.client.context import ActorExit, GivenName, calling
+from trainkit.runtime.local.client.engine import LocalEngine
+from trainkit.runtime.local.client.refs import LocalRef, send_answer
+from trainkit.runtime.local.memory.segments import opened
+from trainkit.runtime.local.wire.batching import BatchingConnection
+from trainkit.runtime.local.wire.frames import (
+    ANSWERS,
+    CALL,
+    FAILURE,
+    INIT,
+    ITEM,
+    RETURNED,
+    UNKNOWN,
+    VALUE,
+    Frame,
+)
+from trainkit.runtime.local.wire.messages import ShownAs, WorkerSpec
+from trainkit.runtime.options import method_of
+from trainkit.runtime.serialize import NUMBERS, PROTOCOL, SHORT, Packed, is_small, pack, unpack
+from trainkit.runtime.specs import DYNAMIC, STREAMING, ObjectRef
+from trainkit.runtime.streams import DynamicObjectRefGenerator, split_results
+
+
+class SmallCall(NamedTuple):
+    """A call that came together with others, see `batch`.
+
+    Attributes:
+        target: the method, or the number of the function's definition.
+        arguments: see `batch.lasting`.
+    """
+
+    call_id: int
+    target: str | int
+    arguments: Any
+    kind: int = CALL
+
+
+class CallerConnection(BatchingConnection):
+    """A connection that calls come over.
+
+    Attributes:
+        spent_s: seconds that the answers posted on it took.
+    """
+
+    def __init__(self, sock: socket.socket) -> None:
+        super().__init__(sock)
+        self.spent_s = 0.0
+
+    def make_batch(self, entries: list[Any]) -> tuple[int, bytes]:
+        ids, values, pickled = [], [], []
+        for call_id, value, payload in entries:
+            if payload is None:
+                ids.append(call_id)
+                values.append(value)
+            else:
+                pickled.append((call_id, payload))
+        spent_s, self.spent_s = self.spent_s, 0.0
+        return ANSWERS, pickle.dumps((ids, values, pickled, spent_s), PROTOCOL)
+
+
+def parts_of(call: Frame | SmallCall) -> Sequence[Any]:
+    """A call unpacked: definition, method, how many results, arguments by place and name, group and name."""
+    if isinstance(call, SmallCall):
+        arguments = call.arguments
+        return (
+            None,
+            call.target,
+            1,
+            *((arguments, {}) if type(arguments) is tuple else pickle.loads(arguments)),
+        )
+    parts: Sequence[Any] = unpack(opened(call.body))
+    return parts
+
+
+def results_of(call: Frame | SmallCall) -> int:
+    """How many answers a call is to have, also if it can't be unpacked; see `CallCodec.of_call`."""
+    if isinstance(call, SmallCall):
+        return 1
+    return max(1, int.from_bytes(call.body.payload[-COUNT_BYTES:], "little", signed=True))
+
+
+Answers = Sequence[tuple[int, Packed]]
+
+
+ENDS = (SystemExit, KeyboardInterrupt, ActorExit)
+"""Exceptions of user code that end the process; any other one is the failure of one call."""
+
+_FUNCTIONS_KEPT = 256
+_CANCELLED_KEPT = 10_000
+_LONGEST_NAME = 200
+
+
+class Cancelled(KeyboardInterrupt):
+    """Raised in a running task that is cancelled."""
+
+
+# Its frame belongs to no file of the runtime, so it is where a task may be interrupted while C code runs.
+_THROUGH: dict[str, Any] = {}
+exec(  # noqa: S102 - a constant text
+    compile(
+        "def through(function):\n"
+        "    def call(*args, **kwargs):\n"
+        "        return function(*args, **kwargs)\n"
+        "    return call\n",
+        "<call>",
+        "exec",
+    ),
+    _THROUGH,
+)
+
+
+def interruptible(function: Any) -> Any:
+    """`function` itself if Python runs it frame by frame; else something that calls it from a frame."""
+    if isinstance(function, (types.FunctionType, type)):
+        return function
+    call = _THROUGH["through"](function)
+    call.__qualname__ = getattr(function, "__qualname__", type(function).__name__)
+    return call
+
+
+def require_failure(error: BaseException) -> None:
+    """Raise what a call raised if it ends the process; any other is the failure of that call."""
+    if isinstance(error, ENDS) and not isinstance(error, Cancelled):
+        raise error
+
+
+class Calls:
+    """Carries out the calls of one worker, in whichever thread it is asked to.
+
+    Args:
+        spec: of the worker.
+        engine: of this process.
+        parted: told of each connection that an answer went over though its other end sends no more.
+
+    Attributes:
+        instance: the actor's object.
+        made_of: its class, also while it is being made.
+        begun_at: when the last call began, by the monotonic clock.
+        running: the call that may be interrupted by a signal, see `interruption`; 0 for none, and as soon
+            as its answer is about to be sent.
+        interrupted: the last one that was.
+        resolving: its arguments are being waited for.
+        cancelled: calls that are not to be run, with whether what they started is cancelled too.
+    """
+
+    def __init__(
+        self, spec: WorkerSpec, engine: LocalEngine, parted: Callable[[CallerConnection], None]
+    ) -> None:
+        self._spec = spec
+        self._engine = engine
+        self._parted = parted
+        self._failed: Packed | None = None
+        self._functions: dict[int, Any] = {}
+        self._methods: dict[str, Callable[..., Any]] = {}
+        self.instance: Any = None
+        self.made_of: Any = None
+        self.begun_at = 0.0
+        self.running = 0
+        self.interrupted = 0
+        self.resolving = False
+        self.cancelled: dict[int, bool] = {}
+
+    # in one thread
+
+    def run_small(self, conn: CallerConnection, call: SmallCall) -> None:
+        """The same as `run`, for a small call, and quicker."""
+        call_id, target, arguments, _ = call
+        method = str(target)
+        try:
+            if self.cancelled:
+                self.require_wanted(call_id, method)
+            start = 0.0
+            if isinstance(target, str):
+                function = self.bound(target)
+                calling.set(call)  # as it is: a tuple of its own would cost as much again
+            else:
+                function = self._functions.get(target)
+                if function is None:
+                    self.running = 0
+                    conn.send(RETURNED, 0, Packed(pickle.dumps(([call_id], UNKNOWN))))
+                    return
+                method = getattr(function, "__qualname__", type(function).__name__)
+                start = self.begun_at = SYSTEM.monotonic()
+                calling.set((call_id, method))
+            if type(arguments) is tuple:
+                result = function(*arguments)
+            else:
+                args, kwargs = pickle.loads(arguments)
+                result = function(*args, **kwargs)
+            if start:
+                conn.spent_s += SYSTEM.monotonic() - start
+            self.answer_value(conn, call_id, result, method)
+        except ConstructorFailed as error:
+            self.answer(conn, call_id, [(FAILURE, error.failure)])
+        except BaseException as error:
+            require_failure(error)
+            self.answer(conn, call_id, self.failed(error, CALL, call_id, method, 1))
+
+    def answer_value(self, conn: CallerConnection, call_id: int, result: Any, method: str) -> None:
+        """Answer a call that returned one value."""
+        kind = type(result)
+        entry: tuple[int, Any, bytes | None]
+        if kind in NUMBERS or (kind is str and len(result) <= SHORT):
+            entry = (call_id, result, None)
+        elif is_small(result):
+            entry = (call_id, None, pickle.dumps(result, PROTOCOL))
+        else:
+            self.answer(conn, call_id, list(self.packed(result, 1, method)))
+            return
+        self.running = 0
+        try:
+            conn.post(entry)
+        except OSError:
+            return  # the caller is gone
+        if conn.ended:
+            self._parted(conn)
+
+    def run(self, conn: CallerConnection, frame: Frame | SmallCall) -> None:
+        """Carry out what `frame` asks for, and answer it."""
+        try:
+            parts = parts_of(frame)
+        except Exception as error:
+            self.refuse(conn, frame, error)
+            return
+        self.carry_out(conn, frame.kind, frame.call_id, *parts)
+
+    def carry_out(
+        self,
+        conn: CallerConnection,
+        kind: int,
+        call_id: int,
+        definition: LocalRef | None,
+        method: str,
+        count: int,
+        args: Sequence[Any],
+        kwargs: dict[str, Any],
+        group: str | None = None,
+        name: str | None = None,
+    ) -> None:
+        """Run an unpacked call, and answer it; the code of this method is what calls user code."""
+        calling.set((call_id, method if name is None else GivenName(name)))
+        answers: list[tuple[int, Packed]] = []
+        try:
+            self.begun_at = SYSTEM.monotonic()
+            if self.cancelled:
+                self.require_wanted(call_id, method)
+            function = self._target(kind, definition, method)
+            if kind == INIT:
+                self.made_of = function
+            if kwargs:
+                kwargs = {name: self.resolved(value) for name, value in kwargs.items()}
+            result = function(*map(self.resolved, args), **kwargs)
+            if kind == INIT:
+                self.instance = result
+                self._show_as(result)
+                return
+            if count == STREAMING:
+                self.stream(conn, call_id, result, method)
+                result, count = None, 1
+            elif count != 1 and isinstance(result, AsyncIterator):
+                result = _synchronous(result)
+            answers.extend(self.packed(result, count, method))
+        except ConstructorFailed as error:
+            answers = [(FAILURE, error.failure)] * max(1, count)
+        except BaseException as error:
+            require_failure(error)
+            answers.extend(self.failed(error, kind, call_id, method, count)[len(answers) :])
+            if kind == INIT:
+                return
+        self.answer(conn, call_id, answers)
+
+    def _show_as(self, instance: Any) -> None:
+        """Have the actor's output shown under its `repr`, if its class has one and no label was given."""
+        named = (self._spec.class_name, self._spec.actor_name)
+        own: object = type(instance).__repr__
+        if own is object.__repr__ or self._spec.name not in named:
+            return
+        try:
+            text = repr(instance)
+        except Exception:  # the actor is fine without
+            traceback.print_exc()
+            return
+        self._engine.link.tell(ShownAs(text.partition("\n")[0][:_LONGEST_NAME]))
+
+    def stream(self, conn: CallerConnection, call_id: int, result: Any, method: str) -> None:
+        """Send what a generator yields, as it does."""
+        items = _synchronous(result) if isinstance(result, AsyncIterator) else result
+        require_iterator(items, method)
+        try:
+            for item in items:
+                self.send_item(conn, call_id, item, method)
+                if self.cancelled:
+                    self.require_wanted(call_id, method)
+        finally:
+            close = getattr(items, "close", None)
+            if close is not None:  # so that its `finally` blocks run now
+                close()
+
+    # the steps
+
+    def require_wanted(self, call_id: int, method: str) -> None:
+        """Raise TaskCancelledError if a call was cancelled."""
+        if self.cancelled.pop(call_id, None) is not None:
+            raise TaskCancelledError(f"{self.where(CALL, method)} was cancelled")
+
+    def cancel(self, call_id: int, recursive: bool) -> None:
+        """Do not begin a call, or let it go on, where that is looked at."""
+        self.cancelled[call_id] = recursive
+        if len(self.cancelled) > _CANCELLED_KEPT:  # of calls that had ended before
+            for stale in list(self.cancelled)[: -_CANCELLED_KEPT // 2]:
+                self.cancelled.pop(stale, None)
+
+    def packed(self, result: Any, count: int, method: str) -> Iterator[tuple[int, Packed]]:
+        """The answers of a call that returned; of a generator, those up to where it raises."""
+        if count == DYNAMIC:
+            require_iterator(result, method, "dynamic")
+            result = DynamicObjectRefGenerator.of(
+                result, self._engine.put, functools.partial(self._failed_item, method)
+            )
+            count = 1
+        for item in split_results(result, count, method):
+            yield VALUE, self._engine.store(pack(item, f"the result of {method}"))
+
+    def _failed_item(self, method: str, error: Exception) -> LocalRef:
+        ref = LocalRef(self._engine.new_id(), None)
+        ref.complete(FAILURE, self._engine.store(pack_failure(error, self.where(CALL, method))))
+        return ref
+
+    def failed(self, error: BaseException, kind: int, call_id: int, method: str, count: int) -> Answers:
+        """The answers of a call that raised; a failed constructor is kept, for every call to come."""
+        self.running = 0
+        if self.interrupted == call_id != 0 and not isinstance(error, TaskCancelledError):
+            cause, error = error, TaskCancelledError(f"{self.where(kind, method)} was cancelled while it ran")
+            error.__cause__ = cause
+        failure = pack_failure(error, self.where(kind, method), of_constructor=kind == INIT)
+        with contextlib.suppress(ObjectStoreFullError):  # then it goes in the frame: it has to be told
+            failure = self._engine.store(failure)
+        if kind == INIT:
+            self._failed = failure
+            if not isinstance(error, TaskError):  # nobody may ever call it, and be told
+                sys.stderr.write(f"{formatted(error)}\n")
+        return [(FAILURE, failure)] * max(1, count)
+
+    def refuse(self, conn: CallerConnection, frame: Frame | SmallCall, error: Exception) -> None:
+        """Answer a call that can't even be unpacked."""
+        answers = self.failed(error, frame.kind, frame.call_id, self._spec.name, results_of(frame))
+        if frame.kind != INIT:
+            self.answer(conn, frame.call_id, answers)
+
+    def send_item(self, conn: CallerConnection, call_id: int, item: Any, method: str) -> None:
+        """Send one value of a streaming call; raises an OSError if its caller is gone."""
+        conn.send(ITEM, call_id, self._engine.store(pack(item, f"what {method} yielded")))
+        if conn.ended:
+            self._parted(conn)
+
+    def answer(self, conn: CallerConnection, call_id: int, answers: Answers) -> None:
+        """Send the answers of a call."""
+        self.running = 0
+        for index, (kind, body) in enumerate(answers):
+            try:
+                send_answer(conn, kind, body, call_id + index, self._spec.name)
+            except OSError:
+                return  # the caller is gone
+        if conn.ended:
+            self._parted(conn)
+
+    def where(self, kind: int, method: str) -> str:
+        """What ran, for errors."""
+        name = f"{self._spec.name}.{method}" if self._spec.is_actor and kind == CALL else method
+        return f"{name} (pid {os.getpid()})"
+
+    def bound(self, method: str) -> Any:
+        """A method of the actor."""
+        if self._failed is not None:
+            raise ConstructorFailed(self._failed)
+        found = self._methods.get(method)
+        if found is None:
+            found = self._methods[method] = method_of(self.instance, method)
+        return found
+
+    def _target(self, kind: int, definition: LocalRef | None, method: str) -> Any:
+        if definition is None:
+            return self.bound(method)
+        function = self._functions.pop(definition.id, None)
+        if function is None:
+            function = interruptible(self._engine.get([definition], None)[0])
+        self._functions[definition.id] = function  # the last used is the last to be forgotten
+        if len(self._functions) > _FUNCTIONS_KEPT:
+            del self._functions[next(iter(self._functions))]
+        return function
+
+    def resolved(self, value: Any) -> Any:
+        """An argument, with a reference's value in its place."""
+        if not isinstance(value, ObjectRef):
+            return value
+        self.resolving = True
+        try:
+            return self._engine.get([value], None)[0]
+        finally:
+            self.resolving = False
+
+    def forget(self) -> None:
+        """Let go of the user's objects."""
+        self.instance = None
+        self._methods.clear()
+        self._functions.clear()
+
+
+class ConstructorFailed(Exception):
+    """The actor's constructor failed, so there is nothing to call."""
+
+    def __init__(self, failure: Packed) -> None:
+        self.failure = failure
+
+
+def require_iterator(result: Any, method: str, num_returns: str = "streaming") -> None:
+    """Raise ConfigError unless a streaming call can go through `result`."""
+    if not isinstance(result, (Iterator, AsyncIterator)):
+        raise ConfigError(
+            f"{method} was called with num_returns={num_returns!r} but returned a {type(result).__name__}: "
+            "yield the values, or return an iterator"
+        )
+
+
+def _synchronous(items: AsyncIterator[Any]) -> Iterator[Any]:
+    """The same items where no event loop runs."""
+    import asyncio  # for those who need it: it takes a tenth of a second
+
+    loop = asyncio.new_event_loop()
+    try:
+        while True:
+            try:
+                item = loop.run_until_complete(anext(items))
+            except StopAsyncIteration:
+                return
+            yield item
+    finally:
+        close = getattr(items, "aclose", None)
+        if close is not None:
+            loop.run_until_complete(close())
+        loop.close()

@@ -1,0 +1,462 @@
+"""Worker process: its start, the loop over its connections, and its end.
+
+connections ──▶ queue ──▶ runner.begin(conn, frame) ──▶ Calls ──▶ Calls.answer(conn, call_id, answers)
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import pickle
+import select
+import socket
+import sys
+import threading
+import traceback
+import weakref
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+from trainkit.clock import SYSTEM
+from trainkit.errors import NodeDiedError
+from trainkit.runtime import api, session
+from trainkit.runtime.local.client import reconnecting
+from trainkit.runtime.local.client.actors import ActorConnection, ActorEndpoint, shared
+from trainkit.runtime.local.client.context import ActorExit, ProcessContext
+from trainkit.runtime.local.client.engine import LocalEngine
+from trainkit.runtime.local.memory.budget import StoreBudget
+from trainkit.runtime.local.system import process
+from trainkit.runtime.local.wire.channel import SHORT_WAIT_S, Descriptor, explain
+from trainkit.runtime.local.wire.frames import BLOCKED, CALLS, CONNECT, INIT, RETURNED, SLOW, Frame
+from trainkit.runtime.local.wire.messages import (
+    Abandoned,
+    Cancel,
+    Connect,
+    Departing,
+    EndWorker,
+    Imports,
+    Leaving,
+    WorkerSpec,
+)
+from trainkit.runtime.local.worker.asyncio_executor import AsyncioExecutor
+from trainkit.runtime.local.worker.bootstrap import enter_environment
+from trainkit.runtime.local.worker.calls import CallerConnection, Calls, SmallCall
+from trainkit.runtime.local.worker.executors import Executor, SerialExecutor, Threads
+from trainkit.runtime.options import interface_of
+from trainkit.runtime.serialize import Packed
+from trainkit.runtime.specs import Interface
+
+_FLUSH_S = 10.0
+_LONG_S = 0.02
+"""A call that takes so long has none wait behind it that another process could run."""
+
+
+def run_worker(spec: WorkerSpec, fds: Sequence[int]) -> None:
+    """Become the worker of `spec`, in a process just forked; returns when it is to end.
+
+    Args:
+        spec: what it runs for, with what, and what it sees.
+        fds: its control connection, its first connection, what stdout and stderr become, and the
+            account of the object store; the caller closes those that are only copied.
+    """
+    control, first, out, err, account = fds
+    process.set_name(f"tk-{spec.name}")
+    # Orphans of what runs here stay here while it runs, and become the node's when it ends.
+    process.become_subreaper()
+    own_variables = enter_environment(spec, out, err)
+    group = None if spec.group is None else (spec.group, list(spec.group_bundles))
+    engine = LocalEngine(
+        socket.socket(fileno=os.dup(control)),
+        spec.totals,
+        StoreBudget(account),
+        serial=spec.serial,
+        cpus=spec.cpus,
+        gpus=spec.visible_gpus,
+        group=group,
+        own_variables=own_variables,
+        place=ProcessContext(
+            namespace=spec.namespace,
+            actor_id=spec.worker_id if spec.is_actor else None,
+            actor_name=spec.actor_name,
+            class_name=spec.class_name,
+            resources=spec.resources,
+            restarts=spec.restarts,
+        ),
+    )
+    api.adopt(engine)
+    session.watch(lambda package: engine.link.tell(Imports(package)))
+    if not spec.is_actor:
+        engine.started = weakref.WeakSet()
+    worker = _Worker(spec, engine)
+    worker.connect(socket.socket(fileno=os.dup(first)))
+    for fd in fds:
+        os.close(fd)
+    code = 0
+    try:
+        worker.serve()
+        if spec.is_actor:
+            worker.take_leave("its last handle is gone")
+        worker.settle_debts()
+    except ActorExit:
+        worker.take_leave("it ended itself by exit_actor()")
+        worker.settle_debts()
+    except SystemExit as error:
+        code = error.code if isinstance(error.code, int) else int(error.code is not None)
+        if spec.is_actor and code == 0:
+            worker.take_leave("it ended itself with exit code 0")
+            worker.settle_debts()
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    finally:
+        worker.leave(code)
+
+
+class _Connection(CallerConnection):
+    """A caller's connection, read by the worker's loop."""
+
+    def __init__(self, sock: socket.socket, worker: _Worker) -> None:
+        super().__init__(sock)
+        self._worker = worker
+
+    def on_frame(self, frame: Frame) -> None:
+        if frame.kind == CALLS:
+            self._worker.arrived(self, [SmallCall(*call) for call in pickle.loads(frame.body.payload)])
+        else:
+            self._worker.arrived(self, [frame])
+
+    def on_end(self) -> None:
+        return  # the caller makes no more calls, but may read the answers to those it made
+
+    def on_backlog(self) -> None:
+        self._worker.engine.pump.flush(self)
+        if self.ended:
+            self._worker.keep_writing(self)
+
+    def tick(self) -> None:
+        self._worker.engine.pump.tick(self)
+
+    def on_tick(self) -> bool:
+        return self._worker.return_slow()
+
+
+class _Worker:
+    def __init__(self, spec: WorkerSpec, engine: LocalEngine) -> None:
+        self._spec = spec
+        self.engine = engine
+        self._poll = select.epoll()
+        self._conns: dict[int, CallerConnection] = {}
+        self._parted: list[CallerConnection] = []
+        self._parting = threading.Lock()
+        self._queue: deque[tuple[CallerConnection, Frame | SmallCall]] = deque()
+        # Calls to an actor made anew may come before what it is to be made with: they wait for that.
+        self._early: list[tuple[CallerConnection, Frame | SmallCall]] | None = [] if spec.is_actor else None
+        self._leaving = False
+        self._introduced = 0
+        self._own_conn: _Connection | None = None  # of this process's own handles
+        self._waited_at = 0.0
+        self._waiting = False  # the main thread, for others
+        self._returns_slow = False  # what comes while a call takes long goes back
+        self._fatal: BaseException | None = None
+        self._main = threading.get_ident()
+        self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._poll.register(self._wake_fd, select.EPOLLIN)
+        self._control = engine.link
+        self._poll.register(self._control, select.EPOLLIN)
+        self._calls = Calls(spec, engine, self.keep_writing)
+        self._runner = self._way_of_running()
+        engine.link.on_notice = self._noticed
+        if spec.is_actor:
+            engine.own_handle = self._own_handle
+        else:
+            engine.on_blocked = self._blocked
+
+    def _way_of_running(self) -> Executor:
+        conduct = self._spec.conduct
+        if conduct.is_async:
+            return AsyncioExecutor(self, self._calls, self.engine, conduct.concurrency)
+        if (conduct.concurrency.max_concurrency or 1) > 1 or conduct.concurrency.groups:
+            return Threads(self, self._calls, conduct.concurrency)
+        return SerialExecutor(self._calls, self.engine, self._control)
+
+    def connect(self, sock: socket.socket) -> _Connection:
+        """Serve one more connection, which is returned."""
+        conn = _Connection(sock, self)
+        self._conns[conn.fileno()] = conn
+        self._poll.register(conn, select.EPOLLIN)
+        return conn
+
+    def _introduce(self, body: Packed) -> None:
+        """Serve the connection that came with `body`; if it is lost, its other end finds it closed."""
+        (handle,) = body.handles
+        if isinstance(handle, Descriptor):
+            self.connect(socket.socket(fileno=handle.take()))
+
+    def _own_handle(self) -> tuple[ActorEndpoint, Interface]:
+        """Make what one more handle of the actor holds, connected to this very process."""
+        interface = interface_of(self._calls.made_of, self._spec.name)
+        known = reconnecting.known_endpoint(self.engine.mark, self._spec.worker_id)
+        if known is not None:
+            return known, interface
+        own = self._own_conn
+        if own is not None and self._conns.get(own.fileno()) is own:
+            self._read_caller(own.fileno())  # of handles that are gone: its descriptor is free again
+            self.wake()  # for the calls that were read
+        try:
+            ours, theirs = socket.socketpair()
+        except OSError as error:
+            explain(error)
+            raise
+        self._own_conn = self.connect(theirs)
+        peer = ActorConnection(ours, self._spec.name, self._spec.worker_id)
+        conduct = self._spec.conduct
+        peer.home, peer.in_order = self.engine.mark, conduct.in_order
+        peer.max_task_retries = conduct.max_task_retries
+        return shared(ActorEndpoint(peer)), interface
+
+    def arrived(self, conn: CallerConnection, calls: Sequence[Frame | SmallCall]) -> None:
+        """Queue calls, or serve the further connection that came."""
+        if calls[0].kind == CONNECT:
+            (frame,) = calls
+            if isinstance(frame, Frame):
+                self._introduce(frame.body)
+        else:
+            self._enqueue([(conn, call) for call in calls])
+            if len(calls) > 1 and not self._spec.is_actor and not conn.ticking:
+                self._calls.begun_at = SYSTEM.monotonic()
+                conn.tick()
+        if threading.get_ident() != self._main:  # it was the pump's thread that read
+            if self._waiting:
+                self._return_unbegun(BLOCKED)
+            elif self._returns_slow and self._takes_long():
+                self._return_unbegun(SLOW)
+            self.wake()
+
+    def _enqueue(self, calls: list[tuple[CallerConnection, Frame | SmallCall]]) -> None:
+        if self._early is None:
+            self._queue.extend(calls)
+        elif calls[0][1].kind == INIT:
+            early, self._early = self._early, None
+            self._queue.extend([*calls, *early])
+        else:
+            self._early.extend(calls)
+
+    def return_slow(self) -> bool:
+        """Return what waits behind a task that takes long; whether there may be something to return yet."""
+        if self._spec.is_actor or not (self._queue or self._calls.running):
+            return False
+        if not self._takes_long():
+            return True
+        self._returns_slow = True
+        for conn in list(self._conns.values()):
+            self.engine.pump.watch(conn, SLOW)  # the owner may not know yet, and send more
+            conn.try_read()
+        self._return_unbegun(SLOW)
+        return False
+
+    def _takes_long(self) -> bool:
+        """Return whether a call runs that has taken long."""
+        return bool(self._calls.running) and SYSTEM.monotonic() - self._calls.begun_at > _LONG_S
+
+    def _stop_returning(self) -> None:
+        """Keep what comes from here on, as the call that took long has ended."""
+        self._returns_slow = False
+        for conn in list(self._conns.values()):
+            self.engine.pump.unwatch(conn, SLOW)
+
+    def _blocked(self, waiting: bool) -> None:
+        """The main thread waits, maybe for what is to run here: return that, and what yet comes."""
+        self._waiting = waiting
+        note = self.engine.pump.watch if waiting else self.engine.pump.unwatch
+        for conn in list(self._conns.values()):
+            note(conn, BLOCKED)
+            conn.try_read()
+        if waiting:
+            self._return_unbegun(BLOCKED)
+
+    def _return_unbegun(self, why: str) -> None:
+        """Give tasks that were given ahead back to their owner: others may have time for them."""
+        returned: dict[CallerConnection, list[int]] = {}
+        kept = []
+        while True:
+            try:
+                conn, call = self._queue.pop()
+            except IndexError:
+                break
+            if isinstance(call, SmallCall):
+                returned.setdefault(conn, []).insert(0, call.call_id)
+            else:
+                kept.append((conn, call))
+        self._queue.extend(reversed(kept))
+        if kept and threading.get_ident() != self._main:
+            self.wake()  # it may have found the queue empty meanwhile
+        for conn in returned or ([*self._conns.values()] if why == BLOCKED else []):
+            with contextlib.suppress(OSError):  # the owner is gone: nobody wants them
+                conn.send(RETURNED, 0, Packed(pickle.dumps((returned.get(conn, []), why))))
+
+    def wake(self) -> None:
+        """Have the main thread look around."""
+        os.eventfd_write(self._wake_fd, 1)
+
+    def end(self, error: BaseException) -> None:
+        """End as if `error` had been raised in the main thread."""
+        self._fatal = self._fatal or error
+        self.wake()
+
+    def serve(self) -> None:
+        """Run calls until there is nobody left who could make one, or the node says so."""
+        if isinstance(self._runner, AsyncioExecutor):
+            self._runner.serve(self._poll.fileno(), self._turn)
+        else:
+            while self._begin() and self._read(-1):
+                pass
+        if self._fatal is not None:
+            raise self._fatal
+
+    def _turn(self) -> bool:
+        self._main = threading.get_ident()  # it is another thread's for an actor with concurrency groups
+        return self._read(0) and self._begin()
+
+    def settle_debts(self) -> None:
+        """Stay until others have the results that they wait for, and the tasks started here have ended."""
+        engine = self.engine
+        engine.on_settled = self.wake
+        stays = engine.owes()
+        engine.link.tell(Departing(stays))
+        if not stays:
+            return
+        self._calls.forget()
+        for fd, conn in list(self._conns.items()):  # whoever calls now is told that there is nobody
+            conn.flush_if_open()
+            conn.flush_blocking(_FLUSH_S)
+            self._poll.unregister(fd)
+            del self._conns[fd]
+            conn.close()
+        while engine.owes() and self._read(-1):
+            pass
+
+    def _begin(self) -> bool:
+        """Begin what was queued; False if nothing more can come."""
+        queue, begin = self._queue, self._runner.begin
+        while queue and self._fatal is None:
+            try:
+                conn, call = queue.popleft()
+            except IndexError:  # the pump's thread has just returned it
+                break
+            begin(conn, call)
+            if self._returns_slow:
+                self._stop_returning()
+            if conn.has_posted and not self._goes_on(conn):
+                conn.flush_if_open()
+        if self._leaving or self._fatal is not None:
+            return False
+        abandoned = self._spec.is_actor and not self._conns and not self._runner.unfinished
+        return not (abandoned and self._may_end())
+
+    def _may_end(self) -> bool:
+        """Ask the node if this actor, which nobody holds any more, is to end."""
+        if not self._spec.conduct.is_registered:
+            return True
+        try:
+            may_end: bool = self.engine.link.demand(Abandoned(self._introduced))
+        except NodeDiedError:
+            return True
+        return may_end
+
+    def _goes_on(self, conn: CallerConnection) -> bool:
+        """Whether the next call is of `conn` too."""
+        try:
+            return self._queue[0][0] is conn
+        except IndexError:
+            return False
+
+    def _read(self, timeout_s: float) -> bool:
+        """Take what arrives, waiting for it until `timeout_s`, -1 for ever; False if the node is gone."""
+        looks = timeout_s < 0 and isinstance(
+            self._runner, SerialExecutor
+        )  # others have work of their own meanwhile
+        for fd, _ in (self._arrived_shortly() if looks else []) or self._poll.poll(timeout_s):
+            if fd == self._control.fileno():
+                if self._control.try_read() and self._control.closed:
+                    return False
+            elif fd == self._wake_fd:
+                os.eventfd_read(fd)
+            else:
+                self._read_caller(fd)
+        return True
+
+    def _arrived_shortly(self) -> list[tuple[int, int]]:
+        """Look for what is about to arrive, if the last calls followed quickly; see `SHORT_WAIT_S`."""
+        begun, before = SYSTEM.monotonic(), self._waited_at
+        self._waited_at = begun
+        if begun - before > 4 * SHORT_WAIT_S:  # the last wait was a long one, or the call behind it
+            return []
+        end = begun + SHORT_WAIT_S
+        while SYSTEM.monotonic() < end:
+            events = self._poll.poll(0)
+            if events:
+                return events
+            os.sched_yield()
+        return []
+
+    def _read_caller(self, fd: int) -> None:
+        conn = self._conns.get(fd)  # gone if another thread has just read its end
+        if conn is not None and conn.try_read() and conn.ended and self._conns.pop(fd, None) is conn:
+            self._poll.unregister(fd)
+            # Calls of it that are queued hold it; answers that are not yet written are kept here.
+            with self._parting:
+                self._parted = [other for other in [*self._parted, conn] if other.has_backlog]
+
+    def keep_writing(self, conn: CallerConnection) -> None:
+        """See to it that what was sent over `conn` gets there, though it is not read any more."""
+        if conn.has_backlog:
+            with self._parting:
+                self._parted.append(conn)
+
+    def _noticed(self, message: Any, body: Packed) -> None:
+        match message:
+            case Connect():
+                self._introduced += 1
+                self._introduce(body)
+            case EndWorker():
+                self._leaving = True
+                self.wake()
+            case Cancel(_, call_id, recursive):
+                self._runner.cancelled(call_id, recursive)
+            case _:
+                self.engine.notified(message, body)
+
+    def take_leave(self, reason: str) -> None:
+        """Have the node know that the actor ends of its own will, and is not to be made anew."""
+        with contextlib.suppress(NodeDiedError):  # then nobody makes it anew
+            self.engine.get_without_lending(self._control.ask(Leaving(reason)))
+
+    def leave(self, code: int) -> None:
+        """End the process in the order in which a Python program ends, then what it started."""
+        self._calls.forget()
+        _run_threads_exitfuncs()
+        for thread in threading.enumerate():
+            if thread is not threading.current_thread() and not thread.daemon:
+                thread.join(_FLUSH_S)
+        atexit._run_exitfuncs()
+        for conn in {*self._conns.values(), *self._parted, *(conn for conn, _ in self._queue)}:
+            conn.flush_if_open()
+            conn.flush_blocking(_FLUSH_S)
+        self.engine.pump.finish(_FLUSH_S)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _run_threads_exitfuncs() -> None:
+    """Have executors end their threads, as Python does before it waits for threads.
+
+    `concurrent.futures`, loky and their like register for it, and their threads wait for ever without.
+    """
+    for function in reversed(getattr(threading, "_threading_atexits", [])):
+        try:
+            function()
+        except Exception:
+            traceback.print_exc()

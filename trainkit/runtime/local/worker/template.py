@@ -1,0 +1,171 @@
+"""Template process: has imported what workers need, and forks them.
+
+A template runs no tensor operation, touches no GPU and imports no user module, so that it has one
+thread: a fork copies only the thread that calls it, and a lock that another held would stay locked.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import os
+import select
+import signal
+import socket
+import sys
+import traceback
+from collections.abc import Callable
+from typing import NoReturn
+
+from trainkit.runtime.local.system import process
+from trainkit.runtime.local.wire.channel import Connection, Descriptor
+from trainkit.runtime.local.wire.frames import NOTICE, Frame
+from trainkit.runtime.local.wire.messages import (
+    Exited,
+    Forked,
+    ForkFailed,
+    ForkTemplate,
+    ForkWorker,
+    Ready,
+    Redirect,
+    Unusable,
+    packed,
+    unpacked,
+)
+from trainkit.runtime.local.worker.main import run_worker
+from trainkit.runtime.serialize import LostHandle
+from trainkit.runtime.session import PRELOADS
+
+_FLUSH_S = 60.0
+
+_IDLE_MS = 500
+"""After so long without a request there is time for what takes most of a second."""
+
+
+def run_template(sock: socket.socket, preload: frozenset[str]) -> NoReturn:
+    """Import `preload`, then fork what the node at `sock` asks for until it closes."""
+    process.set_name("trainkit-tmpl")
+    template = _Template(sock)
+    # It would look through all modules again and again, for a third of the time that torch takes to import.
+    gc.disable()
+    try:
+        for package in sorted(preload, key=lambda name: (name not in PRELOADS, name)):
+            for module in PRELOADS.get(package, (package,)):
+                importlib.import_module(module)
+    except Exception:
+        template.tell(Unusable(f"importing {', '.join(sorted(preload))} failed:\n{traceback.format_exc()}"))
+        os._exit(1)
+    if process.thread_count() != 1:
+        template.tell(
+            Unusable(f"importing {', '.join(sorted(preload))} started a thread, which no fork survives")
+        )
+        os._exit(1)
+    # Nothing that lives now is looked at by a child's collector, which would unshare its pages.
+    gc.freeze()
+    gc.enable()
+    template.tell(Ready())
+    # With less than torch to copy it would take as long as dozens of forks win.
+    template.serve(process.use_huge_pages if "torch" in preload else None)
+    os._exit(0)
+
+
+class _NodeConnection(Connection):
+    def __init__(self, sock: socket.socket, template: _Template) -> None:
+        super().__init__(sock)
+        self._template = template
+
+    def on_frame(self, frame: Frame) -> None:
+        self._template.handle(frame)
+
+    def on_backlog(self) -> None:
+        self.flush_blocking(_FLUSH_S)
+
+
+class _Template:
+    def __init__(self, sock: socket.socket) -> None:
+        self._conn = _NodeConnection(sock, self)
+        self._wake_read, self._wake_write = socket.socketpair()
+        self._wake_read.setblocking(False)
+        self._wake_write.setblocking(False)
+
+    def tell(self, message: object) -> None:
+        self._conn.send(NOTICE, 0, packed(message))
+
+    def serve(self, when_idle: Callable[[], None] | None) -> None:
+        """Do what the node asks for until it closes.
+
+        Args:
+            when_idle: called once, as soon as the node has asked for nothing for a moment.
+        """
+        signal.signal(signal.SIGCHLD, lambda *_: None)  # a handler, so that the wake-up fd is written to
+        signal.set_wakeup_fd(self._wake_write.fileno(), warn_on_full_buffer=False)
+        poll = select.poll()
+        poll.register(self._conn, select.POLLIN)
+        poll.register(self._wake_read, select.POLLIN)
+        while not self._conn.closed:
+            events = poll.poll(_IDLE_MS if when_idle is not None else None)
+            if not events and when_idle is not None:
+                when_idle()
+                when_idle = None
+            for fd, _ in events:
+                if fd == self._conn.fileno():
+                    with self._conn.reading:
+                        self._conn.read_available()
+                else:
+                    self._wake_read.recv(4096)
+                    self._reap()
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            self.tell(Exited(pid, status))
+
+    def handle(self, frame: Frame) -> None:
+        fds = [handle.take() for handle in frame.body.handles if isinstance(handle, Descriptor)]
+        lost = next((handle for handle in frame.body.handles if isinstance(handle, LostHandle)), None)
+        match unpacked(frame.body):
+            case ForkWorker(spec) if lost is not None:
+                self.tell(ForkFailed(spec.serial, lost.why))
+            case _ if lost is not None:
+                pass  # a template that is not made, or a log that is not written to
+            case ForkWorker(spec):
+                self._fork(spec.serial, fds, lambda: run_worker(spec, fds))
+            case Redirect():
+                process.take_output(fds[0])
+            case ForkTemplate(preload):
+                self._fork(0, fds, lambda: run_template(socket.socket(fileno=fds[0]), preload))
+            case message:
+                raise TypeError(f"a template cannot handle {message!r}")
+        for fd in fds:
+            os.close(fd)
+
+    def _fork(self, serial: int, fds: list[int], child: Callable[[], None]) -> None:
+        if process.thread_count() != 1:
+            self.tell(ForkFailed(serial, "its template has more than one thread, which no fork survives"))
+            return
+        parent = os.getpid()
+        try:
+            pid = os.fork()
+        except OSError as error:
+            self.tell(ForkFailed(serial, f"fork failed: {error}"))
+            return
+        if pid:
+            self.tell(Forked(serial, pid))
+            return
+        try:
+            process.die_with_parent(parent)
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            for sock in (self._conn.sock, self._wake_read, self._wake_write):
+                sock.close()
+            child()
+        except BaseException:
+            traceback.print_exc()
+            sys.stderr.flush()
+        finally:
+            os._exit(1)

@@ -1,0 +1,1 @@
+"""Ray engine: the same functions on a Ray cluster."""

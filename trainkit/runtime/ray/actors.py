@@ -1,0 +1,188 @@
+"""Actors on Ray, and the wrappers of functions and classes that Ray has been given."""
+
+from __future__ import annotations
+
+import pickle
+import threading
+import weakref
+from collections.abc import Callable, Mapping
+from typing import Any, NoReturn
+
+import ray
+from ray.experimental import internal_kv
+
+from trainkit.clock import SYSTEM
+from trainkit.errors import ConfigError
+from trainkit.runtime.ray.errors import RetriedFailure, refusal
+from trainkit.runtime.ray.placement import ray_options
+from trainkit.runtime.ray.values import Call, RayActor, handed_out, seal, split_arguments, with_options
+from trainkit.runtime.ray.worker import ActorLeaves, Join, host_class, task_body
+from trainkit.runtime.specs import DYNAMIC, STREAMING, ActorSpec, Interface, MethodSpec, ObjectRef, TaskSpec
+
+
+class Definitions:
+    """Remote functions and classes of Ray's, by what they were made from.
+
+    Args:
+        join: gives a worker's process the verbs.
+    """
+
+    def __init__(self, join: Join) -> None:
+        self._join = join
+        self._lock = threading.RLock()  # a weak reference may end while it is held
+        self._known: dict[Any, tuple[Any, Any]] = {}
+
+    def task(self, spec: TaskSpec) -> Any:
+        """Ray's remote function for the function of `spec`; raises SerializationError."""
+        streaming = spec.num_returns in (STREAMING, DYNAMIC)
+        key = ("task", id(spec.function), spec.name, spec.retry_exceptions, spec.max_calls, streaming)
+
+        def make() -> Any:
+            function, retries = seal(spec.function, spec.name), seal(spec.retry_exceptions)
+            body = task_body(function, retries, spec.name, streaming, self._join)
+            again = [RetriedFailure] if spec.retry_exceptions else False
+            return ray.remote(max_calls=spec.max_calls, retry_exceptions=again)(body)
+
+        return self._once(key, spec.function, make)
+
+    def host(self, spec: ActorSpec) -> Any:
+        """Ray's actor class around the class of `spec`."""
+        groups = dict(spec.concurrency.groups)
+        key = ("actor", id(spec.cls), spec.interface.is_async, *sorted(groups.items()))
+
+        def make() -> Any:
+            host = host_class(spec.cls.__name__, spec.interface.is_async, self._join)
+            return ray.remote(concurrency_groups=groups)(host) if groups else ray.remote(host)
+
+        return self._once(key, spec.cls, make)
+
+    def clear(self) -> None:
+        """Forget all: another session knows none of it."""
+        with self._lock:
+            self._known.clear()
+
+    def _once(self, key: Any, source: Any, make: Callable[[], Any]) -> Any:
+        with self._lock:
+            found = self._known.get(key)
+        if found is not None and found[0]() is source:  # an id may be used again
+            return found[1]
+        made = make()
+        try:
+            known = weakref.ref(source, lambda _: self._known.pop(key, None))
+        except TypeError:  # some callables can't be referred to weakly: those are sent each time
+            return made
+        with self._lock:
+            self._known[key] = (known, made)
+        return made
+
+
+_INTERFACE_WAIT_S = 2.0
+
+
+def start(definitions: Definitions, spec: ActorSpec, namespace: str) -> RayActor:
+    """See `Engine.start_actor`."""
+    arguments, refs = split_arguments(spec.args, spec.kwargs, spec.name)
+    cls = seal(spec.cls, spec.name)
+    options = ray_options(spec.placement)
+    options |= {"max_restarts": spec.max_restarts, "max_task_retries": spec.max_task_retries}
+    if spec.concurrency.max_concurrency is not None:
+        options["max_concurrency"] = spec.concurrency.max_concurrency
+    registration = spec.registration
+    if registration is not None:
+        options["lifetime"] = "detached" if registration.detached else None
+        if registration.name is not None:
+            options["name"] = registration.name
+            options["namespace"] = registration.namespace or namespace
+            options["get_if_exists"] = registration.get_if_exists
+    call = Call(where=spec.name, arguments=arguments, num_returns=1, folder=spec.placement.cwd)
+    try:
+        handle = definitions.host(spec).options(**options).remote(call, cls, refs, *_to_wait_for(refs))
+    except ValueError as error:
+        raise refusal(error, f"the actor {spec.name}") from error
+    if registration is not None and registration.name is not None:
+        internal_kv._internal_kv_put(_key(handle), pickle.dumps(spec.interface))
+    return RayActor(handle, spec.name)
+
+
+def _to_wait_for(refs: list[Any]) -> list[Any]:
+    """Return what Ray is to wait for until it starts an actor with these arguments.
+
+    Not for those themselves: if one failed, Ray would tell callers only the text of its error.
+    """
+    awaited = list(dict.fromkeys(refs))
+    late = awaited and ray.wait(awaited, num_returns=len(awaited), timeout=0, fetch_local=False)[1]
+    return [_arrival.remote(late)] if late else []
+
+
+def _await_all(refs: list[Any]) -> None:
+    ray.wait(refs, num_returns=len(refs), fetch_local=False)
+
+
+_arrival: Any = ray.remote(num_cpus=0, max_retries=-1)(_await_all)
+
+
+def find(name: str, namespace: str) -> tuple[RayActor, Interface]:
+    """See `Engine.find_actor`."""
+    missing = ConfigError(
+        f"there is no actor named {name!r} in the namespace {namespace!r}; see trainkit.list_actors()"
+    )
+    try:
+        handle = ray.get_actor(name, namespace)
+    except ValueError as error:
+        raise missing from error
+    # Ray remembers names, and may go on finding an actor that ended itself.
+    if ray._private.state.actors(handle._actor_id.hex()).get("State") == "DEAD":
+        raise missing
+    deadline = SYSTEM.monotonic() + _INTERFACE_WAIT_S
+    while True:  # who made it just now is about to write this
+        interface = internal_kv._internal_kv_get(_key(handle))
+        if interface is not None:
+            known: Interface = pickle.loads(interface)
+            return RayActor(handle, known.name), known
+        if SYSTEM.monotonic() > deadline:
+            raise ConfigError(f"the actor named {name!r} was not made by trainkit; reach it through Ray")
+        SYSTEM.sleep(0.01)
+
+
+def call(
+    actor: RayActor, method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], spec: MethodSpec
+) -> list[ObjectRef[Any]]:
+    """See `Engine.call`."""
+    where = f"{actor.name}.{method}"
+    arguments, refs = split_arguments(args, kwargs, where)
+    options: dict[str, Any] = {"name": spec.name or where}
+    if spec.concurrency_group is not None:
+        options["concurrency_group"] = spec.concurrency_group
+    if spec.max_task_retries is not None:
+        options["max_task_retries"] = spec.max_task_retries
+    kinds = spec.retry_exceptions
+    if kinds:
+        options["retry_exceptions"] = [RetriedFailure]
+    sent = Call(
+        where=where,
+        arguments=arguments,
+        num_returns=spec.num_returns,
+        method=method,
+        retries=seal(kinds) if kinds else None,
+    )
+    body = actor.handle.stream if spec.num_returns in (STREAMING, DYNAMIC) else actor.handle.call
+    return handed_out(with_options(body, spec.num_returns, options).remote(sent, *refs))
+
+
+def kill(actor: RayActor, no_restart: bool) -> None:
+    """See `Engine.kill`."""
+    ray.kill(actor.handle, no_restart=no_restart)
+    if no_restart:
+        internal_kv._internal_kv_del(_key(actor.handle))
+
+
+def leave() -> NoReturn:
+    """See `Engine.exit_actor`."""
+    if ray.get_runtime_context().get_actor_id() is None:
+        raise ConfigError("exit_actor() ends the actor that calls it, and this is no actor")
+    raise ActorLeaves
+
+
+def _key(handle: Any) -> bytes:
+    """Where in Ray's key-value store the interface of an actor is kept."""
+    return b"trainkit:interface:" + bytes(handle._actor_id.binary())

@@ -1,0 +1,347 @@
+"""The Ray engine, a thin layer: Ray places, runs, restarts and stores.
+
+A thin pass-through: Ray places, runs, restarts and stores; nothing here decides any of it. What differs
+from plain Ray is what the other engines promise too: errors, names of what can't be pickled, requests
+that can never be met refused at once, and a running actor that takes no CPU unless it asks for one.
+
+Where Ray does otherwise than the local engine, so does this one: an interrupt by `cancel` waits for a call
+into C to return; a running method of an actor goes on when it is cancelled, but its result is lost, and
+after one that was cancelled before it began, the actor's next call may fail after half a minute;
+a cancel in the same microseconds as the end of its task may abort the driver, by a fault of Ray's;
+`ObjectRefGenerator.completed` tells that a stream has ended and not how; `list_tasks` and `list_objects`
+need Ray's dashboard; a scratch folder stays behind when the driver is killed.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NoReturn
+
+import ray
+from ray.experimental import internal_kv
+
+from trainkit.errors import ActorDiedError, ConfigError, ObjectLostError, WorkerDiedError
+from trainkit.resources import Bundle
+from trainkit.runtime import api
+from trainkit.runtime.context import address_info
+from trainkit.runtime.local.system import devices
+from trainkit.runtime.options import interface_of
+from trainkit.runtime.ray import actors, errors
+from trainkit.runtime.ray import placement as ray_placement
+from trainkit.runtime.ray import state as ray_state
+from trainkit.runtime.ray.actors import Definitions
+from trainkit.runtime.ray.values import (
+    Call,
+    RayActor,
+    RayRef,
+    RayStream,
+    handed_out,
+    next_session,
+    seal,
+    split_arguments,
+    unseal,
+    with_options,
+)
+from trainkit.runtime.ray.worker import ActorHost
+from trainkit.runtime.serialize import pack
+from trainkit.runtime.specs import (
+    ActorSpec,
+    Interface,
+    MethodSpec,
+    ObjectRef,
+    Placement,
+    PlacementGroupId,
+    SessionSpec,
+    TaskSpec,
+    WhereAmI,
+)
+from trainkit.settings import runtime_dir
+
+
+def join() -> None:
+    """Give the verbs to this process, a worker of Ray's, if it has not got them yet."""
+    if not api.is_initialized():
+        api.adopt(RayEngine(is_worker=True, owned=False))
+
+
+class RayEngine:
+    """See the module; implements `trainkit.runtime.engine.Engine`.
+
+    Args:
+        is_worker: this process was started by Ray.
+        owned: Ray was started or joined by this engine, which leaves it at the end.
+    """
+
+    name = "ray"
+
+    def __init__(self, *, is_worker: bool, owned: bool) -> None:
+        self.is_worker = is_worker
+        self.pid = os.getpid()
+        self.session = next_session()
+        self._owned = owned
+        self._namespace: str = ray.get_runtime_context().namespace
+        self._definitions = Definitions(join)
+        self._placeable: set[frozenset[tuple[str, float]]] = set()
+        self._scratch: Path | None = None
+
+    @classmethod
+    def start(cls, spec: SessionSpec) -> RayEngine:
+        """Join the cluster at `spec.address`, or start Ray on this machine; a Ray that runs is used as it is.
+
+        Raises:
+            ConfigError: there is no such cluster, or Ray refuses an argument.
+        """
+        if ray.is_initialized():
+            return cls(is_worker=False, owned=False)
+        environment: dict[str, Any] = {}
+        if spec.environment:
+            environment["env_vars"] = dict(spec.environment)
+        if spec.working_dir is not None:
+            environment["working_dir"] = spec.working_dir
+        arguments = dict(spec.extra)
+        if "memory" in arguments:
+            arguments["_memory"] = arguments.pop("memory")
+        if spec.object_store_bytes is not None:
+            arguments["object_store_memory"] = spec.object_store_bytes
+        if spec.object_spilling_directory is False:
+            config = arguments.get("_system_config", {})
+            arguments["_system_config"] = {**config, "automatic_object_spilling_enabled": False}
+        elif spec.object_spilling_directory is not None:
+            arguments["object_spilling_directory"] = spec.object_spilling_directory
+        # Without "local" Ray would look for a cluster on this machine first, and join it.
+        address = spec.address or "local"
+        try:
+            ray.init(
+                address=address,
+                namespace=spec.namespace,
+                log_to_driver=spec.log_to_driver,
+                runtime_env=environment or None,
+                **arguments,
+            )
+        except ConnectionError as error:
+            raise ConfigError(f"there is no Ray cluster at address={address!r}: {error}") from error
+        except (ValueError, TypeError) as error:
+            raise errors.refusal(error, f"init(address={address!r}, ...)") from error
+        return cls(is_worker=False, owned=True)
+
+    @property
+    def alive(self) -> bool:
+        return bool(ray.is_initialized())
+
+    def require_usable(self) -> None:
+        if self.pid != os.getpid():
+            raise ObjectLostError(
+                "this process was forked from one that uses Ray, and has no part in its session; start it "
+                "with subprocess or the spawn method of multiprocessing instead"
+            )
+
+    def require_node(self) -> None:
+        return  # a cluster outlives each of its machines but that of this program, and tells of no loss
+
+    def submit(self, spec: TaskSpec) -> list[ObjectRef[Any]]:
+        placement = self._placed(spec.placement, spec.name, WorkerDiedError)
+        arguments, refs = split_arguments(spec.args, spec.kwargs, spec.name)
+        call = Call(where=spec.name, arguments=arguments, num_returns=spec.num_returns, folder=placement.cwd)
+        options = {"max_retries": spec.max_retries, "name": spec.name, **ray_placement.ray_options(placement)}
+        started = with_options(self._definitions.task(spec), spec.num_returns, options)
+        return handed_out(started.remote(call, *refs))
+
+    def start_actor(self, spec: ActorSpec) -> RayActor:
+        placement = self._placed(spec.placement, spec.name, ActorDiedError)
+        return actors.start(self._definitions, replace(spec, placement=placement), self._namespace)
+
+    def find_actor(self, name: str, namespace: str | None) -> tuple[RayActor, Interface]:
+        return actors.find(name, namespace or self._namespace)
+
+    def call(
+        self, actor: RayActor, method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], spec: MethodSpec
+    ) -> list[ObjectRef[Any]]:
+        return actors.call(actor, method, args, kwargs, spec)
+
+    def kill(self, actor: RayActor, no_restart: bool) -> None:
+        actors.kill(actor, no_restart)
+
+    def exit_actor(self) -> NoReturn:
+        actors.leave()
+
+    def _placed(self, placement: Placement, name: str, refusal: type[WorkerDiedError]) -> Placement:
+        """Where it goes; refuses what could never fit, and looks no further at a request that once could."""
+        if placement.group is not None and ray_placement.is_removed(placement.group.group):
+            raise refusal(f"{name} cannot start: its placement group was removed")
+        amounts = frozenset(placement.resources.items())
+        if amounts not in self._placeable:
+            ray_placement.require_placeable([placement.resources], "PACK", name)
+            self._placeable.add(amounts)
+        return ray_placement.placed(placement)
+
+    def cancel(self, ref: Any, force: bool, recursive: bool) -> None:
+        if isinstance(ref, RayStream):
+            wanted, result = ref.generator, ref.generator.completed()
+        else:
+            wanted = result = self._own([ref])[0]
+        # A result is seen some microseconds before Ray's bookkeeping of its task is over; a cancel in between
+        # makes Ray abort this process ("Tried to complete task that was not pending").
+        if ray.wait([result], timeout=0, fetch_local=False)[0]:
+            return
+        try:
+            ray.cancel(wanted, force=force, recursive=recursive)
+        except (ValueError, TypeError) as error:
+            raise errors.refusal(error, "cancel()") from error
+
+    def end_processes(self, placement: Placement) -> None:
+        """Ray ends those that idle."""
+
+    def where_am_i(self) -> WhereAmI:
+        context = ray.get_runtime_context()
+        actor_id = context.get_actor_id()
+        inside = context.worker.mode == ray.WORKER_MODE
+        return WhereAmI(
+            node_id=context.get_node_id(),
+            worker_id=context.get_worker_id(),
+            namespace=context.namespace,
+            job_id=context.get_job_id(),
+            actor_id=actor_id,
+            actor_name=None if actor_id is None else context.get_actor_name() or "",
+            task_id=context.get_task_id() if inside else None,
+            task_name=context.get_task_name() if inside else None,
+            was_restarted=actor_id is not None and ray._private.state.actors(actor_id)["NumRestarts"] > 0,
+            resources=ray_placement.plain(context.get_assigned_resources()) if inside else {},
+        )
+
+    def current_actor(self) -> tuple[RayActor, Interface] | None:
+        if ActorHost.made_of is None:
+            return None
+        cls, name = ActorHost.made_of
+        return RayActor(ray.get_runtime_context().current_actor, name), interface_of(cls, name)
+
+    def address_info(self) -> dict[str, Any]:
+        facts = address_info(ray.get_runtime_context().get_node_id(), None)
+        node = ray._private.worker._global_node
+        if node is not None:  # else a client of a cluster elsewhere
+            facts.update(node.address_info)
+        return {**facts, "ray_version": ray.__version__}
+
+    def put(self, value: Any) -> ObjectRef[Any]:
+        parcel = seal(value)
+        try:
+            return RayRef(ray.put(parcel))
+        except ray.exceptions.RayError as error:
+            raise errors.translate(error) from error
+
+    def get(self, refs: Sequence[ObjectRef[Any]], timeout_s: float | None) -> list[Any]:
+        wanted = self._own(refs)
+        try:
+            found = ray.get(wanted, timeout=timeout_s)
+        except ray.exceptions.RayError as error:
+            failure = errors.translate(error)
+        else:
+            return [unseal(value) for value in found]
+        raise failure
+
+    def wait(
+        self, refs: Sequence[ObjectRef[Any]], num_returns: int, timeout_s: float | None
+    ) -> tuple[list[ObjectRef[Any]], list[ObjectRef[Any]]]:
+        wanted = self._own(refs)
+        done, left = ray.wait(wanted, num_returns=num_returns, timeout=timeout_s)
+        if left and len(done) >= num_returns:  # more may be done, and the first of them come first
+            done, _ = ray.wait(wanted, num_returns=len(wanted), timeout=0)
+        finished = set(done)
+        ready: list[ObjectRef[Any]] = []
+        rest: list[ObjectRef[Any]] = []
+        for ref, own in zip(refs, wanted, strict=True):
+            (ready if own in finished and len(ready) < num_returns else rest).append(ref)
+        return ready, rest
+
+    def _own(self, refs: Sequence[ObjectRef[Any]]) -> list[Any]:
+        found = []
+        for ref in refs:
+            if not isinstance(ref, RayRef) or ref.session != self.session:
+                raise ObjectLostError(f"{ref!r} belongs to another engine or session")
+            found.append(ref.ref)
+        return found
+
+    def reserve(self, bundles: Sequence[Bundle], strategy: str, name: str, detached: bool) -> int:
+        return ray_placement.reserve(bundles, strategy, name, detached)
+
+    def find_group(self, name: str) -> tuple[int, list[Bundle]]:
+        return ray_placement.find(name)
+
+    def await_group(self, group: int, timeout_s: float | None) -> bool:
+        ready = ray_placement.group_of(group).ready()
+        done, _ = ray.wait([ready], timeout=timeout_s)
+        return bool(done)
+
+    def group_ref(self, group: int) -> ObjectRef[Any]:
+        if ray_placement.is_removed(group):
+            raise ConfigError("ready() of a placement group that was removed: make another one")
+        where = Placement(group=PlacementGroupId(group=group))
+        return self.submit(
+            TaskSpec(
+                function=_nothing,
+                name="placement group",
+                args=(),
+                kwargs={},
+                num_returns=1,
+                placement=where,
+                max_retries=-1,
+            )
+        )[0]
+
+    def release(self, group: int) -> None:
+        ray_placement.release(group)
+
+    def current_group(self) -> tuple[PlacementGroupId, list[Bundle]] | None:
+        return ray_placement.current()
+
+    def cluster_resources(self) -> Bundle:
+        return ray_placement.totals()
+
+    def available_resources(self) -> Bundle:
+        nothing = dict.fromkeys(ray_placement.totals(), 0.0)
+        return nothing | ray_placement.plain(ray.available_resources())
+
+    def state(self, kind: str) -> list[dict[str, Any]]:
+        return ray_state.state(kind)
+
+    def gpu_ids(self) -> list[int | str]:
+        if not self.is_worker:
+            return list(range(int(ray_placement.totals().get("GPU", 0))))
+        return devices.gpu_ids(str(name) for name in ray.get_gpu_ids())
+
+    def scratch_dir(self) -> Path:
+        if self._scratch is None:
+            # Whoever asks first names it, for all processes of the session.
+            new = runtime_dir() / f"trainkit-ray-{uuid.uuid4().hex}"
+            internal_kv._internal_kv_put(_scratch_key(), str(new).encode(), overwrite=False)
+            self._scratch = Path(internal_kv._internal_kv_get(_scratch_key()).decode())
+        self._scratch.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return self._scratch
+
+    def ensure_serializable(self, value: Any, what: str) -> None:
+        pack(value, what)
+
+    def close(self) -> None:
+        if self.is_worker or self.pid != os.getpid():
+            return  # a worker's engine ends with its process
+        self._definitions.clear()
+        if ray.is_initialized():
+            scratch = internal_kv._internal_kv_get(_scratch_key())
+            if scratch is not None:
+                shutil.rmtree(scratch.decode(), ignore_errors=True)
+                internal_kv._internal_kv_del(_scratch_key())
+            if self._owned:
+                ray.shutdown()
+        next_session()
+
+
+def _scratch_key() -> bytes:
+    return f"trainkit:scratch:{ray.get_runtime_context().get_job_id()}".encode()
+
+
+def _nothing() -> None:
+    return

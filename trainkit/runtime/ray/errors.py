@@ -1,0 +1,103 @@
+"""Translation of Ray's exceptions into trainkit's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ray import exceptions
+
+from trainkit.errors import (
+    ActorDiedError,
+    ActorUnavailableError,
+    ConfigError,
+    GetTimeoutError,
+    NodeDiedError,
+    ObjectLostError,
+    ObjectStoreFullError,
+    OutOfDiskError,
+    OwnerDiedError,
+    TaskCancelledError,
+    TrainkitError,
+    WorkerDiedError,
+)
+from trainkit.runtime.failures import pack_failure, raisable, unpack_failure
+from trainkit.runtime.serialize import Packed
+
+# The first that fits counts, so a class stands before those it inherits from.
+_CLASSES: tuple[tuple[type[BaseException], type[TrainkitError]], ...] = (
+    (exceptions.GetTimeoutError, GetTimeoutError),
+    (exceptions.TaskCancelledError, TaskCancelledError),
+    (exceptions.ActorUnavailableError, ActorUnavailableError),
+    (exceptions.RayActorError, ActorDiedError),
+    (exceptions.ActorUnschedulableError, ActorDiedError),
+    (exceptions.ActorPlacementGroupRemoved, ActorDiedError),
+    (exceptions.WorkerCrashedError, WorkerDiedError),
+    (exceptions.OutOfMemoryError, WorkerDiedError),
+    (exceptions.TaskPlacementGroupRemoved, WorkerDiedError),
+    (exceptions.TaskUnschedulableError, WorkerDiedError),
+    (exceptions.RuntimeEnvSetupError, WorkerDiedError),
+    (exceptions.NodeDiedError, NodeDiedError),
+    (exceptions.LocalRayletDiedError, NodeDiedError),
+    (exceptions.OwnerDiedError, OwnerDiedError),
+    (exceptions.ObjectLostError, ObjectLostError),
+    (exceptions.ObjectStoreFullError, ObjectStoreFullError),
+    (exceptions.OutOfDiskError, OutOfDiskError),
+)
+
+
+class UserFailure(Exception):
+    """What user code raised in a worker, packed by `pack_failure`, on its way through Ray.
+
+    Args:
+        parcel: see `trainkit.runtime.ray.values.Parcel`.
+    """
+
+    def __init__(self, parcel: Any) -> None:
+        super().__init__(parcel)
+        self.parcel = parcel
+
+    def __str__(self) -> str:
+        failure = unpack_failure(Packed(self.parcel.payload, self.parcel.buffers, self.parcel.handles))
+        return failure.remote_traceback
+
+
+class RetriedFailure(UserFailure):
+    """The same, of a kind for which the task is to be run again."""
+
+
+def translate(error: BaseException) -> BaseException:
+    """What trainkit raises for `error`; itself if it is none of Ray's."""
+    if isinstance(error, exceptions.RayTaskError):
+        return _of_task(error)
+    if isinstance(error, exceptions.RayActorError) and "INTENDED_USER_EXIT" in str(error):
+        return _caused(ActorDiedError(f"the actor ended itself, as exit_actor() does. {error}"), error)
+    for theirs, ours in _CLASSES:
+        if isinstance(error, theirs):
+            return _caused(ours(str(error)), error)
+    if isinstance(error, exceptions.RayError):
+        return _caused(TrainkitError(f"Ray failed: {type(error).__name__}: {error}"), error)
+    return error
+
+
+def refusal(error: Exception, what: str) -> ConfigError:
+    """For what Ray says of a wrong argument."""
+    return ConfigError(f"Ray refuses {what}: {error}")
+
+
+def _of_task(error: Any) -> BaseException:
+    cause = error
+    while isinstance(cause, exceptions.RayTaskError):  # a task that took its value from a failed one
+        cause = cause.cause
+    if isinstance(cause, UserFailure):
+        parcel = cause.parcel
+        return raisable(unpack_failure(Packed(parcel.payload, parcel.buffers, parcel.handles)))
+    if isinstance(cause, exceptions.RayError):  # such as an argument's owner that died
+        return translate(cause)
+    failure = unpack_failure(pack_failure(cause, "Ray"))  # what Ray's own code raised in the worker
+    failure.remote_traceback = str(error)
+    return raisable(failure)
+
+
+def _caused(error: TrainkitError, cause: BaseException) -> TrainkitError:
+    error.__cause__ = cause
+    return error

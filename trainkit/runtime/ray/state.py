@@ -1,0 +1,163 @@
+"""State listing of a Ray cluster, in the form of the local engine's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.core.generated.common_pb2 import WorkerType
+from ray.core.generated.gcs_pb2 import ActorTableData, WorkerTableData
+from ray.util import placement_group_table
+
+from trainkit.errors import ConfigError
+from trainkit.runtime.ray.placement import plain
+
+_ACTOR_STATES = {"DEPENDENCIES_UNREADY": "PENDING", "PENDING_CREATION": "PENDING"}
+_MOST_ROWS = 10_000
+_OUTPUT = (".out", ".err")
+
+
+def state(kind: str) -> list[dict[str, Any]]:
+    """See `Engine.state`.
+
+    Raises:
+        ConfigError: Ray tells this only through its dashboard, and there is none.
+    """
+    return _KINDS[kind]()
+
+
+def _nodes() -> list[dict[str, Any]]:
+    available = ray._private.state.available_resources_per_node()
+    return [
+        {
+            "node_id": node["NodeID"],
+            "alive": node["Alive"],
+            "hostname": node["NodeManagerHostname"],
+            "address": node["NodeManagerAddress"],
+            "pid": None,  # Ray doesn't tell
+            "labels": dict(node.get("Labels") or {}),
+            "resources": plain(node["Resources"]),
+            "available": plain(available.get(node["NodeID"], {})),
+            "object_store": _store(node["Resources"], available.get(node["NodeID"], {})),
+        }
+        for node in ray.nodes()
+    ]
+
+
+def _store(existing: Mapping[str, float], available: Mapping[str, float]) -> dict[str, int] | None:
+    limit = existing.get("object_store_memory")
+    if limit is None:
+        return None
+    free = available.get("object_store_memory", 0.0)
+    return {"limit_bytes": int(limit), "used_bytes": int(limit - free)}
+
+
+def _actors() -> list[dict[str, Any]]:
+    accessor = ray._private.state.state._connect_and_get_accessor()
+    rows = [ActorTableData.FromString(row) for row in accessor.get_actor_table(None, None)]
+    return [
+        {
+            "actor_id": row.actor_id.hex(),
+            "class_name": row.class_name,
+            "name": row.name or None,
+            "namespace": row.ray_namespace,
+            "state": _ACTOR_STATES.get(state := ActorTableData.ActorState.Name(row.state), state),
+            "pid": row.pid or None,
+            "resources": dict(row.required_resources),
+            "detached": row.is_detached,
+            "restarts": row.num_restarts,
+            "death_cause": row.death_cause.actor_died_error_context.error_message or None,
+        }
+        for row in rows
+    ]
+
+
+def _groups() -> list[dict[str, Any]]:
+    return [
+        {
+            "placement_group_id": number,
+            "name": group["name"],
+            "strategy": group["strategy"],
+            "state": "CREATED" if group["state"] == "CREATED" else "PENDING",
+            "bundles": [dict(group["bundles"][index]) for index in sorted(group["bundles"])],
+        }
+        for number, group in placement_group_table().items()
+        if group["state"] != "REMOVED"
+    ]
+
+
+def _tasks() -> list[dict[str, Any]]:
+    return [
+        {
+            "task_id": task.task_id,
+            "worker_id": task.worker_id,
+            "name": task.name,
+            "state": "RUNNING" if task.state == "RUNNING" else "PENDING",
+            "pid": task.worker_pid,
+            "resources": task.required_resources,
+            "owner_pid": None,  # Ray doesn't tell
+        }
+        for task in _from_dashboard("list_tasks")
+        if task.state not in ("FINISHED", "FAILED")
+    ]
+
+
+def _objects() -> list[dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = {}
+    for held in _from_dashboard("list_objects"):
+        entry = found.setdefault(
+            held.object_id, {"object_id": held.object_id, "size_bytes": held.object_size, "pids": []}
+        )
+        entry["pids"].append(held.pid)
+    return list(found.values())
+
+
+def _workers() -> list[dict[str, Any]]:
+    accessor = ray._private.state.state._connect_and_get_accessor()
+    rows = [WorkerTableData.FromString(row) for row in accessor.get_worker_table()]
+    return [
+        {
+            "worker_id": row.worker_address.worker_id.hex(),
+            "name": WorkerType.Name(row.worker_type).lower(),
+            "worker_type": WorkerType.Name(row.worker_type),
+            "pid": row.pid or None,
+            "is_alive": True,
+            "node_id": row.worker_address.node_id.hex(),
+            "ip": row.worker_address.ip_address,
+        }
+        for row in rows
+        if row.is_alive
+    ]
+
+
+def _logs() -> list[dict[str, Any]]:
+    node = ray._private.worker._global_node
+    if node is None:  # a client of a cluster elsewhere
+        return []
+    folder = Path(node.get_logs_dir_path())
+    return [{"path": str(path)} for path in sorted(folder.glob("worker-*-*.*")) if path.suffix in _OUTPUT]
+
+
+def _from_dashboard(verb: str) -> Any:
+    try:
+        from ray.util import state as listings
+
+        return getattr(listings, verb)(limit=_MOST_ROWS, detail=True)
+    except Exception as error:  # what it raises depends on which part of the dashboard is missing
+        raise ConfigError(
+            f"Ray's {verb} is answered by its dashboard: start Ray with it (pip install 'ray[default]', and "
+            f"trainkit.init(include_dashboard=True) or ray start), or ask where it runs. It said: {error}"
+        ) from error
+
+
+_KINDS: dict[str, Callable[[], list[dict[str, Any]]]] = {
+    "nodes": _nodes,
+    "actors": _actors,
+    "tasks": _tasks,
+    "workers": _workers,
+    "logs": _logs,
+    "objects": _objects,
+    "placement_groups": _groups,
+}

@@ -1,0 +1,244 @@
+"""Code that runs in Ray's workers: wrappers around the user's functions and classes.
+
+Ray is given these wrappers instead of the user's code. They unpack the arguments, give the process
+trainkit's verbs, and pack results and failures as every engine does. Their names are the user's, so Ray's
+dashboard and logs show those.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+import sys
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from typing import Any, ClassVar
+
+import ray
+
+from trainkit.runtime.failures import pack_failure
+from trainkit.runtime.options import method_of
+from trainkit.runtime.ray.errors import RetriedFailure, UserFailure, translate
+from trainkit.runtime.ray.values import Call, Parcel, seal, unseal, wrap
+from trainkit.runtime.session import inside
+from trainkit.runtime.streams import drained, split_results
+
+Join = Callable[[], None]
+
+
+def _hide_gpus() -> None:
+    """A process that asked for no GPU sees none; Ray leaves it those of the node."""
+    if not ray.get_gpu_ids():
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # Ray sets it anew for a task that asks for some
+
+
+class _Task:
+    """A user's function in a worker, unpacked when first called."""
+
+    def __init__(self, function: Parcel, retries: Parcel, join: Join) -> None:
+        self.function = function
+        self.retries = retries
+        self.join = join
+        self.opened: tuple[Any, Any] | None = None
+
+    def open(self) -> Any:
+        """The function; the process has the verbs."""
+        if self.opened is None:
+            self.opened = unseal(self.function), unseal(self.retries)
+        return self.opened[0]
+
+    def failure(self, error: Exception, call: Call) -> UserFailure:
+        """What to raise for `error`; Ray runs the task again for one kind of it."""
+        return _failure(error, call, _kind(error, self.opened[1] if self.opened else False))
+
+
+def task_body(
+    function: Parcel, retries: Parcel, name: str, streaming: bool, join: Join
+) -> Callable[..., Any]:
+    """What Ray runs for a task.
+
+    Args:
+        function: the user's.
+        retries: `TaskSpec.retry_exceptions`.
+        name: for Ray's listings.
+        streaming: its results come one by one; Ray wants a generator function for this.
+        join: gives the process the verbs.
+    """
+    task = _Task(function, retries, join)
+
+    def plain(call: Call, *values: Any) -> Any:
+        task.join()
+        _hide_gpus()
+        try:
+            with inside(call.folder):
+                args, kwargs = call.resolved(values)
+                return _results(
+                    task.open()(*args, **kwargs), call, lambda error: task.failure(error, call), call.folder
+                )
+        except Exception as error:
+            raise task.failure(error, call) from None
+
+    def stream(call: Call, *values: Any) -> Iterator[Parcel]:
+        task.join()
+        _hide_gpus()
+        try:
+            with inside(call.folder):
+                args, kwargs = call.resolved(values)
+                for item in task.open()(*args, **kwargs):
+                    yield seal(item, f"a result of {call.where}")
+        except Exception as error:
+            raise task.failure(error, call) from None
+
+    body = stream if streaming else plain
+    body.__name__ = body.__qualname__ = name
+    return body
+
+
+def _results(
+    result: Any, call: Call, failure: Callable[[Exception], Exception], folder: str | None = None
+) -> Any:
+    what = f"the result of {call.where}"
+    if call.num_returns > 1 and isinstance(result, Iterator):
+        return _yielded(split_results(result, call.num_returns, call.where), call, failure, folder)
+    parts = [seal(part, what) for part in split_results(result, call.num_returns, call.where)]
+    return parts[0] if call.num_returns == 1 else parts if call.num_returns else None
+
+
+def _yielded(
+    items: Iterable[Any], call: Call, failure: Callable[[Exception], Exception], folder: str | None
+) -> Iterator[Parcel]:
+    try:
+        with inside(folder):
+            for item in items:
+                yield seal(item, f"a result of {call.where}")
+    except Exception as error:
+        raise failure(error) from None
+
+
+def _kind(error: Exception, retries: Any) -> type[UserFailure]:
+    again = retries is True or (isinstance(retries, tuple) and isinstance(error, retries))
+    return RetriedFailure if again else UserFailure
+
+
+def _failure(
+    error: Exception, call: Call, kind: type[UserFailure] = UserFailure, *, of_constructor: bool = False
+) -> UserFailure:
+    where = f"{call.where} (pid {os.getpid()})"
+    return kind(wrap(pack_failure(error, where, of_constructor=of_constructor)))
+
+
+def _method_failure(call: Call, error: Exception) -> UserFailure:
+    """Return the exception to raise for that of a method; Ray makes the call again for one kind of it."""
+    return _failure(error, call, _kind(error, False if call.retries is None else unseal(call.retries)))
+
+
+class ActorLeaves(BaseException):
+    """The actor ends itself. No handler in user code may keep it, so it is none that those catch."""
+
+
+class ActorHost:
+    """The process around an actor whose methods are plain functions.
+
+    Attributes:
+        made_of: the user's class, and the actor's name in errors; of the one actor of this process.
+    """
+
+    join: Join
+    made_of: ClassVar[tuple[type, str] | None] = None
+
+    def __init__(self, call: Call, cls: Parcel, refs: list[Any], *_: None) -> None:
+        type(self).join()
+        _hide_gpus()
+        self._failure: UserFailure | None = None
+        try:
+            if call.folder is not None:
+                os.chdir(call.folder)
+                sys.path.insert(0, call.folder)
+            # Read here: if Ray did, it would tell later callers only the text of a failed one.
+            args, kwargs = call.resolved(ray.get(refs))
+            made_of = unseal(cls)
+            ActorHost.made_of = made_of, call.where
+            self._instance = made_of(*args, **kwargs)
+        except ray.exceptions.RayError as error:
+            translated = translate(error)
+            failure = translated if isinstance(translated, Exception) else error
+            self._failure = _failure(failure, call, of_constructor=True)
+        except Exception as error:  # kept for the same reason
+            self._failure = _failure(error, call, of_constructor=True)
+
+    def _start(self, call: Call, values: Sequence[Any]) -> Any:
+        if self._failure is not None:
+            raise self._failure.with_traceback(None)
+        try:
+            args, kwargs = call.resolved(values)
+            return method_of(self._instance, call.method)(*args, **kwargs)
+        except Exception as error:
+            raise _method_failure(call, error) from None
+
+    def call(self, call: Call, *values: Any) -> Any:
+        """Run a method."""
+        try:
+            return _results(self._start(call, values), call, functools.partial(_method_failure, call))
+        except UserFailure:
+            raise
+        except ActorLeaves:
+            ray.actor.exit_actor()
+        except Exception as error:
+            raise _method_failure(call, error) from None
+
+    def stream(self, call: Call, *values: Any) -> Iterator[Parcel]:
+        """Run a method that yields its results."""
+        try:
+            for item in self._start(call, values):
+                yield seal(item, f"a result of {call.where}")
+        except UserFailure:
+            raise
+        except ActorLeaves:
+            ray.actor.exit_actor()
+        except Exception as error:
+            raise _method_failure(call, error) from None
+
+
+class AsyncActorHost(ActorHost):
+    """The process around an actor with `async def` methods: all of them run on one event loop.
+
+    A SystemExit would end that loop and leave the callers waiting, so it is made to end the actor.
+    """
+
+    async def call(self, call: Call, *values: Any) -> Any:
+        """Run a method, waiting for it if it is a coroutine."""
+        try:
+            result = self._start(call, values)
+            if inspect.isawaitable(result):
+                result = await result
+            if inspect.isasyncgen(result) and call.num_returns > 1:
+                result = await drained(result, call.num_returns)
+            return _results(result, call, functools.partial(_method_failure, call))
+        except UserFailure:
+            raise
+        except (ActorLeaves, SystemExit):
+            ray.actor.exit_actor()
+        except Exception as error:
+            raise _method_failure(call, error) from None
+
+    async def stream(self, call: Call, *values: Any) -> AsyncIterator[Parcel]:  # type: ignore[override]
+        """Run a method that yields its results."""
+        try:
+            result = self._start(call, values)
+            if inspect.isasyncgen(result):
+                async for item in result:
+                    yield seal(item, f"a result of {call.where}")
+            else:
+                for item in result:
+                    yield seal(item, f"a result of {call.where}")
+        except UserFailure:
+            raise
+        except (ActorLeaves, SystemExit):
+            ray.actor.exit_actor()
+        except Exception as error:
+            raise _method_failure(call, error) from None
+
+
+def host_class(name: str, is_async: bool, join: Join) -> type[ActorHost]:
+    """The class that Ray is given for a user's class of that name."""
+    return type(name, (AsyncActorHost if is_async else ActorHost,), {"join": staticmethod(join)})

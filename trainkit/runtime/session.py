@@ -1,0 +1,335 @@
+"""The current engine: how `init` chooses and starts it, and the environment that its workers get."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import logging
+import numbers
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from importlib.util import find_spec
+from typing import Any, Literal, cast
+
+from trainkit.errors import ArgumentTypeError, ConfigError, MissingDependencyError
+from trainkit.resources import checked_names, normalize
+from trainkit.runtime.engine import Engine
+from trainkit.runtime.local.system import devices
+from trainkit.runtime.placement import checked_labels
+from trainkit.runtime.specs import SessionSpec
+from trainkit.settings import default_namespace
+
+_provider: Callable[[], Engine] | None = None
+
+
+def bind(provider: Callable[[], Engine]) -> None:
+    """Say where the running engine is found; it may start one."""
+    global _provider
+    _provider = provider
+
+
+def engine() -> Engine:
+    """The running engine."""
+    if _provider is None:
+        raise RuntimeError("trainkit.runtime.api was not imported, so there is no engine")
+    return _provider()
+
+
+_OFFERED = ("env_vars", "working_dir")
+
+
+@dataclass(frozen=True)
+class Environment:
+    """Additions to what a worker sees.
+
+    Attributes:
+        variables: environment variables.
+        working_dir: absolute path of the folder to run in; None keeps the program's.
+    """
+
+    variables: Mapping[str, str] = field(default_factory=dict)
+    working_dir: str | None = None
+
+
+def environment_of(env: Mapping[str, str], runtime_env: Mapping[str, Any] | None) -> Environment:
+    """`env` and `runtime_env` as one.
+
+    Raises:
+        ConfigError: a value is no string, or `runtime_env` asks for what is not offered.
+    """
+    if runtime_env is not None and not isinstance(runtime_env, Mapping):
+        raise ArgumentTypeError(
+            f"runtime_env={runtime_env!r}: give a dictionary, such as {{'env_vars': {{}}}}"
+        )
+    asked = dict(runtime_env or {})
+    unknown = sorted(set(asked) - set(_OFFERED))
+    if unknown:
+        raise ConfigError(
+            f"runtime_env holds {', '.join(unknown)}; offered are {', '.join(_OFFERED)}. Workers of this "
+            "machine run with the program's own packages: install what is missing beside it."
+        )
+    variables = {**(asked.get("env_vars") or {}), **env}
+    wrong = {name: value for name, value in variables.items() if {type(name), type(value)} != {str}}
+    if wrong:
+        raise ArgumentTypeError(f"env holds {wrong!r}: names and values must be strings")
+    folder = asked.get("working_dir")
+    if folder is not None:
+        folder = os.path.abspath(folder)
+        if not os.path.isdir(folder):
+            raise ConfigError(f"runtime_env working_dir={folder!r} is not a folder")
+    return Environment(variables, folder)
+
+
+@contextlib.contextmanager
+def inside(folder: str | None) -> Iterator[None]:
+    """Run in `folder`, with its modules first on `sys.path`; None changes nothing."""
+    if folder is None:
+        yield
+        return
+    sys.path.insert(0, folder)
+    try:
+        with contextlib.chdir(folder):
+            yield
+    finally:
+        if folder in sys.path:
+            sys.path.remove(folder)
+
+
+PRELOADS = {
+    "numpy": ("numpy", "numpy.random"),
+    "pandas": ("pandas",),
+    "sklearn": ("sklearn", "sklearn.base", "sklearn.utils"),
+    "torch": (
+        "torch",
+        "torch._dynamo",
+        "torch.distributed",
+        "torch.nn.parallel",
+        "torch.utils.data",
+        "torch.optim",
+    ),
+}
+"""What a template imports before it forks, by the package whose presence in the driver asks for it.
+
+`torch._dynamo` is there because every optimizer imports it on its first use, which takes 0.85 s.
+"""
+
+HEAVY = frozenset({"pandas", "sklearn", "torch"})
+"""Packages that are worth a template as soon as a worker has imported them by itself."""
+
+_when_imported: set[str] = set(PRELOADS)
+
+
+def register(module: str) -> None:
+    """Have `module` imported beforehand for the workers of a process that has imported it itself."""
+    _when_imported.add(module)
+
+
+def wanted() -> frozenset[str]:
+    """What workers will want, judging by what this process has imported."""
+    return frozenset(name for name in _when_imported if name in sys.modules)
+
+
+class _Watcher:
+    """Finds no module, but is asked first for each one."""
+
+    def __init__(self, tell: Callable[[str], None]) -> None:
+        self._tell = tell
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> None:
+        if name in HEAVY:
+            self._tell(name)
+
+
+def watch(tell: Callable[[str], None]) -> None:
+    """Call `tell` with each heavy package when this process begins to import it."""
+    sys.meta_path.insert(0, _Watcher(tell))
+
+
+def at_start(asked: frozenset[str]) -> list[frozenset[str]]:
+    """What to begin with before the first worker is asked for.
+
+    Args:
+        asked: the user's own wish.
+    """
+    if asked:
+        return [asked]
+    return [frozenset({"torch"})] if "torch" in sys.modules else []
+
+
+ENGINES = ("local", "inline", "ray")
+RAY_PRIVATE = frozenset(
+    {
+        "_driver_object_store_memory",
+        "_memory",
+        "_metrics_export_port",
+        "_node_ip_address",
+        "_node_name",
+        "_object_spilling_directory",
+        "_plasma_directory",
+        "_redis_password",
+        "_redis_username",
+        "_skip_env_hook",
+        "_system_config",
+        "_temp_dir",
+        "_tracing_startup_hook",
+    }
+)
+"""Arguments of `ray.init` that its signature doesn't show."""
+_LEAST_STORE_BYTES = 1 << 20
+"""Room for a few of the smallest values that go to the object store, which have 256 KiB."""
+_SYSTEM_CONFIG_HERE = {
+    "object_spilling_config": "object_spilling_directory='...'",
+    "automatic_object_spilling_enabled": "object_spilling_directory=False",
+}
+"""Settings of Ray's own processes, and the argument of `init` that says the same here."""
+
+_logger = logging.getLogger(__name__)
+
+
+def engine_name(engine: str | None, address: str | None, local_mode: bool) -> str:
+    """Which engine the arguments of `init` ask for.
+
+    Raises:
+        ConfigError: they contradict each other.
+    """
+    remote = address not in (None, "local")
+    if engine is None:
+        engine = "ray" if remote else "inline" if local_mode else "local"
+    if engine not in ENGINES:
+        raise ConfigError(f"engine={engine!r}; there are 'local', 'inline' and 'ray'")
+    if remote and engine != "ray":
+        raise ConfigError(f"address={address!r} needs engine='ray', and engine={engine!r} was asked for")
+    if local_mode and engine != "inline":
+        raise ConfigError(f"local_mode=True is engine='inline', and engine={engine!r} was asked for")
+    return engine
+
+
+def session_spec(
+    *,
+    address: str | None,
+    num_cpus: float | None,
+    num_gpus: int | None,
+    resources: Mapping[str, float] | None,
+    labels: Mapping[str, str] | None,
+    memory: float | None,
+    object_store_memory: float | None,
+    object_spilling_directory: str | os.PathLike[str] | Literal[False] | None,
+    log_to_driver: bool,
+    namespace: str | None,
+    runtime_env: Mapping[str, Any] | None,
+    preload: Sequence[str],
+    extra: Mapping[str, Any],
+) -> SessionSpec:
+    """The arguments of `init`, checked and with their defaults; see there.
+
+    Raises:
+        ConfigError: an argument is wrong.
+    """
+    totals = normalize(
+        {
+            **checked_names(resources, what="init(resources=)"),
+            "CPU": devices.cpu_count() if num_cpus is None else num_cpus,
+            "GPU": devices.gpu_count() if num_gpus is None else num_gpus,
+            "memory": devices.memory_bytes() if memory is None else memory,
+        },
+        what="init",
+    )
+    if totals.get("GPU", 0) != int(totals.get("GPU", 0)):
+        raise ConfigError(f"num_gpus={num_gpus}: a machine has whole GPUs; actors may ask for fractions")
+    _check_store(object_store_memory)
+    if namespace is not None and not isinstance(namespace, str):
+        raise ArgumentTypeError(f"namespace={namespace!r}: give a text, or None for the one of all programs")
+    if isinstance(preload, str) or not all(isinstance(module, str) for module in preload):
+        raise ArgumentTypeError(f"preload={preload!r}: give a list of module names")
+    for module in preload:
+        if find_spec(module.partition(".")[0]) is None:
+            raise ConfigError(f"preload={list(preload)!r}: there is no module {module!r} on sys.path")
+    environment = environment_of({}, runtime_env)
+    given = {
+        "num_cpus": num_cpus,
+        "num_gpus": num_gpus,
+        "resources": resources,
+        "labels": labels,
+        "memory": memory,
+    }
+    return SessionSpec(
+        totals=totals,
+        labels=checked_labels(labels, "init(labels=)"),
+        namespace=namespace or default_namespace(),
+        log_to_driver=log_to_driver,
+        preload=frozenset(preload),
+        environment=environment.variables,
+        working_dir=environment.working_dir,
+        object_store_bytes=None if object_store_memory is None else int(object_store_memory),
+        object_spilling_directory=_folder(object_spilling_directory),
+        address=address,
+        extra={name: value for name, value in {**extra, **given}.items() if value is not None},
+    )
+
+
+def _check_store(size: Any) -> None:
+    if size is None:
+        return
+    is_number = isinstance(size, numbers.Real) and not isinstance(size, bool)
+    if not is_number:
+        raise ArgumentTypeError(f"object_store_memory={size!r}: give a number of bytes")
+    if not _LEAST_STORE_BYTES <= size < 1 << 63:
+        raise ConfigError(
+            f"object_store_memory={size}: give at least {_LEAST_STORE_BYTES} bytes (1 MiB), which have room "
+            "for a few of the smallest values that go there, and less than 2**63"
+        )
+
+
+def _warn_of_system_config(engine: str, settings: Mapping[Any, Any]) -> None:
+    """Say that settings of Ray's own processes have no effect, and what has."""
+    instead = [f"{here} for {name}" for name, here in _SYSTEM_CONFIG_HERE.items() if name in settings]
+    if settings:
+        _logger.warning(
+            "init(_system_config=...) has no effect on the %s engine: %s are settings of Ray's own "
+            "processes%s",
+            engine,
+            ", ".join(map(str, settings)),
+            f"; give init({', '.join(instead)})" if instead else "",
+        )
+
+
+def _folder(asked: str | os.PathLike[str] | Literal[False] | None) -> str | Literal[False] | None:
+    if asked is None or asked is False:
+        return asked
+    if not isinstance(asked, (str, os.PathLike)) or not os.fspath(asked):
+        raise ConfigError(
+            f"object_spilling_directory={asked!r}: give a folder, or False if nothing is to go to disk"
+        )
+    return os.fspath(asked)
+
+
+def start(name: str, spec: SessionSpec) -> Engine:
+    """Start the engine of that name; each is imported when it is chosen, as not every machine has each.
+
+    Raises:
+        ConfigError: it can't run on this platform.
+        MissingDependencyError: it needs a package that is not installed.
+    """
+    config = spec.extra.get("_system_config", {})
+    if not isinstance(config, Mapping):
+        raise ArgumentTypeError(f"_system_config={config!r}: give a dictionary")
+    if name != "ray":  # the rest has no use for Ray's arguments
+        _warn_of_system_config(name, config)
+        spec = replace(spec, extra={})
+    if name == "inline":
+        inline = importlib.import_module("trainkit.runtime.inline.engine")
+        return cast("Engine", inline.InlineEngine(spec))
+    if name == "ray":
+        if find_spec("ray") is None:
+            raise MissingDependencyError.of("the Ray engine needs Ray", "ray")
+        ray_engine = importlib.import_module("trainkit.runtime.ray.engine")
+        return cast("Engine", ray_engine.RayEngine.start(spec))
+    if sys.platform != "linux":
+        raise ConfigError(
+            f"the local engine needs Linux, and this is {sys.platform}; trainkit.init(engine='inline') runs "
+            "everything in this process"
+        )
+    local = importlib.import_module("trainkit.runtime.local.client.engine")
+    return cast("Engine", local.LocalEngine.start(spec))

@@ -1,0 +1,158 @@
+"""SIGINT and SIGTERM, held back where a wait or a transfer must not be cut short."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import os
+import select
+import signal
+import threading
+from collections.abc import Callable, Sequence
+from types import FrameType, TracebackType
+from typing import Any
+
+EXIT_CODE = 128 + signal.SIGTERM
+
+Handler = Callable[[int, FrameType | None], Any]
+
+
+class _State:
+    asked = False
+    pid = 0
+
+
+def is_default() -> bool:
+    """Return whether this program leaves SIGTERM to the system, and this thread could take it over."""
+    in_main = threading.current_thread() is threading.main_thread()
+    return in_main and signal.getsignal(signal.SIGTERM) in (signal.SIG_DFL, _on_signal)
+
+
+def take_over() -> None:
+    """End this program in order by SIGTERM, from here to `give_back`; in the main thread."""
+    _State.asked, _State.pid = False, os.getpid()
+    signal.signal(signal.SIGTERM, _on_signal)
+
+
+def give_back() -> None:
+    """Leave SIGTERM to the system again; nothing if somebody else has taken it over since."""
+    in_main = threading.current_thread() is threading.main_thread()
+    if in_main and signal.getsignal(signal.SIGTERM) is _on_signal:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def is_asked() -> bool:
+    """Return whether SIGTERM came and was held back."""
+    return _State.asked
+
+
+def end_if_asked() -> None:
+    """Raise SystemExit if SIGTERM came and was held back."""
+    if _State.asked:
+        raise SystemExit(EXIT_CODE)
+
+
+def act(handler: Handler) -> None:
+    """Do what a signal asks for that was held back: `handler` is that of SIGINT as it was before."""
+    if not _holds(handler):
+        end_if_asked()
+    handler(signal.SIGINT, None)
+
+
+def _holds(handler: Any) -> bool:
+    """Return whether it belongs to an object that holds signals back, as its `holds_signals` says."""
+    return getattr(getattr(handler, "__self__", None), "holds_signals", False)
+
+
+def _on_signal(number: int, frame: FrameType | None) -> None:
+    if os.getpid() != _State.pid:  # a child that was forked by the user's code, and has no session
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+        return
+    _State.asked = True
+    handler = signal.getsignal(signal.SIGINT)
+    if callable(handler) and _holds(handler):
+        handler(signal.SIGINT, frame)
+    else:
+        end_if_asked()
+
+
+_SIGINT = int(signal.SIGINT)
+_signal: Any = importlib.import_module("_signal")
+"""What `signal` wraps: without its enums a wait is some microseconds shorter."""
+
+_FOLLOWER_S = 0.05
+"""How long a wait for another thread may take notice of Ctrl-C late."""
+
+
+@functools.cache
+def wake_fd() -> int:
+    """Return the descriptor that ends a wait: one for the process, as only its main thread waits on it."""
+    return os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+
+
+os.register_at_fork(after_in_child=wake_fd.cache_clear)  # Ctrl-C reaches both, and each notes its own
+
+
+class InterruptGuard:
+    """Holds SIGINT back for the length of a `with` block; without effect outside the main thread.
+
+    Attributes:
+        noted: Ctrl-C came, or SIGTERM.
+        holds_signals: True, see `trainkit.runtime.signals`.
+    """
+
+    holds_signals = True
+
+    def __init__(self) -> None:
+        self.noted = False
+        self._handler: Handler | None = None
+        self._wake_fd = -1
+        if threading.current_thread() is threading.main_thread():
+            handler = _signal.getsignal(_SIGINT)
+            self._handler = handler if callable(handler) else None
+
+    def __enter__(self) -> InterruptGuard:
+        if self._handler is not None:
+            self._wake_fd = wake_fd()
+            _signal.signal(_SIGINT, self._note)
+        return self
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self.noted = True
+        os.eventfd_write(self._wake_fd, 1)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._handler is not None:
+            _signal.signal(_SIGINT, self._handler)
+            if self.noted:
+                os.eventfd_read(self._wake_fd)
+
+    def act(self) -> None:
+        """Call the handler that Ctrl-C was held back from; it usually raises."""
+        if self._handler is not None:
+            act(self._handler)
+
+    def poll(self, fds: Sequence[int], timeout_s: float | None) -> list[int]:
+        """Those of `fds` that can be read, once there is one, or nothing after `timeout_s` or Ctrl-C."""
+        poll = select.poll()
+        for fd in fds:
+            poll.register(fd, select.POLLIN)
+        if self._wake_fd >= 0:
+            poll.register(self._wake_fd, select.POLLIN)
+        # A wait for ever is one of days: poll takes no larger numbers than 32 bits of milliseconds.
+        limit_ms = None if timeout_s is None else min(max(0.0, timeout_s) * 1000, 2**31 - 1)
+        ready = [fd for fd, _ in poll.poll(limit_ms)]
+        if self._wake_fd in ready:
+            ready.remove(self._wake_fd)
+            if not self.noted:  # a second Ctrl-C came while the guard before this one was taken down
+                os.eventfd_read(self._wake_fd)
+        return ready
+
+    def patience(self, timeout_s: float | None) -> float | None:
+        """How long to wait for another thread before looking at `noted` again."""
+        if self._handler is None:
+            return timeout_s if timeout_s is None else min(timeout_s, threading.TIMEOUT_MAX)
+        return _FOLLOWER_S if timeout_s is None else min(timeout_s, _FOLLOWER_S)

@@ -1,0 +1,242 @@
+"""Early stopping of candidates: the scheduler and the portions that it judges."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from sklearn.base import clone
+from sklearn.pipeline import Pipeline
+
+from trainkit.errors import ConfigError
+from trainkit.sklearn.incremental import COUNTED_BY, DECISIVE, to_report
+from trainkit.sklearn.incremental_fit import IncrementalFit
+from trainkit.tune.core.checks import is_whole
+from trainkit.tune.core.stoppers import AUTOMATIC
+from trainkit.tune.schedulers import SCHEDULERS, create_scheduler
+from trainkit.tune.schedulers.async_hyperband import ASHAScheduler
+from trainkit.tune.schedulers.base import TrialScheduler
+from trainkit.tune.schedulers.halving.rungs import rung_levels
+from trainkit.tune.schedulers.pareto import ParetoScheduler
+
+REDUCTION = 4
+"""Of those that come to a rung of `early_stopping=True`, one of so many goes on; ASHA's default."""
+
+
+@dataclass(frozen=True)
+class EarlyStopping:
+    """Of a search whose candidates are trained by portions.
+
+    Attributes:
+        scheduler: what stops candidates.
+        reports: after how many portions a candidate reports; the last is a whole training.
+        last_step: of a pipeline, its last step is trained by portions.
+    """
+
+    scheduler: TrialScheduler
+    reports: tuple[int, ...]
+    last_step: bool
+
+    @property
+    def trial_arguments(self) -> dict[str, Any]:
+        """What `IncrementalTrial` takes besides the task."""
+        return {"reports": self.reports, "last_step": self.last_step}
+
+    def require_able(self, estimator: Any, searched: Collection[str]) -> None:
+        """Find out before anything runs whether the estimator can be trained by portions.
+
+        Args:
+            estimator: with the parameters that no candidate changes.
+            searched: names of those that candidates do.
+
+        Raises:
+            ConfigError: it can't be, whatever the values of the others.
+        """
+        mutated = getattr(self.scheduler.deciding, "hyperparam_mutations", None) or {}
+        names = {*searched, *mutated}
+        if _decides(estimator, names, last_step=self.last_step):
+            return  # each candidate finds out for itself
+        IncrementalFit(
+            clone(estimator), self.reports[-1], last_step=self.last_step, labels=None, searched=names
+        )
+
+    def refitted(
+        self,
+        estimator: Any,
+        history: Iterable[tuple[Mapping[str, Any], int]],
+        X: Any,
+        y: Any,
+        params: Mapping[str, Any],
+    ) -> Any:
+        """Return the estimator trained on all data by the same portions as a candidate.
+
+        Args:
+            estimator: to clone.
+            history: parameters, and how many portions were trained with them; in this order.
+            X: what the estimator's `fit` takes.
+            y: the labels; None where it learns without.
+            params: further arguments of `fit`.
+        """
+        piecewise: IncrementalFit | None = None
+        for parameters, portions in history:
+            own = clone(dict(parameters), safe=False)  # they may be estimators
+            if piecewise is None:
+                whole = clone(estimator).set_params(**own)
+                piecewise = IncrementalFit(whole, self.reports[-1], last_step=self.last_step, labels=y)
+            else:
+                piecewise.change(own)
+            until = piecewise.done + portions
+            while piecewise.done < until:
+                step = min(to_report(self.reports, piecewise.done), until - piecewise.done)
+                piecewise.advance(lambda: (X, y, dict(params)), step)
+        if piecewise is None or piecewise.done == 0:
+            raise ConfigError("there is no candidate that was trained, and so none to refit: set refit=False")
+        return piecewise.estimator
+
+
+def early_stopping_of(
+    early_stopping: Any,
+    max_iters: Any,
+    *,
+    metric: str | None,
+    mode: str,
+    last_step: bool,
+    searched: Collection[str] = (),
+    watched: bool = False,
+) -> EarlyStopping | None:
+    """Return what these arguments of a search ask for; None: candidates are fitted whole.
+
+    Args:
+        early_stopping: None or False; True: ASHA that promotes, and trains one candidate to the end; a
+            scheduler, or its name.
+        max_iters: portions of a training.
+        metric: what candidates are judged by; None: that is not known, nor needed.
+        mode: "max" or "min".
+        last_step: of a pipeline, its last step is trained by portions.
+        searched: names of the parameters that candidates differ in.
+        watched: somebody wants to see each portion; else, with True, there are reports where candidates are
+            judged, and after the last portion.
+
+    Raises:
+        ConfigError: an argument has a value that can't work, or contradicts another.
+    """
+    if not is_whole(max_iters) or max_iters < 1:
+        raise ConfigError(f"max_iters={max_iters!r}: give a whole number from 1 on")
+    if early_stopping is None or early_stopping is False:
+        if max_iters > 1:
+            warnings.warn(
+                f"max_iters={max_iters} has no effect without early_stopping: each candidate is fitted "
+                "whole. Set early_stopping=True, or leave max_iters out",
+                UserWarning,
+                stacklevel=5,
+            )
+        return None
+    if max_iters == 1:
+        warnings.warn(
+            "early_stopping with max_iters=1 stops nothing, as each candidate reports once: set max_iters to "
+            "the number of portions of a whole training, such as 10, or leave early_stopping out",
+            UserWarning,
+            stacklevel=5,
+        )
+    scheduler = _scheduler_of(early_stopping, int(max_iters), searched)
+    _require_agreement(scheduler, int(max_iters), metric, mode)
+    at_rungs = early_stopping is True and not watched
+    reports = rung_levels(1, max_iters, REDUCTION) if at_rungs else range(1, int(max_iters) + 1)
+    return EarlyStopping(scheduler, tuple(map(int, reports)), last_step)
+
+
+def _scheduler_of(early_stopping: Any, max_iters: int, searched: Collection[str]) -> TrialScheduler:
+    if isinstance(early_stopping, TrialScheduler):
+        return early_stopping
+    if early_stopping is not True and not isinstance(early_stopping, str):
+        raise ConfigError(
+            f"early_stopping={early_stopping!r}: give True, the name of a scheduler such as 'ASHAScheduler', "
+            "a scheduler of trainkit.tune.schedulers, or None"
+        )
+    if early_stopping is True:
+        return ASHAScheduler(
+            COUNTED_BY, max_t=max_iters, reduction_factor=REDUCTION, type="promotion", finish=True
+        )
+    cls = SCHEDULERS.find(early_stopping)
+    if cls is None:
+        raise ConfigError(
+            f"early_stopping={early_stopping!r} is none of {', '.join(SCHEDULERS.names())}, nor a "
+            "scheduler's class name such as 'ASHAScheduler'"
+        )
+    try:
+        return create_scheduler(early_stopping, time_attr=COUNTED_BY, max_t=max_iters, grace_period=1)
+    except ConfigError as error:
+        raise ConfigError(
+            f"early_stopping={early_stopping!r}: a name alone doesn't say all that is needed. "
+            f"{_instead(cls.__name__, max_iters, searched)} ({error})"
+        ) from error
+
+
+def _instead(name: str, max_iters: int, searched: Collection[str]) -> str:
+    """How to give a scheduler as an object that can't be made of a name."""
+    parameter = min(searched, default="alpha")
+    changes = {
+        "PopulationBasedTraining": f"hyperparam_mutations={{{parameter!r}: tune.loguniform(1e-4, 1.0)}}",
+        "PB2": f"hyperparam_bounds={{{parameter!r}: [1e-4, 1.0]}}",
+    }
+    if name not in changes:
+        return f"Give an object of trainkit.tune.schedulers.{name}"
+    every = max(max_iters // 5, 1)
+    return (
+        f"Give an object, with those parameters that may change in the course of a training and what they "
+        f"may be, such as trainkit.tune.schedulers.{name}(time_attr={COUNTED_BY!r}, "
+        f"perturbation_interval={every}, {changes[name]})"
+    )
+
+
+def _require_agreement(scheduler: TrialScheduler, max_iters: int, metric: str | None, mode: str) -> None:
+    """Refuse a scheduler that would judge by something that candidates don't report, or never."""
+    deciding, name = scheduler.deciding, type(scheduler.deciding).__name__
+    require_goal(deciding, name, metric, mode)
+    if isinstance(deciding, ParetoScheduler):
+        raise ConfigError(
+            f"{name} judges by several metrics, and a search goes by the one that refit names: take another, "
+            "such as early_stopping=True"
+        )
+    if deciding.time_attr not in AUTOMATIC:
+        raise ConfigError(
+            f"{name}(time_attr={deciding.time_attr!r}) counts by what candidates don't report: take "
+            f"time_attr={COUNTED_BY!r}, which counts from 1 to max_iters={max_iters}"
+        )
+    first = deciding.first_judgement
+    first = getattr(deciding, "grace_period", None) if first is None else first
+    if deciding.time_attr == COUNTED_BY and first is not None and first > max_iters:
+        raise ConfigError(
+            f"{name} judges nobody before {COUNTED_BY}={first:g}, and max_iters={max_iters} ends every "
+            "candidate before: raise max_iters, or let it judge earlier"
+        )
+
+
+def require_goal(part: Any, name: str, metric: str | None, mode: str) -> None:
+    """Refuse a scheduler or a searcher that was made to optimise something else than the search does.
+
+    Args:
+        part: with its own `metric` and `mode`; None: what it is told.
+        name: of its class.
+        metric: of the search.
+        mode: of the search.
+
+    Raises:
+        ConfigError: the two differ.
+    """
+    for word, own, given in (("metric", part.metric, metric), ("mode", part.mode, mode)):
+        if own is not None and own != given:
+            raise ConfigError(
+                f"{name}({word}={own!r}) contradicts the search, whose {word} is {given!r}: leave {word} out"
+            )
+
+
+def _decides(estimator: Any, names: Collection[str], *, last_step: bool) -> bool:
+    """True if candidates differ in how they are trained: in the step itself, or what detection reads."""
+    decisive = set(DECISIVE)
+    if isinstance(estimator, Pipeline) and last_step:
+        last = estimator.steps[-1][0]
+        decisive = {"steps", last, *(f"{last}__{name}" for name in DECISIVE)}
+    return not decisive.isdisjoint(names)

@@ -1,0 +1,473 @@
+"""Run of the candidates as trials of the tuner, and what each came to."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import tempfile
+import threading
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
+
+from trainkit.errors import ConfigError, MetricError, TaskError, TrialError, message_of
+from trainkit.runtime import api, session
+from trainkit.runtime.failures import RemoteTraceback
+from trainkit.sklearn.candidates import CandidateSource
+from trainkit.sklearn.outcomes import Outcome, folds_in, outcomes_of
+from trainkit.sklearn.resume import PartialSearch, claimed, known_of, left_in
+from trainkit.sklearn.shared_memory import held, parts_to_copy
+from trainkit.sklearn.trials import EvaluationTask, FoldByFoldTrial, FoldTrial
+from trainkit.tune.config import RunConfig, TuneConfig
+from trainkit.tune.controller.rules import BY_SIGTERM, INTERRUPTED, Ending
+from trainkit.tune.core.policies import CheckpointConfig
+from trainkit.tune.core.resources import Bound, with_parameters
+from trainkit.tune.experiment.run import Experiment
+from trainkit.tune.experiment.setup import checked_trainable, make_space
+from trainkit.tune.results.result import Result
+from trainkit.tune.results.result_grid import ResultGrid
+from trainkit.tune.schedulers.base import CONTINUE, NO_CONFIG, Decision, TrialScheduler, Verdict
+from trainkit.tune.sync.storage import new_place
+
+
+class FoldPriority(NamedTuple):
+    """When a candidate's next fold is evaluated; the lowest first.
+
+    Attributes:
+        block: that the candidate is in.
+        fold: its next one.
+        place: of the candidate, in the order suggested.
+    """
+
+    block: int
+    fold: int
+    place: int
+
+
+def fold_priority(place: int, folds_done: int, block: int) -> FoldPriority:
+    """Return whose turn it is when, for a candidate that has so many folds behind it.
+
+    Args:
+        place: of the candidate, from 0 in the order suggested.
+        folds_done: of the candidate.
+        block: candidates in each block.
+    """
+    return FoldPriority(place // block, folds_done, place)
+
+
+class FoldScheduler(TrialScheduler):
+    """Has candidates pause after each fold, and go on in the order above.
+
+    Args:
+        block: candidates in each block.
+    """
+
+    needs_metric: ClassVar[bool] = False
+    label: ClassVar[str] = "the order of folds"
+
+    def __init__(self, block: int) -> None:
+        super().__init__()
+        self.block = block
+        self._places: dict[str, int] = {}
+        self._done: dict[str, int] = {}
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        return {"block": self.block}
+
+    @property
+    def pauses(self) -> bool:
+        return True
+
+    def on_trial_add(self, trial_id: str, config: Mapping[str, Any] = NO_CONFIG) -> None:
+        del config
+        self._places[trial_id] = len(self._places)
+        self._done[trial_id] = 0
+
+    def on_result(self, trial_id: str, result: Mapping[str, Any]) -> Decision:
+        self._done[trial_id] = folds_in(result)
+        return CONTINUE if result.get("done") else Decision(Verdict.PAUSE, {"folds": self._done[trial_id]})
+
+    def decide(self, trial_id: str, time: float | None, score: float | None) -> Decision:
+        """How many folds are done decides, which neither of these says; see `on_result`."""
+        del trial_id, time, score
+        return CONTINUE
+
+    def choose_trial_to_run(
+        self, pending: Sequence[str], paused: Sequence[str] = (), *, new: bool = False
+    ) -> str | None:
+        waiting = [*pending, *paused]
+        if not waiting:
+            return None
+        first = min(waiting, key=self._turn)
+        if new and fold_priority(len(self._places), 0, self.block) < self._turn(first):
+            return None
+        return first
+
+    def _turn(self, trial_id: str) -> FoldPriority:
+        return fold_priority(self._places[trial_id], self._done[trial_id], self.block)
+
+
+@dataclass(frozen=True)
+class CandidateResult:
+    """What a candidate came to.
+
+    Attributes:
+        parameters: of the candidate.
+        outcomes: of each fold; None: it was not evaluated.
+        iterations: that were reported.
+        error: what its trial failed of; None: it did not.
+        result: of its trial.
+    """
+
+    parameters: Mapping[str, Any]
+    outcomes: Sequence[Outcome | None]
+    iterations: int
+    error: BaseException | None
+    result: Result
+
+    @property
+    def history(self) -> list[tuple[Mapping[str, Any], int]]:
+        """With which parameters its model was trained, and for how many iterations each, in this order.
+
+        They change where population based training made it go on from another candidate's model.
+        """
+        stretches = self.result.lineage()
+        if len(stretches) == 1:
+            return [(self.parameters, self.iterations)]
+        return [(stretch.config, len(stretch)) for stretch in stretches]
+
+
+@dataclass(frozen=True)
+class SearchResult:
+    """What a search came to.
+
+    Attributes:
+        candidates: in the order suggested.
+        grid: the same as a tuner has it.
+        ended_by: what ended it early; None: nothing did.
+        task: what the candidates were evaluated on.
+    """
+
+    candidates: Sequence[CandidateResult]
+    grid: ResultGrid
+    ended_by: Ending | None
+    task: EvaluationTask
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether that was Ctrl-C."""
+        return self.ended_by in (INTERRUPTED, BY_SIGTERM)
+
+    @property
+    def unfinished(self) -> PartialSearch | None:
+        """For the next `fit` on the same to go on with; None: it couldn't. The whole task is read for it."""
+        known = known_of((each.result.metrics or {} for each in self.candidates), len(self.task.splits))
+        return PartialSearch(self.task.digest or self.task.digested(), known) if known else None
+
+
+def evaluate(
+    trainable: Bound,
+    space: Mapping[str, Any] | None,
+    tune: TuneConfig,
+    run: RunConfig,
+    *,
+    folds: int,
+    resumes: bool = True,
+    cpus: int | None = None,
+    before: PartialSearch | None = None,
+) -> SearchResult:
+    """Run the trials to their end, in a session of their own where none is there.
+
+    Args:
+        trainable: that reports as `report_of` makes it, bound to its resources and to a `task`.
+        space: to search; None: the searcher knows it.
+        tune: what is searched for, and how.
+        run: where it is kept; without a name or a path, in memory.
+        folds: how many a candidate has.
+        resumes: whether its trials take over what is known of their candidate.
+        cpus: of the session, if it is begun here; None: this machine's.
+        before: what an earlier call came to, be it on the same task or another.
+
+    Raises:
+        InfeasibleError: the session has less than a trial asks for.
+        StoreError: what an earlier search of that name has left can't be read, or there can be no new one.
+    """
+    task: EvaluationTask = trainable.parameters["task"]
+    with contextlib.ExitStack() as stack:
+        run, earlier = stack.enter_context(_named(run))
+        if resumes:
+            task = _going_on(task, before, earlier)
+        stack.enter_context(_session(cpus))
+        folder = stack.enter_context(_place(run))
+        bound, tune, run = stack.enter_context(_sharing(task, trainable, tune, run))
+        bound = checked_trainable(bound, run)
+        whole = make_space(space, tune)
+        if folder is None:
+            experiment = Experiment.new(bound, whole, tune, run)
+        else:
+            experiment = Experiment(bound, whole, tune, run, folder, in_memory=True)
+        experiment.restorable = False  # another `fit` is how a search goes on
+        grid = experiment.fit()
+        results = list(grid)
+    candidates = [
+        CandidateResult(
+            result.config,
+            outcomes_of(result.metrics or {}, folds),
+            int((result.metrics or {}).get("training_iteration", 0)),
+            result.error,
+            result,
+        )
+        for result in results
+    ]
+    return SearchResult(candidates, grid, experiment.ended_by, task)
+
+
+@contextlib.contextmanager
+def _named(run: RunConfig) -> Iterator[tuple[RunConfig, tuple[Path, str] | None]]:
+    """The settings with a name that is this search's alone, and where others of it lie, if it has one."""
+    if run.name is None:
+        yield run, None
+        return
+    folder, _ = new_place(run.storage_path, run.storage_filesystem, run.name)
+    with claimed(folder.parent, run.name) as own:
+        yield replace(run, name=own), (folder.parent, run.name)
+
+
+def _going_on(
+    task: EvaluationTask, before: PartialSearch | None, earlier: tuple[Path, str] | None
+) -> EvaluationTask:
+    """The task with what is known of it."""
+    if before is None and earlier is None:
+        return task
+    digest = task.digested()
+    known = dict(before.known) if before is not None and before.task == digest else {}
+    if earlier is None:
+        return replace(task, known=known)
+    # Keys from there begin with the digest, so those of other tasks stay strangers.
+    return replace(task, known=known | left_in(*earlier, len(task.splits)), digest=digest)
+
+
+class _Started:
+    """The session that searches have begun, for all that run in it at once."""
+
+    lock = threading.Lock()
+    users = 0
+
+
+@contextlib.contextmanager
+def _session(cpus: int | None) -> Iterator[None]:
+    """The session that there is, or one that ends with the last search in it."""
+    with _Started.lock:
+        if not _Started.users and api.is_initialized():
+            shared = False
+        else:
+            shared = True
+            if not _Started.users:
+                api.init(num_cpus=cpus or os.cpu_count())
+            _Started.users += 1
+    try:
+        yield
+    finally:
+        if shared:
+            with _Started.lock:
+                _Started.users -= 1
+                if not _Started.users:
+                    api.shutdown()
+
+
+BLOCK_ROUNDS = 4
+"""Candidates known beforehand are evaluated fold by fold in blocks of so many for each that runs at once. The
+more there are, the longer workers are at the same fold; but an early end leaves so many incomplete. Where one
+is asked for there is one for each."""
+
+
+@contextlib.contextmanager
+def _sharing(
+    task: EvaluationTask, trainable: Bound, tune: TuneConfig, run: RunConfig
+) -> Iterator[tuple[Bound, TuneConfig, RunConfig]]:
+    """What is run with the task; where folds of it are large, by workers that share copies of them."""
+    by_folds = trainable.trainable is FoldTrial
+    here = session.engine().name == "local"  # workers elsewhere see no files of this process
+    parts = parts_to_copy(task.X, task.splits, views=by_folds) if here else []
+    if not parts:
+        bound = with_parameters(trainable, task=task)
+        yield *(_in_tasks(bound, task, tune, run) if here and by_folds else (bound, tune)), run
+        return
+    with held(parts) as copies:
+        bound = with_parameters(trainable, task=replace(task, copies=copies))
+        if by_folds:
+            bound = replace(bound, trainable=FoldByFoldTrial)
+            block = _at_once(bound, tune) * (BLOCK_ROUNDS if _to_the_end(task, tune, run) else 1)
+            tune = replace(tune, scheduler=FoldScheduler(block))
+            if run.checkpoint_config == CheckpointConfig():
+                run = replace(run, checkpoint_config=CheckpointConfig(num_to_keep=1))
+        yield bound, tune, run
+
+
+AHEAD = 2
+"""Candidates under way for each that runs: there is a fold for a process as soon as it has done one, and at
+the end of a search the last candidates are evaluated by all processes, fold by fold."""
+
+
+def _in_tasks(
+    bound: Bound, task: EvaluationTask, tune: TuneConfig, run: RunConfig
+) -> tuple[Bound, TuneConfig]:
+    """Have folds run as tasks, unless a candidate is to have a process, and the time, to itself.
+
+    So has one that asks for checkpoints, which is refused there, and one with a GPU, which one process should
+    take at a time.
+    """
+    request = bound.request({})
+    saved = run.checkpoint_config.checkpoint_frequency or run.checkpoint_config.checkpoint_at_end
+    if not tune.reuse_actors or tune.trial_timeout_s is not None or request.head.get("GPU") or saved:
+        return bound, tune
+    limit = tune.max_concurrent_trials or math.inf
+    # More than are to run at once can be under way only where resources say how many run.
+    if _to_the_end(task, tune, run) and request.head and _fit(bound) <= limit:
+        return replace(bound, ahead=AHEAD), replace(tune, max_concurrent_trials=None)
+    return replace(bound, ahead=1), tune
+
+
+def _to_the_end(task: EvaluationTask, tune: TuneConfig, run: RunConfig) -> bool:
+    """Whether all candidates are known beforehand, and nobody has asked for an early end."""
+    return task.candidates is not None and tune.time_budget_s is None and run.stop is None
+
+
+def _at_once(bound: Bound, tune: TuneConfig) -> int:
+    """How many candidates run at once in the session that there is."""
+    fit = _fit(bound)
+    return max(1, min(fit, tune.max_concurrent_trials or fit))
+
+
+def _fit(bound: Bound) -> int:
+    """For how many the session that there is has resources."""
+    there = session.engine().cluster_resources()  # known here, even where the node has just died
+    asked = {name: amount for name, amount in bound.request({}).required_resources.items() if amount}
+    return min(int(there.get(name, 0.0) / amount) for name, amount in (asked or {"CPU": 1.0}).items())
+
+
+@contextlib.contextmanager
+def _place(run: RunConfig) -> Iterator[Path | None]:
+    """A folder for what trials leave that is gone afterwards; None: `run` names one that stays."""
+    if run.name or run.storage_path:
+        yield None
+        return
+    # Checkpoints of large models may need more room than there is where sessions have their folders.
+    with tempfile.TemporaryDirectory(prefix="trainkit-sklearn-") as folder, api.linked(Path(folder)):
+        yield Path(folder, "search")
+
+
+def compared(
+    found: SearchResult, task: EvaluationTask, again: str, *, by_portions: bool
+) -> list[CandidateResult]:
+    """Return the candidates to compare; a warning says how many are left out.
+
+    Args:
+        found: what the search came to.
+        task: what it evaluated them on.
+        again: what a second `fit` does after one that was ended early, in words.
+        by_portions: whether all folds are trained together, a portion each report.
+
+    Raises:
+        KeyboardInterrupt: it was Ctrl-C, and there is none.
+        ConfigError: there is none for another reason.
+    """
+    complete, cut_off = settled(found.candidates, task, by_portions=by_portions)
+    if found.ended_by is not None and task.candidates is not None:
+        cut_off = max(cut_off, task.candidates - len(complete))  # some were not even begun
+    if not complete and found.interrupted:
+        raise KeyboardInterrupt
+    why = "" if found.ended_by is None else found.ended_by.why
+    if not complete:
+        raise ConfigError(
+            f"no candidate was evaluated on all folds before the search ended ({why or 'it had none'}): "
+            f"give it more time; {again}"
+        )
+    if cut_off:
+        are = "candidate was" if cut_off == 1 else "candidates were"
+        warnings.warn(
+            f"the search ended before all was evaluated ({why}): {cut_off} {are} not complete and left out "
+            f"of cv_results_; {again}",
+            stacklevel=4,
+        )
+    return complete
+
+
+def error_to_raise(
+    candidates: Sequence[CandidateResult], error_score: object, *, by_portions: bool
+) -> BaseException | None:
+    """Return what must leave `fit`: as from scikit-learn, all that fitting and scoring let through.
+
+    Args:
+        candidates: in the order suggested.
+        error_score: "raise": a process that died is an error too.
+        by_portions: whether all folds are trained together, a portion each report.
+    """
+    for candidate in candidates:
+        error = candidate.error
+        if isinstance(error, TaskError) and error.cause is not None:
+            cause = error.cause
+            cause.__cause__ = RemoteTraceback(error.remote_traceback)
+            return cause
+        # No process: a rule that failed in the driver, or waits for what is not reported.
+        if isinstance(error, MetricError) or type(error) is TrialError:
+            return error
+        if error is not None and error_score == "raise":
+            error.args = (f"{message_of(error)}\nIt was at {_place_of(candidate, by_portions=by_portions)}",)
+            return error
+    return None
+
+
+def _place_of(candidate: CandidateResult, *, by_portions: bool) -> str:
+    """Which candidate, and how far it was when its process died, as far as it has reported."""
+    folds, parameters = len(candidate.outcomes), dict(candidate.parameters)
+    if by_portions or None not in candidate.outcomes:
+        return f"all {folds} folds of the candidate {parameters!r}, after {candidate.iterations} portions"
+    first = candidate.outcomes.index(None) + 1
+    return (
+        f"fold {first} of {folds}{'' if first == folds else ', or after it,'} of the candidate {parameters!r}"
+    )
+
+
+def warn_of_few(found: SearchResult, search: CandidateSource) -> None:
+    """Say so where a searcher that learns, or a space of the tuner's, has given fewer candidates than asked.
+
+    Of a random search scikit-learn's own `ParameterSampler` says it.
+    """
+    given, asked = len(found.candidates), search.num_samples
+    if found.ended_by is None and given < asked:
+        name = type(search.searcher).__name__
+        warnings.warn(
+            f"n_trials={asked}, and {given} candidates were evaluated: {name} had no other to suggest. Where "
+            "the space holds no more, TuneGridSearchCV evaluates all of it",
+            UserWarning,
+            stacklevel=4,
+        )
+
+
+def settled(
+    candidates: Sequence[CandidateResult], task: EvaluationTask, *, by_portions: bool
+) -> tuple[list[CandidateResult], int]:
+    """Return the candidates that have an outcome for each fold, and how many are left out.
+
+    Args:
+        candidates: in the order suggested.
+        task: what they were evaluated on.
+        by_portions: whether all folds are trained together, a portion each report.
+    """
+    complete = []
+    for candidate in candidates:
+        if candidate.error is not None:
+            known = [None] * len(candidate.outcomes) if by_portions else candidate.outcomes
+            candidate = replace(candidate, outcomes=_filled(known, candidate.error, task))
+        if None not in candidate.outcomes:
+            complete.append(candidate)
+    return complete, len(candidates) - len(complete)
+
+
+def _filled(known: Sequence[Outcome | None], error: BaseException, task: EvaluationTask) -> list[Outcome]:
+    return [task.failure(split, error) if outcome is None else outcome for split, outcome in enumerate(known)]

@@ -1,0 +1,312 @@
+"""Incremental training of an estimator, or of the last step of a pipeline."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import warnings
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, TypeAlias
+
+import joblib  # type: ignore[import-untyped]
+import numpy as np
+from sklearn.base import BaseEstimator, clone
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.pipeline import Pipeline
+from sklearn.utils.metadata_routing import get_routing_for_object
+from sklearn.utils.multiclass import unique_labels
+
+from trainkit.errors import ConfigError
+from trainkit.sklearn.incremental import (
+    MethodKind,
+    descends,
+    end_of,
+    incremental_method,
+    require_free,
+    trained_step,
+)
+
+
+def train_passes(estimator: Any, passes: int, *data: Any, **params: Any) -> None:
+    """Train so many passes more.
+
+    From an unfitted estimator it comes to the same, to the last bit, as `fit` with `max_iter=passes` and
+    `tol=None` where the estimator loops over passes by itself; else as calls of `partial_fit`.
+
+    Args:
+        estimator: with `partial_fit`; it is trained in place.
+        passes: from 1.
+        data: X, and y unless it learns without.
+        params: further arguments of `partial_fit`.
+    """
+    if passes > 1 and _loops(estimator):
+        _train_at_once(estimator, passes, *data, **params)
+        return
+    for _ in range(passes):
+        estimator.partial_fit(*data, **params)
+
+
+def _loops(estimator: Any) -> bool:
+    """Whether `partial_fit` is that of scikit-learn's own linear models, and no subclass's."""
+    if not descends(estimator, "sklearn", "BaseSGD"):
+        return False
+    return getattr(type(estimator).partial_fit, "__module__", "").startswith("sklearn.linear_model.")
+
+
+def _train_at_once(estimator: Any, passes: int, *data: Any, **params: Any) -> None:
+    usual = estimator.tol
+    estimator.tol = None  # the loop would end by it, which single passes never do
+    # Both `fit` and `partial_fit` of all these classes call this, with the number of passes by name.
+    estimator._partial_fit = functools.partial(_with_passes, estimator._partial_fit, passes)
+    try:
+        estimator.partial_fit(*data, **params)
+    finally:
+        del estimator._partial_fit
+        estimator.tol = usual
+
+
+def _with_passes(call: Any, passes: int, *args: Any, max_iter: int, **kwargs: Any) -> Any:
+    """`call` with another number of passes than the one it is asked for."""
+    del max_iter
+    return call(*args, max_iter=passes, **kwargs)
+
+
+Data: TypeAlias = tuple[Any, Any, dict[str, Any]]
+"""X, y and the further arguments of `fit`; y may be None."""
+
+
+class IncrementalFit:
+    """A training that goes on by portions, and comes to the same as scikit-learn's calls made by hand.
+
+    Transformers of a pipeline are fitted once, with the first portion; what they make of the data is kept.
+
+    Args:
+        estimator: unfitted, with its parameters; it is trained in place.
+        portions: that a whole training is divided into.
+        last_step: of a pipeline, its last step is trained by portions; else a pipeline as a whole.
+        labels: of all samples, those of later data too; None where the estimator learns without.
+        searched: names of the parameters that candidates differ in.
+
+    Raises:
+        ConfigError: the estimator can't be trained so.
+    """
+
+    def __init__(
+        self, estimator: Any, portions: int, *, last_step: bool, labels: Any, searched: Collection[str] = ()
+    ) -> None:
+        self.estimator = estimator
+        self.done = 0
+        """Portions trained so far."""
+        self._portions = portions
+        self._labels = labels
+        self._inside = isinstance(estimator, Pipeline) and last_step
+        self._trained = trained_step(estimator, last_step=last_step)
+        self._prefix = f"{estimator.steps[-1][0]}__" if self._inside else ""
+        self._way = incremental_method(self._trained)
+        require_free(self._way, searched, self._prefix)
+        parameters = self._trained.get_params(deep=False)
+        self._maximum = self._way.maximum(parameters, portions)
+        # What is set for a portion, and then set back.
+        self._usual = {name: parameters[name] for name in ("warm_start", "max_iter") if name in parameters}
+        self._prototype = clone(self._trained) if self._way.kind is MethodKind.CATBOOST else None
+        self._data: Data | None = None
+        self._again: bool | None = None
+
+    @property
+    def trained(self) -> Any:
+        """The step that is trained by portions, or the estimator itself."""
+        return self._trained
+
+    @property
+    def transforms(self) -> bool:
+        """True if a pipeline's transformers stand before what is trained."""
+        return self._inside and any(
+            step not in (None, "passthrough") for _, step in self.estimator.steps[:-1]
+        )
+
+    def advance(self, load: Callable[[], Data], portions: int = 1) -> None:
+        """Train so many portions more, by as few calls of the estimator as that takes.
+
+        Args:
+            load: gives the data, for the estimator as a whole; the same each time. Called when needed.
+            portions: no more than are left.
+        """
+        X, y, params = self._prepared(load)
+        portion = self.done + portions
+        end = end_of(portion, self._maximum, self._portions)
+        size = end - end_of(self.done, self._maximum, self._portions)
+        self._train(X, y, params, end, size)
+        self.done = portion
+
+    def change(self, parameters: Mapping[str, Any]) -> None:
+        """Go on with other parameters, as a population based training does.
+
+        Raises:
+            ConfigError: one is not of the step that is trained.
+        """
+        for name in parameters:
+            if not name.startswith(self._prefix):
+                raise ConfigError(
+                    f"{name} can't change in the course of a training, as the transformers of the pipeline "
+                    f"are fitted once: mutate parameters that begin with {self._prefix!r}"
+                )
+        own = {name.removeprefix(self._prefix): value for name, value in parameters.items()}
+        if self._prototype is not None:
+            self._prototype.set_params(**own)  # CatBoost refuses to change a model that is fitted
+        else:
+            self._trained.set_params(**own)
+
+    # --- data -------------------------------------------------------------------------------------
+
+    def _prepared(self, load: Callable[[], Data]) -> Data:
+        if not self._inside:
+            return load()
+        if self._data is not None:
+            return self._data
+        data = self._transformed(*load())
+        if self.transforms:  # else it is the data itself, of which no copy is kept
+            self._data = data
+        return data
+
+    def _transformed(self, X: Any, y: Any, params: dict[str, Any]) -> Data:
+        """Fit the transformers; return what the last step gets, as the pipeline itself would hand it on."""
+        catcher = _Catcher(self._trained)
+        self._end_with(catcher)
+        try:
+            self.estimator.fit(X, *_labels(y), **params)
+        finally:
+            self._end_with(self._trained)
+        return catcher.caught
+
+    def _end_with(self, step: Any) -> None:
+        pipeline = self.estimator
+        pipeline.steps = [*pipeline.steps[:-1], (pipeline.steps[-1][0], step)]
+
+    # --- training ---------------------------------------------------------------------------------
+
+    def _train(self, X: Any, y: Any, params: Mapping[str, Any], end: int, size: int) -> None:
+        way, trained, first = self._way, self._trained, self.done == 0
+        labels = _labels(y)
+        match way.kind:
+            case MethodKind.PARTIAL_FIT:
+                train_passes(trained, size, X, *labels, **self._classes(params), **params)
+            case MethodKind.XGBOOST:
+                trained.set_params(n_estimators=size)
+                trained.fit(X, *labels, xgb_model=None if first else trained.get_booster(), **params)
+                trained.set_params(n_estimators=end)
+            case MethodKind.LIGHTGBM:
+                trained.set_params(n_estimators=size)
+                trained.fit(X, *labels, init_model=None if first else trained.booster_, **params)
+                trained.set_params(n_estimators=end)
+            case MethodKind.CATBOOST:
+                model = clone(self._prototype).set_params(**{str(way.resource): size})
+                model.fit(X, *labels, init_model=None if first else trained, **params)
+                self._replace(model)
+            case MethodKind.WARM_START_ITER | MethodKind.WARM_START_ENSEMBLE:
+                amount = end if way.running_total else size
+                trained.set_params(warm_start=True, **{str(way.resource): amount})
+                with _without_expected(lambda message: self._is_expected(message, amount)):
+                    trained.fit(X, *labels, **params)
+                trained.set_params(**self._usual | ({str(way.resource): end} if way.running_total else {}))
+
+    def _replace(self, model: Any) -> None:
+        self._trained = model
+        if self._inside:
+            self._end_with(model)
+        else:
+            self.estimator = model
+
+    def _classes(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        """All classes there are, for a `partial_fit` that must know them with the first call."""
+        return {} if "classes" in params else self._all_classes
+
+    @functools.cached_property
+    def _all_classes(self) -> dict[str, Any]:
+        wanted = inspect.signature(self._trained.partial_fit).parameters
+        if "classes" not in wanted or self._labels is None:
+            return {}
+        if descends(self._trained, "sklearn", "_MultiOutputEstimator"):
+            return {"classes": [np.unique(column) for column in np.asarray(self._labels).T]}
+        return {"classes": unique_labels(self._labels)}
+
+    def _is_expected(self, warning: warnings.WarningMessage, amount: int) -> bool:
+        """True if it comes from nothing but the division into portions."""
+        if issubclass(warning.category, ConvergenceWarning):
+            iterations = getattr(self._trained, "n_iter_", None)
+            ended_by_limit = iterations is not None and np.max(iterations) >= amount
+            return ended_by_limit and self.done + 1 < self._portions
+        # Of a forest, that weights may differ if the data do; they are the same here.
+        return str(warning.message).startswith("class_weight presets")
+
+    # --- checkpoints ------------------------------------------------------------------------------
+
+    def state(self, load: Callable[[], Data]) -> dict[str, Any]:
+        """Return what `resume` takes: all that was learned; data only where it can't be had again.
+
+        Args:
+            load: as for `advance`.
+        """
+        data = self._data
+        if data is not None and self._can_transform_again(load, data[0]):
+            data = (None, *data[1:])
+        names = ("estimator", "done", "_trained", "_prototype", "_again")
+        return {name: getattr(self, name) for name in names} | {"data": data}
+
+    def resume(self, state: Mapping[str, Any], load: Callable[[], Data]) -> None:
+        """Go on from where another one stood that was made with the same arguments.
+
+        Args:
+            state: of the other.
+            load: as for `advance`.
+        """
+        rest = dict(state)
+        data = rest.pop("data")
+        vars(self).update(rest)
+        if data is not None and data[0] is None:
+            data = (self.estimator[:-1].transform(load()[0]), *data[1:])
+        self._data = data
+
+    def _can_transform_again(self, load: Callable[[], Data], transformed: Any) -> bool:
+        """Whether the transformers make the same of the data as when they were fitted, to the last bit."""
+        if self._again is None:
+            again = self.estimator[:-1].transform(load()[0])
+            self._again = joblib.hash(again) == joblib.hash(transformed)
+        return self._again
+
+
+class _Catcher(BaseEstimator):  # type: ignore[misc]
+    """Stands for a pipeline's last step while the others are fitted, and keeps what it is given."""
+
+    def __init__(self, step: Any) -> None:
+        self.step = step
+
+    def fit(self, X: Any, y: Any = None, **params: Any) -> _Catcher:
+        """Keep all of it."""
+        self.caught: Data = X, y, params
+        return self
+
+    def get_metadata_routing(self) -> Any:
+        """What the step asks for."""
+        return get_routing_for_object(self.step)
+
+
+def _labels(y: Any) -> tuple[Any, ...]:
+    """What follows X in a call: nothing where an estimator learns without."""
+    return () if y is None else (y,)
+
+
+@contextmanager
+def _without_expected(is_expected: Callable[[warnings.WarningMessage], bool]) -> Iterator[None]:
+    """Keep warnings back until the end, and then give those that are not expected."""
+    caught: list[warnings.WarningMessage] = []
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            yield
+    finally:
+        for each in caught:
+            if not is_expected(each):
+                warnings.warn_explicit(
+                    each.message, each.category, each.filename, each.lineno, source=each.source
+                )

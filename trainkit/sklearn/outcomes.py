@@ -1,0 +1,147 @@
+"""Outcomes of folds: their form as reported metrics, and the keys of their candidates."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+from cloudpickle.cloudpickle import _DYNAMIC_CLASS_TRACKER_BY_CLASS
+
+from trainkit.errors import SerializationError
+from trainkit.runtime.serialize import pack
+
+Outcome: TypeAlias = dict[str, Any]
+"""Of a fold, as scikit-learn has it: `test_scores` and perhaps `train_scores`, a number or a dict by scorer;
+`fit_time` and `score_time` in seconds, `n_test_samples`, and `fit_error`, a traceback or None."""
+
+SINGLE = "score"
+"""What a scorer without a name is called in `cv_results_`."""
+
+_BY_NAME = "scores_by_name"
+"""Reported of a fold whose scores are those of one scorer by name, where that is just `SINGLE`."""
+
+
+def metric_name(scorer: str = SINGLE) -> str:
+    """The reported metric that is the mean of a scorer's test scores, once all folds are done."""
+    return f"average_test_{scorer}"
+
+
+def report_of(outcomes: Sequence[Outcome], folds: int | None = None) -> dict[str, Any]:
+    """Return the metrics to report after the first `len(outcomes)` folds.
+
+    Args:
+        outcomes: of these.
+        folds: how many there are; until all are done the means are nan, so that no candidate passes for the
+            best by its easiest folds. None: these are all.
+    """
+    report: dict[str, Any] = {}
+    tests: dict[str, list[float]] = {}
+    for split, outcome in enumerate(outcomes):
+        for scorer, score in _by_scorer(outcome["test_scores"]).items():
+            tests.setdefault(scorer, []).append(score)
+            report[f"split{split}_test_{scorer}"] = score
+        if isinstance(outcome["test_scores"], Mapping) and set(outcome["test_scores"]) == {SINGLE}:
+            report[f"split{split}_{_BY_NAME}"] = True
+        for scorer, score in _by_scorer(outcome.get("train_scores", {})).items():
+            report[f"split{split}_train_{scorer}"] = score
+        for key in ("fit_time", "score_time", "n_test_samples"):
+            report[f"split{split}_{key}"] = outcome[key]
+        if outcome["fit_error"] is not None:
+            report[f"split{split}_fit_error"] = outcome["fit_error"]
+    whole = folds is None or len(outcomes) == folds
+    means = {
+        metric_name(scorer): math.fsum(scores) / len(scores) if whole else math.nan
+        for scorer, scores in tests.items()
+    }
+    return means | report
+
+
+def folds_in(report: Mapping[str, Any]) -> int:
+    """Return how many folds were done by the time of this report."""
+    return next(split for split in itertools.count() if f"split{split}_fit_time" not in report)
+
+
+def outcomes_of(report: Mapping[str, Any], folds: int) -> list[Outcome | None]:
+    """Return what each fold came to, from the last report of a candidate; None: it was not done.
+
+    Args:
+        report: as `report_of` made it.
+        folds: how many there are.
+    """
+    return [_outcome_of(report, f"split{split}_") for split in range(folds)]
+
+
+def _outcome_of(report: Mapping[str, Any], prefix: str) -> Outcome | None:
+    if f"{prefix}fit_time" not in report:
+        return None
+    outcome: Outcome = {key: report[prefix + key] for key in ("fit_time", "score_time", "n_test_samples")} | {
+        "fit_error": report.get(f"{prefix}fit_error")
+    }
+    for kind in ("test_", "train_"):
+        start = prefix + kind
+        scores = {key.removeprefix(start): value for key, value in report.items() if key.startswith(start)}
+        if scores:
+            single = set(scores) == {SINGLE} and f"{prefix}{_BY_NAME}" not in report
+            outcome[f"{kind}scores"] = scores[SINGLE] if single else scores
+    return outcome
+
+
+def rank_lowest_first(results: dict[str, Any], scorer: str) -> None:
+    """Change the ranks in `cv_results_` to those by which the lowest mean score is best.
+
+    As in scikit-learn's, equal means share the better rank, and a mean that is not a number shares the worst.
+
+    Args:
+        results: are changed.
+        scorer: whose ranks.
+    """
+    means = results[f"mean_test_{scorer}"]
+    missing = np.isnan(means)
+    ranks = np.searchsorted(np.sort(means[~missing]), means[~missing]) + 1
+    results[f"rank_test_{scorer}"] = np.full(len(means), len(ranks) + 1, dtype=np.int32)
+    results[f"rank_test_{scorer}"][~missing] = ranks
+
+
+def _by_scorer(scores: Any) -> dict[str, float]:
+    return dict(scores) if isinstance(scores, Mapping) else {SINGLE: scores}
+
+
+CANDIDATE_KEY = "candidate_key"
+"""The reported text by which a candidate is known again."""
+
+KnownOutcomes = Mapping[str, Sequence[Outcome]]
+"""By a candidate's key, what its first folds came to."""
+
+
+def digest(value: Any, what: str) -> str:
+    """Return a text that is the same for values that are pickled alike; arrays are read, not copied.
+
+    Raises:
+        SerializationError: `value` can't be pickled.
+    """
+    packed = pack(value, what)
+    payload = bytes(packed.payload)
+    # A class of `__main__` travels with a name that is drawn anew in each program.
+    for drawn in list(_DYNAMIC_CLASS_TRACKER_BY_CLASS.values()):
+        payload = payload.replace(drawn.encode(), b"")
+    found = hashlib.blake2b(payload, digest_size=16)
+    for buffer in packed.buffers:
+        found.update(buffer)
+    return found.hexdigest()
+
+
+def candidate_key(parameters: Mapping[str, Any], task: str = "") -> str:
+    """Return what a candidate is known by; '' if its parameters can't be pickled here again.
+
+    Args:
+        parameters: of the candidate.
+        task: digest of what it is evaluated on, where experiments with others may lie beside.
+    """
+    try:
+        return task + digest(dict(parameters), "the parameters")
+    except SerializationError:  # it came here pickled by an earlier state; it is only not known again
+        return ""

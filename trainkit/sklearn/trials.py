@@ -1,0 +1,446 @@
+"""Trials that evaluate a candidate; they run in the workers."""
+
+from __future__ import annotations
+
+import math
+import os
+import pickle
+import traceback
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import numpy as np
+from sklearn.base import clone
+
+from trainkit.clock import SYSTEM
+from trainkit.errors import message_of
+from trainkit.runtime import session
+from trainkit.sklearn.context import FoldCallbacks, SklearnContext
+from trainkit.sklearn.incremental import COUNTED_BY, portions_at, to_report
+from trainkit.sklearn.incremental_fit import Data, IncrementalFit
+from trainkit.sklearn.internals import (
+    BaseScorer,
+    MultimetricScorer,
+    PassthroughScorer,
+    check_method_params,
+    fit_and_score,
+    routing_enabled,
+    safe_split,
+    score,
+)
+from trainkit.sklearn.outcomes import CANDIDATE_KEY, KnownOutcomes, Outcome, candidate_key, digest, report_of
+from trainkit.sklearn.shared_memory import FoldCopies, SharedCopies, lent
+from trainkit.tune.core.seeds import trial_seed
+from trainkit.tune.space.domains import same
+from trainkit.tune.trial.actor import SerializedTrainable, seed_generators
+from trainkit.tune.trial.trainable import Trainable
+
+REPORT_EVERY_S = 0.1
+"""Folds that take less are reported together: a report is a round trip."""
+
+session.register("trainkit.sklearn.trials")
+
+
+@dataclass(frozen=True)
+class EvaluationTask:
+    """What every candidate is evaluated on; it travels to the workers once, its arrays as shared memory.
+
+    Attributes:
+        estimator: to clone, unfitted.
+        X, y: as given to `fit`, indexable; y may be None.
+        splits: of each fold, the indices of its training and of its test samples.
+        scorer: one scorer, several as scikit-learn's multimetric scorer, or the user's callable.
+        fit_params, score_params: as routed to the estimator and to the scorer.
+        return_train_score, error_score, verbose: as scikit-learn means them.
+        surroundings: of the call of `fit`, which hold for each fold too.
+        told: what to tell callbacks of each fold; None: there are none.
+        candidates: how many there will be; None: that isn't known.
+        known: by a candidate's key, what its first folds came to in a search that was cut off.
+        digest: of the above but `known`, where the search is kept in a folder; else ''.
+        copies: where workers share copies of folds' samples; None: each makes its own.
+    """
+
+    estimator: Any
+    X: Any
+    y: Any
+    splits: Sequence[tuple[np.ndarray, np.ndarray]]
+    scorer: Any
+    fit_params: Mapping[str, Any]
+    score_params: Mapping[str, Any]
+    return_train_score: bool
+    error_score: Any
+    verbose: int
+    surroundings: SklearnContext
+    told: FoldCallbacks | None = None
+    candidates: int | None = None
+    known: KnownOutcomes = field(default_factory=dict)
+    digest: str = ""
+    copies: SharedCopies | None = None
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        # An estimator may be frozen, which a clone shares; of data and folds the arrays stay shared memory.
+        self.__dict__.update(state, estimator=own(state["estimator"]))
+
+    def digested(self) -> str:
+        """Return a text that differs for tasks whose outcomes may."""
+        data = self.X, self.y, self.splits, self.fit_params, self.score_params
+        return digest((*data, self.estimator, self.scorer, self.return_train_score, self.error_score), "X, y")
+
+    def failure(self, split: int, error: BaseException) -> Outcome:
+        """What fold `split` came to where the process died that was at it."""
+        score = self.error_score
+        if isinstance(self.scorer, MultimetricScorer):
+            score = dict.fromkeys(self.scorer._scorers, score)
+        outcome: Outcome = {"test_scores": score}
+        if self.return_train_score:
+            outcome["train_scores"] = score
+        # Nobody knows how long it took.
+        times = {"fit_time": math.nan, "score_time": math.nan}
+        counts = {"n_test_samples": len(self.splits[split][1])}
+        return outcome | times | counts | {"fit_error": f"{type(error).__name__}: {message_of(error)}"}
+
+    def outcome(self, parameters: Mapping[str, Any], split: int, candidate: int) -> Outcome:
+        """Fit a clone with `parameters` on the training samples of fold `split`; score it on the others.
+
+        Args:
+            parameters: of the candidate; copied, as they may be estimators.
+            split: which fold, from 0.
+            candidate: which candidate, from 0.
+
+        Raises:
+            Exception: what the estimator raised, if `error_score` is "raise"; else it is in the outcome.
+        """
+        with self.surroundings.entered():
+            return self._outcome(parameters, split, candidate)
+
+    def lent(self, split: int, *, views: bool = True) -> AbstractContextManager[Any]:
+        """Give X, or what gives the samples of fold `split` without a copy where it can, as `lent` does.
+
+        Args:
+            split: which fold, from 0.
+            views: whether its samples may be views, which are used within the block only.
+        """
+        samples = self.splits[split]
+        shared = None if self.copies is None else FoldCopies(self.copies, split, samples)
+        return lent(self.X, *samples, views=views, shared=shared)
+
+    def _outcome(self, parameters: Mapping[str, Any], split: int, candidate: int) -> Outcome:
+        with self.lent(split) as X:
+            return self._scored(X, parameters, split, candidate)
+
+    def _scored(self, X: Any, parameters: Mapping[str, Any], split: int, candidate: int) -> Outcome:
+        train, test = self.splits[split]
+        folds = len(self.splits)
+        outcome: Outcome = fit_and_score(
+            clone(self.estimator),
+            X,
+            self.y,
+            scorer=self.scorer,
+            train=train,
+            test=test,
+            verbose=self.verbose,
+            parameters=dict(parameters),
+            fit_params=self.fit_params,
+            score_params=self.score_params,
+            return_train_score=self.return_train_score,
+            return_n_test_samples=True,
+            return_times=True,
+            split_progress=(split, folds),
+            candidate_progress=None if self.candidates is None else (candidate, self.candidates),
+            error_score=self.error_score,
+            **({} if self.told is None else self.told.told(candidate, split, folds)),
+        )
+        return outcome
+
+
+def own(value: Any) -> Any:
+    """Return a copy whose arrays can be written to, as those that lie in shared memory can't be.
+
+    Estimators may set the flag WRITEABLE of arrays that they hold, or write to them. The value is pickled, as
+    it was to be sent here: what can be pickled can't always be copied otherwise, such as what holds a module.
+    """
+    if isinstance(value, (str, int, float, bool, type(None))):
+        return value
+    # Protocol 5 would keep arrays that can't be written to as they are.
+    return pickle.loads(cloudpickle.dumps(value, protocol=4))
+
+
+def own_parameters(config: Mapping[str, Any], driver_pid: int) -> Mapping[str, Any]:
+    """Return a candidate's parameters as this process may change them; in the driver they are as given."""
+    if os.getpid() == driver_pid:
+        return config
+    return {name: own(value) for name, value in config.items()}
+
+
+class FoldTrial(SerializedTrainable):
+    """Evaluates a candidate; it reports what it has when a fold is done, or several short ones are."""
+
+    def setup(self, config: dict[str, Any], *, task: EvaluationTask) -> None:  # type: ignore[override]
+        self._task = task
+        self.reset_config(config)
+
+    def reset_config(self, new_config: dict[str, Any]) -> bool:
+        self._key = candidate_key(new_config, self._task.digest)
+        self._outcomes = list(self._task.known.get(self._key, ()))
+        self._parameters = own_parameters(new_config, self._trial.driver_pid)
+        return True
+
+    def step(self) -> dict[str, Any]:
+        until = SYSTEM.monotonic() + REPORT_EVERY_S
+        while not self._done:
+            self._evaluate_next()
+            if SYSTEM.monotonic() > until:
+                break
+        return self._report()
+
+    @property
+    def state(self) -> list[Outcome]:
+        """What the folds came to that are done."""
+        return self._outcomes
+
+    @state.setter
+    def state(self, outcomes: list[Outcome]) -> None:
+        self._outcomes = list(outcomes)
+
+    @property
+    def _done(self) -> bool:
+        return len(self._outcomes) == len(self._task.splits)
+
+    def _evaluate_next(self) -> None:
+        candidate, split = int(self.trial_id.rsplit("_", 1)[1]), len(self._outcomes)
+        seed = self._trial.seed
+        if seed is not None and os.getpid() != self._trial.driver_pid:
+            seed_generators(trial_seed(seed, split))  # so that it draws the same, wherever and whenever
+        self._outcomes.append(self._task.outcome(self._parameters, split, candidate))
+
+    def _report(self) -> dict[str, Any]:
+        folds = len(self._task.splits)
+        return report_of(self._outcomes, folds) | {CANDIDATE_KEY: self._key, "done": self._done}
+
+
+class FoldByFoldTrial(FoldTrial):
+    """The same, but each fold is a report, after which it may be another candidate's turn."""
+
+    def reset_config(self, new_config: dict[str, Any]) -> bool:
+        super().reset_config(new_config)
+        self._is_told = not self._outcomes
+        return True
+
+    def step(self) -> dict[str, Any]:
+        if self._is_told:
+            self._evaluate_next()
+        self._is_told = True  # what was known from the start is a report without further folds
+        return self._report()
+
+    def save_checkpoint(self, checkpoint_dir: str) -> dict[str, Any]:
+        return {"outcomes": self.state}
+
+    def load_checkpoint(self, checkpoint: Mapping[str, Any]) -> None:
+        self.state = checkpoint["outcomes"]
+        self._is_told = True
+
+
+session.register("trainkit.sklearn.trials")
+
+STATE = "folds.pkl"
+
+
+class IncrementalTrial(Trainable):
+    """Trains a candidate in all folds at once; each report holds all scores, after some portions more."""
+
+    def setup(  # type: ignore[override]
+        self, config: dict[str, Any], *, task: EvaluationTask, reports: Sequence[int], last_step: bool
+    ) -> None:
+        self._task = task
+        self._reports = reports
+        self._last_step = last_step
+        self._begin(config)
+
+    def _begin(self, config: Mapping[str, Any]) -> None:
+        parameters = own_parameters(config, self._trial.driver_pid)
+        self._folds = [
+            IncrementalFold(self._task, split, parameters, self._reports, last_step=self._last_step)
+            for split in range(len(self._task.splits))
+        ]
+
+    def reset_config(self, new_config: dict[str, Any]) -> bool:
+        self._begin(new_config)
+        return True
+
+    def step(self) -> dict[str, Any]:
+        with self._task.surroundings.entered():
+            outcomes = [fold.advance() for fold in self._folds]
+        counted = {COUNTED_BY: portions_at(self._reports, self.iteration + 1)}
+        return report_of(outcomes) | counted | {"done": all(fold.over for fold in self._folds)}
+
+    def save_checkpoint(self, checkpoint_dir: str) -> None:
+        with self._task.surroundings.entered():
+            state = {"config": self.config, "folds": [fold.state() for fold in self._folds]}
+        with Path(checkpoint_dir, STATE).open("wb") as file:
+            cloudpickle.dump(state, file, protocol=5)
+
+    def load_checkpoint(self, checkpoint: Any) -> None:
+        with Path(checkpoint, STATE).open("rb") as file:
+            state = cloudpickle.load(file)
+        # It may be another candidate's, whose training goes on with the parameters of this one.
+        changed = {
+            name: value
+            for name, value in self.config.items()
+            if name not in state["config"] or not _alike(value, state["config"][name])
+        }
+        with self._task.surroundings.entered():
+            for fold, stored in zip(self._folds, state["folds"], strict=True):
+                fold.resume(stored, changed)
+
+    def cleanup(self) -> None:
+        self._folds = []
+
+
+class IncrementalFold:
+    """A candidate in one fold, in the course of its training.
+
+    Args:
+        task: what it is evaluated on.
+        split: which fold.
+        parameters: of the candidate.
+        reports: after how many portions it is scored; the last is a whole training.
+        last_step: of a pipeline, its last step is trained by portions.
+    """
+
+    def __init__(
+        self,
+        task: EvaluationTask,
+        split: int,
+        parameters: Mapping[str, Any],
+        reports: Sequence[int],
+        *,
+        last_step: bool,
+    ) -> None:
+        self._task = task
+        self._split = split
+        self._train, self._test = task.splits[split]
+        self._parameters = parameters
+        self._reports = reports
+        self._last_step = last_step
+        self._piecewise: IncrementalFit | None = None
+        self._fit_time = 0.0
+        self._failure: str | None = None
+        self._transformed_test: Any = None
+
+    @property
+    def over(self) -> bool:
+        """True if nothing is left to train: all was, or it has failed."""
+        return self._failure is not None or self._started.done >= self._reports[-1]
+
+    def advance(self) -> Outcome:
+        """Train to the next report, and score; a fold that has failed stays as it is.
+
+        Raises:
+            Exception: what the estimator raised, if `error_score` is "raise"; else it is in the outcome.
+        """
+        started = SYSTEM.monotonic()
+        if self._failure is None:
+            try:
+                self._started.advance(self._data, to_report(self._reports, self._started.done))
+            except Exception:
+                if self._task.error_score == "raise":
+                    raise
+                self._failure = traceback.format_exc()
+            self._fit_time += SYSTEM.monotonic() - started
+        return self._outcome()
+
+    @property
+    def _started(self) -> IncrementalFit:
+        if self._piecewise is None:
+            estimator = clone(self._task.estimator)
+            # Parameters may be estimators, which each fold trains for itself.
+            estimator.set_params(**clone(dict(self._parameters), safe=False))
+            self._piecewise = IncrementalFit(
+                estimator,
+                self._reports[-1],
+                last_step=self._last_step,
+                labels=self._task.y,
+                searched=self._parameters,
+            )
+        return self._piecewise
+
+    def _data(self) -> Data:
+        task = self._task
+        # No views: the estimator may keep what it is given, from one report to the next.
+        with task.lent(self._split, views=False) as lent:
+            X, y = safe_split(self._started.estimator, lent, task.y, self._train)
+        return X, y, dict(check_method_params(task.X, params=task.fit_params, indices=self._train))
+
+    # --- scores -----------------------------------------------------------------------------------
+
+    def _outcome(self) -> Outcome:
+        outcome: Outcome = {
+            "fit_error": self._failure,
+            "fit_time": self._fit_time,
+            "n_test_samples": len(self._test),
+        }
+        if self._failure is not None:
+            kinds = ("test_scores", "train_scores") if self._task.return_train_score else ("test_scores",)
+            return outcome | {"score_time": 0.0} | {kind: self._no_scores() for kind in kinds}
+        started = SYSTEM.monotonic()
+        outcome["test_scores"] = self._scores(self._test)
+        outcome["score_time"] = SYSTEM.monotonic() - started
+        if self._task.return_train_score:
+            outcome["train_scores"] = self._scores(self._train)
+        return outcome
+
+    def _no_scores(self) -> Any:
+        scorer, value = self._task.scorer, self._task.error_score
+        return dict.fromkeys(scorer._scorers, value) if isinstance(scorer, MultimetricScorer) else value
+
+    def _scores(self, samples: Any) -> Any:
+        task = self._task
+        scored = self._started.estimator
+        with task.lent(self._split, views=False) as lent:
+            X, y = safe_split(scored, lent, task.y, samples, self._train)
+        params = check_method_params(task.X, params=task.score_params, indices=samples)
+        if samples is self._test and self._started.transforms and _asks_for_predictions(task.scorer):
+            if self._transformed_test is None:
+                self._transformed_test = scored[:-1].transform(X)
+            scored, X = self._started.trained, self._transformed_test
+        return score(scored, X, y, task.scorer, params, task.error_score)
+
+    # --- checkpoints ------------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Any]:
+        """Return what `resume` takes."""
+        failed = self._failure is not None
+        return {
+            "fit_time": self._fit_time,
+            "failure": self._failure,
+            "piecewise": None if failed else self._started.state(self._data),
+        }
+
+    def resume(self, state: Mapping[str, Any], changed: Mapping[str, Any]) -> None:
+        """Go on from `state`, with the parameters that have changed since.
+
+        Raises:
+            ConfigError: one of them can't change in the course of a training.
+        """
+        self._fit_time = state["fit_time"]
+        self._failure = state["failure"]
+        if state["piecewise"] is not None:
+            self._started.resume(state["piecewise"], self._data)
+            self._started.change(clone(dict(changed), safe=False))
+
+
+def _alike(one: Any, other: Any) -> bool:
+    """Equality that takes estimators with the same parameters for equal."""
+    return same(one, other) or (type(one) is type(other) and repr(one) == repr(other))
+
+
+def _asks_for_predictions(scorer: Any) -> bool:
+    """Whether nothing but predictions of the estimator matter to the score, so its last step will do."""
+    if routing_enabled():
+        return False  # transformers may ask for arguments
+    scorers = scorer._scorers.values() if isinstance(scorer, MultimetricScorer) else [scorer]
+    return all(isinstance(each, (BaseScorer, PassthroughScorer)) for each in scorers)

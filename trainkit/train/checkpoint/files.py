@@ -1,0 +1,417 @@
+"""Checkpoints: a folder of plain tensors and values, written by one worker or all, replaced as a whole."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import importlib
+import json
+import os
+import pickle
+import secrets
+import shutil
+import zlib
+from collections import Counter, OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from trainkit.errors import CheckpointError
+from trainkit.train.distributed.process_group import ProcessGroup, agreed
+from trainkit.train.distributed.tensors import is_spread, joined, like_mapping
+
+_AT_FDCWD = -100
+_RENAME_EXCHANGE = 2
+_NOT_SUPPORTED = {errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EPERM}
+
+
+@contextmanager
+def written_aside(path: Path) -> Iterator[Path]:
+    """A block that fills a new folder, which then takes the place of `path` in one step.
+
+    Whoever opens `path` finds the previous content or the new one, whole, whenever the writer is killed
+    or the power fails. If the block raises, `path` is as it was. What an earlier, killed writer left
+    beside it is removed.
+
+    Args:
+        path: where the folder is to be; an existing folder there is replaced.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    _remove_left_over(path)
+    aside = aside_of(path, os.getpid())
+    shutil.rmtree(aside, ignore_errors=True)
+    aside.mkdir()
+    try:
+        yield aside
+        for file in sorted(aside.rglob("*")):
+            _sync(file)
+        _sync(aside)
+        _take_place(aside, path)
+        _sync(path.parent)
+    finally:
+        # After an exchange it holds the previous content.
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def aside_of(path: Path, writer: int) -> Path:
+    """Where the process `writer` fills the folder that is to be at `path`."""
+    return path.with_name(f".{path.name}.writing-{writer}")
+
+
+def resolve(path: Path) -> Path:
+    """`path`, or where its content is if a writer was killed while it took the place of another.
+
+    That can only be on file systems that can't exchange two folders in one step.
+    """
+    previous = _previous(path)
+    return previous if not path.exists() and previous.exists() else path
+
+
+def _take_place(aside: Path, path: Path) -> None:
+    try:
+        os.rename(aside, path)  # Enough if nothing, or an empty folder, is there.
+        return
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            raise
+    if _exchange(aside, path):
+        return
+    previous = _previous(path)
+    os.rename(path, previous)
+    os.rename(aside, path)
+    shutil.rmtree(previous)
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    """Swap two folders in one step; False where the system or the file system can't."""
+    rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if rename is None:
+        return False
+    if rename(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE) == 0:
+        return True
+    code = ctypes.get_errno()
+    if code in _NOT_SUPPORTED:
+        return False
+    raise OSError(code, os.strerror(code), str(one), None, str(other))
+
+
+def _previous(path: Path) -> Path:
+    return path.with_name(f".{path.name}.previous")
+
+
+def _remove_left_over(path: Path) -> None:
+    for left in path.parent.glob(f".{_escaped(path.name)}.writing-*"):
+        pid = left.name.rpartition("-")[2]
+        if pid.isdigit() and not Path(f"/proc/{pid}").exists():
+            shutil.rmtree(left, ignore_errors=True)
+    if path.exists():
+        shutil.rmtree(_previous(path), ignore_errors=True)
+
+
+def _escaped(name: str) -> str:
+    return "".join(f"[{char}]" if char in "*?[" else char for char in name)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+FORMAT = "trainkit.train"
+VERSION = 1
+
+SHARDS = "shards"
+_METADATA = "checkpoint.json"
+_STATE = "state.pt"
+_PLAIN = (
+    bool,
+    int,
+    float,
+    complex,
+    str,
+    bytes,
+    torch.Tensor,
+    torch.Size,
+    torch.dtype,
+    torch.device,
+    type(None),
+)
+
+
+@dataclass(frozen=True)
+class CheckpointMetadata:
+    """What `checkpoint.json` says.
+
+    Attributes:
+        epoch: epochs finished.
+        global_step: training steps run.
+        world_size: workers that trained; the checkpoint loads on any number.
+    """
+
+    epoch: int
+    global_step: int
+    world_size: int
+
+
+def write(path: Path, state: Mapping[str, Any], metadata: CheckpointMetadata) -> None:
+    """Write a checkpoint; what is at `path` is replaced in one step, once the new one is on disk.
+
+    Raises:
+        CheckpointError: `state` holds what can't be stored plainly, or writing failed; `path` is then as
+            it was.
+    """
+    refuse_foreign_folder(path)
+    values = plain(state, "state")
+    try:
+        with written_aside(path) as aside:
+            fill(aside, values, metadata, {})
+    except (OSError, RuntimeError) as error:  # torch.save reports a full disk as a RuntimeError.
+        raise CheckpointError(
+            f"the checkpoint {path} was not written ({error}); what was there is as it was"
+        ) from error
+
+
+def fill(
+    aside: Path, state: Any, metadata: CheckpointMetadata, files: Mapping[str, Mapping[str, int]]
+) -> None:
+    """Write the files of a checkpoint into its folder.
+
+    Args:
+        aside: the folder.
+        state: of plain values.
+        metadata: what `checkpoint.json` is to say.
+        files: those that are there already, with their fingerprints.
+    """
+    torch.save(state, aside / _STATE)
+    prints = {_STATE: fingerprint(aside / _STATE), **files}
+    content = {"format": FORMAT, "version": VERSION, **asdict(metadata), "files": prints}
+    (aside / _METADATA).write_text(json.dumps(content, indent=2) + "\n")
+
+
+def read(path: Path, *, rank: int = 0, world_size: int = 1) -> tuple[dict[str, Any], CheckpointMetadata]:
+    """Read a checkpoint, its tensors on the CPU; those in shards are read when they are asked for.
+
+    Args:
+        path: the folder.
+        rank: of workers that read it at once, each checks its share of the shards.
+        world_size: how many these are.
+
+    Raises:
+        CheckpointError: there is none at `path`, it is damaged, or another program or a newer version
+            wrote it.
+    """
+    where = resolve(path)
+    if where.is_file():
+        raise CheckpointError(
+            f"{path} is a file, and checkpoints of TorchTrainer are folders: what torch.save wrote is given "
+            f"to load_state_dict(torch.load(...)), if it has the layout of state_dict()"
+        )
+    try:
+        content = json.loads((where / _METADATA).read_text())
+        if not isinstance(content, dict) or content.get("format") != FORMAT:
+            raise CheckpointError(
+                f"{path} is not a checkpoint of TorchTrainer: its {_METADATA} is another program's"
+            )
+        if content["version"] > VERSION:
+            raise CheckpointError(
+                f"{path} has format version {content['version']}; this trainkit reads up to {VERSION}"
+            )
+        for name, expected in _share_of(content["files"], rank, world_size):
+            if fingerprint(where / name) != expected:
+                raise CheckpointError(
+                    f"{path} is damaged: {name} is not as it was written; use an earlier checkpoint"
+                )
+        metadata = CheckpointMetadata(content["epoch"], content["global_step"], content["world_size"])
+        state = torch.load(where / _STATE, map_location="cpu", weights_only=True)
+        if any(name.startswith(f"{SHARDS}/") for name in content["files"]):
+            state = _with_shards(state, shard_files().read(where / SHARDS), ())
+        return state, metadata
+    except FileNotFoundError as error:
+        raise CheckpointError(
+            f"there is no whole checkpoint at {path}: {error.filename} is missing"
+        ) from error
+    except (OSError, ValueError, KeyError, TypeError, RuntimeError, pickle.UnpicklingError) as error:
+        raise CheckpointError(f"the checkpoint {path} can't be read: {error}") from error
+
+
+def shard_files() -> Any:
+    """The module shards.py, loaded when asked for: DTensors and what goes with them take a second."""
+    return importlib.import_module("trainkit.train.checkpoint.shards")
+
+
+def key_of(where: Sequence[Any]) -> str:
+    """The name in the shards of the tensor that is found in the state by the keys `where`."""
+    return "/".join(map(str, where))
+
+
+def _with_shards(value: Any, stored: Mapping[str, Any], where: tuple[Any, ...]) -> Any:
+    """`value` with what is stored in shards in the places of "meta" tensors."""
+    if isinstance(value, torch.Tensor) and value.is_meta:
+        return stored[key_of(where)]
+    if isinstance(value, dict):
+        for key, item in value.items():
+            value[key] = _with_shards(item, stored, (*where, key))
+    if type(value) in (list, tuple):
+        return type(value)(_with_shards(item, stored, (*where, index)) for index, item in enumerate(value))
+    return value
+
+
+def _share_of(files: Mapping[str, Any], rank: int, world_size: int) -> list[tuple[str, Any]]:
+    """The files that one of several readers checks: those that all read, and its share of the rest."""
+    large = sorted(name for name in files if name.startswith(f"{SHARDS}/__"))
+    left = {*large} - {*large[rank::world_size]}
+    return [(name, expected) for name, expected in files.items() if name not in left]
+
+
+def refuse_foreign_folder(path: Path) -> None:
+    """Replacing a folder deletes it: only a checkpoint, or an empty folder, may be replaced."""
+    if path.exists() and not (path / _METADATA).exists() and (not path.is_dir() or any(path.iterdir())):
+        raise CheckpointError(
+            f"{path} exists and is not a checkpoint, so it was left alone: save to a new path"
+        )
+
+
+def fingerprint(file: Path) -> dict[str, int]:
+    """A file's size in bytes, and its checksum."""
+    checksum, size = 0, 0
+    with file.open("rb") as stream:
+        while block := stream.read(1 << 22):
+            checksum, size = zlib.crc32(block, checksum), size + len(block)
+    return {"size_bytes": size, "crc32": checksum}
+
+
+def plain(value: Any, where: str) -> Any:
+    """`value` made of what a safe reader knows; a NumPy number becomes Python's.
+
+    Raises:
+        CheckpointError: something else is in it; the message says where.
+    """
+    if isinstance(value, dict):
+        items = {
+            plain(key, f"a key of {where}"): plain(item, f"{where}[{key!r}]") for key, item in value.items()
+        }
+        if type(value) not in (OrderedDict, Counter):
+            return items
+        # Modules keep their versions as an attribute of their OrderedDict; MultiStepLR counts in a Counter.
+        rebuilt = type(value)(items)
+        vars(rebuilt).update(plain(vars(value), f"attributes of {where}"))
+        return rebuilt
+    if isinstance(value, (list, tuple, set)) and not isinstance(value, torch.Size):
+        kind = next(kind for kind in (list, tuple, set) if isinstance(value, kind))
+        return kind(plain(item, f"{where}[{index}]") for index, item in enumerate(value))
+    if type(value).__module__ == "numpy" and getattr(value, "shape", None) == ():
+        return value.item()
+    if isinstance(value, torch.nn.Parameter):
+        return value.detach()
+    if isinstance(value, _PLAIN):
+        return value
+    raise CheckpointError(
+        f"{where} is a {type(value).__module__}.{type(value).__qualname__}, which a checkpoint can't hold: "
+        f"it takes tensors, numbers, strings and containers of these; convert it in state_dict() and back "
+        f"in load_state_dict()"
+    )
+
+
+_SPREAD = ("models", "optimizers")
+"""Parts of the state of which a worker may hold some tensors alone."""
+
+
+def write_sharded(
+    path: Path, state: Mapping[str, Any], metadata: CheckpointMetadata, group: ProcessGroup
+) -> None:
+    """Write a checkpoint, on all workers at once; see `write`.
+
+    Args:
+        path: a folder that all workers reach.
+        state: what this worker holds; all tensors of models and optimizers, and every DTensor, are written
+            in shards, and of the rest worker 0's is.
+        metadata: alike on all workers.
+        group: the workers.
+
+    Raises:
+        CheckpointError: one of the workers could not; `path` is as it was, and all of them raise.
+    """
+
+    def complaint(reason: str) -> str:
+        return f"the checkpoint {path} was not written ({reason}); what was there is as it was"
+
+    first = group.rank == 0
+    spread: dict[str, torch.Tensor] = {}
+    with ExitStack() as place:
+        aside, token = path, secrets.randbits(62)
+        with agreed(group, complaint):
+            outline = plain(_without_spread(state, (), spread), "state")
+            if first:
+                refuse_foreign_folder(path)
+                aside = place.enter_context(written_aside(path))
+                _sign(aside, token).touch()
+        writer, token = group.broadcast_integers([os.getpid(), token])
+        aside = aside_of(path, writer)
+        with agreed(group, complaint):
+            if not _sign(aside, token).exists():
+                raise CheckpointError(
+                    f"worker {group.rank} does not see the folder that worker 0 writes to, {path}: workers "
+                    f"on several machines need a folder that all of them reach, on a shared file system"
+                )
+        with agreed(group, complaint):
+            shard_files().write(aside / SHARDS, spread)
+        with agreed(group, complaint):
+            own = (aside / SHARDS).glob(f"__{group.rank}_*")
+            written = {f"{SHARDS}/{file.name}": fingerprint(file) for file in own}
+        outlines = group.gather_values((outline, written))
+        with agreed(group, complaint):
+            if first:
+                _sign(aside, token).unlink()
+                files = {name: print_ for _, each in outlines for name, print_ in each.items()}
+                _refuse_missing(aside, files)
+                index = f"{SHARDS}/.metadata"
+                files[index] = fingerprint(aside / index)
+                fill(aside, joined([each for each, _ in outlines]), metadata, files)
+            # Worker 0's takes its place here.
+            place.close()
+
+
+def read_sharded(path: Path, group: ProcessGroup) -> dict[str, Any]:
+    """Read a checkpoint on all workers at once, each of which checks its share of the shards.
+
+    Raises:
+        CheckpointError: as of `read`, on all workers if on one.
+    """
+    with agreed(group, lambda reason: f"the checkpoint {path} was not loaded ({reason})"):
+        state, _ = read(path, rank=group.rank, world_size=group.world_size)
+    return state
+
+
+def _without_spread(value: Any, where: tuple[Any, ...], spread: dict[str, torch.Tensor]) -> Any:
+    """`value` with "meta" tensors instead of those that are put into `spread`."""
+    if isinstance(value, torch.Tensor) and (is_spread(value) or where[0] in _SPREAD):
+        spread[key_of(where)] = value.detach()
+        return torch.empty(value.shape, dtype=value.dtype, device="meta")
+    if isinstance(value, Mapping):
+        items = {key: _without_spread(item, (*where, key), spread) for key, item in value.items()}
+        return like_mapping(value, items)
+    if type(value) in (list, tuple):
+        return type(value)(_without_spread(item, (*where, index), spread) for index, item in enumerate(value))
+    return value
+
+
+def _sign(aside: Path, token: int) -> Path:
+    """By its being there a worker knows that it sees the folder which worker 0 made, not one of that name."""
+    return aside / f"writing-{token}"
+
+
+def _refuse_missing(aside: Path, files: Mapping[str, Mapping[str, int]]) -> None:
+    for name, expected in files.items():
+        file = aside / name
+        if not file.exists() or file.stat().st_size != expected["size_bytes"]:
+            raise CheckpointError(
+                f"{name}, which a worker wrote, is not there for worker 0 as it was written: workers on "
+                f"several machines need a folder that all of them reach, on a shared file system"
+            )

@@ -1,0 +1,170 @@
+"""Tensors that are spread over workers, on disk, in the files of torch.distributed.checkpoint.
+
+    <folder>/__<rank>_0.distcp    what each worker wrote
+    <folder>/.metadata            which part of which tensor is where
+
+The index is a pickle, as torch writes it. It is read by an unpickler that knows the classes which such an
+index is made of and no others, and only tensors are stored, so that reading runs no code.
+
+Source: https://docs.pytorch.org/docs/stable/distributed.checkpoint.html
+"""
+
+from __future__ import annotations
+
+import pickle
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    Metadata,
+    StorageMeta,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.planner import LoadPlan, ReadItem
+from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
+from torch.distributed.checkpoint.state_dict_saver import save
+
+from trainkit.errors import CheckpointError
+from trainkit.train.distributed.tensors import Spread
+
+_CLASSES = {
+    "torch": {"Size"},
+    "torch.serialization": {"_get_layout"},
+    "torch.distributed.checkpoint.metadata": {
+        "_MEM_FORMAT_ENCODING",
+        "ChunkStorageMetadata",
+        "Metadata",
+        "MetadataIndex",
+        "StorageMeta",
+        "TensorProperties",
+        "TensorStorageMetadata",
+    },
+    "torch.distributed.checkpoint.filesystem": {"_StorageInfo"},
+    "collections": {"OrderedDict"},
+    "pathlib": {"Path", "PosixPath", "PurePosixPath"},
+    "pathlib._local": {"Path", "PosixPath", "PurePosixPath"},
+}
+
+
+def write(folder: Path, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Write this worker's parts of `tensors`, together with all others; of equal copies the first is kept.
+
+    Args:
+        folder: that all workers reach.
+        tensors: by name; DTensors, or whole ones that not all workers need to have.
+    """
+    with warnings.catch_warnings():
+        # Of its own choice of a process group; it is told below that there is none to choose.
+        warnings.simplefilter("ignore")
+        save(
+            dict(tensors),
+            storage_writer=FileSystemWriter(folder, thread_count=1, sync_files=True),
+            planner=DefaultSavePlanner(flatten_state_dict=False, dedup_save_to_lowest_rank=True),
+            no_dist=not torch.distributed.is_initialized(),
+        )
+
+
+def read(folder: Path) -> dict[str, Spread]:
+    """All tensors of `folder`, by name; each is read when a part of it is asked for.
+
+    Raises:
+        CheckpointError: its index is damaged, or holds what isn't a tensor.
+    """
+    reader = _Reader(folder)
+    metadata = reader.read_metadata()
+    reader.set_up_storage_reader(metadata, is_coordinator=True)
+    found: dict[str, Spread] = {}
+    for name, entry in metadata.state_dict_metadata.items():
+        if not isinstance(entry, TensorStorageMetadata):
+            raise CheckpointError(f"{folder} holds {name}, which is no tensor: it is another program's")
+        found[name] = Stored(tuple(entry.size), entry.properties.dtype, (), name, entry, reader)
+    return found
+
+
+@dataclass(frozen=True)
+class Stored(Spread):
+    """A tensor in pieces that are on disk.
+
+    Attributes:
+        name: in the index.
+        entry: its pieces.
+        reader: of the folder.
+    """
+
+    name: str
+    entry: TensorStorageMetadata
+    reader: _Reader
+
+    def part(self, offset: Sequence[int], shape: Sequence[int]) -> torch.Tensor:
+        result = torch.empty(tuple(shape), dtype=self.dtype)
+        if not result.numel():
+            return result
+        wanted = ChunkStorageMetadata(torch.Size(offset), torch.Size(shape))
+        items = create_read_items_for_chunk_list(self.name, self.entry, [wanted])
+        filled = sum(item.lengths.numel() for item in items)
+        if filled != result.numel():
+            raise CheckpointError(
+                f"of {self.name} only {filled} of {result.numel()} values are there: it is damaged"
+            )
+        self.reader.read_data(LoadPlan(items), _Into(result)).wait()
+        return result
+
+
+class _Into(DefaultLoadPlanner):
+    """Reads parts of one tensor into place."""
+
+    def __init__(self, result: torch.Tensor) -> None:
+        super().__init__()
+        self._result = result
+
+    def resolve_tensor(self, read_item: ReadItem) -> torch.Tensor:
+        place = self._result
+        for dim, (start, length) in enumerate(zip(read_item.dest_offsets, read_item.lengths, strict=True)):
+            place = place.narrow(dim, start, length)
+        return place
+
+    def commit_tensor(self, read_item: ReadItem, tensor: torch.Tensor) -> None:
+        """Nothing: it was read into its place."""
+
+
+class _Reader(FileSystemReader):
+    """Reads an index through `_Unpickler`."""
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        path = Path(self.path) / ".metadata"
+        try:
+            with path.open("rb") as stream:
+                metadata = _Unpickler(stream).load()
+        except FileNotFoundError:
+            raise
+        except Exception as error:  # A damaged pickle may raise anything.
+            raise CheckpointError(f"{path} can't be read: {error}") from error
+        if not isinstance(metadata, Metadata) or not isinstance(metadata.storage_data, dict):
+            raise CheckpointError(f"{path} is no index of a checkpoint")
+        for place in metadata.storage_data.values():
+            name = Path(place.relative_path)
+            if name.is_absolute() or ".." in name.parts:
+                raise CheckpointError(f"{path} refers to {name}, which is outside of the checkpoint")
+        metadata.storage_meta = metadata.storage_meta or StorageMeta()
+        return metadata
+
+
+class _Unpickler(pickle.Unpickler):
+    """Makes nothing but what an index of tensors is made of."""
+
+    def __init__(self, stream: IO[bytes]) -> None:
+        super().__init__(stream)
+
+    def find_class(self, module: str, name: str) -> Any:
+        if name in _CLASSES.get(module, ()):
+            return super().find_class(module, name)
+        if module == "torch" and isinstance(found := getattr(torch, name, None), torch.dtype):
+            return found
+        raise pickle.UnpicklingError(f"it holds a {module}.{name}, which no index of tensors has")

@@ -1,0 +1,283 @@
+"""The samples that each worker is given of every batch, and the weight of its part."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import logging
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence, Sized
+from dataclasses import dataclass
+from typing import Any
+
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    IterableDataset,
+    Sampler,
+    SequentialSampler,
+)
+
+from trainkit.errors import ConfigError
+from trainkit.train.distributed.process_group import ProcessGroup
+
+
+def samples_of_rank(samples: int, rank: int, world_size: int) -> int:
+    """How many of a global batch of `samples` worker `rank` is dealt."""
+    return max(0, -(-(samples - rank) // world_size))
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One batch's part in an optimizer's step.
+
+    Attributes:
+        weight: factor for this worker's mean loss where gradients are averaged over workers; 0 if its
+            samples are counted by another worker.
+        own_weight: the same where they are not.
+        closes: the step ends with this batch.
+        correction: factor for the gradients at the end, where weights had to be given before it was known
+            how many batches there are.
+    """
+
+    weight: float = 1.0
+    own_weight: float = 1.0
+    closes: bool = True
+    correction: float = 1.0
+
+
+FULL_WEIGHT = Turn()
+"""A batch that is a step by itself, and counts in full."""
+
+
+@dataclass(frozen=True)
+class Pass:
+    """The sizes of the batches of one pass over the data.
+
+    Attributes:
+        samples: of the pass, over all workers.
+        batch_size: of a full batch, over all workers.
+        drop_last: a last batch that is not full is left out.
+    """
+
+    samples: int
+    batch_size: int
+    drop_last: bool
+
+    @property
+    def steps(self) -> int:
+        """Batches of the pass."""
+        full, rest = divmod(self.samples, self.batch_size)
+        return full + (1 if rest and not self.drop_last else 0)
+
+    def size(self, index: int) -> int:
+        """Samples of batch `index`, counted on where the data starts again."""
+        first = index % self.steps * self.batch_size
+        return min(self.batch_size, self.samples - first)
+
+
+class BatchWeights:
+    """The turns of one call's batches, where their sizes are known beforehand; most of them are alike.
+
+    Args:
+        sizes: of the batches of a pass, over all workers.
+        total: batches of the call.
+        every: batches of a step.
+        rank: this worker's.
+        world_size: workers among whom the samples are dealt.
+    """
+
+    def __init__(self, sizes: Pass, total: int, *, every: int, rank: int, world_size: int) -> None:
+        self._sizes = sizes
+        self._total = total
+        self._every = every
+        self._steps = sizes.steps
+        self._place = {"every": every, "rank": rank, "world_size": world_size}
+        full = Pass(every * sizes.batch_size, sizes.batch_size, drop_last=False)
+        self._of_full = [batch_weight(index, every, full, **self._place) for index in range(every)]
+
+    def __call__(self, index: int) -> Turn:
+        """The turn of batch `index`, from 0 since the call began."""
+        # A loop of the user's own may go over them once more, or over batches of its own: as if called again.
+        index %= self._total
+        position = index % self._every
+        start = index - position
+        # A pass's last batch, which may be small, is not in this step, and neither is the call's end.
+        if start % self._steps + self._every < self._steps and start + self._every <= self._total:
+            return self._of_full[position]
+        return batch_weight(index, self._total, self._sizes, **self._place)
+
+
+def batch_weight(index: int, total: int, sizes: Pass, *, every: int, rank: int, world_size: int) -> Turn:
+    """The turn of batch `index` of `total`, where the sizes of all batches are known beforehand.
+
+    Args:
+        index: from 0, since the call began.
+        total: batches of the call.
+        sizes: of the batches, over all workers.
+        every: batches of a step.
+        rank: this worker's.
+        world_size: workers among whom the samples are dealt.
+    """
+    start = index - index % every
+    group = range(start, min(start + every, total))
+    dealt = [samples_of_rank(sizes.size(step), rank, world_size) for step in group]
+    own = dealt[index - start]
+    return Turn(
+        weight=own * world_size / sum(map(sizes.size, group)),
+        own_weight=own / sum(dealt) if sum(dealt) else 0.0,
+        closes=index == group[-1] or (index + 1) % every == 0,
+    )
+
+
+def provisional_weight(index: int, *, every: int, last: bool) -> Turn:
+    """The turn of batch `index`, where only running the loader tells how many there are, and how large."""
+    held = index % every + 1
+    closes = last or held == every
+    return Turn(1 / every, 1 / every, closes, every / held if closes else 1.0)
+
+
+log = logging.getLogger(__name__)
+
+
+def shard(batch: Sequence[int], rank: int, world_size: int) -> list[int]:
+    """The part of a global batch that is worker `rank`'s: every `world_size`-th of it."""
+    return list(batch[rank::world_size])
+
+
+class ShardedBatchSampler(Sampler[list[int]]):
+    """Batch sampler of one worker.
+
+    Args:
+        sampler: the user's own, which decides the order.
+        batch_size: samples a step and worker.
+        drop_last: leave out a last global batch that is not full.
+        group: the workers.
+        in_step: every worker takes part in every step, if need be with a sample that another one
+            counts: a worker that sat out a step would leave the others waiting for it.
+    """
+
+    def __init__(
+        self,
+        sampler: Sampler[int] | Iterable[int],
+        batch_size: int,
+        *,
+        drop_last: bool,
+        group: ProcessGroup,
+        in_step: bool,
+    ) -> None:
+        self.sampler = sampler
+        self.global_batch_size = batch_size * group.world_size
+        self.drop_last = drop_last
+        self._group = group
+        self._in_step = in_step
+
+    def __iter__(self) -> Iterator[list[int]]:
+        rank, world_size, size = self._group.rank, self._group.world_size, self.global_batch_size
+        order, rest = self._draw()
+        end = len(order) - len(order) % size if self.drop_last else len(order)
+        for start in range(0, end, size):
+            batch = order[start : start + size]
+            if len(batch) < size:
+                _exhaust(rest)
+            own = shard(batch, rank, world_size)
+            if own:
+                yield own
+            elif self._in_step:
+                yield [batch[0]]
+        _exhaust(rest)
+
+    def __len__(self) -> int:
+        steps, rest = divmod(self.samples(), self.global_batch_size)
+        if rest and not self.drop_last and (self._in_step or rest > self._group.rank):
+            steps += 1
+        return steps
+
+    def samples(self) -> int:
+        """Samples of one pass, over all workers."""
+        if not isinstance(self.sampler, Sized):
+            raise ConfigError(
+                f"{type(self.sampler).__name__} has no __len__, so it can't be shared among workers"
+            )
+        return len(self.sampler)
+
+    def sizes(self) -> Pass:
+        """Of the batches of one pass, over all workers."""
+        return Pass(self.samples(), self.global_batch_size, self.drop_last)
+
+    def _draw(self) -> tuple[Sequence[int], Iterator[int]]:
+        """The order, and the sampler's iterator after it.
+
+        A sampler may draw once more as it ends. A plain loop comes to that with its last batch, or never
+        if it stops before.
+        """
+        if type(self.sampler) is SequentialSampler:
+            return range(len(self.sampler)), iter(())
+        # Any other order may hang on a random state that is this process's own, so one worker draws for
+        # all. It draws exactly as a plain loop does: with the same seed, in the same order.
+        rest = iter(self.sampler if self._group.rank == 0 else ())
+        own = list(itertools.islice(rest, self.samples()))
+        return self._group.broadcast_integers(own), rest
+
+
+def _exhaust(iterator: Iterator[Any]) -> None:
+    deque(iterator, maxlen=0)
+
+
+def sampler_of(loader: DataLoader[Any]) -> Any:
+    """What decides the order; `loader.sampler` stands idle where a batch sampler was given."""
+    return getattr(loader.batch_sampler, "sampler", loader.sampler)
+
+
+def sharded_loader(loader: Iterable[Any], group: ProcessGroup, *, in_step: bool, what: str) -> Iterable[Any]:
+    """This worker's share of what `loader` gives, as a loader; `loader` itself if it is shared out already.
+
+    Args:
+        loader: the user's.
+        group: the workers among whom the samples are dealt.
+        in_step: whether all of them take part in every step.
+        what: the loader, for messages.
+
+    Raises:
+        ConfigError: it can't be shared among workers.
+    """
+    if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
+        if group.rank == 0 and group.world_size > 1:
+            log.warning(
+                "%s can't be shared among the %d workers, as it is not a DataLoader over a map-style data "
+                "set: each worker takes all that its own loader gives. Split it by self.world_rank, and pass "
+                "add_dist_sampler=False to say so.",
+                what,
+                group.world_size,
+            )
+        return loader
+    if isinstance(sampler_of(loader), DistributedSampler):
+        return loader
+    batches = loader.batch_sampler
+    if type(batches) is not BatchSampler and group.world_size == 1:
+        return loader
+    if type(batches) is not BatchSampler:
+        kind = "batch_size=None" if batches is None else f"the batch sampler {type(batches).__name__}"
+        raise ConfigError(
+            f"{what} has {kind}, so its samples can't be shared among workers: give a batch_size and a "
+            f"sampler, or split the data by self.world_rank and pass add_dist_sampler=False"
+        )
+    dealt = ShardedBatchSampler(
+        batches.sampler, batches.batch_size, drop_last=batches.drop_last, group=group, in_step=in_step
+    )
+    counts = group.gather_integers(dealt.samples())
+    if len(set(counts)) > 1:
+        raise ConfigError(
+            f"{what} has {counts} samples on workers 0 to {group.world_size - 1}: with add_dist_sampler=True "
+            f"every worker registers the whole data set; pass add_dist_sampler=False if you have split it"
+        )
+    clone = copy.copy(loader)
+    # A DataLoader refuses a new batch sampler, since its iterator may exist already; the copy starts without
+    # one. Building one from its arguments instead would lose a subclass and whatever a later torch adds.
+    object.__setattr__(clone, "batch_sampler", dealt)
+    clone._iterator = None
+    if group.rank > 0 and loader.generator is not None:
+        # It only seeds this worker's loading processes now: their augmentations must differ by rank.
+        loader.generator.manual_seed(loader.generator.initial_seed() + group.rank)
+    return clone

@@ -1,0 +1,87 @@
+"""Errors which only tell that another worker is gone or late, and so has failed first.
+
+A worker that waits in a collective for one that never comes fails, too: gloo raises, and NCCL's watchdog
+aborts the whole process. Neither knows who is missing; the gang's owner does.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+
+import torch.distributed as dist
+
+from trainkit.errors import ActorDiedError, TaskError
+
+_LOST_PEER = re.compile(
+    r"\[[^\]]*\bgloo/[^\]]*\.(?:cc|h):\d+\]"  # the place in gloo's source, as all its network errors begin
+    r"|timed out waiting \d+ ?ms for (?:recv|send) operation"
+    r"|application timeout caused pair closure"
+    r"|\bgloo connectfullmesh failed"
+    r"|\bnccl (?:error|communicator)\b",
+    re.IGNORECASE,
+)
+"""Gloo raises bare RuntimeErrors, as user code does; their phrases are all there is to tell them by."""
+
+_WATCHDOG = re.compile(
+    r"watchdog caught collective operation timeout"
+    r"|watchdog thread terminated with exception"
+    r"|some nccl operations have failed or timed out"
+    r"|taking the entire process down"
+    r"|heartbeat monitor timed out",
+    re.IGNORECASE,
+)
+"""What torch's ProcessGroupNCCL writes before it ends the process (torch/csrc/distributed/c10d)."""
+
+
+class LostOthersError(RuntimeError):
+    """A worker waited for the others in vain; its cause is what the backend raised.
+
+    Args:
+        step: the step in which it waited, from 1; 0 before the first, None where there are no steps.
+    """
+
+    def __init__(self, step: int | None, text: str) -> None:
+        super().__init__(step, text)
+        self.step = step
+        self.text = text
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def lost_peer(error: BaseException) -> bool:
+    """Whether `error` only tells that another worker is gone or late, so that the cause lies there."""
+    if isinstance(error, (dist.DistError, LostOthersError)):
+        return True
+    return isinstance(error, RuntimeError) and _LOST_PEER.search(str(error)) is not None
+
+
+def advice(error: BaseException) -> str | None:
+    """How to do here what an error of torch's tells to do with what the trainer has made; None of others."""
+    if isinstance(error, RuntimeError) and "find_unused_parameters=True" in str(error):
+        return 'here: register(..., ddp_args={"find_unused_parameters": True})'
+    return None
+
+
+def ended_by_watchdog(exit_code: int | None, stderr_tail: str) -> bool:
+    """Whether a process that died so was ended by NCCL's watchdog, as another worker did not come.
+
+    Args:
+        exit_code: as `os.waitstatus_to_exitcode` gives it.
+        stderr_tail: its last lines.
+    """
+    return exit_code == -signal.SIGABRT and _WATCHDOG.search(stderr_tail) is not None
+
+
+def is_symptom(error: BaseException) -> bool:
+    """Whether `error`, a worker's answer to a call, is another worker's failure."""
+    if isinstance(error, ActorDiedError) and not isinstance(error, TaskError):
+        return ended_by_watchdog(error.exit_code, error.stderr_tail)
+    return lost_peer((error.cause or error) if isinstance(error, TaskError) else error)
+
+
+def waiting_step(error: BaseException) -> int | None:
+    """The step in which the worker that answered `error` waited for the others, if it told."""
+    cause = error.cause if isinstance(error, TaskError) else error
+    return cause.step if isinstance(cause, LostOthersError) else None

@@ -1,0 +1,157 @@
+"""Workers in a grid: each row holds one copy of the model and is given its own samples.
+
+    four workers, model_ways=2     model 0   model 1
+    data 0                           0         1        rank = data_index * model_ways + model_index
+    data 1                           2         3
+
+The columns average gradients, the rows exchange activations. Source: Narayanan et al. 2021, "Efficient
+Large-Scale Language Model Training on GPU Clusters Using Megatron-LM", arXiv:2104.04473; and PyTorch's
+DeviceMesh, https://docs.pytorch.org/docs/stable/distributed.html#devicemesh.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+
+from trainkit.errors import ConfigError
+from trainkit.train.distributed.process_group import ProcessGroup
+
+DATA = "data"
+MODEL = "model"
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Where each worker stands; pure.
+
+    Attributes:
+        world_size: workers in all.
+        model_ways: workers that hold one copy of the model together.
+
+    Raises:
+        ConfigError: the workers can't be put into rows of `model_ways`.
+    """
+
+    world_size: int
+    model_ways: int
+
+    def __post_init__(self) -> None:
+        for mistake in degree_mistakes(self.model_ways, self.world_size):
+            raise ConfigError(f"model_ways={self.model_ways}: {mistake}")
+
+    @property
+    def data_ways(self) -> int:
+        """Copies of the model."""
+        return self.world_size // self.model_ways
+
+    def place(self, rank: int) -> tuple[int, int]:
+        """(data_index, model_index) of a worker."""
+        return divmod(rank, self.model_ways)
+
+    def rows(self) -> list[list[int]]:
+        """Ranks that hold one copy of the model together, by data index."""
+        ways = self.model_ways
+        return [list(range(row * ways, (row + 1) * ways)) for row in range(self.data_ways)]
+
+    def columns(self) -> list[list[int]]:
+        """Ranks that hold the same part of the model, by model index."""
+        return [list(range(column, self.world_size, self.model_ways)) for column in range(self.model_ways)]
+
+
+def degree_mistakes(degree: int, num_workers: int) -> Iterator[str]:
+    """What is wrong with spreading each copy of a model over `degree` of `num_workers`; says what to do."""
+    if not isinstance(degree, int) or isinstance(degree, bool) or degree < 1:
+        yield "give a whole number of 1 or more"
+    elif num_workers % degree:
+        yield f"{num_workers} workers can't form groups of {degree}: make num_workers a multiple of {degree}"
+
+
+class DataParallelGroup(ProcessGroup):
+    """The workers as those who deal out samples see them: each row of the grid counts as one.
+
+    All workers of a row are given the same samples. Collectives run over all workers, so all must call them.
+
+    Args:
+        group: all workers.
+        grid: how they stand.
+    """
+
+    def __init__(self, group: ProcessGroup, grid: Grid) -> None:
+        self.rank = grid.place(group.rank)[0]
+        self.world_size = grid.data_ways
+        self._group = group
+        self._grid = grid
+
+    @property
+    def members(self) -> int:
+        return self._group.world_size
+
+    def broadcast_integers(self, values: Sequence[int]) -> list[int]:
+        return self._group.broadcast_integers(values)
+
+    def gather_integers(self, value: int) -> list[int]:
+        """One number a row.
+
+        Raises:
+            ConfigError: workers of one row have different ones.
+        """
+        gathered = self._group.gather_integers(value)
+        rows = [[gathered[rank] for rank in row] for row in self._grid.rows()]
+        for ranks, row in zip(self._grid.rows(), rows, strict=True):
+            if len(set(row)) > 1:
+                raise ConfigError(
+                    f"workers {ranks} hold one model together, but their loaders count {row}: give "
+                    f"them the same batches; with add_dist_sampler=True each registers the whole data set"
+                )
+        return [row[0] for row in rows]
+
+    def gather_values(self, value: Any) -> list[Any]:
+        """That of the first worker of each row."""
+        gathered = self._group.gather_values(value)
+        return [gathered[row[0]] for row in self._grid.rows()]
+
+    def all_true(self, flag: bool) -> bool:
+        return self._group.all_true(flag)
+
+    def broadcast_tensors(self, tensors: Sequence[torch.Tensor]) -> None:
+        self._group.broadcast_tensors(tensors)
+
+    def leave(self) -> None:
+        self._group.leave()
+
+
+def data_parallel_group(group: ProcessGroup, model_ways: int) -> ProcessGroup:
+    """The workers among whom samples are dealt; `group` itself if each holds a whole model."""
+    return group if model_ways == 1 else DataParallelGroup(group, Grid(group.world_size, model_ways))
+
+
+def make_mesh(group: ProcessGroup, model_ways: int, device: torch.device) -> DeviceMesh:
+    """Torch's view of the grid, with the dimensions "data" and "model"; only "data" if `model_ways` is 1.
+
+    All workers call it, in the same order as other collectives.
+
+    Args:
+        group: all workers, joined.
+        model_ways: workers that hold one copy of the model together.
+        device: this worker's; only its type counts.
+
+    Raises:
+        ConfigError: there are no other workers, or `model_ways` does not divide their number.
+    """
+    grid = Grid(group.world_size, model_ways)
+    if model_ways == 1:
+        world = dist.group.WORLD
+        if world is None:
+            raise ConfigError("a single worker has no mesh: use num_workers=2 or more")
+        return DeviceMesh.from_group(world, device.type, mesh_dim_names=(DATA,))
+    # Not init_device_mesh: its groups would have torch's own timeout, and could listen on the network.
+    columns, rows = group.subgroup(grid.columns()), group.subgroup(grid.rows())
+    return DeviceMesh.from_group(
+        [columns, rows], device.type, mesh=torch.tensor(grid.rows()), mesh_dim_names=(DATA, MODEL)
+    )

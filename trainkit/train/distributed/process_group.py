@@ -1,0 +1,328 @@
+"""The processes that train together: how they join and exchange values, by gloo and NCCL."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+import struct
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+
+from trainkit.errors import CheckpointError, ConfigError, message_of
+from trainkit.train.distributed.failure_cause import lost_peer
+
+_INTERFACE = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+"""Where the backends listen; who sets the variables differently is obeyed."""
+
+_LOOPBACK = "lo"
+"""Nothing of a gang of one machine may listen on the network."""
+
+_SIOCGIFADDR = 0x8915
+
+_BACKENDS = {"gloo": "gloo", "nccl": "cpu:gloo,cuda:nccl"}
+"""Counts and orders of samples are agreed upon on the CPU, also where gradients travel by NCCL."""
+
+
+@dataclass(frozen=True)
+class Rendezvous:
+    """What a worker must know to meet the others.
+
+    Attributes:
+        place: "file://" and a path that all workers can open, in a folder that only the user can; or
+            "tcp://", worker 0's address and port.
+        backend: "gloo" or "nccl".
+        timeout_s: how long one collective may take.
+    """
+
+    place: str
+    backend: str
+    timeout_s: float
+
+
+class ProcessGroup:
+    """The workers that train together, as one of them sees it; by itself, a group of one.
+
+    Attributes:
+        rank: this worker's number, from 0.
+        world_size: how many there are.
+        members: processes that take part in its collectives; more than `world_size` where some count as one.
+    """
+
+    rank = 0
+    world_size = 1
+
+    @property
+    def members(self) -> int:
+        return self.world_size
+
+    def broadcast_integers(self, values: Sequence[int]) -> list[int]:
+        """Worker 0's `values`, on every worker; the others' are ignored."""
+        return list(values)
+
+    def gather_integers(self, value: int) -> list[int]:
+        """Every worker's `value`, by rank."""
+        return [value]
+
+    def gather_values(self, value: Any) -> list[Any]:
+        """Every worker's `value`, plain values and tensors on the CPU, by rank."""
+        return [value]
+
+    def all_true(self, flag: bool) -> bool:
+        """Whether `flag` is true on every worker."""
+        return flag
+
+    def broadcast_tensors(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Overwrite `tensors` with worker 0's."""
+
+    def subgroup(self, parts: Sequence[Sequence[int]]) -> dist.ProcessGroup:
+        """Torch's group of those of `parts` (ranks) that this worker is one of; all workers call it alike.
+
+        Raises:
+            ConfigError: there are no other workers.
+        """
+        raise ConfigError("one worker alone has no process group: use num_workers=2 or more")
+
+    def leave(self) -> None:
+        """Part from the others; the group can't be used any more."""
+
+
+class TorchProcessGroup(ProcessGroup):
+    """Several processes, joined through torch.distributed.
+
+    Args:
+        rank: this worker's.
+        world_size: of the group.
+        timeout: of one collective, also in subgroups.
+        bound: environment variables that name the network interface to listen on.
+    """
+
+    def __init__(
+        self, rank: int, world_size: int, timeout: timedelta | None, bound: Mapping[str, str]
+    ) -> None:
+        self.rank = rank
+        self.world_size = world_size
+        self._timeout = timeout
+        self._bound = dict(bound)
+        self._joined = True
+
+    def broadcast_integers(self, values: Sequence[int]) -> list[int]:
+        length = torch.tensor([len(values)])
+        dist.broadcast(length, src=0)
+        data = torch.empty(int(length), dtype=torch.int64)
+        if self.rank == 0:
+            data = torch.tensor(list(values), dtype=torch.int64)
+        dist.broadcast(data, src=0)
+        order: list[int] = data.tolist()
+        return order
+
+    def gather_integers(self, value: int) -> list[int]:
+        gathered = [torch.zeros(1, dtype=torch.int64) for _ in range(self.world_size)]
+        dist.all_gather(gathered, torch.tensor([value]))
+        return [int(item) for item in gathered]
+
+    def gather_values(self, value: Any) -> list[Any]:
+        gathered: list[Any] = [None] * self.world_size
+        dist.all_gather_object(gathered, value)
+        return gathered
+
+    def all_true(self, flag: bool) -> bool:
+        answer = torch.tensor([int(flag)])
+        dist.all_reduce(answer, op=dist.ReduceOp.MIN)
+        return bool(answer)
+
+    def broadcast_tensors(self, tensors: Sequence[torch.Tensor]) -> None:
+        for tensor in tensors:
+            dist.broadcast(tensor.detach(), src=0)
+
+    def subgroup(self, parts: Sequence[Sequence[int]]) -> dist.ProcessGroup:
+        with _defaults(self._bound):
+            # Without a timeout torch gives half an hour, whatever the whole group's is.
+            own, _ = dist.new_subgroups_by_enumeration(  # type: ignore[no-untyped-call]
+                [list(part) for part in parts], timeout=self._timeout
+            )
+        return cast(dist.ProcessGroup, own)
+
+    def leave(self) -> None:
+        # Once: by the second time, this process may be in the group of another trainer.
+        if self._joined and dist.is_initialized():
+            dist.destroy_process_group()
+        self._joined = False
+
+
+class RendezvousStore:
+    """The store that workers of several machines meet at, in the process of worker 0.
+
+    Args:
+        address: of this machine, among those of the workers'.
+
+    Raises:
+        ConfigError: this machine has no such address.
+    """
+
+    def __init__(self, address: str) -> None:
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        try:
+            listening = socket.create_server((address, 0), family=family)
+        except OSError as error:
+            raise ConfigError(
+                f"worker 0 can't listen at {address}, the address of its machine in the cluster ({error}): "
+                f"join the machine to the cluster by an address that is its own"
+            ) from error
+        port = listening.getsockname()[1]
+        self.place = f"tcp://{address}:{port}"
+        # Bound here, as the store by itself would listen at all addresses. The socket is the store's now.
+        self.store = dist.TCPStore(  # type: ignore[attr-defined, unused-ignore]
+            address, port, is_master=True, wait_for_workers=False, master_listen_fd=listening.detach()
+        )
+
+
+def set_torchrun_variables(
+    place: str, *, rank: int, world_size: int, local_rank: int, local_size: int
+) -> None:
+    """Tell libraries that this process is one of several, by the variables that `torchrun` sets.
+
+    An Accelerator takes itself for the only one without them, and loggers print on every rank.
+
+    Args:
+        place: where the workers meet; workers of one machine meet at no address, and name none.
+        rank: this worker's number.
+        world_size: how many there are.
+        local_rank: its number among those of its machine.
+        local_size: how many these are.
+    """
+    numbers = {
+        "RANK": rank,
+        "WORLD_SIZE": world_size,
+        "LOCAL_RANK": local_rank,
+        "LOCAL_WORLD_SIZE": local_size,
+    }
+    os.environ.update({name: str(number) for name, number in numbers.items()})
+    scheme, _, address = place.partition("://")
+    if scheme == "tcp":
+        os.environ["MASTER_ADDR"], _, os.environ["MASTER_PORT"] = address.rpartition(":")
+
+
+def join_process_group(
+    rendezvous: Rendezvous,
+    *,
+    rank: int,
+    world_size: int,
+    address: str | None = None,
+    listener: RendezvousStore | None = None,
+) -> ProcessGroup:
+    """Meet the other workers; returns once all are there.
+
+    Args:
+        rendezvous: where.
+        rank: this worker's number.
+        world_size: how many there are.
+        address: of this machine among those of the workers'; None if they are all on this one.
+        listener: the store, if it is in this process.
+
+    Raises:
+        torch.distributed.DistError: they did not all come within `rendezvous.timeout_s`.
+        ConfigError: this process is in a group already.
+    """
+    if dist.is_initialized():
+        raise ConfigError(
+            "this process is in a torch.distributed group already, and can be in one only: shut down the "
+            "other TorchTrainer with use_local=True and several workers, or the group that the program made"
+        )
+    timeout = timedelta(seconds=rendezvous.timeout_s)
+    store = listener.store if listener is not None else _store(rendezvous.place, world_size, timeout)
+    store.set_timeout(timeout)
+    interface = _LOOPBACK if address is None else _interface_of(address)
+    bound = {} if interface is None else dict.fromkeys(_INTERFACE, interface)
+    with _defaults(bound):
+        try:
+            dist.init_process_group(
+                _BACKENDS[rendezvous.backend], store=store, rank=rank, world_size=world_size, timeout=timeout
+            )
+        except BaseException:
+            # The group is known by its number, and the next one has the same number in new processes.
+            dist.distributed_c10d._world.group_count = 0
+            raise
+    return TorchProcessGroup(rank, world_size, timeout, bound)
+
+
+def _store(place: str, world_size: int, timeout: timedelta) -> Any:
+    scheme, _, rest = place.partition("://")
+    if scheme == "file":
+        return dist.FileStore(rest, world_size)  # type: ignore[attr-defined, unused-ignore]
+    host, _, port = rest.rpartition(":")
+    return dist.TCPStore(  # type: ignore[attr-defined, unused-ignore]
+        host, int(port), is_master=False, wait_for_workers=False, timeout=timeout
+    )
+
+
+def _interface_of(address: str) -> str | None:
+    """The network interface that has `address`; None if torch must find one by the machine's name."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            request = struct.pack("256s", name.encode()[:15])
+            try:
+                answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)
+            except OSError:
+                continue  # This one has no address of IPv4.
+            if socket.inet_ntoa(answer[20:24]) == address:
+                return name
+    return None
+
+
+@contextmanager
+def _defaults(variables: dict[str, str]) -> Iterator[None]:
+    """Set environment variables that are not set, for the length of the block."""
+    absent = {name: value for name, value in variables.items() if name not in os.environ}
+    os.environ.update(absent)
+    try:
+        yield
+    finally:
+        for name in absent:
+            os.environ.pop(name, None)
+
+
+Complaint = Callable[[str], str]
+"""What went wrong, as a sentence with the reason in it."""
+
+
+@contextmanager
+def agreed(group: ProcessGroup, complaint: Complaint) -> Iterator[None]:
+    """A block after which all workers of `group` go on, or all raise.
+
+    Raises:
+        CheckpointError: the block failed, here or on another worker; the message says where and why.
+    """
+    error: BaseException | None = None
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit, GeneratorExit):
+        raise
+    except BaseException as raised:  # torch's CheckpointException is no Exception.
+        if lost_peer(raised):
+            raise
+        error = raised
+    reasons = group.gather_values(None if error is None else _reason(error))
+    failed = [(rank, reason) for rank, reason in enumerate(reasons) if reason is not None]
+    if isinstance(error, CheckpointError):
+        raise error
+    if failed:
+        rank, reason = failed[0]
+        where = f"worker {rank}: " if group.world_size > 1 else ""
+        raise CheckpointError(complaint(f"{where}{reason}")) from error
+
+
+def _reason(error: BaseException) -> str:
+    """In one line; of several workers' errors that torch collects, the first."""
+    failures = getattr(error, "failures", None)
+    if isinstance(failures, dict) and failures:
+        rank, failure = next(iter(failures.items()))
+        error = failure[0] if isinstance(failure, tuple) else failure
+        return f"{message_of(error)} (on worker {rank})"
+    return message_of(error) or type(error).__name__

@@ -1,0 +1,1 @@
+"""Operators made of Lightning modules."""

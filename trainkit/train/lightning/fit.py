@@ -1,0 +1,503 @@
+"""Lightning's own `Trainer.fit`, suspended between epochs, with its loaders and what the module logs."""
+
+from __future__ import annotations
+
+import contextvars
+import copy
+import importlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from greenlet import greenlet  # type: ignore[import-untyped]
+
+from trainkit.errors import ConfigError, TrainingError
+from trainkit.train.checkpoint.state import (
+    Hyperparameters,
+    generator_states,
+    hyperparameters_of,
+    load_generator_states,
+)
+from trainkit.train.data.feed import Feed
+from trainkit.train.data.sharding import ShardedBatchSampler, batch_weight
+from trainkit.train.distributed.process_group import ProcessGroup
+from trainkit.train.keys import NUM_SAMPLES, SHOULD_STOP
+from trainkit.train.lightning.parts import Interrupted, Seat, quiet_lightning, resize
+from trainkit.train.step.metrics import EpochMetrics, Meters, Origin
+
+
+class Logged:
+    """Collects what `self.log` left in Lightning's result collections, by the names in `callback_metrics`."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, torch.Tensor] = {}
+        self._origins: dict[str, Origin] = {}
+
+    def clear(self) -> None:
+        """Forget everything: another epoch begins."""
+        self._values, self._origins = {}, {}
+
+    def take(self, results: Any, *, last: Origin) -> None:
+        """Take all that was logged since the loop began.
+
+        Args:
+            results: the loop's collection, before it is reset.
+            last: stands behind a value that was logged for a step only.
+        """
+        for _, metric in results.valid_items():
+            meta = metric.meta
+            if meta.on_epoch:
+                name, forked = results._forked_name(metric, False)
+                self._put((name, forked), results._get_cache(metric, False), _origin(metric))
+            if meta.on_step and (results.training or not meta.on_epoch):
+                name, forked = results._forked_name(metric, True)
+                names = (forked,) if meta.on_epoch else (name, forked)
+                self._put(names, results._get_cache(metric, True), last)
+
+    def metrics(self) -> EpochMetrics:
+        """All of it as numbers."""
+        return EpochMetrics({name: float(value) for name, value in self._values.items()}, self._origins)
+
+    def _put(self, names: Sequence[str], value: torch.Tensor | None, origin: Origin) -> None:
+        if value is not None:
+            self._values.update(dict.fromkeys(names, value))
+            self._origins.update(dict.fromkeys(names, origin))
+
+
+def _origin(metric: Any) -> Origin:
+    """What stands behind an epoch's value on this worker."""
+    meta = metric.meta
+    if not metric.is_tensor or (meta.sync.should and not meta.sync.rank_zero_only):
+        return Origin(1.0)  # The same on all workers: a torchmetrics metric, or sync_dist=True.
+    if meta.is_mean_reduction:
+        return Origin(float(metric.cumulated_batch_size))
+    how = "sum" if meta.is_sum_reduction else "max" if meta.is_max_reduction else "min"
+    return Origin(1.0, how=how)
+
+
+class StandIn:
+    """A batch whose samples another worker counts: it is run, and leaves no trace in what is logged.
+
+    Args:
+        results: the loop's collection.
+        module: whose torchmetrics metrics are left as they are.
+    """
+
+    def __init__(self, results: Any, module: torch.nn.Module) -> None:
+        metric_class = importlib.import_module("torchmetrics").Metric
+        self._results = results
+        self._logs = results.log
+        self._metrics = [
+            (metric, _kept(metric, (*metric._defaults, "_update_count", "_computed")))
+            for metric in module.modules()
+            if isinstance(metric, metric_class)
+        ]
+        results.log = self._log
+
+    def end(self) -> None:
+        """The batch is over, with all of its hooks."""
+        vars(self._results).pop("log", None)
+        for metric, kept in self._metrics:
+            for name, value in kept.items():
+                setattr(metric, name, value)
+
+    def _log(self, *args: Any, **kwargs: Any) -> None:
+        # Lightning logs as ever, since workers may meet in it.
+        before = {key: _kept(metric, _SUMS) for key, metric in self._results.items() if metric.is_tensor}
+        self._logs(*args, **kwargs)
+        for key, metric in self._results.items():
+            if metric.is_tensor:
+                vars(metric).update(before.get(key) or copy.deepcopy(metric._defaults))
+
+
+_SUMS = ("value", "cumulated_batch_size")
+"""What a logged value is accumulated in."""
+
+
+def _kept(metric: Any, names: Sequence[str]) -> dict[str, Any]:
+    return {name: copy.deepcopy(getattr(metric, name)) for name in names if hasattr(metric, name)}
+
+
+def samples_in(batch: Any) -> int:
+    """The size of a batch: the length of the first tensor in it; 1 if there is none."""
+    if isinstance(batch, torch.Tensor):
+        return batch.shape[0] if batch.dim() else 1
+    if isinstance(batch, Mapping):
+        batch = list(batch.values())
+    if isinstance(batch, (list, tuple)):
+        return next((samples_in(part) for part in batch if _holds_tensor(part)), 1)
+    return 1
+
+
+def numbers_in(returned: Mapping[str, Any]) -> dict[str, Any]:
+    """Return those entries of what a step returned that can be averaged: numbers and one-element tensors."""
+    return {name: value for name, value in returned.items() if _is_number(value)}
+
+
+def _is_number(value: Any) -> bool:
+    if isinstance(value, torch.Tensor):
+        return value.numel() == 1 and not value.is_complex()
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _holds_tensor(part: Any) -> bool:
+    if isinstance(part, Mapping):
+        part = list(part.values())
+    if isinstance(part, (list, tuple)):
+        return any(map(_holds_tensor, part))
+    return isinstance(part, torch.Tensor)
+
+
+def after(method: Callable[..., Any], then: Callable[[], None]) -> Callable[..., Any]:
+    """`method`, followed by `then`."""
+
+    def both(*args: Any, **kwargs: Any) -> Any:
+        result = method(*args, **kwargs)
+        then()
+        return result
+
+    return both
+
+
+class Data(Feed):
+    """Stands for a loader that Lightning makes and runs through; keeps what its order hangs on."""
+
+    def __init__(self) -> None:
+        super().__init__((), group=ProcessGroup(), training=False)
+        self.num_steps: int | None = None
+        self.over = False
+        self._real: Feed | None = None
+        self._held: Mapping[str, Any] = {}
+
+    def batches(self, epoch_idx: int = 0, num_steps: int | None = None) -> Iterator[Any]:
+        self.num_steps, self.over = num_steps, False
+        return self._ticks()
+
+    def _ticks(self) -> Iterator[None]:
+        # Lightning has the batches: what is taken here only counts them.
+        while not self.over:
+            yield None
+
+    def attach(self, feed: Feed) -> None:
+        """Lightning has made the loader."""
+        self._real = feed
+        feed.load_state(self._held)
+        self._held = {}
+
+    def steps(self) -> int | None:
+        return None if self._real is None else self._real.steps()
+
+    def state(self) -> dict[str, Any]:
+        return dict(self._held) if self._real is None else self._real.state()
+
+    def load_state(self, held: Mapping[str, Any]) -> None:
+        if self._real is None:
+            self._held = held
+        else:
+            self._real.load_state(held)
+
+
+@contextmanager
+def ticking(feed: Feed | None, iterator: Iterable[Any]) -> Iterator[Iterator[Any]]:
+    """What counts the batches of a block: whoever wrapped the feed's batches sees them end with it."""
+    ticks = iter(iterator)
+    try:
+        yield ticks
+    finally:
+        if isinstance(feed, Data):
+            feed.over = True
+            next(ticks, None)
+
+
+_NOT_KEPT = ("hparams_name", "hparams_type", "hyper_parameters", "datamodule_hyper_parameters")
+"""Of Lightning's checkpoint: the configuration, which is the trainer's, and may hold what no file should."""
+
+
+class LightningFit:
+    """One run of `Trainer.fit`, an epoch at a time.
+
+    Args:
+        seat: the worker's place.
+        split: this worker's share of a loader.
+        shared: called with the training feed as soon as it is there.
+        state: what `checkpoint` returned, to begin from; its weights are in the module already.
+
+    Attributes:
+        trainer: Lightning's.
+        set_up: what `configure_optimizers` made, before a state was loaded into it; None until then.
+        weight: factor for the current batch's loss, so that averaged gradients are the whole batch's.
+    """
+
+    trainer: Any
+
+    def __init__(
+        self,
+        *,
+        seat: Seat,
+        split: Callable[[Any], Feed],
+        shared: Callable[[Feed], None],
+        state: Mapping[str, Any] | None,
+    ) -> None:
+        self.state_to_load = state
+        self.weight = 1.0
+        self.set_up: Hyperparameters | None = None
+        self._seat = seat
+        self._split = split
+        self._shared = shared
+        self._training, self._validation = Meters(), Meters()
+        self._logged = Logged()
+        self._last = Origin(0.0)
+        self._batches = 0
+        self._stand_in: StandIn | None = None
+        self._validated: tuple[int, bool] = 0, False
+
+    # -- from outside --------------------------------------------------------------------------
+
+    def begin(self, trainer: Any, module: Any, **data: Any) -> None:
+        """Let Lightning set up everything, as far as its first epoch; what it raises, this raises."""
+        self.trainer = trainer
+        self._limit = trainer.limit_train_batches
+        loop, connector = trainer.fit_loop, trainer._logger_connector
+        self._run_loop, loop.run = loop.run, self._when_told
+        loop.on_advance_end = after(loop.on_advance_end, self._after_epoch)
+        connector.on_epoch_end = after(connector.on_epoch_end, self._take_logged)
+        connector.on_batch_end = after(connector.on_batch_end, self._end_batch)
+        connector.update_eval_epoch_metrics = after(connector.update_eval_epoch_metrics, self._take_logged)
+        # Lightning's handlers would keep SIGTERM from ending a worker that waits between epochs.
+        trainer._signal_connector.register_signal_handlers = _no_handlers
+        connector = trainer._checkpoint_connector
+        connector.restore_training_state = self._noting_set_up(connector.restore_training_state)
+        path = None
+        if self.state_to_load is not None:
+            path, state = "the trainer's state", self.state_to_load
+            self.state_to_load = {**state, "state_dict": {**module.state_dict(), **state["state_dict"]}}
+
+        def fit() -> None:
+            trainer.fit(module, **data, ckpt_path=path)
+
+        self._greenlet = greenlet(fit)
+        self._greenlet.gr_context = contextvars.copy_context()
+        self._switch()
+        self.state_to_load = None
+
+    @property
+    def alive(self) -> bool:
+        """Whether it waits for the next epoch."""
+        return bool(self._greenlet)
+
+    def train(self, num_steps: int | None, ticks: Iterator[Any]) -> EpochMetrics:
+        """One epoch, with all that Lightning does in it.
+
+        Args:
+            num_steps: batches of the epoch, at most one pass; None for what Lightning would run.
+            ticks: one is taken for each batch, for whoever counts them.
+        """
+        trainer = self.trainer
+        self._check_alive()
+        if 0 <= (trainer.max_epochs if trainer.max_epochs is not None else -1) <= trainer.current_epoch:
+            raise ConfigError(
+                f"Lightning has trained the {trainer.max_epochs} epochs of trainer_args['max_epochs']: give "
+                f"more, or leave it out, as train() is called for each epoch anyway"
+            )
+        trainer.should_stop = False  # Told, and the caller goes on.
+        resize(trainer, self._limit if num_steps is None else num_steps)
+        self._training, self._validation, self._batches = Meters(), Meters(), 0
+        self._logged.clear()
+        self._ticks = ticks
+        self._switch(self._go_on)
+        if not self.alive:
+            raise TrainingError("Lightning ended the fit without an epoch: there are no training batches")
+        last_one = trainer.max_epochs not in (None, -1) and trainer.current_epoch >= trainer.max_epochs
+        asks = {SHOULD_STOP: float(trainer.should_stop or last_one)}
+        counts, logged = self._training.result(), self._logged.metrics()
+        validated = self._validation.result()
+        returned = {name: value for name, value in validated.items() if name in validated.origins}
+        return EpochMetrics(
+            {**returned, **counts, **asks, **logged},
+            {**validated.origins, **counts.origins, **logged.origins},
+        )
+
+    def validate(self, num_steps: int | None, ticks: Iterator[Any]) -> EpochMetrics:
+        """Lightning's own validation loop, of `num_steps` batches a loader; see `train`."""
+        self._check_alive()
+        self._validation = Meters()
+        self._logged.clear()
+        self._ticks = ticks
+        self._switch(lambda: self._run_validation(num_steps))
+        counts, logged = self._validation.result(), self._logged.metrics()
+        return EpochMetrics({**counts, **logged}, {**counts.origins, **logged.origins})
+
+    def checkpoint(self) -> dict[str, Any]:
+        """Lightning's checkpoint, but the weights: optimizers, schedulers, loops, callbacks, data module."""
+        held = self.trainer._checkpoint_connector.dump_checkpoint(weights_only=False)
+        # The module is listed with the operator's models, which are in the state already.
+        known = self.trainer.lightning_module.state_dict()
+        held["state_dict"] = {name: value for name, value in held["state_dict"].items() if name not in known}
+        return {name: value for name, value in held.items() if name not in _NOT_KEPT}
+
+    def end(self) -> None:
+        """Let Lightning end in order: its hooks for the end of training, of the fit, and for tearing down."""
+        if self.alive:
+            self._switch(self._stop)
+
+    # -- told by Lightning ---------------------------------------------------------------------
+
+    def share(self, loader: Any) -> Any:
+        """This worker's share of a loader; of validation data too in as many batches as the others have."""
+        feed = self._split(loader)
+        if self.trainer.training:
+            self._shared(feed)
+        return feed.loader
+
+    def begin_training_batch(self, batch: Any, index: int) -> None:
+        """A batch is about to be trained on."""
+        next(self._ticks, None)
+        loaders = self.trainer.fit_loop._combined_loader.flattened
+        self.weight = self._weight(loaders[0], index) if len(loaders) == 1 else 1.0
+        self._samples = self._count(batch, self.weight)
+
+    def end_training_batch(self, outputs: Any) -> None:
+        """It has been."""
+        loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
+        metrics: dict[str, Any] = {NUM_SAMPLES: self._samples}
+        if isinstance(outputs, Mapping):
+            metrics |= numbers_in({name: value for name, value in outputs.items() if name != "loss"})
+        if isinstance(loss, torch.Tensor) and loss.numel() == 1:
+            # Lightning divides it, as its gradients are added up.
+            module = self.trainer.lightning_module
+            times = self.trainer.accumulate_grad_batches if module.automatic_optimization else 1
+            metrics["train_loss"] = loss if times == 1 else loss * times
+        self._training.add(metrics, counted=self.weight > 0)
+        self._last = Origin(float(self._samples), self._batches)
+        self._batches += 1
+
+    def begin_validation_batch(self, batch: Any, index: int, loader_index: int) -> None:
+        """A batch is about to be validated on."""
+        fitting = self.trainer.state.fn == type(self.trainer.state.fn).FITTING
+        if not fitting:
+            next(self._ticks, None)
+        loop = self.trainer.fit_loop.epoch_loop.val_loop if fitting else self.trainer.validate_loop
+        loader = loop._combined_loader.flattened[loader_index]
+        weight = self._weight(loader, index)
+        self._validated = self._count(batch, weight), weight > 0
+
+    def begin_validation(self) -> None:
+        """A pass over the validation data begins; what an earlier one of the epoch returned is forgotten."""
+        self._validation = Meters()
+
+    def end_validation_batch(self, outputs: Any) -> None:
+        """A batch has been validated on; a loss returned by itself is `val_loss`."""
+        returned = outputs if isinstance(outputs, Mapping) else {"val_loss": outputs}
+        samples, counted = self._validated
+        self._validation.add({**numbers_in(returned), NUM_SAMPLES: samples}, counted=counted)
+
+    # -- in the greenlet -----------------------------------------------------------------------
+
+    def _noting_set_up(self, restore: Callable[[], None]) -> Callable[[], None]:
+        """`restore`, which Lightning calls once optimizers are made, preceded by a look at them."""
+
+        def both() -> None:
+            schedulers = [each.scheduler for each in self.trainer.lr_scheduler_configs]
+            self.set_up = hyperparameters_of(self.trainer.optimizers, schedulers)
+            restore()
+
+        return both
+
+    def _when_told(self) -> None:
+        """In place of `FitLoop.run`."""
+        if self._await_order():
+            self._run_loop()
+
+    def _after_epoch(self) -> None:
+        """At the end of `FitLoop.on_advance_end`, when all of an epoch's hooks have run."""
+        if not self._await_order():
+            raise StopIteration  # As a loader that ends does: Lightning leaves the loop in order.
+
+    def _await_order(self) -> bool:
+        """Wait outside; True to go on, False to end."""
+        while True:
+            order = self._greenlet.parent.switch()
+            answer = order()
+            if answer is not None:
+                return bool(answer)
+
+    def _go_on(self) -> bool:
+        return True
+
+    def _stop(self) -> bool:
+        return False
+
+    def _run_validation(self, num_steps: int | None) -> None:
+        """What `Trainer.validate` runs, with the set-up of the fit, whose state is put back afterwards."""
+        trainer, connector = self.trainer, self.trainer._logger_connector
+        states = type(trainer.state.fn), type(trainer.state.stage)
+        before = trainer.state.fn, trainer.state.stage, trainer.limit_val_batches
+        generators = (
+            generator_states()
+        )  # A look at the model in between must not change how its training goes on.
+        kept = ("_callback_metrics", "_logged_metrics", "_progress_bar_metrics", "_first_loop_iter")
+        metrics = {
+            name: dict(value) if isinstance(value := getattr(connector, name), dict) else value
+            for name in kept
+        }
+        # Callbacks see that it is no validation of the fit: it counts for no early stopping.
+        trainer.state.fn, trainer.state.stage = states[0].VALIDATING, states[1].VALIDATING
+        try:
+            if num_steps is not None:
+                trainer.limit_val_batches = num_steps
+            trainer.validate_loop.verbose = False
+            trainer.validate_loop.run()
+        finally:
+            trainer.state.fn, trainer.state.stage, trainer.limit_val_batches = before
+            vars(connector).update(metrics)
+            load_generator_states(generators)
+
+    def _take_logged(self) -> None:
+        if not self.trainer.sanity_checking:
+            self._logged.take(self.trainer._results, last=self._last)
+
+    # -- inside --------------------------------------------------------------------------------
+
+    def _switch(self, *order: Callable[[], bool | None]) -> None:
+        """Run the greenlet until it waits again, or ends."""
+        self._greenlet.parent = greenlet.getcurrent()
+        with quiet_lightning():
+            try:
+                self._greenlet.switch(*order)
+            except Interrupted as error:
+                raise KeyboardInterrupt from error
+
+    def _check_alive(self) -> None:
+        if not self.alive:
+            raise TrainingError(
+                "Lightning's fit has ended, by an error or a shutdown, and with it the state of its loops: "
+                "load() a checkpoint, or make a new TorchTrainer"
+            )
+
+    def _weight(self, loader: Any, index: int) -> float:
+        dealt = getattr(loader, "batch_sampler", None)
+        if not isinstance(dealt, ShardedBatchSampler):
+            return 1.0
+        seat = self._seat
+        turn = batch_weight(
+            index, index + 1, dealt.sizes(), every=1, rank=seat.rank, world_size=seat.world_size
+        )
+        return turn.weight
+
+    def _count(self, batch: Any, weight: float) -> int:
+        """Samples of the batch that count; none if it only stands in."""
+        if weight > 0:
+            return samples_in(batch)
+        trainer = self.trainer
+        self._stand_in = StandIn(trainer._results, trainer.lightning_module)
+        return 0
+
+    def _end_batch(self) -> None:
+        if self._stand_in is not None:
+            self._stand_in.end()
+            self._stand_in = None
+
+
+def _no_handlers() -> None:
+    """In place of Lightning's registration of signal handlers."""

@@ -1,0 +1,424 @@
+"""Operators made of Lightning modules: Lightning's own loops train, epoch by epoch."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import inspect
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, TypeVar
+
+from trainkit.errors import CheckpointError, ConfigError, MissingDependencyError
+from trainkit.runtime import session
+from trainkit.train.checkpoint.state import Hyperparameters
+from trainkit.train.data.feed import Feed
+from trainkit.train.distributed.tensors import cpu_copy
+from trainkit.train.lightning.fit import Data, LightningFit, ticking
+from trainkit.train.lightning.parts import Seat, make_strategy, make_watch, quiet_lightning
+from trainkit.train.step.context import Registered, WorkerContext
+from trainkit.train.step.stepper import Stepper
+from trainkit.train.strategies.base import StepSettings
+from trainkit.train.strategies.ddp import DDPStrategy
+from trainkit.train.strategies.single import SingleStrategy
+
+PACKAGES = ("pytorch_lightning", "lightning.pytorch")
+
+
+def package_of(cls: Any, kind: str) -> str | None:
+    """The package whose `kind`, such as "LightningModule", `cls` derives from; None: neither's."""
+    for base in getattr(cls, "__mro__", ()):
+        for name in PACKAGES:
+            if base.__name__ == kind and base.__module__.startswith(f"{name}."):
+                return name
+    return None
+
+
+def require_module_class(cls: Any) -> str:
+    """The package of a LightningModule's class.
+
+    Raises:
+        ConfigError: it is something else.
+        MissingDependencyError: neither package is installed.
+    """
+    if isinstance(cls, type) and (name := package_of(cls, "LightningModule")) is not None:
+        return name
+    if not any(map(_installed, PACKAGES)):
+        raise MissingDependencyError.of("from_ptl() needs Lightning", "lightning")
+    shown = repr(cls) if isinstance(cls, type) else f"an object of {type(cls).__name__}"
+    raise ConfigError(
+        f"from_ptl({shown}): give a subclass of LightningModule, the class itself; each worker makes its own "
+        f"instance of it"
+    )
+
+
+def _installed(name: str) -> bool:
+    try:
+        importlib.import_module(name)
+    except ImportError:
+        return False
+    return True
+
+
+def untaken(config: Mapping[str, Any], classes: Sequence[type[Any]]) -> list[str]:
+    """Keys of the configuration that `made_from` gives to none of `classes`."""
+    taken: set[str] = set()
+    for cls in classes:
+        parameters = inspect.signature(cls).parameters
+        if "config" in parameters:
+            return []
+        if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()):
+            taken |= {name for name in config if name.isidentifier()}
+        taken |= set(parameters)
+    return [name for name in config if name not in taken]
+
+
+def made_from(cls: type[Any], config: Mapping[str, Any]) -> Any:
+    """An instance of the user's class, given the whole configuration or those of its keys that it takes.
+
+    Raises:
+        ConfigError: a parameter without a default is not in `config`.
+    """
+    parameters = dict(inspect.signature(cls).parameters)
+    if "config" in parameters:
+        return cls(config=dict(config))
+    if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()):
+        return cls(**{name: value for name, value in config.items() if name.isidentifier()})
+    named = {
+        name: parameter
+        for name, parameter in parameters.items()
+        if parameter.kind in (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    }
+    missing = [
+        name
+        for name, parameter in named.items()
+        if name not in config and parameter.default is inspect.Parameter.empty
+    ]
+    if missing:
+        raise ConfigError(
+            f"{cls.__name__}{inspect.signature(cls)} needs {', '.join(missing)}, but config has "
+            f"{sorted(map(str, config))}: add the keys to config, or let the class take the whole of it, as "
+            f"`config`"
+        )
+    return cls(**{name: config[name] for name in named if name in config})
+
+
+_OURS = {
+    "accelerator": "use_gpu= of TorchTrainer says where it runs",
+    "callbacks": "give callbacks= of from_ptl",
+    "devices": "num_workers= and gpus_per_worker= of TorchTrainer say how many",
+    "fast_dev_run": "call train(num_steps=1) and validate(num_steps=1)",
+    "max_steps": "call train(num_steps=...) as often as you need",
+    "min_steps": "call train(num_steps=...) as often as you need",
+    "num_nodes": "num_workers= of TorchTrainer says how many",
+    "use_distributed_sampler": "add_dist_sampler= of TorchTrainer says whether samples are dealt out",
+}
+"""Arguments of Lightning's trainer that are not Lightning's to know here, and what to do instead."""
+
+_PRECISIONS = {"32": "32-true", "bf16": "bf16-mixed", "fp16": "16-mixed"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class LightningPlan:
+    """What `from_ptl` was given; see there."""
+
+    module_cls: type[Any]
+    package: str
+    train_dataloader: Any = None
+    val_dataloader: Any = None
+    datamodule: Any = None
+    callbacks: Sequence[Any] = ()
+    trainer_args: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        loaders = self.train_dataloader is not None or self.val_dataloader is not None
+        if loaders and self.datamodule is not None:
+            raise ConfigError(
+                "from_ptl(): give train_dataloader= and val_dataloader=, or datamodule=, not both"
+            )
+        kind = self.datamodule if isinstance(self.datamodule, type) else type(self.datamodule)
+        if self.datamodule is not None and package_of(kind, "LightningDataModule") != self.package:
+            raise ConfigError(
+                f"from_ptl(datamodule={self.datamodule!r}): give a LightningDataModule of {self.package}, as "
+                f"{self.module_cls.__name__} is a module of it, or its class"
+            )
+        wrong = [item for item in self.callbacks if package_of(type(item), "Callback") != self.package]
+        if wrong:
+            raise ConfigError(f"from_ptl(callbacks={wrong!r}): give callbacks of {self.package}")
+        if ours := [f"{name}: {_OURS[name]}" for name in self.trainer_args if name in _OURS]:
+            raise ConfigError("from_ptl(trainer_args=): leave out " + "; ".join(ours))
+
+
+def arguments_of_step(step: StepSettings, given: Mapping[str, Any]) -> dict[str, Any]:
+    """What the trainer was asked for in Lightning's words.
+
+    Raises:
+        ConfigError: `given` says it too.
+    """
+    asked: dict[str, Any] = {}
+    if step.precision != "32":
+        asked["precision"] = _PRECISIONS[step.precision]
+    if step.grad_accumulation_steps > 1:
+        asked["accumulate_grad_batches"] = step.grad_accumulation_steps
+    if step.max_grad_norm is not None:
+        asked["gradient_clip_val"] = step.max_grad_norm
+    if both := sorted(set(asked) & set(given)):
+        raise ConfigError(
+            f"from_ptl(trainer_args=) has {', '.join(both)}, which TorchTrainer was asked for in its words "
+            f"(precision, grad_accumulation_steps, max_grad_norm): say it once"
+        )
+    return asked
+
+
+T = TypeVar("T")
+
+log = logging.getLogger(__name__)
+
+for _package in PACKAGES:
+    session.register(_package)  # It takes seconds to import.
+
+
+class LightningMethods:
+    """The methods of an operator that has Lightning train; put before `TrainingOperator` by `from_ptl`.
+
+    Attributes:
+        lightning_trainer: Lightning's `Trainer`, once training, validation or a loaded state called for it.
+        validates_in_training: an epoch of training ends with Lightning's own validation.
+    """
+
+    plan: ClassVar[LightningPlan]
+    validates_in_training: ClassVar[bool] = True
+
+    # Of `TrainingOperator`:
+    model: Any
+    registered: Registered
+    stepper: Stepper
+    train_feed: Feed | None
+    validation_feed: Feed | None
+    global_step: int
+    _context: WorkerContext
+    _config: dict[str, Any]
+
+    _fit: LightningFit | None = None
+
+    def setup(self, config: dict[str, Any]) -> None:
+        """Make the module and, if its class was given, the data module; Lightning sets them up later."""
+        plan = self.plan
+        # Precision, accumulation and clipping are Lightning's to carry out.
+        self.stepper.delegated()
+        self._package = importlib.import_module(plan.package)
+        self._seat = self._checked_seat()
+        self.model = made_from(plan.module_cls, config)
+        # Not placed by us, Lightning's strategy does it; listed, so that weights have their place in a state.
+        self.registered.models.append(self.model)
+        data = plan.datamodule
+        self.datamodule = made_from(data, config) if isinstance(data, type) else copy.deepcopy(data)
+        classes = [plan.module_cls, *([data] if isinstance(data, type) else [])]
+        if self._context.strategy.group.rank == 0 and (unused := untaken(config, classes)):
+            log.warning(
+                "config has %s, which no parameter of %s is named after, so nothing is done with it",
+                ", ".join(map(repr, unused)),
+                " or ".join(cls.__name__ for cls in classes),
+            )
+        self.train_feed = Data()
+        if self._has_validation():
+            self.validation_feed = Data()
+        if _defines(self.model, "configure_model", self._base("LightningModule")):
+            self._running()  # It has no weights before.
+
+    def get_model(self) -> Any:
+        """Return this worker's `LightningModule`, as RaySGD's operators of Lightning modules do."""
+        return self.model
+
+    @property
+    def lightning_trainer(self) -> Any:
+        return None if self._fit is None else self._fit.trainer
+
+    @property
+    def lightning_set_up(self) -> Hyperparameters | None:
+        """What `configure_optimizers` made of the configuration, as `overruling` takes it; None before."""
+        return None if self._fit is None else self._fit.set_up
+
+    def train_epoch(
+        self, iterator: Iterable[Any], info: dict[str, Any], num_steps: int | None = None, epoch_idx: int = 0
+    ) -> Mapping[str, Any]:
+        """One epoch of Lightning's, with its validation; what the module logged in it, and counts."""
+        del info, epoch_idx  # Lightning has its own.
+        if not isinstance(self.train_feed, Data):
+            raise ConfigError(
+                "train(dataset=) is not for Lightning modules: give the loader to "
+                "from_ptl(train_dataloader=...), or a data module that changes it"
+            )
+        fit = self._running()
+        with ticking(self.train_feed, iterator) as ticks:
+            metrics = fit.train(num_steps, ticks)
+        self.global_step = int(fit.trainer.global_step)
+        return metrics
+
+    def validate(self, val_iterator: Iterable[Any], info: dict[str, Any]) -> Mapping[str, Any]:
+        """Lightning's validation loop, with its hooks; what the module logged in it, and counts."""
+        del info
+        feed = self.validation_feed
+        num_steps = feed.num_steps if isinstance(feed, Data) else None
+        with ticking(feed, val_iterator) as ticks:
+            return self._running().validate(num_steps, ticks)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Lightning's checkpoint; empty before it has begun."""
+        if self._fit is None:
+            return {}
+        return {"lightning": self._fit.checkpoint() if self._fit.alive else None}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """End what runs, in order, and begin again from a checkpoint of Lightning's.
+
+        Raises:
+            CheckpointError: Lightning doesn't take it; what was there goes on.
+        """
+        if "lightning" in state_dict and state_dict["lightning"] is None:
+            raise CheckpointError("this state was taken after Lightning's fit had ended by an error")
+        running = self._fit if self._fit is not None and self._fit.alive else None
+        before = None if running is None else cpu_copy(running.checkpoint())
+        self.close()
+        self._fit = None
+        if not state_dict:
+            return
+        try:
+            self._fit = self._begun(cpu_copy(state_dict["lightning"]))
+        except Exception as error:
+            if before is not None:
+                self._fit = self._begun(before)
+            raise CheckpointError(f"Lightning does not take this state: {error}") from error
+
+    def close(self) -> None:
+        """Let Lightning run its hooks for the end of training and of the fit."""
+        if self._fit is not None:
+            try:
+                self._fit.end()
+            except Exception:
+                # Raised too, but at a shutdown nobody may be left to be told.
+                log.exception("Lightning's hooks at the end of the fit failed")
+                raise
+
+    # -- inside --------------------------------------------------------------------------------
+
+    def _running(self) -> LightningFit:
+        if self._fit is None:
+            self._fit = self._begun(None)
+        return self._fit
+
+    def _begun(self, state: Mapping[str, Any] | None) -> LightningFit:
+        plan, package, seat = self.plan, self._package, self._seat
+        utilities = importlib.import_module(f"{plan.package}.utilities.rank_zero")
+        utilities.rank_zero_only.rank = seat.rank
+        fit = LightningFit(seat=seat, split=self._split, shared=self._shared, state=state)
+        arguments = self._trainer_arguments()
+        strategy = make_strategy(package, arguments.pop("strategy", None), seat, fit)
+        callbacks = [make_watch(package, fit), *copy.deepcopy(list(plan.callbacks))]
+        with quiet_lightning():
+            trainer = package.Trainer(**arguments, strategy=strategy, callbacks=callbacks)
+        data = {"datamodule": self.datamodule}
+        if self.datamodule is None:
+            data = {"train_dataloaders": plan.train_dataloader, "val_dataloaders": plan.val_dataloader}
+        fit.begin(trainer, self.model, **data)
+        return fit
+
+    def _checked_seat(self) -> Seat:
+        """This worker's place, if Lightning can train from there.
+
+        Raises:
+            ConfigError: the trainer was given what Lightning does in its own way, or can't do here.
+        """
+        context, strategy = self._context, self._context.strategy
+        wrong = []
+        if type(strategy) not in (SingleStrategy, DDPStrategy):
+            wrong.append(
+                "strategy: Lightning modules are trained on one worker or data-parallel; leave it out (a "
+                "DDPStrategy of Lightning's own can be given as trainer_args['strategy'])"
+            )
+        if strategy.group.world_size > 1 and not strategy.averages:
+            wrong.append("wrap_ddp=False: Lightning wraps the module itself; leave it out")
+        if context.scheduler_step_freq is not None:
+            wrong.append("scheduler_step_freq: Lightning steps schedulers as configure_optimizers says")
+        wrong += [
+            f"{name}: do it in the module, or by trainer_args of Lightning"
+            for name in ("compile", "channels_last", "detect_nan")
+            if getattr(context.step, name)
+        ]
+        if wrong:
+            raise ConfigError("TorchTrainer with a Lightning module can't take " + "; ".join(wrong))
+        group = strategy.group
+        return Seat(
+            device=strategy.devices[0],
+            rank=group.rank,
+            local_rank=context.local_rank,
+            world_size=group.world_size,
+        )
+
+    def _trainer_arguments(self) -> dict[str, Any]:
+        """Arguments of Lightning's trainer: quiet, and endless, unless the user says otherwise."""
+        given, step = dict(self.plan.trainer_args), self._context.step
+        names = [base.__name__ for callback in self.plan.callbacks for base in type(callback).__mro__]
+        return {
+            "accelerator": "cpu" if self._seat.device.type == "cpu" else "gpu",
+            "devices": 1,
+            "max_epochs": -1,
+            "logger": False,
+            "enable_checkpointing": "Checkpoint" in names,
+            "enable_progress_bar": False,
+            "enable_model_summary": False,
+            "num_sanity_val_steps": 0,
+            "use_distributed_sampler": False,
+            **arguments_of_step(step, given),
+            **given,
+        }
+
+    def _split(self, loader: Any) -> Feed:
+        # Of validation data too each worker gets as many batches as the others, as Lightning's DDP and
+        # sync_dist meet in every one.
+        return self._context.strategy.split_data(loader, training=True)
+
+    def _shared(self, feed: Feed) -> None:
+        if isinstance(self.train_feed, Data):
+            self.train_feed.attach(feed)
+
+    def _has_validation(self) -> bool:
+        owner, kind = (
+            (self.model, "LightningModule")
+            if self.datamodule is None
+            else (self.datamodule, "LightningDataModule")
+        )
+        loader = self.plan.val_dataloader is not None or _defines(owner, "val_dataloader", self._base(kind))
+        return loader and _defines(self.model, "validation_step", self._base("LightningModule"))
+
+    def _base(self, name: str) -> Any:
+        return getattr(self._package, name)
+
+
+def _defines(thing: Any, method: str, base: Any) -> bool:
+    return getattr(type(thing), method, None) is not getattr(base, method, None)
+
+
+def lightning_operator(
+    base: type[T],
+    module_cls: type[Any],
+    *,
+    train_dataloader: Any,
+    val_dataloader: Any,
+    datamodule: Any,
+    callbacks: Sequence[Any],
+    trainer_args: Mapping[str, Any] | None,
+) -> type[T]:
+    """A subclass of `base`, a `TrainingOperator`, that has Lightning train `module_cls`."""
+    plan = LightningPlan(
+        module_cls=module_cls,
+        package=require_module_class(module_cls),
+        train_dataloader=train_dataloader,
+        val_dataloader=val_dataloader,
+        datamodule=datamodule,
+        callbacks=tuple(callbacks),
+        trainer_args=dict(trainer_args or {}),
+    )
+    attributes = {"plan": plan, "__doc__": module_cls.__doc__, "__module__": module_cls.__module__}
+    return type(f"{module_cls.__name__}Operator", (LightningMethods, base), attributes)

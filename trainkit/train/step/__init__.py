@@ -1,0 +1,1 @@
+"""The loop over batches and one training step, in a worker."""

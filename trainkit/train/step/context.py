@@ -1,0 +1,116 @@
+"""The worker that an operator runs in, and the models and optimizers registered with it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+
+from trainkit.errors import ConfigError
+from trainkit.train.strategies.base import Place, StepSettings, Strategy
+from trainkit.train.strategies.single import SingleStrategy
+
+
+def _alone() -> Strategy:
+    return SingleStrategy(Place(devices=(torch.device("cpu"),)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerContext:
+    """Given to an operator's constructor; the default is a single process on the CPU.
+
+    Attributes:
+        strategy: how models and data are spread.
+        local_rank: this worker's number among those of its machine.
+        step: precision, accumulation, clipping.
+        use_tqdm: whether a progress bar is wanted.
+        scheduler_step_freq: "batch", "epoch", "manual", or None if there are no schedulers.
+    """
+
+    strategy: Strategy = field(default_factory=_alone)
+    local_rank: int = 0
+    step: StepSettings = field(default_factory=StepSettings)
+    use_tqdm: bool = False
+    scheduler_step_freq: str | None = None
+
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Registered:
+    """What an operator trains: models as placed and wrapped, and what works on them."""
+
+    models: list[nn.Module] = field(default_factory=list)
+    optimizers: list[torch.optim.Optimizer] = field(default_factory=list)
+    schedulers: list[Any] = field(default_factory=list)
+
+    def check_optimizers(self, models: Sequence[nn.Module], criterion: Any) -> None:
+        """Raise ConfigError if the optimizers would train nothing of `models`, or of `criterion`.
+
+        One of several may hold other parameters, such as a temperature that is no model's.
+        """
+        modules = [*models, *([criterion] if isinstance(criterion, nn.Module) else [])]
+        owned = {id(parameter) for module in modules for parameter in module.parameters()}
+        groups = (group for optimizer in self.optimizers for group in optimizer.param_groups)
+        if not any(id(parameter) in owned for group in groups for parameter in group["params"]):
+            raise ConfigError(
+                "register(): no optimizer holds a parameter of the models, so training would change nothing: "
+                "make optimizers from the parameters of the very models that you register, after whatever "
+                "replaces them (a copy, a new layer)"
+            )
+
+
+def as_list(value: Any, kind: type[T], what: str) -> list[T]:
+    """`value`, one or a list or tuple, as a list.
+
+    Raises:
+        ConfigError: it is empty, or something in it is not a `kind`.
+    """
+    # Not any iterable: nn.Sequential is one, and is one model.
+    items = list(value) if isinstance(value, (list, tuple)) else [value]
+    if not items or not all(isinstance(item, kind) for item in items):
+        raise ConfigError(f"register({what}=): give a {kind.__name__} or a list of them, not {value!r}")
+    return items
+
+
+def in_shape_of(given: Any, items: list[T]) -> T | list[T] | tuple[T, ...]:
+    """`items` as their owner gave them: a list or a tuple if `given` was one, else the only one."""
+    if isinstance(given, tuple):
+        return tuple(items)
+    return items if isinstance(given, list) else items[0]
+
+
+def check_wrapping(ddp_args: Any, apex_args: Any) -> None:
+    """Raise ConfigError if the arguments of wrappers are not what can be taken."""
+    if ddp_args is not None and not isinstance(ddp_args, Mapping):
+        raise ConfigError(
+            f"register(ddp_args={ddp_args!r}): give a dictionary; all models are wrapped by it. To wrap them "
+            f"by different ones, pass wrap_ddp=False to TorchTrainer and wrap them in setup"
+        )
+    if apex_args:
+        raise ConfigError(
+            f"register(apex_args={apex_args!r}): Apex is not used; leave apex_args out. "
+            f"TorchTrainer(precision='fp16'), or 'bf16', trains in mixed precision by torch's own means"
+        )
+
+
+def check_schedulers(schedulers: Sequence[Any], frequency: str | None) -> None:
+    """Raise ConfigError if `schedulers` could not be stepped as `scheduler_step_freq` says."""
+    wrong = [item for item in schedulers if not callable(getattr(item, "step", None))]
+    if wrong:
+        raise ConfigError(f"register(schedulers=): {wrong[0]!r} has no step(); give learning rate schedulers")
+    if schedulers and frequency is None:
+        raise ConfigError(
+            "schedulers were registered, but TorchTrainer was not told when to step them: pass "
+            "scheduler_step_freq='batch', 'epoch' or 'manual'"
+        )
+    if frequency != "manual" and any(isinstance(item, ReduceLROnPlateau) for item in schedulers):
+        raise ConfigError(
+            f"ReduceLROnPlateau steps by a metric, so scheduler_step_freq={frequency!r} can't drive it: pass "
+            f"'manual', and call trainer.update_scheduler(metric)"
+        )

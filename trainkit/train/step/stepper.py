@@ -1,0 +1,254 @@
+"""One training step around the user's forward pass: weigh the loss, scale it, accumulate, clip, step.
+
+autocast ──▶ loss ──scaled──▶ backward ──(every grad_accumulation_steps batches)──▶ unscale, clip, step
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+
+from trainkit.errors import ConfigError, NonFiniteLossError
+from trainkit.train.data.sharding import Turn
+from trainkit.train.distributed.tensors import local
+from trainkit.train.step.context import Registered
+from trainkit.train.strategies.base import StepSettings, Strategy
+
+
+class Stepper:
+    """Takes an operator's optimizer steps.
+
+    Args:
+        settings: precision, accumulation, clipping.
+        strategy: carries out forward and backward.
+        registered: what is trained.
+        turn: tells the current batch's part in the optimizer's step, where a loop of the user's own never
+            calls `begin`.
+        global_step: tells which training step this is; for messages.
+    """
+
+    def __init__(
+        self,
+        settings: StepSettings,
+        strategy: Strategy,
+        registered: Registered,
+        turn: Callable[[], Turn],
+        global_step: Callable[[], int],
+    ) -> None:
+        self._settings = settings
+        self._strategy = strategy
+        self._registered = registered
+        self._scaler = strategy.make_scaler() if settings.precision == "fp16" else None
+        if self._scaler is not None:
+            # It has no scale before it has scaled something, and a worker that has no loss never does.
+            self._scaler.scale(torch.zeros((), device=strategy.devices[0]))
+        self._accumulates = settings.grad_accumulation_steps > 1
+        self._current_turn = turn
+        self._global_step = global_step
+        self._turn: Turn | None = None
+        # Of the current batch: whether step() was called, and whether the optimizers were stepped.
+        self._called = self._stepped = False
+        # Ever: what a step of the user's own has used of what was asked for.
+        self._cast = self._weighed = self._ended = self._checked = False
+        self._kept: _Kept | None = None
+        self._hooked: list[torch.optim.Optimizer] = []
+
+    def begin_epoch(self) -> None:
+        """Start from no gradients: an epoch that failed, or `setup`, may have left some."""
+        self._turn = self._kept = None
+        # Gradients that a step of the user's own keeps from one epoch to the next are its own affair.
+        if self._ended or not self._checked:
+            for optimizer in self._registered.optimizers:
+                optimizer.zero_grad()
+
+    def begin(self, turn: Turn) -> None:
+        """A batch begins: `train_batch` is about to be called with it."""
+        self._turn = turn
+        self._called, self._stepped = False, turn.closes
+        if self._accumulates:
+            self._strategy.sync_gradients(turn.closes)
+
+    def end(self) -> bool:
+        """The batch has been worked on; returns whether an optimizer's step was taken with it.
+
+        Raises:
+            ConfigError: it did not call what the precision, accumulation or clipping asked for needs.
+        """
+        closes = self._turn is None or self._turn.closes
+        self._turn = None
+        if not self._called and self._settings.needs_optimizer_step:
+            raise ConfigError(_no_step(self._settings))
+        if not self._checked:
+            self.check()
+        if self._accumulates:
+            self._kept = None if closes else _Kept.of(self._registered.optimizers)
+        return self._stepped
+
+    def check(self) -> None:
+        """Raise ConfigError if a step of the user's own went past what was asked for."""
+        self._checked = True
+        settings = self._settings
+        if settings.precision != "32" and not self._cast:
+            raise ConfigError(
+                f"precision={settings.precision!r}, but the step never entered self.autocast(): compute the "
+                f"output and the loss in `with self.autocast():`, or leave precision out"
+            )
+        if settings.needs_backward and not self._weighed:
+            raise ConfigError(
+                "the step did not call self.backward(loss), which precision='fp16', grad_accumulation_steps "
+                "and detect_nan need: call it in place of loss.backward()"
+            )
+        if settings.needs_optimizer_step and not self._ended:
+            raise ConfigError(_no_step(settings))
+
+    def delegated(self) -> None:
+        """Others compute loss and gradients in the asked precision, such as a strategy: don't check it."""
+        self._cast = self._weighed = self._ended = True
+
+    def autocast(self) -> AbstractContextManager[object]:
+        """A block that runs in the asked precision."""
+        self._cast = True
+        return self._settings.autocast(self._strategy.devices[0])
+
+    def scaled(self, loss: torch.Tensor) -> torch.Tensor:
+        """What backward starts from."""
+        self._weighed = True
+        if self._settings.detect_nan and not bool(torch.isfinite(loss.detach()).all()):
+            raise NonFiniteLossError(
+                f"the loss is {loss.detach().tolist()} on worker {self._strategy.group.rank} at global_step "
+                f"{self._global_step()}: lower the learning rate, clip gradients (max_grad_norm=1.0), or "
+                f"look at this batch's data; nothing of it was applied"
+            )
+        turn = self._turn
+        if turn is None:
+            if self._accumulates:
+                raise ConfigError(
+                    "grad_accumulation_steps needs the default train_epoch, which says when a step is "
+                    "complete: leave train_epoch as it is, or leave grad_accumulation_steps out and "
+                    "accumulate in your own"
+                )
+            turn = self._current_turn()
+        if self._kept is not None:
+            self._kept.check()
+            self._kept = None
+        weight = turn.weight if self._strategy.averages else turn.own_weight
+        weighted = loss if weight == 1 else loss * weight
+        return weighted if self._scaler is None else self._scaler.scale(weighted)
+
+    def backward(self, loss: torch.Tensor) -> None:
+        """Add the gradients of `loss`, a mean over the batch."""
+        self._strategy.backward(self.scaled(loss))
+
+    def step(self) -> bool:
+        """Step all optimizers if the accumulation is complete; returns whether they were stepped.
+
+        With fp16 they are not, on any worker, where a gradient overflowed.
+        """
+        self._called = self._ended = True
+        turn = self._turn or self._current_turn()
+        if not turn.closes:
+            self._stepped = False
+            return False
+        optimizers = self._registered.optimizers
+        if self._scaler is not None:
+            self._stepped = self._step_scaled(self._scaler, optimizers, turn)
+        else:
+            self._finish_gradients(optimizers, turn)
+            for optimizer in optimizers:
+                optimizer.step()
+            self._stepped = True
+        # After all of them have stepped: they may share parameters.
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        return self._stepped
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint holds of the scaler; empty without one."""
+        return {} if self._scaler is None else self._scaler.state_dict()
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Take over what `state` returned; another precision's is left."""
+        if self._scaler is not None and state:
+            self._scaler.load_state_dict(state)
+
+    def _step_scaled(
+        self, scaler: torch.amp.GradScaler, optimizers: list[torch.optim.Optimizer], turn: Turn
+    ) -> bool:
+        # Torch's scaler refuses an optimizer without gradients, as a skipped batch leaves it; a strategy's
+        # own knows of other workers' gradients, and waits for all of them.
+        shared = type(scaler) is not torch.amp.GradScaler
+        held = [optimizer for optimizer in optimizers if shared or _gradients([optimizer])]
+        for optimizer in held:
+            if not any(optimizer is hooked for hooked in self._hooked):
+                optimizer.register_step_post_hook(self._on_step)
+                self._hooked.append(optimizer)
+            scaler.unscale_(optimizer)
+        self._finish_gradients(optimizers, turn)
+        # The scaler leaves out optimizer.step() at an overflow, and does not say so; to compare its scale
+        # before and after would wait for the device once more.
+        self._stepped = False
+        for optimizer in held:
+            scaler.step(optimizer)
+        if held:
+            scaler.update()
+        return self._stepped
+
+    def _on_step(self, *_: Any) -> None:
+        self._stepped = True
+
+    def _finish_gradients(self, optimizers: list[torch.optim.Optimizer], turn: Turn) -> None:
+        """Of the right weight, and clipped."""
+        limit = self._settings.max_grad_norm
+        if turn.correction != 1 and (gradients := _gradients(optimizers)):
+            torch._foreach_mul_([local(gradient) for gradient in gradients], turn.correction)
+        if limit is not None:
+            self._strategy.clip(list(_with_gradients(optimizers)), limit)
+
+
+def _no_step(settings: StepSettings) -> str:
+    return (
+        f"the step did not call self.optimizer_step(), which {settings.asked_for} needs: call it in place of "
+        f"optimizer.step() and zero_grad()"
+    )
+
+
+class _Kept:
+    """A gradient that the next batch's is to be added to; its version changes with whatever writes to it."""
+
+    def __init__(self, parameter: torch.Tensor) -> None:
+        self._parameter = parameter
+        gradient: Any = parameter.grad
+        self._gradient, self._version = gradient, gradient._version
+
+    @classmethod
+    def of(cls, optimizers: Iterable[torch.optim.Optimizer]) -> _Kept | None:
+        """The first one; None if gradients are kept elsewhere, as a strategy that shards them does."""
+        return next(map(cls, _with_gradients(optimizers)), None)
+
+    def check(self) -> None:
+        parameter: Any = self._parameter
+        now = parameter.grad
+        if now is not self._gradient or now._version != self._version:
+            raise ConfigError(
+                "the gradients of an earlier batch were cleared or changed before the accumulation of "
+                "grad_accumulation_steps batches was complete: leave out zero_grad(), "
+                "self.optimizer_step() does it when it is time"
+            )
+
+
+def _with_gradients(optimizers: Iterable[torch.optim.Optimizer]) -> Iterable[torch.Tensor]:
+    """Each parameter once, even if several optimizers hold it."""
+    return dict.fromkeys(
+        parameter
+        for optimizer in optimizers
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+        if parameter.grad is not None
+    )
+
+
+def _gradients(optimizers: Iterable[torch.optim.Optimizer]) -> list[Any]:
+    return [parameter.grad for parameter in _with_gradients(optimizers)]

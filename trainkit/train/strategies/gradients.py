@@ -1,0 +1,257 @@
+"""Gradients of plain tensors and DTensors in one model: averaged, clipped, scaled."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.autograd import Variable
+from torch.distributed.tensor import DTensor
+from torch.utils.hooks import RemovableHandle
+
+from trainkit.train.distributed.tensors import local
+
+
+def settle_gradients(parameters: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    """Give each gradient the layout of its parameter; a sum that is still outstanding is taken.
+
+    Returns:
+        The parameters that have a gradient.
+    """
+    held = [parameter for parameter in parameters if parameter.grad is not None]
+    for parameter in held:
+        gradient = parameter.grad
+        if not isinstance(gradient, DTensor) or not isinstance(parameter, DTensor):
+            continue
+        if gradient.placements != parameter.placements:
+            parameter.grad = gradient.redistribute(placements=parameter.placements)
+    return held
+
+
+# -- optimizers --------------------------------------------------------------------------------
+
+
+def step_by_kind(optimizer: torch.optim.Optimizer) -> None:
+    """Make `optimizer.step()` see one kind of parameters in each group, so that it may update many at once.
+
+    The groups that the user and schedulers hold are there again after it.
+    """
+    whole: list[tuple[dict[str, Any], list[dict[str, Any]]]] = []
+
+    def split(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        if whole:  # the step before ended with an error
+            rejoin(optimizer)
+        whole[:] = [(group, _by_kind(group)) for group in optimizer.param_groups]
+        optimizer.param_groups = [part for _, parts in whole for part in parts]
+
+    def rejoin(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        for group, parts in whole:
+            # What an optimizer keeps in its groups, such as a count of steps, is kept.
+            group.update({key: value for part in parts for key, value in part.items() if key != "params"})
+        optimizer.param_groups = [group for group, _ in whole]
+        whole.clear()
+
+    if any(len(_by_kind(group)) > 1 for group in optimizer.param_groups):
+        optimizer.register_step_pre_hook(split)
+        optimizer.register_step_post_hook(rejoin)
+
+
+def _by_kind(group: dict[str, Any]) -> list[dict[str, Any]]:
+    kinds: dict[Hashable, list[torch.Tensor]] = defaultdict(list)
+    for parameter in group["params"]:
+        kinds[parameter.device_mesh if isinstance(parameter, DTensor) else None].append(parameter)
+    return [{**group, "params": parameters} for parameters in kinds.values()]
+
+
+# -- clipping ----------------------------------------------------------------------------------
+
+
+def clip(parameters: Sequence[torch.Tensor], max_norm: float) -> torch.Tensor:
+    """As `torch.nn.utils.clip_grad_norm_`, over the whole model: each value counts once, wherever it is.
+
+    All workers that hold a part of the model call it with the same parameters.
+
+    Returns:
+        The 2-norm before clipping, the same on all workers.
+    """
+    held = settle_gradients(parameters)
+    if not held:
+        return torch.tensor(0.0)
+    # Squares are summed by the dimensions of the mesh over which their tensors are spread.
+    spread: dict[tuple[str, ...], list[torch.Tensor]] = defaultdict(list)
+    groups: dict[str, dist.ProcessGroup] = {}
+    for parameter in held:
+        spread[_spread_over(parameter, groups)].append(local(_gradient(parameter)))
+    device = local(held[0]).device
+    total = torch.zeros((), dtype=torch.float64, device=device)
+    for dims in sorted(spread):
+        part = squared_norm(spread[dims], device)
+        for dim in dims:
+            dist.all_reduce(part, group=groups[dim])
+        total += part
+    norm = total.sqrt()
+    shrink([local(_gradient(parameter)) for parameter in held], norm, max_norm)
+    return norm
+
+
+def squared_norm(gradients: Iterable[torch.Tensor], device: torch.device) -> torch.Tensor:
+    """The sum of all squares, in float64 on `device`: large gradients must not overflow it."""
+    norms = [
+        torch.linalg.vector_norm(gradient, dtype=_precise(gradient.dtype)).to(device)
+        for gradient in gradients
+    ]
+    if not norms:
+        return torch.zeros((), dtype=torch.float64, device=device)
+    return torch.stack(norms).double().square().sum()
+
+
+def shrink(gradients: Iterable[torch.Tensor], norm: torch.Tensor, max_norm: float) -> None:
+    """Scale `gradients`, of which `norm` is the norm, as `torch.nn.utils.clip_grad_norm_` does."""
+    factor = torch.clamp(max_norm / (norm + 1e-6), max=1.0)
+    for gradient in gradients:
+        gradient.mul_(factor.to(device=gradient.device, dtype=gradient.dtype))
+
+
+def _spread_over(tensor: torch.Tensor, groups: dict[str, dist.ProcessGroup]) -> tuple[str, ...]:
+    """Names of the mesh dimensions over which `tensor` is in pieces; puts their groups into `groups`."""
+    if not isinstance(tensor, DTensor):
+        return ()
+    mesh = tensor.device_mesh
+    names = mesh.mesh_dim_names or ()
+    dims = [index for index, placement in enumerate(tensor.placements) if not placement.is_replicate()]
+    groups.update({names[index]: mesh.get_group(index) for index in dims})
+    return tuple(names[index] for index in dims)
+
+
+def _precise(dtype: torch.dtype) -> torch.dtype:
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def _gradient(parameter: torch.Tensor) -> torch.Tensor:
+    if parameter.grad is None:
+        raise ValueError("a parameter without gradient is left out before")
+    return parameter.grad
+
+
+# -- fp16 --------------------------------------------------------------------------------------
+
+
+class SharedScaler(torch.amp.GradScaler):
+    """A scaler for workers that hold different gradients: one's overflow makes all leave out the step."""
+
+    def _unscale_grads_(
+        self,
+        optimizer: torch.optim.Optimizer,
+        inv_scale: torch.Tensor,
+        found_inf: torch.Tensor,
+        allow_fp16: bool,
+    ) -> dict[torch.device, torch.Tensor]:
+        by_dtype: dict[torch.dtype, list[torch.Tensor]] = defaultdict(list)
+        for group in optimizer.param_groups:
+            for parameter in settle_gradients(group["params"]):
+                gradient = local(_gradient(parameter))
+                by_dtype[gradient.dtype].append(gradient)
+        for gradients in by_dtype.values():
+            torch._amp_foreach_non_finite_check_and_unscale_(gradients, found_inf, inv_scale)
+        dist.all_reduce(found_inf, op=dist.ReduceOp.MAX)
+        return {found_inf.device: found_inf}
+
+
+BUCKET_BYTES = 25 * 2**20
+"""As DDP's: large enough to use the network, small enough that the copies take little memory."""
+
+
+class GradientAverage:
+    """At the end of each backward pass, averages the gradients of `parameters` over `group`.
+
+    Gradients that were averaged before and added to stay right: the mean of a mean is the same mean.
+
+    Args:
+        parameters: of a whole model, the same on all workers of the group; those frozen are left out.
+        group: workers that hold the same parts of copies of the model.
+    """
+
+    def __init__(self, parameters: Iterable[torch.Tensor], group: dist.ProcessGroup) -> None:
+        self.active = True
+        self._group = group
+        self._parameters = [parameter for parameter in parameters if parameter.requires_grad]
+        self._backward: int | None = None
+        self._handles: list[RemovableHandle] = [
+            parameter.register_post_accumulate_grad_hook(self._arrived)  # type: ignore[no-untyped-call]
+            for parameter in self._parameters
+        ]
+
+    def leave(self) -> None:
+        """Average no more."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        self._parameters.clear()
+
+    def _arrived(self, parameter: torch.Tensor) -> None:
+        backward = torch._C._current_graph_task_id()
+        if self.active and backward != self._backward:
+            self._backward = backward
+            engine: Any = Variable._execution_engine
+            engine.queue_callback(self._average)
+
+    def _average(self) -> None:
+        average_gradients(self._parameters, self._group)
+
+
+def average_gradients(parameters: Sequence[torch.Tensor], group: dist.ProcessGroup) -> None:
+    """Replace gradients by their mean over `group`; one that no worker has stays None.
+
+    Args:
+        parameters: that are trained; the same ones on all workers of the group, in the same order.
+        group: workers that hold the same parts of copies of a model.
+    """
+    settle_gradients(parameters)
+    works = []
+    for bucket in _buckets(parameters):
+        # With a flag for each: a parameter may be used on some workers only.
+        flat = torch.cat([*map(_values, bucket), _flags(bucket)])
+        works.append((bucket, flat, dist.all_reduce(flat, group=group, async_op=True)))
+    for bucket, flat, work in works:
+        work.wait()
+        _write_back(bucket, flat, dist.get_world_size(group))
+
+
+def _buckets(parameters: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
+    """The parameters in the order in which backward passes reach them, alike in data type."""
+    bucket: list[torch.Tensor] = []
+    filled = 0
+    for parameter in reversed(parameters):
+        if bucket and (parameter.dtype != bucket[0].dtype or filled >= BUCKET_BYTES):
+            yield bucket
+            bucket, filled = [], 0
+        bucket.append(parameter)
+        filled += local(parameter).nbytes
+    if bucket:
+        yield bucket
+
+
+def _values(parameter: torch.Tensor) -> torch.Tensor:
+    held = local(parameter)
+    return torch.zeros_like(held).view(-1) if parameter.grad is None else local(parameter.grad).reshape(-1)
+
+
+def _flags(bucket: list[torch.Tensor]) -> torch.Tensor:
+    first = local(bucket[0])
+    flags = [float(parameter.grad is not None) for parameter in bucket]
+    return torch.tensor(flags, dtype=first.dtype).to(first.device, non_blocking=True)
+
+
+def _write_back(bucket: list[torch.Tensor], flat: torch.Tensor, ways: int) -> None:
+    *values, flags = torch.split(flat, [*(local(parameter).numel() for parameter in bucket), len(bucket)])
+    for index, (parameter, value) in enumerate(zip(bucket, values, strict=True)):
+        if parameter.grad is None:
+            # Looked at only where need be, as a GPU would be waited for.
+            if not bool(flags[index]):
+                continue
+            parameter.grad = torch.zeros_like(parameter)
+        gradient = local(parameter.grad)
+        gradient.copy_(value.view_as(gradient)).div_(ways)

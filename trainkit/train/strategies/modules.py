@@ -1,0 +1,204 @@
+"""Parts of a model, and copies of it: its blocks, compiled in place, without memory, on the CPU."""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import CodeType, FunctionType
+from typing import Any, TypeAlias, cast
+
+import torch
+from torch import nn
+
+from trainkit.errors import ConfigError
+
+
+def compile_in_place(*modules: nn.Module) -> None:
+    """Have calls of `modules` run compiled by `torch.compile`; their parameters and names stay as they are.
+
+    `module.compile()` does that for a user's own class, but compiles nothing of an `nn.Sequential` or another
+    of torch's own, whose code it takes for a part of torch: a function of ours around it is traced. Modules
+    that are alike share what is compiled, and those that are not don't count for each other's limit of
+    compilations (`torch._dynamo.config.recompile_limit`), which torch keeps for each function.
+    """
+    codes: dict[Any, CodeType] = {}
+    for module in modules:
+        _compile(module, codes.setdefault(_kind(module), _traced(module.forward).__code__.replace()))
+
+
+def _kind(module: nn.Module) -> tuple[Any, ...]:
+    """What tells modules apart for which torch would have to compile again."""
+    tensors = (*module.named_parameters(), *module.named_buffers())
+    values = [
+        (name, key, value)
+        for name, part in module.named_modules()
+        for key, value in [("class", type(part)), *vars(part).items()]
+        if isinstance(value, (bool, int, float, str, type))
+    ]
+    return (*values, *((name, tensor.shape, tensor.dtype, tensor.requires_grad) for name, tensor in tensors))
+
+
+def _traced(forward: Callable[..., Any]) -> FunctionType:
+    def traced(*args: Any, **kwargs: Any) -> Any:
+        return forward(*args, **kwargs)
+
+    return cast(FunctionType, traced)
+
+
+def _compile(module: nn.Module, code: CodeType) -> None:
+    function = _traced(module.forward)
+    function.__code__ = code
+    compiled, call, own = torch.compile(function), module._call_impl, vars(module)
+
+    def called(*args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return call(*args, **kwargs)  # type: ignore[no-untyped-call]
+        # Hooks, such as those by which FSDP2 gathers parameters, run as they are: in them a graph would end.
+        # For the call alone, so that copies and pickles of the module are without it.
+        before = own.get("forward")
+        own["forward"] = compiled
+        try:
+            return call(*args, **kwargs)  # type: ignore[no-untyped-call]
+        finally:
+            if before is None:
+                del own["forward"]
+            else:
+                own["forward"] = before
+
+    # What Module.compile() sets: the one place where a module's call can be replaced without wrapping it.
+    module._compiled_call_impl = called
+
+
+class StrategyHook:
+    """Base of the forward pre-hooks that strategies put on modules; copies for the user are without them."""
+
+
+def on_cpu(model: nn.Module) -> nn.Module:
+    """A copy on the CPU that takes no memory on the device."""
+    return _copied(model, lambda tensor: tensor.detach().to("cpu", copy=True))
+
+
+def skeleton(model: nn.Module) -> nn.Module:
+    """A copy whose parameters are on the "meta" device; buffers are copied, as some are in no state."""
+    return _copied(model, lambda tensor: torch.empty_like(tensor, device="meta"))
+
+
+def filled(model: nn.Module, state: Mapping[str, torch.Tensor]) -> nn.Module:
+    """A `skeleton` with the values of `state`; what was one parameter under several names is again.
+
+    Args:
+        model: a skeleton; it is changed.
+        state: whole tensors by name, on the CPU.
+    """
+    shared: dict[int, nn.Parameter] = {}
+    for prefix, module in model.named_modules():
+        for name, parameter in list(module._parameters.items()):
+            if parameter is None:
+                continue
+            if id(parameter) not in shared:
+                value = state[f"{prefix}.{name}" if prefix else name]
+                shared[id(parameter)] = nn.Parameter(value, requires_grad=parameter.requires_grad)
+            module._parameters[name] = shared[id(parameter)]
+    model.load_state_dict(state)
+    return model
+
+
+def lies_elsewhere(model: nn.Module, device: torch.device) -> bool:
+    """Whether a parameter or buffer is neither on the CPU, where it was made, nor on `device`."""
+    places = {tensor.device for tensor in (*model.parameters(), *model.buffers())}
+    return not places <= {torch.device("cpu"), device}
+
+
+def _copied(model: nn.Module, parameter_of: Callable[[torch.Tensor], torch.Tensor]) -> nn.Module:
+    copies: dict[int, Any] = {}
+    for parameter in model.parameters():
+        copies[id(parameter)] = nn.Parameter(parameter_of(parameter), requires_grad=parameter.requires_grad)
+    for buffer in model.buffers():
+        copies[id(buffer)] = buffer.detach().to("cpu", copy=True)
+    # deepcopy takes what is in its memo as copied already.
+    clone = copy.deepcopy(model, copies)
+    for module in clone.modules():
+        hooks: dict[int, Any] = module._forward_pre_hooks
+        for key, hook in list(hooks.items()):
+            if isinstance(hook, StrategyHook):
+                del hooks[key]
+                module._forward_pre_hooks_with_kwargs.pop(key, None)
+    return clone
+
+
+Blocks: TypeAlias = Iterable[type[nn.Module]] | Callable[[str, nn.Module], bool] | None
+"""Classes of blocks, a function of a module's name and the module, or None: find them."""
+
+
+def chosen_blocks(model: nn.Module, chosen: Blocks) -> list[nn.Module]:
+    """The blocks of `model`, inner ones first; without the model itself.
+
+    Args:
+        model: not yet sharded.
+        chosen: classes, or a function of (name, module); None takes the repeated blocks of its stacks.
+
+    Raises:
+        ConfigError: none is found, or one shares a parameter with what is outside of it.
+    """
+    if chosen is None:
+        return [block for block in stacked_blocks(model) if not _shared_outside(model, block)]
+    named = [(name, module) for name, module in model.named_modules() if module is not model]
+    if not isinstance(chosen, Iterable) and not isinstance(chosen, type):
+        found = [(name, module) for name, module in named if chosen(name, module)]
+    else:
+        classes = (chosen,) if isinstance(chosen, type) else tuple(chosen)
+        if not all(isinstance(item, type) and issubclass(item, nn.Module) for item in classes):
+            raise ConfigError(
+                f"shard_blocks={chosen!r}: give module classes, or a function of (name, module)"
+            )
+        found = [(name, module) for name, module in named if isinstance(module, classes)]
+    if not found:
+        raise ConfigError(
+            f"shard_blocks={chosen!r} picks no module of {type(model).__name__}: name a class of its blocks, "
+            f"or leave it out"
+        )
+    for name, block in found:
+        if isinstance(block, (nn.ModuleList, nn.ModuleDict)):
+            raise ConfigError(f"shard_blocks picks {name}, which is a list of modules: pick what is in it")
+        if shared := _shared_outside(model, block):
+            raise ConfigError(
+                f"shard_blocks picks {name}, which shares the parameter {shared} with other parts of the "
+                f"model: leave {name} out, so that the two are gathered together"
+            )
+    return [block for _, block in reversed(found)]
+
+
+def stacked_blocks(model: nn.Module) -> Iterator[nn.Module]:
+    """The repeated blocks of lists and sequences: of one class, several times, and made of other modules.
+
+    Layers such as nn.Linear are too small to be gathered one by one, and blocks in blocks are gathered with
+    the outer one.
+    """
+    for child in model.children():
+        if isinstance(child, (nn.ModuleList, nn.Sequential)):
+            counts = Counter(type(item) for item in child)
+            for item in child:
+                if counts[type(item)] > 1 and _is_block(item):
+                    yield item
+                else:
+                    yield from stacked_blocks(item)
+        else:
+            yield from stacked_blocks(child)
+
+
+def _is_block(module: nn.Module) -> bool:
+    listed = isinstance(module, (nn.ModuleList, nn.ModuleDict))
+    return not listed and any(True for _ in module.children()) and any(True for _ in module.parameters())
+
+
+def _shared_outside(model: nn.Module, block: nn.Module) -> str | None:
+    """The name of a parameter of `block` that another part of `model` has too."""
+    inside = {id(module) for module in block.modules()}
+    own = {id(parameter): name for name, parameter in block.named_parameters()}
+    for module in model.modules():
+        if id(module) not in inside:
+            for parameter in module.parameters(recurse=False):
+                if id(parameter) in own:
+                    return own[id(parameter)]
+    return None

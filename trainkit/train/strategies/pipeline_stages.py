@@ -1,0 +1,396 @@
+"""Stages of a pipeline: a model cut into runs of its blocks, one run on each worker."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import torch
+from torch import fx, nn
+from torch.fx.node import Argument, map_arg
+
+from trainkit.errors import ConfigError
+
+
+def cut_by_forward(model: nn.Module, names: Sequence[str]) -> list[nn.Module]:
+    """The parts of `model`, each of which begins with one of the modules called `names`, but the first.
+
+    Args:
+        model: whole; its own forward calls the modules once each, in the order of `names`.
+        names: of modules in it.
+
+    Returns:
+        One more module than there are names. A part takes what the one before returned, a tensor or a tuple.
+
+    Raises:
+        ConfigError: its forward can't be recorded, or doesn't call the modules so.
+    """
+    graph = _recorded(model, names, training=True)
+    if str(graph) != str(_recorded(model, names, training=False)):
+        raise ConfigError(
+            f"the forward of {type(model).__name__} itself does other things in training than in evaluation, "
+            f"such as F.dropout(..., training=self.training): use modules for it, such as nn.Dropout"
+        )
+    nodes = [node for node in graph.nodes if node.op != "output"]
+    starts = [_start(nodes, name, model) for name in names]
+    bounds = [0, *starts, len(nodes)]
+    if any(end <= start for start, end in itertools.pairwise(bounds)):
+        raise ConfigError(f"split={list(names)}: name modules in the order in which forward calls them")
+    results = next(node for node in graph.nodes if node.op == "output").args[0]
+    parts = []
+    for start, end in itertools.pairwise(bounds):
+        own = nodes[start:end]
+        incoming = _crossing(nodes[:start], nodes[start:], results)
+        outgoing = _crossing(nodes[:end], nodes[end:], results) if end < len(nodes) else None
+        parts.append(_part(model, own, incoming, outgoing, results))
+    return parts
+
+
+class _Tracer(fx.Tracer):
+    """Records the calls of modules, looking into those in which the cut lies."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        super().__init__()
+        self._names = names
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return not any(name.startswith(f"{module_qualified_name}.") for name in self._names)
+
+
+def _recorded(model: nn.Module, names: Sequence[str], *, training: bool) -> fx.Graph:
+    with _mode(model, training):
+        try:
+            return _Tracer(names).trace(model)
+        except (
+            Exception
+        ) as error:  # The user's own forward, run on stand-ins for tensors: it may raise anything.
+            raise ConfigError(
+                f"the forward of {type(model).__name__} can't be taken apart at {list(names)} ({error}): "
+                f"give Pipeline(split=function), where function(module) returns the modules that it calls in "
+                f"turn"
+            ) from error
+
+
+def _start(nodes: Sequence[fx.Node], name: str, model: nn.Module) -> int:
+    calls = [
+        number
+        for number, node in enumerate(nodes)
+        if node.op == "call_module" and f"{node.target}.".startswith(f"{name}.")
+    ]
+    if not calls:
+        called = dict.fromkeys(str(node.target) for node in nodes if node.op == "call_module")
+        raise ConfigError(
+            f"the forward of {type(model).__name__} calls no module {name!r}; it calls {', '.join(called)}"
+        )
+    return calls[0]
+
+
+def _crossing(before: Sequence[fx.Node], after: Sequence[fx.Node], results: Argument) -> list[fx.Node]:
+    """The values of `before` that are used in `after` or given back; the model's own need no passing."""
+    used = {node for later in after for node in later.all_input_nodes}
+    map_arg(results, used.add)
+    return [node for node in before if node in used and node.op != "get_attr"]
+
+
+def _part(
+    model: nn.Module,
+    nodes: Sequence[fx.Node],
+    incoming: Sequence[fx.Node],
+    outgoing: Sequence[fx.Node] | None,
+    results: Argument,
+) -> nn.Module:
+    """A module of `nodes` that takes `incoming` and returns `outgoing`, or the model's results."""
+    graph = fx.Graph()
+    copies: dict[fx.Node, fx.Node] = {node: graph.placeholder(node.name) for node in incoming}
+
+    def copied(node: fx.Node) -> fx.Node:
+        if node not in copies:
+            # One of the model's own tensors is read where it is used, wherever forward first named it.
+            copies[node] = graph.node_copy(node, copied)
+        return copies[node]
+
+    for node in nodes:
+        if node.op != "get_attr":
+            copied(node)
+    if outgoing is None:
+        graph.output(map_arg(results, copied))
+    else:
+        values = tuple(copied(node) for node in outgoing)
+        graph.output(values[0] if len(values) == 1 else values)
+    return fx.GraphModule(model, graph)
+
+
+@contextmanager
+def _mode(model: nn.Module, training: bool) -> Iterator[None]:
+    before = [(module, module.training) for module in model.modules()]
+    model.train(training)
+    try:
+        yield
+    finally:
+        for module, was in before:
+            module.training = was
+
+
+Split = Sequence[str] | Callable[[nn.Module], Sequence[nn.Module]] | None
+"""Names of the blocks at which a stage begins, but the first; or a function module -> blocks; or by size."""
+
+_ADVICE = (
+    "give Pipeline(split=[name, ...]), the modules at which a stage begins, or split=function, where "
+    "function(module) returns the list of modules that it calls one after the other, or let the model have a "
+    "method stages() that does"
+)
+
+
+@dataclass(frozen=True)
+class Block:
+    """One of the modules that are called one after the other.
+
+    Attributes:
+        name: in the model.
+        module: itself.
+    """
+
+    name: str
+    module: nn.Module
+
+    @property
+    def size_bytes(self) -> int:
+        """Of its parameters."""
+        return sum(parameter.numel() * parameter.element_size() for parameter in self.module.parameters())
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A model in stages.
+
+    Attributes:
+        stages: the blocks of each.
+        packed: several values between two blocks are one argument, a tuple, as in `nn.Sequential`; otherwise
+            they are an argument each.
+    """
+
+    stages: tuple[tuple[Block, ...], ...]
+    packed: bool
+
+
+def cut(model: nn.Module, split: Split, degree: int) -> Cut:
+    """Cut `model` into `degree` stages.
+
+    Args:
+        model: whole.
+        split: where; None cuts into parts of about equal parameter bytes.
+        degree: stages.
+
+    Raises:
+        ConfigError: it can't be cut so, or what it holds is not of one stage alone.
+    """
+    if isinstance(split, Sequence) and not _is_chain(model):
+        blocks, packed = [Block("", part) for part in cut_by_forward(model, split)], False
+        split = None
+    else:
+        blocks, packed = _blocks(model, split)
+    if isinstance(split, Sequence):
+        stages = _at_names(blocks, list(split), degree)
+    else:
+        if len(blocks) < degree:
+            raise ConfigError(
+                f"{type(model).__name__} has {len(blocks)} blocks in a row, too few for {degree} stages: "
+                f"give Pipeline(degree={len(blocks)}) or fewer, or smaller blocks"
+            )
+        stages = _balanced(blocks, degree)
+    _check_ownership(model, stages)
+    return Cut(stages, packed)
+
+
+def _is_chain(model: nn.Module) -> bool:
+    """Whether it says by itself what it calls one after the other."""
+    return isinstance(model, nn.Sequential) or getattr(model, "stages", None) is not None
+
+
+def _blocks(model: nn.Module, split: Split) -> tuple[list[Block], bool]:
+    """The model's blocks in order, and whether tuples go between them as one argument."""
+    if callable(split):
+        return _named(model, split(model), "the split function"), False
+    own = getattr(model, "stages", None)
+    if own is not None:
+        given = own() if callable(own) and not isinstance(own, nn.Module) else own
+        return _named(model, given, "stages"), False
+    if isinstance(model, nn.Sequential):
+        return list(_flat(model, "")), True
+    raise ConfigError(
+        f"{type(model).__name__} can't be cut into stages, as only its forward knows what it calls in which "
+        f"order: {_ADVICE}"
+    )
+
+
+def _flat(model: nn.Sequential, prefix: str) -> Iterator[Block]:
+    for name, child in model.named_children():
+        # A subclass may do more in its forward than to call its children.
+        if type(child) is nn.Sequential and len(child):
+            yield from _flat(child, f"{prefix}{name}.")
+        else:
+            yield Block(prefix + name, child)
+
+
+def _named(model: nn.Module, given: Any, origin: str) -> list[Block]:
+    if not isinstance(given, Iterable):
+        raise ConfigError(f"{origin} gave a {type(given).__name__}: {_ADVICE}")
+    names = {id(module): name for name, module in reversed(list(model.named_modules(remove_duplicate=False)))}
+    blocks: list[Block] = []
+    for number, item in enumerate(given):
+        # A list that is no module of the model is taken apart: its modules are what has names.
+        for module in item if isinstance(item, (list, tuple)) else [item]:
+            if not isinstance(module, nn.Module):
+                raise ConfigError(f"{origin} gave a {type(module).__name__} among the modules: {_ADVICE}")
+            blocks.append(Block(names.get(id(module), str(number)), module))
+    return blocks
+
+
+def _at_names(blocks: Sequence[Block], names: list[str], degree: int) -> tuple[tuple[Block, ...], ...]:
+    known = [block.name for block in blocks]
+    # A name may be that of an nn.Sequential, which stands for the first block in it.
+    starts = []
+    for name in names:
+        inside = [i for i, other in enumerate(known) if other == name or other.startswith(f"{name}.")]
+        if not inside:
+            raise ConfigError(f"split={names}: no block is called {name!r}; there are {', '.join(known)}")
+        starts.append(inside[0])
+    if len(names) + 1 != degree:
+        raise ConfigError(
+            f"split={names} makes {len(names) + 1} stages, not {degree}: name {degree - 1} blocks"
+        )
+    bounds = [0, *starts, len(blocks)]
+    if any(end <= start for start, end in itertools.pairwise(bounds)):
+        raise ConfigError(
+            f"split={names}: name blocks in their order, each once, and not the first, where a stage begins "
+            f"anyway; there are {', '.join(known)}"
+        )
+    return tuple(tuple(blocks[start:end]) for start, end in itertools.pairwise(bounds))
+
+
+def _balanced(blocks: Sequence[Block], degree: int) -> tuple[tuple[Block, ...], ...]:
+    """The cut whose largest stage has the fewest bytes; of several, the one with the most even rest."""
+    ends = [0, *itertools.accumulate(block.size_bytes for block in blocks)]
+    # best[end]: (cost, bounds) of the blocks before `end` in as many stages as there were rounds.
+    best: dict[int, tuple[tuple[int, int], tuple[int, ...]]] = {0: ((0, 0), (0,))}
+    for round_ in range(1, degree + 1):
+        following: dict[int, tuple[tuple[int, int], tuple[int, ...]]] = {}
+        for end in range(round_, len(blocks) - (degree - round_) + 1):
+            options = []
+            for start, ((largest, squares), bounds) in best.items():
+                if start < end:
+                    size = ends[end] - ends[start]
+                    options.append(((max(largest, size), squares + size * size), (*bounds, end)))
+            following[end] = min(options)
+        best = following
+    return tuple(tuple(blocks[start:end]) for start, end in itertools.pairwise(best[len(blocks)][1]))
+
+
+def _check_ownership(model: nn.Module, stages: Sequence[Sequence[Block]]) -> None:
+    """Raise ConfigError unless each parameter and buffer belongs to one stage, and each parameter to some."""
+    stage_of: dict[int, tuple[int, str]] = {}
+    for number, stage in enumerate(stages):
+        for block in stage:
+            named = itertools.chain(block.module.named_parameters(), block.module.named_buffers())
+            for name, tensor in named:
+                before, full = stage_of.setdefault(id(tensor), (number, f"{block.name}.{name}".lstrip(".")))
+                if before != number:
+                    raise ConfigError(
+                        f"{full} of stage {before} is used as {name} by stage {number} too; each "
+                        f"would train a copy: don't tie them, or cut (split=) so that one stage has both"
+                    )
+    outside = [name for name, parameter in model.named_parameters() if id(parameter) not in stage_of]
+    if outside:
+        raise ConfigError(
+            f"{', '.join(outside[:3])} of {type(model).__name__} belong to no stage: let a block hold them"
+        )
+
+
+NOT_ALONE = (
+    "with strategy=Pipeline() a worker holds one stage of the model, and can't compute its output or its "
+    "gradients alone: in train_batch call self.forward_backward(features, target) in place of the model, the "
+    "loss and self.backward(loss), then self.optimizer_step(); in validate_batch call "
+    "self.forward(features, target)"
+)
+
+
+class StageModel(nn.Module):
+    """A placed model: its `stage` is here, the rest is on other workers.
+
+    Args:
+        whole: the user's module; it is changed so that it holds the stage alone.
+        cut: how it is cut.
+        index: of the stage.
+        device: where the stage goes.
+    """
+
+    def __init__(self, whole: nn.Module, cut: Cut, index: int, device: torch.device) -> None:
+        super().__init__()
+        blocks = [block.module for block in cut.stages[index]]
+        self.stage = _Chain(blocks, packed=cut.packed, first=index == 0)
+        _replace(whole, _emptied([block.module for stage in cut.stages for block in stage], keep=self.stage))
+        _replace(whole, _moved(self.stage, device))
+        # In a tuple: as a child, its parameters would be this module's.
+        self._whole = (whole,)
+
+    @property
+    def whole(self) -> nn.Module:
+        """The user's module, other stages' parameters and buffers on the "meta" device."""
+        return self._whole[0]
+
+    def train(self, mode: bool = True) -> StageModel:
+        self.whole.train(mode)
+        return super().train(mode)
+
+    def forward(self, *features: Any) -> NoReturn:
+        raise ConfigError(NOT_ALONE)
+
+
+class _Chain(nn.Module):
+    """Blocks, each called with what the one before returned."""
+
+    def __init__(self, blocks: Sequence[nn.Module], *, packed: bool, first: bool) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(blocks)
+        self._packed = packed
+        self._first = first
+
+    def forward(self, value: Any) -> Any:
+        """What comes out when `value` goes in; several features of a model are a tuple."""
+        for number, block in enumerate(self.blocks):
+            apart = not self._packed or (self._first and number == 0)
+            value = block(*value) if apart and isinstance(value, tuple) else block(value)
+        return value
+
+
+def _emptied(blocks: Sequence[nn.Module], *, keep: nn.Module) -> dict[int, torch.Tensor]:
+    """What takes the place of what belongs to `blocks` but not to `keep`, by identity."""
+    held = {id(tensor) for tensor in (*keep.parameters(), *keep.buffers())}
+    empty: dict[int, torch.Tensor] = {}
+    for block in blocks:
+        for tensor in (*block.parameters(), *block.buffers()):
+            if id(tensor) not in held and id(tensor) not in empty:
+                meta = torch.empty_like(tensor, device="meta")
+                is_parameter = isinstance(tensor, nn.Parameter)
+                empty[id(tensor)] = nn.Parameter(meta, tensor.requires_grad) if is_parameter else meta
+    return empty
+
+
+def _moved(stage: nn.Module, device: torch.device) -> dict[int, torch.Tensor]:
+    """Move `stage`; returns the tensors that are other objects now, by identity of what they were."""
+    before = [*stage.parameters(), *stage.buffers()]
+    stage.to(device)
+    after = [*stage.parameters(), *stage.buffers()]
+    return {id(old): new for old, new in zip(before, after, strict=True) if new is not old}
+
+
+def _replace(whole: nn.Module, replaced: Mapping[int, torch.Tensor]) -> None:
+    """Let `whole` hold other tensors; those that it holds itself may be a stage's as well (tracing.py)."""
+    for module in whole.modules():
+        for tensors in (module._parameters, module._buffers):
+            for name, tensor in tensors.items():
+                if id(tensor) in replaced:
+                    tensors[name] = replaced[id(tensor)]  # type: ignore[assignment]

@@ -1,0 +1,207 @@
+"""A trainer as a trial of `tune.Tuner`."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol, TypeVar
+
+import torch
+
+from trainkit.errors import ConfigError
+from trainkit.train.checkpoint.state import (
+    Hyperparameters,
+    differ,
+    hyperparameters_of,
+    override_hyperparameters,
+    read_hyperparameters,
+    write_hyperparameters,
+)
+from trainkit.train.keys import BATCH_COUNT, EPOCH, NUM_SAMPLES, SHOULD_STOP
+from trainkit.train.operator import TrainingOperator
+from trainkit.train.options import TrainerOptions
+from trainkit.train.workers.worker_group import worker_labels
+from trainkit.tune.core.resources import PlacementGroupFactory
+from trainkit.tune.core.values import merge_dicts
+from trainkit.tune.trial.environment import divert
+from trainkit.tune.trial.trainable import Trainable
+
+T = TypeVar("T")
+
+TuneStep = Callable[[Any, dict[str, Any]], Mapping[str, Any]]
+"""(trainer, {"iteration": n}) to a result."""
+
+
+class TrialTrainer(Protocol):
+    """The methods of a `TorchTrainer` that a trial calls."""
+
+    @property
+    def has_validation(self) -> bool: ...
+    def train(self) -> Any: ...
+    def validate(self) -> Any: ...
+    def apply_all_operators(self, fn: Callable[[TrainingOperator], T]) -> list[T]: ...
+    def save(self, path: str) -> object: ...
+    def load(self, path: str) -> None: ...
+    def shutdown(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class TrialPlan:
+    """What the trials of one trainable share.
+
+    Attributes:
+        trainer_cls: makes the trainer that each trial is, of its arguments.
+        options: its arguments.
+        step: instead of an epoch of training and a validation; None for these.
+    """
+
+    trainer_cls: Callable[..., TrialTrainer]
+    options: TrainerOptions
+    step: TuneStep | None
+
+
+@dataclass(frozen=True)
+class Diverted:
+    """The first call in a worker: what it prints goes into the trial's files, as `log_to_file` asks.
+
+    Attributes:
+        paths: of the files for stdout and stderr.
+        pid: the trial's own process, which prints there already.
+        hook: the user's, called next.
+    """
+
+    paths: Sequence[str]
+    pid: int
+    hook: Callable[[], Any] | None
+
+    def __call__(self) -> None:
+        if os.getpid() != self.pid:
+            divert(self.paths)
+        if self.hook is not None:
+            self.hook()
+
+
+class TrainerTrainable(Trainable):
+    """A trial that is a trainer; `TorchTrainer.as_trainable` makes subclasses of it."""
+
+    plan: ClassVar[TrialPlan]
+
+    _trainer: TrialTrainer
+    _set_up: Sequence[Hyperparameters | None]
+
+    @property
+    def trainer(self) -> TrialTrainer:
+        """The trial's trainer."""
+        return self._trainer
+
+    @classmethod
+    def default_resource_request(cls, config: dict[str, Any]) -> PlacementGroupFactory:
+        """Return a bundle for each worker, after an empty one for the trial's own process, which waits.
+
+        With `use_local` the trial's process is worker 0, and its bundle the first.
+        """
+        options = cls.plan.options
+        own: list[dict[str, float]] = [] if options.use_local else [{}]
+        return PlacementGroupFactory([*own, *[options.bundle] * options.num_workers])
+
+    def setup(self, config: dict[str, Any]) -> None:
+        options = self.plan.options
+        arguments = {**options.arguments(), "config": merge_dicts(options.config, config)}
+        files = self._trial.house.log_files
+        if files is not None:
+            paths = tuple(os.path.join(self._trial.trial_dir, name) for name in files)
+            arguments["initialization_hook"] = Diverted(paths, os.getpid(), options.initialization_hook)
+        with worker_labels(self._trial.trial_id or self._trial.trial_name):
+            self._trainer = self.plan.trainer_cls(**arguments)
+        self._set_up = self._trainer.apply_all_operators(initial_hyperparameters)
+
+    def step(self) -> dict[str, Any]:
+        if self.plan.step is not None:
+            return dict(self.plan.step(self._trainer, {"iteration": self.training_iteration}))
+        result: dict[str, Any] = self._trainer.train()
+        if result.get(SHOULD_STOP):
+            result["done"] = True
+        # Lightning validates at the end of an epoch, for its callbacks and schedulers to see.
+        validated = getattr(self.plan.options.training_operator_cls, "validates_in_training", False)
+        if validated or not self._trainer.has_validation:
+            return result
+        return both(result, self._trainer.validate())
+
+    def save_checkpoint(self, checkpoint_dir: str) -> None:
+        self._trainer.save(checkpoint_dir)
+        write_hyperparameters(checkpoint_dir, self._known_set_up())
+
+    def load_checkpoint(self, checkpoint_dir: str) -> None:
+        self._trainer.load(checkpoint_dir)
+        then, now = read_hyperparameters(checkpoint_dir), self._known_set_up()
+        if differ(then, now):
+            self._trainer.apply_all_operators(HyperparameterOverride(then, now))
+
+    def _known_set_up(self) -> Sequence[Hyperparameters]:
+        """By rank; [] as long as Lightning has made no optimizers."""
+        if None in self._set_up:
+            self._set_up = self._trainer.apply_all_operators(initial_hyperparameters)
+        return [each for each in self._set_up if each is not None]
+
+    def cleanup(self) -> None:
+        self._trainer.shutdown()
+
+
+@dataclass(frozen=True)
+class HyperparameterOverride:
+    """Called with each worker's operator once it has loaded a checkpoint.
+
+    Attributes:
+        then: what `setup` made of the checkpoint's configuration, by rank.
+        now: what it has made of the present one, by rank.
+    """
+
+    then: Sequence[Hyperparameters]
+    now: Sequence[Hyperparameters]
+
+    def __call__(self, operator: TrainingOperator) -> None:
+        then = self.then[min(operator.world_rank, len(self.then) - 1)]
+        override_hyperparameters(*_steering(operator), then=then, now=self.now[operator.world_rank])
+
+
+def initial_hyperparameters(operator: TrainingOperator) -> Hyperparameters | None:
+    """Return what `setup` has made of the configuration; call it before anything is trained or loaded.
+
+    Of a Lightning module what `configure_optimizers` has made, any time after it was called; None before.
+    """
+    if hasattr(operator, "lightning_trainer"):
+        held: Hyperparameters | None = getattr(operator, "lightning_set_up", None)
+        return held
+    return hyperparameters_of(*_steering(operator))
+
+
+def _steering(operator: TrainingOperator) -> tuple[Sequence[torch.optim.Optimizer], Sequence[Any]]:
+    """Return the optimizers and schedulers that train: those registered, or Lightning's."""
+    trainer = getattr(operator, "lightning_trainer", None)
+    if trainer is None:
+        return operator.registered.optimizers, operator.registered.schedulers
+    return trainer.optimizers, [each.scheduler for each in trainer.lr_scheduler_configs]
+
+
+def make_trainable(plan: TrialPlan) -> type[TrainerTrainable]:
+    """The class that `TorchTrainer.as_trainable` returns."""
+    if plan.step is not None:
+        try:
+            inspect.signature(plan.step).bind("trainer", {})
+        except TypeError as error:
+            raise ConfigError(
+                f"as_trainable(override_tune_step={plan.step!r}) can't be called ({error}): give a function "
+                f"(trainer, info)"
+            ) from error
+    operator = plan.options.training_operator_cls
+    return type(
+        f"{operator.__name__}Trainable", (TrainerTrainable,), {"plan": plan, "__doc__": operator.__doc__}
+    )
+
+
+def both(training: Mapping[str, Any], validation: Mapping[str, Any]) -> dict[str, Any]:
+    """The metrics of both; under a name that both have validation's, but counts are of training."""
+    counts = {name: training[name] for name in (NUM_SAMPLES, BATCH_COUNT, EPOCH) if name in training}
+    return {**training, **validation, **counts}

@@ -1,0 +1,1 @@
+"""The processes that train together, started, called and replaced by a trainer."""

@@ -1,0 +1,445 @@
+"""Workers of a trainer through all failures: one worker group after another.
+
+    call ──▶ gang ──ok──▶ result
+              │ lost a worker
+              ▼
+      places that still fit ──▶ new gang ──▶ setup, restore the snapshot ──▶ the same call again
+
+A snapshot is the workers' state between two calls; it is held in shared memory, so it outlives them. One is
+taken at the end of each epoch of training. What is called until the next may change a little of it: that part
+is taken again, or the call is noted and repeated. Before anything was called, setting up again with the same
+seed is enough.
+"""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+
+from trainkit.errors import (
+    GangError,
+    InfeasibleError,
+    NodeDiedError,
+    NotInitializedError,
+    ObjectStoreFullError,
+)
+from trainkit.resources import Bundle
+from trainkit.runtime import api as runtime
+from trainkit.runtime import scheduling
+from trainkit.runtime.api import SessionWatch
+from trainkit.runtime.restart_policy import MOST_LOSSES, lost_text
+from trainkit.train.checkpoint.state import WorkerState
+from trainkit.train.distributed.tensors import joined, whole
+from trainkit.train.keys import BATCH_SIZE
+from trainkit.train.options import TrainerOptions
+from trainkit.train.strategies.base import named_strategy
+from trainkit.train.strategies.modules import filled
+from trainkit.train.workers import recovery
+from trainkit.train.workers.placement import WorkerPlacement, allowed_sizes, larger_size, time_to_wait_s
+from trainkit.train.workers.recovery import Call, Effect
+from trainkit.train.workers.worker import Worker
+from trainkit.train.workers.worker_group import WorkerGroup, remote_ranks, worker_label
+
+log = logging.getLogger(__name__)
+
+R = TypeVar("R")
+
+
+@dataclass
+class Snapshot:
+    """The workers' state between two calls.
+
+    Attributes:
+        states: of each worker; None is what they set up by themselves.
+        small: what may change in a validation, by rank, read since; None if nothing has.
+        repeated: calls since, to be repeated on the restored state.
+    """
+
+    states: list[Any] | None = None
+    small: list[Any] | None = None
+    repeated: list[Call] = field(default_factory=list)
+
+
+class ElasticWorkerGroup:
+    """The workers of one trainer.
+
+    Args:
+        options: resolved.
+
+    Raises:
+        InfeasibleError: the machine could never hold them.
+        GangError: a worker died while it started.
+    """
+
+    def __init__(self, options: TrainerOptions) -> None:
+        self._options = options
+        self._label = worker_label()
+        sizes = allowed_sizes(options.num_workers, options.min_workers)
+        self._allowed = tuple(size for size in sizes if _is_allowed(options, size))
+        self._seats = WorkerPlacement(options.bundle)
+        # A trainer that is dropped without a shutdown must not keep its CPUs from the next one.
+        weakref.finalize(self, self._seats.give_back).atexit = False
+        # Drawn from this process's generator: a seeded script, or trial, has workers that repeat themselves.
+        # A single worker in this process goes on with the generator as it is.
+        self._seed = int(torch.randint(2**62, ())) if remote_ranks(options) else None
+        self._snapshot: Snapshot | None = Snapshot()
+        self._session = SessionWatch() if remote_ranks(options) else None
+        try:
+            self._through_losses(self._begin, "start")
+        except BaseException:
+            self.close(force=True)
+            raise
+
+    def reserved(self) -> Bundle:
+        """Resources of the machine that the workers hold; none of a session that was shut down or lost."""
+        if self._session is None or not self._session.is_current():
+            return {}
+        return self._seats.reserved()
+
+    @property
+    def ended(self) -> str | None:
+        """Why there are no workers any more."""
+        return self._gang.ended
+
+    @property
+    def local_worker(self) -> Worker | None:
+        """Worker 0, if it is in this process."""
+        return self._gang.local_worker
+
+    def has_data(self, what: str) -> bool:
+        """Whether the operator registered "train" or "validation" data, in `setup` or since."""
+        gang = self._gang
+        if what not in gang.data and gang.ended is None:
+            name = "train" if what == "train" else "validate"
+            gang.data = self.run(Call("data", first=True, name=name))[0]
+        return what in gang.data
+
+    def run(self, call: Call, max_retries: int = recovery.RETRIES) -> list[Any]:
+        """Run `call`; if workers are lost, form the gang again and run it again, from the state before.
+
+        Args:
+            call: what the workers do.
+            max_retries: how often; without a snapshot, not at all.
+
+        Raises:
+            GangError: workers were lost, and there is no retry left, no snapshot, or no room for others.
+            Exception: what a worker raised, with its traceback.
+        """
+
+        def once() -> list[Any]:
+            results = self._call(call)
+            self._note(call)
+            return results
+
+        return self._recovering(once, call.name, max_retries, call.effect)
+
+    def epoch(self, call: Call, max_retries: int) -> list[Any]:
+        """Run an epoch; with `max_retries`, from a snapshot that is taken if there is none.
+
+        An epoch of training ends with the next one: who dies between two epochs takes nothing along.
+        """
+        training = call.effect is Effect.UNKNOWN
+        if training:
+            try:
+                self._through_losses(self._grow, "train")
+            except BaseException:
+                self.close(force=True)
+                raise
+        keeps = max_retries > 0 and not self._keeps_nothing()
+        if keeps and self._snapshot is None:
+            self._recovering(self._take_snapshot, call.name, 0, Effect.NOTHING)
+        if not keeps or not training:
+            return self.run(call, max_retries if keeps else 0)
+
+        def once() -> list[Any]:
+            results = self._call(call)
+            self._take_snapshot()
+            return results
+
+        return self._recovering(once, call.name, max_retries, call.effect)
+
+    def close(self, *, force: bool = False) -> None:
+        """End all workers and give back what they held; `force` without a word to them."""
+        try:
+            if hasattr(self, "_gang"):
+                self._gang.close(force=force)
+        finally:
+            self._snapshot = None
+            self._seats.give_back()
+
+    @property
+    def reporters(self) -> range:
+        """Ranks whose metrics count: one for each copy of the model."""
+        spec = self._options.spec
+        return range(spec.reporter, self._gang.world_size, spec.model_ways)
+
+    def snapshot(self) -> list[WorkerState]:
+        """All workers' shares of the state, by rank."""
+        return self.run(Call("snapshot", name="state_dict"))
+
+    def save(self, folder: Path) -> None:
+        """Write a checkpoint; by all workers if no single one holds the state."""
+
+        def once() -> list[Any]:
+            workers = self._call(Call("own_state"))
+            spreads = self._options.spec.spreads
+            return self._call(Call("save", (folder, workers), first=not spreads))
+
+        self._recovering(once, "save", recovery.RETRIES, Effect.NOTHING)
+
+    def models(self, *, to_cpu: bool) -> list[nn.Module]:
+        """The user's own modules: copies on the CPU, or worker 0's if it is in this process."""
+        if not self._options.spec.spreads:
+            live = self.local_worker is not None and not to_cpu
+            whole_models: list[nn.Module] = self.run(
+                Call("models", (not live,), first=True, name="get_model")
+            )[0]
+            return whole_models
+        states = whole(joined(self.run(Call("model_states", name="get_model"))))
+        skeletons = self.run(Call("skeletons", first=True, name="get_model"))[0]
+        return [filled(*pair) for pair in zip(skeletons, states, strict=True)]
+
+    # -- calling -------------------------------------------------------------------------------
+
+    def _recovering(self, once: Callable[[], R], what: str, max_retries: int, effect: Effect) -> R:
+        with self._closed_if_ended():
+            return self._through_losses(
+                lambda: self._retrying(once, what, max_retries, effect), what, again=max_retries > 0
+            )
+
+    def _retrying(self, once: Callable[[], R], what: str, max_retries: int, effect: Effect) -> R:
+        failures: list[GangError] = []
+        while True:
+            try:
+                self._gang.asked = what
+                if not self._gang.started:
+                    self._start_again()
+                return once()
+            except GangError as error:
+                if not self._gang.lost:
+                    raise
+                failures.append(error)
+            except BaseException as error:
+                # Workers that live on may have done a part of it, which the snapshot knows nothing of.
+                if effect is not Effect.NOTHING and self._loss(error) is None:
+                    self._snapshot = None
+                raise
+            if not recovery.may_retry(len(failures), max_retries, has_snapshot=self._snapshot is not None):
+                break
+            self._form_again(failures[-1], what)
+        if self._snapshot is None:
+            failures[-1].args = (recovery.no_snapshot_text(str(failures[-1])),)
+        if len(failures) == 1:
+            raise failures[0]
+        raise GangError(recovery.give_up_text(what, [str(error) for error in failures])) from failures[-1]
+
+    def _through_losses(self, act: Callable[[], R], what: str, *, again: bool = True) -> R:
+        """Return what `act` returns; where the node dies, and all workers with it, after others are formed.
+
+        That is nobody's failure, so it takes no retry away.
+
+        Args:
+            act: runs `what`.
+            what: the call, in messages.
+            again: run `act` again once others are formed, rather than raise.
+
+        Raises:
+            GangError: there is no snapshot, the node dies again and again, or `act` isn't run again.
+        """
+        if hasattr(self, "_gang") and self.ended is not None:
+            return act()  # which says so
+        losses = 0
+        loss: NodeDiedError | None = None
+        while True:
+            try:
+                if loss is not None:
+                    self._form_elsewhere()
+                    if not again:
+                        raise GangError(recovery.not_again_text(lost_text(loss.how), what)) from loss
+                return act()
+            except BaseException as error:
+                loss = self._loss(error)
+                if loss is None or isinstance(error, NotInitializedError):
+                    raise
+                losses += 1
+                if loss.ended_by or self._snapshot is None or losses > MOST_LOSSES:
+                    text = recovery.lost_session_text(
+                        lost_text(loss.how),
+                        what,
+                        ended_by=loss.ended_by,
+                        in_a_row=losses,
+                        has_snapshot=self._snapshot is not None,
+                    )
+                    self.close(force=True)
+                    raise GangError(text) from loss
+            if again:
+                log.warning("%s", recovery.reform_text(lost_text(loss.how), what))
+
+    def _loss(self, error: BaseException) -> NodeDiedError | None:
+        """Return the error of the node's death, if `error` comes of it."""
+        return self._session.loss() if self._session is not None and isinstance(error, Exception) else None
+
+    @contextmanager
+    def _closed_if_ended(self) -> Iterator[None]:
+        """A block after which an ended gang's places are free at once, so that others may have them."""
+        try:
+            yield
+        finally:
+            if self._gang.ended is not None:
+                self.close(force=True)
+
+    def _call(self, call: Call) -> list[Any]:
+        if call.first:
+            return self._gang.call_first(call.method, *call.args)
+        return self._gang.call(call.method, *call.args, in_step=call.in_step, alike=call.alike)
+
+    # -- state ---------------------------------------------------------------------------------
+
+    def _keeps_nothing(self) -> bool:
+        """Whether no worker can be lost without this process."""
+        return not remote_ranks(self._options)
+
+    def _take_snapshot(self) -> None:
+        with self._as_far_as_there_is_room():
+            self._snapshot = Snapshot(self._gang.call("snapshot", in_step=False))
+
+    @contextmanager
+    def _as_far_as_there_is_room(self) -> Iterator[None]:
+        """A block that keeps some of the state; without room for it there is no snapshot, and a warning."""
+        try:
+            yield
+        except ObjectStoreFullError as error:
+            self._snapshot = None
+            log.warning(
+                "no snapshot could be taken, so until the next one a worker that dies ends the run: raise "
+                "object_store_memory in trainkit.init(), or pass max_retries=0 (%s)",
+                error,
+            )
+
+    def _note(self, call: Call) -> None:
+        """Bring the snapshot up to date after `call`, or give it up."""
+        held = self._snapshot
+        if held is None or self._keeps_nothing():
+            return
+        match call.effect:
+            case Effect.SMALL:
+                with self._as_far_as_there_is_room():
+                    held.small = self._gang.call("small_state", in_step=False)
+            case Effect.REPEATABLE:
+                held.repeated.append(call)
+            case Effect.UNKNOWN:
+                self._snapshot = None
+
+    def _start_again(self) -> None:
+        """Let new workers set up and take over the state; those that can't are ended."""
+        held = self._snapshot
+        try:
+            self._gang.start(self._seed)
+            if held is None:
+                return
+            if held.states is not None or held.small is not None:
+                # Put once, not sent to each; small enough states travel with the call.
+                self._gang.call("restore", runtime.put(held.states), held.small, in_step=False)
+            for call in held.repeated:
+                self._call(call)
+        except BaseException:
+            # The next call would go on with what setup made, as if nothing had been trained.
+            self._gang.close(force=True, why="they could not take over the state")
+            raise
+
+    # -- forming -------------------------------------------------------------------------------
+
+    def _begin(self) -> None:
+        self._gang = self._seated(self._allowed, again=False)
+        self._gang.start(self._seed)
+
+    def _form_elsewhere(self) -> None:
+        """Have workers, not started yet, in another session than the one that was lost."""
+        if hasattr(self, "_gang"):
+            self._gang.close(force=True)
+        self._seats.give_back()
+        if self._session is not None:
+            self._session.renew()
+        self._gang = self._seated(self._allowed, again=True)
+
+    def _form_again(self, error: GangError, what: str) -> None:
+        before = self._gang.world_size
+        why = str(error).partition("\n")[0]
+        log.warning("%s", recovery.reform_text(why, what))
+        self._gang = self._seated(self._allowed, again=True)
+        if (now := self._gang.world_size) != before:
+            log.warning("%s", recovery.size_text(before, now, self._options.num_workers))
+
+    def _grow(self) -> None:
+        """Take more workers if there are fewer than asked for, and room has come back."""
+        gang, full = self._gang, self._options.num_workers
+        if gang.ended is not None or gang.world_size == full:
+            return
+        size = larger_size(self._allowed, gang.world_size, self._seats.more())
+        if size is None:
+            return
+        if self._snapshot is None:
+            self._recovering(self._take_snapshot, "train", 0, Effect.NOTHING)
+        # Added to what is held, not taken anew: others may be in line for it.
+        if self._snapshot is None or not self._seats.add(size - gang.world_size):
+            return
+        log.warning("%s", recovery.size_text(gang.world_size, size, full))
+        gang.close()
+        self._gang = WorkerGroup(replace(self._options, num_workers=size), self._seats, self._label)
+
+    def _seated(self, sizes: Sequence[int], *, again: bool) -> WorkerGroup:
+        """A gang of as many workers as there is room for, not started yet.
+
+        Args:
+            sizes: to be tried, the largest first.
+            again: it takes the place of one that was lost: where it was, if that is still there.
+
+        Raises:
+            InfeasibleError: the machine could never hold the smallest.
+            GangError: there is no room.
+        """
+        if not remote_ranks(self._options):
+            return WorkerGroup(self._options, self._seats, self._label)
+        timeout_s = self._options.timeout_s
+        if again and self._seats.still_there():
+            gang = WorkerGroup(replace(self._options, num_workers=len(self._seats)), self._seats, self._label)
+            # With a machine of a cluster its places are gone, which the cluster may not have noticed yet.
+            if gang.gathered(recovery.REFORM_WAIT_S if len(sizes) > 1 else timeout_s):
+                return gang
+            gang.close(force=True)
+        # A first gang waits for its turn, however long that takes, but not for this very program.
+        last_s = timeout_s if again else None
+        if not again and runtime.get_current_placement_group() is None:
+            smallest = [self._options.bundle] * sizes[-1]
+            scheduling.make_room(smallest, runtime.cluster_resources(), "a new TorchTrainer")
+        for size in sizes:
+            wait_s = time_to_wait_s(size, sizes, full_s=recovery.REFORM_WAIT_S, last_s=last_s)
+            try:
+                if self._seats.take(size, wait_s):
+                    return WorkerGroup(replace(self._options, num_workers=size), self._seats, self._label)
+            except InfeasibleError as error:
+                if size == sizes[-1]:
+                    asked = self._options.num_cpus_per_worker, self._options.devices_per_worker or 0
+                    existing = runtime.cluster_resources()
+                    wrote = "num_workers" if size == self._options.num_workers else "min_workers"
+                    refused = InfeasibleError(f"TorchTrainer({wrote}={size}): {error}")
+                    refused.add_note(recovery.infeasible_text(size, *asked, existing))
+                    raise refused from None
+        raise GangError(recovery.no_room_text(sizes[-1], timeout_s))
+
+
+def _is_allowed(options: TrainerOptions, size: int) -> bool:
+    """Whether so many workers can share model and batches; a strategy may cut the model by their number."""
+    spec = named_strategy(options.strategy, num_workers=size)
+    devices = options.devices_per_worker or 1
+    if any(spec.mistakes(num_workers=size, devices_per_worker=devices, step=options.step)):
+        return False
+    return bool(allowed_sizes(size, model_ways=spec.model_ways, batch_size=options.config.get(BATCH_SIZE)))

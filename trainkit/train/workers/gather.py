@@ -1,0 +1,221 @@
+"""Results of one call from all workers, and the cause where some fail.
+
+A worker that fails in a step leaves the others waiting in a collective, so its failure ends them. Which
+failure is the cause? A dead process, or an error of the user's code; an error that only says "my peer is
+gone" is a symptom (symptoms.py). Where there are only symptoms, the cause is whoever does not answer.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from trainkit.clock import SYSTEM
+from trainkit.errors import ActorDiedError, GangError, TaskError, message_of
+from trainkit.runtime import api as runtime
+from trainkit.train.distributed import failure_cause
+
+GRACE_PERIOD_S = 5.0
+"""How long the cause of a symptom may take to be known, and workers to part in order."""
+
+APART_S = 30.0
+"""How long the others may take after one has raised in a call in which they need not meet, but may."""
+
+LOOK_S = 1.0
+"""How often who waits beside a worker in this process looks whether that has answered."""
+
+
+class Answers:
+    """What the workers answer to one call.
+
+    Args:
+        calls: references of the calls still out, and whose they are.
+        what: the call's name, for messages.
+        world_size: of the gang.
+        at_once: the workers meet in the call: end all at the first failure that is a cause, or if some
+            have answered and the others don't within `timeout_s`.
+        timeout_s: how long a collective may take.
+        end_workers: ends all of them.
+    """
+
+    def __init__(
+        self,
+        calls: dict[Any, int],
+        *,
+        what: str,
+        world_size: int,
+        at_once: bool,
+        timeout_s: float,
+        end_workers: Callable[[], None],
+    ) -> None:
+        self.pending = calls
+        self.results: dict[int, Any] = {}
+        self.failures: dict[int, BaseException] = {}
+        self.late: list[int] = []
+        self._what = what
+        self._world_size = world_size
+        self._at_once = at_once
+        self._timeout_s = timeout_s
+        self._end_workers = end_workers
+        self._beside = False
+        self._answered_at: float | None = None
+        self._failed_at: float | None = None
+
+    def collect(self) -> None:
+        """Wait until all have answered, or until one has failed and the others won't."""
+        while self.pending:
+            patience = self._patience()
+            if patience is not None and patience <= 0:
+                break
+            if self._beside:
+                patience = LOOK_S if patience is None else min(patience, LOOK_S)
+            done, _ = runtime.wait(list(self.pending), num_returns=1, timeout=patience)
+            for ref in done:
+                self._take(ref)
+            if self._at_once and self._cause_known():
+                break
+        # At once also if all of them have answered: one in this process may still wait for them.
+        if self.pending or (self.failures and self._at_once):
+            self._end_all()
+
+    def collect_beside(self, own_part: Callable[[], Any]) -> None:
+        """The same while worker 0's part runs here, on the thread that the user's code expects."""
+        self._beside = True
+        watch = threading.Thread(target=self.collect, name="trainkit-gang-watch", daemon=True)
+        watch.start()
+        try:
+            self.results[0] = own_part()
+            self._answered_at = SYSTEM.monotonic()
+        except Exception as error:  # It is this worker's answer, judged with the others'.
+            self._fail(0, error)
+            if self._at_once:
+                if self._is_symptom(error):
+                    watch.join(GRACE_PERIOD_S)
+                self._end_all()
+        except BaseException:
+            self._end_all()
+            raise
+        finally:
+            watch.join()
+
+    @property
+    def failed(self) -> bool:
+        """Whether not all workers gave a result."""
+        return bool(self.failures or self.late)
+
+    def deaths(self) -> list[int]:
+        """Workers whose process died."""
+        return [rank for rank, error in self.failures.items() if _is_death(error)]
+
+    def lost(self) -> list[int]:
+        """Workers that are gone or don't answer, if that is why the call failed.
+
+        All that failed, if none of them knows why; none, if the user's code raised.
+        """
+        if self._raised():
+            return []
+        return self._died() or self.late or sorted(self.failures)
+
+    def cause(self) -> int:
+        """The worker whose failure explains the others'."""
+        raised = [rank for rank, _ in self._raised()]
+        return (raised or self.lost())[0]
+
+    def verdict(self, *, ended: bool) -> BaseException:
+        """What to raise; `ended` says whether the workers were."""
+        world_size = self._world_size
+        if raised := self._raised():
+            rank, error = raised[0]
+            if world_size > 1:
+                fate = "; the others were ended with it" if ended else ""
+                error.add_note(f"raised by worker {rank} of {world_size}{fate}")
+                if (advised := failure_cause.advice(error)) is not None:
+                    error.add_note(advised)
+            return error
+        if died := self._died():
+            error = self.failures[died[0]]
+            verdict = GangError(f"worker {died[0]} of {world_size} died: {error}")
+            verdict.__cause__ = error
+        else:
+            waited = sorted(set(self.failures) - set(self.late))
+            # Where nothing failed, some have answered and the others never did.
+            symptom = self.failures[waited[0]] if waited else None
+            verdict = GangError(self._missed(waited, symptom))
+            verdict.__cause__ = symptom
+        return verdict
+
+    def _missed(self, waited: list[int], error: BaseException | None) -> str:
+        """Who did not come to what the others waited at."""
+        many = len(self.late) > 1
+        late = f"worker{'s' if many else ''} {', '.join(map(str, self.late))} of {self._world_size}"
+        if error is None:
+            return f"{late} did not end {self._what}() within timeout_s={self._timeout_s:g} of the others"
+        those = f"worker{'s' if len(waited) > 1 else ''} {', '.join(map(str, waited))}"
+        if not self.late:
+            lost = f"{those} of {self._world_size} lost the others in {self._what}()"
+            return f"{lost}, and no worker knows why: {message_of(error)}"
+        told = [
+            step for rank in waited if (step := failure_cause.waiting_step(self.failures[rank])) is not None
+        ]
+        where = f"{self._what}()" if not told else f"step {min(told)}" if min(told) else "the first step"
+        hangs = "they hang" if many else "it hangs"
+        return (
+            f"{late} did not enter {where} within timeout_s={self._timeout_s:g}, where {those} waited: "
+            f"{hangs}, or code or data take longer"
+        )
+
+    def _patience(self) -> float | None:
+        """Seconds to wait for the rest, given who has answered what; None: as long as it takes."""
+        now = SYSTEM.monotonic()
+        if self._failed_at is not None:
+            raised = not self._at_once and len(self._raised()) == len(self.failures)
+            return self._failed_at + (APART_S if raised else GRACE_PERIOD_S) - now
+        if self._at_once and self._answered_at is not None:
+            return self._answered_at + self._timeout_s + GRACE_PERIOD_S - now
+        return None
+
+    def _died(self) -> list[int]:
+        """Workers that died by themselves, in order of rank."""
+        return [
+            rank
+            for rank in sorted(self.deaths())
+            if rank not in self.late and not self._is_symptom(self.failures[rank])
+        ]
+
+    def _raised(self) -> list[tuple[int, BaseException]]:
+        """What the user's code raised, by rank."""
+        return [
+            item
+            for item in sorted(self.failures.items())
+            if not _is_death(item[1]) and not self._is_symptom(item[1])
+        ]
+
+    def _end_all(self) -> None:
+        """End the workers; those that have not answered by now die of it, which is no failure of theirs."""
+        self.late = self.late or sorted(self.pending.values())
+        self._end_workers()
+
+    def _take(self, ref: Any) -> None:
+        rank = self.pending.pop(ref)
+        try:
+            self.results[rank] = runtime.get(ref)
+            self._answered_at = SYSTEM.monotonic()
+        except Exception as error:  # Judged by `verdict`, which raises it.
+            self._fail(rank, error)
+
+    def _fail(self, rank: int, error: BaseException) -> None:
+        self.failures[rank] = error
+        if self._failed_at is None:
+            self._failed_at = SYSTEM.monotonic()
+
+    def _cause_known(self) -> bool:
+        return any(not self._is_symptom(error) for error in self.failures.values())
+
+    def _is_symptom(self, error: BaseException) -> bool:
+        # Nobody is there to be lost by a single worker.
+        return self._world_size > 1 and failure_cause.is_symptom(error)
+
+
+def _is_death(error: BaseException) -> bool:
+    return isinstance(error, ActorDiedError) and not isinstance(error, TaskError)

@@ -1,0 +1,168 @@
+"""How many workers fit, and the placement groups they start in."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+
+from trainkit.errors import ConfigError
+from trainkit.resources import QUANTUM, Bundle, total
+from trainkit.runtime import api as runtime
+from trainkit.runtime.scheduling import PlacementGroup
+
+AT_ONCE_S = 2.0
+"""What fits now is granted within moments, even by a machine under load."""
+
+
+def allowed_sizes(
+    num_workers: int, min_workers: int | None = None, *, model_ways: int = 1, batch_size: int | None = None
+) -> tuple[int, ...]:
+    """Worker counts that a gang may have, the largest first.
+
+    Args:
+        num_workers: the most.
+        min_workers: the fewest; None is `num_workers`, so there is one count.
+        model_ways: workers that hold one copy of the model together; counts are multiples of it.
+        batch_size: of all workers together, to be split evenly among the copies of the model; None if
+            each worker has a batch size of its own.
+    """
+    fewest = num_workers if min_workers is None else min_workers
+    return tuple(
+        size
+        for size in range(num_workers, fewest - 1, -1)
+        if size % model_ways == 0 and (batch_size is None or batch_size % (size // model_ways) == 0)
+    )
+
+
+def fitting(free: Bundle, bundle: Bundle) -> int:
+    """How many times `bundle` can be taken from what is free, if nothing of it is in pieces."""
+    asked = {name: round(amount * QUANTUM) for name, amount in bundle.items() if amount > 0}
+    if not asked:
+        raise ValueError(f"a bundle of nothing, {bundle}, fits without end")
+    return max(0, min(round(free.get(name, 0) * QUANTUM) // amount for name, amount in asked.items()))
+
+
+def larger_size(allowed: Sequence[int], current: int, more: int) -> int | None:
+    """The largest allowed count above `current` for which `more` workers are enough, if there is one."""
+    return next((size for size in sorted(allowed, reverse=True) if current < size <= current + more), None)
+
+
+def time_to_wait_s(size: int, allowed: Sequence[int], *, full_s: float, last_s: float | None) -> float | None:
+    """How long to wait for room for `size` workers before the next smaller count is tried.
+
+    Long for the full count, which the machine may be about to have again; then whatever fits at once; and
+    for the smallest as long as it takes, since there is nothing else left to try.
+    """
+    if size == min(allowed):
+        return last_s
+    return full_s if size == max(allowed) else AT_ONCE_S
+
+
+class WorkerPlacement:
+    """Places for the workers of one trainer, kept while its gang is formed again.
+
+    Args:
+        bundle: what each worker needs.
+    """
+
+    def __init__(self, bundle: Bundle) -> None:
+        self._bundle = bundle
+        self._held = contextlib.ExitStack()
+        self._places: list[tuple[PlacementGroup, int]] = []
+        self._own = 0
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def reserved(self) -> Bundle:
+        """Return the resources that are held of the machine; none where the places are a trial's."""
+        return total([self._bundle] * self._own)
+
+    def __getitem__(self, rank: int) -> tuple[PlacementGroup, int]:
+        """The group of the place, and its bundle there."""
+        return self._places[rank]
+
+    def take(self, workers: int, timeout_s: float | None = None) -> bool:
+        """Hold places for so many workers, and only these; within a trial, the trial's own.
+
+        Returns:
+            False, with nothing held, if there is no room within `timeout_s`.
+
+        Raises:
+            InfeasibleError: the machine could never hold them.
+        """
+        self.give_back()
+        if (trial := runtime.get_current_placement_group()) is not None:
+            bundles = bundles_of_trial(trial.bundle_specs, self._bundle, workers)
+            if bundles is not None:
+                self._places = [(trial, bundle) for bundle in bundles]
+                return True
+        return self._reserve(workers, timeout_s)
+
+    def add(self, workers: int) -> bool:
+        """Hold places for so many more, if they can be had at once; False, and nothing changed, if not."""
+        if (trial := runtime.get_current_placement_group()) is not None:
+            bundles = bundles_of_trial(trial.bundle_specs, self._bundle, len(self) + workers)
+            if bundles is not None:
+                self._places = [(trial, bundle) for bundle in bundles]
+            return bundles is not None
+        return self._reserve(workers, AT_ONCE_S)
+
+    def more(self) -> int:
+        """How many places seem to be free beside those that are held."""
+        if (trial := runtime.get_current_placement_group()) is not None:
+            return max(0, len(_fitting_bundles(trial.bundle_specs, self._bundle)) - len(self))
+        return fitting(runtime.available_resources(), self._bundle)
+
+    def still_there(self) -> bool:
+        """Whether those that are held, if any, can go on being used; nothing is held if not."""
+        try:
+            there = all(
+                group.wait(AT_ONCE_S) for group in {id(group): group for group, _ in self._places}.values()
+            )
+        except ConfigError:  # A group was removed, by whoever needed what it held.
+            there = False
+        if not there:
+            self.give_back()
+        return bool(self._places)
+
+    def give_back(self) -> None:
+        """Free what is held; what runs in it is ended. A trial's places stay the trial's."""
+        self._held.close()
+        self._places, self._own = [], 0
+
+    def _reserve(self, workers: int, timeout_s: float | None) -> bool:
+        group = runtime.placement_group([self._bundle] * workers)
+        with contextlib.ExitStack() as undone:
+            undone.callback(_give_back, group)
+            if not group.wait(timeout_s):
+                return False
+            self._held.push(undone.pop_all())
+        self._places += [(group, bundle) for bundle in range(workers)]
+        self._own += workers
+        return True
+
+
+def _give_back(group: PlacementGroup) -> None:
+    if runtime.is_initialized():
+        runtime.remove_placement_group(group)
+
+
+def bundles_of_trial(specs: Sequence[Bundle], needs: Bundle, workers: int) -> list[int] | None:
+    """Indices of the bundles of a trial's group that its gang starts in; None if they don't fit.
+
+    Args:
+        specs: the trial's bundles; the last ones are taken, as the first is its head's, if it has one.
+        needs: what each worker needs.
+        workers: how many there are.
+    """
+    found = _fitting_bundles(specs, needs)
+    return found[-workers:] if len(found) >= workers else None
+
+
+def _fitting_bundles(specs: Sequence[Bundle], needs: Bundle) -> list[int]:
+    return [
+        index
+        for index, spec in enumerate(specs)
+        if all(spec.get(name, 0) >= amount for name, amount in needs.items())
+    ]

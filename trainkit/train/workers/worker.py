@@ -1,0 +1,442 @@
+"""One worker: its operator, its epochs and its state, in a process of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+
+from trainkit.errors import CheckpointError, ConfigError, message_of
+from trainkit.runtime import api as runtime
+from trainkit.train.checkpoint.files import CheckpointMetadata, read_sharded, write, write_sharded
+from trainkit.train.checkpoint.state import (
+    MISFITS,
+    SmallState,
+    WorkerState,
+    check_state,
+    generator_states,
+    joined_state,
+    load_generator_states,
+    own_of,
+    rates,
+    seed_generators,
+    set_rates,
+)
+from trainkit.train.data.feed import Feed
+from trainkit.train.data.prefetch import pinned
+from trainkit.train.distributed import process_group, rendezvous
+from trainkit.train.distributed import rendezvous as meeting
+from trainkit.train.distributed.failure_cause import LostOthersError, lost_peer
+from trainkit.train.distributed.process_group import ProcessGroup, Rendezvous, RendezvousStore
+from trainkit.train.distributed.rendezvous import Home, LocalRank
+from trainkit.train.distributed.tensors import cpu_copy, detached, joined, whole
+from trainkit.train.keys import EPOCH, NUM_STEPS, PROFILE, USE_FP16
+from trainkit.train.operator import TrainingOperator
+from trainkit.train.options import TrainerOptions, taken
+from trainkit.train.step.context import WorkerContext
+from trainkit.train.step.epoch import Bar, describe
+from trainkit.train.step.metrics import EpochMetrics, to_numbers
+from trainkit.train.strategies.base import KeepsOrder, Place, Strategy
+from trainkit.train.strategies.modules import on_cpu
+from trainkit.train.strategies.single import SingleStrategy
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerSpec:
+    """What a worker is told when it starts.
+
+    Attributes:
+        options: the trainer's, resolved.
+        rank: this worker's number, from 0.
+        locality: its number among those of its machine.
+        rendezvous: where the workers meet; None if there is one.
+        seed: for the generators, the same on all workers while they set up; None leaves them alone.
+    """
+
+    options: TrainerOptions
+    rank: int
+    locality: LocalRank
+    rendezvous: Rendezvous | None
+    seed: int | None
+
+
+def joined_strategy(spec: WorkerSpec, listener: RendezvousStore | None) -> Strategy:
+    """Meet the other workers; returns this one's part of the strategy.
+
+    Args:
+        spec: the worker's.
+        listener: where they meet, if it is in this process.
+    """
+    options = spec.options
+    devices: tuple[torch.device, ...] = (torch.device("cpu"),)
+    if options.devices_per_worker:
+        devices = tuple(torch.device("cuda", index) for index in range(options.devices_per_worker))
+        torch.cuda.set_device(devices[0])
+    group = ProcessGroup()
+    if spec.rendezvous is not None:
+        group = process_group.join_process_group(
+            spec.rendezvous,
+            rank=spec.rank,
+            world_size=options.num_workers,
+            address=None if meeting.on_one_machine() else meeting.own_address(),
+            listener=listener,
+        )
+    place = Place(
+        devices=devices, group=group, step=options.step, wrap=options.wrap_ddp, split=options.add_dist_sampler
+    )
+    return options.spec.build(place)
+
+
+T = TypeVar("T")
+
+
+class Worker:
+    """One of the gang; its methods are called on all workers at once, in the same order."""
+
+    _operator: TrainingOperator
+
+    def __init__(self) -> None:
+        self._strategy: Strategy = SingleStrategy(Place(devices=(torch.device("cpu"),)))
+        self._listener: RendezvousStore | None = None
+        self._rank = 0
+        self._epoch = 0
+        self._spreads = False
+        self._step = 0
+        self._in_driver = False
+        self._started = False
+
+    def here(self) -> None:
+        """Answer: this process is there."""
+
+    def home(self, listens: bool) -> Home:
+        """Where this worker is; asked where the workers may be on several machines.
+
+        Args:
+            listens: let the others meet in this process.
+        """
+        self._listener = RendezvousStore(rendezvous.own_address()) if listens else None
+        return Home(rendezvous.own_node(), None if self._listener is None else self._listener.place)
+
+    def start(self, spec: WorkerSpec) -> frozenset[str]:
+        """Meet the other workers and set up the operator; returns what `data` does."""
+        options = spec.options
+        self._rank = spec.rank
+        if spec.seed is not None:
+            seed_generators(spec.seed)
+        in_trainers_process = options.use_local and spec.rank == 0
+        if spec.rendezvous is not None and options.num_workers > 1 and not in_trainers_process:
+            process_group.set_torchrun_variables(
+                spec.rendezvous.place,
+                rank=spec.rank,
+                world_size=options.num_workers,
+                local_rank=spec.locality.rank,
+                local_size=spec.locality.size,
+            )
+        if options.initialization_hook is not None:
+            options.initialization_hook()
+        self._strategy = joined_strategy(spec, self._listener)
+        self._spreads = options.spec.spreads
+        self._in_driver = in_trainers_process or "isolation" not in runtime.promises()
+        context = WorkerContext(
+            strategy=self._strategy,
+            local_rank=spec.locality.rank,
+            step=options.step,
+            use_tqdm=options.use_tqdm,
+            scheduler_step_freq=options.scheduler_step_freq,
+        )
+        self._operator = options.training_operator_cls(options.worker_config, context)
+        if self._strategy.data.rank > 0:
+            # Set up alike, all workers would from here on drop the same units and augment in the same way.
+            # The first keeps its stream, a plain loop's; those that hold one model together go on alike.
+            seed_generators(torch.initial_seed() + self._strategy.data.rank)
+        self._started = True
+        return self.data()
+
+    def data(self) -> frozenset[str]:
+        """Which data the operator registered: "train", "validation"."""
+        feeds = {"train": self._operator.train_feed, "validation": self._operator.validation_feed}
+        return frozenset(name for name, feed in feeds.items() if feed is not None)
+
+    def train(
+        self, num_steps: int | None, info: Mapping[str, Any], profile: bool = False, dataset: Any = None
+    ) -> Mapping[str, Any]:
+        """One epoch of training; `num_steps` batches if it is given.
+
+        Args:
+            num_steps: batches; None is one pass.
+            info: passed on.
+            profile: measure how long it takes.
+            dataset: what is trained on instead of the registered loader; see `TorchTrainer.train`.
+        """
+        operator = self._operator
+        if dataset is not None:
+            with self._instead(dataset):
+                return self.train(num_steps, info, profile)
+        batches = self._batches(operator.train_feed, "train", num_steps, info)
+        details = {**info, "epoch_idx": self._epoch, NUM_STEPS: num_steps, USE_FP16: operator.use_fp16}
+        operator.timers.switch(profile)
+        with operator.timers.record("train_epoch"), self._telling_step():
+            more = taken(operator.train_epoch, {"num_steps": num_steps, "epoch_idx": self._epoch})
+            result = operator.train_epoch(batches, details, **more)
+        if type(operator).train_epoch is not TrainingOperator.train_epoch:
+            operator.stepper.check()
+        if operator.scheduler_step_freq == "epoch":
+            self.step_schedulers()
+        self._epoch += 1
+        checked = _checked(result, "train_epoch")
+        origins = checked.origins if isinstance(checked, EpochMetrics) else {}
+        return EpochMetrics({EPOCH: self._epoch, **checked, **self._profile()}, origins)
+
+    def validate(
+        self, num_steps: int | None, info: Mapping[str, Any], profile: bool = False
+    ) -> Mapping[str, Any]:
+        """One pass over the validation data, or its first `num_steps` batches."""
+        operator = self._operator
+        batches = self._batches(operator.validation_feed, "validation", num_steps, info)
+        operator.timers.switch(profile)
+        with operator.timers.record("validation"), self._telling_step(), self._strategy.evaluation():
+            result = operator.validate(batches, {**info, "epoch_idx": self._epoch})
+        checked = _checked(result, "validate")
+        origins = checked.origins if isinstance(checked, EpochMetrics) else {}
+        return EpochMetrics({**checked, **self._profile()}, origins)
+
+    def step_schedulers(self, *metric: float) -> None:
+        """Step all schedulers, by `metric` if one is given."""
+        for scheduler in self._operator.registered.schedulers:
+            scheduler.step(*metric)
+
+    def apply(self, function: Callable[[], T]) -> T:
+        """Call `function` in this process."""
+        return function()
+
+    def apply_operator(self, function: Callable[[TrainingOperator], T]) -> T:
+        """Call `function` with this worker's operator."""
+        return function(self._operator)
+
+    @property
+    def operator(self) -> TrainingOperator:
+        """The operator; for a worker in the trainer's own process."""
+        return self._operator
+
+    # -- state ---------------------------------------------------------------------------------
+
+    def models(self, to_cpu: bool) -> list[nn.Module]:
+        """The user's own modules; copies on the CPU, or the live ones."""
+        live = [self._strategy.unwrap(model) for model in self._operator.registered.models]
+        return [on_cpu(model) for model in live] if to_cpu else live
+
+    def skeletons(self) -> list[nn.Module]:
+        """The user's own modules without values; see modules.py."""
+        return [self._strategy.skeleton(model) for model in self._operator.registered.models]
+
+    def model_states(self) -> list[dict[str, Any]]:
+        """What this worker holds of the models' states, detached."""
+        registered = self._operator.registered
+        states: list[dict[str, Any]] = detached(self._strategy.state(registered.models, ())["models"])
+        return states
+
+    def snapshot(self) -> WorkerState:
+        """This worker's share of the state."""
+        holds = self._spreads or self._rank == 0
+        # A snapshot that goes to another process is copied on its way there.
+        shared = detached(self._shared_state(), copy=self._in_driver) if holds else None
+        return WorkerState(shared, self.own_state())
+
+    def own_state(self) -> dict[str, Any]:
+        """What is its own: generators, where it is in the data, what its strategy has learnt."""
+        return {
+            "data_rank": self._strategy.data.rank,
+            "rng": generator_states(),
+            "data": self._data_state(),
+            "order": self._strategy.order() if isinstance(self._strategy, KeepsOrder) else [],
+        }
+
+    def small_state(self) -> SmallState:
+        """What a validation may change of the state."""
+        operator, registered = self._operator, self._operator.registered
+        schedulers = [scheduler.state_dict() for scheduler in registered.schedulers]
+        held = detached([operator.state_dict() or {}, schedulers, rates(registered.optimizers)])
+        return SmallState(held[0], self.own_state(), *held[1:])
+
+    def restore(self, states: Sequence[WorkerState] | None, small: Sequence[SmallState] | None) -> None:
+        """Take over a snapshot, of this gang or of one with other workers.
+
+        Args:
+            states: all workers' shares, by rank; None to go on with what was set up.
+            small: the same of what has changed since; None if nothing has.
+        """
+        since: dict[str, Any] = {}
+        if small is not None:
+            since["operator"] = joined([state.operator for state in small])
+            since["workers"] = [state.own for state in small]
+            since["schedulers"] = small[0].schedulers
+        # Copied: in the trainer's own process the snapshot is not a copy of its own, as it is elsewhere.
+        since = detached(since)
+        if states is not None:
+            self._take_over({**detached(joined_state(states)), **since}, "the snapshot")
+        elif since:
+            for scheduler, held in zip(
+                self._operator.registered.schedulers, since["schedulers"], strict=True
+            ):
+                scheduler.load_state_dict(held)
+            self._operator.load_state_dict(whole(since["operator"]))
+            self._take_over_own(since["workers"])
+        if small is not None:
+            set_rates(self._operator.registered.optimizers, detached(small[0].rates))
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over a trainer's whole state."""
+        # Copied: optimizers go on with the very tensors that they are given, which are the caller's.
+        self._take_over(cpu_copy(state), "the state")
+
+    def save(self, path: Path, workers: Sequence[Mapping[str, Any]]) -> None:
+        """Write a checkpoint; on all workers if the strategy spreads the state, else on the first alone.
+
+        Args:
+            path: the folder.
+            workers: `own_state` of all, by rank.
+        """
+        world_size = self._strategy.group.world_size
+        metadata = CheckpointMetadata(self._epoch, self._operator.global_step, world_size)
+        state = {**self._shared_state(), "workers": list(workers)}
+        if self._spreads:
+            write_sharded(path, state, metadata, self._strategy.group)
+        else:
+            write(path, state, metadata)
+
+    def load(self, path: Path) -> None:
+        """Take over a checkpoint."""
+        state = read_sharded(path, self._strategy.group)
+        self._take_over(state, f"the checkpoint {path}")
+
+    def stop(self) -> None:
+        """Let the operator end, once, and part from the other workers."""
+        started, self._started = self._started, False
+        try:
+            if started:
+                self._operator.close()
+        finally:
+            self.leave()
+
+    def leave(self) -> None:
+        """Part from the other workers, without a word to the operator."""
+        self._strategy.leave()
+        self._listener = None
+
+    def exit(self) -> None:
+        """End this process as a program ends."""
+        runtime.exit_actor()
+
+    # -- inside --------------------------------------------------------------------------------
+
+    @contextmanager
+    def _telling_step(self) -> Iterator[None]:
+        """A block whose error, if it only tells that others are gone, says in which step they were missed."""
+        self._step = 0
+        try:
+            yield
+        except Exception as error:
+            if not lost_peer(error):
+                raise
+            raise LostOthersError(self._step, message_of(error)) from error
+
+    def _counted(self, batches: Iterable[Any]) -> Iterator[Any]:
+        for batch in batches:
+            self._step += 1
+            yield batch
+
+    @contextmanager
+    def _instead(self, dataset: Any) -> Iterator[None]:
+        """A block in which `dataset` is what the operator trains on."""
+        operator = self._operator
+        registered = operator.train_feed
+        loader = dataset(operator.config) if callable(dataset) else dataset
+        operator.train_feed = self._strategy.split_data(pinned(loader, operator.device), training=True)
+        try:
+            yield
+        finally:
+            operator.train_feed = registered
+
+    def _profile(self) -> dict[str, Any]:
+        """Seconds of what was measured, as RaySGD gave them; nothing if nothing was to be."""
+        timers = self._operator.timers
+        return {PROFILE: timers.stats()} if timers.enabled else {}
+
+    def _batches(
+        self, feed: Feed | None, what: str, num_steps: int | None, info: Mapping[str, Any]
+    ) -> Iterable[Any]:
+        if feed is None:
+            raise ConfigError(f"there is no {what} data: call register_data({what}_loader=...) in setup")
+        batches = self._counted(feed.batches(self._epoch, num_steps))
+        if not self._operator.use_tqdm or self._rank > 0:
+            return batches
+        total = feed.steps() if num_steps is None else num_steps
+        epoch = self._epoch + 1 if what == "train" else self._epoch
+        return Bar(batches, total=total, description=describe(what, epoch, info))
+
+    def _shared_state(self) -> dict[str, Any]:
+        operator = self._operator
+        return {
+            "epoch": self._epoch,
+            "global_step": operator.global_step,
+            **self._strategy.state(operator.registered.models, operator.registered.optimizers),
+            "schedulers": [scheduler.state_dict() for scheduler in operator.registered.schedulers],
+            "scaler": operator.stepper.state(),
+            "operator": operator.state_dict() or {},
+        }
+
+    def _data_state(self) -> dict[str, Any]:
+        feeds = {"train": self._operator.train_feed, "validation": self._operator.validation_feed}
+        return {name: feed.state() for name, feed in feeds.items() if feed is not None}
+
+    def _load_registered(self, state: Mapping[str, Any]) -> None:
+        registered = self._operator.registered
+        self._strategy.load_state(registered.models, registered.optimizers, state)
+        for scheduler, saved in zip(registered.schedulers, state["schedulers"], strict=True):
+            scheduler.load_state_dict(saved)
+        self._operator.stepper.load_state(state.get("scaler") or {})
+
+    def _take_over(self, state: Mapping[str, Any], what: str) -> None:
+        operator, registered = self._operator, self._operator.registered
+        counts = {field.name: len(getattr(registered, field.name)) for field in fields(registered)}
+        check_state(state, counts, what)
+        before = joined_state([WorkerState(detached(self._shared_state()), self.own_state())])
+        try:
+            self._load_registered(state)
+        except MISFITS as error:
+            self._load_registered(before)
+            raise CheckpointError(f"{what} does not fit what was registered: {error}") from error
+        try:
+            operator.load_state_dict(whole(state["operator"]))
+        except BaseException:
+            self._load_registered(before)
+            raise
+        operator.global_step = state["global_step"]
+        self._epoch = state["epoch"]
+        self._take_over_own(state.get("workers") or [])
+
+    def _take_over_own(self, workers: Sequence[Mapping[str, Any]]) -> None:
+        """Go on where the worker in this place was; one that had none keeps its own generators."""
+        if isinstance(self._strategy, KeepsOrder) and len(workers) == self._strategy.group.world_size:
+            self._strategy.take_order(workers[self._rank].get("order", []))
+        own = own_of(workers, rank=self._rank, data_rank=self._strategy.data.rank)
+        if own is None:
+            return
+        load_generator_states(own["rng"])
+        for name, feed in (
+            ("train", self._operator.train_feed),
+            ("validation", self._operator.validation_feed),
+        ):
+            if feed is not None and name in own["data"]:
+                feed.load_state(own["data"][name])
+
+
+def _checked(result: Any, method: str) -> Mapping[str, Any]:
+    if not isinstance(result, Mapping):
+        raise ConfigError(f"{method} returned {result!r}; it returns a dictionary of metrics")
+    return to_numbers(result)

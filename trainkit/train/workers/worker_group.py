@@ -1,0 +1,238 @@
+"""Workers that train together: started all or none, called all at once, ended by the first failure.
+
+TorchTrainer ──▶ Crew ──▶ Gang ──▶ worker 0      an actor or, with use_local, in this process
+                               ──▶ worker 1 ...  actors, one a bundle of a placement group
+
+A gang never changes: one that lost a worker is over, and its crew forms another.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Iterator
+from contextvars import ContextVar
+from typing import Any
+
+from trainkit.errors import GangError
+from trainkit.runtime import api as runtime
+from trainkit.runtime import session
+from trainkit.runtime.specs import ObjectRef
+from trainkit.train.distributed import rendezvous as meeting
+from trainkit.train.distributed.process_group import Rendezvous
+from trainkit.train.distributed.rendezvous import LocalRank
+from trainkit.train.options import TrainerOptions
+from trainkit.train.workers.gather import GRACE_PERIOD_S, Answers
+from trainkit.train.workers.placement import WorkerPlacement
+from trainkit.train.workers.worker import Worker, WorkerSpec
+
+session.register("trainkit.train.workers.worker")
+
+_label: ContextVar[str] = ContextVar("label of a trainer's workers", default="train-worker")
+
+
+@contextlib.contextmanager
+def worker_labels(trial: str) -> Iterator[None]:
+    """Give workers of trainers that are made in the block names that begin with the trial's."""
+    token = _label.set(f"{trial} train-worker")
+    try:
+        yield
+    finally:
+        _label.reset(token)
+
+
+def worker_label() -> str:
+    """Return the name, but for the rank, of the workers of a trainer that is made here."""
+    return _label.get()
+
+
+class WorkerGroup:
+    """One formation of a trainer's workers.
+
+    Args:
+        options: resolved, with `num_workers` as many as there are in this formation.
+        seats: where they start; held for that many.
+        label: what stands before the rank in the workers' names, in logs and errors.
+
+    Attributes:
+        ended: why it can't be called any more.
+        lost: it ended because workers died or didn't answer, which forming it anew may mend.
+        started: the workers have set up.
+        data: which data the operators registered; known once they have started.
+        asked: the trainer's method that the user called, in messages.
+    """
+
+    def __init__(self, options: TrainerOptions, seats: WorkerPlacement, label: str) -> None:
+        self.world_size = options.num_workers
+        self.ended: str | None = None
+        self.lost = False
+        self.started = False
+        self.data: frozenset[str] = frozenset()
+        self.asked = "TorchTrainer"
+        self._options = options
+        self._local = Worker() if options.use_local else None
+        self._handles: dict[int, Any] = {}
+        self._held = contextlib.ExitStack()
+        weakref.finalize(self, self._held.close).atexit = False
+        if self._local is not None:
+            # A dropped trainer must not leave this process in its group either: the next one could not join.
+            self._held.callback(self._local.leave)
+        actor = runtime.remote(Worker)
+        for rank in remote_ranks(options):
+            group, bundle = seats[rank]
+            self._handles[rank] = actor.options(
+                label=f"{label}-{rank}",
+                num_cpus=options.num_cpus_per_worker,
+                num_gpus=options.devices_per_worker,
+                placement_group=group,
+                placement_group_bundle_index=bundle,
+            ).remote()
+
+    @property
+    def local_worker(self) -> Worker | None:
+        """Worker 0, if it is in this process."""
+        return self._local
+
+    def gathered(self, timeout_s: float) -> bool:
+        """Whether all workers' processes are there within `timeout_s`; those that died count as there."""
+        refs = [handle.here.remote() for handle in self._handles.values()]
+        return not refs or not runtime.wait(refs, num_returns=len(refs), timeout=timeout_s)[1]
+
+    def start(self, seed: int | None) -> None:
+        """Let the workers meet and set up.
+
+        Args:
+            seed: for their generators; None leaves them alone.
+
+        Raises:
+            GangError: a worker died.
+            Exception: what a worker raised, with its traceback.
+        """
+        # Sharding needs a group, even of one.
+        meets = self.world_size > 1 or self._options.spec.spreads
+        rendezvous, localities = self._meeting() if meets else (None, [LocalRank()])
+        specs = {
+            rank: (
+                WorkerSpec(
+                    options=self._options,
+                    rank=rank,
+                    locality=localities[rank],
+                    rendezvous=rendezvous,
+                    seed=seed,
+                ),
+            )
+            for rank in range(self.world_size)
+        }
+        self.data = self._call("start", specs, in_step=True)[0]
+        self.started = True
+
+    def call(self, method: str, *args: Any, in_step: bool = True, alike: bool = False) -> list[Any]:
+        """Call a method on all workers and return their results, by rank.
+
+        Args:
+            method: of `Worker`.
+            *args: the same for all.
+            in_step: the workers meet in it, so one that fails ends the others at once. Otherwise they
+                go on if all of them have answered.
+            alike: it changes what must be the same on all workers: those that failed may go on only if
+                all did.
+
+        Raises:
+            GangError: a worker's process died, or the workers lost each other.
+            Exception: what a worker raised, with its traceback.
+        """
+        every = dict.fromkeys(range(self.world_size), args)
+        return self._call(method, every, in_step=in_step, alike=alike)
+
+    def call_first(self, method: str, *args: Any) -> list[Any]:
+        """The same on worker 0 alone."""
+        return self._call(method, {0: args}, in_step=False)
+
+    def close(self, *, force: bool = False, why: str = "it was shut down") -> None:
+        """End all workers; `force` without a word to them, `why` for who calls them still."""
+        try:
+            if self.ended is None and not force:
+                self._part()
+        finally:
+            self._end(why)
+
+    # -- inside --------------------------------------------------------------------------------
+
+    def _meeting(self) -> tuple[Rendezvous, list[LocalRank]]:
+        """Where the workers meet, and each one's number among those of its machine."""
+        place, localities = meeting.make_rendezvous(
+            self.world_size, self._held, lambda arguments: self._call("home", arguments, in_step=False)
+        )
+        return Rendezvous(place, self._options.backend, self._options.timeout_s), localities
+
+    def _call(self, method: str, args: dict[int, Any], *, in_step: bool, alike: bool = False) -> list[Any]:
+        if self.ended is not None:
+            raise GangError(
+                f"these workers have ended ({self.ended}): make a new TorchTrainer, and load() a checkpoint "
+                f"into it"
+            )
+        calls: dict[Any, int] = {}
+        unsent = True
+        at_once = in_step and self.world_size > 1
+        answers = Answers(
+            calls,
+            what=self.asked,
+            world_size=self.world_size,
+            at_once=at_once,
+            timeout_s=self._options.timeout_s,
+            end_workers=self._kill,
+        )
+        try:
+            for rank, handle in self._handles.items():
+                if rank in args:
+                    calls[getattr(handle, method).remote(*args[rank])] = rank
+                    unsent = False
+            if self._local is not None and 0 in args:
+                own = [runtime.get(arg) if isinstance(arg, ObjectRef) else arg for arg in args[0]]
+                answers.collect_beside(lambda: getattr(self._local, method)(*own))
+            else:
+                answers.collect()
+        except BaseException as error:
+            # What can't be sent is the caller's mistake, and nobody has heard of it.
+            mistaken = unsent and isinstance(error, Exception)
+            if self._handles and not mistaken:
+                # They would go on with what nobody waits for any more, and let the next call wait for it.
+                self._end(f"{self.asked}() was interrupted by {type(error).__name__}")
+            raise
+        if answers.failed:
+            apart = alike and len(answers.failures) < len(args)
+            if answers.late or at_once or apart or answers.deaths():
+                self._end(f"worker {answers.cause()} failed")
+                self.lost = bool(answers.lost())
+            raise answers.verdict(ended=self.ended is not None)
+        return [answers.results[rank] for rank in sorted(args)]
+
+    def _part(self) -> None:
+        if self._local is not None:
+            self._local.stop()
+        if not self._handles or not runtime.is_initialized():
+            return
+        # In order, so that the others' logs hold no complaint, and by themselves, so that what the user's
+        # code left for its process's end is done. Who takes too long is ended in any case.
+        for handle in self._handles.values():
+            handle.stop.remote()
+        ends = [handle.exit.remote() for handle in self._handles.values()]
+        runtime.wait(ends, num_returns=len(ends), timeout=GRACE_PERIOD_S)
+
+    def _end(self, why: str) -> None:
+        if self.ended is None:
+            self.ended = why
+        self._kill()
+        self._handles = {}
+        # At once, not with the trainer: whoever makes a new one may still hold this one.
+        self._held.close()
+
+    def _kill(self) -> None:
+        if runtime.is_initialized():
+            for handle in self._handles.values():
+                runtime.kill(handle)
+
+
+def remote_ranks(options: TrainerOptions) -> range:
+    """The workers that are not in this process."""
+    return range(1 if options.use_local else 0, options.num_workers)

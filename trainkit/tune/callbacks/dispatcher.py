@@ -1,0 +1,203 @@
+"""Dispatcher of an experiment's records to its callbacks."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from trainkit.tune.callbacks.base import Callback
+from trainkit.tune.controller import events as ev
+from trainkit.tune.core.trial import Trial, TrialStatus
+
+KEEP_S = 5.0
+"""Between two times that callbacks are asked."""
+
+
+class States:
+    """The states of callbacks; one is told from another by its class, and its place among those of that.
+
+    Args:
+        callbacks: all of them; asked are those that override `get_state`.
+        keep: takes the states by name, when one has changed.
+        complain: is told of a callback's method that raised, and what.
+    """
+
+    def __init__(
+        self,
+        callbacks: Sequence[Callback],
+        keep: Callable[[dict[str, str]], None],
+        complain: Callable[[Callback, str, Exception], None],
+    ) -> None:
+        self._named: dict[str, Callback] = {}
+        for callback in callbacks:
+            kind = type(callback).__qualname__
+            place = sum(type(each).__qualname__ == kind for each in self._named.values())
+            self._named[f"{kind}/{place}"] = callback
+        self._asked = {
+            name: each for name, each in self._named.items() if type(each).get_state is not Callback.get_state
+        }
+        self._keep = keep
+        self._complain = complain
+        self._kept: dict[str, str] = {}
+        self._last: float | None = None
+
+    def give_back(self, kept: Mapping[str, str]) -> None:
+        """Hand each callback the state that was kept of it."""
+        self._kept = dict(kept)
+        for name, text in kept.items():
+            callback = self._named.get(name)
+            if callback is not None:
+                with self._told_of(callback, "set_state"):
+                    callback.set_state(json.loads(text))
+
+    def keep_when_due(self, now: float) -> None:
+        """Keep the states if it is time."""
+        if self._asked and (self._last is None or now - self._last >= KEEP_S):
+            self._last = now
+            self.keep_now()
+
+    def keep_now(self) -> None:
+        """Ask for the states, and keep them if one has changed."""
+        found = dict(self._kept)
+        for name, callback in self._asked.items():
+            with self._told_of(callback, "get_state"):
+                state = callback.get_state()
+                if state is not None:
+                    found[name] = json.dumps(state)
+        if found != self._kept:
+            self._keep(found)
+            self._kept = found
+
+    @contextmanager
+    def _told_of(self, callback: Callback, method: str) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            self._complain(callback, method, error)
+
+
+logger = logging.getLogger("trainkit.tune")
+
+_END = "on_experiment_end"
+_Listener = tuple[Callback, Callable[..., None]]
+_HOOKS = [name for name in vars(Callback) if name.startswith("on_") or name == "setup"]
+
+
+class CallbackDispatcher:
+    """See the module.
+
+    Args:
+        callbacks: told in this order.
+        trials: the controller's list, which grows.
+        history: gives a trial's committed reports, oldest first.
+        keep: keeps what callbacks want back when the experiment goes on.
+        strict: those of `callbacks` whose first exception is kept, for the experiment to end by.
+        display: what shows the experiment, in line with the others; of the end it is told by `display_end`.
+
+    Attributes:
+        raised: what one of `strict` has raised first, and which method it was; None: none has.
+    """
+
+    def __init__(
+        self,
+        callbacks: Sequence[Callback],
+        trials: Sequence[Trial],
+        history: Callable[[str], list[dict[str, Any]]],
+        keep: Callable[[dict[str, str]], None] = lambda states: None,
+        strict: Sequence[Callback] = (),
+        display: Callback | None = None,
+    ) -> None:
+        self.raised: tuple[Exception, str] | None = None
+        self._strict = strict
+        shown = [] if display is None else [display]
+        self._listeners = {hook: _listening([*callbacks, *shown], hook) for hook in _HOOKS}
+        self._listeners[_END] = _listening(callbacks, _END)
+        self._display_end = _listening(shown, _END)
+        self._trials = trials
+        self._history = history
+        self._step = 0
+        self._complained: set[tuple[int, str]] = set()
+        self._states = States(callbacks, keep, self._complain)
+
+    def setup(self, states: Mapping[str, str] | None = None, **info: Any) -> None:
+        """The experiment begins, or goes on with the states that were kept of it."""
+        self._call("setup", self._listeners["setup"], trials=self._trials, **info)
+        self._states.give_back(states or {})
+
+    def step(self, records: Sequence[ev.Record], **info: Any) -> None:
+        """These records were committed."""
+        self._step += 1
+        self._call("on_step_begin", self._listeners["on_step_begin"], self._step, self._trials, **info)
+        for record in records:
+            self._on_record(record)
+        self._call("on_step_end", self._listeners["on_step_end"], self._step, self._trials, **info)
+        self._states.keep_when_due(info["time"])
+
+    def experiment_end(self, now: Callable[[], float], **info: Any) -> None:
+        """The experiment has ended; told with the time at which each of them is called."""
+        for listener in self._listeners[_END]:
+            self._call(_END, [listener], self._trials, time=now(), **info)
+        self._states.keep_now()
+
+    def display_end(self, **info: Any) -> None:
+        """Nothing is waited for any more: show how the experiment has ended."""
+        self._call(_END, self._display_end, self._trials, **info)
+
+    def _on_record(self, record: ev.Record) -> None:
+        match record:
+            case ev.ResultAdded(trial=trial, result=result):
+                self._of_trial("on_trial_result", trial, result=result)
+            case ev.AttemptStarted(trial=trial, attempt=attempt, iteration=iteration):
+                if attempt > 0:
+                    kept = self._history(trial.trial_id)[:iteration]
+                    self._of_trial("on_trial_restore", trial, results=kept)
+                self._of_trial("on_trial_start", trial)
+            case ev.CheckpointAdded(trial=trial, checkpoint=checkpoint):
+                self._of_trial("on_trial_save", trial)
+                self._of_trial("on_checkpoint", trial, checkpoint=checkpoint)
+            case ev.Rearranged(trial=trial, config=dict(), donor=donor, donor_iteration=since):
+                self._of_trial("on_trial_change", trial, donor=donor, donor_iteration=since)
+            case ev.StatusChanged(trial=trial, status=TrialStatus.TERMINATED):
+                self._of_trial("on_trial_complete", trial, **self._whole(trial))
+            case ev.StatusChanged(trial=trial, status=TrialStatus.ERROR):
+                self._of_trial("on_trial_error", trial, **self._whole(trial))
+            case ev.StatusChanged(trial=trial, retried=True, failure=failure):
+                self._of_trial("on_trial_recover", trial, failure=failure)
+
+    def _whole(self, trial: Trial) -> dict[str, Any]:
+        """A later attempt may have ended before an earlier one had: the history holds both."""
+        return {"results": self._history(trial.trial_id)} if trial.attempt > 0 else {}
+
+    def _of_trial(self, hook: str, trial: Trial, **info: Any) -> None:
+        self._call(hook, self._listeners[hook], self._step, self._trials, trial, **info)
+
+    def _call(self, hook: str, listeners: Sequence[_Listener], *args: Any, **kwargs: Any) -> None:
+        for callback, method in listeners:
+            try:
+                method(*args, **kwargs)
+            except Exception as error:
+                self._complain(callback, hook, error)
+
+    def _complain(self, callback: Callback, hook: str, error: Exception) -> None:
+        """Say once that a callback raised `error`."""
+        where = f"{type(callback).__name__}.{hook}()"
+        key = (id(callback), hook)
+        if any(callback is each for each in self._strict):
+            self.raised = self.raised or (error, where)
+        elif key not in self._complained:
+            self._complained.add(key)
+            logger.warning(
+                "%s raised; the experiment goes on, and this is said once",
+                where,
+                exc_info=error,
+            )
+
+
+def _listening(callbacks: Sequence[Callback], hook: str) -> list[_Listener]:
+    """Those that do something at `hook`, as most do nothing at most, with the method to call."""
+    methods = [(callback, getattr(callback, hook)) for callback in callbacks]
+    nothing = getattr(Callback, hook)
+    return [(callback, call) for callback, call in methods if getattr(call, "__func__", call) is not nothing]

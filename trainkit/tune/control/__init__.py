@@ -1,1 +1,0 @@
-"""What an experiment decides: the state machine and its rules; pure, but for nothing."""

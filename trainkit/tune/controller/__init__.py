@@ -1,0 +1,1 @@
+"""The experiment's decisions: a state machine without effects."""

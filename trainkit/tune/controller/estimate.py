@@ -1,0 +1,161 @@
+"""Estimate of the time that an experiment still takes."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from trainkit.tune.core.trial import Trial
+
+FEW = 2
+"""Trials whose length must be known before anything is said."""
+SIMULATED = 1000
+"""Trials to come that are laid out one by one; more only scale the sum."""
+_GOLDEN = (math.sqrt(5) - 1) / 2
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A trial that has not ended.
+
+    Attributes:
+        elapsed_s: how long it has run, earlier attempts included.
+        fraction: the part of its longest way that it has gone; None: that isn't known, or it hasn't moved.
+    """
+
+    elapsed_s: float
+    fraction: float | None = None
+
+    @property
+    def full_s(self) -> float | None:
+        """How long it takes if nothing stops it early."""
+        return self.elapsed_s / min(1.0, self.fraction) if self.fraction else None
+
+
+def remaining_s(finished: Sequence[float], running: Sequence[Running], to_come: int | None) -> float | None:
+    """Return the seconds until the last trial has ended; None where that can't be said.
+
+    The trials that have ended so far are rather the short ones, so those that run count too, as longer
+    than they have run (Kaplan and Meier, 1958), and no longer than their whole way takes. Trials to
+    come are laid out on the places that are now in use, their lengths spread as that curve says.
+
+    Args:
+        finished: how long trials took, in seconds.
+        running: trials that have a process; as many will run at once.
+        to_come: further trials; None: without end.
+    """
+    if to_come is None:
+        return None
+    if not running and not to_come:
+        return 0.0
+    full = [each.full_s for each in running if each.full_s is not None]
+    if len(finished) < FEW and len(finished) + len(full) < max(FEW, len(running)):
+        return None
+    lengths = _Lengths(finished[-SIMULATED:], [each.elapsed_s for each in running], full)
+    free_at = [lengths.rest(each) for each in running] or [0.0]
+    laid_out = min(to_come, SIMULATED)
+    skipped_s = (to_come - laid_out) * lengths.mean / len(free_at)
+    free_at = [at + skipped_s for at in free_at]
+    heapq.heapify(free_at)
+    for number in range(laid_out):
+        # Evenly spread and in no order: the multiples of the golden section, modulo 1.
+        heapq.heapreplace(free_at, free_at[0] + lengths.quantile((number + 0.5) * _GOLDEN % 1.0))
+    return max(free_at)
+
+
+class _Lengths:
+    """The distribution of a trial's length: steps of the survival curve."""
+
+    def __init__(self, finished: Sequence[float], elapsed: Sequence[float], full: Sequence[float]) -> None:
+        at_risk = len(finished) + len(elapsed)
+        survival = 1.0
+        self._steps: list[tuple[float, float]] = []
+        """(length, survival just after it), by length."""
+        for length, ended in sorted([*((s, 0) for s in finished), *((s, 1) for s in elapsed)]):
+            if ended == 0:
+                survival *= 1 - 1 / at_risk
+                self._steps.append((length, survival))
+            at_risk -= 1
+        if survival > 1e-9:  # the longest of all run yet: until the end of the way, or as long again
+            last = max([*finished, *elapsed])
+            end = max(last, _median(full)) if full else last + (self._area(last) if self._steps else last)
+            self._steps.append((end, 0.0))
+        self.mean = self._area(math.inf)
+
+    def _area(self, until: float) -> float:
+        area = before = 0.0
+        survival = 1.0
+        for length, after in self._steps:
+            area += (min(length, until) - before) * survival
+            before, survival = min(length, until), after
+        return area
+
+    def quantile(self, share: float) -> float:
+        """The length that this share of trials stays below."""
+        low, high = 0, len(self._steps) - 1
+        while low < high:
+            middle = (low + high) // 2
+            if 1 - self._steps[middle][1] > share:
+                high = middle
+            else:
+                low = middle + 1
+        return self._steps[low][0]
+
+    def rest(self, running: Running) -> float:
+        """What a trial that has run so long has yet before it, on average."""
+        survival_now = next(
+            (after for length, after in reversed(self._steps) if length <= running.elapsed_s), 1.0
+        )
+        full = running.full_s
+        if survival_now <= 1e-9:
+            return max(0.0, full - running.elapsed_s) if full is not None else 0.0
+        rest, before, survival = 0.0, running.elapsed_s, survival_now
+        for length, after in self._steps:
+            if length > running.elapsed_s:
+                rest += (length - before) * survival
+                before, survival = length, after
+        rest /= survival_now
+        return rest if full is None else min(rest, full - running.elapsed_s)
+
+
+def _median(values: Sequence[float]) -> float:
+    return sorted(values)[len(values) // 2]
+
+
+class Pace:
+    """How long the trials of an experiment have taken.
+
+    Args:
+        max_iteration: reports after which a trial ends at the latest; None: not known.
+    """
+
+    def __init__(self, max_iteration: float | None = None) -> None:
+        self._max_iteration = max_iteration
+        self._finished: list[float] = []
+        self._spent: dict[str, float] = {}
+        self._since: dict[str, float] = {}
+
+    def started(self, trial_id: str, time: float) -> None:
+        """An attempt begins."""
+        self._since[trial_id] = time
+
+    def stopped(self, trial_id: str, time: float) -> None:
+        """An attempt has ended; another may follow."""
+        self._spent[trial_id] = self._spent.get(trial_id, 0.0) + time - self._since.pop(trial_id)
+
+    def ended(self, trial_id: str) -> None:
+        """The trial is over; one that never ran says nothing."""
+        spent = self._spent.pop(trial_id, None)
+        if spent is not None:
+            self._finished.append(spent)
+
+    def remaining_s(self, running: Sequence[Trial], to_come: int | None, time: float) -> float | None:
+        """The same as the function, for these trials, now."""
+        return remaining_s(self._finished, [self._running(trial, time) for trial in running], to_come)
+
+    def _running(self, trial: Trial, time: float) -> Running:
+        elapsed_s = self._spent.get(trial.trial_id, 0.0) + time - self._since[trial.trial_id]
+        limit = self._max_iteration
+        return Running(elapsed_s, trial.iteration / limit if limit and trial.iteration else None)

@@ -1,0 +1,347 @@
+"""Events that go into the controller, records and actions that come out.
+
+Named tuples, which are made in a quarter of the time of frozen dataclasses: a report comes to a dozen.
+
+executor --Event--> controller --Record--> store, then callbacks
+                               --Action--> executor
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from trainkit.tune.core.resources import PlacementGroupFactory
+from trainkit.tune.core.trial import Failure, SavedCheckpoint, Trial, TrialStatus
+from trainkit.tune.schedulers.base import Decision
+
+# --- events: what has happened; `time` is in seconds and never falls ------------------------------
+
+
+class Placed(NamedTuple):
+    """The trial has its resources and a process, which is about to set it up; told of where that is timed."""
+
+    trial_id: str
+    attempt: int
+    time: float
+
+
+class Started(NamedTuple):
+    """The trial's process has set it up and waits for the word to run."""
+
+    trial_id: str
+    attempt: int
+    time: float
+    pid: int
+    hostname: str
+    node_ip: str
+
+
+class Reported(NamedTuple):
+    """The trial has reported, and waits in `report()`; with `done` it has ended too.
+
+    `problem`, here and in `Finished`, is the traceback of what the user's clean-up raised.
+    """
+
+    trial_id: str
+    attempt: int
+    time: float
+    iteration: int
+    metrics: Mapping[str, Any]
+    checkpoint: str | None = None
+    done: bool = False
+    problem: str = ""
+
+
+class Finished(NamedTuple):
+    """The trial's process has nothing more to do: it ended by itself, or after a Stop."""
+
+    trial_id: str
+    attempt: int
+    time: float
+    iteration: int
+    checkpoint: str | None = None
+    problem: str = ""
+
+
+class Saved(NamedTuple):
+    """The trial has saved a checkpoint where it waits, or can't."""
+
+    trial_id: str
+    attempt: int
+    time: float
+    iteration: int
+    checkpoint: str | None
+
+
+class Adopted(NamedTuple):
+    """A paused trial's folder holds a copy of another's checkpoint; None: `problem` says why it doesn't."""
+
+    trial_id: str
+    attempt: int
+    time: float
+    checkpoint: str | None
+    problem: str = ""
+
+
+class Failed(NamedTuple):
+    """The trial raised, or its process died."""
+
+    trial_id: str
+    attempt: int
+    time: float
+    failure: Failure
+
+
+class Interrupted(NamedTuple):
+    """The user asks for an orderly end, by Ctrl-C or by SIGTERM."""
+
+    time: float
+    by_sigterm: bool = False
+
+
+class CallbackRaised(NamedTuple):
+    """A callback has raised, and the experiment is to end by it; `why` says so."""
+
+    time: float
+    why: str
+
+
+class StopAsked(NamedTuple):
+    """Another process asks that a trial, or the experiment, be stopped; `by` says who."""
+
+    time: float
+    by: str
+    trial_id: str | None = None
+
+
+class SessionLost(NamedTuple):
+    """The runtime's node is gone, and every trial's process with it; `by` says who ended it, if somebody did.
+
+    `problem` says what became of the node.
+    """
+
+    time: float
+    problem: str
+    by: str = ""
+
+
+class Tick(NamedTuple):
+    """Nothing but time has passed."""
+
+    time: float
+
+
+Event = (
+    Placed
+    | Started
+    | Reported
+    | Finished
+    | Saved
+    | Adopted
+    | Failed
+    | Interrupted
+    | CallbackRaised
+    | StopAsked
+    | SessionLost
+    | Tick
+)
+
+
+# --- records: what the store keeps, in this order -------------------------------------------------
+
+
+class TrialAdded(NamedTuple):
+    """A configuration was suggested."""
+
+    trial: Trial
+
+
+class AttemptStarted(NamedTuple):
+    """An attempt runs, in this process, from this iteration on, with the trial's present configuration."""
+
+    trial: Trial
+    attempt: int
+    time: float
+    pid: int
+    hostname: str
+    node_ip: str
+    iteration: int
+
+
+class ResultAdded(NamedTuple):
+    """A report; `result` is what callbacks see, `metrics` what the trial sent."""
+
+    trial: Trial
+    attempt: int
+    iteration: int
+    time: float
+    metrics: Mapping[str, Any]
+    result: Mapping[str, Any]
+
+
+class DecisionMade(NamedTuple):
+    """What was decided on a report, and why."""
+
+    trial: Trial
+    attempt: int
+    iteration: int
+    decision: Decision
+
+
+class CheckpointAdded(NamedTuple):
+    """A checkpoint is complete, on disk and committed."""
+
+    trial: Trial
+    attempt: int
+    checkpoint: SavedCheckpoint
+
+
+class CheckpointDropped(NamedTuple):
+    """A checkpoint is no longer needed; its folder goes once this is committed."""
+
+    trial: Trial
+    checkpoint: SavedCheckpoint
+
+
+class StatusChanged(NamedTuple):
+    """A trial's status, with the reason; `attempt` is the one that runs next, if one does."""
+
+    trial: Trial
+    time: float
+    status: TrialStatus
+    reason: str
+    attempt: int
+    failures: int
+    failure: Failure | None = None
+    retried: bool = False
+
+
+class Rearranged(NamedTuple):
+    """A trial's next attempt runs otherwise: alone, with what is now its configuration or its request.
+
+    Attributes:
+        config: its new configuration; None: the same as before.
+        donor: whose checkpoint it goes on from; None: its own.
+        donor_iteration: how many reports the donor had made before that checkpoint.
+        before: what it reserved, where its scheduler has changed that; None: it has not.
+    """
+
+    trial: Trial
+    time: float
+    config: dict[str, Any] | None = None
+    donor: Trial | None = None
+    donor_iteration: int = 0
+    before: PlacementGroupFactory | None = None
+
+
+class Noted(NamedTuple):
+    """Something about the experiment as a whole, or worth knowing of a trial."""
+
+    time: float
+    kind: str
+    detail: str = ""
+    trial_id: str | None = None
+
+
+BEGAN = "began"
+REARRANGED = "rearranged"
+NO_MORE_TRIALS = "no more trials"
+SESSION_LOST = "session lost"
+"""Kinds of stored events that a restore or a person reads, besides the statuses."""
+
+Record = (
+    TrialAdded
+    | AttemptStarted
+    | ResultAdded
+    | DecisionMade
+    | CheckpointAdded
+    | CheckpointDropped
+    | StatusChanged
+    | Rearranged
+    | Noted
+)
+
+
+# --- actions: what the executor does, after the records are committed -----------------------------
+
+
+class Start(NamedTuple):
+    """Start a process for this attempt of the trial, from its checkpoint if it has one."""
+
+    trial: Trial
+    attempt: int
+    iteration: int
+    checkpoint: SavedCheckpoint | None
+
+
+class Advance(NamedTuple):
+    """Let the trial run to its next report."""
+
+    trial_id: str
+
+
+class Save(NamedTuple):
+    """Let the trial save a checkpoint where it waits, if it can."""
+
+    trial_id: str
+
+
+class Adopt(NamedTuple):
+    """Put a copy of the donor's checkpoint into the trial's folder, as `dirname`."""
+
+    trial: Trial
+    donor: Trial
+    checkpoint: SavedCheckpoint
+    dirname: str
+
+
+class Stop(NamedTuple):
+    """End the trial at the report where it waits; with `save`, a class saves a checkpoint first."""
+
+    trial_id: str
+    save: bool
+
+
+class Release(NamedTuple):
+    """The trial is over: let its process and its resources go."""
+
+    trial_id: str
+
+
+class Kill(NamedTuple):
+    """End the trial's process now."""
+
+    trial_id: str
+
+
+class Renew(NamedTuple):
+    """Begin a new session in place of the one that was lost."""
+
+
+class DeleteCheckpoint(NamedTuple):
+    """Remove the folder of a dropped checkpoint."""
+
+    trial: Trial
+    checkpoint: SavedCheckpoint
+
+
+Action = Start | Advance | Save | Adopt | Stop | Release | Kill | Renew | DeleteCheckpoint
+
+FILES_ONLY = (Adopt, DeleteCheckpoint)
+"""Kinds of actions that no process of a session is needed for."""
+
+
+@dataclass(slots=True)
+class Step:
+    """What handling a batch of events came to."""
+
+    records: list[Record] = field(default_factory=list)
+    actions: list[Action] = field(default_factory=list)
+
+    def take(self) -> Step:
+        """Return what has gathered here, which is then gone from here."""
+        taken = Step(self.records, self.actions)
+        self.records, self.actions = [], []
+        return taken

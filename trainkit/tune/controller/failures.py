@@ -1,0 +1,200 @@
+"""Consequences of a failed attempt, by the rules of FailureConfig."""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from trainkit.errors import GangError, WorkerDiedError, message_of
+from trainkit.tune.core.policies import FailureConfig
+from trainkit.tune.core.trial import Failure, Trial
+from trainkit.tune.core.values import complete, decode_config, encode_config, holds_opaque
+
+TIMEOUT = "TrialTimeoutError"
+
+_CLASSES = frozenset({"MemoryError", "OutOfMemoryError"})
+"""By name, over all base classes: torch.OutOfMemoryError, NumPy's own kind of MemoryError, CuPy's, Ray's."""
+_WORDS = (
+    "memory limit exceeded",  # the runtime's, of a worker above what it asked for
+    "oom killer",  # the kernel's
+    "out of memory",  # CUDA's, where a library raises a RuntimeError for it
+    "can't allocate memory",  # torch's allocator on the CPU
+    "not enough memory",
+    "running low on memory",  # Ray's monitor
+)
+_SPEAKING = (RuntimeError, OSError, WorkerDiedError, GangError)
+"""Errors whose text tells; anyone may write the words into a ValueError."""
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether `error` says that memory was not enough: the process's, the machine's or a GPU's."""
+    if _CLASSES & {cls.__name__ for cls in type(error).__mro__}:
+        return True
+    text = str(error).lower()
+    return isinstance(error, _SPEAKING) and any(words in text for words in _WORDS)
+
+
+@dataclass(frozen=True)
+class Retry:
+    """The trial is run again.
+
+    Attributes:
+        reason: for people.
+        counts: for `max_failures`.
+        alone: when nothing else runs.
+        config: in place of the trial's; None: the same.
+    """
+
+    reason: str
+    counts: bool = True
+    alone: bool = False
+    config: dict[str, Any] | None = None
+
+
+def what_follows(trial: Trial, failure: Failure, policy: FailureConfig) -> Retry | Failure:
+    """Return how the trial is run again, or the failure that ends it.
+
+    Args:
+        trial: with its failures so far, this one not among them.
+        failure: of its latest attempt.
+        policy: what is allowed.
+    """
+    if failure.out_of_memory and policy.out_of_memory is not None:
+        if callable(policy.out_of_memory):
+            return _changed(trial, failure, policy.out_of_memory)
+        if not trial.alone:
+            return Retry(f"once more, alone, after {failure.kind}", counts=False, alone=True)
+    allowed, failures = policy.max_failures, trial.failures + 1
+    if failure.retry and (allowed == -1 or failures <= allowed):
+        limit = "" if allowed == -1 else f" of {allowed}"
+        return Retry(f"retry {failures}{limit} after {failure.kind}")
+    return failure
+
+
+def _changed(trial: Trial, failure: Failure, change: Callable[[dict[str, Any]], Any]) -> Retry | Failure:
+    asked = "FailureConfig(out_of_memory=function)"
+    try:
+        config = change(copy.deepcopy(trial.config))
+    except Exception as error:
+        return _with_words(failure, f"then {asked} raised {type(error).__name__}: {message_of(error)}")
+    if config is None:
+        return _with_words(failure, f"{asked} gave it up")
+    if not isinstance(config, dict):
+        return _with_words(failure, f"{asked} returned {config!r:.100}, which is no configuration")
+    text = encode_config(config)
+    if text in [encode_config(tried) for tried in (*trial.tried, trial.config)]:
+        return _with_words(failure, f"{asked} returned a configuration that was tried before")
+    if holds_opaque(complete(decode_config(text), trial.config)):
+        return _with_words(
+            failure,
+            f"{asked} returned {config!r:.200}, with an object that the experiment's file cannot hold",
+        )
+    reason = f"with another configuration after {failure.kind}: {_difference(trial.config, config)}"
+    return Retry(reason, counts=False, config=config)
+
+
+def _with_words(failure: Failure, words: str) -> Failure:
+    return replace(failure, message=f"{failure.message}; {words}" if failure.message else words)
+
+
+def _difference(old: dict[str, Any], new: dict[str, Any]) -> str:
+    names = [
+        name for name in {**old, **new} if name not in old or name not in new or old[name] is not new[name]
+    ]
+    return ", ".join(
+        f"{name}={new[name]!r:.50}" if name in new else f"without {name}"
+        for name in names
+        if name not in old or name not in new or repr(old[name]) != repr(new[name])
+    )
+
+
+# --- nobody's failure ------------------------------------------------------------------------------
+
+
+class Losses:
+    """Losses of the node in a row, while no trial got any further."""
+
+    def __init__(self) -> None:
+        self._in_a_row = 0
+        self._ended = 0
+        self._furthest: dict[str, int] = {}
+
+    def count(self, trials: Sequence[Trial]) -> int:
+        """Take in one more loss; return how many there were since a trial has ended, or got further.
+
+        Args:
+            trials: all of them, with the iterations that they had come to.
+        """
+        ended = sum(trial.status.is_finished for trial in trials)
+        further = [t for t in trials if t.iteration > self._furthest.get(t.trial_id, 0)]
+        self._in_a_row = 1 if further or ended > self._ended else self._in_a_row + 1
+        self._ended = ended
+        self._furthest |= {trial.trial_id: trial.iteration for trial in further}
+        return self._in_a_row
+
+
+def too_many_losses(in_a_row: int, problem: str) -> str:
+    """Say why an experiment ends whose node dies again and again."""
+    return (
+        f"{problem}, for the {in_a_row}th time in a row while no trial got any further. See what ends it, "
+        "such as the kernel for want of memory (`dmesg`): fewer trials at once need less"
+    )
+
+
+# --- many failures in few words -------------------------------------------------------------------
+
+
+def timeout_words(limit_s: float) -> str:
+    """The message of a TrialTimeoutError."""
+    return (
+        f"the attempt took longer than trial_timeout_s={limit_s:g} and was killed, wherever it was; "
+        "allow more in TuneConfig(trial_timeout_s=...), or let it report and go on from a checkpoint by "
+        "FailureConfig(max_failures=...)"
+    )
+
+
+def too_many_failed(trials: Sequence[Trial], folder: str) -> str:
+    """Say at the end of an experiment that max_failed_trials has ended it: what failed, and what to do."""
+    failed = [(trial.trial_id, trial.failure) for trial in trials if trial.failure is not None]
+    return (
+        f"{len(failed)} of {len(trials)} trials have failed, and FailureConfig(max_failed_trials=...) ends "
+        f"the experiment there:\n{grouped(failed)}\n"
+        f"All results are kept: look at them by tune.Tuner.restore({folder!r}, trainable).get_results(), or "
+        f"`trainkit show {folder}`. Mend the cause, then go on by tune.Tuner.restore({folder!r}, trainable, "
+        "restart_errored=True).fit()"
+    )
+
+
+def grouped(failed: Iterable[tuple[str, Failure]]) -> str:
+    """Tell what failed, each error once with how often and where: the same class at the same place.
+
+    Args:
+        failed: by trial, such as (trial_id, failure).
+    """
+    groups: dict[tuple[str, ...], list[tuple[str, Failure]]] = {}
+    for trial_id, failure in failed:
+        groups.setdefault(_place(failure), []).append((trial_id, failure))
+    ordered = sorted(groups.values(), key=len, reverse=True)  # stable: the first seen before its equals
+    return "\n".join(_group_words(group) for group in ordered)
+
+
+def _place(failure: Failure) -> tuple[str, ...]:
+    """Class and frames: the message may tell of the configuration."""
+    frames = re.findall(r'^ *File "(.+)", line (\d+), in (.+)$', failure.traceback, re.MULTILINE)
+    if not frames:
+        return (failure.kind, re.sub(r"\d+", "N", failure.message))
+    return (failure.kind, *(" ".join(frame) for frame in frames))
+
+
+def _group_words(group: Sequence[tuple[str, Failure]]) -> str:
+    first = group[0][1]
+    ids = ", ".join(trial_id for trial_id, _ in group[:10]) + (", ..." if len(group) > 10 else "")
+    messages = {failure.message for _, failure in group}
+    same = (
+        first.message if len(messages) == 1 else f"{first.message} (and {len(messages) - 1} other messages)"
+    )
+    text = f"{len(group)} x {first.kind}: {same}\n  in {ids}"
+    return f"{text}\n{first.traceback.rstrip()}" if first.traceback else text

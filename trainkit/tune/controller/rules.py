@@ -1,0 +1,337 @@
+"""Rules of an experiment: stop conditions, and the judgement of each report."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from trainkit.errors import MetricError, message_of
+from trainkit.tune.config import DONE, CheckpointConfig, FailureConfig, OneStopRule, StopRule
+from trainkit.tune.core import stoppers
+from trainkit.tune.core.checks import is_number
+from trainkit.tune.core.stoppers import AUTOMATIC as AUTOMATIC
+from trainkit.tune.core.stoppers import CombinedStopper, MaximumIterationStopper, Stopper, misspelt
+from trainkit.tune.core.stoppers import missing_metric as missing_metric
+from trainkit.tune.core.trial import Failure, Trial
+from trainkit.tune.core.values import lookup
+from trainkit.tune.schedulers.base import Decision, Verdict
+from trainkit.tune.schedulers.checked import CheckedScheduler
+
+
+@dataclass(frozen=True)
+class Ending:
+    """Why an experiment ends before all its trials have.
+
+    Attributes:
+        why: for people, such as "time budget".
+        resumable: its trials are gone on with by a restore; else they are over.
+    """
+
+    why: str
+    resumable: bool = False
+
+
+INTERRUPTED = Ending("interrupted", resumable=True)
+BY_SIGTERM = Ending(f"{INTERRUPTED.why} by SIGTERM", resumable=True)
+TIME_BUDGET = Ending("time budget")
+FAIL_FAST = Ending("fail fast")
+FAILED_TRIALS = Ending("too many failed trials", resumable=True)
+BROKEN = Ending("an error", resumable=True)
+
+MOST_AT_ONCE = 1000
+"""Trials begun in a step: where all fail before they start, an endless search must look at the time too."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What the experiment asks of its trials.
+
+    Attributes:
+        metric: that every trial must have reported when it ends; None: no such rule.
+        other_metrics: that must be in that report too, where there are several objectives.
+        stop: ends single trials, or the experiment.
+        time_budget_s: from `begin`; then every trial ends at its next report.
+        trial_timeout_s: that each attempt may take, from when it has its resources; then it is killed, and
+            has failed.
+        max_iteration: reports after which a trial ends at the latest, where that is known; for estimates.
+        failure, checkpoints: as in RunConfig.
+        grace_s: how long a trial may take to its next report once it must end.
+        cleanup_s: how long a trial may take to end after it was told to.
+        keeps_processes: a trial that is paused only to be the next to go on runs on in its process.
+    """
+
+    metric: str | None = None
+    other_metrics: tuple[str, ...] = ()
+    stop: StopRule | None = None
+    time_budget_s: float | None = None
+    trial_timeout_s: float | None = None
+    max_iteration: float | None = None
+    failure: FailureConfig = field(default_factory=FailureConfig)
+    checkpoints: CheckpointConfig = field(default_factory=CheckpointConfig)
+    grace_s: float = 5.0
+    cleanup_s: float = 60.0
+    keeps_processes: bool = True
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """What every trial must have in a report when it ends."""
+        return () if self.metric is None else (self.metric, *self.other_metrics)
+
+
+class StopRules:
+    """All rules of an experiment; each sees every report, and the first that ends a trial is named.
+
+    Args:
+        rules: in this order.
+    """
+
+    def __init__(self, rules: Sequence[OneStopRule]) -> None:
+        self._rules = rules
+        self._judges = list(map(_judge_of, rules))
+        self._stoppers = [rule for rule in rules if isinstance(rule, Stopper)]
+        self._timed = [each for each in self._stoppers if _looks_at_time(each)]
+        self.ends_none = not self._stoppers
+        """True if there is no rule that could end the experiment; asked at every report."""
+
+    @classmethod
+    def of(cls, rule: StopRule | None) -> StopRules:
+        """Return the rules in `rule`; stoppers as copies, so that the user's stay as they were given."""
+        rules: list[OneStopRule] = []
+        if isinstance(rule, (list, tuple)):
+            rules += rule
+        elif rule is not None:
+            rules.append(cast("OneStopRule", rule))
+        return cls([copy.deepcopy(each) if isinstance(each, Stopper) else each for each in rules])
+
+    def on_report(self, trial_id: str, result: dict[str, Any]) -> dict[str, Any] | None:
+        """Say why `result` ends its trial: facts to record, the words under "stop"; None if it doesn't.
+
+        Raises:
+            MetricError: a rule names a value that the result lacks.
+        """
+        found = None
+        for judge in self._judges:  # all of them, whichever is named
+            reason = judge(trial_id, result)
+            found = reason if found is None else found
+        return found
+
+    def told_again(self, trial_id: str, result: dict[str, Any]) -> None:
+        """Take in a report of before a restore."""
+        try:
+            self.on_report(trial_id, result)
+        except Exception:  # as it did then, which has failed that trial and is recorded: no news
+            return
+
+    def end(self, elapsed_s: float) -> str:
+        """Say why the experiment ends, `elapsed_s` seconds into its running; '' if it doesn't."""
+        for stopper in self._timed:
+            stopper.on_time(elapsed_s)
+        for stopper in self._stoppers:
+            if stopper.stop_all():
+                return words_of(stopper)
+        return ""
+
+    @property
+    def deadline_s(self) -> float:
+        """After how many seconds of running `end` is to be asked though nothing was reported."""
+        return min([stopper.deadline_s for stopper in self._timed]) if self._timed else math.inf
+
+    @property
+    def max_iteration(self) -> float | None:
+        """The report that ends every trial, where a rule says so."""
+        return min(filter(None, map(_max_iteration, self._rules)), default=None)
+
+
+def _looks_at_time(stopper: Stopper) -> bool:
+    own = type(stopper)
+    return own.on_time is not Stopper.on_time or own.deadline_s is not Stopper.deadline_s
+
+
+def words_of(stopper: Stopper) -> str:
+    """Such as 'stopped by TimeoutStopper: timeout 60'."""
+    facts = dict(stopper.reason())
+    name = facts.pop("stopper", type(stopper).__name__)
+    words = ", ".join(
+        f"{fact} {value:.6g}" if is_number(value) else f"{fact} {value}" for fact, value in facts.items()
+    )
+    return f"stopped by {name}: {words}" if words else f"stopped by {name}"
+
+
+def _judge_of(rule: OneStopRule) -> Callable[[str, dict[str, Any]], dict[str, Any] | None]:
+    """What says of a report why `rule` ends the trial by it, as facts; or None."""
+    if isinstance(rule, Mapping):
+        return lambda trial_id, result: _reached(rule, result)
+    if isinstance(rule, Stopper):
+        return lambda trial_id, result: _facts(rule) if rule(trial_id, result) else None
+    facts = {"stop": "stopped by RunConfig(stop=function)"}
+    return lambda trial_id, result: dict(facts) if rule(trial_id, result) else None
+
+
+def _facts(stopper: Stopper) -> dict[str, Any]:
+    return {"stop": words_of(stopper), "stopper": type(stopper).__name__, **stopper.reason()}
+
+
+def _reached(bounds: Mapping[str, float], result: Mapping[str, Any]) -> dict[str, Any] | None:
+    for name, bound in bounds.items():
+        if name == DONE:  # which ends a trial without a rule
+            continue
+        value = lookup(result, name)
+        if value is None:
+            raise MetricError(f"RunConfig(stop=...) waits for {missing_metric(name, [result])}")
+        if is_number(value) and value >= bound:
+            return {"stop": f"{name}={value:g} reached {bound:g}"}
+    return None
+
+
+def _max_iteration(rule: OneStopRule) -> float | None:
+    match rule:
+        case MaximumIterationStopper(max_iter=limit):
+            return limit
+        case CombinedStopper(stoppers=stoppers):
+            return min(filter(None, map(_max_iteration, stoppers)), default=None)
+        case Mapping():
+            return rule.get("training_iteration")
+    return None
+
+
+_KNOWN: dict[str, type[Stopper]] = {
+    cls.__name__: cls
+    for cls in (
+        stoppers.MaximumIterationStopper,
+        stoppers.TrialPlateauStopper,
+        stoppers.ExperimentPlateauStopper,
+        stoppers.TimeoutStopper,
+        stoppers.FunctionStopper,
+    )
+}
+_STOPPER, _SEVERAL = "$stopper", "$several"
+
+
+def describe_stop(rule: StopRule | None) -> Any:
+    """Return `rule` as dictionaries and lists; a function, or a stopper of the user's own, as it is."""
+    if isinstance(rule, (list, tuple)):
+        return {_SEVERAL: [describe_stop(each) for each in rule]}
+    if isinstance(rule, Mapping):
+        return dict(rule)
+    if type(rule) is CombinedStopper:
+        return {_STOPPER: ["CombinedStopper", [describe_stop(each) for each in rule.stoppers]]}
+    if type(rule) in _KNOWN.values():
+        # Each keeps its arguments as attributes of the same names.
+        return {_STOPPER: [type(rule).__name__, {name: getattr(rule, name) for name in _names(type(rule))}]}
+    return rule
+
+
+def stop_of(described: Any) -> Any:
+    """The reverse, for what holds nothing opaque."""
+    match described:
+        case {"$several": [*rules]}:
+            return [stop_of(each) for each in rules]
+        case {"$stopper": ["CombinedStopper", [*inner]]}:
+            return CombinedStopper(*map(stop_of, inner))
+        case {"$stopper": [str(name), dict(arguments)]}:
+            return _KNOWN[name](**arguments)
+    return described
+
+
+def _names(cls: type) -> list[str]:
+    return list(inspect.signature(cls).parameters)
+
+
+class Judge:
+    """Judges reports in the order in which they are committed.
+
+    Args:
+        plan: the experiment's rules.
+        scheduler: asked about every report.
+        stop: the rules of RunConfig(stop=...), which have been told the reports of before.
+        with_metric: ids of trials that have reported the metric before.
+        tell: of every decision that has a reason: the trial, its report, the scheduler's decision.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        scheduler: CheckedScheduler,
+        stop: StopRules,
+        with_metric: Iterable[str] = (),
+        tell: Callable[[str, dict[str, Any], Decision], None] | None = None,
+    ) -> None:
+        self._tell = tell
+        self._metrics = plan.metrics
+        self._stop = stop
+        self._scheduler = scheduler
+        self._with_metric = set(with_metric)
+        self._is_first = not self._with_metric
+
+    def require_metric(self, result: Mapping[str, Any]) -> None:
+        """Raise if the experiment's first report has the metric by another spelling.
+
+        Raises:
+            MetricError: it has; the spelling is told.
+        """
+        if not self._is_first:
+            return
+        self._is_first = False
+        for metric in self._metrics:
+            if lookup(result, metric) is None and misspelt(metric, result) is not None:
+                raise MetricError(
+                    f"TuneConfig(metric=...) is {missing_metric(metric, [result])} "
+                    "(TuneConfig(strict_metric_checking=False) lets it come with a later report)"
+                )
+
+    def on_report(self, trial_id: str, result: dict[str, Any], *, done: bool = False) -> Decision | Failure:
+        """Return what is decided, or why the trial has failed by this report.
+
+        Args:
+            trial_id: of the trial that reports.
+            result: the report.
+            done: the report says that the trial is over, though its function has not returned.
+        """
+        # First and whatever the report lacks: a replay tells the scheduler every report too.
+        decision = self._scheduler.on_result(trial_id, result)
+        if decision.reason and self._tell is not None:
+            self._tell(trial_id, result, decision)
+        try:
+            self._check_metric(trial_id, result)
+            reached = self._stop.on_report(trial_id, result)
+        except MetricError as error:
+            return Failure("MetricError", str(error), retry=False)
+        except Exception as error:  # of the user's stop function, or stopper
+            message = f"{message_of(error)} (raised by what RunConfig(stop=...) was given)"
+            return Failure.raised(error, message)
+        if reached is None and done:
+            reached = {"stop": "reported done=True"}
+        if reached is not None:
+            return Decision(Verdict.STOP, {**_that_holds(decision), **reached})
+        return decision
+
+    def _check_metric(self, trial_id: str, result: Mapping[str, Any]) -> None:
+        complete = True
+        for metric in self._metrics:
+            value = lookup(result, metric)
+            if value is None:
+                complete = False
+            elif not is_number(value):
+                raise MetricError(f"metric {metric!r} is {value!r}, which is not a number")
+        if complete:
+            self._with_metric.add(trial_id)
+
+    def at_end(self, trial: Trial) -> Failure | None:
+        """Say that a trial has ended without ever reporting the metric; None if all is well."""
+        if not self._metrics or trial.trial_id in self._with_metric:
+            return None
+        lacking = [metric for metric in self._metrics if lookup(trial.last_result, metric) is None]
+        if not lacking:  # an odd end: its last report has what it is said never to have had
+            return None
+        metric = lacking[0]
+        text = f"TuneConfig(metric=...) is {missing_metric(metric, [trial.last_result])}"
+        return Failure("MetricError", text, retry=False)
+
+
+def _that_holds(decision: Decision) -> Mapping[str, Any]:
+    """The facts of a decision that gives way to a stop: where nothing was taken over, none may say so."""
+    return {"instead_of": decision.reason} if decision.donors else decision.reason

@@ -1,0 +1,1 @@
+"""Plain data and pure functions that all parts of the tuner share."""

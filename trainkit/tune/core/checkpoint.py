@@ -1,0 +1,347 @@
+"""Checkpoints: directories that are written aside, flushed and renamed."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import pickle
+import re
+import shutil
+import sqlite3
+import tempfile
+import weakref
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+
+from trainkit.errors import CheckpointError
+
+
+def largest_folders(folder: Path, count: int = 3) -> list[tuple[str, int]]:
+    """Return the largest of the folders in `folder`, each with its bytes, those inside included."""
+    with os.scandir(folder) as entries:
+        paths = [entry.path for entry in entries if entry.is_dir(follow_symlinks=False)]
+    return sorted(((path, sum(_sizes(path))) for path in paths), key=lambda size: -size[1])[:count]
+
+
+def _sizes(folder: str) -> Iterator[int]:
+    for top, _, files in os.walk(folder):
+        for name in files:
+            try:
+                yield os.lstat(os.path.join(top, name)).st_blocks * 512
+            except FileNotFoundError:  # a trial has removed it meanwhile
+                continue
+
+
+def is_full(error: BaseException) -> bool:
+    """True if `error` says that the disk, or a quota on it, is used up."""
+    if isinstance(error, sqlite3.Error):
+        return getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL
+    if isinstance(error, shutil.Error):  # of a tree: texts of what went wrong, for each file
+        return os.strerror(errno.ENOSPC) in str(error) or os.strerror(errno.EDQUOT) in str(error)
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
+def advice(folder: Path, error: BaseException) -> str:
+    """Text for a message on `error`: if the disk is full, the largest folders of the experiment; else ''."""
+    if not is_full(error):
+        return ""
+    try:
+        free = shutil.disk_usage(folder).free
+        largest = [f"{path} ({megabytes(size)})" for path, size in largest_folders(folder) if size]
+    except OSError:  # the message is about another one
+        return ""
+    text = f" The disk is full: {megabytes(free)} are free."
+    if largest:
+        text += (
+            f" The largest folders of the experiment are {', '.join(largest)}; "
+            "CheckpointConfig(num_to_keep=...) keeps fewer checkpoints."
+        )
+    return text
+
+
+def megabytes(size: int) -> str:
+    """Such as '12.3 MB'."""
+    return f"{size / 1e6:.1f} MB"
+
+
+FILENAME = "dictionary.pkl"
+RETURNED = ".returned_path"
+"""Holds the path, within the folder, that `save_checkpoint` returned."""
+
+
+def write_dictionary(folder: str, state: Mapping[str, Any]) -> None:
+    """Write `state` into `folder`.
+
+    Raises:
+        CheckpointError: a part of it can't be pickled.
+    """
+    try:
+        data = cloudpickle.dumps(dict(state))
+    except Exception as error:
+        raise CheckpointError(
+            f"a checkpoint can't be made of the dictionary with {', '.join(map(repr, state))}: {error}"
+        ) from error
+    Path(folder, FILENAME).write_bytes(data)
+
+
+def read_dictionary(folder: str) -> dict[str, Any]:
+    """Return what `write_dictionary` wrote into `folder`.
+
+    Raises:
+        CheckpointError: there is none, or it is damaged.
+    """
+    try:
+        state: dict[str, Any] = pickle.loads(Path(folder, FILENAME).read_bytes())
+    except FileNotFoundError:
+        raise CheckpointError(
+            f"the checkpoint in {folder} was not made of a dictionary: read its files, in as_directory()"
+        ) from None
+    except Exception as error:
+        raise CheckpointError(
+            f"the dictionary in {folder} can't be read: {type(error).__name__}: {error}"
+        ) from error
+    return state
+
+
+def keep_returned(folder: str, returned: Any) -> None:
+    """Keep in `folder` what `save_checkpoint(folder)` returned besides writing files.
+
+    Raises:
+        CheckpointError: it is neither None, a dictionary, nor a path within the folder.
+    """
+    if returned is None:
+        return
+    if isinstance(returned, Mapping):
+        write_dictionary(folder, returned)
+        return
+    path = Path(returned) if isinstance(returned, (str, Path)) else None
+    if path is None or not path.is_relative_to(folder) or not path.exists():
+        raise CheckpointError(
+            f"save_checkpoint({folder!r}) returned {returned!r}: return None, a dictionary, or the path "
+            "of a file that it has written into that folder"
+        )
+    if path != Path(folder):
+        Path(folder, RETURNED).write_text(str(path.relative_to(folder)))
+
+
+def given_back(folder: str) -> Any:
+    """What `load_checkpoint` is called with: the dictionary or path that was returned, or the folder."""
+    if Path(folder, FILENAME).exists():
+        return read_dictionary(folder)
+    returned = Path(folder, RETURNED)
+    return str(Path(folder, returned.read_text())) if returned.exists() else folder
+
+
+METADATA = ".metadata.json"
+
+CHECKPOINT_FOLDER = re.compile(r"checkpoint_\d{6,}|\.checkpoint_\d{6,}\.partial")
+"""Names by `checkpoint_dirname`, of whole ones and of those aside; other folders are the user's."""
+
+
+class Checkpoint:
+    """A directory of files that a trial saved, to go on from or to load a model from.
+
+    Args:
+        path: of a directory that exists.
+
+    Raises:
+        CheckpointError: `path` is not a directory.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = os.path.abspath(os.fspath(path))
+        if not os.path.isdir(self.path):
+            raise CheckpointError(f"Checkpoint({os.fspath(path)!r}): there is no such directory")
+
+    @classmethod
+    def from_directory(cls, path: str | os.PathLike[str]) -> Checkpoint:
+        """Return the checkpoint in the directory `path`; nothing is copied until it is reported."""
+        return cls(path)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Checkpoint:
+        """Return a checkpoint that holds a dictionary, for `to_dict`; gone with this object if not reported.
+
+        Raises:
+            CheckpointError: a part of it can't be pickled.
+        """
+        folder = tempfile.mkdtemp(prefix="trainkit_dictionary_")
+        try:
+            write_dictionary(folder, data)
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+        checkpoint = cls(folder)
+        weakref.finalize(checkpoint, shutil.rmtree, folder, ignore_errors=True)
+        return checkpoint
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the dictionary that the checkpoint was made of; trust it, as it is a pickle.
+
+        Raises:
+            CheckpointError: it was made of files.
+        """
+        return read_dictionary(self.path)
+
+    def to_directory(self, path: str | os.PathLike[str] | None = None) -> str:
+        """Copy the files to `path`, or to a new temporary directory; return where they are."""
+        target = os.fspath(path) if path is not None else tempfile.mkdtemp(prefix="trainkit_checkpoint_")
+        shutil.copytree(self.path, target, dirs_exist_ok=True)
+        return target
+
+    @contextmanager
+    def as_directory(self) -> Iterator[str]:
+        """Give a directory with the files, to read: `with checkpoint.as_directory() as path:`."""
+        yield self.path
+
+    def get_metadata(self) -> dict[str, Any]:
+        """Return what `set_metadata` and `update_metadata` stored; {} at first."""
+        try:
+            text = Path(self.path, METADATA).read_text()
+        except FileNotFoundError:
+            return {}
+        metadata: dict[str, Any] = json.loads(text)
+        return metadata
+
+    def set_metadata(self, metadata: Mapping[str, Any]) -> None:
+        """Store `metadata`, which JSON must be able to hold, in place of what was there."""
+        aside = Path(self.path, f"{METADATA}.partial")
+        aside.write_text(json.dumps(dict(metadata)))
+        aside.replace(Path(self.path, METADATA))
+
+    def update_metadata(self, metadata: Mapping[str, Any]) -> None:
+        """Store `metadata` beside what is there; equal keys are replaced."""
+        self.set_metadata({**self.get_metadata(), **metadata})
+
+    @property
+    def value(self) -> str:
+        """The path, by the name that a trial's checkpoint had in Ray 1.x."""
+        return self.path
+
+    dir_or_data = value
+
+    def __fspath__(self) -> str:
+        """A checkpoint stands wherever its path may: `os.path.join(checkpoint, "model.pt")`."""
+        return self.path
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Checkpoint) and other.path == self.path
+
+    def __hash__(self) -> int:
+        return hash(self.path)
+
+    def __repr__(self) -> str:
+        return f"Checkpoint({self.path!r})"
+
+
+def checkpoint_dirname(number: int) -> str:
+    """Name of a trial's n-th checkpoint folder, from 0."""
+    return f"checkpoint_{number:06d}"
+
+
+def commit_directory(partial: str, target: str) -> None:
+    """Flush all files under `partial` to the disk and give it the name `target`.
+
+    What lies at `target` was written by an attempt that ended before its report was committed, so
+    nobody refers to it: it goes.
+    """
+    for folder, _, files in os.walk(partial):
+        for name in files:
+            _flush(os.path.join(folder, name))
+        _flush(folder)
+    if os.path.lexists(target):
+        shutil.rmtree(target)
+    os.rename(partial, target)
+    _flush(os.path.dirname(target))
+
+
+def link_checkpoint(source: str, trial_dir: str, dirname: str) -> str:
+    """Put a copy of the checkpoint at `source` into a trial's folder as `dirname`, which is returned.
+
+    Its files are second names of the same ones where the file system has such: no checkpoint is changed
+    once it is whole, and the copy stays when the original goes.
+
+    Raises:
+        OSError: it can't be made; nothing is left of it.
+    """
+    partial = os.path.join(trial_dir, f".{dirname}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    try:
+        shutil.copytree(source, partial, copy_function=link_or_copy)
+        commit_directory(partial, os.path.join(trial_dir, dirname))
+    except OSError:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+    return dirname
+
+
+def link_or_copy(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> None:
+    """Give a file a second name, so that its content stays; copy it where there is no such thing."""
+    try:
+        os.link(source, target)
+    except FileNotFoundError:
+        raise
+    except OSError:
+        shutil.copy2(source, target)
+
+
+def remove_checkpoint(trial_dir: str, dirname: str) -> None:
+    """Remove a checkpoint's folder, in a way that a kill leaves no half of it under its name."""
+    path, aside = os.path.join(trial_dir, dirname), os.path.join(trial_dir, f".{dirname}.partial")
+    try:
+        os.rename(path, aside)
+    except FileNotFoundError:  # somebody else removed it
+        return
+    except OSError:  # what can't be removed at all, a restore tries to again
+        aside = path
+    shutil.rmtree(aside, ignore_errors=True)
+
+
+def remove_unknown(trial_dir: str, known: Collection[str]) -> None:
+    """Remove checkpoint folders that nothing refers to: of reports that were never committed."""
+    try:
+        names = os.listdir(trial_dir)
+    except FileNotFoundError:  # the trial never ran, or somebody removed it
+        return
+    for name in names:
+        if CHECKPOINT_FOLDER.fullmatch(name) and name not in known:
+            shutil.rmtree(os.path.join(trial_dir, name), ignore_errors=True)
+
+
+def persist(checkpoint: Checkpoint, trial_dir: str, number: int) -> str:
+    """Copy `checkpoint` into the trial's folder; return the new folder's name.
+
+    Raises:
+        CheckpointError: the copy can't be made, such as on a full disk; nothing is left of it.
+    """
+    dirname = checkpoint_dirname(number)
+    partial = partial_directory(trial_dir, number)
+    try:
+        shutil.copytree(checkpoint.path, partial)
+        commit_directory(partial, os.path.join(trial_dir, dirname))
+    except OSError as error:
+        more = advice(Path(trial_dir).parent, error)  # before what there is of it goes
+        shutil.rmtree(partial, ignore_errors=True)
+        raise CheckpointError(f"{checkpoint} cannot be copied to {trial_dir}: {error}.{more}") from error
+    return dirname
+
+
+def partial_directory(trial_dir: str, number: int) -> str:
+    """Path of the folder that a checkpoint is written to first; what an earlier attempt left there goes."""
+    partial = os.path.join(trial_dir, f".{checkpoint_dirname(number)}.partial")
+    if os.path.lexists(partial):
+        shutil.rmtree(partial)
+    return partial
+
+
+def _flush(path: str) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

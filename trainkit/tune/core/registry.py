@@ -1,0 +1,95 @@
+"""Registry of trainables and environments by name."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from trainkit.errors import ConfigError
+
+_trainables: dict[str, Any] = {}
+_environments: dict[str, Callable[..., Any]] = {}
+
+
+def register_trainable(name: str, trainable: Any, warn: bool = True) -> None:
+    """Give a trainable a name, for `Tuner("name")` and `tune.run("name")`; a later one takes its place.
+
+    Args:
+        name: also the name of its trials and folders.
+        trainable: a function of the configuration or a `Trainable` class, bound or not.
+        warn: Ray's; there is nothing to warn of.
+
+    Raises:
+        ConfigError: the name is no text, or the trainable can't be called.
+    """
+    del warn
+    _require_name(name, "register_trainable")
+    if not callable(trainable):
+        raise ConfigError(
+            f"register_trainable({name!r}, {trainable!r}): give a function of the configuration, "
+            "or a tune.Trainable class"
+        )
+    _trainables[name] = trainable
+
+
+def get_trainable_cls(trainable_name: str) -> Any:
+    """Return the function or class that was registered under this name.
+
+    Raises:
+        ConfigError: there is none; the nearest name is told.
+    """
+    return _found(_trainables, trainable_name, "trainable", "tune.register_trainable(name, trainable)")
+
+
+def register_env(name: str, env_creator: Callable[..., Any]) -> None:
+    """Give the creator of an environment a name; the trials of a Tuner find it by `get_env`.
+
+    Args:
+        name: such as "corridor".
+        env_creator: from a configuration, the environment.
+
+    Raises:
+        ConfigError: the name is no text, or the creator can't be called.
+    """
+    _require_name(name, "register_env")
+    if not callable(env_creator):
+        raise ConfigError(
+            f"register_env({name!r}, {env_creator!r}): give a function that makes the environment"
+        )
+    _environments[name] = env_creator
+
+
+def get_env(name: str) -> Callable[..., Any]:
+    """Return the creator that was registered under this name, here or by the program that runs this trial.
+
+    Raises:
+        ConfigError: there is none; the nearest name is told.
+    """
+    creator: Callable[..., Any] = _found(
+        _environments, name, "environment", "tune.register_env(name, creator)"
+    )
+    return creator
+
+
+def environments() -> dict[str, Callable[..., Any]]:
+    """What `register_env` has been given, to be sent along with trials."""
+    return dict(_environments)
+
+
+def take_environments(given: Mapping[str, Callable[..., Any]]) -> None:
+    """In a trial's process: make known what the program has registered."""
+    _environments.update(given)
+
+
+def _require_name(name: Any, call: str) -> None:
+    if not isinstance(name, str) or not name:
+        raise ConfigError(f"{call}({name!r}, ...): give a name")
+
+
+def _found(known: Mapping[str, Any], name: str, what: str, how: str) -> Any:
+    if name not in known:
+        near = difflib.get_close_matches(name, known, n=1)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        raise ConfigError(f"no {what} is registered as {name!r}; do so by {how} before.{hint}")
+    return known[name]

@@ -1,0 +1,319 @@
+"""Resources that trials request."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from trainkit.errors import ConfigError, message_of
+from trainkit.resources import QUANTUM, normalize, total
+from trainkit.runtime import api
+from trainkit.runtime.scheduling import PlacementGroup
+from trainkit.tune.core.checks import is_whole, require
+from trainkit.tune.core.registry import get_trainable_cls
+from trainkit.tune.space.domains import name_of
+
+
+@dataclass(frozen=True)
+class PlacementGroupFactory:
+    """What each trial reserves: bundles of resources, all of them or none.
+
+    The trial's own process takes the first bundle, which may be empty. Tasks and actors that it starts take
+    the others; `trainkit.get_current_placement_group()` chooses one for each.
+
+    Args:
+        bundles: such as [{}, {"CPU": 1}, {"CPU": 1}].
+        strategy: "PACK", "SPREAD" or "STRICT_PACK": all bundles lie on the one machine. "STRICT_SPREAD",
+            a machine for each, is refused where there is more than one.
+
+    Raises:
+        ConfigError: the bundles or the strategy can't be met.
+    """
+
+    bundles: Sequence[Mapping[str, float]]
+    strategy: str = "PACK"
+    head: dict[str, float] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if isinstance(self.bundles, Mapping) or not self.bundles:
+            raise ConfigError(f"PlacementGroupFactory({self.bundles!r}): give a list of bundles")
+        if self.strategy not in ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"):
+            raise ConfigError(
+                f"strategy={self.strategy!r} is none of PACK, SPREAD, STRICT_PACK, STRICT_SPREAD"
+            )
+        bundles = tuple(
+            normalize(bundle, what=f"bundle {place} of a trial") for place, bundle in enumerate(self.bundles)
+        )
+        if self.strategy == "STRICT_SPREAD" and sum(map(bool, bundles)) > 1:
+            raise ConfigError(
+                f"strategy='STRICT_SPREAD' asks for {sum(map(bool, bundles))} machines, a bundle on each, "
+                "and trials run on one: give 'SPREAD' or 'PACK'"
+            )
+        object.__setattr__(self, "bundles", bundles)
+        object.__setattr__(self, "head", bundles[0])
+
+    @property
+    def group(self) -> list[dict[str, float]]:
+        """The bundles that reserve something; none or one of them needs no placement group."""
+        return [dict(bundle) for bundle in self.bundles if bundle]
+
+    @property
+    def required_resources(self) -> dict[str, float]:
+        """Sum of all bundles, by resource name."""
+        return total(self.bundles)
+
+    @functools.cached_property
+    def units(self) -> Mapping[str, int]:
+        """The same in whole ten-thousandths, for sums that are exact."""
+        return {name: round(amount * QUANTUM) for name, amount in self.required_resources.items()}
+
+    @property
+    def head_bundle_is_empty(self) -> bool:
+        """True if the trial's own process takes nothing."""
+        return not self.head
+
+    @property
+    def head_cpus(self) -> float:
+        """CPUs of the trial's own process."""
+        return self.head.get("CPU", 0.0)
+
+    def to_placement_group(self) -> PlacementGroup:
+        """Reserve the bundles here and now, outside any trial; give them back by `remove_placement_group`."""
+        return api.placement_group(self.group, self.strategy)
+
+    def __hash__(self) -> int:
+        return hash((tuple(tuple(sorted(bundle.items())) for bundle in self.bundles), self.strategy))
+
+
+DEFAULT_REQUEST = PlacementGroupFactory([{"CPU": 1}])
+
+
+class TrialResources(dict[str, float]):
+    """What a trial reserves, by resource name; with the attributes of Ray's, which is no dictionary.
+
+    Args:
+        request: of the trial.
+    """
+
+    def __init__(self, request: PlacementGroupFactory) -> None:
+        super().__init__(request.required_resources)
+        self.bundles = [dict(bundle) for bundle in request.bundles]
+        self.strategy = request.strategy
+        self.head_cpus = request.head_cpus
+
+    @property
+    def required_resources(self) -> dict[str, float]:
+        """The same, as a plain dictionary."""
+        return dict(self)
+
+
+def as_request(resources: Any) -> PlacementGroupFactory:
+    """Return one form for all the ways to ask.
+
+    Raises:
+        ConfigError: `resources` is none of the known forms.
+    """
+    if isinstance(resources, PlacementGroupFactory):
+        return resources
+    if hasattr(resources, "as_placement_group_factory"):
+        request: PlacementGroupFactory = resources.as_placement_group_factory()
+        return request
+    if isinstance(resources, Mapping):
+        if extra := sorted(set(resources) & {"extra_cpu", "extra_gpu", "extra_memory"}):
+            raise ConfigError(
+                f"resources={dict(resources)!r}: {extra[0]} was for processes that a trial starts; give "
+                "tune.PlacementGroupFactory([{'CPU': 1}, {'CPU': 1}]), a bundle for the trial, one for each"
+            )
+        plain = dict(resources)
+        custom = plain.pop("custom_resources", None) or {}
+        return PlacementGroupFactory([{**plain, **custom}])
+    raise ConfigError(
+        f"resources={resources!r}: give a dictionary such as {{'cpu': 2}}, a PlacementGroupFactory, "
+        "a ScalingConfig, or a function of the configuration that returns one of them"
+    )
+
+
+@dataclass(frozen=True)
+class Bound:
+    """A trainable together with what it asks for and the parameters that every trial gets.
+
+    Attributes:
+        trainable: the user's function or class.
+        resources: as `with_resources` was given; None: what the trainable says itself, or 1 CPU.
+        parameters: as `with_parameters` was given, by name.
+        label: the name that it was registered under; '' if it wasn't.
+        start_from: path of a checkpoint that every trial begins with; None: none.
+        ahead: steps are tasks, as the trainable is a `SerializedTrainable`, and so many trials are under way
+            for each that fits; None: each trial is a process of its own.
+    """
+
+    trainable: Any
+    resources: Any = None
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    label: str = ""
+    start_from: str | None = None
+    ahead: int | None = None
+
+    @classmethod
+    def of(cls, trainable: Any) -> Bound:
+        """Return `trainable` itself if it is bound already; one that is named is looked up.
+
+        Raises:
+            ConfigError: nothing is registered under that name.
+        """
+        if isinstance(trainable, str):
+            return replace(cls.of(get_trainable_cls(trainable)), label=trainable)
+        if isinstance(trainable, functools.partial) and isinstance(trainable.func, Bound):
+            bound, given = trainable.func, trainable.keywords
+            parameters = {name: value for name, value in bound.parameters.items() if name not in given}
+            inner = functools.partial(bound.trainable, *trainable.args, **given)
+            return replace(bound, trainable=inner, parameters=parameters)
+        return trainable if isinstance(trainable, Bound) else cls(trainable)
+
+    @property
+    def name(self) -> str:
+        """For folders and tables: the registered name, or that of the function or class underneath."""
+        if self.label:
+            return self.label
+        inner = self.trainable
+        while hasattr(inner, "func"):  # functools.partial
+            inner = inner.func
+        return str(getattr(inner, "__name__", type(inner).__name__))
+
+    def request(self, config: dict[str, Any]) -> PlacementGroupFactory:
+        """What a trial with this configuration reserves.
+
+        Raises:
+            ConfigError: what was asked for has no known form, or the function that says it raised.
+        """
+        resources = self.resources
+        if resources is None:
+            resources = getattr(self.trainable, "default_resource_request", None)
+        if callable(resources):
+            try:
+                resources = resources(config)
+            except Exception as error:
+                raise ConfigError(
+                    f"what a trial of {self.name} reserves is not known: {name_of(resources)} raised "
+                    f"{type(error).__name__}: {message_of(error)}, for the configuration {config!r}"
+                ) from error
+        return DEFAULT_REQUEST if resources is None else as_request(resources)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the user's function here, with the bound parameters."""
+        return self.trainable(*args, **self.parameters, **kwargs)
+
+
+def with_resources(trainable: Any, resources: Any) -> Bound:
+    """Return `trainable` with what each of its trials reserves.
+
+    Args:
+        trainable: a function or a `Trainable` class, or the name that one was registered under.
+        resources: a dictionary such as {"cpu": 2, "gpu": 0.5}, a `PlacementGroupFactory`, a
+            `ScalingConfig`, or a function of the configuration that returns one of them.
+
+    Raises:
+        ConfigError: `resources` has none of these forms.
+    """
+    if not callable(resources):
+        as_request(resources)
+    return replace(Bound.of(trainable), resources=resources)
+
+
+def with_parameters(trainable: Any, **parameters: Any) -> Bound:
+    """Return `trainable` with keyword arguments that every trial gets beside its configuration.
+
+    Each value is put into the object store once, so that large data isn't sent with every trial.
+    A function receives them as `fn(config, **parameters)`, a class as `setup(config, **parameters)`.
+    """
+    bound = Bound.of(trainable)
+    return replace(bound, parameters={**bound.parameters, **parameters})
+
+
+@dataclass(frozen=True)
+class ScalingConfig:
+    """A trial that starts `num_workers` processes: what they and the one that starts them reserve.
+
+    As in Ray, the trial's own process takes none of it: it is for trials whose work is done by tasks, actors
+    or trainers that they start. A function that computes by itself asks by {"cpu": 2, "gpu": 1}.
+
+    Args:
+        trainer_resources: for what coordinates the workers, beside the first of them; None: 1 CPU.
+        num_workers: how many.
+        use_gpu: a GPU for each worker.
+        resources_per_worker: such as {"CPU": 2, "GPU": 0.5}; None: 1 CPU, or 1 GPU where `use_gpu`.
+        placement_strategy: as of `PlacementGroupFactory`.
+        accelerator_type: Ray's; of one machine there is no choice.
+
+    Raises:
+        ConfigError: a value is out of range, or two contradict each other.
+    """
+
+    trainer_resources: Mapping[str, float] | None = None
+    num_workers: int = 1
+    use_gpu: bool = False
+    resources_per_worker: Mapping[str, float] | None = None
+    placement_strategy: str = "PACK"
+    accelerator_type: str | None = None
+
+    def __post_init__(self) -> None:
+        require(
+            is_whole(self.num_workers) and self.num_workers >= 0,
+            f"num_workers={self.num_workers!r}: give a number of workers",
+        )
+        require(
+            self.accelerator_type is None,
+            f"accelerator_type={self.accelerator_type!r}: machines aren't chosen by accelerators here; "
+            "declare a resource by trainkit.init(resources={'A100': 1}) and name it in resources_per_worker",
+        )
+        gpus = normalize(self.resources_per_worker or {}, what="resources_per_worker").get("GPU", 0)
+        asked = self.resources_per_worker is not None and any(
+            name.lower() == "gpu" for name in self.resources_per_worker
+        )
+        require(
+            self.use_gpu or gpus == 0, f"resources_per_worker asks for {gpus:g} GPU, but use_gpu is False"
+        )
+        require(
+            not (self.use_gpu and asked and gpus == 0), "use_gpu is True, but resources_per_worker has GPU=0"
+        )
+
+    @property
+    def _worker(self) -> dict[str, float]:
+        if self.resources_per_worker is None:
+            return {"GPU": 1} if self.use_gpu else {"CPU": 1}
+        worker = normalize(self.resources_per_worker, what="resources_per_worker")
+        return {"GPU": 1, **worker} if self.use_gpu else worker
+
+    @property
+    def _trainer(self) -> dict[str, float]:
+        if self.trainer_resources is None:
+            return {"CPU": 1}
+        return normalize(self.trainer_resources, what="trainer_resources")
+
+    @property
+    def num_cpus_per_worker(self) -> float:
+        """CPUs of each worker."""
+        return self._worker.get("CPU", 0)
+
+    @property
+    def num_gpus_per_worker(self) -> float:
+        """GPUs of each worker."""
+        return self._worker.get("GPU", 0)
+
+    @property
+    def additional_resources_per_worker(self) -> dict[str, float]:
+        """What each worker takes besides CPUs and GPUs."""
+        return {name: amount for name, amount in self._worker.items() if name not in ("CPU", "GPU")}
+
+    @property
+    def total_resources(self) -> dict[str, float]:
+        """All of a trial, by resource name."""
+        return total([self._trainer, *[self._worker] * self.num_workers])
+
+    def as_placement_group_factory(self) -> PlacementGroupFactory:
+        """Return the bundles: none for the trial's process, the coordinator's with the first worker's, ..."""
+        first = total([self._trainer, *[self._worker] * min(self.num_workers, 1)])
+        rest = [self._worker] * max(self.num_workers - 1, 0)
+        return PlacementGroupFactory([{}, first, *rest], self.placement_strategy)

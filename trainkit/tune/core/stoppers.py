@@ -1,0 +1,373 @@
+"""Stoppers: objects that end trials or the experiment by what is reported."""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import timedelta
+from typing import Any
+
+from trainkit.errors import ConfigError, MetricError
+from trainkit.tune.core.checks import is_finite, is_name, is_number, is_whole, require, require_mode
+from trainkit.tune.core.values import flatten, lookup
+
+AUTOMATIC = frozenset(
+    "training_iteration time_this_iter_s time_total_s timesteps_total trial_id experiment_tag date timestamp "
+    "pid hostname node_ip config done checkpoint_dir_name iterations_since_restore time_since_restore".split()
+)
+"""Keys that every result gets without being reported."""
+
+
+BARE = "_metric"
+"""Name of a number that was reported or returned without one."""
+
+
+def missing_metric(name: str, results: Iterable[Mapping[str, Any]]) -> str:
+    """Text on a metric that isn't there: its name, what was reported instead, the nearest spelling."""
+    names: dict[str, None] = {}
+    for result in results:
+        names.update(dict.fromkeys(flatten({k: v for k, v in result.items() if k != "config"})))
+    reported = [key for key in names if key not in AUTOMATIC]
+    if not reported:
+        how = f"call tune.report({{{name!r}: value}}) or return a dictionary"
+        return f"{name!r}, but nothing was reported; {how}"
+    if reported == [BARE]:
+        return f"{name!r}, but only a number was reported: give its name, as tune.report({{{name!r}: value}})"
+    text = f"{name!r}, which was not reported; reported were {', '.join(sorted(reported))}"
+    near = difflib.get_close_matches(name, [*reported, *AUTOMATIC], n=1)
+    return f"{text}. Did you mean {near[0]!r}?" if near else text
+
+
+ALIKE = 0.8
+"""Least likeness of a name to the one that a warning suggests for it (difflib)."""
+
+LONG, LONGER = 5, 7
+"""Letters of a word in which one too few, or two swapped, are a slip; and those in which a wrong one is.
+
+'rmse' and 'rmsle' are two metrics, and so are 'f1_macro' and 'f1_micro'.
+"""
+
+
+def misspelt(name: str, result: Mapping[str, Any]) -> str | None:
+    """Return the reported name that `name` is a misspelling of; None if there is none.
+
+    'los' is one of 'loss', but 'val_loss' is not, nor is 'mape' one of 'mae': each word must be its
+    counterpart, or differ from it by one slip. Names that differ in numbers alone are different names.
+    """
+    reported = flatten({key: value for key, value in result.items() if key != "config"})
+    alike = [other for other in reported if _is_slip(name, other)]
+    return next(iter(difflib.get_close_matches(name, alike, n=1, cutoff=0.0)), None)
+
+
+def _is_slip(name: str, other: str) -> bool:
+    if re.sub(r"\d", "", name) == re.sub(r"\d", "", other):
+        return False
+    words, others = _words(name), _words(other)
+    if "".join(words) == "".join(others):
+        return True
+    return len(words) == len(others) and all(map(_is_slip_of_word, words, others))
+
+
+def _is_slip_of_word(word: str, other: str) -> bool:
+    """Return whether one letter is missing, doubled or replaced, or two are swapped, or none."""
+    short, long = sorted((word, other), key=len)
+    if short == long:
+        return True
+    if short[0] != long[0] or len(short) < 3:
+        return False
+    if len(short) + 1 == len(long):
+        if long[:-1] == short:
+            return len(long) >= LONG or long[-1] == short[-1]  # 'los' and 'loss', but not 'map' and 'mape'
+        return len(short) >= LONG and any(long[:at] + long[at + 1 :] == short for at in range(len(long)))
+    wrong = [at for at in range(len(long)) if len(short) == len(long) and short[at] != long[at]]
+    match wrong:
+        case [at]:
+            return len(long) >= LONGER and short[at].isalpha() and long[at].isalpha()
+        case [first, second]:
+            swapped = short[first] == long[second] and short[second] == long[first]
+            return len(long) >= LONG and second == first + 1 and swapped
+    return False
+
+
+def _words(name: str) -> list[str]:
+    return [word for word in re.split(r"[^0-9a-zA-Z]+", name.lower()) if word]
+
+
+class Stopper(ABC):
+    """Base of all stoppers.
+
+    Asked about every report once, in the order in which reports are committed; after a restore it is told
+    the reports of before again, so it keeps its state in plain attributes. Each `fit` works on a copy.
+    """
+
+    @abstractmethod
+    def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
+        """True ends the trial that has reported `result`."""
+
+    def stop_all(self) -> bool:
+        """True ends the experiment; asked after every report."""
+        return False
+
+    def reason(self) -> Mapping[str, Any]:
+        """What led to the last True: facts by name, which are recorded with it."""
+        return {}
+
+    def on_time(self, elapsed_s: float) -> None:
+        """Be told for how many seconds the experiment has run, pauses before a restore left out."""
+        del elapsed_s
+
+    @property
+    def deadline_s(self) -> float:
+        """After how many seconds of running `stop_all` is to be asked though nothing was reported."""
+        return math.inf
+
+
+class MaximumIterationStopper(Stopper):
+    """Ends a trial after so many iterations; those before a retry or a restore count.
+
+    Args:
+        max_iter: the last iteration that a trial reports.
+    """
+
+    def __init__(self, max_iter: int) -> None:
+        require(is_whole(max_iter) and max_iter >= 1, f"max_iter={max_iter!r}: give 1 or more")
+        self.max_iter = int(max_iter)
+        self._last = 0.0
+
+    def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
+        self._last = reported(self, "training_iteration", result)
+        return self._last >= self.max_iter
+
+    def reason(self) -> Mapping[str, Any]:
+        return {"training_iteration": self._last, "max_iter": self.max_iter}
+
+
+class TrialPlateauStopper(Stopper):
+    """Ends a trial whose metric has come to rest: the standard deviation of its last reports is small.
+
+    Args:
+        metric: reported value to watch.
+        std: standard deviation below which the trial ends.
+        num_results: how many of the last reports are looked at.
+        grace_period: iterations that every trial may run.
+        metric_threshold: the trial goes on until its metric is at least this good; None: however it is.
+        mode: "min" or "max": what good means for `metric_threshold`.
+    """
+
+    def __init__(
+        self,
+        metric: str,
+        std: float = 0.01,
+        num_results: int = 4,
+        grace_period: int = 4,
+        metric_threshold: float | None = None,
+        mode: str | None = None,
+    ) -> None:
+        require(is_name(metric), f"metric={metric!r}: give the name of a reported value")
+        require(is_finite(std) and std >= 0, f"std={std!r}: give 0 or more")
+        require(is_whole(num_results) and num_results >= 1, f"num_results={num_results!r}: give 1 or more")
+        require(
+            is_whole(grace_period) and grace_period >= 0, f"grace_period={grace_period!r}: give 0 or more"
+        )
+        require_mode(mode)
+        require(
+            metric_threshold is None or (is_finite(metric_threshold) and mode is not None),
+            f"metric_threshold={metric_threshold!r} needs to be a number, with mode='min' or mode='max'",
+        )
+        self.metric = metric
+        self.std = std
+        self.num_results = num_results
+        self.grace_period = grace_period
+        self.metric_threshold = metric_threshold
+        self.mode = mode
+        self._windows: dict[str, list[tuple[float, float]]] = {}
+        self._reason: dict[str, Any] = {}
+
+    def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
+        value = reported(self, self.metric, result)
+        iteration = reported(self, "training_iteration", result)
+        # A retry reports from its checkpoint on: what it repeats, counts once.
+        before = [entry for entry in self._windows.get(trial_id, []) if entry[0] < iteration]
+        window = self._windows[trial_id] = [*before, (iteration, value)][-self.num_results :]
+        if iteration < self.grace_period or len(window) < self.num_results or self._is_bad(value):
+            return False
+        std = spread([value for _, value in window])
+        self._reason = {
+            "metric": self.metric,
+            "std": std,
+            "below": self.std,
+            "num_results": self.num_results,
+        }
+        return std < self.std
+
+    def _is_bad(self, value: float) -> bool:
+        if self.metric_threshold is None:
+            return False
+        return value > self.metric_threshold if self.mode == "min" else value < self.metric_threshold
+
+    def reason(self) -> Mapping[str, Any]:
+        return self._reason
+
+
+class ExperimentPlateauStopper(Stopper):
+    """Ends the experiment when its best reports have come to rest: they hardly differ any more.
+
+    Args:
+        metric: reported value to watch.
+        std: standard deviation of the best reports from which on they count as at rest.
+        top: how many of the best reports are looked at.
+        mode: "min" or "max".
+        patience: reports in a row for which they must be at rest.
+    """
+
+    def __init__(
+        self, metric: str, std: float = 0.001, top: int = 10, mode: str = "min", patience: int = 0
+    ) -> None:
+        require(is_name(metric), f"metric={metric!r}: give the name of a reported value")
+        require(is_finite(std) and std > 0, f"std={std!r}: give a number above 0")
+        require(is_whole(top) and top >= 2, f"top={top!r}: give 2 or more")
+        require(mode in ("min", "max"), f"mode={mode!r} is neither 'min' nor 'max'")
+        require(is_whole(patience) and patience >= 0, f"patience={patience!r}: give 0 or more")
+        self.metric = metric
+        self.std = std
+        self.top = top
+        self.mode = mode
+        self.patience = patience
+        self._best: list[float] = []
+        self._at_rest = 0
+
+    def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
+        value = reported(self, self.metric, result)
+        if math.isfinite(value):  # another has no place among the best
+            self._best = sorted([*self._best, value], reverse=self.mode == "max")[: self.top]
+        self._at_rest = self._at_rest + 1 if self._has_plateaued() else 0
+        return self.stop_all()
+
+    def _has_plateaued(self) -> bool:
+        return len(self._best) == self.top and spread(self._best) <= self.std
+
+    def stop_all(self) -> bool:
+        return self._at_rest > 0 and self._at_rest >= self.patience
+
+    def reason(self) -> Mapping[str, Any]:
+        return {
+            "metric": self.metric,
+            "std": spread(self._best),
+            "at_most": self.std,
+            "top": self.top,
+            "reports": self._at_rest,
+        }
+
+
+class TimeoutStopper(Stopper):
+    """Ends the experiment once it has run so long, over all its restores: time in between doesn't count.
+
+    Args:
+        timeout: seconds, or a timedelta.
+    """
+
+    def __init__(self, timeout: float | timedelta) -> None:
+        seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
+        require(is_finite(seconds) and seconds > 0, f"timeout={timeout!r}: give seconds above 0")
+        self.timeout = seconds
+        self._elapsed_s = 0.0
+
+    def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
+        return False
+
+    def on_time(self, elapsed_s: float) -> None:
+        self._elapsed_s = elapsed_s
+
+    def stop_all(self) -> bool:
+        return self._elapsed_s >= self.timeout
+
+    @property
+    def deadline_s(self) -> float:
+        return self.timeout
+
+    def reason(self) -> Mapping[str, Any]:
+        return {"timeout": self.timeout}
+
+
+class FunctionStopper(Stopper):
+    """Ends a trial when a function says so.
+
+    Args:
+        function: (trial_id, result) -> bool.
+    """
+
+    def __init__(self, function: Callable[[str, dict[str, Any]], bool]) -> None:
+        require(
+            callable(function) and not isinstance(function, (Stopper, type)),
+            f"function={function!r}: give a function (trial_id, result) -> bool",
+        )
+        self.function = function
+
+    def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
+        return bool(self.function(trial_id, result))
+
+    def reason(self) -> Mapping[str, Any]:
+        return {"function": getattr(self.function, "__qualname__", type(self.function).__qualname__)}
+
+
+class CombinedStopper(Stopper):
+    """Ends a trial, or the experiment, when one of several stoppers says so; each of them sees every report.
+
+    Args:
+        stoppers: in this order; the first that says so is named.
+    """
+
+    def __init__(self, *stoppers: Stopper) -> None:
+        for stopper in stoppers:
+            if not isinstance(stopper, Stopper):
+                raise ConfigError(
+                    f"CombinedStopper({stopper!r}) is no Stopper: wrap a function in a FunctionStopper, or "
+                    "give RunConfig(stop=[...]) a list, which takes all forms"
+                )
+        self.stoppers = stoppers
+        self._said_so: Stopper | None = None
+
+    def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
+        return self._any([stopper(trial_id, result) for stopper in self.stoppers])
+
+    def stop_all(self) -> bool:
+        return self._any([stopper.stop_all() for stopper in self.stoppers])
+
+    def _any(self, answers: Sequence[bool]) -> bool:
+        for stopper, answer in zip(self.stoppers, answers, strict=True):
+            if answer:
+                self._said_so = stopper
+                return True
+        return False
+
+    def reason(self) -> Mapping[str, Any]:
+        if self._said_so is None:
+            return {}
+        return {"stopper": type(self._said_so).__name__, **self._said_so.reason()}
+
+    def on_time(self, elapsed_s: float) -> None:
+        for stopper in self.stoppers:
+            stopper.on_time(elapsed_s)
+
+    @property
+    def deadline_s(self) -> float:
+        return min((stopper.deadline_s for stopper in self.stoppers), default=math.inf)
+
+
+def reported(stopper: Stopper, metric: str, result: Mapping[str, Any]) -> float:
+    """The number that `result` reports as `metric`; raises MetricError if there is none."""
+    value = lookup(result, metric)
+    if value is None:
+        raise MetricError(f"{type(stopper).__name__} waits for {missing_metric(metric, [result])}")
+    if not is_number(value):
+        raise MetricError(f"{type(stopper).__name__} waits for a number as {metric!r}, which is {value!r}")
+    return float(value)
+
+
+def spread(values: Sequence[float]) -> float:
+    """The standard deviation of all there is; NaN where a value is no finite number."""
+    mean = sum(values) / len(values)
+    return math.sqrt(sum((value - mean) * (value - mean) for value in values) / len(values))

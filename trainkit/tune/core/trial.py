@@ -1,0 +1,286 @@
+"""One trial: its configuration, status, attempts and checkpoints."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, ClassVar, Self
+
+from trainkit.errors import message_of
+from trainkit.runtime.failures import formatted, last_user_frame
+from trainkit.tune.core.checks import is_number
+from trainkit.tune.core.resources import DEFAULT_REQUEST, PlacementGroupFactory
+
+
+class TrialStatus(StrEnum):
+    """Where a trial stands. PENDING also means: interrupted, to be gone on with."""
+
+    PENDING = "PENDING"
+    RUNNING = "RUNNING"
+    PAUSED = "PAUSED"
+    TERMINATED = "TERMINATED"
+    ERROR = "ERROR"
+
+    @property
+    def is_finished(self) -> bool:
+        """True if nothing will happen to the trial any more."""
+        return self in _FINISHED
+
+
+_FINISHED = frozenset((TrialStatus.TERMINATED, TrialStatus.ERROR))
+
+
+@dataclass(frozen=True)
+class SavedCheckpoint:
+    """A checkpoint that is committed.
+
+    Attributes:
+        number: counts the trial's checkpoints over all its attempts, from 0.
+        dirname: of its folder in the trial's.
+        iteration: of the report it came with.
+        score: of the attribute that ranks checkpoints, larger is better; None where there is none.
+        time_total_s, timesteps_total: spent up to then, to count on from; of that report.
+    """
+
+    number: int
+    dirname: str
+    iteration: int
+    score: float | None = None
+    time_total_s: float = 0.0
+    timesteps_total: float | None = None
+
+    @classmethod
+    def after(
+        cls, number: int, dirname: str, iteration: int, score: float | None, result: Mapping[str, Any]
+    ) -> Self:
+        """One that goes with the report `result`, which may have overridden anything."""
+        spent_s, timesteps = result.get("time_total_s"), result.get("timesteps_total")
+        return cls(
+            number,
+            dirname,
+            iteration,
+            score,
+            float(spent_s) if is_number(spent_s) and spent_s is not None else 0.0,
+            timesteps if is_number(timesteps) else None,
+        )
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why an attempt ended: in words that can be stored, as the exception itself goes no further.
+
+    Attributes:
+        kind: name of the exception's class.
+        message: its text.
+        traceback: of the process that raised, as text.
+        retry: False for what would fail again in the same way.
+        out_of_memory: memory was not enough, be it the process's, the machine's or a GPU's.
+    """
+
+    kind: str
+    message: str
+    traceback: str = ""
+    retry: bool = True
+    out_of_memory: bool = False
+
+    @property
+    def where(self) -> str:
+        """The last frame of the user's code, such as 'train.py:12 in f'; '' where none is known."""
+        return last_user_frame(self.traceback)
+
+    @classmethod
+    def raised(cls, error: Exception, message: str = "") -> Failure:
+        """By a function of the user's in this process, which would do so again; `message`: not its own."""
+        text = formatted(error)
+        return cls(type(error).__name__, message or message_of(error), text, retry=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One run of a trial: the first, a retry after a failure, or one that a restore went on with.
+
+    Attributes:
+        number: from 0.
+        config: the hyperparameters it ran with: the trial's, but for what a retry changed.
+        started: seconds since 1970.
+        iteration: that it went on from; 0: the beginning.
+        reports: how many it made.
+        outcome: how it ended, such as "retry 1 of 2 after OutOfMemoryError", or what became of it then, such
+            as "resumed" after the whole experiment was killed; '' while it runs.
+        pid, hostname: of its process.
+    """
+
+    number: int
+    config: dict[str, Any]
+    started: float
+    iteration: int
+    reports: int
+    outcome: str
+    pid: int
+    hostname: str
+
+
+@dataclass(slots=True)
+class Trial:
+    """A trial as controller and callbacks see it; callbacks may read it, not change it.
+
+    Attributes:
+        trial_id: unique in the experiment, such as "5f3a_00007".
+        index: which suggestion it is, from 0.
+        config: the hyperparameters.
+        name: such as "train_mnist_5f3a_00007".
+        dirname: of its folder in the experiment's.
+        tag: the index and the hyperparameters that vary, for people.
+        request: what it reserves.
+        status: where it stands.
+        reason: why it stands there, such as "stopped by ASHA at rung 4".
+        attempt: 0 at first; one more with each retry and each resume.
+        failures: attempts that failed, but for those after which FailureConfig(out_of_memory=) had its way.
+        iteration: of the last report.
+        last_result: that report, with what was filled in.
+        checkpoints: committed and not deleted, oldest first.
+        failure: of the last attempt, once the trial is in ERROR.
+        granted: what the scheduler lets it reserve in place of what it asked for; None: what it asked for.
+        tried: the configurations of before, as memory was not enough for them or another trial's was taken
+            over; the first is as suggested.
+        alone: it runs when nothing else does.
+        trainable_name: of the function or class, for those who make names of it.
+        evaluated_params: the hyperparameters that differ between trials, by flattened name; {} for trials
+            that were read from a file.
+        experiment_path: of the experiment's folder; '' where it has none, and for trials that were read from
+            a file.
+    """
+
+    PENDING: ClassVar = TrialStatus.PENDING
+    RUNNING: ClassVar = TrialStatus.RUNNING
+    PAUSED: ClassVar = TrialStatus.PAUSED
+    TERMINATED: ClassVar = TrialStatus.TERMINATED
+    ERROR: ClassVar = TrialStatus.ERROR
+
+    trial_id: str
+    index: int
+    config: dict[str, Any]
+    name: str
+    dirname: str
+    tag: str = ""
+    request: PlacementGroupFactory = DEFAULT_REQUEST
+    granted: PlacementGroupFactory | None = None
+    status: TrialStatus = TrialStatus.PENDING
+    reason: str = ""
+    attempt: int = 0
+    failures: int = 0
+    iteration: int = 0
+    last_result: dict[str, Any] = field(default_factory=dict)
+    checkpoints: list[SavedCheckpoint] = field(default_factory=list)
+    failure: Failure | None = None
+    next_checkpoint: int = 0
+    tried: list[dict[str, Any]] = field(default_factory=list)
+    alone: bool = False
+    trainable_name: str = ""
+    evaluated_params: dict[str, Any] = field(default_factory=dict)
+    experiment_path: str = ""
+
+    def __hash__(self) -> int:
+        return hash(self.trial_id)  # callbacks keep things by trial
+
+    def __str__(self) -> str:
+        return self.name
+
+    @property
+    def suggested(self) -> dict[str, Any]:
+        """The configuration as suggested."""
+        return self.tried[0] if self.tried else self.config
+
+    # --- Ray's names ------------------------------------------------------------------------------
+
+    @property
+    def experiment_tag(self) -> str:
+        """Ray's name for `tag`."""
+        return self.tag
+
+    @property
+    def path(self) -> str:
+        """Path of the trial's folder; '' where the experiment has none."""
+        return f"{self.experiment_path}/{self.dirname}" if self.experiment_path else ""
+
+    local_path = logdir = path
+
+    @property
+    def error_file(self) -> str | None:
+        """Path of the file with the trial's error; None where the trial has not failed."""
+        return f"{self.path}/error.txt" if self.failure is not None and self.path else None
+
+    @property
+    def placement_group_factory(self) -> PlacementGroupFactory:
+        """Ray's name for `request`."""
+        return self.request
+
+    def is_finished(self) -> bool:
+        """Return whether the trial has ended, one way or another."""
+        return self.status.is_finished
+
+    def has_checkpoint(self) -> bool:
+        """Return whether there is a checkpoint to go on from."""
+        return bool(self.checkpoints)
+
+    @property
+    def checkpoint(self) -> SavedCheckpoint | None:
+        """The one to go on from: the latest."""
+        return self.checkpoints[-1] if self.checkpoints else None
+
+
+MAX_TAG = 120
+"""Characters of an experiment tag."""
+MAX_DIRNAME = 40
+"""Characters of a trial folder's name; leaves room for deep storage paths on every file system."""
+
+
+def experiment_prefix(seed: int, name: str) -> str:
+    """Four hexadecimal digits that trial ids of one experiment share; the same for the same seed and name."""
+    return hashlib.blake2s(f"{seed}/{name}".encode(), digest_size=2).hexdigest()
+
+
+def trial_id_of(prefix: str, index: int) -> str:
+    """The id of suggestion `index`."""
+    return f"{prefix}_{index:05d}"
+
+
+def trial_dirname(trainable_name: str, trial_id: str) -> str:
+    """A folder name of at most 40 characters: letters, digits, '-', '_' and '.', never a dot at its start."""
+    return f"{safe_name(trainable_name)[: MAX_DIRNAME - len(trial_id) - 1]}_{trial_id}"
+
+
+@functools.lru_cache(maxsize=64)
+def safe_name(trainable_name: str) -> str:
+    """Letters, digits, '-', '_' and '.', none of the last three at the ends."""
+    return re.sub(r"[^A-Za-z0-9_.-]+", "_", trainable_name).strip(".-_") or "trial"
+
+
+def experiment_tag(index: int, varied: Mapping[str, Any]) -> str:
+    """Return such as '7_lr=0.0313,width=16': the index and what differs between trials, by short names."""
+    shown = [
+        f"{name}={value:.4g}" if isinstance(value, float) else f"{name}={value}"
+        for name, value in zip(shortest_names(list(varied)), varied.values(), strict=True)
+    ]
+    text = f"{index}_{','.join(shown)}".rstrip("_")
+    return text if len(text) <= MAX_TAG else f"{text[: MAX_TAG - 3]}..."
+
+
+def shortest_names(paths: Sequence[str]) -> list[str]:
+    """Return of each path as much of its end as tells it from the others, such as 'lr', or 'opt/lr'."""
+    return [
+        next(
+            (end for end in _ends(path) if sum(end in _ends(other) for other in paths) == 1),
+            path,
+        )
+        for path in paths
+    ]
+
+
+def _ends(path: str) -> list[str]:
+    parts = path.split("/")
+    return ["/".join(parts[place:]) for place in range(len(parts) - 1, -1, -1)]

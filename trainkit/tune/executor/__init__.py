@@ -1,0 +1,1 @@
+"""The part of the driver that starts and ends trials' processes."""

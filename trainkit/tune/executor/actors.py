@@ -1,0 +1,450 @@
+"""Executor that runs each trial in an actor of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import logging
+import math
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from trainkit.errors import ActorDiedError, NodeDiedError, TaskError, TrainkitError, message_of
+from trainkit.runtime import api, session
+from trainkit.runtime.remote import ActorHandle
+from trainkit.runtime.scheduling import PlacementGroup, PlacementGroupSchedulingStrategy
+from trainkit.runtime.specs import ObjectRef
+from trainkit.tune.controller import events as ev
+from trainkit.tune.core.checkpoint import link_checkpoint, remove_checkpoint, remove_unknown
+from trainkit.tune.core.resources import Bound, PlacementGroupFactory
+from trainkit.tune.core.trial import Trial, TrialStatus
+from trainkit.tune.executor.base import (
+    ProcessPool,
+    SessionBound,
+    SpecFactory,
+    event_of,
+    failure_of,
+    put_named,
+    remembered,
+)
+from trainkit.tune.trial.actor import TrialActor
+from trainkit.tune.trial.messages import TrialSpec
+
+logger = logging.getLogger("trainkit.tune")
+
+
+@dataclass(slots=True)
+class _Leaving:
+    """A process that has been told to end: `ref` is done once it has, which it must by `deadline`."""
+
+    actor: ActorHandle
+    group: PlacementGroup | None
+    ref: ObjectRef[Any]
+    deadline: float
+
+
+class Departures:
+    """See the module.
+
+    Args:
+        now: the time, in seconds, which never falls.
+        leave_s: how long a process may take to end.
+    """
+
+    def __init__(self, *, now: Callable[[], float], leave_s: float) -> None:
+        self._now = now
+        self._leave_s = leave_s
+        self._leaving: list[_Leaving] = []
+
+    def __len__(self) -> int:
+        return len(self._leaving)
+
+    def let_leave(self, actor: ActorHandle, group: PlacementGroup | None) -> None:
+        """Have a process end in order, which frees what it holds.
+
+        Told in so many words: it would also end with the last handle to it, but whoever keeps an
+        exception may keep one.
+        """
+        ref = actor.leave.remote(os.getpid())
+        self._leaving.append(_Leaving(actor, group, ref, self._now() + self._leave_s))
+
+    def see_off(self) -> None:
+        """Forget the processes that have ended, and kill those that are overdue."""
+        if not self._leaving:
+            return
+        refs = [leaving.ref for leaving in self._leaving]
+        gone = set(api.wait(refs, num_returns=len(refs), timeout=0)[0])
+        now, staying = self._now(), []
+        for leaving in self._leaving:
+            if leaving.ref not in gone and now < leaving.deadline:
+                staying.append(leaving)
+            elif leaving.ref not in gone:
+                logger.warning("%r did not end within %g s and is killed", leaving.actor, self._leave_s)
+                end_now(leaving.actor, leaving.group)
+            elif leaving.group is not None:
+                _give_back(leaving.group)
+        self._leaving = staying
+
+    def wait(self) -> None:
+        """Return when one has ended, or is overdue."""
+        overdue_s = self.deadline - self._now()
+        refs = [leaving.ref for leaving in self._leaving]
+        api.wait(refs, num_returns=1, timeout=max(0.0, overdue_s) if math.isfinite(overdue_s) else None)
+
+    @property
+    def deadline(self) -> float:
+        """By when the first of them must have ended; infinity: none must."""
+        return min((leaving.deadline for leaving in self._leaving), default=math.inf)
+
+    def with_bundles(self) -> list[ObjectRef[Any]]:
+        """Of those whose bundles others may wait for: a process gives back by itself what it alone held."""
+        return [leaving.ref for leaving in self._leaving if leaving.group is not None]
+
+    def take_all(self) -> list[tuple[ActorHandle, PlacementGroup | None]]:
+        """Hand over those that have not ended, to be ended at once."""
+        doomed, self._leaving = self._leaving, []
+        return [(leaving.actor, leaving.group) for leaving in doomed]
+
+
+def end_now(actor: ActorHandle, group: PlacementGroup | None) -> None:
+    """Kill a process and give its bundles back."""
+    with contextlib.suppress(NodeDiedError):  # it is dead then, and holds nothing
+        api.kill(actor)
+    if group is not None:
+        _give_back(group)
+
+
+def _give_back(group: PlacementGroup) -> None:
+    with contextlib.suppress(NodeDiedError):
+        api.remove_placement_group(group)
+
+
+def end_all_now(doomed: list[tuple[ActorHandle, PlacementGroup | None]]) -> None:
+    """Kill processes, each for itself: one that can't be ended must not save the others."""
+    for actor, group in doomed:
+        try:
+            end_now(actor, group)
+        except TrainkitError:
+            logger.warning("%r could not be ended", actor, exc_info=True)
+
+
+logger = logging.getLogger("trainkit.tune")
+
+# Each trial is a process: what it needs of ours is there when it is forked.
+session.register("trainkit.tune.trial.actor")
+
+_IN_ORDER = (TrialStatus.TERMINATED, TrialStatus.PAUSED)
+
+
+@dataclass(slots=True)
+class _Process:
+    """A process that runs trials, one after the other."""
+
+    name: str
+    actor: ActorHandle
+    group: PlacementGroup | None
+
+
+@dataclass(slots=True)
+class _Running:
+    """A trial in its process, and the call that is out to it.
+
+    Attributes:
+        spec: what its process is told.
+        phase: the call: wait_here, setup, begin, advance, save or stop.
+        sound: nothing has gone wrong in it, so that the process may serve another trial.
+    """
+
+    start: ev.Start
+    spec: TrialSpec
+    process: _Process
+    ref: ObjectRef[Any]
+    phase: str
+    iteration: int
+    sound: bool = True
+
+
+class Executor(SessionBound):
+    """Runs trials.
+
+    Args:
+        bound: the trainable with its parameters.
+        specs: makes what each trial's process is told.
+        now: the time that goes into events.
+        leave_s: how long a trial's process may take to end once nothing more is wanted of it.
+        reuse: processes of trials that ended in order serve further ones.
+        timed: attempts may take only so long, so say when each has its resources.
+    """
+
+    def __init__(
+        self,
+        bound: Bound,
+        specs: SpecFactory,
+        *,
+        now: Callable[[], float],
+        leave_s: float = math.inf,
+        reuse: bool = False,
+        timed: bool = False,
+    ) -> None:
+        super().__init__(now)
+        self._timed = timed
+        # Pickled once, and not for each process anew.
+        self._trainable = put_named(f"the trainable {bound.name}", bound.trainable)
+        self._name = bound.name
+        self._parameters = {
+            name: put_named(f"with_parameters({name}=...)", value) for name, value in bound.parameters.items()
+        }
+        self._specs = specs
+        self._folder = os.fspath(specs.folder)
+        self._actor_class: Any = api.remote(TrialActor)
+        self._running: dict[str, _Running] = {}
+        self._departures = Departures(now=now, leave_s=leave_s)
+        self._reuse = reuse
+        self._pool: ProcessPool[_Process] | None = self._new_pool()
+        """None: processes aren't reused, or went with the session."""
+        self._cut_off: list[Trial] = []
+        """Trials whose processes went with the session."""
+        self._names = map(str, itertools.count())
+        self.errors: dict[tuple[str, int], BaseException] = {}
+        """By trial and attempt, what it raised."""
+
+    def _carry_out(self, action: ev.Action) -> None:
+        match action:
+            case ev.Advance(trial_id):
+                self._call(trial_id, "advance")
+            case ev.Save(trial_id):
+                self._call(trial_id, "save")
+            case ev.Adopt():
+                self._adopt(action)
+            case ev.Stop(trial_id, save):
+                self._call(trial_id, "stop", save)
+            case ev.Start():
+                self._start(action)
+            case ev.Release(trial_id):
+                self._release(trial_id)
+            case ev.Kill(trial_id):
+                self._kill(trial_id)
+            case ev.DeleteCheckpoint(trial, checkpoint):
+                remove_checkpoint(f"{self._folder}/{trial.dirname}", checkpoint.dirname)
+
+    def wait(self, timeout_s: float | None) -> None:
+        """Return when some trial has news, or bundles are to be given back, or after `timeout_s`.
+
+        Either is for `collect` to see to.
+        """
+        if self._at_once or not self._running:
+            return
+        overdue_s = min(self._departures.deadline, math.inf if self._pool is None else self._pool.deadline)
+        overdue_s -= self._now()
+        if timeout_s is None or overdue_s < timeout_s:
+            timeout_s = max(0.0, overdue_s) if math.isfinite(overdue_s) else None
+        refs = [running.ref for running in self._running.values()]
+        refs += self._departures.with_bundles()
+        api.wait(refs, num_returns=1, timeout=timeout_s)
+
+    def collect(self) -> list[ev.Event]:
+        """Return all news that has arrived; doesn't wait."""
+        news = self._taken()
+        if self._pool is not None:
+            for process in self._pool.overdue(self._now()):
+                self._departures.let_leave(process.actor, process.group)
+        self._departures.see_off()
+        if not self._running:
+            return news
+        by_ref = {running.ref: running for running in self._running.values()}
+        ready, _ = api.wait(list(by_ref), num_returns=len(by_ref), timeout=0)
+        for ref in ready:
+            running = by_ref[ref]
+            trial_id = running.start.trial.trial_id
+            if self._lost:  # what it has said was not heard, so it says it again
+                break
+            # To the end of the line, so that where trials take turns each gets its turn.
+            self._running[trial_id] = self._running.pop(trial_id)
+            event = self._event(running)
+            if event is not None:
+                news.append(event)
+        # Behind all that was reported before the loss.
+        return news + self._taken() if self._lost else news
+
+    @property
+    def idle(self) -> bool:
+        """True if no trial runs, and there is no news."""
+        return not self._running and not self._at_once
+
+    def dismiss(self) -> None:
+        """No further trial comes: let the processes leave that wait for one."""
+        for process in [] if self._pool is None else self._pool.take_all():
+            self._departures.let_leave(process.actor, process.group)
+
+    @property
+    def gone(self) -> bool:
+        """True once every process that was let go has ended; else wait for that by `wait_gone`."""
+        self._departures.see_off()
+        return not self._departures
+
+    def wait_gone(self) -> None:
+        """Return when a process that was let go has ended, or is overdue."""
+        self._departures.wait()
+
+    def close(self) -> None:
+        """End every process at once."""
+        processes = [running.process for running in self._running.values()]
+        processes += [] if self._pool is None else self._pool.take_all()
+        self._running.clear()
+        doomed = [(process.actor, process.group) for process in processes]
+        end_all_now(doomed + self._departures.take_all())
+
+    # --- a lost session ---------------------------------------------------------------------------
+
+    def _forget_processes(self) -> list[Trial]:
+        ran = [running.start.trial for running in self._running.values()]
+        self._cut_off += ran
+        self._running.clear()
+        self._departures.take_all()
+        self._pool = None
+        return ran
+
+    def _begin_again(self) -> None:
+        self._pool = self._new_pool()
+        for trial in self._cut_off:  # now that all that they reported is known
+            self._tidy(trial)
+        self._cut_off.clear()
+
+    def _new_pool(self) -> ProcessPool[_Process] | None:
+        return ProcessPool(session.engine().cluster_resources()) if self._reuse else None
+
+    # --- calls out --------------------------------------------------------------------------------
+
+    def _start(self, action: ev.Start, *, fresh: bool = False) -> None:
+        trial, attempt = action.trial, action.attempt
+        waiting = None if self._pool is None or fresh else self._pool.take(trial.request)
+        process = None if waiting is None else waiting[1]
+        try:
+            spec = self._specs.of(action)
+            if process is not None:
+                phase, ref = "begin", process.actor.begin.remote(spec)
+                if self._timed:
+                    self._at_once.append(ev.Placed(trial.trial_id, attempt, self._now()))
+            else:
+                process = self._fork(trial.request, trial.name if self._pool is None else self._name)
+                if self._timed:
+                    phase, ref = "wait_here", process.actor.wait_here.remote()
+                else:
+                    phase, ref = "setup", self._set_up(process, spec)
+        except TrainkitError as error:
+            if self._is_lost():
+                return
+            if process is not None:
+                self._let_leave(process)
+            self._remember(trial.trial_id, attempt, error)
+            self._at_once.append(ev.Failed(trial.trial_id, attempt, self._now(), failure_of(error)))
+            return
+        self._running[trial.trial_id] = _Running(action, spec, process, ref, phase, action.iteration)
+
+    def _set_up(self, process: _Process, spec: TrialSpec) -> ObjectRef[Any]:
+        ref: ObjectRef[Any] = process.actor.setup.remote(spec, self._trainable, self._parameters)
+        return ref
+
+    def _fork(self, request: PlacementGroupFactory, label: str) -> _Process:
+        name = next(self._names)
+        for process in [] if self._pool is None else self._pool.admit(name, request):
+            self._departures.let_leave(process.actor, process.group)
+        head = dict(request.head)
+        options: dict[str, Any] = {"label": label}
+        group = None
+        try:
+            if len(request.bundles) > 1 and request.group:
+                group = api.placement_group(request.group, request.strategy)
+                options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(
+                    group, 0 if head else -1, placement_group_capture_child_tasks=True
+                )
+            options |= {"num_cpus": head.pop("CPU", 0), "num_gpus": head.pop("GPU", 0)}
+            options |= {"memory": head.pop("memory", None), "resources": head}
+            actor = self._actor_class.options(**options).remote(self._pool is not None)
+        except BaseException:
+            if group is not None:
+                api.remove_placement_group(group)
+            if self._pool is not None:
+                self._pool.forget(name)
+            raise
+        return _Process(name, actor, group)
+
+    def _call(self, trial_id: str, method: str, *args: Any) -> None:
+        running = self._running[trial_id]
+        running.ref = getattr(running.process.actor, method).remote(*args)
+        running.phase = method
+
+    def _release(self, trial_id: str) -> None:
+        running = self._running.pop(trial_id, None)
+        if running is None:
+            return
+        trial = running.start.trial
+        if self._pool is not None and running.sound and trial.status in _IN_ORDER:
+            self._pool.keep(running.process.name, running.process, trial.request, self._now())
+        else:
+            self._let_leave(running.process)
+        if not running.sound:
+            self._tidy(trial)
+
+    def _kill(self, trial_id: str) -> None:
+        running = self._running.pop(trial_id, None)
+        if running is not None:
+            if self._pool is not None:
+                self._pool.forget(running.process.name)
+            end_now(running.process.actor, running.process.group)
+            self._tidy(running.start.trial)
+
+    def _adopt(self, action: ev.Adopt) -> None:
+        trial, time = action.trial, self._now()
+        source = f"{self._folder}/{action.donor.dirname}/{action.checkpoint.dirname}"
+        dirname, problem = None, ""
+        try:
+            dirname = link_checkpoint(source, f"{self._folder}/{trial.dirname}", action.dirname)
+        except OSError as error:  # the trial can go on from its own checkpoint
+            problem = f"{source} cannot be copied: {type(error).__name__}: {error}"
+        self._at_once.append(ev.Adopted(trial.trial_id, trial.attempt, time, dirname, problem))
+
+    def _tidy(self, trial: Trial) -> None:
+        """Remove what an attempt saved that came to no report, be it half a checkpoint."""
+        known = {checkpoint.dirname for checkpoint in trial.checkpoints}
+        remove_unknown(f"{self._folder}/{trial.dirname}", known)
+
+    def _let_leave(self, process: _Process) -> None:
+        if self._pool is not None:
+            self._pool.forget(process.name)
+        self._departures.let_leave(process.actor, process.group)
+
+    def _remember(self, trial_id: str, attempt: int, error: BaseException) -> None:
+        self.errors[trial_id, attempt] = remembered(error)
+
+    # --- answers in -------------------------------------------------------------------------------
+
+    def _event(self, running: _Running) -> ev.Event | None:
+        start, time = running.start, self._now()
+        trial_id, attempt = start.trial.trial_id, start.attempt
+        try:
+            answer = api.get(running.ref)
+            if running.phase == "wait_here":
+                running.phase, running.ref = "setup", self._set_up(running.process, running.spec)
+                return ev.Placed(trial_id, attempt, time)
+        except Exception as error:
+            if self._is_lost():
+                return None
+            running.sound = False
+            died = isinstance(error, ActorDiedError) and not isinstance(error, TaskError)
+            if running.phase == "begin" and died:
+                # It died while it waited, which says nothing about this trial.
+                self._let_leave(self._running.pop(trial_id).process)
+                self._start(start, fresh=True)
+                return None
+            if running.phase == "stop":  # what it was is settled; how it ended is told
+                return ev.Finished(trial_id, attempt, time, running.iteration, problem=message_of(error))
+            self._remember(trial_id, attempt, error)
+            return ev.Failed(trial_id, attempt, time, failure_of(error))
+        event = event_of(trial_id, attempt, time, answer)
+        if isinstance(event, (ev.Reported, ev.Finished)):
+            running.iteration = event.iteration
+            running.sound = running.sound and not event.problem
+        return event

@@ -1,0 +1,432 @@
+"""One run of an experiment, new or restored."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import logging
+import secrets
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from trainkit import settings
+from trainkit.clock import SYSTEM, Clock
+from trainkit.errors import ConfigError, TuneError
+from trainkit.runtime import signals
+from trainkit.runtime.session import engine
+from trainkit.tune.callbacks.dispatcher import CallbackDispatcher
+from trainkit.tune.config import RunConfig, SyncConfig, TuneConfig
+from trainkit.tune.controller import events as ev
+from trainkit.tune.controller.controller import Controller
+from trainkit.tune.controller.failures import too_many_failed
+from trainkit.tune.controller.rules import FAIL_FAST, FAILED_TRIALS, Ending, StopRules
+from trainkit.tune.core.capacity import Ledger
+from trainkit.tune.core.resources import Bound
+from trainkit.tune.core.seeds import trial_seed
+from trainkit.tune.core.trial import TrialStatus, safe_name
+from trainkit.tune.core.values import holds_opaque
+from trainkit.tune.display import say
+from trainkit.tune.executor.actors import Executor
+from trainkit.tune.executor.base import SpecFactory
+from trainkit.tune.executor.tasks import TaskExecutor
+from trainkit.tune.experiment import setup
+from trainkit.tune.experiment.description import (
+    describe_metric,
+    describe_settings,
+    new_facts,
+    restored_run_config,
+    restored_tune_config,
+)
+from trainkit.tune.experiment.loop import ExperimentLoop, Interrupts
+from trainkit.tune.results.result_grid import MemoryGrid, ResultGrid
+from trainkit.tune.search.trial_source import Namer, TrialSource, evaluated_of
+from trainkit.tune.space.search_space import Space
+from trainkit.tune.store.memory import MemoryReader, MemoryStore
+from trainkit.tune.store.ownership import Inbox
+from trainkit.tune.store.reader import ExperimentReader
+from trainkit.tune.store.restore import (
+    Restored,
+    ResumeRule,
+    replay,
+    require_kept,
+    require_reported,
+    restore_trials,
+    restored_space,
+    tidy,
+)
+from trainkit.tune.store.writer import ExperimentStore
+from trainkit.tune.sync.mirror import Mirror
+from trainkit.tune.sync.storage import Address, describe_address, new_place, stored_address
+
+logger = logging.getLogger("trainkit.tune")
+
+
+class Experiment:
+    """Everything that one call of `fit` needs, checked.
+
+    Args:
+        bound: the trainable with its requests and parameters.
+        space: the search space.
+        tune, run: the settings.
+        folder: of the experiment.
+        resume: how to go on with what `folder` holds; None: it must not hold an experiment yet.
+        facts: of the experiment that goes on.
+        changes: how `space` differs from the one of before, in words.
+        address: where the folder is copied to.
+        in_memory: nothing is kept in `folder` but what trials write themselves; they make their folders.
+        clock: to read.
+        not_before: the date up to which the experiment has run: dates go on from there, even where the
+            clock was set back since, or is another machine's.
+
+    Raises:
+        ConfigError: settings contradict each other.
+    """
+
+    def __init__(
+        self,
+        bound: Bound,
+        space: Space,
+        tune: TuneConfig,
+        run: RunConfig,
+        folder: Path,
+        *,
+        resume: ResumeRule | None = None,
+        facts: Mapping[str, Any] | None = None,
+        changes: Sequence[str] = (),
+        address: Address | None = None,
+        in_memory: bool = False,
+        clock: Clock = SYSTEM,
+        not_before: float = 0.0,
+    ) -> None:
+        require_kept(resume, in_memory=in_memory)
+        self._bound = bound
+        self._space = space
+        self._tune = tune
+        self._run = run
+        self.folder = folder
+        self._resume = resume
+        self._changes = tuple(changes)
+        self._address = address
+        self._in_memory, self.restorable = in_memory, not in_memory
+        self.ended_by: Ending | None = None
+        """What ended it early, once `fit` has returned or raised; None: nothing did."""
+        self._facts = dict(facts or new_facts(bound.name, space, tune, run, address, clock.now()))
+        start, zero = max(clock.now(), not_before), clock.monotonic()
+        # Dates as the wall clock gives them, yet never falling: what controller and deadlines need.
+        self._now: Callable[[], float] = lambda: start + (clock.monotonic() - zero)
+        self._seed: int = self._facts["seed"]
+        self._take_parts()
+        self.metric, self.mode, self.objectives = setup.goal_of(tune, self._searcher, self._scheduler)
+        self._goal: dict[str, Any] = {"metric": self.metric, "mode": self.mode, "objectives": self.objectives}
+        self._plan = setup.make_plan(tune, run, self.metric, self.objectives)
+
+    @classmethod
+    def new(cls, bound: Bound, space: Space, tune: TuneConfig, run: RunConfig) -> Experiment:
+        """An experiment in the folder that `run` names."""
+        trainable_name = safe_name(bound.name)[:100]
+        name = (
+            run.name or f"{trainable_name}_{datetime.datetime.now():%Y-%m-%d_%H-%M-%S}_{secrets.token_hex(2)}"
+        )
+        folder, address = new_place(run.storage_path, run.storage_filesystem, name)
+        return cls(bound, space, tune, run, folder, address=address)
+
+    @classmethod
+    def restored(
+        cls,
+        folder: Path,
+        bound: Bound,
+        rule: ResumeRule,
+        param_space: Mapping[str, Any] | None,
+        tune: TuneConfig | None,
+        run: RunConfig | None,
+        address: Address | None = None,
+    ) -> Experiment:
+        """The experiment in `folder`, to go on with; `address` is where that was copied from.
+
+        Raises:
+            StoreError: there is none, or its file is damaged or foreign.
+            ConfigError: its file can't hold a part that was not given again.
+            MetricError: `tune` names a metric that none of the reports has, nor one to come.
+        """
+        with ExperimentReader(folder) as reader:
+            facts, until = reader.facts(), reader.last_date()
+            if tune is not None and describe_metric(tune) not in (None, facts["tune_config"]["metric"]):
+                metrics = setup.metrics_of(tune, tune.one_metric, tune.objectives)
+                finished = all(trial.status is TrialStatus.TERMINATED for trial in reader.trials())
+                require_reported(metrics, (each for _, each in reader.histories()), finished=finished)
+        if tune is not None and tune.seed not in (None, facts["seed"]):
+            raise ConfigError(
+                f"TuneConfig(seed={tune.seed}) differs from the experiment's seed {facts['seed']}: "
+                "leave it out"
+            )
+        tune = restored_tune_config(facts["tune_config"], tune)
+        if param_space is not None:
+            param_space = setup.make_space(param_space, tune).tree
+        space, changes = restored_space(facts["space"], param_space)
+        return cls(
+            bound,
+            space,
+            tune,
+            restored_run_config(facts["run_config"], run),
+            folder,
+            resume=rule,
+            facts=facts,
+            changes=changes,
+            address=address or stored_address(facts, folder.name, run),
+            not_before=until,
+        )
+
+    def fit(self) -> ResultGrid:
+        """Run the experiment to its end and return its results.
+
+        Raises:
+            InfeasibleError: a trial could never start, for want of resources.
+            SerializationError: the trainable or a value can't be sent to a worker.
+            StoreError: the folder can't be written, or another process is at it.
+            StorageError: the copy elsewhere can't be written, or is not complete in the end.
+            TrialError: with fail_fast="raise", as the trial raised it; what a callback raised, as it is.
+            TuneError: as many trials have failed as max_failed_trials says.
+            NodeDiedError: the runtime's node died again and again, and no trial got any further.
+            SystemExit: by SIGTERM, once the experiment has ended as by Ctrl-C; another error is its context.
+        """
+        try:
+            return self._fit()
+        finally:
+            signals.end_if_asked()
+
+    def _fit(self) -> ResultGrid:
+        settings.warn_of_old_variables()
+        if self._resume is None:
+            setup.warn_of_constants(self._space)
+        setup.warn_if_never_perturbed(self._tune, self._run, self._searcher.total_samples)
+        self._take_parts()  # anew, as those of an earlier call have seen its trials
+        at_once = self._tune.max_concurrent_trials or None
+        ledger = Ledger(engine().cluster_resources(), at_once, ahead=self._bound.ahead or 1)
+        setup.require_startable(
+            self._bound, self._space, self._tune, self._seed, self._facts["prefix"], ledger
+        )
+        start_from, makes_dirs = self._bound.start_from, not self._in_memory
+        specs = SpecFactory(self.folder, self._run, self._seed_of_trial, start_from, makes_dirs=makes_dirs)
+        executor = setup.make_executor(
+            self._bound, specs, self._plan, reuse=self._tune.reuse_actors, now=self._now
+        )
+        mirror = None
+        if self._address is not None:
+            sync = self._run.sync_config or SyncConfig()
+            mirror = Mirror(self.folder, self._address, sync, self._say)
+            mirror.check(new=self._resume is None)
+        store = self._open_store()
+        with (
+            contextlib.closing(store),
+            store.reader() as reader,
+            Interrupts() as interrupts,
+        ):
+            controller = self._run_loop(ledger, executor, store, reader, interrupts, mirror)
+        self.ended_by = controller.ended_by
+        if controller.ended_by is FAILED_TRIALS:
+            raise TuneError(too_many_failed(controller.trials, str(self.folder)))
+        if controller.ended_by is not None and controller.ended_by.resumable and self.restorable:
+            # The console, or the user's reporter, has said why, unless there is none.
+            why = "" if self._run.verbose else f"Ended early: {controller.ending}. "
+            how = f"go on by Tuner.restore({str(self.folder)!r}, trainable).fit()"
+            logger.warning("%sAll that was reported is kept; %s", why, how)
+        controller.raise_error()
+        grid: ResultGrid
+        if isinstance(store, MemoryStore):
+            grid = MemoryGrid(store, self.metric, self.mode, executor.errors)
+        else:
+            configs = {trial.trial_id: trial.config for trial in controller.trials}
+            grid = ResultGrid.load(self.folder, **self._goal, errors=executor.errors, configs=configs)
+        if controller.ended_by is FAIL_FAST and self._run.failure_config.fail_fast == "raise":
+            raise grid.errors[0]
+        return grid
+
+    def _open_store(self) -> ExperimentStore | MemoryStore:
+        if self._in_memory:
+            return MemoryStore(self._facts, self.folder)
+        if self._resume is None:
+            return ExperimentStore.create(self.folder, self._facts)
+        return ExperimentStore.open(self.folder)
+
+    def results(self) -> ResultGrid:
+        """What the experiment's file holds now, be it finished, running or interrupted.
+
+        Raises:
+            StoreError: there is none, or it is damaged or foreign.
+        """
+        with ExperimentReader(self.folder) as reader:
+            log = list(reader.log())
+            trials = reader.trials()  # second: those of the log are all there
+        if any(holds_opaque(trial.config) for trial in trials):  # a searcher asked again has the objects
+            self._take_parts(rehearsal=True)
+            replay(log, trials, self._proposals, self._scheduler, space_since=self._space_since)
+        configs = {trial.trial_id: trial.config for trial in trials}
+        return ResultGrid.load(self.folder, **self._goal, configs=configs)
+
+    def _run_loop(
+        self,
+        ledger: Ledger,
+        executor: Executor | TaskExecutor,
+        store: ExperimentStore | MemoryStore,
+        reader: ExperimentReader | MemoryReader,
+        interrupts: Interrupts,
+        mirror: Mirror | None,
+    ) -> Controller:
+        restored = Restored([])
+        if self._resume is not None and isinstance(reader, ExperimentReader):
+            restored = self._restore(self._resume, reader, store, ledger)
+        source = TrialSource(
+            self._proposals,
+            varied=self._space.varied,
+            prefix=self._facts["prefix"],
+            trainable_name=self._bound.name,
+            experiment_path=str(self.folder),
+            request_of=self._bound.request,
+            created=len(restored.trials),
+            namer=Namer(
+                self._tune.trial_name_creator,
+                self._tune.trial_dirname_creator,
+                (trial.dirname for trial in restored.trials),
+            ),
+        )
+        controller = Controller(
+            self._plan,
+            source,
+            self._proposals,
+            self._scheduler,
+            ledger,
+            restored.trials,
+            restored.with_metric,
+            stop=self._stop,
+            spent_s=reader.spent_s() if self._run.stop is not None else 0.0,
+            owed=restored.owed,
+        )
+        callbacks = [
+            *setup.make_callbacks(self._run, self._scheduler, in_memory=self._in_memory),
+            setup.make_watch(self._plan.metrics, self._scheduler, self._tune, self._run),
+            *([mirror] if mirror is not None else []),
+        ]
+        display = setup.make_display(self._run, in_memory=self._in_memory)
+        hub = CallbackDispatcher(
+            callbacks,
+            controller.trials,
+            reader.history,
+            keep=lambda states: store.set_fact("callback_states", states),
+            strict=self._run.callbacks if self._run.failure_config.fail_fast == "raise" else (),
+            display=display,
+        )
+        told = [*callbacks, *([] if display is None else [display])]
+        by_id = {trial.trial_id: trial for trial in restored.trials}
+        hub.setup(
+            self._facts.get("callback_states", {}),
+            stop=self._run.stop,
+            num_samples=self._tune.num_samples,
+            total_num_samples=self._searcher.total_samples,
+            experiment_path=str(self.folder),
+            **self._goal,
+            time=self._now(),
+            resources=ledger.existing,
+            past=lambda: [(by_id[trial_id], each) for trial_id, each in reader.past().items()],
+        )
+        # For who looks at it from outside: a searcher or scheduler may say what these are.
+        store.set_fact("total_samples", self._searcher.total_samples)
+        store.set_fact("objective", [self.metric, self.mode])
+        store.set_fact("objectives", [[each.metric, each.mode] for each in self.objectives])
+        loop = ExperimentLoop(
+            controller,
+            executor,
+            store,
+            hub,
+            Inbox(self.folder, self._now()),
+            total_samples=self._searcher.total_samples,
+            now=self._now,
+            refresh_s=lambda: min(filter(None, (each.refresh_s for each in told)), default=None),
+        )
+        end = {"ending": "cut short", "in_order": False, "say": self._say, **loop.info()}
+        try:
+            with mirror.running() if mirror is not None else contextlib.nullcontext():
+                try:
+                    loop.run(interrupts)
+                finally:
+                    ending = controller.ending or ("" if controller.done else "cut short")
+                    end |= {"ending": ending, "in_order": controller.done, **loop.info()}
+                    hub.experiment_end(self._now, **end)
+                    interrupts.give_back()  # a Ctrl-C ends the wait for the copy
+        finally:
+            hub.display_end(time=self._now(), **end)
+        if hub.raised is not None:
+            controller.fail_by(hub.raised[0])
+        return controller
+
+    def _say(self, line: str) -> None:
+        if self._run.verbose:
+            say(line)
+
+    def _restore(
+        self, rule: ResumeRule, reader: ExperimentReader, store: ExperimentStore | MemoryStore, ledger: Ledger
+    ) -> Restored:
+        if self._facts["trainable"] != self._bound.name:
+            logger.warning(
+                "%s was started with the trainable %s and goes on with %s: is that meant?",
+                self.folder,
+                self._facts["trainable"],
+                self._bound.name,
+            )
+        now = self._now()
+        if self._changes:
+            logger.warning("%s goes on in another search space: %s", self.folder, "; ".join(self._changes))
+        restored = restore_trials(
+            reader,
+            self._proposals,
+            self._scheduler,
+            rule,
+            self._plan.metrics,
+            now,
+            self._stop,
+            space_since=self._space_since,
+            checkpoints=self._run.checkpoint_config,
+        )
+        if self._proposals.corrected:
+            logger.warning(
+                "%s suggests something else than before for %d of %d trials, as one does that is another, or "
+                "draws without a seed: their results it learns from as far as it can take them",
+                self._proposals.name,
+                self._proposals.corrected,
+                len(restored.trials),
+            )
+        if self._changes:
+            self._facts["space_since"] = len(restored.trials)
+            restored.records.append(ev.Noted(now, "space changed", "; ".join(self._changes)))
+        for trial in restored.trials:
+            trial.trainable_name, trial.experiment_path = self._bound.name, str(self.folder)
+            trial.evaluated_params = evaluated_of(trial.config, self._space.varied)
+            if not trial.status.is_finished:
+                trial.request = trial.granted or self._bound.request(trial.config)
+                ledger.require_feasible(trial.request, what=f"trial {trial.name}")
+        store.commit(restored.records)
+        tidy(restored.trials, self.folder)
+        facts = {"space": self._space.tree, "space_since": self._facts.get("space_since", 0)}
+        facts |= describe_address(self._address)
+        for key, value in (facts | describe_settings(self._tune, self._run)).items():
+            store.set_fact(key, value)  # the next restore goes on with what was given to this one
+        return restored
+
+    # --- parts ------------------------------------------------------------------------------------
+
+    def _take_parts(self, *, rehearsal: bool = False) -> None:
+        self._searcher = setup.make_searcher(self._tune, self._space, self._seed, rehearsal=rehearsal)
+        self._proposals = setup.make_proposals(self._tune, self._space, self._searcher, self._seed)
+        self._scheduler = setup.make_scheduler(
+            self._tune, self._space, self._seed, self._searcher.total_samples, self._searcher.objectives
+        )
+        self._stop = StopRules.of(self._run.stop)
+
+    @property
+    def _space_since(self) -> int:
+        """Index of the first trial that was drawn from the present space; before this `fit`, if it is new."""
+        return sys.maxsize if self._changes else self._facts.get("space_since", 0)
+
+    def _seed_of_trial(self, index: int) -> int | None:
+        return trial_seed(self._seed, index) if self._facts["seed_given"] else None

@@ -1,0 +1,346 @@
+"""Parts of an experiment, made from its settings."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import inspect
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar, cast
+
+from trainkit import settings
+from trainkit.errors import ConfigError
+from trainkit.runtime import api, scheduling
+from trainkit.tune.callbacks.base import Callback, ReporterCallback
+from trainkit.tune.callbacks.console import ConsoleCallback, MetricWatch
+from trainkit.tune.callbacks.loggers import CSVLoggerCallback, JsonLoggerCallback, LoggerCallback, PolicyFiles
+from trainkit.tune.callbacks.tensorboard import TBXLoggerCallback
+from trainkit.tune.config import RunConfig, TuneConfig
+from trainkit.tune.controller.paused import NO_CHECKPOINT
+from trainkit.tune.controller.rules import Plan, StopRules
+from trainkit.tune.core.capacity import Ledger
+from trainkit.tune.core.objectives import Objective
+from trainkit.tune.core.resources import Bound
+from trainkit.tune.core.seeds import scheduler_generator
+from trainkit.tune.core.trial import trial_id_of
+from trainkit.tune.executor.actors import Executor
+from trainkit.tune.executor.base import SpecFactory
+from trainkit.tune.executor.tasks import TaskExecutor
+from trainkit.tune.schedulers import FIFOScheduler, PopulationBasedTraining, TrialScheduler
+from trainkit.tune.schedulers.checked import CheckedScheduler
+from trainkit.tune.search import BasicVariantGenerator, Searcher
+from trainkit.tune.search.proposals import Proposals
+from trainkit.tune.space.search_space import Space
+from trainkit.tune.space.tree import constant_words, spell
+from trainkit.tune.trial.runners import older_arguments
+from trainkit.tune.trial.trainable import Trainable
+
+
+def checked_trainable(trainable: Any, run: RunConfig) -> Bound:
+    """Return the trainable in one form.
+
+    Raises:
+        ConfigError: it is none of: a function of the configuration, a `Trainable` class, a registered name;
+            or it can't save what `run` asks for.
+    """
+    if not isinstance(trainable, type) and hasattr(trainable, "__trainable__"):
+        trainable = trainable.__trainable__()  # A trainer that was made already says what its trials are.
+    bound = Bound.of(trainable)
+    inner = bound.trainable
+    asked = run.checkpoint_config.checkpoint_frequency or run.checkpoint_config.checkpoint_at_end
+    if isinstance(inner, type):
+        if not issubclass(inner, Trainable):
+            raise ConfigError(f"trainable={inner!r} is a class, but does not extend tune.Trainable")
+        _require_fit(bound, inspect.signature(inner.setup), None, called=f"{bound.name}.setup")
+        if asked and not inner.can_save():
+            raise ConfigError(
+                f"CheckpointConfig asks {bound.name} for checkpoints, but it has no save_checkpoint(); "
+                "define it, or leave checkpoint_frequency and checkpoint_at_end out"
+            )
+        return bound
+    if not callable(inner):
+        raise ConfigError(
+            f"trainable={inner!r}: give a function of the configuration, or a tune.Trainable class"
+        )
+    if isinstance(inner, functools.partial) and isinstance(inner.func, type):
+        raise ConfigError(
+            f"trainable={inner!r} binds arguments of a class's constructor; give them to its setup() "
+            f"instead, by tune.with_parameters({bound.name}, name=value)"
+        )
+    _require_callable_with(bound, inner)
+    if asked:
+        raise ConfigError(
+            "checkpoint_frequency and checkpoint_at_end are for Trainable classes; "
+            f"the function {bound.name} saves by tune.report(metrics, "
+            "checkpoint=tune.Checkpoint.from_directory(path))"
+        )
+    return bound
+
+
+def _require_callable_with(bound: Bound, function: Callable[..., Any]) -> None:
+    called = function if inspect.isroutine(function) else getattr(function, "__call__", function)  # noqa: B004
+    if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(called):
+        raise ConfigError(
+            f"the trainable {bound.name} is async: give a plain function, which may call asyncio.run()"
+        )
+    try:
+        signature = inspect.signature(function)
+    except ValueError:  # a builtin that doesn't tell its signature
+        return
+    needed = [
+        name
+        for name, parameter in signature.parameters.items()
+        if parameter.default is parameter.empty
+        and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+        and name not in bound.parameters
+    ]
+    if len(needed) == 2 and needed[1] in ("reporter", "status_reporter"):
+        raise ConfigError(
+            f"the trainable {bound.name} takes a {needed[1]}, which went with Ray 1.0: leave the argument "
+            f"out, and report by tune.report(name=value) where it says {needed[1]}(name=value)"
+        )
+    _require_fit(bound, signature, called=bound.name, **older_arguments(function, bound.parameters, None))
+
+
+def _require_fit(
+    bound: Bound, signature: inspect.Signature, *first: None, called: str, **older: str | None
+) -> None:
+    try:
+        signature.bind(*first, {}, **bound.parameters, **older)
+    except TypeError as error:
+        given = ", ".join(["config", *(f"{name}=" for name in bound.parameters)])
+        raise ConfigError(
+            f"the trainable {bound.name} cannot be called as {called}({given}): {error}"
+        ) from None
+
+
+logger = logging.getLogger("trainkit.tune")
+
+Part = TypeVar("Part")
+
+
+def make_space(param_space: Mapping[str, Any] | None, tune: TuneConfig) -> Space:
+    """Return the space to search, with what the scheduler adds.
+
+    Raises:
+        SpaceError: it is none.
+    """
+    if isinstance(tune.scheduler, TrialScheduler):
+        param_space = CheckedScheduler(tune.scheduler).completed_space(param_space or {})
+    return Space.of(param_space)
+
+
+def make_searcher(tune: TuneConfig, space: Space, seed: int, *, rehearsal: bool = False) -> Searcher:
+    """Return the searcher, ready for its first suggestion.
+
+    A copy: the user's object stays as it was given, and may be given to another Tuner.
+
+    With `rehearsal` it leaves no trace outside itself, such as in a database that the user's searcher is at.
+    """
+    given = cast("Searcher | None", tune.search_alg) or BasicVariantGenerator()
+    searcher = _copied("search_alg", given, given.rehearsal if rehearsal else lambda: copy.deepcopy(given))
+    if tune.objectives:
+        searcher.set_objectives(tune.objectives)
+    searcher.begin(space, metric=tune.one_metric, mode=tune.one_mode, num_samples=tune.num_samples, seed=seed)
+    return searcher
+
+
+def make_proposals(tune: TuneConfig, space: Space, searcher: Searcher, seed: int) -> Proposals:
+    """Return what stands between the searcher and new trials."""
+    return Proposals(searcher, space, seed=seed, allow_duplicates=tune.allow_duplicates)
+
+
+def make_scheduler(
+    tune: TuneConfig,
+    space: Space,
+    seed: int,
+    total_samples: int | None,
+    objectives: tuple[Objective, ...] = (),
+) -> TrialScheduler:
+    """Return the scheduler, a copy too; for these objectives, where there are several."""
+    given = cast("TrialScheduler | None", tune.scheduler) or FIFOScheduler()
+    scheduler = _copied("scheduler", given, lambda: copy.deepcopy(given))
+    CheckedScheduler(scheduler).begin(
+        space,
+        objectives=objectives or tune.objectives,
+        metric=tune.one_metric,
+        mode=tune.one_mode,
+        rng=scheduler_generator(seed),
+        total_samples=total_samples,
+    )
+    return scheduler
+
+
+def _copied(name: str, given: object, copy_it: Callable[[], Part]) -> Part:
+    try:
+        return copy_it()
+    except Exception as error:
+        raise ConfigError(
+            f"{name}={type(given).__name__} can't be copied, and every experiment has a copy of its own: "
+            f"{type(error).__name__}: {error}. Make what holds a lock, a file or a connection when it is "
+            "first used, or define __deepcopy__"
+        ) from error
+
+
+def goal_of(
+    tune: TuneConfig, searcher: Searcher, scheduler: TrialScheduler
+) -> tuple[str | None, str | None, tuple[Objective, ...]]:
+    """What "best" means: a metric and its mode, or several objectives."""
+    return (
+        tune.one_metric or scheduler.metric or searcher.metric,
+        tune.one_mode or scheduler.mode or searcher.mode,
+        tune.objectives or searcher.objectives or scheduler.objectives,
+    )
+
+
+def metrics_of(tune: TuneConfig, metric: str | None, objectives: Sequence[Objective]) -> tuple[str, ...]:
+    """Return what every trial must have reported: the one metric, or those of several objectives."""
+    if not (tune.strict_metric_checking and settings.metric_is_required()):
+        return ()
+    return tuple(each.metric for each in objectives) or (() if metric is None else (metric,))
+
+
+def make_plan(
+    tune: TuneConfig, run: RunConfig, metric: str | None, objectives: Sequence[Objective] = ()
+) -> Plan:
+    """Return the rules that the controller goes by."""
+    first, *others = metrics_of(tune, metric, objectives) or (None,)
+    return Plan(
+        metric=first,
+        other_metrics=tuple(each for each in others if each is not None),
+        stop=run.stop,
+        time_budget_s=cast("float | None", tune.time_budget_s),
+        trial_timeout_s=cast("float | None", tune.trial_timeout_s),
+        max_iteration=longest_way(tune, run),
+        failure=run.failure_config,
+        checkpoints=run.checkpoint_config,
+        grace_s=settings.stop_grace_s(),
+    )
+
+
+_DEFAULT_LOGGERS: dict[str, type[LoggerCallback]] = {
+    "json": JsonLoggerCallback,
+    "csv": CSVLoggerCallback,
+    "tensorboard": TBXLoggerCallback,
+}
+
+
+def longest_way(tune: TuneConfig, run: RunConfig) -> float | None:
+    """How many reports a trial makes at most, where stop rules or the scheduler say so; None: not known."""
+    scheduler = tune.scheduler
+    limits = [StopRules.of(run.stop).max_iteration]
+    if isinstance(scheduler, TrialScheduler) and scheduler.time_attr == "training_iteration":
+        limits.append(getattr(scheduler.deciding, "max_t", None))
+    return min(filter(None, limits), default=None)
+
+
+def warn_if_never_perturbed(tune: TuneConfig, run: RunConfig, total_samples: int | None) -> None:
+    """Say so where population based training changes none: there is only one, or all end before."""
+    population = _population(tune)
+    if population is not None and total_samples == 1:
+        logger.warning(
+            "%s has a population of one, which nobody can take anything over from: give "
+            "TuneConfig(num_samples=...) as many members as it is to have, 4 or more",
+            type(population).__name__,
+        )
+    if population is not None and _never_perturbed(tune, run):
+        logger.warning(
+            "%s judges no trial before training_iteration=%g, and they end at %g: none will be changed. Make "
+            "perturbation_interval or burn_in_period smaller",
+            type(population).__name__,
+            population.first_judgement,
+            longest_way(tune, run),
+        )
+
+
+def warn_of_constants(space: Space) -> None:
+    """Say which constants of a space look like something to draw from."""
+    for site in space.leaves:
+        if words := constant_words(site.leaf, alone=not space.varied):
+            logger.warning("param_space[%r] is %s", spell(site.path), words)
+
+
+def _population(tune: TuneConfig) -> PopulationBasedTraining | None:
+    deciding = getattr(tune.scheduler, "deciding", None)
+    return deciding if isinstance(deciding, PopulationBasedTraining) else None
+
+
+def _never_perturbed(tune: TuneConfig, run: RunConfig) -> bool:
+    population, longest = _population(tune), longest_way(tune, run)
+    if population is None or longest is None:
+        return False
+    return population.time_attr == "training_iteration" and longest <= population.first_judgement
+
+
+def make_display(run: RunConfig, *, in_memory: bool) -> Callback | None:
+    """Return what shows the experiment while it runs: the user's reporter or the console; None: nothing."""
+    if run.verbose and run.progress_reporter is not None:
+        return ReporterCallback(run.progress_reporter, run.verbose, kept=not in_memory)
+    return ConsoleCallback(verbose=run.verbose, kept=not in_memory) if run.verbose else None
+
+
+def make_callbacks(run: RunConfig, scheduler: TrialScheduler, *, in_memory: bool) -> Sequence[Callback]:
+    """Return the user's callbacks, and those that write files where these are kept."""
+    callbacks, scheduler = list(run.callbacks), scheduler.deciding
+    if isinstance(scheduler, PopulationBasedTraining) and scheduler.log_config and not in_memory:
+        callbacks.append(PolicyFiles())
+    for name in run.default_loggers if settings.loggers_come_by_themselves() and not in_memory else ():
+        default = _DEFAULT_LOGGERS[name]
+        if not any(isinstance(callback, default) for callback in callbacks):
+            callbacks.append(default())
+    return callbacks
+
+
+def make_watch(
+    metrics: Sequence[str], scheduler: TrialScheduler, tune: TuneConfig, run: RunConfig
+) -> Callback:
+    """Return what looks out for a metric that does not come, and for what the scheduler reads."""
+    deciding, told = scheduler.deciding, _never_perturbed(tune, run)  # told as the experiment began
+    first = None if told else deciding.first_judgement
+    judged_by = deciding.metric if deciding.needs_metric else None
+    return MetricWatch(metrics, deciding.time_attr, type(deciding).__name__, first, judged_by)
+
+
+def make_executor(
+    bound: Bound, specs: SpecFactory, plan: Plan, *, reuse: bool, now: Callable[[], float]
+) -> Executor | TaskExecutor:
+    """Return what runs the trials: each a process of its own, or each step of one a task."""
+    if bound.ahead is not None:
+        return TaskExecutor(bound, specs, now=now)
+    timed = plan.trial_timeout_s is not None
+    return Executor(bound, specs, now=now, leave_s=plan.cleanup_s, reuse=reuse, timed=timed)
+
+
+def require_startable(
+    bound: Bound, space: Space, tune: TuneConfig, seed: int, prefix: str, ledger: Ledger
+) -> None:
+    """Find out before anything is written whether a first trial could run.
+
+    Raises:
+        ConfigError: the scheduler pauses trials, and they are of a class that can't save.
+        SerializationError: a value of the space can't be sent to a worker.
+        InfeasibleError: there is not what the first trial asks for.
+    """
+    if isinstance(tune.scheduler, TrialScheduler):
+        _require_saving(bound, tune.scheduler)
+    for name, value in space.values():
+        if not isinstance(value, (str, int, float, bool, type(None))):
+            api.ensure_serializable(value, f"the value {value!r:.100} of param_space[{name!r}]")
+    # Another searcher is asked for the first configuration: requests may be functions of it.
+    searcher = make_searcher(tune, space, seed, rehearsal=True)
+    config = make_proposals(tune, space, searcher, seed).propose(trial_id_of(prefix, 0))
+    if isinstance(config, dict):
+        request, what = bound.request(config), f"a trial of {bound.name}"
+        ledger.require_feasible(request, what=what)
+        if not ledger.is_simulated:
+            scheduling.make_room(request.group, ledger.existing, what)
+
+
+def _require_saving(bound: Bound, scheduler: TrialScheduler) -> None:
+    """Refuse a class that can't save, where the scheduler pauses trials; of a function it can't be known."""
+    cls = bound.trainable
+    is_class = isinstance(cls, type) and issubclass(cls, Trainable)
+    if scheduler.pauses and is_class and not cls.can_save():
+        by = scheduler.label if scheduler.deciding.pauses else type(scheduler).__name__
+        raise ConfigError(f"{by} pauses trials, and those of {bound.name} have {NO_CHECKPOINT}")

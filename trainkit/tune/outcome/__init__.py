@@ -1,1 +1,0 @@
-"""What an experiment came to: results, and the ways to look at them."""

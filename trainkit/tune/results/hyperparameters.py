@@ -1,0 +1,290 @@
+"""Hyperparameters of many trials by name, also as an Optuna study."""
+
+from __future__ import annotations
+
+import datetime
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from trainkit.tune.core.checks import is_number, load
+from trainkit.tune.core.objectives import Objective, trial_score
+from trainkit.tune.core.trial import TrialStatus
+from trainkit.tune.core.values import OPAQUE, is_opaque, lookup
+from trainkit.tune.space.domains import Categorical, Domain, GridSearch, When
+
+if TYPE_CHECKING:
+    import optuna
+    from optuna.distributions import BaseDistribution
+
+    from trainkit.tune.results.reading import Reader
+    from trainkit.tune.results.result import Result
+
+
+_PRIMITIVE = (str, int, float, bool, type(None))
+
+
+@dataclass
+class Hyperparameter:
+    """One hyperparameter over all trials; what follows from its values is worked out once, at the end.
+
+    Attributes:
+        name: flat, such as "optimizer/lr" or "layers/0".
+        domain: that the space has there; None where it has none that is known.
+        values: by trial's place; a trial where it is inactive is absent. Numbers, texts, truth values and
+            None stand as they are; anything else as text.
+    """
+
+    name: str
+    domain: Domain | GridSearch | None = None
+    values: dict[int, Any] = field(default_factory=dict)
+
+    @cached_property
+    def is_numeric(self) -> bool:
+        """True if all values are numbers, and were not drawn from a list."""
+        return not isinstance(self.domain, (Categorical, GridSearch)) and all(
+            isinstance(value, (int, float)) and not isinstance(value, bool) for value in self.values.values()
+        )
+
+    @cached_property
+    def choices(self) -> list[Any]:
+        """What it may be, in the space's order, then what it was besides: changed spaces, unknown domains."""
+        listed: Sequence[Any] = ()
+        if isinstance(self.domain, Categorical):
+            listed = self.domain.categories
+        elif isinstance(self.domain, GridSearch):
+            listed = self.domain.values
+        # What has domains of its own is found under further names. By type too, as True equals 1.
+        every = [*(_leaf(each) for each in listed if not _holds_domain(each)), *self.values.values()]
+        return list({(type(value), repr(value)): value for value in every}.values())
+
+    @cached_property
+    def is_mixed(self) -> bool:
+        """True if choices are equal without being the same, as 1, 1.0 and True are."""
+        return len(set(self.choices)) < len(self.choices)
+
+    @cached_property
+    def bounds(self) -> tuple[float, float]:
+        """Of a numeric one: the domain's, where it says, widened to the values that were tried."""
+        ends = [
+            end
+            for end in (getattr(self.domain, "lower", None), getattr(self.domain, "upper", None))
+            if isinstance(end, (int, float))
+        ]
+        if len(ends) == 2 and self.is_whole:
+            ends[1] -= 1  # the upper end of whole numbers is excluded
+        every = [*ends, *self.values.values()]
+        return min(every), max(every)
+
+    @cached_property
+    def is_whole(self) -> bool:
+        """True if all values are whole numbers."""
+        return all(type(value) is int for value in self.values.values())
+
+    @cached_property
+    def is_log(self) -> bool:
+        """True where the domain is logarithmic; without a domain, where values span three orders or more."""
+        low, high = self.bounds
+        if low <= 0:
+            return False
+        return bool(getattr(self.domain, "log", False)) or (self.domain is None and high / low >= 1000)
+
+
+def hyperparameters_of(configs: Sequence[Mapping[str, Any]], space: Any) -> list[Hyperparameter]:
+    """Return what varies, or may: each hyperparameter with a domain, and each that differs between trials.
+
+    Args:
+        configs: of the trials.
+        space: the search space, as the experiment's file keeps it; what it doesn't say is told by the values.
+    """
+    found: dict[str, Hyperparameter] = {}
+    for place, config in enumerate(configs):
+        for name, value, domain in _leaves(config, space, ""):
+            parameter = found.setdefault(name, Hyperparameter(name))
+            parameter.values[place] = value
+            if isinstance(domain, (Domain, GridSearch)):
+                parameter.domain = domain
+    return [
+        parameter
+        for parameter in found.values()
+        if parameter.domain is not None
+        or len({repr(value) for value in parameter.values.values()}) > 1
+        or 0 < len(parameter.values) < len(configs)
+    ]
+
+
+def _leaves(value: Any, node: Any, path: str) -> Iterator[tuple[str, Any, Any]]:
+    """Give name, value and domain of each leaf; `node` is what the space has at this place."""
+    while isinstance(node, When):
+        node = node.content
+    if isinstance(node, (Categorical, GridSearch)):
+        chosen = _branch(value, node.categories if isinstance(node, Categorical) else node.values)
+        if chosen is None:
+            yield path, _leaf(value), node
+            return
+        node = chosen
+    if isinstance(value, Mapping) and value and not is_opaque(value):
+        for key, child in value.items():
+            below = node.get(key) if isinstance(node, Mapping) else None
+            yield from _leaves(child, below, f"{path}/{key}" if path else str(key))
+    elif isinstance(value, (list, tuple)) and _same_list(value, node):
+        for place, (child, below) in enumerate(zip(value, node, strict=True)):
+            yield from _leaves(child, below, f"{path}/{place}")
+    else:
+        yield path, _leaf(value), node
+
+
+def _branch(value: Any, options: Sequence[Any]) -> Any:
+    """The option that `value` was drawn from, where options have domains of their own; None otherwise."""
+    if not isinstance(value, Mapping) or not any(map(_holds_domain, options)):
+        return None
+    alike = [each for each in options if isinstance(each, Mapping) and each.keys() == value.keys()]
+    return next((each for each in alike if _agrees(value, each)), None)
+
+
+def _agrees(value: Mapping[str, Any], option: Mapping[str, Any]) -> bool:
+    return all(_holds_domain(below) or below == value[key] for key, below in option.items())
+
+
+def _same_list(value: Sequence[Any], node: Any) -> bool:
+    return isinstance(node, (list, tuple)) and len(node) == len(value) and _holds_domain(node)
+
+
+def _holds_domain(node: Any) -> bool:
+    if isinstance(node, When):
+        return _holds_domain(node.content)
+    if isinstance(node, (Domain, GridSearch)):
+        return True
+    children = node.values() if isinstance(node, Mapping) else node if isinstance(node, (list, tuple)) else ()
+    return any(map(_holds_domain, children))
+
+
+def _leaf(value: Any) -> Any:
+    if type(value) in _PRIMITIVE and not (isinstance(value, float) and not math.isfinite(value)):
+        return value
+    return str(value[OPAQUE]) if is_opaque(value) else repr(value)
+
+
+_DATED = ("COMPLETE", "PRUNED", "FAIL")
+
+
+def optuna_study(
+    results: Sequence[Result], reader: Reader, objectives: Sequence[Objective], scope: str, name: str
+) -> optuna.Study:
+    """Return the study.
+
+    Args:
+        results: the trials.
+        reader: of their experiment.
+        objectives: one, or several.
+        scope: which of a trial's reports stands for it.
+        name: of the study.
+
+    Raises:
+        MissingDependencyError: Optuna is not installed.
+    """
+    module = load("optuna", "studies", "tune")
+    space = reader.facts().get("space")
+    parameters = hyperparameters_of([result.config for result in results], space)
+    distributions = {each.name: distribution_of(each, module.distributions) for each in parameters}
+    histories, stops, times = dict(reader.histories()), reader.stops(), reader.times()
+    trials = []
+    for place, result in enumerate(results):
+        history = histories.get(result.trial_id, [])
+        values = [_value(history, objective, scope) for objective in objectives]
+        known = [value for value in values if value is not None]
+        has_value = len(known) == len(values)
+        state = trial_state(result, stops.get(result.trial_id), has_value=has_value)
+        started, ended = times.get(result.trial_id, (None, None))
+        active = [each for each in parameters if place in each.values]
+        trials.append(
+            module.trial.FrozenTrial(
+                number=place,
+                trial_id=place,
+                state=module.trial.TrialState[state],
+                value=None,
+                values=known if has_value and state in ("COMPLETE", "PRUNED") else None,
+                datetime_start=_date(started) if state != "WAITING" else None,
+                datetime_complete=_date(ended) if state in _DATED else None,
+                params={each.name: param_of(each, place) for each in active},
+                distributions={each.name: distributions[each.name] for each in active},
+                user_attrs={"trial_id": result.trial_id, "reason": result.reason},
+                system_attrs={},
+                # Optuna has none for several objectives.
+                intermediate_values={} if len(values) > 1 else _intermediate(history, objectives[0].metric),
+            )
+        )
+    study: optuna.Study = module.create_study(
+        study_name=name,
+        directions=["minimize" if each.mode == "min" else "maximize" for each in objectives],
+        storage=module.storages.InMemoryStorage(),
+    )
+    study.add_trials(trials)
+    return study
+
+
+def trial_state(result: Result, stop: Mapping[str, Any] | None, *, has_value: bool) -> str:
+    """Return the name of Optuna's state for a trial.
+
+    Args:
+        result: the trial.
+        stop: the reason of the stop that was decided on its last report, if one was.
+        has_value: whether it has a finite value of the metric.
+    """
+    match result.status:
+        case TrialStatus.ERROR:
+            return "FAIL"
+        case TrialStatus.RUNNING | TrialStatus.PAUSED:
+            return "RUNNING"
+        case TrialStatus.PENDING:
+            return "WAITING"
+    if stop is not None:  # the user's own rule and max_t say that a trial is complete
+        early = "stop" not in stop and stop.get("rule") != "max_t"
+    else:
+        early = bool(result.reason) and not result.reason.startswith("finished")
+    if early:
+        return "PRUNED"
+    return "COMPLETE" if has_value else "FAIL"
+
+
+def distribution_of(parameter: Hyperparameter, kinds: Any) -> BaseDistribution:
+    """Return the domain's distribution, wide enough for what was tried; without a domain, the values' own."""
+    if parameter.is_numeric:
+        low, high = parameter.bounds
+        if parameter.is_whole:
+            made = kinds.IntDistribution(int(low), int(high), log=parameter.is_log)
+        else:
+            made = kinds.FloatDistribution(low, high, log=parameter.is_log)
+    else:
+        choices = parameter.choices  # Optuna can't tell those apart that are equal
+        made = kinds.CategoricalDistribution(
+            [str(each) for each in choices] if parameter.is_mixed else choices
+        )
+    distribution: BaseDistribution = made
+    return distribution
+
+
+def param_of(parameter: Hyperparameter, place: int) -> Any:
+    """Return the value that a trial had, as its distribution knows it."""
+    value = parameter.values[place]
+    return str(value) if not parameter.is_numeric and parameter.is_mixed else value
+
+
+def _value(history: Sequence[Mapping[str, Any]], objective: Objective, scope: str) -> float | None:
+    score = trial_score(history, objective.metric, objective.mode, scope, keep_all=False)
+    return -score if score is not None and objective.mode == "min" else score
+
+
+def _date(seconds: float | None) -> datetime.datetime:
+    # Optuna wants a date for all that has begun, or ended: a trial that never ran did both at no time.
+    return datetime.datetime.fromtimestamp(seconds or 0.0)
+
+
+def _intermediate(history: Sequence[Mapping[str, Any]], metric: str) -> dict[int, float]:
+    return {
+        int(report.get("training_iteration", place)): float(value)
+        for place, report in enumerate(history, 1)
+        if is_number(value := lookup(report, metric))
+    }

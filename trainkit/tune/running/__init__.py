@@ -1,1 +1,0 @@
-"""What carries an experiment out: processes of trials, and the loop that joins all parts."""

@@ -1,0 +1,319 @@
+"""Simulation of a search on a virtual clock."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, cast
+
+from trainkit.tune.callbacks.base import Callback
+from trainkit.tune.config import RunConfig, TuneConfig
+from trainkit.tune.controller import events as ev
+from trainkit.tune.controller.controller import Controller
+from trainkit.tune.core import seeds
+from trainkit.tune.core.capacity import Ledger
+from trainkit.tune.core.checks import is_finite, is_whole, require, require_kind
+from trainkit.tune.core.policies import CheckpointConfig
+from trainkit.tune.core.resources import PlacementGroupFactory
+from trainkit.tune.core.stoppers import Stopper
+from trainkit.tune.core.trial import Trial, experiment_prefix, safe_name
+from trainkit.tune.experiment import setup
+from trainkit.tune.experiment.description import describe_settings
+from trainkit.tune.search.trial_source import Namer, TrialSource
+from trainkit.tune.simulation.executor import (
+    Agenda,
+    Failures,
+    Measurements,
+    Script,
+    SimulatedExecutor,
+    Stragglers,
+)
+from trainkit.tune.simulation.results import Simulation
+from trainkit.tune.store.memory import MemoryStore
+
+
+class WorkLimit(Stopper):
+    """Ends the experiment once all trials together have run so many iterations.
+
+    Args:
+        max_work: iterations; those that are run again count again.
+    """
+
+    def __init__(self, max_work: float) -> None:
+        self.max_work = max_work
+        self._work = 0
+
+    def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
+        self._work += 1
+        return False
+
+    def stop_all(self) -> bool:
+        return self._work >= self.max_work
+
+    def reason(self) -> Mapping[str, Any]:
+        return {"stopper": "max_work", "iterations": self._work}
+
+
+class SimulatedLoop:
+    """Runs a simulated experiment to its end.
+
+    Args:
+        controller, executor, store, agenda: the parts that it joins.
+    """
+
+    def __init__(
+        self,
+        controller: Controller,
+        executor: SimulatedExecutor,
+        store: MemoryStore,
+        agenda: Agenda[ev.Event],
+    ) -> None:
+        self._controller = controller
+        self._executor = executor
+        self._store = store
+        self._agenda = agenda
+
+    def run(self) -> None:
+        """Return when nothing runs and nothing will."""
+        with _seldom_collected():
+            self._run()
+
+    def _run(self) -> None:
+        controller, agenda = self._controller, self._agenda
+        self._apply(controller.begin(agenda.now))
+        ended = False
+        while not controller.done:
+            if not ended and controller.ended_by is not None:
+                ended = True
+                self._executor.cut()
+            self._apply(controller.handle(self._next()))
+        self._apply(controller.close(agenda.now))
+
+    def _next(self) -> list[ev.Event]:
+        """What happens next, or that the time has come which the controller waits for."""
+        agenda, deadline = self._agenda, self._controller.deadline
+        time = agenda.next_time
+        if time is not None and time <= deadline:
+            return agenda.take()
+        if math.isinf(deadline):
+            raise RuntimeError("no trial runs and none may start, yet the experiment has not ended")
+        agenda.wait_until(deadline)
+        return [ev.Tick(agenda.now)]
+
+    def _apply(self, step: ev.Step) -> None:
+        self._store.commit(step.records)
+        self._executor.carry_out(step.actions)
+
+
+@contextlib.contextmanager
+def _seldom_collected() -> Iterator[None]:
+    """Look for garbage a hundred times less often: nearly all that is made here is a record, and stays."""
+    before = gc.get_threshold()
+    gc.set_threshold(before[0] * 100, *before[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
+
+
+_TAKEN = ("stop", "failure_config")
+"""Of RunConfig; the rest is about processes and files."""
+
+
+def simulate(
+    objective: Callable[..., Mapping[str, Any]],
+    param_space: Mapping[str, Any] | None = None,
+    tune_config: TuneConfig | None = None,
+    *,
+    workers: int = 1,
+    horizon_s: float | None = None,
+    max_work: float | None = None,
+    seed: int | None = None,
+    stragglers: float = 0.0,
+    failures: float | Script = 0.0,
+    resume: bool = True,
+    run_config: RunConfig | None = None,
+) -> Simulation:
+    """Run a search on a virtual clock, without a process: with the controller and all parts of a Tuner.
+
+    Nothing of it depends on the real time, so the same arguments and seed give the same events.
+
+    Args:
+        objective: takes `(config, training_iteration, rng)` and returns what the trial reports after that
+            iteration. `time_this_iter_s` among it is how many virtual seconds the iteration takes, 1 if it is
+            missing; a true `done` ends the trial. `rng` is a NumPy generator that gives the same at each call
+            for the same iteration of a trial, whatever else happens; it is good during the call. An objective
+            with a fourth parameter, `state`, is given what it returned under "state" before, None at first:
+            what a trial learns, and hands on with its checkpoint.
+        param_space: as for a `Tuner`.
+        tune_config: the same.
+        workers: how many trials run at once.
+        horizon_s: virtual seconds after which everything ends; None: no limit.
+        max_work: iterations of all trials together after which everything ends; None: no limit. Those that
+            happen at the moment when it is reached are done.
+        seed: of all that is drawn; None: the TuneConfig's, or another one each time.
+        stragglers: standard deviation s: each attempt of a trial takes 1 + |N(0, s)| times as long.
+        failures: probability that a running attempt fails within a second; or pairs (second, number of the
+            trial) that say which trials fail when. What follows is `FailureConfig`'s: by default the trial
+            is lost.
+        resume: trials that were paused, or failed, go on from where they were; False: from the beginning, in
+            time and in work.
+        run_config: for `stop` and `failure_config`.
+
+    Returns:
+        The results, as from a `Tuner`, with the timeline and the log of all events.
+
+    Raises:
+        ConfigError: an argument is wrong, or nothing ends the experiment; SpaceError: the search space is.
+    """
+    tune, run = tune_config or TuneConfig(), run_config or RunConfig()
+    require_kind("tune_config", tune, TuneConfig, "tune.TuneConfig(metric='loss', mode='min')")
+    require_kind("run_config", run, RunConfig, "tune.RunConfig(stop={'training_iteration': 10})")
+    require(
+        callable(objective), f"objective={objective!r}: give a function (config, training_iteration, rng)"
+    )
+    require(is_whole(workers) and workers >= 1, f"workers={workers!r}: give 1 or more")
+    for name, limit in (("horizon_s", horizon_s), ("max_work", max_work)):
+        require(limit is None or (is_finite(limit) and limit > 0), f"{name}={limit!r}: give a number above 0")
+    require(
+        seed is None or (is_whole(seed) and seed >= 0), f"seed={seed!r}: give a whole number of 0 or more"
+    )
+    require(
+        seed is None or tune.seed in (None, seed),
+        f"seed={seed!r} and TuneConfig(seed={tune.seed!r}) differ; give it in one place",
+    )
+    require(resume in (True, False), f"resume={resume!r} is neither True nor False")
+    _require_takable(run)
+    _require_end(tune, run, horizon_s, max_work)
+    seed = seed if seed is not None else tune.seed if tune.seed is not None else seeds.fresh_seed()
+    return _simulation(
+        objective,
+        param_space,
+        replace(tune, seed=seed),
+        run,
+        workers=int(workers),
+        horizon_s=horizon_s,
+        max_work=max_work,
+        stragglers=Stragglers(stragglers, seed),
+        failures=Failures(failures, seed),
+        resume=resume,
+        straggling=stragglers > 0,
+    )
+
+
+def _simulation(
+    objective: Callable[..., Mapping[str, Any]],
+    param_space: Mapping[str, Any] | None,
+    tune: TuneConfig,
+    run: RunConfig,
+    *,
+    workers: int,
+    horizon_s: float | None,
+    max_work: float | None,
+    stragglers: Stragglers,
+    failures: Failures,
+    resume: bool,
+    straggling: bool,
+) -> Simulation:
+    seed = cast("int", tune.seed)
+    name = getattr(objective, "__name__", type(objective).__name__)
+    space = setup.make_space(param_space, tune)
+    searcher = setup.make_searcher(tune, space, seed)
+    proposals = setup.make_proposals(tune, space, searcher, seed)
+    scheduler = setup.make_scheduler(tune, space, seed, searcher.total_samples, searcher.objectives)
+    setup.warn_if_never_perturbed(tune, run, searcher.total_samples)
+    metric, mode, objectives = setup.goal_of(tune, searcher, scheduler)
+    stop: list[Any] = list(run.stop) if isinstance(run.stop, tuple) else [run.stop] if run.stop else []
+    if max_work is not None:
+        stop.append(WorkLimit(max_work))
+    limits = [limit for limit in (horizon_s, cast("float | None", tune.time_budget_s)) if limit is not None]
+    retried = run.failure_config.max_failures != 0
+    plan = replace(
+        setup.make_plan(tune, run, metric, objectives),
+        stop=stop or None,
+        time_budget_s=min(limits, default=None),
+        checkpoints=CheckpointConfig(num_to_keep=1),
+        keeps_processes=resume and not straggling,
+    )
+    request = PlacementGroupFactory([{"CPU": 1}])
+    prefix = experiment_prefix(seed, safe_name(name))
+    controller = Controller(
+        plan,
+        TrialSource(
+            proposals,
+            varied=space.varied,
+            prefix=prefix,
+            trainable_name=safe_name(name)[:100],
+            request_of=lambda config: request,
+            namer=Namer(tune.trial_name_creator, tune.trial_dirname_creator),
+        ),
+        proposals,
+        scheduler,
+        Ledger({"CPU": workers}, tune.max_concurrent_trials or None, simulated=True),
+    )
+    agenda: Agenda[ev.Event] = Agenda()
+    executor = SimulatedExecutor(
+        objective,
+        workers,
+        agenda,
+        stragglers=stragglers,
+        failures=failures,
+        measurements=Measurements(seed),
+        resume=resume,
+        marks=retried,
+        endless=not limits and max_work is None and plan.max_iteration is None,
+        relentless=tune.num_samples == -1 or run.failure_config.max_failures == -1,
+        timed=bool(limits),
+    )
+    facts = {
+        "created": 0.0,
+        "trainable": name,
+        "seed": seed,
+        "seed_given": True,
+        "prefix": prefix,
+        "space": space.tree,
+        "total_samples": searcher.total_samples,
+        "objective": [metric, mode],
+        "objectives": [[each.metric, each.mode] for each in objectives],
+        **describe_settings(tune, run),
+    }
+    store = MemoryStore(facts)
+    SimulatedLoop(controller, executor, store, agenda).run()
+    controller.raise_error()
+    _warn_if_unjudged(setup.make_watch(plan.metrics, scheduler, tune, run), controller.trials)
+    return Simulation(store, metric, mode, workers=workers, ended_s=agenda.now, errors=executor.errors)
+
+
+def _warn_if_unjudged(watch: Callback, trials: Sequence[Trial]) -> None:
+    """Say what a Tuner says while it runs: that reports lack what the scheduler reads, or come too early."""
+    reported = next((trial for trial in trials if trial.last_result), None)
+    if reported is not None:
+        watch.on_trial_result(0, trials, reported, reported.last_result)
+    watch.on_experiment_end(trials)
+
+
+def _require_takable(run: RunConfig) -> None:
+    """Raise ConfigError where a setting is given that a simulation would not heed."""
+    plain = RunConfig()
+    unheeded = [
+        name for name, value in vars(run).items() if name not in _TAKEN and value != getattr(plain, name)
+    ]
+    require(
+        not unheeded,
+        f"run_config gives {', '.join(unheeded)}, and a simulation has neither processes nor files: "
+        f"give only {' and '.join(_TAKEN)}",
+    )
+
+
+def _require_end(tune: TuneConfig, run: RunConfig, *limits: float | None) -> None:
+    """Raise ConfigError where trials come without end."""
+    require(
+        tune.num_samples != -1
+        or any(limit is not None for limit in (*limits, tune.time_budget_s))
+        or run.stop is not None
+        or run.failure_config.max_failed_trials is not None,
+        "num_samples=-1 without an end: give horizon_s or max_work, or a number of samples",
+    )

@@ -1,0 +1,266 @@
+"""Functions that make the leaves of a search space."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from trainkit.errors import SpaceError
+from trainkit.tune.space.domains import (
+    Categorical,
+    Domain,
+    Float,
+    Forbid,
+    GridSearch,
+    Integer,
+    Normal,
+    SampleFrom,
+    Spelled,
+    When,
+    listed,
+)
+
+__all__ = [
+    "SPELLINGS",
+    "Categorical",
+    "Domain",
+    "Float",
+    "Forbid",
+    "GridSearch",
+    "Integer",
+    "Normal",
+    "SampleFrom",
+    "When",
+    "choice",
+    "forbid",
+    "grid_search",
+    "lograndint",
+    "loguniform",
+    "qlograndint",
+    "qloguniform",
+    "qrandint",
+    "qrandn",
+    "quniform",
+    "randint",
+    "randn",
+    "sample_from",
+    "uniform",
+    "when",
+]
+
+
+# --- real numbers ---------------------------------------------------------------------------------
+
+
+def uniform(lower: float, upper: float) -> Float:
+    """Return the domain of real numbers in [lower, upper), each as likely.
+
+    Raises:
+        SpaceError: a bound is not a finite number, or `lower` is not below `upper`.
+    """
+    return Float(lower, upper)
+
+
+def quniform(lower: float, upper: float, q: float) -> Float:
+    """Return the domain of the multiples of `q` in [lower, upper], each as likely.
+
+    Both bounds are included where they are multiples, and nothing beyond them is. A multiple is exact for
+    `q` as it is written: steps of 0.1 give 0.3, not 0.30000000000000004.
+
+    Raises:
+        SpaceError: as for `uniform`; `q` is not above 0, or larger than the range, or no multiple is inside.
+    """
+    return Float(lower, upper, q=q)
+
+
+def loguniform(lower: float, upper: float, base: float = 10) -> Float:
+    """Return the domain of real numbers in [lower, upper) whose logarithm is uniform.
+
+    Args:
+        lower: above 0.
+        upper: above `lower`.
+        base: accepted for Ray's sake; every base gives the same distribution.
+
+    Raises:
+        SpaceError: a bound is not a finite number above 0, or `lower` is not below `upper`.
+    """
+    del base
+    return Float(lower, upper, log=True)
+
+
+def qloguniform(lower: float, upper: float, q: float, base: float = 10) -> Float:
+    """Return the domain of the multiples of `q` in [lower, upper] to which a log-uniform number rounds.
+
+    Raises:
+        SpaceError: as for `loguniform` and `quniform`.
+    """
+    del base
+    return Float(lower, upper, log=True, q=q)
+
+
+def randn(mean: float = 0.0, sd: float = 1.0) -> Normal:
+    """Return the normal distribution with this mean and standard deviation.
+
+    Raises:
+        SpaceError: `mean` or `sd` is not a finite number, or `sd` is not above 0.
+    """
+    return Normal(mean, sd)
+
+
+def qrandn(mean: float, sd: float, q: float) -> Normal:
+    """Return the normal distribution, rounded to multiples of `q`.
+
+    Raises:
+        SpaceError: as for `randn`; `q` is not above 0.
+    """
+    return Normal(mean, sd, q)
+
+
+# --- whole numbers --------------------------------------------------------------------------------
+
+
+def randint(lower: int, upper: int) -> Integer:
+    """Return the domain of whole numbers from `lower` to `upper` - 1, each as likely.
+
+    Raises:
+        SpaceError: a bound is not a whole number, or `lower` is not below `upper`.
+    """
+    return Integer(lower, upper)
+
+
+def qrandint(lower: int, upper: int, q: int = 1) -> Integer:
+    """Return the domain of the multiples of `q` in [lower, upper], each as likely.
+
+    As Ray has it, `upper` is included unless `q` is 1, with which this is `randint`.
+
+    Raises:
+        SpaceError: as for `randint`; `q` is not above 0, or larger than the range, or no multiple is inside.
+    """
+    return Integer(lower, upper, q=q)
+
+
+def lograndint(lower: int, upper: int, base: float = 10) -> Integer:
+    """Return the domain of whole numbers from `lower` to `upper` - 1, log-uniform numbers rounded down.
+
+    Args:
+        lower: 1 or more.
+        upper: above `lower`; excluded.
+        base: accepted for Ray's sake; every base gives the same distribution.
+
+    Raises:
+        SpaceError: a bound is not a whole number above 0, or `lower` is not below `upper`.
+    """
+    del base
+    return Integer(lower, upper, log=True)
+
+
+def qlograndint(lower: int, upper: int, q: int, base: float = 10) -> Integer:
+    """Return the domain of the multiples of `q` in [lower, upper], k * q as likely as log(k + 1) - log(k).
+
+    As Ray has it, `upper` is included unless `q` is 1, with which this is `lograndint`.
+
+    Raises:
+        SpaceError: as for `lograndint` and `qrandint`.
+    """
+    del base
+    return Integer(lower, upper, log=True, q=q)
+
+
+# --- lists ----------------------------------------------------------------------------------------
+
+
+def choice(categories: Iterable[Any]) -> Categorical:
+    """Return the domain of the values listed, each as likely.
+
+    A category that is a dictionary with domains is a branch: they exist where it is chosen.
+
+    Raises:
+        SpaceError: `categories` is empty or not a list.
+    """
+    return Categorical(listed("choice", categories))
+
+
+def grid_search(values: Iterable[Any]) -> GridSearch:
+    """Return an axis of a grid: every value is tried, with every value of the other axes.
+
+    Raises:
+        SpaceError: `values` is empty or not a list.
+    """
+    return GridSearch(listed("grid_search", values))
+
+
+# --- dependencies ---------------------------------------------------------------------------------
+
+
+def sample_from(func: Callable[..., Any]) -> SampleFrom:
+    """Return a value computed by `func(spec)`, in which `spec.config.x` is the value drawn for x.
+
+    `spec["x"]` is that value too, as Ray's newer functions of the configuration ask for it; a function
+    without arguments is called without. The global generators of `random` and NumPy are seeded while it
+    runs, so a seeded experiment repeats.
+
+    Raises:
+        SpaceError: `func` can't be called.
+    """
+    return SampleFrom(func)
+
+
+def when(conditions: Mapping[str, Any], content: Any) -> When:
+    """Return a part of the space that exists only where all of `conditions` hold.
+
+    Elsewhere its key is absent from the configuration, the tag, the searcher's table and the logs.
+
+        {"optimizer": choice(["sgd", "adam"]), "momentum": when({"optimizer": "sgd"}, uniform(0.5, 0.99))}
+
+    Args:
+        conditions: names with a value, a list of values of which any will do, or a domain that must
+            contain it. A name is that of a sibling, or a path from there or from the root: "net/kind".
+        content: a domain, a grid's axis, a constant, or a dictionary of these.
+
+    Raises:
+        SpaceError: `conditions` is not a dictionary of names, or empty.
+    """
+    if not isinstance(conditions, Mapping) or not conditions:
+        raise SpaceError(f"when({conditions!r}, ...): give a dictionary such as {{'optimizer': 'sgd'}}")
+    if not all(type(name) is str and name for name in conditions):
+        raise SpaceError(f"when({conditions!r}, ...): give names of parameters as keys")
+    return When(tuple(conditions.items()), content)
+
+
+def forbid(*clauses: Mapping[str, Any] | Callable[[dict[str, Any]], bool]) -> Forbid:
+    """Return a rule that no proposed configuration breaks; it stands under a key of its own, which vanishes.
+
+        {"optimizer": choice(["sgd", "adam"]), "lr": choice([0.001, 1.0]),
+         "rules": forbid({"optimizer": "adam", "lr": 1.0})}
+
+    Args:
+        clauses: each a dictionary, all of whose names (as in `when`) must not have these values, or any of a
+            list's, or any of a domain's, at once; or a function that returns True for a configuration that
+            must not be.
+
+    Raises:
+        SpaceError: a clause is neither.
+    """
+    return Forbid(clauses)
+
+
+SPELLINGS: dict[str, Callable[..., Spelled]] = {
+    function.__name__: function
+    for function in (
+        uniform,
+        quniform,
+        loguniform,
+        qloguniform,
+        randn,
+        qrandn,
+        randint,
+        qrandint,
+        lograndint,
+        qlograndint,
+        choice,
+        grid_search,
+        when,
+        forbid,
+    )
+}
+"""The functions that an experiment's file may name."""

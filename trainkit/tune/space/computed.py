@@ -1,0 +1,151 @@
+"""Values of `sample_from`, computed from the other values of a configuration."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from trainkit.errors import SpaceError, message_of
+from trainkit.tune.space.domains import SampleFrom, name_of
+from trainkit.tune.space.tree import holds_leaf
+
+if TYPE_CHECKING:
+    from numpy.random import Generator
+
+
+def compute(config: dict[str, Any], rng: Generator) -> None:
+    """Fill in what `sample_from` has left in `config`, each after the values that it looks at.
+
+    Raises:
+        SpaceError: a function needs its own value, names a key that is not there, or raises.
+    """
+    with global_generators_seeded(rng):
+        _Computation(config).finish()
+
+
+class _Computation:
+    """Fills in the `sample_from` leaves, each after those that it looks at."""
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        self._config = config
+        self._busy: dict[tuple[int, Any], str] = {}
+
+    def finish(self) -> None:
+        self._finish(self._config)
+
+    def _finish(self, node: Any) -> None:
+        for key in list(node) if isinstance(node, dict) else range(len(node)):
+            if isinstance(self.value(node, key), (dict, list)):
+                self._finish(node[key])
+
+    def value(self, node: Any, key: Any) -> Any:
+        """The value at `key` of `node`, computed first if need be."""
+        leaf = node[key]
+        if not isinstance(leaf, SampleFrom):
+            return leaf
+        place = (id(node), key)  # keys alone repeat: {"a": {"lr": ...}, "b": {"lr": ...}}
+        if place in self._busy:
+            names = [*self._busy.values(), str(key)]
+            raise SpaceError(f"{' -> '.join(names)}: these sample_from need each other")
+        self._busy[place] = str(key)
+        try:
+            node[key] = _plain(leaf.compute(_Spec(self, self._config)))
+            if holds_leaf(node[key]):
+                raise SpaceError(
+                    f"{key}: the function {name_of(leaf.function)} of sample_from returned {node[key]}, "
+                    "which is not drawn any more; return a value, such as that of its sample()"
+                )
+        except SpaceError:
+            raise
+        except Exception as error:
+            raise SpaceError(
+                f"{key}: the function {name_of(leaf.function)} of sample_from raised "
+                f"{type(error).__name__}: {message_of(error)}"
+            ) from error
+        del self._busy[place]
+        return node[key]
+
+    def seen(self, node: Any, key: Any) -> Any:
+        """The same as `sample_from` sees it: what may hold leaves yet to be computed, as a view."""
+        value = self.value(node, key)
+        if isinstance(value, dict):
+            return _View(self, value)
+        if isinstance(value, list) and any(isinstance(child, dict) or holds_leaf(child) for child in value):
+            return _ListView(self, value)
+        return value
+
+
+class _View(Mapping[str, Any]):
+    """A dictionary of the configuration as `sample_from` sees it: d.key and d["key"]."""
+
+    def __init__(self, computation: _Computation, node: dict[str, Any]) -> None:
+        self._computation = computation
+        self._node = node
+
+    def __getitem__(self, key: str) -> Any:
+        if key not in self._node:
+            raise SpaceError(f"sample_from asks for {key!r}; there is {', '.join(map(str, self._node))}")
+        return self._computation.seen(self._node, key)
+
+    def __getattr__(self, key: str) -> Any:
+        if key.startswith("__"):
+            raise AttributeError(key)
+        return self[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._node)
+
+    def __len__(self) -> int:
+        return len(self._node)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        return self[key] if key in self._node else default
+
+
+class _ListView(Sequence[Any]):
+    """A list of the configuration as `sample_from` sees it, where it holds dictionaries or is incomplete."""
+
+    def __init__(self, computation: _Computation, node: list[Any]) -> None:
+        self._computation = computation
+        self._node = node
+
+    def __getitem__(self, place: Any) -> Any:
+        if isinstance(place, slice):
+            return [self[each] for each in range(*place.indices(len(self)))]
+        return self._computation.seen(self._node, range(len(self._node))[place])
+
+    def __len__(self) -> int:
+        return len(self._node)
+
+
+class _Spec(_View):
+    """What `sample_from` is given: spec.config.x, and spec.x for short."""
+
+    def __getitem__(self, key: str) -> Any:
+        if key == "config" and key not in self._node:
+            return _View(self._computation, self._node)
+        return super().__getitem__(key)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, _View):
+        return {key: _plain(child) for key, child in value.items()}
+    return [_plain(child) for child in value] if isinstance(value, _ListView) else value
+
+
+@contextmanager
+def global_generators_seeded(rng: Generator) -> Iterator[None]:
+    """Let functions that draw from the global generators repeat too, and leave those as they were."""
+    import numpy as np
+
+    seed = int(rng.integers(2**32))
+    before, numpy_before = random.getstate(), np.random.get_state()
+    random.seed(seed)
+    np.random.seed(seed)
+    try:
+        yield
+    finally:
+        random.setstate(before)
+        np.random.set_state(numpy_before)

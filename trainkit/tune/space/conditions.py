@@ -1,0 +1,222 @@
+"""Conditions and rules of a space, with the parameters that they name."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from trainkit.errors import SpaceError
+from trainkit.tune.core.values import is_mark_of
+from trainkit.tune.space.domains import Domain, Forbid, SampleFrom, name_of, place_of, same
+from trainkit.tune.space.tree import Branch, Path, Site, in_config, options_of, spell, whens
+
+_ABSENT = object()
+
+
+@dataclass(frozen=True)
+class Condition:
+    """That a parameter has one of some values.
+
+    Attributes:
+        name: of the parameter, from the root.
+        path: of it in the configuration.
+        values: any will do; a domain stands for all that it contains.
+    """
+
+    name: str
+    path: Path
+    values: tuple[Any, ...]
+
+    def holds(self, config: Mapping[str, Any]) -> bool:
+        """True if it does in `config`, in which it may be absent."""
+        found = look_up(config, self.path)
+        return found is not _ABSENT and any(_agrees(value, found) for value in self.values)
+
+    def __str__(self) -> str:
+        shown = [str(value) if isinstance(value, Domain) else repr(value) for value in self.values]
+        return f"{self.name}={' or '.join(shown)}"
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One forbidden combination: conditions that must not all hold, or a function that must not be true."""
+
+    conditions: tuple[Condition, ...] = ()
+    function: Callable[[Any], Any] | None = None
+
+    def is_broken_by(self, config: Mapping[str, Any]) -> bool:
+        """True if `config` is forbidden; what the function raises goes through."""
+        if self.function is not None:
+            return bool(self.function(config))
+        return all(condition.holds(config) for condition in self.conditions)
+
+    def __str__(self) -> str:
+        return ", ".join(map(str, self.conditions)) if self.function is None else name_of(self.function)
+
+
+def look_up(config: Any, path: Path) -> Any:
+    """What stands at `path`, or a mark that nothing does."""
+    for part in path:
+        inside = part in config if isinstance(config, dict) else isinstance(config, list)
+        if not inside or (isinstance(config, list) and part not in range(len(config))):
+            return _ABSENT
+        config = config[part]
+    return config
+
+
+def is_there(found: Any) -> bool:
+    """True for what `look_up` has found."""
+    return found is not _ABSENT
+
+
+class Names:
+    """The names by which conditions may call the leaves of a space."""
+
+    def __init__(self, leaves: Iterable[Site]) -> None:
+        self._by_name: dict[str, list[Site]] = {}
+        for site in leaves:
+            if not isinstance(site.leaf, Forbid):
+                self._by_name.setdefault(spell(site.path), []).append(site)
+
+    def sites(self, name: str) -> Sequence[Site]:
+        """The leaves that may stand under a name: one, or one in each branch."""
+        return self._by_name[name]
+
+    def conditions(
+        self, given: Mapping[str, Any], scope: Path, where: str, *, computed: bool = False
+    ) -> tuple[Condition, ...]:
+        """Find the names as seen from the dictionary at `scope`: siblings first, then outwards.
+
+        Args:
+            given: names with values.
+            scope: path of the dictionary that they stand in.
+            where: what is said in messages.
+            computed: True if names may be those of `sample_from`.
+
+        Raises:
+            SpaceError: a name is unknown, or can't have the value.
+        """
+        found = []
+        for name, value in given.items():
+            full, leaves = self._find(name, scope, where)
+            if not computed and any(isinstance(site.leaf, SampleFrom) for site in leaves):
+                raise SpaceError(
+                    f"{where} looks at {full!r}, which is computed from the others only when all are chosen; "
+                    "look at what it is computed from"
+                )
+            found.append(Condition(full, in_config(leaves[0].path), _values(leaves, full, value, where)))
+        return tuple(found)
+
+    def _find(self, name: str, scope: Path, where: str) -> tuple[str, Sequence[Site]]:
+        outwards = in_config(scope)
+        for depth in range(len(outwards), -1, -1):
+            full = "/".join(map(str, (*outwards[:depth], name)))
+            found = [site for site in self._by_name.get(full, ()) if _together(site.path, scope)]
+            if found:
+                return full, found
+        near = difflib.get_close_matches(name, self._by_name, n=3) or sorted(self._by_name)
+        raise SpaceError(
+            f"{where} looks at {name!r}, which the space does not have; there is {', '.join(near)}"
+        )
+
+
+def _together(path: Path, scope: Path) -> bool:
+    """False for what is in another branch than `scope`."""
+    differ = next((pair for pair in zip(path, scope, strict=False) if pair[0] != pair[1]), (None, None))
+    return not all(isinstance(part, Branch) for part in differ)
+
+
+def _values(found: Sequence[Site], name: str, value: Any, where: str) -> tuple[Any, ...]:
+    leaves = [site.leaf for site in found]
+    if isinstance(value, Domain) or any(_possible(leaf, value) for leaf in leaves):
+        return (value,)
+    values = tuple(value) if isinstance(value, (list, tuple, set, frozenset)) else (value,)
+    if not values:
+        raise SpaceError(f"{where} gives no value for {name!r}")
+    if any(_is_switch(site) for site in found):
+        return values
+    for each in values:
+        if not isinstance(each, Domain) and not any(_possible(leaf, each) for leaf in leaves):
+            can_be = ", ".join(str(leaf) if isinstance(leaf, Domain) else repr(leaf) for leaf in leaves)
+            raise SpaceError(f"{where} looks for {name}={each!r}, which never is: {name} is {can_be}")
+    return values
+
+
+def _is_switch(site: Site) -> bool:
+    """True for what may have any value: it is computed, or a constant outside all branches."""
+    chosen = isinstance(site.leaf, Domain) or options_of(site.leaf)
+    return isinstance(site.leaf, SampleFrom) or (not chosen and site.path == in_config(site.path))
+
+
+def _possible(leaf: Any, value: Any) -> bool:
+    if isinstance(leaf, Domain):
+        return leaf.contains(value)
+    options = options_of(leaf)
+    return place_of(value, options) is not None if options else same(leaf, value)
+
+
+def _agrees(value: Any, found: Any) -> bool:
+    if isinstance(value, Domain):
+        return value.contains(found)
+    return same(value, found) or is_mark_of(found, value)
+
+
+def when_conditions(tree: Mapping[str, Any], names: Names) -> dict[Path, tuple[Condition, ...]]:
+    """The conditions of every `when`, by its path, each after those that it depends on.
+
+    Raises:
+        SpaceError: a name is unknown, or conditions go round in a circle.
+    """
+    conditions: dict[Path, tuple[Condition, ...]] = {}
+    after: dict[Path, set[Path]] = {}
+    for path, leaf, outer in whens(tree):
+        conditions[path] = names.conditions(dict(leaf.conditions), path[:-1], f"{spell(path)}: {leaf}")
+        after[path] = set(outer)
+    for path, of_this in conditions.items():
+        for other in conditions:
+            place = in_config(other)
+            if any(condition.path[: len(place)] == place for condition in of_this):
+                after[path].add(other)
+    return {path: conditions[path] for path in _in_order(after)}
+
+
+def _in_order(after: Mapping[Path, set[Path]]) -> list[Path]:
+    done: dict[Path, None] = {}
+    busy: list[Path] = []
+
+    def visit(path: Path) -> None:
+        if path in done:
+            return
+        if path in busy:
+            circle = " -> ".join(map(spell, [*busy[busy.index(path) :], path]))
+            raise SpaceError(f"{circle}: a condition cannot look at what depends on it")
+        busy.append(path)
+        for other in after:  # in the order written, which a set would not keep
+            if other in after[path]:
+                visit(other)
+        busy.pop()
+        done[path] = None
+
+    for path in after:
+        visit(path)
+    return list(done)
+
+
+def rules(leaves: Iterable[Site], names: Names) -> tuple[Rule, ...]:
+    """All forbidden combinations of the space.
+
+    Raises:
+        SpaceError: a name is unknown, or can't have the value.
+    """
+    found = []
+    for site in leaves:
+        if isinstance(site.leaf, Forbid):
+            where = f"{spell(site.path)}: forbid"
+            for clause in site.leaf.clauses:
+                if isinstance(clause, Mapping):
+                    found.append(Rule(names.conditions(clause, site.path[:-1], where, computed=True)))
+                else:
+                    found.append(Rule(function=clause))
+    return tuple(found)

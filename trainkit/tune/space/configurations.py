@@ -1,0 +1,253 @@
+"""Configurations made from choices: one at a time, all of a finite space, and their number."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from trainkit.errors import SpaceError
+from trainkit.tune.space.conditions import Condition, Rule
+from trainkit.tune.space.domains import (
+    Domain,
+    Forbid,
+    GridSearch,
+    SampleFrom,
+    Spelled,
+    When,
+    distinct,
+    place_of,
+)
+from trainkit.tune.space.tree import Branch, Path, in_config, options_of, spell
+
+Choose = Callable[[Path, Any], Any]
+"""Gives the value of the domain or axis at a path; of a choice, one of its categories."""
+
+
+class Undrawn:
+    """Stands for a value that has not been chosen; equal to nothing, in no domain."""
+
+
+UNDRAWN = Undrawn()
+_PENDING = object()
+_PLAIN = frozenset((str, int, float, bool, type(None)))
+
+
+def grow(
+    tree: Mapping[str, Any], conditions: Mapping[Path, tuple[Condition, ...]], choose: Choose
+) -> dict[str, Any]:
+    """Return the configuration in which every active domain and axis has the value that `choose` gives.
+
+    Leaves are asked for in the order written, those under a condition after what it looks at. What
+    `sample_from` computes is left as it is. No container is shared with the tree.
+    """
+    pending: list[tuple[Any, Any, When, Path]] = []
+    config: dict[str, Any] = _grow(tree, (), choose, pending)
+    while pending:
+        waiting = [in_config(path) for *_, path in pending]
+        place = next((n for n, (*_, path) in enumerate(pending) if _settled(conditions[path], waiting)), None)
+        if place is None:
+            raise SpaceError(f"{', '.join(map(spell, waiting))}: these conditions wait for each other")
+        container, key, leaf, path = pending.pop(place)
+        if all(condition.holds(config) for condition in conditions[path]):
+            container[key] = _grow(leaf.content, path, choose, pending)
+        else:
+            del container[key]
+    return config
+
+
+def _settled(conditions: tuple[Condition, ...], waiting: list[Path]) -> bool:
+    return not any(condition.path[: len(place)] == place for condition in conditions for place in waiting)
+
+
+def _grow(node: Any, path: Path, choose: Choose, pending: list[tuple[Any, Any, When, Path]]) -> Any:
+    kind = type(node)
+    if kind is dict:
+        grown: dict[str, Any] = {}
+        for key, value in node.items():
+            if type(value) is When:
+                grown[key] = _PENDING  # keeps the place, as what its conditions look at may come later
+                pending.append((grown, key, value, (*path, key)))
+            elif type(value) is not Forbid:
+                grown[key] = _grow(value, (*path, key), choose, pending)
+        return grown
+    if kind in _PLAIN:
+        return node
+    if kind is list:
+        return [_grow(value, (*path, place), choose, pending) for place, value in enumerate(node)]
+    if isinstance(node, (Domain, GridSearch)):
+        value = choose(path, node)
+        if type(value) not in _PLAIN and isinstance(value, (dict, list, Domain, GridSearch)):
+            place = place_of(value, options_of(node))
+            # A value that is no option was given by the user as it is; copied all the same.
+            inner = (*path, Branch(place)) if place is not None else path
+            option = options_of(node)[place] if place is not None else value
+            return _grow(option, inner, choose, pending)
+        return value
+    return node
+
+
+Options = Callable[[Path, Any], "Sequence[Any] | None"]
+"""The values to go through at a leaf; None: leave it undrawn."""
+
+MAX_LISTED = 100_000
+"""Combinations that are gone through one by one, where conditions or rules leave no other way."""
+
+
+def combinations(
+    tree: Mapping[str, Any],
+    conditions: Mapping[Path, tuple[Condition, ...]],
+    options: Options,
+    given: Mapping[Path, Any],
+) -> Iterator[tuple[dict[Path, Any], dict[str, Any]]]:
+    """Yield the choices and the configuration of every combination, the last leaf varying fastest.
+
+    A leaf that is inactive is not asked for, so it does not multiply them.
+    """
+    trail: list[list[int]] = []  # of each leaf asked for: which option is on, and how many there are
+    chosen: dict[Path, Any] = {}
+    depth = 0
+
+    def choose(path: Path, leaf: Any) -> Any:
+        nonlocal depth
+        if path in given:
+            return given[path]
+        values = options(path, leaf)
+        if values is None:
+            return UNDRAWN
+        if depth == len(trail):
+            trail.append([0, len(values)])
+        chosen[path] = values[trail[depth][0]]
+        depth += 1
+        return chosen[path]
+
+    while True:
+        chosen, depth = {}, 0
+        config = grow(tree, conditions, choose)
+        yield chosen, config
+        while trail and trail[-1][0] + 1 == trail[-1][1]:
+            trail.pop()
+        if not trail:
+            return
+        trail[-1][0] += 1
+
+
+def surely_broken(rule: Rule, config: Mapping[str, Any]) -> bool:
+    """True if `rule` forbids `config` whatever its undrawn values will be."""
+    if rule.function is None:
+        return rule.is_broken_by(config)  # a condition on what is undrawn does not hold
+    try:
+        return rule.is_broken_by(_Guarded(config) if is_undrawn(config) else config)
+    except Exception:  # it asked for a value that is not drawn; asked again when all are, it may raise
+        return False
+
+
+def is_undrawn(value: Any) -> bool:
+    """True if any part of `value` has not been drawn or computed."""
+    if isinstance(value, dict):
+        return any(map(is_undrawn, value.values()))
+    return (
+        any(map(is_undrawn, value)) if isinstance(value, list) else isinstance(value, (Undrawn, SampleFrom))
+    )
+
+
+class _NotDrawnError(Exception):
+    """A rule looked at a value that is not there yet."""
+
+
+class _Guarded(Mapping[str, Any]):
+    """A configuration of which some values are undrawn: neither these can be seen, nor that a key is missing.
+
+    A missing one may be there once what its condition looks at is drawn.
+    """
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        self._config = config
+
+    def __getitem__(self, key: str) -> Any:
+        if key not in self:
+            raise _NotDrawnError
+        value = self._config[key]
+        if isinstance(value, dict):
+            return _Guarded(value)
+        if is_undrawn(value) or (
+            isinstance(value, list) and any(isinstance(each, (dict, list)) for each in value)
+        ):
+            raise _NotDrawnError
+        return value
+
+    def __contains__(self, key: object) -> bool:
+        if key not in self._config:
+            raise _NotDrawnError
+        return True
+
+    def get(self, key: str, default: Any = None) -> Any:
+        return self[key]
+
+    def __iter__(self) -> Iterator[str]:
+        raise _NotDrawnError
+
+    def __len__(self) -> int:
+        raise _NotDrawnError
+
+
+Conditions = Mapping[Path, tuple[Condition, ...]]
+
+
+class _Watch:
+    """Goes through the leaves that conditions or rules look at, and choices with branches; counts the others.
+
+    Attributes:
+        sizes: of the leaves that were left undrawn; None: no end of values.
+    """
+
+    def __init__(self, conditions: Conditions, rules: Sequence[Rule]) -> None:
+        looked_at = [*(each for of_one in conditions.values() for each in of_one)]
+        looked_at += [each for rule in rules for each in rule.conditions]
+        self._paths = {condition.path for condition in looked_at}
+        self._all = any(rule.function is not None for rule in rules)
+        self.sizes: list[int | None] = []
+
+    def options(self, path: Path, leaf: Any) -> Sequence[Any] | None:
+        listed = distinct(leaf.values) if isinstance(leaf, GridSearch) else None
+        size = leaf.cardinality if listed is None else len(listed)
+        branches = any(isinstance(option, (dict, list, Spelled)) for option in options_of(leaf))
+        if (branches or self._all or in_config(path) in self._paths) and size is not None:
+            if size <= MAX_LISTED:
+                return listed if listed is not None else leaf.values()
+            size = None
+        self.sizes.append(size)
+        return None
+
+
+def count(tree: Mapping[str, Any], conditions: Conditions, rules: Sequence[Rule]) -> int | None:
+    """How many distinct configurations there are; None: no end of them, or too many to count."""
+    watch = _Watch(conditions, rules)
+    total = 0
+    for seen, (_, config) in enumerate(combinations(tree, conditions, watch.options, {})):
+        sizes, watch.sizes = watch.sizes, []
+        if seen == MAX_LISTED:
+            return None
+        if not any(surely_broken(rule, config) for rule in rules):
+            if None in sizes:
+                return None
+            total += math.prod(size for size in sizes if size is not None)
+    return total
+
+
+def leaves_nothing(
+    tree: Mapping[str, Any],
+    conditions: Conditions,
+    rules: Sequence[Rule],
+    given: Mapping[Path, Any],
+    limit: int,
+) -> bool:
+    """True if `rules` surely forbid every configuration with the values `given`.
+
+    After `limit` combinations without one that is allowed, it counts as unknown: False.
+    """
+    watch = _Watch(conditions, rules)
+    for seen, (_, config) in enumerate(combinations(tree, conditions, watch.options, given)):
+        if seen == limit or not any(surely_broken(rule, config) for rule in rules):
+            return False
+    return True

@@ -1,0 +1,553 @@
+"""Domains, axes of a grid, conditions and computed values: the leaves of a search space."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import math
+import numbers
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any, Self
+
+from trainkit.errors import SpaceError
+
+if TYPE_CHECKING:
+    from numpy.random import Generator
+
+
+class Spelled(ABC):
+    """A leaf of a space that can be written down: the name of a public function, and its arguments."""
+
+    @property
+    @abstractmethod
+    def spelling(self) -> tuple[str, list[Any]]:
+        """The public function and the arguments that make this leaf again."""
+
+    def __str__(self) -> str:
+        name, arguments = self.spelling
+        return f"{name}({', '.join(map(repr, arguments))})"
+
+
+class Domain(Spelled):
+    """A set of values with a distribution over it; immutable, so one may stand at several keys."""
+
+    @abstractmethod
+    def draw(self, rng: Generator) -> Any:
+        """Draw one value; all randomness comes from `rng`."""
+
+    @abstractmethod
+    def contains(self, value: Any) -> bool:
+        """True if `value` belongs to the domain."""
+
+    @property
+    @abstractmethod
+    def cardinality(self) -> int | None:
+        """How many values there are; None: no end of them."""
+
+    @abstractmethod
+    def values(self) -> Sequence[Any]:
+        """All values, of a domain with finitely many."""
+
+    def sample(
+        self,
+        config: Mapping[str, Any] | None = None,
+        size: int = 1,
+        random_state: Generator | int | None = None,
+    ) -> Any:
+        """Draw outside an experiment, as Ray's domains do: one value, or a list of `size` of them.
+
+        Args:
+            config: accepted for Ray's sake; no domain looks at it.
+            size: number of values.
+            random_state: a seed or a NumPy generator; None: different values each time.
+        """
+        from numpy.random import default_rng
+
+        del config
+        rng = default_rng(random_state)
+        return self.draw(rng) if size == 1 else [self.draw(rng) for _ in range(size)]
+
+
+def same(one: Any, other: Any) -> bool:
+    """Equality that answers for arrays and NaN too, and tells True from 1."""
+    if one is other:
+        return True
+    if isinstance(one, bool) is not isinstance(other, bool):
+        return False
+    try:
+        answer = one == other
+        if type(answer) is not bool and hasattr(answer, "all"):  # an array, of truth values
+            return getattr(one, "shape", None) == getattr(other, "shape", None) and bool(answer.all())
+        return bool(answer) or (one != one and other != other and type(one) is type(other))
+    except (TypeError, ValueError):  # of shapes or types that can't be compared: not the same
+        return False
+
+
+@dataclass(frozen=True)
+class SampleFrom:
+    """A value computed from the rest of the configuration."""
+
+    function: Callable[..., Any]
+
+    def __post_init__(self) -> None:
+        if not callable(self.function):
+            raise SpaceError(f"sample_from({self.function!r}): give a function of the spec")
+        object.__setattr__(self, "_takes_one", _takes_one(self.function))
+
+    _takes_one: bool = field(init=False, repr=False, compare=False)
+
+    def __str__(self) -> str:
+        return f"sample_from({name_of(self.function)})"
+
+    def compute(self, spec: Any) -> Any:
+        """Call the function, with `spec` if it takes an argument."""
+        return self.function(spec) if self._takes_one else self.function()
+
+
+@dataclass(frozen=True)
+class When(Spelled):
+    """A part of the space that is there only where all conditions hold.
+
+    Attributes:
+        conditions: the value, or values, that each named parameter must have.
+        content: a domain, an axis, a constant, or a dictionary of these.
+    """
+
+    conditions: tuple[tuple[str, Any], ...]
+    content: Any
+
+    @property
+    def spelling(self) -> tuple[str, list[Any]]:
+        return "when", [dict(self.conditions), self.content]
+
+
+@dataclass(frozen=True)
+class Forbid(Spelled):
+    """Combinations that are never proposed; its key is in no configuration.
+
+    Attributes:
+        clauses: of which none may hold: names with their values, or functions of the configuration.
+    """
+
+    clauses: tuple[Any, ...]
+
+    def __post_init__(self) -> None:
+        if not self.clauses:
+            raise SpaceError("forbid(): give at least one combination")
+        for clause in self.clauses:
+            named = isinstance(clause, Mapping) and bool(clause) and all(type(key) is str for key in clause)
+            if not named and not callable(clause):
+                raise SpaceError(
+                    f"forbid({clause!r}): give a dictionary of names and values, such as "
+                    "{'optimizer': 'adam', 'amsgrad': [True]}, or a function of the configuration"
+                )
+
+    @property
+    def spelling(self) -> tuple[str, list[Any]]:
+        return "forbid", list(self.clauses)
+
+
+def name_of(function: Any) -> str:
+    """What a function is called in messages."""
+    return str(getattr(function, "__qualname__", type(function).__name__))
+
+
+def _takes_one(function: Callable[..., Any]) -> bool:
+    try:
+        inspect.signature(function).bind(None)
+    except TypeError:
+        return False
+    except ValueError:  # a builtin without a signature
+        return True
+    return True
+
+
+@dataclass(frozen=True)
+class Categorical(Domain):
+    """One of a list of values, each as likely.
+
+    A category that is a dictionary with domains is a branch: these are drawn if it is chosen, and are
+    not in the configuration otherwise.
+    """
+
+    categories: tuple[Any, ...]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "categories", listed("choice", self.categories))
+
+    @property
+    def spelling(self) -> tuple[str, list[Any]]:
+        return "choice", [list(self.categories)]
+
+    def __len__(self) -> int:
+        return len(self.categories)
+
+    def __getitem__(self, place: int) -> Any:
+        return self.categories[place]
+
+    @property
+    def cardinality(self) -> int:
+        return len(self.values())
+
+    def values(self) -> Sequence[Any]:
+        return distinct(self.categories)
+
+    def draw(self, rng: Generator) -> Any:
+        return self.categories[int(rng.integers(len(self.categories)))]
+
+    def contains(self, value: Any) -> bool:
+        return place_of(value, self.categories) is not None
+
+    # --- as Ray's domains are changed -------------------------------------------------------------
+
+    def uniform(self) -> Categorical:
+        """Itself: each category is as likely."""
+        return self
+
+    def grid(self) -> GridSearch:
+        """The axis of a grid that tries every category."""
+        return GridSearch(self.categories)
+
+
+@dataclass(frozen=True)
+class GridSearch(Spelled):
+    """Values that are all tried: an axis of the grid, not a distribution."""
+
+    values: tuple[Any, ...]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "values", listed("grid_search", self.values))
+
+    @property
+    def spelling(self) -> tuple[str, list[Any]]:
+        return "grid_search", [list(self.values)]
+
+
+def listed(spelling: str, values: Iterable[Any]) -> tuple[Any, ...]:
+    """Return `values` as a tuple.
+
+    Raises:
+        SpaceError: `values` is empty or not a list.
+    """
+    if isinstance(values, (str, bytes, dict)) or not isinstance(values, Iterable):
+        raise SpaceError(f"{spelling}({values!r}): give a list of values")
+    found = tuple(values)
+    if not found:
+        raise SpaceError(f"{spelling}([]): give at least one value")
+    return found
+
+
+def place_of(value: Any, values: Sequence[Any]) -> int | None:
+    """Where `value` stands in `values`: itself, one equal and of its type, or one equal; None: nowhere."""
+    for place, each in enumerate(values):
+        if each is value:
+            return place
+    found = [place for place, each in enumerate(values) if same(each, value)]
+    alike = [place for place in found if type(values[place]) is type(value)]
+    return next(iter(alike or found), None)
+
+
+def distinct(values: Sequence[Any]) -> list[Any]:
+    """`values` without repetitions; a repr tells 1, 1.0 and True apart."""
+    return list({(type(value), repr(value)): value for value in values}.values())
+
+
+_MAX_STEPS = 2**62
+
+
+class _SteppedDomain:
+    """The multiples k * q from the `first` k to the `last`; exact for q as it is written in decimals.
+
+    So steps of 0.1 give 0.3, where 3 * 0.1 in floats would be above it.
+    """
+
+    def __init__(self, q: float, lower: float, upper: float) -> None:
+        self._q = Fraction(repr(q))
+        self.first = math.ceil(Fraction(repr(lower)) / self._q)
+        self.last = math.floor(Fraction(repr(upper)) / self._q)
+
+    def value(self, k: int) -> float:
+        # Python divides whole numbers of any size with one rounding.
+        return k * self._q.numerator / self._q.denominator
+
+    def holds(self, value: float) -> bool:
+        """True for a multiple inside; a user's own 3 * 0.1 counts as one."""
+        if not math.isfinite(value):
+            return False
+        k = round(Fraction(value) / self._q)
+        return self.first <= k <= self.last and abs(value - self.value(k)) <= 1e-9 * max(
+            abs(value), float(self._q)
+        )
+
+
+@dataclass(frozen=True)
+class Float(Domain):
+    """Real numbers in [lower, upper), uniform in the value or, with `log`, in its logarithm.
+
+    With `q`: the multiples of q in [lower, upper], both ends included where they are multiples, each as
+    likely; with `log`, each as likely as what rounds to it, in the logarithm.
+    """
+
+    lower: float
+    upper: float
+    log: bool = False
+    q: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("lower", "upper"):
+            object.__setattr__(self, name, _finite(self, f"{name} bound", getattr(self, name)))
+        if not self.lower < self.upper:
+            raise SpaceError(f"{self}: the lower bound {self.lower!r} is not below the upper {self.upper!r}")
+        if self.log and self.lower <= 0:
+            raise SpaceError(f"{self}: the lower bound {self.lower!r} has no logarithm; give one above 0")
+        if self.q is not None:
+            object.__setattr__(self, "q", _step(self, self.q))
+            _require_room(self, self.q)
+            steps = _SteppedDomain(self.q, self.lower, self.upper)
+            if steps.last - steps.first >= _MAX_STEPS:
+                raise SpaceError(f"{self}: steps of q={self.q!r} are too small to be counted; leave q out")
+            object.__setattr__(self, "_steps", steps)
+        object.__setattr__(self, "_logs", self._log_bounds())
+        object.__setattr__(self, "_last", math.nextafter(self.upper, self.lower))
+
+    _last: float = dataclasses.field(init=False, repr=False, compare=False)
+    _steps: _SteppedDomain = dataclasses.field(init=False, repr=False, compare=False)
+    _logs: tuple[float, float] = dataclasses.field(init=False, repr=False, compare=False)
+
+    def _log_bounds(self) -> tuple[float, float]:
+        if not self.log:
+            return 0.0, 0.0
+        if self.q is None:
+            return math.log(self.lower), math.log(self.upper)
+        # Half a step beyond the ends, so that these have as much to round from as their neighbours.
+        return math.log(self._steps.first - 0.5), math.log(self._steps.last + 0.5)
+
+    @property
+    def spelling(self) -> tuple[str, list[Any]]:
+        name = ("" if self.q is None else "q") + ("loguniform" if self.log else "uniform")
+        return name, [self.lower, self.upper, *([] if self.q is None else [self.q])]
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """The smallest and the largest value; without q the upper bound, which is approached only."""
+        if self.q is None:
+            return self.lower, self.upper
+        return self._steps.value(self._steps.first), self._steps.value(self._steps.last)
+
+    @property
+    def cardinality(self) -> int | None:
+        return None if self.q is None else self._steps.last - self._steps.first + 1
+
+    def values(self) -> Sequence[float]:
+        return [self._steps.value(k) for k in range(self._steps.first, self._steps.last + 1)]
+
+    def draw(self, rng: Generator) -> float:
+        if self.q is not None:
+            return self._steps.value(self._index(rng))
+        share = rng.random()
+        if not self.log:
+            # Written as a weighted mean, since upper - lower may overflow.
+            return min(self.lower * (1 - share) + self.upper * share, self._last)
+        low, high = self._logs
+        value = math.exp(low + share * (high - low))
+        return min(max(value, self.lower), self._last)
+
+    def _index(self, rng: Generator) -> int:
+        first, last = self._steps.first, self._steps.last
+        if not self.log:
+            return first + int(rng.integers(last - first + 1))
+        low, high = self._logs
+        return min(max(round(math.exp(low + rng.random() * (high - low))), first), last)
+
+    def contains(self, value: Any) -> bool:
+        if isinstance(value, bool) or not isinstance(value, numbers.Real):
+            return False
+        number = float(value)
+        return self._steps.holds(number) if self.q is not None else self.lower <= number <= self.upper
+
+    # --- as Ray's domains are changed -------------------------------------------------------------
+
+    def uniform(self) -> Self:
+        """The same bounds, uniform in the value."""
+        return dataclasses.replace(self, log=False)
+
+    def loguniform(self, base: float = 10) -> Self:
+        """The same bounds, uniform in the logarithm; every `base` gives the same distribution."""
+        del base
+        return dataclasses.replace(self, log=True)
+
+    def quantized(self, q: float) -> Self:
+        """The multiples of `q` inside the bounds."""
+        return dataclasses.replace(self, q=q)
+
+
+@dataclass(frozen=True)
+class Integer(Domain):
+    """Whole numbers in [lower, upper), each as likely; with `log`, n as likely as log(n + 1) - log(n).
+
+    With `q` above 1: the multiples of q in [lower, upper], both ends included where they are multiples.
+    """
+
+    lower: int
+    upper: int
+    log: bool = False
+    q: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("lower", "upper", "q"):
+            number = getattr(self, name)
+            called = name if name == "q" else f"{name} bound"
+            if isinstance(number, bool) or not isinstance(number, numbers.Integral):
+                raise SpaceError(f"{self}: {called} {number!r} is not a whole number")
+            if not -(2**63) <= int(number) <= 2**63:
+                raise SpaceError(f"{self}: {called} {number!r} is beyond 64 bits")
+            object.__setattr__(self, name, int(number))
+        if not self.lower < self.upper:
+            excluded = ", which is excluded" if self.q == 1 else ""
+            raise SpaceError(
+                f"{self}: the lower bound {self.lower!r} is not below the upper {self.upper!r}{excluded}"
+            )
+        if self.log and self.lower <= 0:
+            raise SpaceError(f"{self}: the lower bound {self.lower!r} has no logarithm; give one above 0")
+        _step(self, self.q)
+        if self.q > 1:
+            _require_room(self, self.q)
+        first = -(-self.lower // self.q)
+        last = self.upper - 1 if self.q == 1 else self.upper // self.q
+        object.__setattr__(self, "_first", first)
+        object.__setattr__(self, "_last", last)
+
+    _first: int = dataclasses.field(init=False, repr=False, compare=False)
+    _last: int = dataclasses.field(init=False, repr=False, compare=False)
+
+    @property
+    def spelling(self) -> tuple[str, list[Any]]:
+        name = ("" if self.q == 1 else "q") + ("lograndint" if self.log else "randint")
+        return name, [self.lower, self.upper, *([] if self.q == 1 else [self.q])]
+
+    @property
+    def bounds(self) -> tuple[int, int]:
+        """The smallest and the largest value, both included."""
+        return self._first * self.q, self._last * self.q
+
+    @property
+    def cardinality(self) -> int:
+        return self._last - self._first + 1
+
+    def values(self) -> Sequence[int]:
+        return range(self._first * self.q, self._last * self.q + 1, self.q)
+
+    def draw(self, rng: Generator) -> int:
+        if not self.log:
+            return int(rng.integers(self._first, self._last + 1)) * self.q
+        low, high = math.log(self._first), math.log(self._last + 1)
+        k = math.floor(math.exp(low + rng.random() * (high - low)))
+        return min(max(k, self._first), self._last) * self.q
+
+    def contains(self, value: Any) -> bool:
+        if isinstance(value, bool) or not isinstance(value, numbers.Integral):
+            return False
+        return int(value) % self.q == 0 and self._first <= int(value) // self.q <= self._last
+
+    # --- as Ray's domains are changed -------------------------------------------------------------
+
+    def uniform(self) -> Self:
+        """The same bounds, each number as likely."""
+        return dataclasses.replace(self, log=False)
+
+    def loguniform(self, base: float = 10) -> Self:
+        """The same bounds, uniform in the logarithm; every `base` gives the same distribution."""
+        del base
+        return dataclasses.replace(self, log=True)
+
+    def quantized(self, q: int) -> Self:
+        """The multiples of `q` inside the bounds."""
+        return dataclasses.replace(self, q=q)
+
+
+@dataclass(frozen=True)
+class Normal(Domain):
+    """Real numbers around `mean` with standard deviation `sd`; with `q`, rounded to a multiple of it."""
+
+    mean: float = 0.0
+    sd: float = 1.0
+    q: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("mean", "sd"):
+            object.__setattr__(self, name, _finite(self, name, getattr(self, name)))
+        if self.sd <= 0:
+            raise SpaceError(f"{self}: the standard deviation {self.sd!r} is not above 0")
+        if self.q is not None:
+            object.__setattr__(self, "q", _step(self, self.q))
+
+    @property
+    def spelling(self) -> tuple[str, list[Any]]:
+        return ("randn", [self.mean, self.sd]) if self.q is None else ("qrandn", [self.mean, self.sd, self.q])
+
+    @property
+    def cardinality(self) -> None:
+        return None
+
+    def values(self) -> Sequence[float]:
+        raise SpaceError(f"{self} has no end of values; they cannot be listed")
+
+    def draw(self, rng: Generator) -> float:
+        value = self.mean + self.sd * rng.standard_normal()
+        return value if self.q is None else self._rounded(value)
+
+    def _rounded(self, value: float) -> float:
+        q = Fraction(repr(self.q))
+        k = round(Fraction(value) / q)
+        return k * q.numerator / q.denominator
+
+    def contains(self, value: Any) -> bool:
+        if isinstance(value, bool) or not isinstance(value, numbers.Real) or not math.isfinite(value):
+            return False
+        number = float(value)
+        return self.q is None or abs(number - self._rounded(number)) <= 1e-9 * max(abs(number), self.q)
+
+    def quantized(self, q: float) -> Self:
+        """The same, rounded to multiples of `q`."""
+        return dataclasses.replace(self, q=q)
+
+
+def _finite(domain: Domain, called: str, number: Any) -> float:
+    if isinstance(number, bool) or not isinstance(number, numbers.Real) or not math.isfinite(number):
+        raise SpaceError(f"{domain}: {called} {number!r} is not a finite number")
+    return float(number)
+
+
+def _step(domain: Domain, q: Any) -> float:
+    step = _finite(domain, "q", q)
+    if step <= 0:
+        raise SpaceError(f"{domain}: q={q!r} is no step; give a number above 0")
+    return step
+
+
+def _require_room(domain: Float | Integer, q: float) -> None:
+    # As the numbers are written: between 0.1 and 0.3 there is room for a step of 0.2. Where there is room,
+    # there is a multiple.
+    if Fraction(repr(domain.upper)) - Fraction(repr(domain.lower)) < Fraction(repr(q)):
+        raise SpaceError(
+            f"{domain}: steps of q={q!r} are larger than the range of {domain.upper - domain.lower!r}"
+        )
+
+
+__all__ = [
+    "Categorical",
+    "Domain",
+    "Float",
+    "Forbid",
+    "GridSearch",
+    "Integer",
+    "Normal",
+    "SampleFrom",
+    "Spelled",
+    "When",
+    "place_of",
+    "same",
+]

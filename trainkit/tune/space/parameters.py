@@ -1,0 +1,169 @@
+"""The parameters of a space in order, and the grid of its axes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from trainkit.errors import SpaceError
+from trainkit.tune.space.conditions import Condition, Names, Rule
+from trainkit.tune.space.configurations import (
+    MAX_LISTED,
+    Conditions,
+    combinations,
+    is_undrawn,
+    leaves_nothing,
+    surely_broken,
+)
+from trainkit.tune.space.domains import Categorical, Domain, GridSearch
+from trainkit.tune.space.tree import Branch, Path, Site, spell, spell_branches
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One thing that is chosen.
+
+    Attributes:
+        name: such as "net/width", and no other parameter's; where two branches of a choice have different
+            parameters at the same place, the later one's is "optimizer[1]/lr".
+        domain: what it may be; of a grid's axis, the choice of its values.
+        conditions: which must all hold for the parameter to be there.
+        branches: the choices around it with the category that must be chosen: (("optimizer", 1),).
+        is_axis: True if it is an axis of the grid.
+        path: of the leaf in the space.
+    """
+
+    name: str
+    domain: Domain
+    conditions: tuple[Condition, ...]
+    branches: tuple[tuple[str, int], ...]
+    is_axis: bool
+    path: Path
+
+    @property
+    def is_conditional(self) -> bool:
+        """True if there are configurations without it."""
+        return bool(self.conditions or self.branches)
+
+
+def parameters(
+    leaves: Sequence[Site], conditions: Mapping[Path, tuple[Condition, ...]]
+) -> dict[Path, Parameter]:
+    """All that is chosen, by path; what is under conditions comes after what these look at.
+
+    Raises:
+        SpaceError: two have the same name.
+    """
+    order = {path: place for place, path in enumerate(conditions, 1)}
+    chosen = [site for site in leaves if isinstance(site.leaf, (Domain, GridSearch))]
+    chosen.sort(key=lambda site: max((order[path] for path in site.whens), default=0))
+    found: dict[Path, Parameter] = {}
+    names: set[str] = set()
+    for site in chosen:
+        name = spell(site.path)
+        if name in names and any(isinstance(part, Branch) for part in site.path):
+            name = spell_branches(site.path)
+        if name in names:
+            raise SpaceError(f"two parameters of the space are called {name!r}; rename one")
+        names.add(name)
+        is_axis = isinstance(site.leaf, GridSearch)
+        found[site.path] = Parameter(
+            name=name,
+            domain=Categorical(site.leaf.values) if is_axis else site.leaf,
+            conditions=tuple(each for path in site.whens for each in conditions[path]),
+            branches=tuple(
+                (found[site.path[:place]].name, part.place)
+                for place, part in enumerate(site.path)
+                if isinstance(part, Branch)
+            ),
+            is_axis=is_axis,
+            path=site.path,
+        )
+    return found
+
+
+class Grid:
+    """The combinations of the axes that a point leaves open.
+
+    Args:
+        axes: by path, in the order written; the last varies fastest.
+        given: values of a point, by path.
+        listed: the combinations; None: every value goes with every other.
+    """
+
+    def __init__(
+        self,
+        axes: Mapping[Path, GridSearch],
+        given: Mapping[Path, Any],
+        listed: Iterable[dict[Path, Any]] | None,
+    ) -> None:
+        self._open = {path: axis for path, axis in axes.items() if path not in given}
+        self._listed = None if listed is None else list(listed)
+        self.size = (
+            math.prod(len(axis.values) for axis in self._open.values())
+            if self._listed is None
+            else len(self._listed)
+        )
+        """How many combinations there are; 1 without a grid."""
+
+    def combination(self, rank: int) -> dict[Path, Any]:
+        """The values of the axes in combination `rank`."""
+        if self._listed is not None:
+            return self._listed[rank]
+        chosen = {}
+        for path, axis in reversed(self._open.items()):
+            rank, place = divmod(rank, len(axis.values))
+            chosen[path] = axis.values[place]
+        return chosen
+
+
+def listing(
+    tree: Mapping[str, Any], conditions: Conditions, rules: Sequence[Rule], given: Mapping[Path, Any]
+) -> Iterator[dict[Path, Any]]:
+    """Yield the allowed combinations of the axes one by one; an inactive axis multiplies nothing.
+
+    Raises:
+        SpaceError: there are too many.
+    """
+
+    def options(path: Path, leaf: Any) -> Sequence[Any] | None:
+        del path
+        return leaf.values if isinstance(leaf, GridSearch) else None
+
+    for seen, (chosen, config) in enumerate(combinations(tree, conditions, options, given)):
+        if seen == MAX_LISTED:
+            raise SpaceError(
+                f"the grid has more than {MAX_LISTED} combinations, too many to look at each, as conditions "
+                "or rules demand; use choice() for an axis, or fewer values"
+            )
+        if any(surely_broken(rule, config) for rule in rules):
+            continue
+        # Nothing broken yet; but of what is drawn, every value may be forbidden with these.
+        if (
+            rules
+            and is_undrawn(config)
+            and leaves_nothing(tree, conditions, rules, {**given, **chosen}, limit=1000)
+        ):
+            continue
+        yield chosen
+
+
+def require_settled_axes(parameters: Mapping[Path, Parameter], names: Names) -> None:
+    """Which combinations a grid has must not hang on what is drawn.
+
+    Raises:
+        SpaceError: an axis is under a condition on something that is.
+    """
+    for parameter in parameters.values():
+        for condition in parameter.conditions if parameter.is_axis else ():
+            for site in names.sites(condition.name):
+                around = [
+                    site.path[:place] for place, part in enumerate(site.path) if isinstance(part, Branch)
+                ]
+                if any(path in parameters and not parameters[path].is_axis for path in (site.path, *around)):
+                    raise SpaceError(
+                        f"{parameter.name}: whether this axis of the grid is there hangs on "
+                        f"{condition.name}, which is drawn; make that a grid_search, or this a choice"
+                    )

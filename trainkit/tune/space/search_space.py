@@ -1,0 +1,485 @@
+"""The search space, its n-th configuration, and points that the user gives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from trainkit.errors import SpaceError, message_of
+from trainkit.tune.core.values import is_mark_of
+from trainkit.tune.space.computed import compute
+from trainkit.tune.space.conditions import Condition, Names, Rule, rules, when_conditions
+from trainkit.tune.space.configurations import UNDRAWN, count, grow
+from trainkit.tune.space.domains import Domain, Forbid, GridSearch, SampleFrom, Spelled, When, place_of, same
+from trainkit.tune.space.parameters import Grid, Parameter, listing, parameters, require_settled_axes
+from trainkit.tune.space.tree import (
+    Branch,
+    Path,
+    Site,
+    canonical,
+    holds_leaf,
+    meant_as_domain,
+    options_of,
+    sites,
+    spell,
+)
+
+if TYPE_CHECKING:
+    from numpy.random import Generator
+
+
+Conditions = Mapping[Path, tuple[Condition, ...]]
+
+
+def choices_of(
+    tree: Any, config: Any, conditions: Conditions, path: Path = (), *, partly: bool = False
+) -> dict[Path, Any]:
+    """Return the value of every active domain and axis of `tree`, by path; of a choice, the category.
+
+    Args:
+        tree: the space, or what stands at `path` of it.
+        config: the configuration, or what stands there of it.
+        conditions: of the `when`s.
+        path: where both stand.
+        partly: True if parts may be missing from `config`.
+
+    Raises:
+        SpaceError: `config` is not a configuration of the space; the message says at which key.
+    """
+    return _Matching(config, conditions, partly=partly).match(tree, config, path)
+
+
+class _Matching:
+    def __init__(self, config: Any, conditions: Conditions, *, partly: bool) -> None:
+        self._config = config
+        self._conditions = conditions
+        self._partly = partly
+
+    def match(self, node: Any, value: Any, path: Path) -> dict[Path, Any]:
+        if isinstance(node, SampleFrom):
+            return {}
+        if isinstance(node, dict) and isinstance(value, Mapping):
+            return self._dictionary(node, value, path)
+        if isinstance(node, list) and isinstance(value, list) and len(node) == len(value):
+            found: dict[Path, Any] = {}
+            for place, child in enumerate(node):
+                found |= self.match(child, value[place], (*path, place))
+            return found
+        if isinstance(node, (Domain, GridSearch)):
+            return self._leaf(node, value, path)
+        if not isinstance(node, (dict, list)) and (same(node, value) or is_mark_of(value, node)):
+            return {}
+        raise SpaceError(f"{spell(path)}={value!r} does not fit the space, which has {node!r}")
+
+    def _dictionary(self, node: Mapping[str, Any], value: Mapping[str, Any], path: Path) -> dict[Path, Any]:
+        found: dict[Path, Any] = {}
+        known = set()
+        for key, child in node.items():
+            if isinstance(child, Forbid):
+                continue
+            inner = (*path, key)
+            content = child
+            if isinstance(child, When):
+                lacking = [each for each in self._conditions[inner] if not each.holds(self._config)]
+                if lacking and key in value and not self._partly:
+                    raise SpaceError(f"{spell(inner)}={value[key]!r} is there only where {lacking[0]}")
+                if lacking and not self._partly:
+                    continue
+                content = child.content
+            known.add(key)
+            if key in value:
+                found |= self.match(content, value[key], inner)
+            elif not self._partly:
+                raise SpaceError(f"{spell(inner)} is missing")
+        for key in value:
+            if key not in known:
+                raise SpaceError(
+                    f"{spell((*path, key))}={value[key]!r} is not in the space; there is "
+                    f"{', '.join(map(str, node))}"
+                )
+        return found
+
+    def _leaf(self, leaf: Domain | GridSearch, value: Any, path: Path) -> dict[Path, Any]:
+        options = options_of(leaf)
+        if not options and isinstance(leaf, Domain) and leaf.contains(value):
+            return {path: value}
+        plain = [option for option in options if not isinstance(option, (dict, list, Spelled, SampleFrom))]
+        place = place_of(value, plain)
+        if place is None:
+            place = next((n for n, option in enumerate(plain) if is_mark_of(value, option)), None)
+        if place is not None:
+            return {path: plain[place]}
+        for place, option in enumerate(options):
+            if isinstance(option, (dict, list, Spelled, SampleFrom)):
+                try:
+                    inner = self.match(option, value, (*path, Branch(place)))
+                except SpaceError:  # not this category, perhaps the next
+                    continue
+                return {path: option, **inner}
+        raise SpaceError(f"{spell(path)}={value!r} is not in {leaf}")
+
+
+def preset_of(space: Space, point: Mapping[str, Any]) -> dict[Path, Any]:
+    """Return the values of `point` by path.
+
+    A value outside its domain is taken as it is: it may be known to be good.
+
+    Raises:
+        SpaceError: the point names a parameter that the space doesn't have, or one whose conditions it
+            doesn't fulfil.
+    """
+    found = _Collector(space).collect(point)
+    asked = set()
+
+    def choose(path: Path, leaf: Any) -> Any:
+        del leaf
+        asked.add(path)
+        return found.get(path, UNDRAWN)
+
+    grow(space.tree, space.conditions, choose)
+    for path in found:
+        if path in space.by_path and path not in asked:
+            parameter = space.by_path[path]
+            needed = [f"{name} in its category {place}" for name, place in parameter.branches]
+            needed += map(str, parameter.conditions)
+            raise SpaceError(
+                f"points_to_evaluate gives {parameter.name}={found[path]!r}, which is there only with "
+                f"{' and '.join(needed)}; give that too"
+            )
+    return found
+
+
+class _Collector:
+    def __init__(self, space: Space) -> None:
+        self._space = space
+        self._values: dict[Path, Any] = {}
+        chosen = [*space.by_path, *space.computed]
+        self._outer = {path for path in chosen if not any(isinstance(part, Branch) for part in path)}
+        self._by_name = {spell(path): path for path in self._outer}
+        self._by_name = {parameter.name: path for path, parameter in space.by_path.items()} | self._by_name
+        self._constants = {
+            site.path for site in space.leaves if not isinstance(site.leaf, (Spelled, SampleFrom))
+        }
+
+    def collect(self, point: Mapping[str, Any]) -> dict[Path, Any]:
+        for key, child in point.items():
+            self._collect(child, (key,))
+        return self._values
+
+    def _collect(self, node: Any, path: Path) -> None:
+        if path in self._outer:
+            self._take(node, path)
+        elif spell(path) in self._by_name:
+            self._take(node, self._by_name[spell(path)])
+        elif isinstance(node, Mapping) and node:
+            for key, child in node.items():
+                self._collect(child, (*path, key))
+        elif isinstance(node, list) and node:
+            for place, child in enumerate(node):
+                self._collect(child, (*path, place))
+        elif path not in self._constants:
+            raise SpaceError(
+                f"points_to_evaluate gives {spell(path)}={node!r}, which the space does not have; "
+                f"it has {', '.join(sorted(self._by_name)) or 'only constants'}"
+            )
+
+    def _take(self, value: Any, path: Path) -> None:
+        leaf = next(site.leaf for site in self._space.leaves if site.path == path)
+        if not options_of(leaf):
+            self._values[path] = value
+            return
+        try:
+            self._values |= choices_of(leaf, value, self._space.conditions, path, partly=True)
+        except SpaceError as error:
+            if isinstance(value, (Mapping, list)) and any(map(holds_leaf, options_of(leaf))):
+                raise SpaceError(
+                    f"points_to_evaluate gives {spell(path)}={value!r}, which fits no category of {leaf}"
+                ) from error
+            self._values[path] = value  # none of the categories, but the user's own
+
+
+__all__ = ["Parameter", "Path", "Space", "spell"]
+
+MAX_DRAWS = 10_000
+"""Draws in a row that rules may forbid; then the space counts as contradictory."""
+
+
+@dataclass(frozen=True, eq=False)
+class Space:
+    """A checked search space.
+
+    Attributes:
+        tree: nested dictionaries and lists with domains, axes, conditions, rules and constants as leaves.
+        leaves: all of them with their paths, in the order written.
+        conditions: of each `when`, by its path.
+        rules: combinations that are never proposed.
+        by_path: the parameters.
+    """
+
+    tree: dict[str, Any]
+    leaves: tuple[Site, ...] = field(repr=False)
+    conditions: Mapping[Path, tuple[Condition, ...]] = field(repr=False)
+    rules: tuple[Rule, ...] = field(repr=False)
+    by_path: Mapping[Path, Parameter] = field(repr=False)
+
+    @classmethod
+    def of(cls, param_space: Mapping[str, Any] | None) -> Space:
+        """Check `param_space` and sort its leaves.
+
+        Raises:
+            SpaceError: it is not a dictionary, a leaf stands where it can't be drawn, a condition or a rule
+                names what is not there, or everything is forbidden.
+        """
+        if param_space is None:
+            param_space = {}
+        if not isinstance(param_space, Mapping):
+            raise SpaceError(
+                f"param_space: {meant_as_domain(param_space)}"
+                if meant_as_domain(param_space)
+                else f"param_space={param_space!r} is not a dictionary of hyperparameters"
+            )
+        tree = canonical(param_space)
+        leaves = tuple(sites(tree))
+        names = Names(leaves)
+        conditions = when_conditions(tree, names)
+        space = cls(
+            tree=tree,
+            leaves=leaves,
+            conditions=conditions,
+            rules=rules(leaves, names),
+            by_path=parameters(leaves, conditions),
+        )
+        require_settled_axes(space.by_path, names)
+        if space.rules:
+            space.grid_size()  # raises if every combination is forbidden
+        return space
+
+    # --- what it is made of -----------------------------------------------------------------------
+
+    @property
+    def parameters(self) -> tuple[Parameter, ...]:
+        """All that is chosen, in the order in which `walk` asks."""
+        return tuple(self.by_path.values())
+
+    @cached_property
+    def axes(self) -> dict[Path, GridSearch]:
+        """The grid, by path, in the order written; the last axis varies fastest."""
+        return {site.path: site.leaf for site in self.leaves if isinstance(site.leaf, GridSearch)}
+
+    @cached_property
+    def domains(self) -> dict[Path, Domain]:
+        """What is drawn, by path."""
+        return {site.path: site.leaf for site in self.leaves if isinstance(site.leaf, Domain)}
+
+    @cached_property
+    def computed(self) -> tuple[Path, ...]:
+        """Paths of `sample_from`."""
+        return tuple(site.path for site in self.leaves if isinstance(site.leaf, SampleFrom))
+
+    @cached_property
+    def varied(self) -> set[str]:
+        """Names of the values that differ between configurations; of a list, its own."""
+        found = set()
+        for site in self.leaves:
+            if isinstance(site.leaf, (Domain, GridSearch, SampleFrom)) or _depends(site):
+                place = next((n for n, part in enumerate(site.path) if isinstance(part, int)), None)
+                found.add(spell(site.path[:place]))
+        return found
+
+    def values(self) -> Iterator[tuple[str, Any]]:
+        """All constants, categories and grid values with the names of their keys: what trials are sent."""
+        for site in self.leaves:
+            options = options_of(site.leaf)
+            for option in options:
+                if not isinstance(option, (dict, list, Spelled, SampleFrom)):
+                    yield spell(site.path), option
+            if not options and not isinstance(site.leaf, (Spelled, SampleFrom)):
+                yield spell(site.path), site.leaf
+
+    # --- from choices to a configuration ----------------------------------------------------------
+
+    def walk(self, ask: Callable[[str, Domain], Any], rng: Generator) -> dict[str, Any]:
+        """Return the configuration in which every active parameter has the value that `ask` gives.
+
+        The rules are not looked at; see `forbidden_by`.
+
+        Args:
+            ask: called with the name and the domain of each parameter that is there, what conditions look
+                at first; returns a value of the domain: of a choice, one of its categories.
+            rng: for what `sample_from` functions draw.
+
+        Raises:
+            SpaceError: a `sample_from` fails.
+        """
+
+        def choose(path: Path, leaf: Any) -> Any:
+            del leaf
+            parameter = self.by_path[path]
+            return ask(parameter.name, parameter.domain)
+
+        return self._grown(choose, rng)
+
+    def grid_size(self, preset: Mapping[Path, Any] | None = None) -> int:
+        """Number of combinations of the axes that `preset` leaves open; 1 without a grid.
+
+        Raises:
+            SpaceError: all are forbidden, or there are too many to look at each.
+        """
+        return self._grid(preset).size if preset else self._whole_grid.size
+
+    def grid_values(self, combination: int, preset: Mapping[Path, Any] | None = None) -> dict[Path, Any]:
+        """The values of the axes that `preset` leaves open, in one of their combinations."""
+        if not self.axes:
+            return {}
+        grid = self._grid(preset) if preset else self._whole_grid
+        return dict(grid.combination(combination))
+
+    def configuration(
+        self, combination: int, rng: Generator, preset: Mapping[Path, Any] | None = None
+    ) -> dict[str, Any]:
+        """Return a configuration that no rule forbids.
+
+        Args:
+            combination: which of the `grid_size(preset)` combinations.
+            rng: all randomness; the same state gives the same configuration.
+            preset: values to take as they are, by path.
+
+        Raises:
+            SpaceError: a `sample_from` needs itself, or names a key that is not there; or the rules leave
+                nothing.
+        """
+        given = {**(preset or {}), **self.grid_values(combination, preset)} if preset or self.axes else {}
+
+        def choose(path: Path, leaf: Any) -> Any:
+            return given[path] if path in given else leaf.draw(rng)
+
+        for _ in range(MAX_DRAWS):
+            config = self._grown(choose, rng)
+            if not self.rules or self.forbidden_by(config) is None:
+                return config
+        raise SpaceError(
+            f"{MAX_DRAWS} draws in a row were forbidden by {'; '.join(map(str, self.rules))}: "
+            "what do the rules leave?"
+        )
+
+    def _grown(self, choose: Callable[[Path, Any], Any], rng: Generator) -> dict[str, Any]:
+        config = grow(self.tree, self.conditions, choose)
+        if self.computed:
+            compute(config, rng)
+        return config
+
+    # --- from a configuration to choices ----------------------------------------------------------
+
+    def choices(self, config: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the value of every active parameter, by name; of a choice, its category.
+
+        The reverse of `walk`, in the order in which it asks.
+
+        Raises:
+            SpaceError: `config` is none of the space: a value outside its domain, one that is missing, or
+                one that is there although its conditions don't hold.
+        """
+        found = choices_of(self.tree, config, self.conditions)
+        named: dict[str, Any] = {}
+
+        def choose(path: Path, leaf: Any) -> Any:
+            del leaf
+            named[self.by_path[path].name] = found[path]
+            return found[path]
+
+        grow(self.tree, self.conditions, choose)
+        return named
+
+    def preset(self, point: Mapping[str, Any]) -> dict[Path, Any]:
+        """Turn a point such as {"lr": 0.1, "net/width": 8} or {"net": {"width": 8}} into values by path.
+
+        Raises:
+            SpaceError: the point names a parameter that the space doesn't have, or one whose conditions it
+                doesn't fulfil.
+        """
+        return preset_of(self, point)
+
+    def point(self, point: Mapping[str, Any]) -> dict[str, Any]:
+        """The same by name, for a searcher: of a choice, its category.
+
+        Raises:
+            SpaceError: as `preset`; or a value is outside its domain.
+        """
+        named = {}
+        for path, value in self.preset(point).items():
+            if path in self.by_path:
+                parameter = self.by_path[path]
+                if not parameter.domain.contains(value):
+                    raise SpaceError(f"a point gives {parameter.name}={value!r}, outside {parameter.domain}")
+                named[parameter.name] = value
+        return named
+
+    def forbidden_by(self, config: Mapping[str, Any]) -> str | None:
+        """The rule that forbids `config`, in words; None: none does.
+
+        Raises:
+            SpaceError: a rule's function raises.
+        """
+        for rule in self.rules:
+            try:
+                broken = rule.is_broken_by(config)
+            except Exception as error:
+                raise SpaceError(
+                    f"the function {rule} of forbid raised {type(error).__name__}: {message_of(error)}; "
+                    f"the configuration was {config!r}"
+                ) from error
+            if broken:
+                return str(rule)
+        return None
+
+    def contains(self, config: Mapping[str, Any]) -> bool:
+        """True if `config` is one of the space's, be it forbidden or not."""
+        try:
+            self.choices(config)
+        except SpaceError:
+            return False
+        return True
+
+    def allows(self, config: Mapping[str, Any]) -> bool:
+        """True if `config` is one of the space's and no rule forbids it."""
+        return self.contains(config) and self.forbidden_by(config) is None
+
+    @cached_property
+    def _cardinality(self) -> int | None:
+        return None if self.computed else count(self.tree, self.conditions, self.rules)
+
+    def cardinality(self) -> int | None:
+        """How many distinct allowed configurations there are; None: no end of them, or not to be counted.
+
+        The latter with `sample_from`, and where conditions and rules look at more than 100,000 combinations.
+        """
+        return self._cardinality
+
+    # --- parts ------------------------------------------------------------------------------------
+
+    @cached_property
+    def _whole_grid(self) -> Grid:
+        return self._grid({})
+
+    @cached_property
+    def _grids(self) -> dict[str, Grid]:
+        return {}
+
+    def _grid(self, given: Mapping[Path, Any]) -> Grid:
+        key = repr(sorted(given.items(), key=lambda item: repr(item[0])))
+        if key not in self._grids:
+            plain = not self.rules and not any(self.by_path[path].is_conditional for path in self.axes)
+            listed = None if plain else listing(self.tree, self.conditions, self.rules, given)
+            grid = Grid(self.axes, given, listed)
+            if not grid.size:
+                named = {spell(path): value for path, value in given.items()}
+                what = f"every configuration with {named}" if named else "every configuration"
+                raise SpaceError(f"{what} is forbidden: {'; '.join(map(str, self.rules))}")
+            self._grids[key] = grid
+        return self._grids[key]
+
+
+def _depends(site: Site) -> bool:
+    return bool(site.whens) or any(isinstance(part, Branch) for part in site.path)

@@ -1,0 +1,278 @@
+"""Paths into a space, its checked copy, and the list of its leaves."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from trainkit.errors import SpaceError
+from trainkit.tune.core.checks import is_number
+from trainkit.tune.core.values import MAX_BITS
+from trainkit.tune.space.domains import Categorical, Forbid, GridSearch, SampleFrom, Spelled, When
+
+_INSTEAD = {
+    "uniform": "tune.uniform(lower, upper)",
+    "randint": "tune.randint(lower, upper)",
+    "randrange": "tune.randint(lower, upper)",
+    "integers": "tune.randint(lower, upper)",
+    "choice": "tune.choice([...])",
+    "normal": "tune.randn(mean, sd)",
+    "gauss": "tune.randn(mean, sd)",
+    "randn": "tune.randn(mean, sd)",
+    "normalvariate": "tune.randn(mean, sd)",
+    "loguniform": "tune.loguniform(lower, upper)",
+    "reciprocal": "tune.loguniform(lower, upper)",
+    "norm": "tune.randn(mean, sd)",
+}
+_OPTUNA = {
+    "FloatDistribution": "tune.uniform(low, high), or tune.loguniform(low, high) for log=True",
+    "IntDistribution": "tune.randint(low, high + 1), or tune.lograndint(low, high + 1) for log=True",
+    "CategoricalDistribution": "tune.choice([...])",
+}
+_OWN = "trainkit.tune.space"
+
+
+def meant_as_domain(value: Any) -> str | None:
+    """Return what is wrong with `value` and what to write instead; None if nothing is."""
+    module = getattr(value, "__module__", None) or ""
+    if module == _OWN and callable(value):
+        name = value.__name__
+        return f"the function tune.{name} was not called; write tune.{name}(...)"
+    owner = getattr(value, "__self__", None)
+    if isinstance(owner, random.Random) or type(owner).__module__.startswith("numpy.random"):
+        name = value.__name__
+        instead = _INSTEAD.get(name, "a domain such as tune.uniform(lower, upper)")
+        return (
+            f"the function {name} of a random generator would be handed to the trials as it is; "
+            f"write {instead}, or tune.sample_from(lambda spec: ...) to call it for each trial"
+        )
+    kind = type(value)
+    if kind.__module__.startswith("scipy.stats") and hasattr(value, "rvs"):
+        name = getattr(getattr(value, "dist", value), "name", "")
+        instead = _INSTEAD.get(name, "tune.sample_from(lambda spec: distribution.rvs())")
+        return f"a distribution of scipy.stats would be handed to the trials as it is; write {instead}"
+    if kind.__module__.startswith("hyperopt.pyll"):
+        return (
+            "an expression of hyperopt would be handed to the trials as it is; give the space to "
+            "search_alg=HyperOptSearch(space), without a param_space, or write domains of trainkit.tune, "
+            "such as tune.uniform(lower, upper)"
+        )
+    foreign = f"{kind.__module__}.{kind.__qualname__} is a domain of another library"
+    if kind.__module__.startswith("optuna.distributions"):
+        instead = _OPTUNA.get(kind.__name__, "a domain of trainkit.tune")
+        return f"{foreign}; write {instead}, or give the space to search_alg=OptunaSearch(space)"
+    if kind.__module__.startswith("ray.tune"):
+        return f"{foreign}; write that of trainkit.tune, which has the same names as Ray's"
+    return None
+
+
+def constant_words(value: Any, *, alone: bool) -> str | None:
+    """Return what to write where a constant was probably meant to vary; None where it was not.
+
+    Args:
+        value: a constant of a space.
+        alone: nothing in the space varies.
+    """
+    if getattr(value, "__name__", "") == "<lambda>":
+        return (
+            "a lambda, which goes to the trials as it is; to call it for each trial, write "
+            "tune.sample_from(lambda spec: ...)"
+        )
+    is_range = (
+        isinstance(value, tuple) and len(value) == 2 and all(map(is_number, value)) and value[0] < value[1]
+    )
+    if alone and is_range:
+        low, high = value
+        return (
+            f"the tuple {value!r}, which goes to the trials as it is; to draw from the range, write "
+            f"tune.uniform({low!r}, {high!r}), tune.randint({low!r}, {high!r}) or tune.loguniform"
+        )
+    return None
+
+
+Path = tuple[Any, ...]
+"""Keys, list positions and branches from the root: ("net", "layers", 0), ("optimizer", Branch(1), "lr")."""
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """A step of a path from a choice into its category `place`; no key of the configuration."""
+
+    place: int
+
+
+def in_config(path: Path) -> Path:
+    """The path as the configuration has it: without branches."""
+    return tuple(part for part in path if type(part) is not Branch)
+
+
+def spell(path: Path) -> str:
+    """The path as users and searchers write it: 'net/layers/0'."""
+    return "/".join(map(str, in_config(path))) or "param_space"
+
+
+def spell_branches(path: Path) -> str:
+    """The path with its branches: 'optimizer[1]/lr'."""
+    text = ""
+    for part in path:
+        text += f"[{part.place}]" if type(part) is Branch else f"/{part}"
+    return text.lstrip("/")
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """A leaf and where it stands.
+
+    Attributes:
+        path: with branches, so that it is the leaf's alone.
+        leaf: a domain, an axis, a `sample_from`, rules or a constant.
+        whens: paths of the `when`s around it, outermost first.
+    """
+
+    path: Path
+    leaf: Any
+    whens: tuple[Path, ...] = ()
+
+
+def canonical(node: Any, path: Path = (), *, inside: str | None = None) -> Any:
+    """Copy the containers, accept Ray's {"grid_search": [...]}, refuse what can't stand here.
+
+    Args:
+        node: of the space.
+        path: of it.
+        inside: "choice" within a category; None: outside all.
+
+    Raises:
+        SpaceError: what is wrong, with the name of its key.
+    """
+    if isinstance(node, Mapping):
+        if set(node) == {"grid_search"}:
+            try:
+                node = GridSearch(node["grid_search"])
+            except SpaceError as error:
+                raise SpaceError(f"{spell(path)}: {error}") from None
+        else:
+            _refuse_evaluated_text(node, path)
+            return {key: canonical(value, (*path, key), inside=inside) for key, value in node.items()}
+    if isinstance(node, list):
+        for place, value in enumerate(node):
+            if isinstance(value, (When, Forbid)):
+                raise SpaceError(
+                    f"{spell((*path, place))}: {value} cannot stand in a list, whose places would shift; "
+                    "use a dictionary"
+                )
+        return [canonical(value, (*path, place), inside=inside) for place, value in enumerate(node)]
+    if isinstance(node, (tuple, set, frozenset)) and any(holds_leaf(value) for value in node):
+        raise SpaceError(
+            f"{spell(path)}: a domain inside a {type(node).__name__} cannot be drawn; "
+            "use a list or a dictionary"
+        )
+    if type(node) in (str, float, bool, type(None)):
+        return node
+    if type(node) is int and node.bit_length() <= MAX_BITS:
+        return node
+    if hint := meant_as_domain(node):
+        raise SpaceError(f"{spell(path)}: {hint}")
+    if any(type(leaf) is int and leaf.bit_length() > MAX_BITS for leaf in everything(node)):
+        raise SpaceError(f"{spell(path)} holds a whole number of more than {MAX_BITS} bits; give a text")
+    if isinstance(node, GridSearch) and inside is not None:
+        raise SpaceError(f"{spell(path)}: {node} cannot stand inside {inside}; give it a key of its own")
+    if isinstance(node, Categorical):
+        return Categorical(_options(node.categories, path, "choice"))
+    if isinstance(node, GridSearch):
+        return GridSearch(_options(node.values, path, inside))
+    if isinstance(node, When):
+        content = canonical(node.content, path, inside=inside)
+        if isinstance(content, When):
+            repeated = {name for name, _ in node.conditions} & {name for name, _ in content.conditions}
+            if repeated:
+                raise SpaceError(
+                    f"{spell(path)}: two `when`s have conditions on {', '.join(sorted(repeated))}"
+                )
+            return When(node.conditions + content.conditions, content.content)
+        if isinstance(content, Forbid):
+            raise SpaceError(f"{spell(path)}: {content} cannot stand in a `when`; name the conditions in it")
+        return When(node.conditions, content)
+    return node
+
+
+def _options(values: tuple[Any, ...], path: Path, inside: str | None) -> tuple[Any, ...]:
+    for value in values:
+        if isinstance(value, (When, Forbid)):
+            raise SpaceError(f"{spell(path)}: {value} cannot be an option; put it in a dictionary")
+    return tuple(
+        canonical(value, (*path, Branch(place)), inside=inside) for place, value in enumerate(values)
+    )
+
+
+def _refuse_evaluated_text(node: Mapping[Any, Any], path: Path) -> None:
+    text = node.get("eval")
+    if len(node) == 1 and isinstance(text, str) and "spec." in text:
+        raise SpaceError(f"{spell(path)}: text is not evaluated; use tune.sample_from(lambda spec: {text})")
+
+
+def everything(node: Any) -> Iterator[Any]:
+    """`node` and all that it holds."""
+    yield node
+    children: Any = ()
+    if isinstance(node, Mapping):
+        children = node.values()
+    elif isinstance(node, (list, tuple, set, frozenset)):
+        children = node
+    elif isinstance(node, Categorical):
+        children = node.categories
+    elif isinstance(node, GridSearch):
+        children = node.values
+    elif isinstance(node, When):
+        children = (node.content,)
+    for child in children:
+        yield from everything(child)
+
+
+def holds_leaf(node: Any) -> bool:
+    """True if anything in `node` is still to be chosen or computed."""
+    return any(isinstance(leaf, (Spelled, SampleFrom)) for leaf in everything(node))
+
+
+def options_of(leaf: Any) -> tuple[Any, ...]:
+    """What a choice or an axis lists; () for any other leaf."""
+    if isinstance(leaf, Categorical):
+        return leaf.categories
+    return leaf.values if isinstance(leaf, GridSearch) else ()
+
+
+def sites(node: Any, path: Path = (), whens: tuple[Path, ...] = ()) -> Iterator[Site]:
+    """All leaves, constants too, in the order written; a choice before what its branches hold."""
+    if isinstance(node, dict):
+        for key, value in node.items():
+            yield from sites(value, (*path, key), whens)
+    elif isinstance(node, list):
+        for place, value in enumerate(node):
+            yield from sites(value, (*path, place), whens)
+    elif isinstance(node, When):
+        yield from sites(node.content, path, (*whens, path))
+    else:
+        yield Site(path, node, whens)
+        for place, option in enumerate(options_of(node)):
+            if isinstance(option, (dict, list, Spelled, SampleFrom)):
+                yield from sites(option, (*path, Branch(place)), whens)
+
+
+def whens(
+    node: Any, path: Path = (), outer: tuple[Path, ...] = ()
+) -> Iterator[tuple[Path, When, tuple[Path, ...]]]:
+    """All `when`s with their paths, and those around each."""
+    if isinstance(node, dict):
+        for key, value in node.items():
+            yield from whens(value, (*path, key), outer)
+    elif isinstance(node, list):
+        for place, value in enumerate(node):
+            yield from whens(value, (*path, place), outer)
+    elif isinstance(node, When):
+        yield path, node, outer
+        yield from whens(node.content, path, (*outer, path))
+    else:
+        for place, option in enumerate(options_of(node)):
+            yield from whens(option, (*path, Branch(place)), outer)

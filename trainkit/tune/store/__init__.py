@@ -1,0 +1,1 @@
+"""The experiment's store."""

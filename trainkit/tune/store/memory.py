@@ -1,0 +1,240 @@
+"""Store of an experiment in memory.
+
+Records stay as they come, a list that grows, and are sorted out when somebody reads: so to keep one
+costs next to nothing, and a reader that is asked again sorts what has come since.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+from trainkit.tune.controller import events as ev
+from trainkit.tune.core.trial import Attempt, Trial, TrialStatus
+from trainkit.tune.schedulers.pbt.lineage import Exchange
+from trainkit.tune.store.ownership import Ownership
+from trainkit.tune.store.records import PastResults, Span, outcome_of
+
+_ENDS = (TrialStatus.TERMINATED, TrialStatus.ERROR)
+
+
+class MemoryStore:
+    """Takes the records of an experiment that has no folder.
+
+    Args:
+        facts: what holds for the whole experiment, by name.
+        folder: of its trials, by which others find out who runs it; None: nobody asks.
+
+    Attributes:
+        facts: the same.
+        records: everything that was committed, in order.
+    """
+
+    def __init__(self, facts: Mapping[str, Any], folder: Path | None = None) -> None:
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+        self._ownership = None if folder is None else Ownership(folder)
+        self.facts = dict(facts)
+        self.records: list[ev.Record] = []
+        self._reader = MemoryReader(self)
+
+    def commit(self, records: Sequence[ev.Record]) -> None:
+        """Keep `records`."""
+        self.records += records
+
+    def set_fact(self, key: str, value: Any) -> None:
+        """Keep one fact of the experiment, in place of what it was."""
+        self.facts[key] = value
+
+    def close(self) -> None:
+        """Let the folder go, in which nothing is left."""
+        if self._ownership is not None:
+            self._ownership.remove()
+
+    def reader(self) -> MemoryReader:
+        """What answers as the reader of a file does."""
+        return self._reader
+
+
+class MemoryReader:
+    """Reads a `MemoryStore`, also while it grows; see `trainkit.tune.results.reading.Reader`."""
+
+    def __init__(self, store: MemoryStore) -> None:
+        self._store = store
+        self._read = 0
+        self._trials: list[Trial] = []
+        self._results: defaultdict[str, list[ev.ResultAdded]] = defaultdict(list)
+        self._decisions: list[ev.DecisionMade] = []
+        self._attempts: defaultdict[str, list[ev.AttemptStarted]] = defaultdict(list)
+        self._ends: defaultdict[str, list[ev.StatusChanged]] = defaultdict(list)
+        self._exchanges: list[Exchange] = []
+        self._endings: set[str] = set()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        del exc_info
+
+    def facts(self) -> dict[str, Any]:
+        return dict(self._store.facts)
+
+    def trials(self) -> list[Trial]:
+        self._take()
+        trials = []
+        for trial in self._trials:
+            seen = copy.copy(trial)
+            seen.last_result = dict(trial.last_result)
+            seen.checkpoints = list(trial.checkpoints)
+            trials.append(seen)
+        return trials
+
+    def history(self, trial_id: str) -> list[dict[str, Any]]:
+        self._take()
+        latest = {record.iteration: record for record in self._results.get(trial_id, ())}
+        return [{**latest[iteration].result, "done": False} for iteration in sorted(latest)]
+
+    def histories(self) -> Iterator[tuple[str, list[dict[str, Any]]]]:
+        self._take()
+        for trial_id in sorted(self._results):
+            yield trial_id, self.history(trial_id)
+
+    def checkpoint_results(self, trial_id: str) -> dict[int, dict[str, Any]]:
+        self._take()
+        results = {(each.attempt, each.iteration): each.result for each in self._results.get(trial_id, ())}
+        return {
+            record.checkpoint.number: dict(results.get((record.attempt, record.checkpoint.iteration), {}))
+            for record in self._store.records
+            if isinstance(record, ev.CheckpointAdded) and record.trial.trial_id == trial_id
+        }
+
+    def decisions(self, trial_id: str | None = None) -> list[dict[str, Any]]:
+        self._take()
+        return [
+            {
+                "trial_id": record.trial.trial_id,
+                "attempt": record.attempt,
+                "iteration": record.iteration,
+                "verdict": str(record.decision.verdict),
+                **record.decision.reason,
+            }
+            for record in self._decisions
+            if trial_id is None or record.trial.trial_id == trial_id
+        ]
+
+    def exchanges(self) -> list[Exchange]:
+        self._take()
+        return list(self._exchanges)
+
+    def stops(self) -> dict[str, dict[str, Any]]:
+        self._take()
+        last = {record.trial.trial_id: record for record in self._decisions}
+        return {
+            trial_id: dict(record.decision.reason)
+            for trial_id, record in last.items()
+            if record.decision.verdict == "STOP"
+            and record.attempt == record.trial.attempt
+            and record.iteration == self._results[trial_id][-1].iteration
+        }
+
+    def attempts(self, trial_id: str) -> list[Attempt]:
+        self._take()
+        reports = self._results.get(trial_id, ())
+        spans = {span.attempt: span for span in self._spans_of(trial_id)}
+        attempts = []
+        for begun in self._attempts.get(trial_id, ()):
+            made = [report for report in reports if report.attempt == begun.attempt]
+            attempts.append(
+                Attempt(
+                    number=begun.attempt,
+                    config=made[0].result["config"] if made else begun.trial.config,
+                    started=begun.time,
+                    iteration=begun.iteration,
+                    reports=len(made),
+                    outcome=spans[begun.attempt].reason,
+                    pid=begun.pid,
+                    hostname=begun.hostname,
+                )
+            )
+        return attempts
+
+    def past(self) -> dict[str, PastResults]:
+        """Nothing: what is kept in memory is not gone on with."""
+        return {}
+
+    def spent_s(self) -> float:
+        """0, for the same reason."""
+        return 0.0
+
+    def times(self) -> dict[str, tuple[float | None, float | None]]:
+        self._take()
+        times: dict[str, tuple[float | None, float | None]] = {}
+        for trial in self._trials:
+            begun = self._attempts.get(trial.trial_id)
+            ended = [end.time for end in self._ends.get(trial.trial_id, ()) if end.status in _ENDS]
+            times[trial.trial_id] = (begun[0].time if begun else None, ended[-1] if ended else None)
+        return times
+
+    def spans(self) -> list[Span]:
+        """The attempts of all trials, in the order of their starts."""
+        self._take()
+        spans = [span for trial in self._trials for span in self._spans_of(trial.trial_id)]
+        return sorted(spans, key=lambda span: span.started)
+
+    def _spans_of(self, trial_id: str) -> list[Span]:
+        begun = self._attempts.get(trial_id, [])
+        ends = iter(self._ends.get(trial_id, ()))
+        spans = []
+        for start in begun:
+            # A status changes at the end of an attempt, and where a trial ends that has none.
+            end = next((end for end in ends if end.time >= start.time and _closes(end, start)), None)
+            status, reason = (TrialStatus.RUNNING, "") if end is None else (end.status, end.reason)
+            failed = end is not None and end.failure is not None
+            spans.append(
+                Span(
+                    trial_id,
+                    start.attempt,
+                    (start.hostname, start.pid),
+                    start.time,
+                    None if end is None else end.time,
+                    status,
+                    reason,
+                    outcome_of(status, reason, failed=failed, endings=self._endings),
+                )
+            )
+        return spans
+
+    def _take(self) -> None:
+        """Sort out what has been committed since the last time."""
+        records, start = self._store.records, self._read
+        self._read = len(records)
+        for record in records[start:]:
+            match record:
+                case ev.ResultAdded():
+                    self._results[record.trial.trial_id].append(record)
+                case ev.DecisionMade():
+                    self._decisions.append(record)
+                case ev.AttemptStarted():
+                    self._attempts[record.trial.trial_id].append(record)
+                case ev.StatusChanged():
+                    self._ends[record.trial.trial_id].append(record)
+                case ev.Rearranged(trial, config=dict() as config, donor=donor):
+                    donor_id = None if donor is None else donor.trial_id
+                    before = self._results[trial.trial_id]
+                    iteration = before[-1].iteration if before else 0
+                    self._exchanges.append(
+                        Exchange(trial.trial_id, iteration, config, donor_id, record.donor_iteration)
+                    )
+                case ev.Noted(_, "ending", detail):
+                    self._endings.add(detail)
+                case ev.TrialAdded():
+                    self._trials.append(record.trial)
+
+
+def _closes(end: ev.StatusChanged, start: ev.AttemptStarted) -> bool:
+    """PENDING names the attempt that runs next, the others the one that ran last."""
+    waits = end.status is TrialStatus.PENDING
+    return end.attempt > start.attempt if waits else end.attempt == start.attempt

@@ -1,0 +1,574 @@
+"""Restore of an experiment: its trials from the store, searcher and scheduler by a replay of its log."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from trainkit.errors import ConfigError, MetricError
+from trainkit.tune.controller import events as ev
+from trainkit.tune.controller.rules import StopRules
+from trainkit.tune.core.checkpoint import remove_unknown
+from trainkit.tune.core.checks import is_number
+from trainkit.tune.core.policies import CheckpointConfig, Resume, ResumeConfig
+from trainkit.tune.core.stoppers import missing_metric, misspelt
+from trainkit.tune.core.trial import Trial, TrialStatus
+from trainkit.tune.core.values import OPAQUE, complete, encode_config, holds_opaque, is_opaque, lookup
+from trainkit.tune.schedulers.base import Decision, TrialScheduler, Verdict, words_for
+from trainkit.tune.schedulers.checked import CheckedScheduler
+from trainkit.tune.search.proposals import Proposals
+from trainkit.tune.space.domains import Spelled
+from trainkit.tune.space.search_space import Space, spell
+from trainkit.tune.store.reader import ExperimentReader
+from trainkit.tune.store.records import (
+    Again,
+    Began,
+    Changed,
+    Ended,
+    LogEntry,
+    NoMoreTrials,
+    Paused,
+    Regranted,
+    Report,
+    Resumed,
+    Suggested,
+)
+
+
+def restored_space(stored: Any, given: Mapping[str, Any] | None) -> tuple[Space, list[str]]:
+    """Return the search space to go on with, and how it differs from the stored one, a text each.
+
+    Raises:
+        ConfigError: the file can't hold the space and none was given, or the one given is of another search.
+    """
+    if given is None:
+        if holds_opaque(stored):
+            raise ConfigError(
+                "the search space holds functions or objects, which the experiment's file cannot: give it "
+                "again, as Tuner.restore(path, trainable, param_space=...)"
+            )
+        return Space.of(stored), []
+    space = Space.of(given)
+    return space, differences(stored, space.tree)
+
+
+def differences(old: Any, new: Any) -> list[str]:
+    """Say what is another in the space `new`: 'lr: uniform(0, 1) -> uniform(0, 2)', 'act: new', 'net: gone'.
+
+    Raises:
+        ConfigError: the two have no hyperparameter in common.
+    """
+    before, after = dict(_leaves(old, ())), dict(_leaves(new, ()))
+    if before and after and not before.keys() & after.keys():
+        raise ConfigError(
+            f"param_space has none of the experiment's hyperparameters: stored is {', '.join(before)}, given "
+            f"is {', '.join(after)}. Start a new experiment for another search"
+        )
+    changes = []
+    for name in dict.fromkeys([*before, *after]):
+        if name not in after:
+            changes.append(f"{name}: gone")
+        elif name not in before:
+            changes.append(f"{name}: new, {_shown(after[name])}")
+        elif encode_config(before[name]) != encode_config(after[name]):
+            changes.append(f"{name}: {_shown(before[name])} -> {_shown(after[name])}")
+    return changes
+
+
+def _leaves(node: Any, path: tuple[Any, ...]) -> Iterator[tuple[str, Any]]:
+    if isinstance(node, dict) and node and not is_opaque(node):
+        for key, value in node.items():
+            yield from _leaves(value, (*path, key))
+    elif isinstance(node, list) and node:
+        for place, value in enumerate(node):
+            yield from _leaves(value, (*path, place))
+    elif path:
+        yield spell(path), node
+
+
+def _shown(leaf: Any) -> str:
+    if is_opaque(leaf):
+        leaf = leaf[OPAQUE]
+    text = str(leaf) if isinstance(leaf, (Spelled, str)) else repr(leaf)
+    return text if len(text) <= 100 else f"{text[:100]}..."
+
+
+def with_objects(space: Space) -> Callable[[Any], Any]:
+    """Return a function that puts the objects of `space` in place of their marks in a configuration.
+
+    Where two objects of the space have one mark, such as two lambdas, the mark stays.
+    """
+    objects: dict[str, Any] = {}
+    ambiguous = set()
+    for _, value in space.values():
+        for each in _everything(value):
+            mark = json.loads(encode_config(each))
+            if is_opaque(mark):
+                name = mark[OPAQUE]
+                if name in objects and objects[name] is not each:
+                    ambiguous.add(name)
+                objects[name] = each
+    known = {name: each for name, each in objects.items() if name not in ambiguous}
+
+    def replaced(node: Any) -> Any:
+        if is_opaque(node):
+            return known.get(node[OPAQUE], node)
+        if isinstance(node, dict):
+            return {key: replaced(child) for key, child in node.items()}
+        if isinstance(node, (list, tuple)):
+            return type(node)(replaced(child) for child in node)
+        return node
+
+    return replaced if known else lambda config: config
+
+
+def _everything(node: Any) -> Iterator[Any]:
+    if isinstance(node, Mapping):
+        for child in node.values():
+            yield from _everything(child)
+    elif isinstance(node, (list, tuple)):
+        for child in node:
+            yield from _everything(child)
+    elif isinstance(node, Spelled):
+        yield from _everything(list(node.spelling[1]))
+    else:
+        yield node
+
+
+@dataclass(frozen=True)
+class ResumeRule:
+    """Which trials go on.
+
+    Attributes:
+        config: what is done with each kind of trial.
+        only: ids of the finished trials that `config.finished` is for; None: all of them.
+    """
+
+    config: ResumeConfig = field(default_factory=ResumeConfig)
+    only: tuple[str, ...] | None = None
+
+    @classmethod
+    def of(
+        cls,
+        resume_unfinished: bool,
+        resume_errored: bool,
+        restart_errored: bool,
+        resume_finished: bool | Iterable[Any],
+        config: ResumeConfig | None,
+    ) -> ResumeRule:
+        """The arguments of `Tuner.restore` as one rule.
+
+        Raises:
+            ConfigError: they contradict each other, or `resume_finished` names no trials.
+        """
+        if config is not None:
+            if (resume_unfinished, resume_errored, restart_errored) != (True, False, False):
+                raise ConfigError(
+                    "resume_config says what resume_unfinished, resume_errored and "
+                    "restart_errored say: give one or the others"
+                )
+        else:
+            if resume_errored and restart_errored:
+                raise ConfigError("resume_errored and restart_errored contradict each other: choose one")
+            errored = Resume.RESUME if resume_errored else Resume.SKIP
+            config = ResumeConfig(
+                unfinished=Resume.RESUME if resume_unfinished else Resume.SKIP,
+                errored=Resume.RESTART if restart_errored else errored,
+            )
+        if resume_finished is False:
+            return cls(config)
+        only = None if resume_finished is True else _ids(resume_finished)
+        finished = config.finished if config.finished is Resume.RESTART else Resume.RESUME
+        return cls(ResumeConfig(finished, config.unfinished, config.errored), only)
+
+    def for_trial(self, trial: Trial) -> Resume:
+        """What is done with this trial."""
+        if trial.status is TrialStatus.ERROR:
+            return self.config.errored
+        if trial.status is TrialStatus.TERMINATED:
+            chosen = self.only is None or trial.trial_id in self.only
+            return self.config.finished if chosen else Resume.SKIP
+        return self.config.unfinished
+
+
+def _ids(chosen: Any) -> tuple[str, ...]:
+    """Trial ids of `chosen`: ids themselves, or results."""
+    if isinstance(chosen, str) or not isinstance(chosen, Iterable):
+        chosen = [chosen]
+    ids = [getattr(each, "trial_id", each) for each in chosen]
+    if not ids or not all(isinstance(each, str) for each in ids):
+        raise ConfigError(f"resume_finished={chosen!r}: give True, or a list of trial ids or results")
+    return tuple(ids)
+
+
+def require_known(rule: ResumeRule, trials: Sequence[Trial], folder: Path) -> None:
+    """Refuse a rule that names what is no finished trial.
+
+    Raises:
+        ConfigError: it does.
+    """
+    finished = {trial.trial_id for trial in trials if trial.status is TrialStatus.TERMINATED}
+    if unknown := [each for each in rule.only or () if each not in finished]:
+        states = {trial.trial_id: str(trial.status) for trial in trials}
+        said = ", ".join(f"{each} ({states.get(each, 'no such trial')})" for each in unknown)
+        raise ConfigError(
+            f"resume_finished names what is no finished trial of {folder}: {said}; errored trials go on by "
+            "resume_errored=True, unfinished ones by themselves"
+        )
+
+
+def require_checkpoints(rule: ResumeRule, trials: Sequence[Trial]) -> None:
+    """A finished trial goes on from a checkpoint; to run it again instead must be asked for.
+
+    Raises:
+        ConfigError: a trial is to go on and has none.
+    """
+    lacking = [
+        trial.trial_id
+        for trial in trials
+        if trial.status is TrialStatus.TERMINATED
+        and rule.for_trial(trial) is Resume.RESUME
+        and trial.last_result
+        and not trial.checkpoints
+    ]
+    if lacking:
+        more = f" and {len(lacking) - 5} more" if len(lacking) > 5 else ""
+        raise ConfigError(
+            f"resume_finished: no checkpoint to go on from has {', '.join(lacking[:5])}{more}. Name the "
+            "trials that have one, as resume_finished=[...], or run them again from the beginning by "
+            "resume_config=tune.ResumeConfig(finished=tune.ResumeConfig.ResumeType.RESTART)"
+        )
+
+
+def require_reported(
+    metrics: Sequence[str], histories: Iterable[Sequence[Mapping[str, Any]]], *, finished: bool
+) -> None:
+    """Refuse metrics to go on with that no report of before has, if none can be expected to have them.
+
+    Args:
+        metrics: given to the restore.
+        histories: the reports of each trial.
+        finished: all trials have come to their end, so that no report is still to come.
+
+    Raises:
+        MetricError: a metric is not there, and is a misspelling or comes too late; the nearest name is told.
+    """
+    last: list[Mapping[str, Any]] = []
+    lacking = set(metrics)
+    for reports in histories:
+        last += reports[-1:]
+        lacking -= {name for name in lacking if any(lookup(each, name) is not None for each in reports)}
+        if not lacking:
+            return
+    for name in metrics:
+        if name in lacking and last and (finished or any(misspelt(name, result) for result in last)):
+            raise MetricError(
+                f"TuneConfig(metric=...) is {missing_metric(name, last)} "
+                "(TuneConfig(strict_metric_checking=False) lets it come with a later report)"
+            )
+
+
+def require_kept(rule: ResumeRule | None, *, in_memory: bool) -> None:
+    """Raise ConfigError if an experiment is to go on of which nothing is kept."""
+    if in_memory and rule is not None:
+        raise ConfigError(
+            "an experiment in memory has nothing to go on with: leave `resume` out, or keep the experiment "
+            "in its folder"
+        )
+
+
+@dataclass
+class Restored:
+    """What an interrupted experiment comes to.
+
+    Attributes:
+        trials: as the controller takes them.
+        with_metric: ids of those that have reported the metric.
+        records: what restoring has changed, to commit before anything runs.
+        owed: by trial that is paused, the decision that it take over another's state, or have other
+            resources, which had not been carried out yet.
+    """
+
+    trials: list[Trial]
+    with_metric: set[str] = field(default_factory=set)
+    records: list[ev.Record] = field(default_factory=list)
+    owed: dict[str, Decision] = field(default_factory=dict)
+
+
+def restore_trials(
+    reader: ExperimentReader,
+    proposals: Proposals,
+    scheduler: TrialScheduler,
+    rule: ResumeRule,
+    metrics: Sequence[str],
+    time: float,
+    stop: StopRules,
+    *,
+    space_since: int = 0,
+    checkpoints: CheckpointConfig | None = None,
+) -> Restored:
+    """Replay the file's log into `proposals`, `scheduler` and `stop`, and settle what each trial now is.
+
+    Args:
+        reader: of the file.
+        proposals: as they were at the start.
+        scheduler: the same.
+        rule: which trials go on.
+        metrics: that every trial must report.
+        time: now.
+        stop: the rules of RunConfig(stop=...), told of nothing yet.
+        space_since: index of the first trial that was drawn from the space that `proposals` have.
+        checkpoints: which are kept from now on; None: as before.
+
+    Raises:
+        ConfigError: a trial can't go on as asked, or the searcher suggests fewer configurations than it did.
+    """
+    consulted = CheckedScheduler(scheduler)
+    restored = Restored(reader.trials(checkpoints))
+    trials = restored.trials
+    require_known(rule, trials, reader.folder)
+    started, verdicts = reader.started(), reader.verdicts()
+    for trial in trials:
+        _forget_lost(restored, trial, reader.folder / trial.dirname, time)
+    require_checkpoints(rule, trials)
+    before = {trial.trial_id: trial.status for trial in trials}
+    for trial in trials:
+        _settle(restored, trial, rule, verdicts.get(trial.trial_id), scheduler, time)
+    going_on = {trial.trial_id for trial in trials if not trial.status.is_finished}
+    with contextlib.closing(reader.log()) as log:
+        replayed = replay(
+            log,
+            trials,
+            proposals,
+            scheduler,
+            metrics,
+            stop=stop,
+            going_on=going_on,
+            space_since=space_since,
+        )
+    restored.with_metric = replayed.with_metric
+    for trial in trials:
+        if trial.status is TrialStatus.PAUSED and trial.trial_id in replayed.owed:
+            _owe(restored, trial, replayed.owed[trial.trial_id], scheduler, time)
+        if trial.status is TrialStatus.PENDING and trial.trial_id in replayed.paused:
+            proposals.on_unpause(trial.trial_id)
+        trial.last_result["config"] = trial.config
+        if trial.status.is_finished and not before[trial.trial_id].is_finished:
+            proposals.on_trial_complete(trial.trial_id, trial.last_result)
+            consulted.on_trial_complete(trial.trial_id)
+        if before[trial.trial_id].is_finished and not trial.status.is_finished and consulted.hears_again:
+            consulted.on_trial_again(trial.trial_id)
+        if trial.status is TrialStatus.PAUSED and before[trial.trial_id] is not TrialStatus.PAUSED:
+            proposals.on_pause(trial.trial_id)
+        if trial.status is TrialStatus.PENDING and (trial.trial_id, trial.attempt) in started:
+            trial.attempt += 1
+    return restored
+
+
+@dataclass
+class Replayed:
+    """What a replay has found.
+
+    Attributes:
+        with_metric: ids of trials that have reported the metrics, all at once.
+        paused: ids of trials that the searcher takes to be paused.
+        owed: by trial, what the scheduler has decided last, where the log has nothing that came of it.
+    """
+
+    with_metric: set[str] = field(default_factory=set)
+    paused: set[str] = field(default_factory=set)
+    owed: dict[str, Decision] = field(default_factory=dict)
+
+
+def replay(
+    log: Iterable[LogEntry],
+    trials: Sequence[Trial],
+    proposals: Proposals,
+    scheduler: TrialScheduler,
+    metrics: Sequence[str] = (),
+    *,
+    stop: StopRules | None = None,
+    going_on: Collection[str] = (),
+    space_since: int = 0,
+) -> Replayed:
+    """Tell `proposals`, `scheduler` and `stop` what they were told, and complete the configurations.
+
+    Args:
+        log: what happened.
+        trials: as the file has them.
+        proposals: as they were at the start.
+        scheduler: the same.
+        metrics: to look for.
+        stop: rules to tell; None: none.
+        going_on: ids of trials that had ended and are to run again: for both they have not ended.
+        space_since: as in `restore_trials`.
+
+    Raises:
+        ConfigError: the searcher suggests fewer configurations than it did.
+    """
+    consulted = CheckedScheduler(scheduler)
+    by_id = {trial.trial_id: trial for trial in trials}
+    objects = with_objects(proposals.space)
+    last: dict[str, dict[str, Any]] = {}
+    replayed = Replayed()
+    with_metric, paused, owed = replayed.with_metric, replayed.paused, replayed.owed
+    for entry in log:
+        if not isinstance(entry, (Began, NoMoreTrials, Paused, Changed)):
+            owed.pop(entry.trial_id, None)
+        match entry:
+            case Suggested(trial_id):
+                trial = by_id[trial_id]
+                suggested = _remember(proposals, trial, objects, same_space=trial.index >= space_since)
+                if trial_id in going_on and holds_opaque(trial.config):
+                    raise _unknown_object(trial)
+                consulted.on_trial_add(trial_id, suggested)
+            case Report(trial_id=trial_id, result=result):
+                last[trial_id] = result
+                if metrics and all(is_number(lookup(result, metric)) for metric in metrics):
+                    with_metric.add(trial_id)
+                proposals.on_trial_result(trial_id, result)
+                decision = consulted.on_result(trial_id, result)
+                owed[trial_id] = decision
+                if decision.reason:
+                    proposals.on_trial_decision(trial_id, result, decision)
+                if stop is not None:
+                    stop.told_again(trial_id, result)
+            case Paused(trial_id):
+                paused.add(trial_id)
+                proposals.on_pause(trial_id)
+            case Resumed(trial_id):
+                consulted.on_trial_resume(trial_id)
+                if trial_id in paused:
+                    paused.remove(trial_id)
+                    proposals.on_unpause(trial_id)
+            case Changed(trial_id, config, donor):
+                config = complete(objects(config), by_id[trial_id].suggested)
+                consulted.on_trial_change(trial_id, config, donor)
+                if trial_id in owed and owed[trial_id].verdict is Verdict.PAUSE:
+                    del owed[trial_id]
+            case Regranted(trial_id, request, before):
+                consulted.on_trial_request(trial_id, request, before)
+            case Began():
+                consulted.on_begin()
+            case NoMoreTrials():
+                consulted.on_no_more_trials()
+            case Ended(trial_id, error, final):
+                ended = final and trial_id not in going_on
+                # A searcher that can hears of an end that was none after all, as its next suggestions did.
+                if ended or proposals.hears_again:
+                    proposals.on_trial_complete(trial_id, last.get(trial_id), error=error)
+                if not ended and not consulted.hears_again:
+                    continue
+                tell = consulted.on_trial_error if error else consulted.on_trial_complete
+                tell(trial_id)
+            case Again(trial_id):
+                if consulted.hears_again:
+                    consulted.on_trial_again(trial_id)
+        # They were carried out then, unless by another scheduler: the log has what came of them, but for
+        # what was cut off.
+        owed.update(consulted.verdicts())
+    return replayed
+
+
+def _remember(
+    proposals: Proposals,
+    trial: Trial,
+    objects: Callable[[dict[str, Any]], dict[str, Any]],
+    *,
+    same_space: bool,
+) -> dict[str, Any]:
+    """The suggestion of before; it also gives what neither text nor space can, such as computed objects."""
+    stored = objects(trial.suggested)
+    config = proposals.replay(trial.trial_id, stored, same_space=same_space)
+    if config is None:
+        raise ConfigError(f"{proposals.name} gives no suggestion for trial {trial.trial_id} any more")
+    suggested: dict[str, Any] = complete(stored, config)
+    trial.tried = [complete(objects(each), config) for each in trial.tried]
+    trial.config = complete(objects(trial.config), config)
+    return suggested
+
+
+def _unknown_object(trial: Trial) -> ConfigError:
+    """A trial that runs needs all of its values; one that has ended may keep a mark in place of an object."""
+    return ConfigError(
+        f"trial {trial.name} is to go on, but its configuration {encode_config(trial.config)} holds an "
+        "object that cannot be rebuilt: restore with the param_space of the start, or keep that object in "
+        "the new one"
+    )
+
+
+_LEADS_TO = {Verdict.STOP: TrialStatus.TERMINATED, Verdict.PAUSE: TrialStatus.PAUSED}
+
+
+def _settle(
+    restored: Restored,
+    trial: Trial,
+    rule: ResumeRule,
+    decided: Decision | None,
+    scheduler: TrialScheduler,
+    time: float,
+) -> None:
+    """Set the status that the trial goes on with, and record it where it is another."""
+    what, finished = rule.for_trial(trial), trial.status.is_finished
+    if finished and what is Resume.SKIP:
+        return
+    status, reason = TrialStatus.PENDING, trial.reason or "resumed"
+    if trial.status is TrialStatus.PAUSED:
+        status = trial.status
+    elif trial.status is TrialStatus.RUNNING and decided is not None and decided.verdict in _LEADS_TO:
+        # Committed, but killed before the trial had ended.
+        status, reason = _LEADS_TO[decided.verdict], words_for(decided, scheduler.label)
+    if what is Resume.SKIP and status is not TrialStatus.TERMINATED:
+        status, reason = TrialStatus.TERMINATED, "not resumed"
+    elif what is Resume.RESTART and status is TrialStatus.PAUSED:
+        status, reason = TrialStatus.PENDING, "resumed"
+    if status is TrialStatus.PENDING and what is Resume.RESTART:
+        restored.records += [ev.CheckpointDropped(trial, checkpoint) for checkpoint in trial.checkpoints]
+        trial.checkpoints.clear()
+        if trial.tried:  # else nothing tells that it begins anew with what it came to
+            restored.records.append(ev.Rearranged(trial, time, trial.config))
+    if finished:
+        words = "run again after an error" if trial.status is TrialStatus.ERROR else "extended"
+        trial.attempt, trial.failures, trial.failure = trial.attempt + 1, 0, None
+        reason = words
+    if (status, reason) != (trial.status, trial.reason):
+        _set_status(restored, trial, status, reason, time)
+
+
+def _owe(restored: Restored, trial: Trial, last: Decision, scheduler: TrialScheduler, time: float) -> None:
+    """A trial is paused, and `last` was decided on it: settle it, or leave that to who can carry it out."""
+    if last.donors or last.request is not None:
+        restored.owed[trial.trial_id] = last
+    elif last.verdict is Verdict.STOP:
+        _set_status(restored, trial, TrialStatus.TERMINATED, words_for(last, scheduler.label), time)
+    elif (
+        last.verdict is Verdict.CONTINUE
+    ):  # it was paused by another scheduler: this one would never choose it
+        _set_status(restored, trial, TrialStatus.PENDING, "resumed", time)
+
+
+def _set_status(restored: Restored, trial: Trial, status: TrialStatus, reason: str, time: float) -> None:
+    trial.status, trial.reason = status, reason
+    restored.records.append(ev.StatusChanged(trial, time, status, reason, trial.attempt, trial.failures))
+
+
+def _forget_lost(restored: Restored, trial: Trial, folder: Path, time: float) -> None:
+    """Forget checkpoints whose folder is gone."""
+    for checkpoint in [kept for kept in trial.checkpoints if not (folder / kept.dirname).is_dir()]:
+        trial.checkpoints.remove(checkpoint)
+        restored.records.append(ev.CheckpointDropped(trial, checkpoint))
+        restored.records.append(
+            ev.Noted(time, "checkpoint lost", f"{checkpoint.dirname} is not in {folder}", trial.trial_id)
+        )
+
+
+def tidy(trials: Iterable[Trial], folder: Path) -> None:
+    """Remove checkpoint folders that nothing refers to, now that `Restored.records` are committed."""
+    for trial in trials:
+        known = {checkpoint.dirname for checkpoint in trial.checkpoints}
+        remove_unknown(os.fspath(folder / trial.dirname), known)

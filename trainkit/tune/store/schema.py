@@ -1,0 +1,193 @@
+"""Tables of the experiment file, and the checks that a file is whole.
+
+`application_id` says that trainkit wrote it, `user_version` which layout it has.
+Users may query it: NaN and infinities are the texts "NaN", "Infinity", "-Infinity".
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from pathlib import Path
+
+from trainkit.errors import StoreError
+
+FILENAME = "experiment.sqlite"
+APPLICATION_ID = 0x746B6974  # "tkit"
+VERSION = 3
+
+TABLES = """
+CREATE TABLE experiment (
+    key TEXT PRIMARY KEY,
+    value TEXT NOT NULL
+) WITHOUT ROWID;
+
+CREATE TABLE trials (
+    trial_id TEXT PRIMARY KEY,
+    trial_index INTEGER NOT NULL UNIQUE,
+    seq INTEGER NOT NULL,               -- place in the order of all that happened
+    config TEXT NOT NULL,               -- as suggested
+    name TEXT NOT NULL,
+    dirname TEXT NOT NULL,
+    tag TEXT NOT NULL,
+    status TEXT NOT NULL,
+    reason TEXT NOT NULL DEFAULT '',
+    attempt INTEGER NOT NULL DEFAULT 0, -- the attempt that runs, or would run next
+    failures INTEGER NOT NULL DEFAULT 0,
+    error_kind TEXT,
+    error_message TEXT,
+    error_traceback TEXT
+) WITHOUT ROWID;
+
+CREATE TABLE attempts (
+    trial_id TEXT NOT NULL REFERENCES trials,
+    attempt INTEGER NOT NULL,
+    pid INTEGER NOT NULL,
+    hostname TEXT NOT NULL,
+    node_ip TEXT NOT NULL,
+    started REAL NOT NULL,              -- seconds since 1970
+    iteration INTEGER NOT NULL,         -- that it went on from; 0: the beginning
+    config TEXT,                        -- where another than the trial's
+    PRIMARY KEY (trial_id, attempt)
+) WITHOUT ROWID;
+
+CREATE TABLE results (
+    trial_id TEXT NOT NULL REFERENCES trials,
+    attempt INTEGER NOT NULL,
+    iteration INTEGER NOT NULL,
+    seq INTEGER NOT NULL,
+    metrics TEXT NOT NULL,              -- JSON
+    PRIMARY KEY (trial_id, attempt, iteration)
+) WITHOUT ROWID;
+
+CREATE TABLE decisions (
+    seq INTEGER PRIMARY KEY,
+    trial_id TEXT NOT NULL REFERENCES trials,
+    attempt INTEGER NOT NULL,
+    iteration INTEGER NOT NULL,
+    verdict TEXT NOT NULL,              -- CONTINUE, PAUSE, RESUME or STOP
+    reason TEXT NOT NULL                -- JSON
+);
+CREATE INDEX decisions_of_trials ON decisions (trial_id, seq);
+
+CREATE TABLE checkpoints (
+    trial_id TEXT NOT NULL REFERENCES trials,
+    number INTEGER NOT NULL,
+    attempt INTEGER NOT NULL,
+    iteration INTEGER NOT NULL,
+    dirname TEXT NOT NULL,              -- in the trial's folder
+    score REAL,
+    dropped INTEGER NOT NULL DEFAULT 0,
+    PRIMARY KEY (trial_id, number)
+) WITHOUT ROWID;
+
+CREATE TABLE events (
+    seq INTEGER PRIMARY KEY,
+    time REAL NOT NULL,
+    kind TEXT NOT NULL,
+    trial_id TEXT,
+    detail TEXT NOT NULL
+);
+
+-- The history to look at: of each iteration, the attempt that reported it last.
+CREATE VIEW history AS -- beside max() SQLite takes the other columns from the row that holds the maximum
+    SELECT trial_id, max(attempt) AS attempt, iteration, seq, metrics FROM results
+    GROUP BY trial_id, iteration;
+"""
+
+
+def create_database(path: Path) -> sqlite3.Connection:
+    """Make the file, with its tables; return a connection for writing.
+
+    Raises:
+        StoreError: it can't be written.
+    """
+    try:
+        connection = sqlite3.connect(path, isolation_level=None)
+        connection.execute("PRAGMA journal_mode=WAL")
+        _tune(connection)
+        connection.executescript(
+            f"BEGIN; PRAGMA application_id={APPLICATION_ID}; PRAGMA user_version={VERSION}; {TABLES} COMMIT;"
+        )
+    except sqlite3.Error as error:
+        raise StoreError(f"{path} cannot be written: {error}") from error
+    return connection
+
+
+def open_database(path: Path, *, read_only: bool) -> sqlite3.Connection:
+    """Open a file that exists, after a look at whether it is ours and whole.
+
+    Only SQLite itself opens a file that is in order: POSIX locks are a process's, so whoever closes another
+    descriptor of a file that this process writes drops SQLite's locks on it. The next program that looks
+    into it, such as the `sqlite3` shell, would then take itself for the only one and remove the log.
+
+    Raises:
+        StoreError: there is none, it is damaged, foreign, or of another version.
+    """
+    if not path.exists():
+        raise StoreError(f"{path.parent} holds no experiment: there is no {path.name}")
+    connection = None
+    try:
+        mode = "ro" if read_only else "rw"
+        connection = sqlite3.connect(
+            f"{path.absolute().as_uri()}?mode={mode}", uri=True, isolation_level=None
+        )
+        _check_identity(connection, path)
+        if not read_only:
+            problem = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
+            if problem != "ok":
+                raise StoreError(f"{path} is damaged: {problem}. {_ADVICE}")
+            connection.execute("PRAGMA journal_mode=WAL")
+            _tune(connection)
+    except sqlite3.Error as error:
+        if connection is not None:
+            connection.close()
+        raise StoreError(_what_is_wrong(path, error)) from error
+    except StoreError:
+        if connection is not None:
+            connection.close()
+        raise
+    return connection
+
+
+_ADVICE = "Put back a copy of it, or start a new experiment under another name"
+
+
+def _tune(connection: sqlite3.Connection) -> None:
+    # With a write-ahead log, NORMAL keeps every commit through the death of the process, SIGKILL
+    # included, since the log is in the kernel by then. Only a power cut can lose the last commits,
+    # and never the file.
+    connection.execute("PRAGMA synchronous=NORMAL")
+
+
+def _what_is_wrong(path: Path, error: sqlite3.Error) -> str:
+    """Text on a file that SQLite can't read."""
+    try:
+        with open(path, "rb") as file:
+            header = file.read(100)
+            size = os.fstat(file.fileno()).st_size
+    except OSError as problem:
+        return f"{path} cannot be read: {problem}"
+    if len(header) < 100 or not header.startswith(b"SQLite format 3\0"):
+        return f"{path} is not an experiment file: it is damaged, or another program wrote it. {_ADVICE}"
+    page_size = int.from_bytes(header[16:18], "big")
+    page_size = 65536 if page_size == 1 else page_size
+    pages = int.from_bytes(header[28:32], "big")
+    # Pages that are still in the log are missing from the file itself; the log then exists.
+    if pages * page_size > size and not path.with_name(path.name + "-wal").exists():
+        return f"{path} is cut short: {size} bytes of {pages * page_size}. {_ADVICE}"
+    return f"{path} is damaged or cannot be read: {error}. {_ADVICE}"
+
+
+def _check_identity(connection: sqlite3.Connection, path: Path) -> None:
+    application = connection.execute("PRAGMA application_id").fetchone()[0]
+    version = connection.execute("PRAGMA user_version").fetchone()[0]
+    if application != APPLICATION_ID:
+        if path.stat().st_size == 0:
+            raise StoreError(f"{path} is not an experiment file: it is empty. {_ADVICE}")
+        raise StoreError(f"{path} was written by another program (application_id {application:#x})")
+    if version != VERSION:
+        raise StoreError(
+            f"{path} has layout {version}, and this trainkit reads layout {VERSION}; "
+            "open it with the version of trainkit that wrote it"
+        )

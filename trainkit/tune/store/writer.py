@@ -1,0 +1,311 @@
+"""Writer of an experiment file.
+
+What a batch of events led to is committed in one transaction, before any of it is acknowledged to a
+trial. So what a trial was told about is never lost, and a commit is shared by all who wait for one.
+"""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+from trainkit.errors import ConfigError, StoreError
+from trainkit.tune.controller import events as ev
+from trainkit.tune.core.checkpoint import advice
+from trainkit.tune.core.values import encode, encode_config, storable_text
+from trainkit.tune.store.ownership import Ownership
+from trainkit.tune.store.reader import ExperimentReader
+from trainkit.tune.store.schema import FILENAME, create_database, open_database
+
+logger = logging.getLogger("trainkit.tune")
+
+
+class ExperimentStore:
+    """The one writer of an experiment's file.
+
+    Args:
+        folder: of the experiment.
+        connection: open for writing.
+        ownership: held until `close`.
+    """
+
+    def __init__(self, folder: Path, connection: sqlite3.Connection, ownership: Ownership) -> None:
+        self.folder = folder
+        self._connection = connection
+        self._ownership = ownership
+        self._seq: int = connection.execute(
+            "SELECT coalesce(max(seq), 0) FROM (SELECT max(seq) AS seq FROM trials "
+            "UNION ALL SELECT max(seq) FROM results UNION ALL SELECT max(seq) FROM decisions "
+            "UNION ALL SELECT max(seq) FROM events)"
+        ).fetchone()[0]
+        self._writers: dict[type, Callable[[Any], None]] = {
+            ev.TrialAdded: self._trial_added,
+            ev.AttemptStarted: self._attempt_started,
+            ev.ResultAdded: self._result_added,
+            ev.DecisionMade: self._decision_made,
+            ev.CheckpointAdded: self._checkpoint_added,
+            ev.CheckpointDropped: self._checkpoint_dropped,
+            ev.StatusChanged: self._status_changed,
+            ev.Rearranged: self._rearranged,
+            ev.Noted: self._noted,
+        }
+
+    @classmethod
+    def create(cls, folder: Path, facts: Mapping[str, Any]) -> Self:
+        """Make a new experiment in `folder`, which may exist but not hold one.
+
+        Args:
+            folder: of the experiment; made if need be.
+            facts: what `experiment` keeps, by name; JSON values, or search spaces.
+
+        Raises:
+            ConfigError: `folder` holds an experiment.
+            StoreError: it can't be written, or another process is at it.
+        """
+        _refuse_existing(folder)  # before a lock file is laid into it
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise StoreError(
+                f"the experiment's folder {folder} cannot be made: {error}. Give a folder that this user may "
+                "write to as RunConfig(storage_path=...)"
+            ) from None  # the error's own frames tell of mkdir and nothing else
+        ownership = Ownership(folder)
+        try:
+            _refuse_existing(folder)  # another process may have made one before the lock was ours
+            # Under another name until it is whole: a kill in between leaves no half-made experiment.
+            aside = folder / f"{FILENAME}.partial"
+            for leftover in folder.glob(f"{aside.name}*"):
+                leftover.unlink()
+            connection = create_database(aside)
+            with connection:
+                connection.execute("BEGIN")
+                connection.executemany(
+                    "INSERT INTO experiment VALUES (?, ?)",
+                    [(key, encode_config(value)) for key, value in facts.items()],
+                )
+            connection.close()
+            aside.rename(folder / FILENAME)
+            return cls(folder, open_database(folder / FILENAME, read_only=False), ownership)
+        except (sqlite3.Error, OSError) as error:
+            ownership.close()
+            raise StoreError(f"{folder / FILENAME} cannot be written: {error}") from error
+        except BaseException:
+            ownership.close()
+            raise
+
+    @classmethod
+    def open(cls, folder: Path) -> Self:
+        """Go on writing an experiment.
+
+        Raises:
+            StoreError: there is none, it is damaged or foreign, or another process is at it.
+        """
+        if not (folder / FILENAME).exists():
+            raise StoreError(f"{folder} holds no experiment: there is no {FILENAME}")
+        ownership = Ownership(folder)
+        try:
+            return cls(folder, open_database(folder / FILENAME, read_only=False), ownership)
+        except BaseException:
+            ownership.close()
+            raise
+
+    def commit(self, records: Sequence[ev.Record]) -> None:
+        """Write `records` in one transaction; when this returns, they survive the end of this process.
+
+        Raises:
+            StoreError: the disk is full, or the file is damaged; nothing of `records` was written.
+        """
+        if not records:
+            return
+        try:
+            self._connection.execute("BEGIN IMMEDIATE")
+            try:
+                for record in records:
+                    self._writers[type(record)](record)
+                self._connection.execute("COMMIT")
+            except BaseException:
+                if self._connection.in_transaction:  # SQLite may have rolled it back itself
+                    self._connection.execute("ROLLBACK")
+                raise
+        except sqlite3.Error as error:
+            raise StoreError(
+                f"{self.folder / FILENAME} cannot be written: {error}.{advice(self.folder, error)} All that "
+                "was acknowledged is kept: mend the cause, then go on by "
+                f"Tuner.restore({str(self.folder)!r}, trainable).fit()"
+            ) from error
+
+    def set_fact(self, key: str, value: Any) -> None:
+        """Write one fact of the experiment, in place of what it was.
+
+        Raises:
+            StoreError: it can't be written.
+        """
+        try:
+            self._run("INSERT OR REPLACE INTO experiment VALUES (?, ?)", key, encode_config(value))
+        except sqlite3.Error as error:
+            raise StoreError(f"{self.folder / FILENAME} cannot be written: {error}") from error
+
+    def reader(self) -> ExperimentReader:
+        """What reads it, also while it is written to; close it."""
+        return ExperimentReader(self.folder)
+
+    def close(self) -> None:
+        """Fold the log into the file and let the experiment go; nothing but the file stays.
+
+        The log stays where somebody reads, until they close, and where the disk is full; it loses nothing.
+        """
+        try:
+            # Who reads a file with a write-ahead log makes one anew, and can't remove it.
+            self._connection.execute("PRAGMA journal_mode=DELETE")
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode & 0xFF not in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+                path = self.folder / FILENAME
+                logger.warning(
+                    "%s cannot take in its log: %s.%s Part of what was written is in %s-wal, so keep that "
+                    "file beside it; the next program that opens the experiment tries again",
+                    path,
+                    error,
+                    advice(self.folder, error),
+                    path,
+                )
+        finally:
+            self._connection.close()
+            self._ownership.close()
+
+    # --- one method per record --------------------------------------------------------------------
+
+    def _next(self) -> int:
+        self._seq += 1
+        return self._seq
+
+    def _run(self, sql: str, *values: Any) -> None:
+        self._connection.execute(sql, tuple(map(_storable, values)))
+
+    def _trial_added(self, record: ev.TrialAdded) -> None:
+        trial = record.trial
+        self._run(
+            "INSERT INTO trials (trial_id, trial_index, seq, config, name, dirname, tag, status) "
+            "VALUES (?,?,?,?,?,?,?,?)",
+            trial.trial_id,
+            trial.index,
+            self._next(),
+            encode_config(trial.config),
+            trial.name,
+            trial.dirname,
+            trial.tag,
+            "PENDING",
+        )
+
+    def _attempt_started(self, record: ev.AttemptStarted) -> None:
+        self._run(
+            "INSERT OR REPLACE INTO attempts VALUES (?,?,?,?,?,?,?,?)",
+            record.trial.trial_id,
+            record.attempt,
+            record.pid,
+            record.hostname,
+            record.node_ip,
+            record.time,
+            record.iteration,
+            encode_config(record.trial.config) if record.trial.tried else None,
+        )
+        self._run(
+            "UPDATE trials SET status = 'RUNNING', reason = '', attempt = ? WHERE trial_id = ?",
+            record.attempt,
+            record.trial.trial_id,
+        )
+
+    def _result_added(self, record: ev.ResultAdded) -> None:
+        self._run(
+            "INSERT INTO results VALUES (?,?,?,?,?)",
+            record.trial.trial_id,
+            record.attempt,
+            record.iteration,
+            self._next(),
+            encode(record.metrics),
+        )
+
+    def _decision_made(self, record: ev.DecisionMade) -> None:
+        self._run(
+            "INSERT INTO decisions VALUES (?,?,?,?,?,?)",
+            self._next(),
+            record.trial.trial_id,
+            record.attempt,
+            record.iteration,
+            str(record.decision.verdict),
+            encode(dict(record.decision.reason)),
+        )
+
+    def _checkpoint_added(self, record: ev.CheckpointAdded) -> None:
+        saved = record.checkpoint
+        self._run(
+            "INSERT INTO checkpoints (trial_id, number, attempt, iteration, dirname, score) "
+            "VALUES (?,?,?,?,?,?)",
+            record.trial.trial_id,
+            saved.number,
+            record.attempt,
+            saved.iteration,
+            saved.dirname,
+            saved.score,
+        )
+
+    def _checkpoint_dropped(self, record: ev.CheckpointDropped) -> None:
+        self._run(
+            "UPDATE checkpoints SET dropped = 1 WHERE trial_id = ? AND number = ?",
+            record.trial.trial_id,
+            record.checkpoint.number,
+        )
+
+    def _status_changed(self, record: ev.StatusChanged) -> None:
+        failure = record.failure
+        self._run(
+            "UPDATE trials SET status = ?, reason = ?, attempt = ?, failures = ?, "
+            "error_kind = ?, error_message = ?, error_traceback = ? WHERE trial_id = ?",
+            str(record.status),
+            record.reason,
+            record.attempt,
+            record.failures,
+            failure and failure.kind,
+            failure and failure.message,
+            failure and failure.traceback,
+            record.trial.trial_id,
+        )
+        self._noted(ev.Noted(record.time, str(record.status), record.reason, record.trial.trial_id))
+
+    def _rearranged(self, record: ev.Rearranged) -> None:
+        trial = record.trial
+        detail = {
+            "alone": trial.alone,
+            "config": record.config,
+            "granted": trial.granted and [trial.granted.bundles, trial.granted.strategy],
+            "before": record.before and [record.before.bundles, record.before.strategy],
+            "donor": record.donor and record.donor.trial_id,
+            "donor_iteration": record.donor_iteration,
+            "iteration": trial.checkpoint.iteration if trial.checkpoint else 0,
+        }
+        self._noted(ev.Noted(record.time, ev.REARRANGED, encode_config(detail), trial.trial_id))
+
+    def _noted(self, record: ev.Noted) -> None:
+        self._run(
+            "INSERT INTO events VALUES (?,?,?,?,?)",
+            self._next(),
+            record.time,
+            record.kind,
+            record.trial_id,
+            record.detail,
+        )
+
+
+def _storable(value: Any) -> Any:
+    return storable_text(value) if isinstance(value, str) and not value.isascii() else value
+
+
+def _refuse_existing(folder: Path) -> None:
+    if (folder / FILENAME).exists():
+        raise ConfigError(
+            f"{folder} already holds an experiment; go on with it by "
+            f"Tuner.restore({str(folder)!r}, trainable).fit(), or choose another RunConfig(name=...)"
+        )

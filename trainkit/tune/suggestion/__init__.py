@@ -1,1 +1,0 @@
-"""From a searcher to a trial: whole configurations, none twice, with names."""

@@ -1,0 +1,1 @@
+"""Copies of an experiment at other addresses."""

@@ -1,0 +1,332 @@
+"""Copy of a running experiment at an address, kept by a thread.
+
+A round:   snapshot of the store -> its checkpoints -> other files -> the snapshot itself -> deletions
+So the store that lies there never names a checkpoint that isn't there whole, and is replaced at once.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import shutil
+import sqlite3
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+from trainkit.errors import ConfigError, StorageError
+from trainkit.tune.callbacks.base import Callback
+from trainkit.tune.core.checkpoint import CHECKPOINT_FOLDER, link_or_copy
+from trainkit.tune.core.policies import SyncConfig
+from trainkit.tune.core.trial import Trial
+from trainkit.tune.display import Say, wait_saying
+from trainkit.tune.store.ownership import FILENAME as LOCK
+from trainkit.tune.store.reader import ExperimentReader
+from trainkit.tune.store.schema import FILENAME, open_database
+from trainkit.tune.sync.storage import Address, checkpoint_of
+
+logger = logging.getLogger("trainkit.tune")
+
+WORKSHOP = ".mirror"
+"""Folder in the experiment's, for what is being uploaded; it is gone when `fit` returns."""
+
+TRIES = 6
+"""Rounds at the end that may fail before the copy is given up, with pauses from 0.1 s that double."""
+
+_WRITTEN_BY_US = re.compile(
+    r"params\.json|result\.json|progress\.csv|error\.txt|stdout|stderr|events\.out\.tfevents.*"
+)
+
+
+class Mirror(Callback):
+    """Copies the experiment in `folder` to `address`; as a callback it hears which trials have news.
+
+    Args:
+        folder: of the experiment.
+        address: the folder of the copy.
+        sync: how often, how long, how much.
+        say: prints a line; told where the end has to wait for the copy.
+    """
+
+    def __init__(self, folder: Path, address: Address, sync: SyncConfig, say: Say) -> None:
+        self._folder = folder
+        self._address = address
+        self._sync = sync
+        self._say = say
+        self._lock = threading.Lock()
+        self._news: set[str] = set()
+        self._closing = threading.Event()
+        self._abandoned = threading.Event()
+        self._problem: Exception | None = None
+        self._seen_version = -1
+        self._uploaded: dict[str, tuple[int, int]] = {}  # other files there: size and time of change
+        self._there: dict[str, int] = {}  # files of checkpoints at the address, with their sizes
+        self._thread = threading.Thread(target=self._work, name="trainkit-mirror", daemon=True)
+
+    def check(self, *, new: bool) -> None:
+        """Find out whether the address can be written, and holds what it should.
+
+        Raises:
+            ConfigError: it holds an experiment, though this one is new.
+            StorageError: it can't be written.
+        """
+        try:
+            if new and self._address.holds_experiment():
+                raise ConfigError(
+                    f"{self._address} already holds an experiment; go on with it by "
+                    f"Tuner.restore({str(self._address)!r}, trainable).fit(), or choose another "
+                    "RunConfig(name=...)"
+                )
+            self._address.fs.makedirs(self._address.root, exist_ok=True)
+            self._address.fs.pipe_file(self._address.path(f"{WORKSHOP}.partial"), b"trainkit")
+            self._address.remove(f"{WORKSHOP}.partial")
+            if not new:
+                self._take_in(self._address.sizes())
+        except ConfigError:
+            raise
+        except Exception as error:
+            raise StorageError(
+                f"{self._address} cannot be written: {type(error).__name__}: {error}. Nothing was started"
+            ) from error
+
+    def _take_in(self, sizes: Mapping[str, int]) -> None:
+        """Note what is there, perhaps of a driver that was killed.
+
+        It may have copied checkpoints that the store there doesn't name yet: another of that name, however
+        long, is not the same.
+        """
+        with ExperimentReader(self._folder) as reader:
+            known = reader.checkpoint_folders()
+        for name, size in sizes.items():
+            if checkpoint := checkpoint_of(name):
+                self._there[name] = size if checkpoint in known else -1
+            else:
+                self._uploaded[name] = (-1, -1)
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Copy while the `with` lasts; at its end the copy is complete.
+
+        Raises:
+            StorageError: it isn't.
+        """
+        shutil.rmtree(self._folder / WORKSHOP, ignore_errors=True)  # of a driver that was killed
+        self._mark_all()
+        self._thread.start()
+        try:
+            yield
+        except KeyboardInterrupt:
+            self._abandoned.set()
+            self._finish(1.0)
+            raise
+        except BaseException:
+            try:
+                self._finish(self._sync.sync_timeout)
+            except StorageError as error:  # what ended the experiment goes before it
+                logger.warning("%s", error)
+            raise
+        try:
+            self._finish(self._sync.sync_timeout)
+        except KeyboardInterrupt:
+            self._abandoned.set()
+            raise
+
+    def _finish(self, timeout_s: float) -> None:
+        self._closing.set()
+        wait_saying(f"the copy at {self._address}", self._joined, timeout_s, self._say)
+        still, problem = self._thread.is_alive(), self._problem
+        if not still:
+            shutil.rmtree(self._folder / WORKSHOP, ignore_errors=True)
+        if self._abandoned.is_set() or not (still or problem):
+            return
+        why = f"not after {timeout_s:g} s" if still else f"{type(problem).__name__}: {problem}"
+        raise StorageError(
+            f"the copy at {self._address} is not complete: {why}. Nothing is lost: the experiment is whole "
+            f"in {self._folder}, for Tuner.get_results(); a restore from that folder completes the copy"
+        ) from problem
+
+    def _joined(self, seconds: float) -> bool:
+        self._thread.join(seconds)
+        return not self._thread.is_alive()
+
+    # --- what has news ----------------------------------------------------------------------------
+
+    def on_trial_start(self, iteration: int, trials: Sequence[Trial], trial: Trial, **info: Any) -> None:
+        self._mark(trial)
+
+    def on_trial_result(
+        self, iteration: int, trials: Sequence[Trial], trial: Trial, result: Mapping[str, Any], **info: Any
+    ) -> None:
+        self._mark(trial)
+
+    def on_trial_complete(self, iteration: int, trials: Sequence[Trial], trial: Trial, **info: Any) -> None:
+        self._mark(trial)
+
+    def on_trial_error(self, iteration: int, trials: Sequence[Trial], trial: Trial, **info: Any) -> None:
+        self._mark(trial)
+
+    def _mark(self, trial: Trial) -> None:
+        with self._lock:
+            self._news.add(trial.dirname)
+
+    def _mark_all(self) -> None:
+        names = {
+            entry.name for entry in os.scandir(self._folder) if entry.is_dir() and entry.name != WORKSHOP
+        }
+        with self._lock:
+            self._news |= names
+
+    # --- the thread -------------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        try:
+            self._copy()
+        except Exception as error:  # of the local folder, such as that it was removed: `fit` tells it
+            self._problem = error
+
+    def _copy(self) -> None:
+        with closing(open_database(self._folder / FILENAME, read_only=True)) as source:
+            pause_s = 0.0
+            while not self._closing.wait(pause_s):
+                self._try(source)
+                # Half the period: what is committed just after a round began waits for the next one.
+                pause_s = self._sync.sync_period / 2
+            for attempt in range(TRIES):
+                self._mark_all()  # also what was written after a trial's last report
+                if self._try(source) or self._abandoned.wait(0.1 * 2**attempt):
+                    return
+
+    def _try(self, source: sqlite3.Connection) -> bool:
+        """A round; whether all is copied. What fails is told once, and done again in the next round."""
+        with self._lock:
+            news, self._news = self._news, set()
+        try:
+            self._round(source, news)
+        except Exception as error:  # whatever a file system raises
+            with self._lock:
+                self._news |= news
+            if self._problem is None:
+                logger.warning(
+                    "%s cannot be copied to %s for now: %s: %s; it is tried again, and this is said once",
+                    self._folder,
+                    self._address,
+                    type(error).__name__,
+                    error,
+                )
+            self._problem = error
+            return False
+        self._problem = None
+        return True
+
+    def _round(self, source: sqlite3.Connection, news: set[str]) -> None:
+        (version,) = source.execute("PRAGMA data_version").fetchone()
+        if version == self._seen_version and not news:
+            return
+        workshop = self._folder / WORKSHOP
+        shutil.rmtree(workshop, ignore_errors=True)
+        workshop.mkdir()
+        copy = workshop / FILENAME
+        kept = self._snapshot(source, copy, workshop)
+        self._upload_checkpoints(workshop, kept)
+        for name in (*sorted(news), ""):
+            self._upload_files(name)
+        self._delete_gone(news)
+        if self._abandoned.is_set():
+            return
+        self._address.replace(copy, FILENAME)
+        self._delete_dropped(kept)
+        self._seen_version = version
+        shutil.rmtree(workshop, ignore_errors=True)
+
+    def _snapshot(self, source: sqlite3.Connection, copy: Path, workshop: Path) -> set[str]:
+        """Copy the store as it is now, and hold its checkpoints fast, as a trial may drop one any time."""
+        with closing(sqlite3.connect(copy, isolation_level=None)) as target:
+            source.backup(target)
+            target.execute("PRAGMA journal_mode=DELETE")  # one file, without a log beside it
+            kept = set()
+            rows = target.execute(
+                "SELECT c.trial_id, c.number, t.dirname, c.dirname FROM checkpoints c JOIN trials t "
+                "USING (trial_id) WHERE NOT c.dropped"
+            ).fetchall()
+            for trial_id, number, trial_dirname, dirname in rows:
+                name = f"{trial_dirname}/{dirname}"
+                if self._hold(name, workshop):
+                    kept.add(name)
+                else:  # dropped since the snapshot: so it is there too
+                    target.execute(
+                        "UPDATE checkpoints SET dropped = 1 WHERE trial_id = ? AND number = ?",
+                        (trial_id, number),
+                    )
+            return kept
+
+    def _hold(self, name: str, workshop: Path) -> bool:
+        """Link the files of a checkpoint that aren't there yet; False if it is gone."""
+        source = self._folder / name
+        if not source.is_dir():
+            return False
+        try:
+            for folder, _, files in os.walk(source):
+                for file in files:
+                    path = Path(folder, file)
+                    short = str(path.relative_to(self._folder))
+                    if self._there.get(short) != path.stat().st_size:
+                        target = workshop / short
+                        target.parent.mkdir(parents=True, exist_ok=True)
+                        link_or_copy(path, target)
+        except FileNotFoundError:
+            return False
+        return source.is_dir()
+
+    def _upload_checkpoints(self, workshop: Path, kept: set[str]) -> None:
+        for name in sorted(kept):
+            for folder, _, files in os.walk(workshop / name):
+                for file in files:
+                    path = Path(folder, file)
+                    short = str(path.relative_to(workshop))
+                    self._there[short] = -1  # a part of it may be, if this fails
+                    self._address.put(path, short)
+                    self._there[short] = path.stat().st_size
+
+    def _upload_files(self, name: str) -> None:
+        """The files of a trial's folder, or with '' those beside the store, which have changed."""
+        top = self._folder / name
+        for folder, folders, files in os.walk(top):
+            inside = [
+                each for each in folders if not (folder == str(top) and CHECKPOINT_FOLDER.fullmatch(each))
+            ]
+            folders[:] = inside if name and self._sync.sync_artifacts else []
+            for file in files:
+                if file.startswith((FILENAME, LOCK)) or file.endswith(".partial"):
+                    continue
+                if name and not self._sync.sync_artifacts and not _WRITTEN_BY_US.fullmatch(file):
+                    continue
+                self._upload_file(Path(folder, file))
+
+    def _upload_file(self, path: Path) -> None:
+        short = str(path.relative_to(self._folder))
+        try:
+            found = path.stat()
+            state = (found.st_size, found.st_mtime_ns)
+            if self._uploaded.get(short) != state and path.is_file():
+                self._address.put(path, short)
+                self._uploaded[short] = state
+        except FileNotFoundError:
+            if path.exists():  # then it was the address that raised
+                raise
+
+    def _delete_gone(self, news: set[str]) -> None:
+        """What trials' folders held and hold no more, such as an event file that was begun anew."""
+        for short in [each for each in self._uploaded if each.split("/")[0] in news]:
+            if "/" in short and not (self._folder / short).exists():
+                self._address.remove(short)
+                del self._uploaded[short]
+
+    def _delete_dropped(self, kept: set[str]) -> None:
+        there = {checkpoint_of(name) for name in self._there}
+        for name in sorted(there - kept):
+            self._address.remove(name)
+            for file in [file for file in self._there if file.startswith(f"{name}/")]:
+                del self._there[file]

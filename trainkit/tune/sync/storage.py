@@ -1,0 +1,324 @@
+"""Addresses of experiments: a local folder or any fsspec file system."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import sqlite3
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trainkit import settings
+from trainkit.errors import ConfigError, MissingDependencyError, StorageError, StoreError
+from trainkit.tune.config import RunConfig
+from trainkit.tune.store.reader import ExperimentReader
+from trainkit.tune.store.schema import FILENAME, open_database
+
+MAX_TRIES = 3
+"""Downloads of an experiment that changes meanwhile."""
+
+
+@dataclass(frozen=True)
+class Address:
+    """A folder on a file system of fsspec's.
+
+    Attributes:
+        fs: the file system.
+        root: path of the folder there.
+    """
+
+    fs: Any
+    root: str
+
+    def __str__(self) -> str:
+        return str(self.fs.unstrip_protocol(self.root))
+
+    def path(self, name: str) -> str:
+        """Path of the file `name` in this folder."""
+        return f"{self.root}/{name}"
+
+    def put(self, source: Path, name: str) -> None:
+        """Copy a file there; a reader may see a part of it meanwhile."""
+        path = self.path(name)
+        self.fs.makedirs(path.rsplit("/", 1)[0], exist_ok=True)
+        self.fs.put_file(str(source), path)
+
+    def replace(self, source: Path, name: str) -> None:
+        """Copy a file there; a reader sees the old one or the new one, whole."""
+        self.put(source, f"{name}.partial")
+        self.fs.mv(self.path(f"{name}.partial"), self.path(name))
+
+    def remove(self, name: str) -> None:
+        """Remove a file or a folder; nothing if it isn't there."""
+        if self.fs.exists(self.path(name)):
+            self.fs.rm(self.path(name), recursive=True)
+
+    def sizes(self) -> dict[str, int]:
+        """Bytes of each file below, by its name in this folder."""
+        self.fs.invalidate_cache()
+        if not self.fs.exists(self.root):
+            return {}
+        start = len(self.root.rstrip("/")) + 1
+        found: Mapping[str, Any] = self.fs.find(self.root, detail=True)
+        return {str(path)[start:]: int(info["size"] or 0) for path, info in found.items()}
+
+    def holds_experiment(self) -> bool:
+        """True if an experiment was copied there."""
+        self.fs.invalidate_cache()
+        return bool(self.fs.exists(self.path(FILENAME)))
+
+
+def locate(path: str | os.PathLike[str], filesystem: Any = None) -> Path | Address:
+    """Return the local folder that `path` names, be it as file://..., or else the address.
+
+    Args:
+        path: a folder; or an address such as "s3://bucket/folder".
+        filesystem: that `path` is a path of, though it be the local one; None: the one that it names.
+
+    Raises:
+        ConfigError: there is no such protocol, or `filesystem` is no fsspec file system.
+        MissingDependencyError: fsspec, or what the protocol needs, is not installed.
+    """
+    text = os.fspath(path)
+    protocol, mark, rest = text.partition("://")
+    if filesystem is None and not mark:
+        return Path(text).expanduser().absolute()
+    if filesystem is None and protocol in ("file", "local"):
+        return Path(rest).absolute()
+    if filesystem is None:
+        return _named_by(text)
+    if not isinstance(filesystem, _fsspec(text).AbstractFileSystem):
+        raise ConfigError(
+            f"storage_filesystem={filesystem!r} is no fsspec file system; a pyarrow one becomes one by "
+            "fsspec.implementations.arrow.ArrowFSWrapper(filesystem)"
+        )
+    return Address(filesystem, str(filesystem._strip_protocol(text)).rstrip("/"))
+
+
+def _fsspec(address: str) -> Any:
+    try:
+        import fsspec
+    except ImportError as error:
+        raise MissingDependencyError.of(f"{address} needs fsspec", "storage") from error
+    return fsspec
+
+
+def _named_by(address: str) -> Address:
+    """The address as its protocol has it, file:// too."""
+    try:
+        filesystem, root = _fsspec(address).core.url_to_fs(address)
+    except MissingDependencyError:
+        raise
+    except ImportError as error:
+        raise MissingDependencyError(f"{address} cannot be reached: {error}") from error
+    except ValueError as error:
+        raise ConfigError(f"{address!r} is no address: {error}") from error
+    return Address(filesystem, str(root).rstrip("/"))
+
+
+def new_place(path: str | os.PathLike[str] | None, filesystem: Any, name: str) -> tuple[Path, Address | None]:
+    """Return where a new experiment is written, and where it is copied to.
+
+    Raises:
+        ConfigError: a file system without a path, or see `locate`.
+        MissingDependencyError: see `locate`.
+    """
+    if path is None:
+        if filesystem is not None:
+            raise ConfigError("storage_filesystem needs storage_path: a path on that file system")
+        return (settings.results_dir() / name).absolute(), None
+    place = locate(path, filesystem)
+    if isinstance(place, Path):
+        return place / name, None
+    return (settings.results_dir() / name).absolute(), Address(place.fs, place.path(name))
+
+
+def describe_address(address: Address | None) -> dict[str, Any]:
+    """What the experiment's file keeps of it: no object of a file system, which may hold a password."""
+    if address is None:
+        return {"copied_to": None}
+    text = str(address)
+    try:
+        again = _named_by(text).fs == address.fs  # fsspec compares classes and arguments
+    except (ConfigError, MissingDependencyError):
+        again = False
+    return {"copied_to": {"address": text, "filesystem": None if again else type(address.fs).__qualname__}}
+
+
+def stored_address(facts: Mapping[str, Any], name: str, run: RunConfig | None) -> Address | None:
+    """Where a restored experiment goes on being copied to; `run` may name another place.
+
+    Raises:
+        ConfigError: the copy lies on a file system that was given as an object, and is not given again.
+    """
+    if run is not None and run.storage_path is not None:
+        place = locate(run.storage_path, run.storage_filesystem)
+        if isinstance(place, Address):
+            return Address(place.fs, place.path(name))
+    stored = facts.get("copied_to")
+    if stored is None:
+        return None
+    if stored["filesystem"] is not None:
+        raise ConfigError(
+            f"this experiment is copied to {stored['address']} by storage_filesystem="
+            f"{stored['filesystem']}(...), which its file cannot hold: give both again, as "
+            "Tuner.restore(path, trainable, "
+            "run_config=tune.RunConfig(storage_path=..., storage_filesystem=...))"
+        )
+    return _named_by(stored["address"])
+
+
+def can_read(path: str | os.PathLike[str], filesystem: Any = None) -> bool:
+    """True if `path`, a folder or an address, holds an experiment that can be read.
+
+    Raises:
+        ConfigError, MissingDependencyError: see `locate`.
+        StorageError: the address can't be reached.
+    """
+    place = locate(path, filesystem)
+    try:
+        if isinstance(place, Path):
+            ExperimentReader(place).close()
+        else:
+            with tempfile.TemporaryDirectory(prefix="trainkit-") as folder:
+                _get_store(place, Path(folder))
+                ExperimentReader(Path(folder)).close()
+    except StoreError:
+        return False
+    return True
+
+
+def working_folder(path: str | os.PathLike[str], filesystem: Any = None) -> tuple[Path, Address | None]:
+    """Return the local folder of the experiment at `path`, which is copied here if it is elsewhere.
+
+    Raises:
+        StoreError: there is no experiment, or it is damaged.
+        StorageError: the address can't be read.
+        ConfigError: the local folder holds another experiment, or an older state of this one.
+    """
+    address = locate(path, filesystem)
+    if isinstance(address, Path):
+        return address, None
+    folder = (settings.results_dir() / address.root.rsplit("/", 1)[-1]).absolute()
+    with _alone(folder):
+        _download(address, folder)
+    return folder, address
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Hold back other programs that would download to `folder` too."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    path = folder.with_name(f".{folder.name}.lock")
+    while True:
+        with open(path, "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            # Whoever held it before has removed it, and another may hold a new one.
+            if not _is_open(path, lock.fileno()):
+                continue
+            try:
+                yield
+            finally:
+                path.unlink()
+            return
+
+
+def _is_open(path: Path, descriptor: int) -> bool:
+    try:
+        return os.path.samestat(path.stat(), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False
+
+
+def _download(address: Address, folder: Path) -> None:
+    """Make `folder` a copy of what is at `address`, or see that it is of the same experiment."""
+    aside = folder.with_name(f".{folder.name}.partial")
+    for attempt in range(MAX_TRIES):
+        shutil.rmtree(aside, ignore_errors=True)
+        aside.mkdir(parents=True)
+        try:
+            _get_store(address, aside)
+            if (folder / FILENAME).exists():
+                _require_same(folder, aside, address)
+                return
+            _reaching(address, lambda: _get_files(address, aside))
+            aside.rename(folder)
+            return
+        except StorageError as error:
+            # A checkpoint may have been replaced while it was read, by a driver that still runs.
+            if attempt == MAX_TRIES - 1 or not isinstance(error.__cause__, FileNotFoundError):
+                raise
+        finally:
+            shutil.rmtree(aside, ignore_errors=True)
+
+
+def _get_store(address: Address, folder: Path) -> None:
+    if not _reaching(address, address.holds_experiment):
+        raise StoreError(f"{address} holds no experiment: there is no {FILENAME}")
+    _reaching(address, lambda: address.fs.get_file(address.path(FILENAME), str(folder / FILENAME)))
+
+
+def _get_files(address: Address, folder: Path) -> None:
+    """Copy what belongs to the experiment: all but checkpoints that its store doesn't know."""
+    with ExperimentReader(folder) as reader:
+        known = reader.checkpoint_folders()
+    for name in address.sizes():
+        parts, checkpoint = name.split("/"), checkpoint_of(name)
+        unknown = checkpoint and checkpoint not in known
+        if name == FILENAME or unknown or name.endswith(".partial") or ".." in parts:
+            continue
+        target = folder.joinpath(*parts)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        address.fs.get_file(address.path(name), str(target))
+
+
+def checkpoint_of(name: str) -> str:
+    """The checkpoint that a file in an experiment's folder is of, as trial/checkpoint_000003; '' for none."""
+    parts = name.split("/")
+    is_one = len(parts) > 2 and parts[1].startswith("checkpoint_") and parts[1][11:].isdigit()
+    return "/".join(parts[:2]) if is_one else ""
+
+
+def _require_same(folder: Path, copy: Path, address: Address) -> None:
+    """The local folder goes before the copy, which lags behind it; unless the copy went on elsewhere."""
+    (here, here_seq), (there, there_seq) = _identity(folder), _identity(copy)
+    if here != there:
+        raise ConfigError(
+            f"{folder} holds another experiment than {address}: rename it, or set TRAINKIT_RESULTS_DIR to "
+            "another folder"
+        )
+    if here_seq < there_seq:
+        raise ConfigError(
+            f"{folder} holds an older state of the experiment at {address}, which went on elsewhere: remove "
+            "or rename the folder, and restore again"
+        )
+
+
+def _identity(folder: Path) -> tuple[Any, int]:
+    with ExperimentReader(folder) as reader:
+        facts = reader.facts()
+    with closing(open_database(folder / FILENAME, read_only=True)) as connection:
+        (seq,) = connection.execute(
+            "SELECT coalesce(max(seq), 0) FROM (SELECT seq FROM trials UNION ALL SELECT seq FROM results "
+            "UNION ALL SELECT seq FROM events)"
+        ).fetchone()
+    return [facts.get(key) for key in ("created", "seed", "prefix", "trainable")], seq
+
+
+def _reaching(address: Address, do: Callable[[], Any]) -> Any:
+    """Return what `do` returns.
+
+    Raises:
+        StorageError: the file system raised, whatever it raised.
+    """
+    try:
+        return do()
+    except (StoreError, ConfigError, StorageError, sqlite3.Error):
+        raise
+    except Exception as error:
+        raise StorageError(f"{address} cannot be read: {type(error).__name__}: {error}") from error

@@ -1,0 +1,1 @@
+"""The trial in its own process."""

@@ -1,0 +1,266 @@
+"""A running trial's view of itself: report, get_checkpoint, get_context."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+from trainkit.errors import ConfigError, TuneError
+from trainkit.tune.core.checkpoint import Checkpoint, checkpoint_dirname, commit_directory, persist
+from trainkit.tune.core.resources import TrialResources
+from trainkit.tune.core.values import is_scalar, plain_metrics
+from trainkit.tune.trial.messages import Meter, Progress, TrialSpec
+
+
+class TrialStopped(BaseException):
+    """Raised at `report()` to end a trial that was stopped.
+
+    Not an Exception, so that a user's `except Exception` around a step lets it pass.
+    """
+
+
+class TuneContext:
+    """Who this trial is."""
+
+    def __init__(self, spec: TrialSpec) -> None:
+        self._spec = spec
+
+    def get_trial_id(self) -> str:
+        """Unique in the experiment, such as '5f3a_00007'."""
+        return self._spec.trial_id
+
+    def get_trial_name(self) -> str:
+        """The trainable's name and the trial's id."""
+        return self._spec.trial_name
+
+    def get_trial_dir(self) -> str:
+        """Path of the trial's own folder, which exists."""
+        return self._spec.trial_dir
+
+    def get_trial_resources(self) -> TrialResources:
+        """What the trial reserves, by resource name."""
+        return self._spec.resources
+
+    def get_experiment_name(self) -> str:
+        """Name of the experiment's folder."""
+        return self._spec.experiment_name
+
+    def get_world_size(self) -> int:
+        """Processes that report in this trial: 1."""
+        return 1
+
+    def get_world_rank(self) -> int:
+        """Rank of this process among them: 0."""
+        return 0
+
+    def get_local_rank(self) -> int:
+        """Rank of this process among those of its machine: 0."""
+        return 0
+
+    def get_local_world_size(self) -> int:
+        """Processes of this trial that report, on this machine: 1."""
+        return 1
+
+    def get_node_rank(self) -> int:
+        """Rank of this machine among those of the trial: 0."""
+        return 0
+
+    def get_metadata(self) -> dict[str, Any]:
+        """What a trainer was given for its checkpoints; a trial has none."""
+        return {}
+
+
+class Session:
+    """One attempt of a function trial, seen from inside.
+
+    Args:
+        spec: the trial.
+        hand_over: gives a Progress to the driver and returns when the trial may go on.
+    """
+
+    def __init__(self, spec: TrialSpec, hand_over: Callable[[Progress], None]) -> None:
+        self.context = TuneContext(spec)
+        self.stopping = False
+        self.checkpoint = Checkpoint(spec.checkpoint) if spec.checkpoint is not None else None
+        self.meter = Meter(spec)
+        self._trial_dir = spec.trial_dir
+        self._next_checkpoint = spec.next_checkpoint
+        self._hand_over = hand_over
+        self._process = os.getpid()
+        self._thread = threading.get_ident()
+        self._written: str | None = None  # by `checkpoint_dir`, for the next report
+
+    def report(self, metrics: Mapping[str, Any], checkpoint: Checkpoint | None) -> None:
+        """Hand a report over; return once it is committed and the trial may go on."""
+        if os.getpid() != self._process:
+            raise TuneError(
+                f"tune.report() was called in process {os.getpid()}, which the trial's, {self._process}, has "
+                "forked; call it in the trial's own, and pass values there, such as through a "
+                "multiprocessing.Queue"
+            )
+        if threading.get_ident() != self._thread or _active.get() is not self:
+            raise TuneError(
+                f"tune.report() was called from thread {threading.current_thread().name!r}; call it from the "
+                "thread that runs the trainable, and pass values there, such as through a queue.Queue"
+            )
+        if self.stopping:
+            raise TrialStopped
+        self._hand_over(self.progress(metrics, checkpoint))
+        if self.stopping:
+            raise TrialStopped
+
+    def progress(
+        self, metrics: Mapping[str, Any], checkpoint: Checkpoint | None, *, done: bool = False
+    ) -> Progress:
+        """Count a report and save its checkpoint.
+
+        Raises:
+            MetricError: a metric can't be stored.
+            CheckpointError: the checkpoint can't be copied.
+        """
+        plain = plain_metrics(metrics)
+        dirname = self._save(checkpoint)
+        if dirname is not None:
+            plain["checkpoint_dir_name"] = dirname
+        filled = self.meter.fill(plain)
+        return Progress(self.meter.iteration, filled, dirname, done)
+
+    def end(self) -> Progress:
+        """The function has ended without a further report; what it saved since the last one is kept."""
+        return Progress(self.meter.iteration, None, self._save(None), done=True)
+
+    @contextmanager
+    def saving(self) -> Iterator[str]:
+        """Give a folder whose files go with the next report."""
+        folder = os.path.join(self._trial_dir, ".checkpoint_dir")
+        shutil.rmtree(folder, ignore_errors=True)
+        os.makedirs(folder)
+        self._written = None
+        yield folder
+        self._written = folder
+
+    def _save(self, checkpoint: Checkpoint | None) -> str | None:
+        if checkpoint is None and self._written is None:
+            return None
+        dirname = checkpoint_dirname(self._next_checkpoint)
+        if checkpoint is None:
+            commit_directory(str(self._written), os.path.join(self._trial_dir, dirname))
+            self._written = None
+        elif isinstance(checkpoint, Checkpoint):
+            dirname = persist(checkpoint, self._trial_dir, self._next_checkpoint)
+        else:
+            raise ConfigError(f"checkpoint={checkpoint!r}: give a tune.Checkpoint.from_directory(path)")
+        self._next_checkpoint += 1
+        self.checkpoint = Checkpoint(os.path.join(self._trial_dir, dirname))
+        return dirname
+
+    def activate(self) -> None:
+        """Make this the session of the code that runs from here on in this greenlet."""
+        global _of_process
+        _active.set(self)
+        _of_process = self
+
+    def deactivate(self) -> None:
+        """The code has ended."""
+        global _of_process
+        if _of_process is self:
+            _of_process = None
+
+
+_active: ContextVar[Session | None] = ContextVar("trainkit_trial", default=None)
+# Threads that a user starts don't inherit the context; they may still ask who the trial is.
+_of_process: Session | None = None
+
+
+def current_session(verb: str) -> Session:
+    """Return the session of the running trial.
+
+    Raises:
+        TuneError: no function trial runs here.
+    """
+    session = _active.get() or _of_process
+    if session is None:
+        raise TuneError(
+            f"tune.{verb}() was called outside a trial; it works in a function that a Tuner runs, in the "
+            "process and thread of the trial. A Trainable class returns its metrics from step() instead"
+        )
+    return session
+
+
+def report(metrics: Any = None, *, checkpoint: Checkpoint | None = None, **more: Any) -> None:
+    """Report metrics of a running trial; return once they are committed and the trial may go on.
+
+    A trial that the scheduler or a stop rule ends does not return: `finally` blocks run, then it is over.
+
+    Args:
+        metrics: names and values: numbers, texts, lists and dictionaries of them, small arrays, dates and
+            paths; or one number alone, which is the metric `_metric`.
+        checkpoint: a directory to keep with this report; it is copied before this returns.
+        more: further metrics: `report(loss=0.1)`.
+
+    Raises:
+        MetricError: a value can't be stored; the key is named.
+        CheckpointError: the checkpoint can't be copied.
+        TuneError: called outside a trial, or from another thread than the trainable's.
+    """
+    session = current_session("report")
+    if metrics is not None and not isinstance(metrics, Mapping) and is_scalar(metrics):
+        metrics = {"_metric": metrics}
+    session.report({**({} if metrics is None else plain_metrics(metrics)), **more}, checkpoint)
+
+
+def get_checkpoint() -> Checkpoint | None:
+    """Return the latest checkpoint of this trial, from before it was resumed if need be; None at first."""
+    return current_session("get_checkpoint").checkpoint
+
+
+def get_context() -> TuneContext:
+    """Return who this trial is: its id, name, folder and resources."""
+    return current_session("get_context").context
+
+
+# --- as Ray 1.x has it ----------------------------------------------------------------------------
+
+
+@contextmanager
+def checkpoint_dir(step: int) -> Iterator[str]:
+    """Give a folder to write a checkpoint to, which goes with the next report; for a function of Ray 1.x.
+
+    A function that goes on from one is told where it lies by its argument `checkpoint_dir`, None at first.
+
+    Args:
+        step: Ray's; checkpoints are numbered by themselves.
+    """
+    del step
+    with current_session("checkpoint_dir").saving() as folder:
+        yield folder
+
+
+def get_trial_id() -> str:
+    """The same as `get_context().get_trial_id()`."""
+    return current_session("get_trial_id").context.get_trial_id()
+
+
+def get_trial_name() -> str:
+    """The same as `get_context().get_trial_name()`."""
+    return current_session("get_trial_name").context.get_trial_name()
+
+
+def get_trial_dir() -> str:
+    """The same as `get_context().get_trial_dir()`."""
+    return current_session("get_trial_dir").context.get_trial_dir()
+
+
+def get_trial_resources() -> TrialResources:
+    """The same as `get_context().get_trial_resources()`."""
+    return current_session("get_trial_resources").context.get_trial_resources()
+
+
+def is_session_enabled() -> bool:
+    """Whether this code runs in a trial."""
+    return (_active.get() or _of_process) is not None

@@ -1,0 +1,159 @@
+"""Working directory and log files of a trial's process.
+
+Entered before the user's code runs and left after it, at every step: with trials that take turns in one
+process, and with processes that serve one trial after another, nothing of it may stay.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import faulthandler
+import functools
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import PurePath
+from typing import Any
+
+from trainkit.errors import ConfigError
+from trainkit.settings import OLD_WORKING_DIR
+
+
+@dataclass(frozen=True)
+class House:
+    """What a trial's code finds.
+
+    Attributes:
+        log_files: names, in the trial's folder, of what takes stdout and stderr; None: they stay as they are.
+        chdir: whether the working directory is the trial's folder.
+    """
+
+    log_files: tuple[str, str] | None = None
+    chdir: bool = False
+
+    @contextlib.contextmanager
+    def entered(self, trial_dir: str, *, own_process: bool) -> Iterator[None]:
+        """Run the block at home in `trial_dir`.
+
+        Args:
+            trial_dir: the trial's folder.
+            own_process: False where trials run in the program itself.
+        """
+        with contextlib.ExitStack() as undo:
+            if self.chdir:
+                _move(trial_dir, undo)
+            if self.log_files is not None:
+                _redirect([os.path.join(trial_dir, name) for name in self.log_files], undo, own_process)
+            yield
+
+
+def divert(paths: Sequence[str]) -> None:
+    """Send all that this process prints from now on into files: its stdout, and its stderr.
+
+    For a process that serves one trial alone, such as a trainer's worker.
+    """
+    # The descriptors that were there stay open: whoever reads them sees the process end, and a crash's words.
+    _redirect(paths, contextlib.ExitStack(), own_process=True)
+
+
+def log_files(log_to_file: Any) -> tuple[str, str] | None:
+    """Return the names that RunConfig(log_to_file=...) means; None: nothing is kept.
+
+    Raises:
+        ConfigError: they are no names of files in a trial's folder.
+    """
+    match log_to_file:
+        case None | False:
+            return None
+        case True:
+            return "stdout", "stderr"
+        case str():
+            names: tuple[Any, ...] = (log_to_file, log_to_file)
+        case (out, err):
+            names = (out, err)
+        case _:
+            names = ()
+    if len(names) != 2 or not all(isinstance(name, str) and _is_inside(name) for name in names):
+        raise ConfigError(
+            f"log_to_file={log_to_file!r}: give True, the name of a file in a trial's folder, or two of them"
+        )
+    return names[0], names[1]
+
+
+def _is_inside(name: str) -> bool:
+    path = PurePath(name)
+    return bool(path.parts) and not path.is_absolute() and ".." not in path.parts and "\0" not in name
+
+
+def _move(folder: str, undo: contextlib.ExitStack) -> None:
+    before = os.getcwd()
+    # '' on the search path means the working directory: modules beside the script are still to be found.
+    for place, entry in enumerate(sys.path):
+        if entry == "":
+            sys.path[place] = before
+            undo.callback(_put_back, before)
+            break
+    os.chdir(folder)
+    undo.callback(os.chdir, before)
+    outer = os.environ.get(OLD_WORKING_DIR)
+    os.environ[OLD_WORKING_DIR] = outer or before
+    if outer is None:
+        undo.callback(os.environ.pop, OLD_WORKING_DIR, None)
+
+
+def _put_back(before: str) -> None:
+    if before in sys.path:
+        sys.path[sys.path.index(before)] = ""
+
+
+def _redirect(paths: Sequence[str], undo: contextlib.ExitStack, own_process: bool) -> None:
+    """Turn descriptors 1 and 2 into files, so that C code and subprocesses print there too."""
+    # Python's own streams need not be on these descriptors, such as in a notebook: they are replaced.
+    streams = (sys.stdout, sys.stderr)
+    _flush(*streams)
+    for descriptor, path in zip((1, 2), paths, strict=True):
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        kept = os.dup(descriptor)
+        undo.callback(_restore, kept, descriptor)
+        os.dup2(file, descriptor)
+        os.close(file)
+        if descriptor == 2 and own_process and faulthandler.is_enabled():
+            # Where a crash happened is for the trial's error, which is told by the runtime.
+            faulthandler.enable(kept)
+            undo.callback(faulthandler.enable, 2)
+    new = [
+        open(descriptor, "w", buffering=1, closefd=False, errors="backslashreplace", encoding="utf-8")  # noqa: SIM115
+        for descriptor in (1, 2)
+    ]
+    sys.stdout, sys.stderr = new
+    undo.callback(_streams_back, streams, new)
+
+
+def _streams_back(before: Sequence[Any], own: Sequence[Any]) -> None:
+    _flush(*own)
+    sys.stdout, sys.stderr = before
+
+
+def _restore(kept: int, descriptor: int) -> None:
+    os.dup2(kept, descriptor)
+    os.close(kept)
+
+
+def _flush(*streams: Any) -> None:
+    for stream in streams:
+        with contextlib.suppress(ValueError, OSError, AttributeError):  # closed, or none at all
+            stream.flush()
+    _flush_c()
+
+
+@functools.cache
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None)
+
+
+def _flush_c() -> None:
+    """What C code has printed is buffered by itself, and would come out in another trial's file."""
+    _libc().fflush(None)

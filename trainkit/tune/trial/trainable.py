@@ -1,0 +1,179 @@
+"""Class form of a trainable: steps, checkpoints and clean-up as methods."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping
+from typing import Any
+
+from trainkit.errors import CheckpointError, ConfigError
+from trainkit.tune.core.checkpoint import Checkpoint, commit_directory, given_back, keep_returned
+from trainkit.tune.core.resources import TrialResources
+from trainkit.tune.core.values import plain_metrics
+from trainkit.tune.trial.messages import Meter, TrialSpec
+
+_RENAMED = {"_setup": "setup", "_train": "step", "_save": "save_checkpoint", "_restore": "load_checkpoint"}
+
+
+class Trainable:
+    """Extend this: `setup` once, then `step` again and again.
+
+    Without a Tuner: `MyTrainable(config).train()`.
+
+    Args:
+        config: the hyperparameters.
+        trial: who the trial is; given by the Tuner.
+        parameters: what `with_parameters` bound; `setup` receives it as keyword arguments.
+    """
+
+    def __init__(
+        self,
+        config: Mapping[str, Any] | None = None,
+        *,
+        trial: TrialSpec | None = None,
+        parameters: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.config: dict[str, Any] = dict(config or {})
+        self._trial = trial or TrialSpec("", type(self).__name__, os.getcwd(), "", self.config)
+        self._meter = Meter(self._trial)
+        self.setup(self.config, **(parameters or {}))
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        for old, new in _RENAMED.items():
+            # With the new one defined too, the old name is a method of the user's own.
+            if old in cls.__dict__ and getattr(cls, new) is getattr(Trainable, new):
+                raise ConfigError(
+                    f"{cls.__name__}.{old}() is an old name that is never called; rename it {new}()"
+                )
+
+    # --- to override ------------------------------------------------------------------------------
+
+    def setup(self, config: dict[str, Any]) -> None:
+        """Prepare for the first step."""
+
+    def step(self) -> dict[str, Any]:
+        """Train for one iteration and return its metrics; {"done": True} among them ends the trial."""
+        raise NotImplementedError(f"{type(self).__name__} must define step(), which returns its metrics")
+
+    def save_checkpoint(self, checkpoint_dir: str) -> Any:
+        """Write the state as files into the folder `checkpoint_dir`, which exists.
+
+        Returns:
+            None; or a dictionary, which is kept in place of files; or the path of a file in the folder.
+        """
+        raise NotImplementedError(f"{type(self).__name__} must define save_checkpoint() to be checkpointed")
+
+    def load_checkpoint(self, checkpoint: Any) -> None:
+        """Read back what `save_checkpoint` wrote: given are the folder, or what that returned."""
+        raise NotImplementedError(f"{type(self).__name__} must define load_checkpoint() to be resumed")
+
+    def reset_config(self, new_config: dict[str, Any]) -> bool:
+        """Become the object of another trial, as if just set up with `new_config`; True if that worked.
+
+        Called with TuneConfig(reuse_actors=True), where this is defined; `self.config` is the new one
+        by then, `iteration` counts anew and `logdir` is the other trial's. After False, `cleanup` is
+        called and a new object is made.
+        """
+        del new_config
+        return False
+
+    def cleanup(self) -> None:
+        """Let go of what `setup` took; called once, however the trial ends."""
+
+    @classmethod
+    def default_resource_request(cls, config: dict[str, Any]) -> Any:
+        """What a trial with this configuration reserves, where `with_resources` says nothing; None: 1 CPU."""
+        del config
+        return None
+
+    # --- to use -----------------------------------------------------------------------------------
+
+    @property
+    def iteration(self) -> int:
+        """Steps finished so far, those before a resume included."""
+        return self._meter.iteration
+
+    training_iteration = iteration
+
+    @property
+    def logdir(self) -> str:
+        """Path of the trial's own folder."""
+        return self._trial.trial_dir
+
+    @property
+    def trial_id(self) -> str:
+        """Unique in the experiment."""
+        return self._trial.trial_id
+
+    @property
+    def trial_name(self) -> str:
+        """The trainable's name and the trial's id."""
+        return self._trial.trial_name
+
+    @property
+    def trial_resources(self) -> TrialResources:
+        """What the trial reserves, by resource name."""
+        return self._trial.resources
+
+    def get_config(self) -> dict[str, Any]:
+        """The hyperparameters."""
+        return self.config
+
+    def train(self) -> dict[str, Any]:
+        """Run one step; return its metrics with the automatic keys.
+
+        Raises:
+            MetricError: `step` returned no dictionary, or a value that can't be stored.
+        """
+        return self._meter.fill(plain_metrics(self.step()))
+
+    def save(self, checkpoint_dir: str | None = None) -> str:
+        """Write a checkpoint aside and give it its name when it is complete; return the path.
+
+        Args:
+            checkpoint_dir: the folder that it becomes; None: a new temporary one, which is yours to delete.
+
+        Raises:
+            CheckpointError: the disk refuses, or `save_checkpoint` returned what can't be kept.
+        """
+        target = os.path.abspath(checkpoint_dir or tempfile.mkdtemp(prefix="trainkit_checkpoint_"))
+        partial = os.path.join(os.path.dirname(target), f".{os.path.basename(target)}.partial")
+        try:
+            shutil.rmtree(partial, ignore_errors=True)
+            os.makedirs(partial)
+            keep_returned(partial, self.save_checkpoint(partial))
+            commit_directory(partial, target)
+        except OSError as error:
+            raise CheckpointError(f"no checkpoint could be written to {target}: {error}") from error
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+        return target
+
+    def restore(self, checkpoint: str | os.PathLike[str] | Checkpoint) -> None:
+        """Go on from this checkpoint, or the one in this folder."""
+        folder = checkpoint.path if isinstance(checkpoint, Checkpoint) else os.fspath(checkpoint)
+        self.load_checkpoint(given_back(folder))
+
+    def take_over(self, trial: TrialSpec) -> bool:
+        """Go on as another trial; False if `reset_config` says that a new object is needed."""
+        before = self._trial, self._meter, self.config
+        accepted = False
+        try:
+            self._trial, self._meter, self.config = trial, Meter(trial), dict(trial.config)
+            accepted = bool(self.reset_config(self.config))
+        finally:
+            if not accepted:  # the clean-up that follows is the former trial's
+                self._trial, self._meter, self.config = before
+        return accepted
+
+    def stop(self) -> None:
+        """End: `cleanup` is called."""
+        self.cleanup()
+
+    @classmethod
+    def can_save(cls) -> bool:
+        """Whether the class defines `save_checkpoint`."""
+        return cls.save_checkpoint is not Trainable.save_checkpoint
