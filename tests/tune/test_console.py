@@ -18,7 +18,14 @@ from trainkit.cli.main import main
 from trainkit.dashboard.reading import View
 from trainkit.tune.callbacks import console
 from trainkit.tune.core.trial import Trial, TrialStatus
-from trainkit.tune.display import MAX_ROWS, Notebook, Picture, Standing, notebook_display, table_of
+from trainkit.tune.display import (
+    MAX_ROWS,
+    ExperimentProgress,
+    NotebookDisplay,
+    Table,
+    notebook_display,
+    progress_table,
+)
 from trainkit.tune.results.overview import Overview
 
 pytestmark = pytest.mark.usefixtures("inline")
@@ -39,7 +46,7 @@ def shown_in_a_terminal(monkeypatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "120")
     monkeypatch.setattr(console, "REFRESH_S", 0.0)
-    monkeypatch.setattr(console.ConsoleCallback, "_open", lambda self: console.Terminal())
+    monkeypatch.setattr(console.ConsoleCallback, "_open", lambda self: console.TerminalDisplay())
 
 
 def fails(config):
@@ -394,9 +401,9 @@ def test_a_real_kernels_display_is_found_and_updated(monkeypatch):
         display = notebook_display()
         assert display is ipython.display.display
         with capture_output() as captured:
-            notebook = Notebook(display)
-            notebook.show(Picture(["one"], {}, []))
-            notebook.show(Picture(["two"], {}, []))
+            notebook = NotebookDisplay(display)
+            notebook.show(Table(lines=["one"]))
+            notebook.show(Table(lines=["two"]))
         first, second = captured.outputs
         assert first.data == {"text/html": "<div>one</div>", "text/plain": "one"}
         assert second.data["text/plain"] == "two"
@@ -417,14 +424,14 @@ def trial(index: int, status: TrialStatus) -> Trial:
     return Trial(f"t_{index}", index, {}, f"f_{index}", f"f_{index}", status=status)
 
 
-def looked(*statuses: TrialStatus) -> Standing:
-    seen = Standing("loss", "min", started=100.0)
+def looked(*statuses: TrialStatus) -> ExperimentProgress:
+    seen = ExperimentProgress("loss", "min", started=100.0)
     seen.look([trial(index, status) for index, status in enumerate(statuses)])
     return seen
 
 
 def test_the_best_is_the_first_of_those_with_the_best_last_report_and_never_nan():
-    seen = Standing("loss", "min", 0.0)
+    seen = ExperimentProgress("loss", "min", 0.0)
     trials = [trial(index, TrialStatus.RUNNING) for index in range(3)]
     told = []
     for values in ((None, math.nan, None), (3, 2, 2), (3, 1, 2), (3, 4, 2), (3, 4, math.inf), (3, 4, None)):
@@ -453,7 +460,7 @@ def test_trials_that_have_ended_are_not_looked_at_again():
 
     trials = Counting(trial(index, TrialStatus.TERMINATED) for index in range(10_000))
     trials += [trial(10_000, TrialStatus.RUNNING), trial(10_001, TrialStatus.PENDING)]
-    seen = Standing("loss", "min", 0.0)
+    seen = ExperimentProgress("loss", "min", 0.0)
     seen.look(trials)
     assert seen.counts() == "1 PENDING, 1 RUNNING, 10000 TERMINATED"
     before = Counting.read
@@ -468,7 +475,7 @@ def test_trials_that_have_ended_are_not_looked_at_again():
 
 
 def test_the_table_shows_the_best_as_well_as_those_that_run():
-    seen = Standing("score", "max", 0.0)
+    seen = ExperimentProgress("score", "max", 0.0)
     trials = [trial(index, TrialStatus.TERMINATED) for index in range(100)]
     for each in trials:
         each.last_result = {"score": each.index % 50}
@@ -485,7 +492,7 @@ def test_the_table_shows_the_best_as_well_as_those_that_run():
 
 def test_a_trial_that_runs_again_is_counted_once():
     again = trial(0, TrialStatus.RUNNING)
-    seen = Standing(None, None, 0.0)
+    seen = ExperimentProgress(None, None, 0.0)
     for status in (TrialStatus.RUNNING, TrialStatus.PENDING, TrialStatus.RUNNING, TrialStatus.TERMINATED):
         again.status = status
         seen.look([again])
@@ -494,10 +501,13 @@ def test_a_trial_that_runs_again_is_counted_once():
 
 def test_the_time_left_is_told_where_it_is_known():
     info = {"time": 1.0, "total_samples": 9, "resources": {"CPU": 2.0}, "resources_used": {"CPU": 1.0}}
-    picture = table_of(Standing(None, None, 0.0), {**info, "remaining_s": 90.0}, "/somewhere")
+    picture = progress_table(ExperimentProgress(None, None, 0.0), {**info, "remaining_s": 90.0}, "/somewhere")
     assert picture.lines[0] == "1.0 s gone, about 1 min 30 s left"
     for unknown in (info, {**info, "remaining_s": None}):
-        assert table_of(Standing(None, None, 0.0), unknown, "/somewhere").lines[0] == "1.0 s gone"
+        assert (
+            progress_table(ExperimentProgress(None, None, 0.0), unknown, "/somewhere").lines[0]
+            == "1.0 s gone"
+        )
 
 
 def test_a_terminal_that_has_few_letters_gets_lines_that_spell_out_the_others(fit, monkeypatch):

@@ -11,14 +11,11 @@ import rich.console
 from trainkit.tune import display
 from trainkit.tune.core.trial import Trial, TrialStatus
 from trainkit.tune.display import (
-    Picture,
-    Standing,
-    as_html,
-    as_text,
+    ExperimentProgress,
+    Table,
     config_words,
     duration,
-    in_terminal,
-    table_of,
+    progress_table,
 )
 
 
@@ -28,17 +25,17 @@ def test_the_best_configuration_is_told_flat_and_short():
 
 @pytest.mark.parametrize("width", [80, 100, 200])
 def test_long_names_and_reasons_leave_room_for_the_numbers(width):
-    standing = Standing("loss", "min", 0.0)
+    progress = ExperimentProgress("loss", "min", 0.0)
     varied = {"x": 0.2923, "net/lr": 0.0004492, "optimizer": "torch.optim.Adam"}
     reason = "stopped by ASHA: " + "rank 2 of 3, " * 9
     trial = Trial("5f3a_00001", 0, {}, name="a", dirname="a", iteration=4, reason=reason)
     trial.evaluated_params = varied
     trial.status = TrialStatus.TERMINATED
     trial.last_result = {"loss": -0.0730871, "time_total_s": 1.25}
-    standing.look([trial])
+    progress.look([trial])
     info = {"time": 9.0, "total_samples": 1, "resources": {}, "resources_used": {}}
     console = rich.console.Console(width=width, file=io.StringIO())
-    console.print(in_terminal(table_of(standing, info, "/somewhere")))
+    console.print(progress_table(progress, info, "/somewhere"))
     head, row, _ = console.file.getvalue().splitlines()[-3:]
     assert head.split() == ["trial", "status", "iteration", "loss", "seconds", "parameters", "why"]
     pattern = r"^5f3a_00001 +TERMINATED +4 +-0.0730871 +1.2 +x=0.2923,.*(…|Adam) +stopped.*…$"
@@ -67,21 +64,21 @@ def test_a_schedulers_reason_is_short_in_the_table_and_whole_beside_it(reason, s
     assert display.short_reason(reason).startswith(short)
     trial = Trial("a", 0, {}, name="a", dirname="a", tag="0_lr=0.0004492", iteration=4, reason=reason)
     trial.last_result = {"loss": -0.0730871, "time_total_s": 1.25}
-    known = Standing("loss", "min", 0.0)
-    known.look([trial])
+    progress = ExperimentProgress("loss", "min", 0.0)
+    progress.look([trial])
     info = {"time": 9.0, "total_samples": 1, "resources": {}, "resources_used": {}}
     console = rich.console.Console(width=100, file=io.StringIO())
-    console.print(in_terminal(table_of(known, info, "/somewhere")))
+    console.print(progress_table(progress, info, "/somewhere"))
     assert short in console.file.getvalue().splitlines()[-2]
     assert trial.reason == reason
 
 
-def test_a_picture_is_escaped_in_html_and_aligned_as_text():
-    picture = Picture(["<script>"], {"a": 1, "b": 1}, [["1", "<b>"], ["22", ""]], below="& more", strong=0)
-    page = as_html(picture)
+def test_a_table_is_escaped_in_html_and_aligned_as_text():
+    table = Table(["a", "b"], [["1", "<b>"], ["22", ""]], ["<script>"], below="& more", strong=0)
+    page = table.html()
     assert "<script>" not in page
     assert "&lt;b&gt;" in page
-    assert as_text(picture) == "<script>\na   b\n1   <b>\n22\n& more"
+    assert table.text() == "<script>\na   b\n1   <b>\n22\n& more"
 
 
 def test_a_configuration_of_a_hundred_parameters_does_not_fill_the_screen():
@@ -91,16 +88,16 @@ def test_a_configuration_of_a_hundred_parameters_does_not_fill_the_screen():
 
 def test_a_metric_may_be_called_as_a_column_is():
     trial = Trial("t_0", 0, {}, "f", "f")
-    standing = Standing("seconds", "min", 0.0)
-    standing.look([trial])
+    progress = ExperimentProgress("seconds", "min", 0.0)
+    progress.look([trial])
     info = {"time": 1.0, "total_samples": 9, "resources": {"CPU": 2.0}, "resources_used": {"CPU": 1.0}}
-    picture = table_of(standing, info, "/somewhere")
-    assert len(picture.columns) == len(picture.rows[0]) and "seconds" in as_text(picture)
+    table = progress_table(progress, info, "/somewhere")
+    assert len(table.columns) == len(table.rows[0]) and "seconds" in table.text()
 
 
 def test_wide_letters_are_two_places_wide_and_a_cell_is_one_line():
-    picture = Picture(["a\nb"], {"name": 1, "why": 1}, [["漢字", "x\x1b[2J"], ["abcde", "y"]])
-    assert as_text(picture) == "a b\nname   why\n漢字   x [2J\nabcde  y"
+    table = Table(["name", "why"], [["漢字", "x\x1b[2J"], ["abcde", "y"]], ["a\nb"])
+    assert table.text() == "a b\nname   why\n漢字   x [2J\nabcde  y"
 
 
 @pytest.mark.parametrize(

@@ -137,7 +137,7 @@ def made(count: int) -> list[Trial]:
 def table(trials, folder="/e", **arguments) -> list[str]:
     reporter = tune.CLIReporter(metric="loss", mode="min", **arguments)
     reporter.setup(total_samples=len(trials), experiment_path=folder)
-    return "\n".join(map(reporters.as_text, reporter.pictures(trials, True))).splitlines()
+    return "\n".join(each.text() for each in reporter.tables(trials, True)).splitlines()
 
 
 def test_rows_are_limited_also_at_the_end():
@@ -156,7 +156,7 @@ def test_sorting_needs_a_metric():
         tune.CLIReporter(sort_by_metric=True).setup(total_samples=1)
 
 
-def test_failed_trials_have_a_table_of_their_own():
+def test_failed_trials_have_a_progress_table_their_own():
     trials = made(6)
     for trial in trials[:4]:
         trial.status, trial.failures, trial.failure = TrialStatus.ERROR, 2, Failure("ValueError", "no")

@@ -14,18 +14,19 @@ from trainkit.tune.core.stoppers import AUTOMATIC, misspelt
 from trainkit.tune.core.trial import Failure, Trial, TrialStatus
 from trainkit.tune.core.values import first_line, flatten, lookup
 from trainkit.tune.display import (
-    Notebook,
-    Outlet,
-    Standing,
-    Terminal,
+    Display,
+    ExperimentProgress,
+    NotebookDisplay,
+    TerminalDisplay,
+    count_words,
     duration,
     has_screen,
     notebook_display,
     number_words,
     one_line,
+    progress_table,
     say,
     shortened,
-    table_of,
 )
 
 logger = logging.getLogger("trainkit.tune")
@@ -115,31 +116,31 @@ def reported_words(name: str, result: Mapping[str, Any]) -> str:
 
 
 REFRESH_S = 0.5
-"""Between two drawings of the block."""
+"""Seconds between two drawings of the block."""
 SUMMARY_S = 30.0
-"""Between two lines on all trials, where there is no block; twice as long while none ends."""
+"""Seconds between two lines on all trials, where there is no block; twice as long while no trial ends."""
 MAX_LINES = 100
-"""Trials that end, that fail, and that are run again, with a line each; further ones are counted alone."""
+"""Lines for trials that end, for those that fail and for those that are run again."""
 MAX_TRACEBACKS = 5
-"""Each of another error."""
+"""Tracebacks, each of another error."""
 MAX_WIDTH = 200
 
 
 class ConsoleCallback(Callback):
-    """Shows how the experiment goes, on standard output.
+    """Console of an experiment: its progress on standard output.
 
     Args:
         live: True for a block that updates; False for lines; None: a block in a terminal or a notebook.
         verbose: 2: also a line for each report; 3: with all its metrics.
-        kept: False: the experiment's folder is gone when it has ended, and is not named.
+        kept: False if the experiment's folder is removed at the end; then it is not named.
     """
 
     def __init__(self, live: bool | None = None, verbose: int = 1, *, kept: bool = True) -> None:
         self._live_wanted = live
         self._verbose = verbose
         self._kept = kept
-        self._outlet: Outlet | None = None
-        self._standing = Standing(None, None, 0.0)
+        self._display: Display | None = None
+        self._progress = ExperimentProgress(None, None, 0.0)
         self._drawn = 0.0
         self._path = ""
         self._lines = {TrialStatus.TERMINATED: 0, TrialStatus.ERROR: 0, TrialStatus.PENDING: 0}
@@ -155,27 +156,27 @@ class ConsoleCallback(Callback):
         total_num_samples: int | None = None,
         **info: Any,
     ) -> None:
-        self._standing = Standing(info["metric"], info["mode"], info["time"])
+        self._progress = ExperimentProgress(info["metric"], info["mode"], info["time"])
         several = tuple(each.metric for each in info.get("objectives", ()))
         self._metrics = several or tuple(filter(None, [info["metric"]]))
         self._path = info["experiment_path"] if self._kept else ""
         self._drawn = info["time"]
-        self._standing.look(info["trials"])
-        self._outlet = self._open()
-        if self._outlet is None:
+        self._progress.look(info["trials"])
+        self._display = self._open()
+        if self._display is None:
             where = f"in {self._path}" if self._path else "in memory"
             say(f"Tuning {where}, with {describe(info['resources'])}")
             self.refresh_s = self._summary_s = SUMMARY_S
         else:
             self.refresh_s = REFRESH_S
 
-    def _open(self) -> Outlet | None:
+    def _open(self) -> Display | None:
         if self._live_wanted is False:
             return None
         display = notebook_display()
         if display is not None:
-            return Notebook(display)
-        return Terminal() if self._live_wanted or has_screen() else None
+            return NotebookDisplay(display)
+        return TerminalDisplay() if self._live_wanted or has_screen() else None
 
     def on_trial_result(
         self, iteration: int, trials: Sequence[Trial], trial: Trial, result: Mapping[str, Any], **info: Any
@@ -204,54 +205,54 @@ class ConsoleCallback(Callback):
         self._traceback(trial)
 
     def on_step_end(self, iteration: int, trials: Sequence[Trial], **info: Any) -> None:
-        if self._outlet is not None and info["time"] - self._drawn >= REFRESH_S:
+        if self._display is not None and info["time"] - self._drawn >= REFRESH_S:
             self._draw(trials, info)
-        elif self._outlet is None and info["time"] - self._drawn >= self._summary_s:
+        elif self._display is None and info["time"] - self._drawn >= self._summary_s:
             self._summary(trials, info)
 
     def on_experiment_end(self, trials: Sequence[Trial], **info: Any) -> None:
         ending = info.get("ending", "")
-        if self._outlet is not None:
+        if self._display is not None:
             try:
                 self._draw(trials, info, ending or "all trials have ended")
             finally:
-                self._outlet.close()
-                self._outlet = None
+                self._display.close()
+                self._display = None
             return
-        self._standing.look(trials)
-        elapsed = duration(info["time"] - self._standing.started)
-        words = f"{self._standing.counts()} in {elapsed}"
+        self._progress.look(trials)
+        elapsed = duration(info["time"] - self._progress.started)
+        words = f"{self._progress.counts()} in {elapsed}"
         say(f"Ended early: {ending}. {words}" if ending else words)
-        if best := self._standing.best_config_words():
+        if best := self._progress.best_config_words():
             say(one_line(best))
-        if failed := self._standing.failed_words(self._path):
+        if failed := self._progress.failed_words(self._path):
             say(failed)
 
     def _summary(self, trials: Sequence[Trial], info: Mapping[str, Any]) -> None:
-        """A line on all trials: with those on single ones, at most two a trial, however long they take."""
+        """Print a line on all trials; no more of these lines than there are trials."""
         self._drawn = info["time"]
-        self._standing.look(trials)
-        since, self._ended = self._standing.ended - self._ended, self._standing.ended
+        self._progress.look(trials)
+        since, self._ended = self._progress.ended - self._ended, self._progress.ended
         self._summary_s = SUMMARY_S if since else 2 * self._summary_s
-        if self._summaries < self._standing.created:
+        if self._summaries < self._progress.created:
             self._summaries += 1
-            lines = table_of(self._standing, info, self._path).lines
-            say("; ".join([*lines[:2], *filter(None, [self._standing.best_words()])]))
+            lines = progress_table(self._progress, info, self._path).lines
+            say("; ".join([*lines[:2], *filter(None, [self._progress.best_words()])]))
 
     def _line(self, trial: Trial, what: str, why: str, rest: str = "") -> None:
-        """Say that a trial has ended, or failed and is run again, where there is no block that shows it.
+        """Print that a trial has ended, or has failed and is run again; nothing where a block shows it.
 
         Args:
-            trial: as it stands now.
-            what: it did.
-            why: it did so; cut where the line is too long.
-            rest: of the line.
+            trial: in its new state.
+            what: its new state in a word.
+            why: the reason; cut where the line is too long.
+            rest: the end of the line.
         """
-        if self._outlet is not None or (self._lines[trial.status] >= MAX_LINES and self._verbose < 2):
+        if self._display is not None or (self._lines[trial.status] >= MAX_LINES and self._verbose < 2):
             return
         self._lines[trial.status] += 1
         shown = _values_words(trial.last_result, self._metrics)
-        reports = f"{trial.iteration} report{'s' * (trial.iteration != 1)}"
+        reports = count_words(trial.iteration, "report")
         line = f"{trial.trial_id} {what} after {reports}{shown}: {why}"
         rest = shortened(rest, MAX_WIDTH // 2)
         say(one_line(line[: MAX_WIDTH - len(rest)] + rest))
@@ -259,7 +260,7 @@ class ConsoleCallback(Callback):
             say(f"and so on: from here, a line on all trials every {SUMMARY_S:g} s")
 
     def _traceback(self, trial: Trial) -> None:
-        """The traceback of a trial that has failed, once for each kind of error and place in the code."""
+        """Print the traceback of a failed trial, once for each kind of error and place in the code."""
         failure = trial.failure
         # The last words of a process that died have been printed already, as it wrote them.
         if failure is None or "Traceback (" not in failure.traceback or len(self._told) >= MAX_TRACEBACKS:
@@ -271,18 +272,18 @@ class ConsoleCallback(Callback):
 
     def _draw(self, trials: Sequence[Trial], info: Mapping[str, Any], ending: str = "") -> None:
         self._drawn = info["time"]
-        self._standing.look(trials)
-        if self._outlet is not None:
-            self._outlet.show(table_of(self._standing, info, self._path, ending))
+        self._progress.look(trials)
+        if self._display is not None:
+            self._display.show(progress_table(self._progress, info, self._path, ending))
 
 
 def _place(failure: Failure | None) -> str:
-    """Such as ' (train.py:12 in f)'; '' where no place in the user's code is known."""
+    """Return the place in the user's code, such as ' (train.py:12 in f)'; '' where it is not known."""
     return f" ({failure.where})" if failure is not None and failure.where else ""
 
 
 def _values_words(result: Mapping[str, Any], metrics: Sequence[str]) -> str:
-    """Such as ' loss=0.25'; '' where none is a number."""
+    """Return metrics such as ' loss=0.25'; '' where none is a number."""
     words = [(metric, number_words(lookup(result, metric))) for metric in metrics]
     shown = " ".join(f"{metric}={value}" for metric, value in words if value)
     return f" {shown}" if shown else ""

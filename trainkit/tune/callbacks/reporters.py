@@ -1,4 +1,4 @@
-"""The reporters with Ray Tune's names: every few seconds a table, whose columns the user chooses."""
+"""Reporters with Ray Tune's names: every few seconds a table with columns that the user chooses."""
 
 from __future__ import annotations
 
@@ -15,9 +15,8 @@ from trainkit.tune.core.objectives import all_failed
 from trainkit.tune.core.trial import Trial, TrialStatus
 from trainkit.tune.core.values import first_line, flatten, lookup
 from trainkit.tune.display import (
-    Notebook,
-    Picture,
-    as_text,
+    NotebookDisplay,
+    Table,
     duration,
     notebook_display,
     number_words,
@@ -45,7 +44,7 @@ Columns = Mapping[str, str] | Sequence[str]
 
 
 class TableReporter(ProgressReporter):
-    """What both reporters share.
+    """Base class of the reporters with tables.
 
     Args:
         metric_columns: metrics to show: a list of names, or a dictionary from a name to its heading; None:
@@ -156,8 +155,8 @@ class TableReporter(ProgressReporter):
 
     # --- what is shown ----------------------------------------------------------------------------
 
-    def pictures(self, trials: Sequence[Trial], done: bool, *sys_info: str) -> list[Picture]:
-        """The table of trials, and that of errors if there are any."""
+    def tables(self, trials: Sequence[Trial], done: bool, *sys_info: str) -> list[Table]:
+        """Return the table of trials, and the table of errors if there are any."""
         best = self._best(trials)
         lines = [f"Running for {duration(self._clock.monotonic() - self._started)}", *sys_info]
         if best is not None:
@@ -168,18 +167,18 @@ class TableReporter(ProgressReporter):
         of = "" if self._total_samples is None else f"/{self._total_samples}"
         lines.append(f"Number of trials: {len(trials)}{of} ({counts or 'none yet'})")
         if not (done or self._intermediate):
-            return [Picture(lines, {}, [])]
+            return [Table(lines=lines)]
         failed = [trial for trial in trials if trial.failure is not None]
         tables = [self._table_of_trials(trials, lines)]
         return [*tables, self._table_of_errors(failed)] if failed else tables
 
-    def _table_of_trials(self, trials: Sequence[Trial], lines: Sequence[str]) -> Picture:
+    def _table_of_trials(self, trials: Sequence[Trial], lines: Sequence[str]) -> Table:
         metrics = dict(self._metric_columns)
         if self._infer:
             metrics |= {name: name for name in self._inferred(trials)}
         metrics = {
-            name: shown
-            for name, shown in metrics.items()
+            name: heading
+            for name, heading in metrics.items()
             if name in ("training_iteration", "time_total_s")
             or any(lookup(trial.last_result, name) is not None for trial in trials)
         }
@@ -188,19 +187,19 @@ class TableReporter(ProgressReporter):
             name: name.rsplit("/", 1)[-1] for trial in shown for name in flatten(trial.config)
         }
         rows = [
-            [
-                trial.name,
+            self._row(
+                trial.name,  # never cut, as it tells the trial from the others
                 str(trial.status),
                 *(_cell(_parameter(trial.config, name)) for name in parameters),
                 *(_cell(lookup(trial.last_result, name)) for name in metrics),
-            ]
+            )
             for trial in shown
         ]
         more = len(trials) - len(shown)
-        headings = ["Trial name", "status", *parameters.values(), *metrics.values()]
-        return self._cut(lines, headings, rows, f"... {more} more trials not shown" if more else "")
+        headings = self._row("Trial name", "status", *parameters.values(), *metrics.values())
+        return Table(headings, rows, lines, f"... {more} more trials not shown" if more else "")
 
-    def _table_of_errors(self, failed: Sequence[Trial]) -> Picture:
+    def _table_of_errors(self, failed: Sequence[Trial]) -> Table:
         rows = [
             [
                 trial.name,
@@ -210,27 +209,18 @@ class TableReporter(ProgressReporter):
             for trial in failed[: self._max_error_rows]
         ]
         more = len(failed) - len(rows)
-        below = f"... {more} more failed trials not shown" if more else ""
-        lines = [f"Number of errored trials: {len(failed)}"]
-        headings = ["Trial name", "# failures", "error file" if self._path else "error"]
-        return Picture(lines, dict.fromkeys(headings, 0), rows, below)
+        return Table(
+            ["Trial name", "# failures", "error file" if self._path else "error"],
+            rows,
+            [f"Number of errored trials: {len(failed)}"],
+            f"... {more} more failed trials not shown" if more else "",
+        )
 
-    def _cut(
-        self, lines: Sequence[str], headings: Sequence[str], rows: Sequence[Sequence[str]], below: str
-    ) -> Picture:
-        limit = self._max_column_length
-        columns: dict[str, int] = {}
-        for heading in headings:
-            cut = shortened(heading, limit)
-            while cut in columns:  # two that are the same as far as they are shown
-                cut += " "
-            columns[cut] = 0
-        # A trial's name tells it from the others: never cut.
-        texts = [[row[0], *(shortened(cell, limit) for cell in row[1:])] for row in rows]
-        return Picture(lines, columns, texts, below)
+    def _row(self, first: str, *cells: str) -> list[str]:
+        return [first, *(shortened(cell, self._max_column_length) for cell in cells)]
 
     def _chosen(self, trials: Sequence[Trial]) -> list[Trial]:
-        """Those of the table: what runs, what failed, the latest; or the best."""
+        """Return the trials for the table: those that run, that failed, the latest; or the best."""
         if self._sort_by_metric:
             return sorted(trials, key=lambda trial: -self._score(trial))[: self._max_progress_rows]
         first = sorted(trials, key=lambda trial: (_RANK.get(trial.status, 2), -trial.index))
@@ -265,39 +255,42 @@ class TableReporter(ProgressReporter):
 
 
 class CLIReporter(TableReporter):
-    """Prints a status and a table of trials every few seconds; see `TableReporter` for the arguments."""
+    """Reporter that prints a table of trials every few seconds; arguments as for `TableReporter`."""
 
     def report(self, trials: Sequence[Trial], done: bool, *sys_info: str) -> None:
-        pictures = self.pictures(trials, done, *sys_info)
-        say("\n".join(["== Status ==", *map(as_text, pictures), ""]))
+        say("\n".join(["== Status ==", *_texts(self.tables(trials, done, *sys_info)), ""]))
 
 
 class JupyterNotebookReporter(TableReporter):
-    """Updates one output of a notebook's cell; elsewhere it prints as CLIReporter does.
+    """Reporter that updates one output of a notebook's cell; elsewhere it prints as CLIReporter does.
 
     Args:
-        overwrite: what the cell has printed before is cleared.
+        overwrite: clear what the cell has printed before.
         arguments: of `TableReporter`.
     """
 
     def __init__(self, *, overwrite: bool = True, **arguments: Any) -> None:
         super().__init__(**arguments)
         self._overwrite = overwrite
-        self._output: Notebook | None = None
+        self._output: NotebookDisplay | None = None
 
     def report(self, trials: Sequence[Trial], done: bool, *sys_info: str) -> None:
-        pictures = self.pictures(trials, done, *sys_info)
+        tables = self.tables(trials, done, *sys_info)
         display = notebook_display()
         if display is None:
-            say("\n".join([*map(as_text, pictures), ""]))
+            say("\n".join([*_texts(tables), ""]))
             return
         if self._output is None:
             if self._overwrite:
                 importlib.import_module("IPython.display").clear_output(wait=True)
-            self._output = Notebook(display)
-        self._output.show(*pictures)
+            self._output = NotebookDisplay(display)
+        self._output.show(*tables)
         if done:  # another experiment is shown in its own cell
             self._output = None
+
+
+def _texts(tables: Sequence[Table]) -> list[str]:
+    return [table.text() for table in tables]
 
 
 def _as_columns(columns: Columns) -> dict[str, str]:
@@ -310,7 +303,7 @@ def _add(columns: dict[str, str], name: str, shown: str | None) -> None:
 
 
 def _parameter(config: Mapping[str, Any], name: str) -> Any:
-    """By its flat name, which keys that are no texts have too; or a dictionary of several."""
+    """Return a parameter by its flat name, also where a key is no text; or a dictionary of several."""
     return flatten(config).get(name, lookup(config, name))
 
 

@@ -151,10 +151,10 @@ class ResultGrid(Sequence[Result]):
         return iter(self._results)
 
     def __repr__(self) -> str:
-        return tables.grid_text(self)
+        return tables.grid_table(self).text()
 
     def _repr_html_(self) -> str:
-        return tables.grid_html(self)
+        return tables.grid_table(self).html()
 
     @property
     def experiment_path(self) -> str:
