@@ -15,8 +15,8 @@ import trainkit
 from tests.conftest import eventually
 from tests.runtime.programs import Programs
 from trainkit.cli.main import main
-from trainkit.cli.sessions import duration
 from trainkit.runtime.local.system import process
+from trainkit.tune.display import duration
 
 PROGRAM = """
     import os, sys, subprocess, trainkit
@@ -179,7 +179,14 @@ def test_a_wrong_command_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [(0, "0 s"), (59, "59 s"), (60, "1 min"), (5400, "1.5 h"), (86_400, "1 d"), (9e6, "104 d")],
+    [
+        (0, "0.0 s"),
+        (59, "59 s"),
+        (60, "1 min 0 s"),
+        (5400, "1 h 30 min"),
+        (86_400, "1 d 0 h"),
+        (9e6, "104 d 4 h"),
+    ],
 )
 def test_durations_are_short(seconds: float, text: str) -> None:
     assert duration(seconds) == text

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
 import shutil
 import sys
 from pathlib import Path
 
-from trainkit.cli.experiments import experiment_folder
+from trainkit.cli import Command
+from trainkit.cli.experiments import add_experiment, experiment_folder
 from trainkit.errors import ConfigError
 from trainkit.resources import describe_bytes
 from trainkit.tune.controller import events as ev
@@ -15,20 +17,36 @@ from trainkit.tune.results.overview import Overview
 from trainkit.tune.store.writer import ExperimentStore
 
 
+class Clean(Command):
+    """`trainkit clean`."""
+
+    help = "remove the checkpoints of trials that have ended"
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        add_experiment(parser)
+        parser.add_argument(
+            "--keep-best", action="store_true", help="keep those of the trial with the best last report"
+        )
+        parser.add_argument("--yes", "-y", action="store_true", help="do not ask")
+
+    def run(self, arguments: argparse.Namespace) -> int:
+        return clean(arguments.experiment, keep_best=arguments.keep_best, yes=arguments.yes)
+
+
 def clean(word: str, *, keep_best: bool, yes: bool) -> int:
     """Remove the checkpoints of trials that have ended.
 
     Args:
-        word: the experiment.
-        keep_best: those of the best trial stay.
+        word: path or name of the experiment.
+        keep_best: keep those of the best trial.
         yes: don't ask.
 
     Raises:
-        ConfigError: there is no such experiment, or which trial is best isn't known.
-        StoreError: a process runs it.
+        ConfigError: there is no such experiment, or no trial is known to be the best.
+        StoreError: a process runs the experiment.
     """
     folder = experiment_folder(word)
-    store = ExperimentStore.open(folder)  # so nobody else runs it until this is done
+    store = ExperimentStore.open(folder)  # nobody else can run it meanwhile
     try:
         overview = Overview.of(folder, 0.0)
         kept = None
@@ -77,7 +95,7 @@ def _bytes(folder: Path, trial: Trial) -> int:
 
 
 def confirmed(question: str) -> bool:
-    """Ask the user; anything but yes is no."""
+    """Ask the user; any answer but yes means no."""
     sys.stdout.write(question)
     sys.stdout.flush()
     return sys.stdin.readline().strip().lower() in ("y", "yes")

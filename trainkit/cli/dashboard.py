@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 from pathlib import Path
 
-from trainkit import settings
+from trainkit.cli import Command
+from trainkit.cli.experiments import folder_of_experiments
 from trainkit.dashboard.server import Dashboard
 
 
-def dashboard(folder: str | None, port: int) -> int:
-    """Serve the experiments of `folder`; returns after Ctrl-C."""
-    root = Path(folder).expanduser().absolute() if folder else settings.results_dir().absolute()
-    with Dashboard(root, port) as server:
-        sys.stdout.write(f"Experiments in {root}: open {server.address}\nCtrl-C ends this.\n")
-        sys.stdout.flush()
-        try:
-            server.serve_forever(poll_interval=0.2)
-        except KeyboardInterrupt:
-            sys.stdout.write("\n")
-    return 0
+class ServeDashboard(Command):
+    """`trainkit dashboard`."""
+
+    help = "look at experiments in a browser, and stop trials"
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("folder", metavar="DIR", nargs="?", help="of experiments; or one experiment")
+        parser.add_argument("--port", type=int, default=0, help="to listen at (default: one that is free)")
+
+    def run(self, arguments: argparse.Namespace) -> int:
+        root: Path = folder_of_experiments(arguments.folder)
+        with Dashboard(root, arguments.port) as server:
+            sys.stdout.write(f"Experiments in {root}: open {server.address}\nCtrl-C ends this.\n")
+            sys.stdout.flush()
+            try:
+                server.serve_forever(poll_interval=0.2)
+            except KeyboardInterrupt:
+                sys.stdout.write("\n")
+        return 0

@@ -1,30 +1,48 @@
-"""Lookup of experiments and trials by name, and `trainkit ls`."""
+"""Lookup of experiments and trials by what is typed for them."""
 
 from __future__ import annotations
 
-import sys
+import argparse
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
 from trainkit import settings
-from trainkit.cli.sessions import duration, wide_console
-from trainkit.clock import SYSTEM
-from trainkit.errors import ConfigError, StoreError
+from trainkit.errors import ConfigError
 from trainkit.tune.core.trial import Trial
-from trainkit.tune.results.overview import Overview
 from trainkit.tune.store.schema import FILENAME
+
+TRIAL = "its id, name or number, or how they begin"
+
+
+def add_experiment(parser: argparse.ArgumentParser, *, nargs: str | None = None) -> None:
+    """Declare the argument `experiment`."""
+    help = "path of its folder, or its name where experiments are written"
+    parser.add_argument("experiment", metavar="EXPERIMENT", nargs=nargs, help=help)
+
+
+def whole_number(text: str) -> int:
+    """Return the number of an argument; argparse prints the error."""
+    if not re.fullmatch("[0-9]{1,9}", text):
+        raise argparse.ArgumentTypeError(f"{text!r}: give a whole number, 0 or more")
+    return int(text)
+
+
+def folder_of_experiments(word: str | None) -> Path:
+    """Return the folder that `word` names; None: the folder where experiments are written."""
+    return Path(word).expanduser().absolute() if word else settings.results_dir().absolute()
 
 
 def is_experiment(word: str) -> bool:
-    """Whether `word` means an experiment."""
+    """True if `word` names an experiment."""
     return _folder(word) is not None
 
 
 def experiment_folder(word: str) -> Path:
-    """The experiment that `word` means: a path, or the name of a folder where experiments are written.
+    """Return the experiment of a path, or of the name of a folder where experiments are written.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: there is no experiment.
     """
     folder = _folder(word)
     if folder is None:
@@ -33,7 +51,7 @@ def experiment_folder(word: str) -> Path:
 
 
 def not_found(word: str) -> str:
-    """Where an experiment `word` was looked for, and is not."""
+    """Return the message that there is no experiment `word`, with the places where it was looked for."""
     here, there = _places(word)
     return f"{word!r} is no experiment: no {FILENAME} is in {here} or in {there}"
 
@@ -46,11 +64,11 @@ def _places(word: str) -> tuple[Path, Path]:
     return Path(word).expanduser().absolute(), settings.results_dir().absolute() / word
 
 
-def chosen_trial(trials: Sequence[Trial], word: str) -> Trial:
-    """The trial that `word` means: its id, name or folder, the beginning of one of them, or its number.
+def find_trial(trials: Sequence[Trial], word: str) -> Trial:
+    """Return the trial with this id, name, folder or number, or the only one with an id that begins so.
 
     Raises:
-        ConfigError: none, or more than one.
+        ConfigError: no trial, or more than one.
     """
     for names in (
         lambda trial: word in (trial.trial_id, trial.name, trial.dirname),
@@ -67,37 +85,3 @@ def chosen_trial(trials: Sequence[Trial], word: str) -> Trial:
     raise ConfigError(
         f"no trial has an id, name or number {word!r}, or one that starts so; there are {there}"
     )
-
-
-def list_experiments(folder: str | None) -> int:
-    """Show the experiments in `folder`; None: where experiments are written.
-
-    Raises:
-        ConfigError: there is no such folder.
-    """
-    from rich.table import Table
-
-    root = Path(folder).expanduser().absolute() if folder is not None else settings.results_dir().absolute()
-    if not root.is_dir():
-        raise ConfigError(f"{root} is no folder")
-    found = sorted(path.parent for path in root.glob(f"*/{FILENAME}"))
-    console = wide_console()
-    if not found:
-        console.print(f"no experiment is in {root}", soft_wrap=True)
-        return 0
-    now = SYSTEM.now()
-    table = Table(box=None, header_style="dim")
-    for column in ("experiment", "state", "trials", "best by last report", "age"):
-        table.add_column(column)
-    problems = []
-    for path in found:
-        try:
-            overview = Overview.of(path, now)
-        except StoreError as error:
-            problems.append(str(error))
-            continue
-        age = duration(max(0.0, now - overview.created))
-        table.add_row(path.name, overview.state, overview.counts, overview.best_words, age)
-    console.print(table)
-    sys.stderr.write("".join(f"trainkit: {problem}\n" for problem in problems))
-    return 1 if problems else 0

@@ -2,36 +2,34 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from trainkit.cli import Command
 from trainkit.clock import SYSTEM
 from trainkit.errors import ConfigError, TrainkitError
 from trainkit.resources import describe, describe_bytes
 from trainkit.runtime.local.system import process
-from trainkit.runtime.local.wire import sessions as doors
+from trainkit.runtime.local.wire import sessions as local_sessions
 from trainkit.runtime.local.wire.messages import State
 from trainkit.runtime.local.wire.sessions import Session
-
-if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.table import Table
-
+from trainkit.tune.display import Table, duration, wide_console
 
 KINDS = ("nodes", "actors", "tasks", "placement_groups", "requests")
 
 
 @dataclass(frozen=True, kw_only=True)
 class SessionState:
-    """What one session says of itself.
+    """State of one session.
 
     Attributes:
-        age_s: seconds since it was started.
+        age_s: seconds since its start.
         driver: pid of the program that started it; None if that has ended.
-        lists: dicts by kind, see KINDS.
+        lists: entries by kind, for each of KINDS.
         problem: why the lists are empty; "" if the node answered.
     """
 
@@ -42,7 +40,7 @@ class SessionState:
     problem: str = ""
 
     def plain(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return the state as JSON can hold it."""
         return {
             "session_id": self.session.id,
             "node_pid": self.session.node,
@@ -54,28 +52,32 @@ class SessionState:
 
 
 def sessions() -> list[Session]:
-    """The user's sessions whose nodes run, newest first."""
-    return doors.sessions(doors.home())
+    """Return the user's sessions with a running node, newest first."""
+    return local_sessions.sessions(local_sessions.home())
 
 
-def chosen(found: Sequence[Session], prefix: str) -> list[Session]:
-    """Those whose id starts with `prefix`; raises ConfigError if it is none, or more than one."""
+def find_session(found: Sequence[Session], prefix: str) -> Session:
+    """Return the session with an id that starts with `prefix`.
+
+    Raises:
+        ConfigError: no session, or more than one.
+    """
     matching = [session for session in found if session.id.startswith(prefix)]
     if len(matching) != 1:
         there = ", ".join(session.id for session in found) or "none"
         raise ConfigError(
-            f"{'several sessions' if matching else 'no session'} of yours in {doors.home()} with an id that "
-            f"starts with {prefix!r}; there are: {there}"
+            f"{'several sessions' if matching else 'no session'} of yours in {local_sessions.home()} with an "
+            f"id that starts with {prefix!r}; there are: {there}"
         )
-    return matching
+    return matching[0]
 
 
-def survey(session: Session) -> SessionState:
-    """Ask a session's node for all it has to tell."""
+def state_of(session: Session) -> SessionState:
+    """Ask the node of a session for all its lists."""
     lists: dict[str, list[dict[str, Any]]] = {kind: [] for kind in KINDS}
     problem = ""
     try:
-        with doors.connect(session.folder) as node:
+        with local_sessions.connect(session.folder) as node:
             for kind in KINDS:
                 lists[kind] = node.ask(State(kind))
     except TrainkitError as error:
@@ -90,68 +92,74 @@ def survey(session: Session) -> SessionState:
     )
 
 
-_WIDTH = 4_000
-"""Of lines, in characters: more than any table is wide, as a number that is folded is two numbers."""
+class Status(Command):
+    """`trainkit status`."""
 
+    help = "what runs in your sessions, what it holds, and what waits"
 
-def status(*, as_json: bool) -> int:
-    """Show all sessions of this user."""
-    surveys = [survey(session) for session in sessions()]
-    if as_json:
-        sys.stdout.write(json.dumps([found.plain() for found in surveys], indent=2) + "\n")
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("--json", action="store_true", help="as one JSON document, for other programs")
+
+    def run(self, arguments: argparse.Namespace) -> int:
+        states = [state_of(session) for session in sessions()]
+        if arguments.json:
+            sys.stdout.write(json.dumps([state.plain() for state in states], indent=2) + "\n")
+            return 0
+        console = wide_console()
+        for table in [table for state in states for table in _tables(state)] or [Table(lines=[NO_SESSION])]:
+            console.print(table)
         return 0
-    console = wide_console()
-    if not surveys:
-        console.print("no session is running")
-    for found in surveys:
-        _show(console, found)
-    return 0
 
 
-def wide_console() -> Console:
-    """Where tables are printed: never folded or cut, so a line may be longer than the terminal is wide."""
-    from rich.console import Console
-
-    return Console(highlight=False, emoji=False, markup=False, width=_WIDTH)
+NO_SESSION = "no session is running"
 
 
-def duration(seconds: float) -> str:
-    """Text for people: '45 s', '12 min', '3.5 h', '2.1 d'."""
-    for unit, size in (("d", 86_400), ("h", 3600), ("min", 60)):
-        if seconds >= size:
-            count = seconds / size
-            return f"{count:.2g} {unit}" if count < 10 else f"{count:.0f} {unit}"
-    return f"{seconds:.0f} s"
-
-
-def _show(console: Console, found: SessionState) -> None:
-    driver = "gone" if found.driver is None else f"pid {found.driver}"
-    console.print(
-        f"session {found.session.id}: driver {driver}, node pid {found.session.node}, "
-        f"started {duration(found.age_s)} ago",
-        style="bold",
+def _tables(state: SessionState) -> Iterator[Table]:
+    """Return a session as tables below each other."""
+    driver = "gone" if state.driver is None else f"pid {state.driver}"
+    head = (
+        f"session {state.session.id}: driver {driver}, node pid {state.session.node}, "
+        f"started {duration(state.age_s)} ago"
     )
-    if found.problem:
-        console.print(f"  {found.problem}", soft_wrap=True)
+    if state.problem:
+        yield Table(lines=[head, f"  {state.problem}"], strong=0)
         return
-    for node in found.lists["nodes"]:
-        console.print(f"  resources: {_resources(node)}", soft_wrap=True)
-        console.print(f"  objects: {_objects(node['object_store'])}", soft_wrap=True)
-    _show_actors(console, found.lists["actors"])
-    _show_tasks(console, found.lists["tasks"])
-    for group in found.lists["placement_groups"]:
+    lines = [head]
+    for node in state.lists["nodes"]:
+        lines += [f"  resources: {_resources(node)}", f"  objects: {_objects(node['object_store'])}"]
+    living = [actor for actor in state.lists["actors"] if actor["state"] != "DEAD"]
+    columns = ["  actor", "class", "name", "state", "pid", "holds"]
+    yield Table(columns, [_actor_cells(actor) for actor in living], lines, strong=0)
+    tasks = [
+        [f"  {task['name']}", task["state"].lower(), str(task["pid"] or ""), describe(task["resources"])]
+        for task in state.lists["tasks"]
+    ]
+    if tasks:
+        yield Table(["  task", "state", "pid", "holds"], tasks)
+    lines = []
+    for group in state.lists["placement_groups"]:
         bundles = ", ".join(f"[{describe(bundle)}]" for bundle in group["bundles"])
         name = f" {group['name']!r}" if group["name"] else ""
-        console.print(
-            f"  group {group['placement_group_id']}{name}: {group['state'].lower()}, {bundles}",
-            soft_wrap=True,
-        )
-    for request in found.lists["requests"]:
-        console.print(f"  waits: {request_line(request)}: {'; '.join(request['reasons'])}", soft_wrap=True)
+        lines.append(f"  group {group['placement_group_id']}{name}: {group['state'].lower()}, {bundles}")
+    for request in state.lists["requests"]:
+        lines.append(f"  waits: {request_line(request)}: {'; '.join(request['reasons'])}")
+    if lines:
+        yield Table(lines=lines)
+
+
+def _actor_cells(actor: dict[str, Any]) -> list[str]:
+    return [
+        f"  {actor['actor_id']}",
+        actor["class_name"],
+        f"{actor['name'] or ''}{' (detached)' if actor['detached'] else ''}",
+        actor["state"].lower(),
+        str(actor["pid"] or ""),
+        describe(actor["resources"]),
+    ]
 
 
 def request_line(request: dict[str, Any]) -> str:
-    """One line on a request that waits."""
+    """Return a line on a request that waits."""
     return (
         f"{request['what']} ({request['id']}) has been waiting {duration(request['since_s'])} for "
         f"{describe(request['asked'])}"
@@ -178,43 +186,3 @@ def _objects(store: dict[str, int]) -> str:
 
 def _amount(name: str, amount: float) -> str:
     return describe_bytes(amount) if name == "memory" else f"{amount:g}"
-
-
-def _show_actors(console: Console, actors: list[dict[str, Any]]) -> None:
-    living = [actor for actor in actors if actor["state"] != "DEAD"]
-    if not living:
-        return
-    table = _table("actor", "class", "name", "state", "pid", "holds")
-    for actor in living:
-        name = actor["name"] or ""
-        if actor["detached"]:
-            name += " (detached)"
-        table.add_row(
-            actor["actor_id"],
-            actor["class_name"],
-            name,
-            actor["state"].lower(),
-            str(actor["pid"] or ""),
-            describe(actor["resources"]),
-        )
-    console.print(table)
-
-
-def _show_tasks(console: Console, tasks: list[dict[str, Any]]) -> None:
-    if not tasks:
-        return
-    table = _table("task", "state", "pid", "holds")
-    for task in tasks:
-        table.add_row(
-            task["name"], task["state"].lower(), str(task["pid"] or ""), describe(task["resources"])
-        )
-    console.print(table)
-
-
-def _table(*columns: str) -> Table:
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=True, header_style="dim")
-    for column in columns:
-        table.add_column(column)
-    return table

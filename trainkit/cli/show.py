@@ -1,7 +1,8 @@
-"""`trainkit show`: trials of an experiment as a table, CSV or JSON."""
+"""`trainkit ls` and `trainkit show`: experiments in a folder, and trials as a table, CSV or JSON."""
 
 from __future__ import annotations
 
+import argparse
 import csv
 import io
 import operator
@@ -12,19 +13,29 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainkit.cli.experiments import experiment_folder
-from trainkit.cli.sessions import duration, wide_console
+from trainkit.cli import Command
+from trainkit.cli.experiments import (
+    add_experiment,
+    experiment_folder,
+    folder_of_experiments,
+    is_experiment,
+    whole_number,
+)
 from trainkit.clock import SYSTEM
-from trainkit.errors import ConfigError
+from trainkit.errors import ConfigError, StoreError
 from trainkit.tune.core.checks import is_number
 from trainkit.tune.core.stoppers import AUTOMATIC
 from trainkit.tune.core.trial import Trial
 from trainkit.tune.core.values import encode, flatten, without_objects
+from trainkit.tune.display import Table, cell_text, duration, wide_console
 from trainkit.tune.results.overview import Overview
+from trainkit.tune.store.schema import FILENAME
 
 Row = Mapping[str, Any]
 
 _FIRST = ("trial_id", "status", "iteration")
+MAX_WIDTH = 200
+"""Characters of one value."""
 _COMPARE: dict[str, Callable[[Any, Any], bool]] = {
     "<=": operator.le,
     ">=": operator.ge,
@@ -35,17 +46,89 @@ _COMPARE: dict[str, Callable[[Any, Any], bool]] = {
 }
 
 
+class ListExperiments(Command):
+    """`trainkit ls`."""
+
+    help = "the experiments in a folder"
+    aliases = ("list-experiments", "lsx")
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        parser.add_argument(
+            "folder", metavar="DIR", nargs="?", help="without it, where experiments are written"
+        )
+
+    def run(self, arguments: argparse.Namespace) -> int:
+        if arguments.folder is not None and is_experiment(arguments.folder):
+            return show(arguments.folder, TableOptions())
+        return list_experiments(folder_of_experiments(arguments.folder))
+
+
+class Show(Command):
+    """`trainkit show`."""
+
+    help = "an experiment's trials"
+    aliases = ("list-trials",)
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        add_experiment(parser)
+        parser.add_argument("--sort", metavar="COLUMNS", help="separated by commas")
+        parser.add_argument("--desc", action="store_true", help="the largest first")
+        parser.add_argument("--filter", metavar="CONDITION", help="such as 'loss < 0.5' or 'status == ERROR'")
+        parser.add_argument(
+            "--columns", metavar="COLUMNS", help="separated by commas, such as trial_id,config/lr"
+        )
+        parser.add_argument("--limit", metavar="ROWS", type=whole_number, help="at most so many")
+        parser.add_argument(
+            "--output", "-o", metavar="FORM", help="csv or json, or a file whose name ends so"
+        )
+
+    def run(self, arguments: argparse.Namespace) -> int:
+        options = TableOptions(
+            arguments.sort,
+            arguments.filter,
+            arguments.columns,
+            arguments.limit,
+            arguments.desc,
+            arguments.output,
+        )
+        return show(arguments.experiment, options)
+
+
+def list_experiments(root: Path) -> int:
+    """Print the experiments in the folder `root`; return 1 if one of them can't be read.
+
+    Raises:
+        ConfigError: there is no such folder.
+    """
+    if not root.is_dir():
+        raise ConfigError(f"{root} is no folder")
+    found = sorted(path.parent for path in root.glob(f"*/{FILENAME}"))
+    now, rows, problems = SYSTEM.now(), [], []
+    for path in found:
+        try:
+            seen = Overview.of(path, now)
+        except StoreError as error:
+            problems.append(str(error))
+            continue
+        age = duration(max(0.0, now - seen.created))
+        rows.append([path.name, seen.state, seen.counts, seen.best_words, age])
+    columns = ["experiment", "state", "trials", "best by last report", "age"]
+    wide_console().print(Table(columns, rows, [] if found else [f"no experiment is in {root}"]))
+    sys.stderr.write("".join(f"trainkit: {problem}\n" for problem in problems))
+    return 1 if problems else 0
+
+
 @dataclass(frozen=True)
 class TableOptions:
-    """Which rows and columns are shown.
+    """Rows and columns of a table, and its form.
 
     Attributes:
-        sort: columns, separated by commas; rows that lack one come last.
-        condition: such as "loss < 0.5" or "status == ERROR".
-        columns: names, separated by commas; None: the most telling.
+        sort: columns to sort by, separated by commas; rows without a value come last.
+        condition: condition on a column, such as "loss < 0.5" or "status == ERROR".
+        columns: names, separated by commas; None for the metric and the configuration.
         limit: rows at most.
         descending: the largest first.
-        output: "csv" or "json", or a file whose name ends so; None: a table.
+        output: "csv" or "json", or a file whose name ends so; None for a table.
     """
 
     sort: str | None = None
@@ -56,33 +139,33 @@ class TableOptions:
     output: str | None = None
 
 
-def show(word: str, view: TableOptions) -> int:
-    """Show the trials of the experiment that `word` means.
+def show(word: str, options: TableOptions) -> int:
+    """Print the trials of the experiment `word`.
 
     Raises:
         ConfigError: there is no such experiment or column, or the condition can't be read.
     """
     overview = Overview.of(experiment_folder(word), SYSTEM.now())
-    rows, columns = selected([row_of(trial) for trial in overview.trials], view, overview.metric)
-    if view.output is None:
+    rows, columns = selected([row_of(trial) for trial in overview.trials], options, overview.metric)
+    if options.output is None:
         _print_table(overview, rows, columns)
         return 0
-    kind = view.output.rpartition(".")[2]
+    kind = options.output.rpartition(".")[2]
     if kind not in ("csv", "json"):
-        raise ConfigError(f"--output {view.output}: give csv or json, or a file whose name ends so")
+        raise ConfigError(f"--output {options.output}: give csv or json, or a file whose name ends so")
     text = as_csv(rows, columns) if kind == "csv" else as_json(rows, columns)
-    if view.output == kind:
+    if options.output == kind:
         sys.stdout.write(text)
     else:
         try:
-            Path(view.output).write_text(text, encoding="utf-8", errors="backslashreplace")
+            Path(options.output).write_text(text, encoding="utf-8", errors="backslashreplace")
         except OSError as error:
-            raise ConfigError(f"--output {view.output} cannot be written: {error}") from error
+            raise ConfigError(f"--output {options.output} cannot be written: {error}") from error
     return 0
 
 
 def row_of(trial: Trial) -> dict[str, Any]:
-    """All that can be shown of a trial, by column."""
+    """Return all facts of a trial by column."""
     reported = {
         name: value
         for name, value in flatten({k: v for k, v in trial.last_result.items() if k != "config"}).items()
@@ -103,21 +186,21 @@ def row_of(trial: Trial) -> dict[str, Any]:
 
 
 def selected(
-    rows: Sequence[Row], view: TableOptions, metric: str | None = None
+    rows: Sequence[Row], options: TableOptions, metric: str | None = None
 ) -> tuple[list[Row], list[str]]:
-    """Return the rows and columns that `view` shows; pure."""
+    """Return the rows and columns that `options` selects."""
     known = list(dict.fromkeys(name for row in rows for name in row))
-    if view.condition is not None:
-        holds = _condition(view.condition, known)
+    if options.condition is not None:
+        holds = _condition(options.condition, known)
         rows = [row for row in rows if holds(row)]
-    for name in reversed(_names(view.sort, known)):  # stable: the first named decides last
-        rows = sorted(rows, key=lambda row, name=name: _rank(row.get(name)), reverse=view.descending)  # type: ignore[misc]
+    for name in reversed(_names(options.sort, known)):  # stable: the first named decides last
+        rows = sorted(rows, key=lambda row, name=name: _rank(row.get(name)), reverse=options.descending)  # type: ignore[misc]
         rows = sorted(rows, key=lambda row, name=name: row.get(name) is None)  # type: ignore[misc]
-    columns = _names(view.columns, known) or _telling(known, metric)
-    return list(rows[: view.limit]), columns
+    columns = _names(options.columns, known) or _default_columns(known, metric)
+    return list(rows[: options.limit]), columns
 
 
-def _telling(known: Sequence[str], metric: str | None) -> list[str]:
+def _default_columns(known: Sequence[str], metric: str | None) -> list[str]:
     reported = [
         name
         for name in known
@@ -161,7 +244,7 @@ def _condition(text: str, known: Sequence[str]) -> Callable[[Row], bool]:
 
 
 def _rank(value: Any) -> tuple[int, float, str]:
-    """Numbers before texts, NaN after all numbers."""
+    """Return a sort key: numbers before texts, NaN after all numbers."""
     if is_number(value):
         return (0, float(value), "") if value == value else (1, 0.0, "")
     return (2, 0.0, str(value))
@@ -171,7 +254,7 @@ def _rank(value: Any) -> tuple[int, float, str]:
 
 
 def as_csv(rows: Sequence[Row], columns: Sequence[str]) -> str:
-    """One line for each row, below the names of the columns."""
+    """Return the names of the columns, and below them a line for each row."""
     text = io.StringIO()
     writer = csv.DictWriter(text, columns, extrasaction="ignore", lineterminator="\n")
     writer.writeheader()
@@ -180,32 +263,19 @@ def as_csv(rows: Sequence[Row], columns: Sequence[str]) -> str:
 
 
 def as_json(rows: Sequence[Row], columns: Sequence[str]) -> str:
-    """A list of objects; what JSON has no word for is a text."""
+    """Return a list of objects; a value that JSON does not know becomes a text."""
     shown = [{name: without_objects(row[name]) for name in columns if name in row} for row in rows]
     return "[" + ",\n ".join(map(encode, shown)) + "]\n"
 
 
 def _print_table(overview: Overview, rows: Sequence[Row], columns: Sequence[str]) -> None:
-    from rich.table import Table
-
-    console = wide_console()
     total = "" if overview.total is None else f" of {overview.total}"
-    left = overview.remaining_s
-    console.print(f"{overview.folder}: {overview.state}", style="bold", soft_wrap=True)
-    console.print(f"{len(overview.trials)}{total} trials: {overview.counts}", soft_wrap=True)
-    if words := overview.best_words:
-        console.print(f"best by last report: {words}", soft_wrap=True)
-    if left is not None:
-        console.print(f"about {duration(left)} left")
-    table = Table(box=None, header_style="dim")
-    for column in columns:
-        table.add_column(column)
-    for row in rows:
-        table.add_row(*(_cell(row.get(column)) for column in columns))
-    console.print(table)
-
-
-def _cell(value: Any) -> str:
-    if value is None:
-        return ""
-    return f"{value:.6g}" if isinstance(value, float) else " ".join(str(value).split())[:200]
+    words, left = overview.best_words, overview.remaining_s
+    lines = [
+        f"{overview.folder}: {overview.state}",
+        f"{len(overview.trials)}{total} trials: {overview.counts}",
+        *([f"best by last report: {words}"] if words else []),
+        *([f"about {duration(left)} left"] if left is not None else []),
+    ]
+    cells = [[cell_text(row.get(column), MAX_WIDTH) for column in columns] for row in rows]
+    wide_console().print(Table(columns, cells, lines, strong=0))

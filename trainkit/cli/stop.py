@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from trainkit.cli import Command
 from trainkit.cli.clean import confirmed
-from trainkit.cli.experiments import chosen_trial, experiment_folder
-from trainkit.cli.sessions import chosen, sessions
+from trainkit.cli.experiments import TRIAL, add_experiment, experiment_folder, find_trial
+from trainkit.cli.sessions import NO_SESSION, find_session, sessions
 from trainkit.clock import SYSTEM, Clock
 from trainkit.errors import ConfigError, NodeDiedError, StoreError, TrainkitError, TuneError
 from trainkit.runtime.local.client.launch import end_leftovers
 from trainkit.runtime.local.system import process
-from trainkit.runtime.local.wire import sessions as doors
+from trainkit.runtime.local.wire import sessions as local_sessions
 from trainkit.runtime.local.wire.messages import Shutdown
 from trainkit.runtime.local.wire.sessions import Session
 from trainkit.tune.results.overview import LogReader
@@ -22,22 +24,62 @@ from trainkit.tune.store.schema import FILENAME
 
 _EVERY_S = 0.1
 PATIENCE_S = 120.0
-"""A trial has five seconds to its next report and sixty for its clean-up; then it is killed."""
+"""Seconds to wait for an end: a trial is killed after five to its next report and sixty for its clean-up."""
+_GRACE_S = 5.0
+"""Seconds that a node may take to end its session."""
+_NOTICE_S = 1.0
+"""Seconds that a program may take to see that its session was ended, and by whom."""
+
+
+class Stop(Command):
+    """`trainkit stop`."""
+
+    help = "stop a trial or an experiment; or end sessions with all that runs in them, which it asks about"
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        add_experiment(parser, nargs="?")
+        parser.add_argument("trial", metavar="TRIAL", nargs="?", help=f"only this trial: {TRIAL}")
+        parser.add_argument("--session", metavar="ID", help="end the session whose id begins so")
+        parser.add_argument("--all", action="store_true", help="end all of your sessions")
+        parser.add_argument("--yes", "-y", action="store_true", help="with --all: do not ask")
+        parser.add_argument(
+            "--force", action="store_true", help="kill sessions without asking experiments and nodes first"
+        )
+
+    def run(self, arguments: argparse.Namespace) -> int:
+        if arguments.yes and not arguments.all:
+            raise ConfigError(
+                "--yes answers what --all asks: type `trainkit stop --all --yes` to end all of your "
+                "sessions, and leave --yes out to end one session, an experiment or a trial"
+            )
+        if arguments.experiment is None and arguments.session is not None:
+            if arguments.all:
+                raise ConfigError("--session ends one session and --all all of yours: choose one of them")
+            _end_all([find_session(sessions(), arguments.session)], force=arguments.force)
+            return 0
+        if arguments.experiment is None:
+            return stop_all(force=arguments.force, yes=arguments.yes)
+        if arguments.session is not None or arguments.all or arguments.force:
+            raise ConfigError(
+                "--session, --all (with or without --yes) and --force end sessions: leave them out to stop "
+                "an experiment or a trial"
+            )
+        return stop_experiment(arguments.experiment, arguments.trial)
 
 
 def stop_experiment(word: str, trial: str | None, clock: Clock = SYSTEM) -> int:
-    """Stop the experiment that `word` means, as Ctrl-C does, or one of its trials; return once it has ended.
+    """Stop the experiment `word` as Ctrl-C does, or one of its trials, and wait for the end.
 
     Raises:
         ConfigError: there is no such experiment or trial, nobody runs it, or the trial has ended already.
-        TuneError: nothing came of it.
+        TuneError: the process that runs it has ended before, or not stopped it in time.
     """
     folder = experiment_folder(word)
     owner = owner_of(folder)
     if owner is None:
         raise ConfigError(f"nobody runs the experiment in {folder}, so there is nothing to stop")
     with LogReader(folder) as reader:
-        chosen = None if trial is None else chosen_trial(reader.trials(), trial)
+        chosen = None if trial is None else find_trial(reader.trials(), trial)
     if chosen is not None and chosen.status.is_finished:
         raise ConfigError(f"trial {chosen.trial_id} has ended already: {chosen.status}, {chosen.reason}")
     wish = ask_to_stop(folder, None if chosen is None else chosen.trial_id, asker())
@@ -49,21 +91,21 @@ def stop_experiment(word: str, trial: str | None, clock: Clock = SYSTEM) -> int:
             sys.stdout.write(f"{done}\n")
             return 0
         if not running:
-            wish.unlink(missing_ok=True)  # else whoever goes on with the experiment would be stopped
+            wish.unlink(missing_ok=True)  # it would stop the next process that runs the experiment
             raise TuneError(f"the process {owner} that ran {folder} has ended before it took this up")
         clock.sleep(_EVERY_S)
     raise TuneError(f"the process {owner} that runs {folder} has not done it within {PATIENCE_S:g} s")
 
 
 def _outcome(folder: Path, trial_id: str) -> str:
-    """What became of the trial; '' if it hasn't ended."""
+    """Return how the trial has ended; '' if it hasn't."""
     with LogReader(folder) as reader:
-        trial = chosen_trial(reader.trials(), trial_id)
+        trial = find_trial(reader.trials(), trial_id)
     return f"trial {trial_id} is {trial.status}: {trial.reason}" if trial.status.is_finished else ""
 
 
 def wait_for_end(folder: Path, patience_ends: float, clock: Clock = SYSTEM) -> bool:
-    """Wait until nobody runs the experiment any more; False if somebody does at `patience_ends`."""
+    """Wait until no process runs the experiment; return False if one still does at `patience_ends`."""
     while owner_of(folder) is not None:
         if clock.monotonic() >= patience_ends:
             return False
@@ -72,7 +114,7 @@ def wait_for_end(folder: Path, patience_ends: float, clock: Clock = SYSTEM) -> b
 
 
 def end_of(folder: Path) -> str:
-    """Return how the experiment ended; '' if it hasn't, or nothing is kept of it."""
+    """Return how the experiment has ended; '' if it hasn't, or is not kept."""
     if not (folder / FILENAME).exists():
         return ""
     with LogReader(folder) as reader:
@@ -85,38 +127,19 @@ def end_of(folder: Path) -> str:
     )
 
 
-_GRACE_S = 5.0
-_NOTICE_S = 1.0
-"""Seconds that a program may take to see that its session was ended, and by whom."""
-
-
-def stop_session(prefix: str, *, force: bool) -> int:
-    """End the session whose id starts with `prefix`; says what was ended.
-
-    Args:
-        prefix: of the session's id.
-        force: kill at once, without asking experiments and the node first.
-
-    Raises:
-        ConfigError: no session, or more than one, has an id that starts so.
-    """
-    _end_all(chosen(sessions(), prefix), force=force)
-    return 0
-
-
 def stop_all(*, force: bool, yes: bool) -> int:
     """End all of the user's sessions, and what is left of those whose nodes were killed.
 
     Args:
-        force: as for `stop_session`.
+        force: kill at once, without asking experiments and nodes first.
         yes: don't ask.
 
     Raises:
-        ConfigError: nobody is there to be asked.
+        ConfigError: standard input is no terminal, so the user can't be asked.
     """
     found, abandoned = sessions(), _abandoned()
     if not found and not abandoned:
-        sys.stdout.write("no session is running\n")
+        sys.stdout.write(f"{NO_SESSION}\n")
         return 0
     if not yes:
         listed = "".join(f"  {_words(session)}\n" for session in (*found, *abandoned))
@@ -139,7 +162,7 @@ def stop_all(*, force: bool, yes: bool) -> int:
 
 
 def _words(session: Session) -> str:
-    """Return a line that describes a session to the person who decides about its end."""
+    """Return a line that describes a session to the user who decides about its end."""
     if not session.alive:
         return f"session {session.id}: its node is gone, and processes of it are left"
     program = process.command_line(session.driver).replace(b"\0", b" ").decode(errors="replace").strip()
@@ -157,12 +180,12 @@ def _end_all(doomed: Sequence[Session], *, force: bool) -> None:
 
 
 def _experiments(session: Session) -> list[Path]:
-    """Folders of the experiments that processes of the session run."""
+    """Return the folders of experiments that processes of the session run."""
     return owned_by({session.driver, *process.marked(str(session.folder))})
 
 
 def _end_experiments(folders: Sequence[Path], by: str) -> None:
-    """Ask their programs to stop them, as for one by its name, and wait for all as long as for one."""
+    """Ask the programs that run these experiments to stop them, and wait for all of them."""
     asked = []
     for folder in folders:
         try:
@@ -173,7 +196,7 @@ def _end_experiments(folders: Sequence[Path], by: str) -> None:
     for folder, wish in asked:
         if not wait_for_end(folder, patience_ends):
             sys.stderr.write(f"trainkit: what runs {folder} has not ended it in time\n")
-        wish.unlink(missing_ok=True)  # else whoever goes on with it would be stopped
+        wish.unlink(missing_ok=True)  # it would stop the next process that runs the experiment
         if words := end_of(folder):
             _say(words)
 
@@ -182,7 +205,7 @@ def _end(session: Session, by: str, *, force: bool) -> str:
     # Also those that have dropped the mark from their environment: without the node, they would get away.
     below = process.descendants(session.node)
     count = len({session.node, *below, *process.marked(str(session.folder))})
-    doors.note_end(session.folder, by)
+    local_sessions.note_end(session.folder, by)
     asked = not force and _ask(session)
     if not asked:
         for pid in (session.node, *below):
@@ -194,9 +217,9 @@ def _end(session: Session, by: str, *, force: bool) -> str:
 
 
 def _ask(session: Session) -> bool:
-    """Ask the node to end all; whether it did."""
+    """Ask the node to end its session; return True if it did."""
     try:
-        with doors.connect(session.folder) as node:
+        with local_sessions.connect(session.folder) as node:
             node.tell(Shutdown())
             return node.await_end(_GRACE_S)
     except NodeDiedError:
@@ -206,15 +229,15 @@ def _ask(session: Session) -> bool:
 
 
 def _let_program_see(session: Session) -> None:
-    """Return when the session's program has read who ended it, after which it removes the folder."""
+    """Wait until the session's program has read who ended it; it removes the folder then."""
     deadline = SYSTEM.monotonic() + _NOTICE_S
     while session.folder.exists() and process.exists(session.driver) and SYSTEM.monotonic() < deadline:
         SYSTEM.sleep(0.01)
 
 
 def _abandoned() -> list[Session]:
-    """Sessions whose nodes are gone, and not in order."""
-    there = [doors.session_at(folder) for folder in doors.folders(doors.home())]
+    """Return the sessions whose nodes were killed."""
+    there = [local_sessions.session_at(folder) for folder in local_sessions.folders(local_sessions.home())]
     return [session for session in there if session is not None and not session.alive]
 
 

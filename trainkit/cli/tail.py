@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections import deque
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from trainkit.cli.experiments import chosen_trial, experiment_folder
+from trainkit.cli import Command
+from trainkit.cli.experiments import TRIAL, add_experiment, experiment_folder, find_trial, whole_number
 from trainkit.clock import SYSTEM, Clock
 from trainkit.errors import ConfigError
 from trainkit.tune.core.checks import is_number
@@ -20,27 +22,53 @@ from trainkit.tune.store.records import Report
 _EVERY_S = 0.5
 
 
+class Tail(Command):
+    """`trainkit tail`."""
+
+    help = "what trials report, as it comes"
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        add_experiment(parser)
+        parser.add_argument("trial", metavar="TRIAL", nargs="?", help=TRIAL)
+        parser.add_argument(
+            "--lines", "-n", type=whole_number, default=10, help="how many of those before (default: 10)"
+        )
+        parser.add_argument("--no-follow", action="store_true", help="do not wait for others")
+        parser.add_argument(
+            "--printed", action="store_true", help="what TRIAL prints, where log_to_file keeps it"
+        )
+
+    def run(self, arguments: argparse.Namespace) -> int:
+        return tail(
+            arguments.experiment,
+            arguments.trial,
+            lines=arguments.lines,
+            follow=not arguments.no_follow,
+            printed=arguments.printed,
+        )
+
+
 def tail(
     word: str, trial: str | None, *, lines: int, follow: bool, printed: bool, clock: Clock = SYSTEM
 ) -> int:
-    """Show the last reports of an experiment or of one trial, and those that come, until it ends.
+    """Print the last reports of an experiment or of one trial, and new ones until it ends.
 
     Args:
-        word: the experiment.
-        trial: which trial; None: all.
-        lines: how many of those that there are already.
-        follow: False: no others.
-        printed: what the trial has printed, in place of its reports.
-        clock: to wait by.
+        word: path or name of the experiment.
+        trial: id, name or number of a trial; None for all.
+        lines: reports to print of those that are there already.
+        follow: wait for new ones.
+        printed: print the output of the trial instead of its reports.
+        clock: for the waits.
 
     Raises:
-        ConfigError: there is no such experiment or trial, or nothing that it printed is kept.
+        ConfigError: there is no such experiment or trial, or its output is not kept.
     """
     folder = experiment_folder(word)
     if printed and trial is None:
         raise ConfigError("--printed is of one trial: name it, as `trainkit tail --printed EXPERIMENT TRIAL`")
     with LogReader(folder) as reader:
-        chosen = None if trial is None else chosen_trial(reader.trials(), trial)
+        chosen = None if trial is None else find_trial(reader.trials(), trial)
         if printed and chosen is not None:
             new = _printed(folder / chosen.dirname, lines)
         else:
@@ -69,7 +97,7 @@ def _reported(reader: LogReader, trial_id: str | None, lines: int) -> Iterator[l
 
 
 def _line(report: Report) -> str:
-    """Such as '5f3a_00007  12  loss=0.25 step=12'."""
+    """Return a line such as '5f3a_00007  12  loss=0.25 step=12'."""
     shown = [
         f"{name}={value:.6g}" if is_number(value) else f"{name}={str(value)[:50]}"
         for name, value in flatten(report.result).items()
@@ -79,7 +107,7 @@ def _line(report: Report) -> str:
 
 
 def _printed(folder: Path, lines: int) -> Iterator[list[str]]:
-    """What was added to the trial's files since the last look."""
+    """Yield the lines that were added to the trial's files since the last time."""
     files = _files(folder)
     if not files:
         raise ConfigError(
@@ -101,7 +129,7 @@ def _printed(folder: Path, lines: int) -> Iterator[list[str]]:
 
 
 def _files(folder: Path) -> Sequence[Path]:
-    """What `log_to_file` has written; its files have any names, but none of these endings."""
+    """Return the files that `log_to_file` has written; they may have any name, but no ending of ours."""
     ours = {".json", ".csv", ".txt"}
     if not folder.is_dir():
         return []

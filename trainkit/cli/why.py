@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
-from trainkit.cli.experiments import chosen_trial, experiment_folder, not_found
-from trainkit.cli.sessions import SessionState, duration, request_line, sessions, survey
+from trainkit.cli import Command
+from trainkit.cli.experiments import TRIAL, experiment_folder, find_trial, is_experiment, not_found
+from trainkit.cli.sessions import SessionState, request_line, sessions, state_of
 from trainkit.clock import SYSTEM
 from trainkit.errors import ConfigError
 from trainkit.resources import describe
@@ -17,6 +19,7 @@ from trainkit.tune.controller.events import REARRANGED
 from trainkit.tune.core.resources import PlacementGroupFactory
 from trainkit.tune.core.trial import Trial, TrialStatus
 from trainkit.tune.core.values import decode_config
+from trainkit.tune.display import count_words, duration, pairs_text
 from trainkit.tune.results.overview import Event, LogReader, Overview
 from trainkit.tune.schedulers.words import in_words
 from trainkit.tune.trial.messages import NO_PROCESS
@@ -27,24 +30,47 @@ _ID_OF = {
     "placement_groups": ("placement_group_id", "name"),
     "tasks": ("name",),
 }
-"""By which entries of each list something is known: the first by its beginning, the rest as a whole."""
+"""Entries that name something in each list: the first by its beginning, the others as a whole."""
+
+
+_SAID_ELSEWHERE = ("trial_id", "attempt", "iteration", "verdict")
+"""Facts of a decision that stand elsewhere in its line."""
+
+
+class Why(Command):
+    """`trainkit why`."""
+
+    help = "why a trial was stopped, or something waits, or how it ended"
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        parser.add_argument(
+            "id",
+            metavar="EXPERIMENT|ID",
+            help="an experiment; or the beginning of the id, or the name, of an actor, request or group",
+        )
+        parser.add_argument("trial", metavar="TRIAL", nargs="?", help=f"of the experiment: {TRIAL}")
+
+    def run(self, arguments: argparse.Namespace) -> int:
+        if arguments.trial is not None or is_experiment(arguments.id):
+            return why_experiment(arguments.id, arguments.trial)
+        return why(arguments.id)
 
 
 def why(wanted: str) -> int:
-    """Say of all that `wanted` names why it waits, or how it ended.
+    """Print why things with the name or id `wanted` wait, or how they ended.
 
     Raises:
-        ConfigError: it names nothing.
+        ConfigError: nothing has that name or id.
     """
     lines: list[str] = []
-    surveys = [survey(session) for session in sessions()]
-    for found in surveys:
+    states = [state_of(session) for session in sessions()]
+    for found in states:
         for kind, item in _matching(found, wanted):
             lines.extend(line for line in _explain(found, kind, item) if line not in lines)
     if not lines:
-        problems = "".join(f"; {found.problem}" for found in surveys if found.problem)
+        problems = "".join(f"; {found.problem}" for found in states if found.problem)
         raise ConfigError(
-            f"{not_found(wanted)}; and nothing in your {len(surveys)} sessions has that name, or an id that "
+            f"{not_found(wanted)}; and nothing in your {len(states)} sessions has that name, or an id that "
             "starts so. A trial is found by its experiment: `trainkit why EXPERIMENT TRIAL`. "
             f"`trainkit ls DIR` shows which are in DIR, `trainkit status` what is in your sessions{problems}"
         )
@@ -90,11 +116,8 @@ def _request_of(found: SessionState, item: dict[str, Any]) -> dict[str, Any] | N
     return next((request for request in found.lists["requests"] if request["id"] == own_id), None)
 
 
-_SAID_ELSEWHERE = ("trial_id", "attempt", "iteration", "verdict")
-
-
 def why_experiment(word: str, trial: str | None) -> int:
-    """Say why a trial stands where it does, from its decisions and events, or the same of the experiment.
+    """Print the decisions and events that led to the state of a trial, or of the experiment.
 
     Raises:
         ConfigError: there is no such experiment or trial.
@@ -105,7 +128,7 @@ def why_experiment(word: str, trial: str | None) -> int:
         if trial is None:
             lines = [f"{folder}: {overview.state}", *map(_event_line, reader.events())]
         else:
-            lines = list(_of_trial(overview, reader, chosen_trial(overview.trials, trial)))
+            lines = list(_of_trial(overview, reader, find_trial(overview.trials, trial)))
     sys.stdout.write("\n".join(lines) + "\n")
     return 0
 
@@ -121,12 +144,13 @@ def _of_trial(overview: Overview, reader: LogReader, trial: Trial) -> Iterator[s
             yield "  it runs when nothing else does, since its memory was not enough"
         else:
             yield f"  it waits for a place: {len(running)} trials run"
-    yield f"  configuration: {_facts(trial.config)}"
+    yield f"  configuration: {pairs_text(trial.config)}"
     for attempt in reader.attempts(trial.trial_id):
-        own = f", with {_facts(attempt.config)}" if attempt.config != trial.config else ""
+        own = f", with {pairs_text(attempt.config)}" if attempt.config != trial.config else ""
+        reports = count_words(attempt.reports, "report")
         yield (
             f"  attempt {attempt.number}: from {_when(attempt.started)}{_process(attempt.pid)} on "
-            f"{attempt.hostname}, from iteration {attempt.iteration} on, {_reports(attempt.reports)}{own}"
+            f"{attempt.hostname}, from iteration {attempt.iteration} on, {reports}{own}"
         )
     told = set()
     for decision in reader.decisions(trial.trial_id):
@@ -143,13 +167,15 @@ def _of_trial(overview: Overview, reader: LogReader, trial: Trial) -> Iterator[s
 
 
 def _rearranged(detail: str) -> str:
-    """In words what a trial goes on with: whose state, which configuration, what it reserves."""
+    """Return in words what has changed for a trial: its state, its configuration, its resources."""
     change = decode_config(detail)
     words = []
     if change.get("donor") is not None:  # what changes with it is told by the decision
-        words.append(f"goes on from {change['donor']} after {_reports(change['donor_iteration'])}")
+        words.append(
+            f"goes on from {change['donor']} after {count_words(change['donor_iteration'], 'report')}"
+        )
     elif change["config"] is not None:
-        words.append(f"goes on with {_facts(change['config'])}")
+        words.append(f"goes on with {pairs_text(change['config'])}")
     if change["alone"]:
         words.append("runs alone, as its memory was not enough")
     if change.get("before") is not None:
@@ -158,10 +184,6 @@ def _rearranged(detail: str) -> str:
         )
         words.append(f"reserves {now}, {before} before")
     return ", ".join(words)
-
-
-def _reports(count: int) -> str:
-    return f"{count} report" if count == 1 else f"{count} reports"
 
 
 def _event_line(event: Event) -> str:
@@ -174,10 +196,3 @@ def _when(time: float) -> str:
 
 def _process(pid: int) -> str:
     return f" in process {pid}" if pid != NO_PROCESS else ""
-
-
-def _facts(facts: Mapping[str, Any]) -> str:
-    return ", ".join(
-        f"{name}={value:.6g}" if isinstance(value, float) else f"{name}={value}"
-        for name, value in facts.items()
-    )

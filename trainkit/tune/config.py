@@ -8,6 +8,7 @@ from dataclasses import InitVar, dataclass, field
 from datetime import timedelta
 from typing import Any, Literal, cast
 
+from trainkit.tune.callbacks import create_callback
 from trainkit.tune.callbacks.base import Callback, ProgressReporter
 from trainkit.tune.core.checks import is_finite, is_name, is_whole, require, require_kind, require_mode
 from trainkit.tune.core.objectives import Objective, objectives_of
@@ -168,7 +169,8 @@ class RunConfig:
             and 3: more.
         stop: {"training_iteration": 10}: any value reached ends the trial; or (trial_id, result) -> bool; or
             a `Stopper`, or a list of them. A report with {"done": True} ends its trial without a rule.
-        callbacks: told of every step; the default loggers and the console come by themselves.
+        callbacks: objects that are told of every step, or names such as "mlflow"; the default loggers and
+            the console come by themselves.
         progress_reporter: in place of the console, such as `tune.CLIReporter()`; verbose=0 silences it too.
         log_to_file: True keeps what trials print in `stdout` and `stderr` of their folders; or one file name
             for both, or two.
@@ -188,7 +190,7 @@ class RunConfig:
     sync_config: SyncConfig | None = None
     verbose: int = 1
     stop: StopRule | None = None
-    callbacks: Sequence[Callback] = ()
+    callbacks: Sequence[Callback | str] = ()
     progress_reporter: Any = None
     log_to_file: bool | str | tuple[str, str] = False
     chdir_to_trial_dir: bool = False
@@ -225,6 +227,8 @@ class RunConfig:
                 f"{name}={value!r}: give a list, such as {example}",
             )
             object.__setattr__(self, name, tuple(value))
+        made = [create_callback(each) if isinstance(each, str) else each for each in self.callbacks]
+        object.__setattr__(self, "callbacks", tuple(made))
         require(
             set(self.default_loggers) <= set(DEFAULT_LOGGERS),
             f"default_loggers={self.default_loggers!r}: give some of {DEFAULT_LOGGERS}, or () for none",

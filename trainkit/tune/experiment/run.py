@@ -9,13 +9,14 @@ import secrets
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from trainkit import settings
 from trainkit.clock import SYSTEM, Clock
 from trainkit.errors import ConfigError, TuneError
 from trainkit.runtime import signals
 from trainkit.runtime.session import engine
+from trainkit.tune.callbacks.base import Callback
 from trainkit.tune.callbacks.dispatcher import CallbackDispatcher
 from trainkit.tune.config import RunConfig, SyncConfig, TuneConfig
 from trainkit.tune.controller import events as ev
@@ -309,12 +310,13 @@ class Experiment:
             *([mirror] if mirror is not None else []),
         ]
         display = setup.make_display(self._run, in_memory=self._in_memory)
+        strict = self._run.failure_config.fail_fast == "raise"
         hub = CallbackDispatcher(
             callbacks,
             controller.trials,
             reader.history,
             keep=lambda states: store.set_fact("callback_states", states),
-            strict=self._run.callbacks if self._run.failure_config.fail_fast == "raise" else (),
+            strict=cast("Sequence[Callback]", self._run.callbacks) if strict else (),
             display=display,
         )
         told = [*callbacks, *([] if display is None else [display])]

@@ -12,10 +12,10 @@ from typing import Any, TypeVar, cast
 from trainkit import settings
 from trainkit.errors import ConfigError
 from trainkit.runtime import api, scheduling
+from trainkit.tune.callbacks import CALLBACKS, create_callback
 from trainkit.tune.callbacks.base import Callback, ReporterCallback
 from trainkit.tune.callbacks.console import ConsoleCallback, MetricWatch
-from trainkit.tune.callbacks.loggers import CSVLoggerCallback, JsonLoggerCallback, LoggerCallback, PolicyFiles
-from trainkit.tune.callbacks.tensorboard import TBXLoggerCallback
+from trainkit.tune.callbacks.loggers import PolicyFiles
 from trainkit.tune.config import RunConfig, TuneConfig
 from trainkit.tune.controller.paused import NO_CHECKPOINT
 from trainkit.tune.controller.rules import Plan, StopRules
@@ -219,13 +219,6 @@ def make_plan(
     )
 
 
-_DEFAULT_LOGGERS: dict[str, type[LoggerCallback]] = {
-    "json": JsonLoggerCallback,
-    "csv": CSVLoggerCallback,
-    "tensorboard": TBXLoggerCallback,
-}
-
-
 def longest_way(tune: TuneConfig, run: RunConfig) -> float | None:
     """How many reports a trial makes at most, where stop rules or the scheduler say so; None: not known."""
     scheduler = tune.scheduler
@@ -282,13 +275,12 @@ def make_display(run: RunConfig, *, in_memory: bool) -> Callback | None:
 
 def make_callbacks(run: RunConfig, scheduler: TrialScheduler, *, in_memory: bool) -> Sequence[Callback]:
     """Return the user's callbacks, and those that write files where these are kept."""
-    callbacks, scheduler = list(run.callbacks), scheduler.deciding
+    callbacks, scheduler = cast("list[Callback]", list(run.callbacks)), scheduler.deciding
     if isinstance(scheduler, PopulationBasedTraining) and scheduler.log_config and not in_memory:
         callbacks.append(PolicyFiles())
     for name in run.default_loggers if settings.loggers_come_by_themselves() and not in_memory else ():
-        default = _DEFAULT_LOGGERS[name]
-        if not any(isinstance(callback, default) for callback in callbacks):
-            callbacks.append(default())
+        if not any(isinstance(callback, CALLBACKS.get(name)) for callback in callbacks):
+            callbacks.append(create_callback(name))
     return callbacks
 
 
