@@ -18,6 +18,7 @@ TIERS = {
 FOLDERS = {
     ".": "external",
     "cli": "process",
+    "compat": "unit",
     "contract": "unit",
     "dashboard": "process",
     "recipes": "external",

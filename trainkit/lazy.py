@@ -21,8 +21,8 @@ def no_such_name(module: str, name: str, names: Iterable[str]) -> Exception:
     hint = did_you_mean(name, names)
     # `from package import name` shows no text of an AttributeError; a submodule is looked for after one.
     # Between the two may stand the function that adds old names to the package.
-    callers = (sys._getframe(depth).f_code.co_name for depth in (2, 3))
-    imported = "_handle_fromlist" in callers
+    callers = [sys._getframe(2), sys._getframe(2).f_back]
+    imported = any(frame is not None and frame.f_code.co_name == "_handle_fromlist" for frame in callers)
     if hint and imported and importlib.util.find_spec(f"{module}.{name}") is None:
         return ImportError(f"cannot import name {name!r} from {module!r}.{hint}", name=module)
     return AttributeError(f"module {module!r} has no attribute {name!r}{'.' * bool(hint)}{hint}")

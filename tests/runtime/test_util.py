@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import importlib
 import inspect
 import os
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -218,37 +215,6 @@ def test_a_slow_first_call_does_not_hold_up_the_others(engine: str, tmp_path: Pa
     assert [pool.get_next(timeout=60) for _ in range(5)] == [1, 4, 6, 8, 10]
 
 
-NAMES = {
-    "trainkit.actor": "ActorClass ActorHandle ActorProxy exit_actor",
-    "trainkit.runtime_context": "RuntimeContext get_runtime_context",
-    "trainkit": "ActorID JobID NodeID ObjectID PlacementGroupID TaskID WorkerID",
-    "trainkit.cloudpickle": "dump dumps load loads CloudPickler register_pickle_by_value",
-    "trainkit.runtime_env": "RuntimeEnv",
-    "trainkit.util": "ActorPool placement_group remove_placement_group get_placement_group as_completed "
-    "map_unordered register_serializer deregister_serializer get_node_ip_address log_once list_named_actors "
-    "disable_log_once_globally enable_periodic_logging",
-    "trainkit.util.debug": "log_once",
-    "trainkit.util.helpers": "as_completed map_unordered",
-    "trainkit.util.serialization": "register_serializer deregister_serializer",
-    "trainkit.util.actor_pool": "ActorPool",
-    "trainkit.util.placement_group": "placement_group remove_placement_group placement_group_table "
-    "get_current_placement_group get_placement_group PlacementGroup",
-    "trainkit.util.queue": "Queue Empty Full",
-    "trainkit.util.scheduling_strategies": "PlacementGroupSchedulingStrategy NodeAffinitySchedulingStrategy "
-    "NodeLabelSchedulingStrategy In NotIn Exists DoesNotExist",
-    "trainkit.util.state": "list_actors list_nodes list_objects list_placement_groups list_tasks "
-    "list_workers list_logs get_actor get_node get_objects get_placement_group get_task get_worker get_log "
-    "summarize_actors summarize_objects summarize_tasks",
-}
-
-
-@pytest.mark.parametrize("module", NAMES)
-def test_names_where_rays_scripts_look(module: str):
-    found = importlib.import_module(module)
-    for name in NAMES[module].split():
-        assert callable(getattr(found, name)), name
-
-
 def test_placement_group_is_a_function_and_a_module(engine: str):
     from trainkit.util import placement_group
     from trainkit.util.placement_group import PlacementGroup, remove_placement_group
@@ -258,15 +224,6 @@ def test_placement_group_is_a_function_and_a_module(engine: str):
     assert group.wait(60)
     remove_placement_group(group)
     assert trainkit.util.placement_group is trainkit.placement_group
-
-
-def test_modules_are_there_without_an_import_of_each():
-    script = (
-        "import trainkit, sys; assert 'asyncio' not in sys.modules; "
-        "trainkit.util.queue.Queue, trainkit.util.state.list_actors, trainkit.exceptions.RayError, "
-        "trainkit.util.scheduling_strategies.PlacementGroupSchedulingStrategy, trainkit.actor.exit_actor"
-    )
-    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
 
 
 class Pair:
@@ -336,7 +293,7 @@ def test_results_that_are_there_are_looked_for_once(engine: str, monkeypatch: py
         looked_at.append(len(refs))
         return trainkit.wait(refs, **kwargs)
 
-    monkeypatch.setattr("trainkit.util.helpers.wait", wait)
+    monkeypatch.setattr("trainkit.compat.helpers.wait", wait)
     refs = [trainkit.put(number) for number in range(500)]
     assert list(as_completed(refs)) == list(range(500))
     assert looked_at == [500, 490]

@@ -5,14 +5,18 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Callable, Sequence
-from importlib.abc import InspectLoader, Loader
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec, spec_from_loader
 from types import CodeType, ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trainkit.compat.table import Row, table
 from trainkit.errors import did_you_mean
+
+if TYPE_CHECKING:
+    from importlib.abc import Loader
+else:
+    Loader = object  # what it does is Python's default; importing it takes as long as all else here
 
 
 class Finder:
@@ -45,6 +49,9 @@ class Served(Loader):
     def __init__(self, row: Row) -> None:
         self._row = row
 
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        """Leave it to Python to make the module."""
+
     def exec_module(self, module: ModuleType) -> None:
         """Fill the module.
 
@@ -70,9 +77,11 @@ class Served(Loader):
 
     def get_code(self, path: str) -> CodeType | None:
         """Return the code that `python -m path` runs: that of the one module that it stands for."""
-        spec = find_spec(self._row.homes[0]) if len(self._row.homes) == 1 else None
-        loader = spec.loader if spec is not None else None
-        return loader.get_code(self._row.homes[0]) if isinstance(loader, InspectLoader) else None
+        for home in self._row.homes[:1]:
+            loader: Any = getattr(find_spec(home), "loader", None)
+            code: CodeType | None = loader.get_code(home)
+            return code
+        return None
 
 
 class Extended(Loader):
@@ -100,6 +109,7 @@ def add_names(module: ModuleType, row: Row) -> None:
     """Let `module` have the old names of `row`, besides its own."""
     path = module.__name__
     own: Callable[[str], Any] | None = module.__dict__.get("__getattr__")
+    own_dir: Callable[[], list[str]] | None = module.__dict__.get("__dir__")
     is_real = module.__spec__ is not None and module.__spec__.has_location
 
     def __getattr__(name: str) -> Any:
@@ -127,11 +137,10 @@ def add_names(module: ModuleType, row: Row) -> None:
         raise AttributeError(f"module {path!r} has no attribute {name!r}{'.' * bool(hint)}{hint}")
 
     def __dir__() -> list[str]:
-        return sorted({*public_names(row), *row.children})
+        own_names = [] if not is_real else own_dir() if own_dir is not None else module.__dict__
+        return sorted({*own_names, *public_names(row), *row.children})
 
-    setattr(module, "__getattr__", __getattr__)  # noqa: B010
-    if not is_real:
-        setattr(module, "__dir__", __dir__)  # noqa: B010
+    module.__dict__.update(__getattr__=__getattr__, __dir__=__dir__)
 
 
 def named(row: Row, name: str) -> Any:

@@ -1,0 +1,283 @@
+"""Names where Ray's scripts look for them, and former paths: served by `trainkit/compat`."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pickle
+import runpy
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import trainkit
+from trainkit import tune
+from trainkit.compat import finder, table
+
+PLACES = {
+    "trainkit": "ActorID JobID NodeID ObjectID PlacementGroupID TaskID WorkerID",
+    "trainkit.actor": "ActorClass ActorHandle ActorProxy exit_actor",
+    "trainkit.air": "Checkpoint CheckpointConfig FailureConfig Result RunConfig ScalingConfig",
+    "trainkit.air.checkpoint": "Checkpoint",
+    "trainkit.air.config": "CheckpointConfig FailureConfig RunConfig ScalingConfig",
+    "trainkit.air.integrations.mlflow": "MLflowLoggerCallback setup_mlflow",
+    "trainkit.air.integrations.wandb": "WandbLoggerCallback setup_wandb",
+    "trainkit.air.result": "Result",
+    "trainkit.air.session": "get_checkpoint report get_trial_id get_world_rank",
+    "trainkit.cloudpickle": "dump dumps load loads CloudPickler register_pickle_by_value",
+    "trainkit.runtime_context": "RuntimeContext get_runtime_context",
+    "trainkit.runtime_env": "RuntimeEnv",
+    "trainkit.train": "Checkpoint CheckpointConfig FailureConfig Result RunConfig ScalingConfig "
+    "get_checkpoint get_context report",
+    "trainkit.tune.callback": "Callback",
+    "trainkit.tune.error": "TuneError",
+    "trainkit.tune.execution.placement_groups": "PlacementGroupFactory",
+    "trainkit.tune.experiment": "Experiment Trial",
+    "trainkit.tune.experiment.experiment": "Experiment",
+    "trainkit.tune.experiment.trial": "Trial",
+    "trainkit.tune.logger": "CSVLoggerCallback JsonLoggerCallback LoggerCallback",
+    "trainkit.tune.registry": "get_trainable_cls register_env register_trainable",
+    "trainkit.tune.result": "DEFAULT_METRIC TIME_TOTAL_S TRAINING_ITERATION",
+    "trainkit.tune.result_grid": "ResultGrid",
+    "trainkit.tune.sample": "Categorical Domain Float Integer choice sample_from uniform",
+    "trainkit.tune.schedulers": "ASHAScheduler AsyncHyperBandScheduler FIFOScheduler TrialScheduler",
+    "trainkit.tune.schedulers.hb_bohb": "HyperBandForBOHB",
+    "trainkit.tune.schedulers.hyperband": "HyperBandScheduler",
+    "trainkit.tune.schedulers.trial_scheduler": "FIFOScheduler TrialScheduler",
+    "trainkit.tune.search.sample": "Categorical Domain Float Integer choice sample_from uniform",
+    "trainkit.tune.search.variant_generator": "grid_search",
+    "trainkit.tune.stopper": "Stopper",
+    "trainkit.tune.suggest": "BasicVariantGenerator Searcher",
+    "trainkit.tune.suggest.basic_variant": "BasicVariantGenerator",
+    "trainkit.tune.suggest.variant_generator": "grid_search",
+    "trainkit.tune.trainable": "Trainable",
+    "trainkit.tune.trial": "Trial",
+    "trainkit.tune.tune_config": "TuneConfig",
+    "trainkit.tune.tuner": "Tuner",
+    "trainkit.tune.utils": "merge_dicts",
+    "trainkit.tune.utils.placement_groups": "PlacementGroupFactory",
+    "trainkit.util": "ActorPool placement_group remove_placement_group get_placement_group as_completed "
+    "map_unordered register_serializer deregister_serializer get_node_ip_address log_once list_named_actors "
+    "disable_log_once_globally enable_periodic_logging",
+    "trainkit.util.actor_pool": "ActorPool",
+    "trainkit.util.debug": "log_once",
+    "trainkit.util.helpers": "as_completed map_unordered",
+    "trainkit.util.placement_group": "placement_group remove_placement_group placement_group_table "
+    "get_current_placement_group get_placement_group PlacementGroup",
+    "trainkit.util.queue": "Queue Empty Full",
+    "trainkit.util.scheduling_strategies": "PlacementGroupSchedulingStrategy NodeAffinitySchedulingStrategy "
+    "NodeLabelSchedulingStrategy In NotIn Exists DoesNotExist",
+    "trainkit.util.serialization": "register_serializer deregister_serializer",
+    "trainkit.util.sgd": "TorchTrainer",
+    "trainkit.util.sgd.torch": "BaseTorchTrainable CreatorOperator TorchTrainer TrainingOperator",
+    "trainkit.util.sgd.torch.constants": "SCHEDULER_STEP NUM_STEPS USE_FP16",
+    "trainkit.util.sgd.torch.torch_trainer": "BaseTorchTrainable TorchTrainer",
+    "trainkit.util.sgd.torch.training_operator": "CreatorOperator TrainingOperator",
+    "trainkit.util.sgd.utils": "AverageMeter BATCH_SIZE NUM_SAMPLES TimerCollection override",
+    "trainkit.util.state": "list_actors list_nodes list_objects list_placement_groups list_tasks "
+    "list_workers list_logs get_actor get_node get_objects get_placement_group get_task get_worker get_log "
+    "summarize_actors summarize_objects summarize_tasks",
+}
+
+
+@pytest.mark.parametrize("module", PLACES)
+def test_names_are_where_rays_scripts_look_for_them(module: str) -> None:
+    found = importlib.import_module(module)
+    for name in PLACES[module].split():
+        value = getattr(found, name)
+        assert name in dir(found)
+        if module.startswith("trainkit.tune."):
+            assert value is getattr(tune, name, value)
+
+
+NOT_HERE = {
+    "ax": "AxSearch",
+    "dragonfly": "DragonflySearch",
+    "flaml": "BlendSearch, or CFO,",
+    "hebo": "HEBOSearch",
+    "nevergrad": "NevergradSearch",
+    "sigopt": "SigOptSearch",
+    "skopt": "SkOptSearch",
+    "zoopt": "ZOOptSearch",
+}
+
+
+@pytest.mark.parametrize("package", ["search", "suggest"])
+@pytest.mark.parametrize("module", NOT_HERE)
+def test_searchers_that_are_not_here_say_what_to_take(package: str, module: str) -> None:
+    words = f"{NOT_HERE[module]} is not in trainkit: take OptunaSearch"
+    for _ in range(2):
+        with pytest.raises(ImportError, match=words) as caught:
+            importlib.import_module(f"trainkit.tune.{package}.{module}")
+        assert caught.value.name == f"trainkit.tune.{package}.{module}"
+
+
+# What a served module can do
+
+
+def run(*arguments: str) -> str:
+    done = subprocess.run(
+        [sys.executable, *arguments], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_all_names_are_imported_by_a_star() -> None:
+    names: dict[str, object] = {}
+    exec("from trainkit.util import *", names)
+    assert names["placement_group"] is trainkit.placement_group
+    assert {"ActorPool", "queue", "state", "scheduling_strategies"} <= names.keys()
+    exec("from trainkit.tune.sample import *", names)
+    assert names["uniform"] is tune.uniform
+
+
+def test_pickles_that_name_an_old_path_are_read() -> None:
+    assert pickle.loads(b"ctrainkit.tune.sample\nuniform\n.") is tune.uniform
+
+
+def test_a_value_is_of_its_own_module_and_a_module_of_its_own_name() -> None:
+    from trainkit.tune.suggest import optuna
+
+    assert optuna.__name__ == "trainkit.tune.suggest.optuna"
+    assert inspect.getmodule(optuna.OptunaSearch).__name__.startswith("trainkit.tune.search.optuna")
+    assert "trainkit.tune.search" in str(optuna.__doc__)
+    assert importlib.reload(optuna).OptunaSearch is tune.search.OptunaSearch
+
+
+def test_a_module_and_a_function_of_one_name() -> None:
+    from trainkit.util.placement_group import PlacementGroup
+
+    assert trainkit.util.placement_group is trainkit.placement_group
+    assert PlacementGroup.__module__.startswith("trainkit.runtime.")
+
+
+def test_a_wrong_name_is_told_the_right_one() -> None:
+    with pytest.raises(AttributeError, match=r"no attribute 'Stoper'\. Did you mean 'Stopper'\?"):
+        tune.stopper.Stoper  # noqa: B018
+    with pytest.raises(AttributeError, match="no attribute 'Nothing'"):
+        tune.stopper.Nothing  # noqa: B018
+    with pytest.raises(ImportError, match="Nothing"):
+        from trainkit.tune.suggest import Nothing  # noqa: F401
+    with pytest.raises(ImportError, match=r"Did you mean 'choice'\?"):
+        from trainkit.tune import choise  # noqa: F401
+    with pytest.raises(ModuleNotFoundError, match=r"No module named 'trainkit\.utill'"):
+        importlib.import_module("trainkit.utill")
+
+
+@pytest.mark.external
+def test_threads_import_old_paths_at_the_same_time() -> None:
+    script = """
+import importlib, threading, trainkit
+from concurrent.futures import ThreadPoolExecutor
+paths = ["trainkit.util.queue", "trainkit.util", "trainkit.util.placement_group", "trainkit.tune.sample",
+         "trainkit.tune.suggest.optuna", "trainkit.air.session", "trainkit.exceptions"] * 4
+start = threading.Barrier(len(paths))
+def load(path):
+    start.wait()
+    return dir(importlib.import_module(path))
+with ThreadPoolExecutor(len(paths)) as pool:
+    assert all(pool.map(load, paths))
+import trainkit.util
+assert trainkit.util.placement_group is trainkit.placement_group
+"""
+    run("-c", script)
+
+
+@pytest.mark.external
+def test_modules_are_there_without_an_import_of_each() -> None:
+    script = (
+        "import trainkit, sys; assert 'asyncio' not in sys.modules; "
+        "trainkit.util.queue.Queue, trainkit.util.state.list_actors, trainkit.exceptions.RayError, "
+        "trainkit.util.scheduling_strategies.PlacementGroupSchedulingStrategy, trainkit.actor.exit_actor, "
+        "trainkit.tune.stopper.Stopper, trainkit.tune.registry.register_trainable"
+    )
+    run("-c", script)
+
+
+@pytest.mark.external
+def test_the_table_is_read_once_a_module_is_looked_for() -> None:
+    script = (
+        "import trainkit; from trainkit.compat.table import table; assert not table.cache_info().currsize; "
+        "import trainkit.errors; trainkit.get; assert table.cache_info().currsize"
+    )
+    run("-c", script)
+
+
+@pytest.mark.external
+@pytest.mark.parametrize("engine", ["local", "ray"])
+def test_workers_know_old_paths(engine: str) -> None:
+    script = f"""
+import trainkit
+@trainkit.remote
+def look():
+    from trainkit.util.queue import Empty
+    from trainkit.tune.sample import uniform
+    return Empty, uniform
+trainkit.init(engine="{engine}", num_cpus=1)
+empty, uniform = trainkit.get(look.remote())
+from trainkit import tune
+assert uniform is tune.uniform
+"""
+    run("-c", script)
+
+
+# The table
+
+
+@pytest.fixture
+def rows(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """Let `trainkit.attic` be a package of two modules, to which a table adds old names."""
+    attic = tmp_path / "attic"
+    attic.mkdir()
+    (attic / "__init__.py").write_text('"""A package of today."""\nkept = 1\n')
+    (attic / "chest.py").write_text("lamp = 'lamp'\n_secret = 2\n")
+    (attic / "shelf.py").write_text("loaded = True\n")
+    lines = """
+    attic attic.chest                     # the package was a module once
+    attic:light attic.chest:lamp
+    attic:candle - take the lamp
+    cellar:key attic.chest:lamp
+    cellar.barrel cellar.cask             # moved twice
+    cellar.cask attic.chest
+    cellar.box attic.shelf                # split
+    cellar.box attic.chest
+    """
+    before = table.table()
+    monkeypatch.setattr(trainkit, "__path__", [*trainkit.__path__, str(tmp_path)])
+    monkeypatch.setattr(finder, "table", lambda: before | table.parsed(lines.splitlines()))
+    yield
+    for name in list(sys.modules):
+        if name.startswith(("trainkit.attic", "trainkit.cellar")):
+            del sys.modules[name]
+    for name in ("attic", "cellar"):
+        vars(trainkit).pop(name, None)
+
+
+@pytest.mark.usefixtures("rows")
+def test_a_module_of_today_has_the_names_of_a_former_one_besides_its_own() -> None:
+    attic = importlib.import_module("trainkit.attic")
+    assert attic.kept == 1
+    assert attic.light == attic.lamp == "lamp"
+    assert attic._secret == 2
+    assert "trainkit.attic.shelf" not in sys.modules
+    assert importlib.import_module("trainkit.attic.shelf").loaded
+    with pytest.raises(AttributeError, match=r"trainkit\.attic\.candle is no more: take the lamp"):
+        attic.candle  # noqa: B018
+    assert {"kept", "lamp", "light", "chest"} <= set(dir(attic))
+    assert inspect.getsource(attic).startswith('"""A package of today.')
+
+
+@pytest.mark.usefixtures("rows")
+def test_former_modules_were_moved_renamed_and_split() -> None:
+    cellar = importlib.import_module("trainkit.cellar")
+    assert cellar.key == cellar.barrel.lamp == "lamp"
+    assert cellar.box.loaded
+    assert cellar.box.lamp == "lamp"
+    assert dir(cellar) == ["barrel", "box", "cask", "key"]
+    assert dir(cellar.box) == ["lamp", "loaded"]
+    with pytest.warns(RuntimeWarning, match="found in sys.modules"):
+        assert runpy.run_module("trainkit.cellar.cask")["_secret"] == 2  # as `python -m` does
