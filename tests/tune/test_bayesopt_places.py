@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from trainkit import tune
 from trainkit.tune.search.bayesopt import BayesOptSearch
-from trainkit.tune.search.bayesopt.bayesopt_search import Box, code_of
+from trainkit.tune.search.bayesopt.bayesopt_search import Box, Coordinates
 from trainkit.tune.space.domains import Domain
 from trainkit.tune.space.search_space import Space
 
@@ -34,7 +34,7 @@ DOMAINS: list[Domain] = [
 
 @given(st.sampled_from(DOMAINS), st.integers(0, 2**32))
 def test_a_value_has_a_place_and_a_place_its_value(domain: Domain, seed: int) -> None:
-    code = code_of("x", domain)
+    code = Coordinates("x", domain)
     value = domain.draw(np.random.default_rng(seed))
     place = code.encode(value)
     assert place.keys() == code.bounds.keys()
@@ -45,7 +45,7 @@ def test_a_value_has_a_place_and_a_place_its_value(domain: Domain, seed: int) ->
 
 @given(st.sampled_from(DOMAINS), st.data())
 def test_every_place_within_the_bounds_is_a_value(domain: Domain, data: Any) -> None:
-    code = code_of("x", domain)
+    code = Coordinates("x", domain)
     place = {name: data.draw(st.floats(low, high), label=name) for name, (low, high) in code.bounds.items()}
     assert domain.contains(code.decode(place))
 

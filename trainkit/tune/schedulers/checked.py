@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from trainkit.errors import ConfigError, TrainkitError
@@ -23,7 +23,7 @@ _EXAMPLE = "Decision(Verdict.STOP, {'rule': 'target'})"
 
 
 class CheckedScheduler:
-    """Has the scheduler's methods that an experiment calls; each may raise ConfigError.
+    """The methods of a scheduler that an experiment calls; each may raise ConfigError.
 
     Args:
         scheduler: which may be the user's own.
@@ -33,28 +33,55 @@ class CheckedScheduler:
         gives_verdicts: it may decide on trials that wait.
     """
 
+    # Each is wrapped when it is first asked for, by `__getattr__`.
+    completed_space: Callable[[Mapping[str, Any]], Mapping[str, Any]]
+    see: Callable[[ExperimentView], None]
+    on_begin: Callable[[], None]
+    on_trial_add: Callable[[str, Mapping[str, Any]], None]
+    on_trial_complete: Callable[[str], None]
+    on_trial_error: Callable[[str], None]
+    on_trial_again: Callable[[str], None]
+    on_trial_change: Callable[[str, Mapping[str, Any], str | None], None]
+    on_trial_request: Callable[[str, PlacementGroupFactory, PlacementGroupFactory], None]
+    on_no_more_trials: Callable[[], None]
+    on_result: Callable[[str, Mapping[str, Any]], Decision]
+    verdicts: Callable[[], Sequence[tuple[str, Decision]]]
+    choose_trial_to_run: Callable[..., str | None]
+    on_trial_resume: Callable[[str], Mapping[str, Any]]
+    why_not_chosen: Callable[[str], Mapping[str, Any]]
+
     def __init__(self, scheduler: TrialScheduler) -> None:
         self._scheduler = scheduler
         self.name = type(scheduler).__name__
+        self.label, self.hears_again = scheduler.label, scheduler.hears_again
         self.gives_verdicts = type(scheduler).verdicts is not TrialScheduler.verdicts
         # The rule is what most define: then it is what they find again.
         self._judges_by = (
             "decide()" if type(scheduler).on_result is TrialScheduler.on_result else "on_result()"
         )
 
-    @property
-    def label(self) -> str:
-        """How messages call it."""
-        return self._scheduler.label
+    def __getattr__(self, name: str) -> Any:
+        if name not in CheckedScheduler.__annotations__:
+            raise AttributeError(name)
+        method, check = getattr(self._scheduler, name), _CHECKS.get(name)
+        called = self._judges_by if name == "on_result" else f"{name}()"
 
-    @property
-    def hears_again(self) -> bool:
-        """As the scheduler's."""
-        return self._scheduler.hears_again
+        def call(*args: Any, **options: Any) -> Any:
+            try:
+                answer = method(*args, **options)
+            except Exception as error:
+                about = f"trial {args[0]}" if args and isinstance(args[0], str) else ""
+                self._blame(called, error, f"a report of {about}" if name == "on_result" else about)
+            if check is not None and (problem := check(answer, *args, **options)) is not None:
+                raise ConfigError(f"the scheduler's {self.name}.{called} {problem}")
+            return answer
+
+        setattr(self, name, call)
+        return call
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """As the scheduler's, and a dictionary indeed."""
+        """The scheduler's arguments, and a dictionary indeed."""
         try:
             given: Any = self._scheduler.arguments
         except Exception as error:
@@ -66,13 +93,6 @@ class CheckedScheduler:
             )
         return given
 
-    def completed_space(self, space: Mapping[str, Any]) -> Mapping[str, Any]:
-        """As the scheduler's."""
-        try:
-            return self._scheduler.completed_space(space)
-        except Exception as error:
-            self._blame("completed_space()", error)
-
     def begin(
         self,
         space: Space,
@@ -83,7 +103,7 @@ class CheckedScheduler:
         rng: Generator,
         total_samples: int | None,
     ) -> None:
-        """Give it what the experiment decides, and the space."""
+        """Give the scheduler what the experiment decides, and the space."""
         try:
             verb = "set_objectives()"
             self._scheduler.set_objectives(objectives)
@@ -93,156 +113,6 @@ class CheckedScheduler:
             self._scheduler.take_space(space)
         except Exception as error:
             self._blame(verb, error)
-
-    # --- told -------------------------------------------------------------------------------------
-
-    def see(self, view: ExperimentView) -> None:
-        """As the scheduler's."""
-        try:
-            self._scheduler.see(view)
-        except Exception as error:
-            self._blame("see()", error)
-
-    def on_begin(self) -> None:
-        """As the scheduler's."""
-        try:
-            self._scheduler.on_begin()
-        except Exception as error:
-            self._blame("on_begin()", error)
-
-    def on_trial_add(self, trial_id: str, config: Mapping[str, Any]) -> None:
-        """As the scheduler's."""
-        try:
-            self._scheduler.on_trial_add(trial_id, config)
-        except Exception as error:
-            self._blame("on_trial_add()", error, f"trial {trial_id}")
-
-    def on_trial_complete(self, trial_id: str) -> None:
-        """As the scheduler's."""
-        try:
-            self._scheduler.on_trial_complete(trial_id)
-        except Exception as error:
-            self._blame("on_trial_complete()", error, f"trial {trial_id}")
-
-    def on_trial_error(self, trial_id: str) -> None:
-        """As the scheduler's."""
-        try:
-            self._scheduler.on_trial_error(trial_id)
-        except Exception as error:
-            self._blame("on_trial_error()", error, f"trial {trial_id}")
-
-    def on_trial_again(self, trial_id: str) -> None:
-        """As the scheduler's."""
-        try:
-            self._scheduler.on_trial_again(trial_id)
-        except Exception as error:
-            self._blame("on_trial_again()", error, f"trial {trial_id}")
-
-    def on_trial_change(self, trial_id: str, config: Mapping[str, Any], donor: str | None = None) -> None:
-        """As the scheduler's."""
-        try:
-            self._scheduler.on_trial_change(trial_id, config, donor)
-        except Exception as error:
-            self._blame("on_trial_change()", error, f"trial {trial_id}")
-
-    def on_trial_request(
-        self, trial_id: str, request: PlacementGroupFactory, before: PlacementGroupFactory
-    ) -> None:
-        """As the scheduler's."""
-        try:
-            self._scheduler.on_trial_request(trial_id, request, before)
-        except Exception as error:
-            self._blame("on_trial_request()", error, f"trial {trial_id}")
-
-    def on_no_more_trials(self) -> None:
-        """As the scheduler's."""
-        try:
-            self._scheduler.on_no_more_trials()
-        except Exception as error:
-            self._blame("on_no_more_trials()", error)
-
-    # --- asked ------------------------------------------------------------------------------------
-
-    def on_result(self, trial_id: str, result: Mapping[str, Any]) -> Decision:
-        """As the scheduler's, and a decision indeed."""
-        try:
-            decision = self._scheduler.on_result(trial_id, result)
-        except Exception as error:
-            self._blame(self._judges_by, error, f"a report of trial {trial_id}")
-        if decision is CONTINUE:
-            return decision
-        if (problem := _problem(decision, _ON_REPORTS)) is not None:
-            raise ConfigError(
-                f"the scheduler's {self.name}.{self._judges_by} returned {decision!r} for trial "
-                f"{trial_id}: {problem}"
-            )
-        return decision
-
-    def verdicts(self) -> Sequence[tuple[str, Decision]]:
-        """As the scheduler's, and decisions indeed."""
-        try:
-            verdicts: Any = self._scheduler.verdicts()
-        except Exception as error:
-            self._blame("verdicts()", error)
-        if verdicts == ():
-            return ()
-        if not isinstance(verdicts, Sequence):
-            raise ConfigError(
-                f"the scheduler's {self.name}.verdicts() returned {verdicts!r}: return a list of pairs of a "
-                f"trial's id and a decision on it, such as {_EXAMPLE}"
-            )
-        for each in verdicts:
-            if not isinstance(each, tuple) or len(each) != 2:
-                raise ConfigError(
-                    f"the scheduler's {self.name}.verdicts() has {each!r}: give pairs of a trial's id and "
-                    f"a decision on it, such as {_EXAMPLE}"
-                )
-            if (problem := _problem(each[1], _ON_WAITING)) is not None:
-                raise ConfigError(
-                    f"the scheduler's {self.name}.verdicts() has {each[1]!r} on {each[0]!r}: {problem}"
-                )
-        return verdicts
-
-    def choose_trial_to_run(
-        self, pending: Sequence[str], paused: Sequence[str] = (), *, new: bool = False
-    ) -> str | None:
-        """As the scheduler's, and one of those that wait."""
-        try:
-            chosen: Any = self._scheduler.choose_trial_to_run(pending, paused, new=new)
-        except Exception as error:
-            self._blame("choose_trial_to_run()", error)
-        if chosen is None or (isinstance(chosen, str) and (chosen in pending or chosen in paused)):
-            return chosen
-        raise ConfigError(
-            f"the scheduler's {self.name}.choose_trial_to_run() returned {chosen!r}: return one of the ids "
-            "in `pending` or `paused`, or None for none of them now"
-        )
-
-    def on_trial_resume(self, trial_id: str) -> Mapping[str, Any]:
-        """As the scheduler's, and facts indeed."""
-        try:
-            facts: Any = self._scheduler.on_trial_resume(trial_id)
-        except Exception as error:
-            self._blame("on_trial_resume()", error, f"trial {trial_id}")
-        if not is_mapping(facts):
-            raise ConfigError(
-                f"the scheduler's {self.name}.on_trial_resume() returned {facts!r} for trial {trial_id}: "
-                "return a dictionary of facts, such as {'rung': 2}, or an empty one"
-            )
-        return facts
-
-    def why_not_chosen(self, trial_id: str) -> Mapping[str, Any]:
-        """As the scheduler's, and facts indeed."""
-        try:
-            facts: Any = self._scheduler.why_not_chosen(trial_id)
-        except Exception as error:
-            self._blame("why_not_chosen()", error)
-        if not is_mapping(facts):
-            raise ConfigError(
-                f"the scheduler's {self.name}.why_not_chosen() returned {facts!r} for trial {trial_id}: "
-                "return a dictionary of facts, such as {'rank': 3}, or an empty one"
-            )
-        return facts
 
     def _blame(self, what: str, error: Exception, told_of: str = "") -> NoReturn:
         """Raise `error` as the scheduler's, unless it says by itself what is wrong."""
@@ -254,8 +124,60 @@ class CheckedScheduler:
         ) from error
 
 
+# --- what is wrong with an answer, and what would be right; None: nothing -----------------------------
+
+
+def _decision_problem(answer: Any, trial_id: str, result: Mapping[str, Any]) -> str | None:
+    if answer is CONTINUE or (problem := _problem(answer, _ON_REPORTS)) is None:
+        return None
+    return f"returned {answer!r} for trial {trial_id}: {problem}"
+
+
+def _verdicts_problem(answer: Any) -> str | None:
+    if answer == ():
+        return None
+    if not isinstance(answer, Sequence):
+        return (
+            f"returned {answer!r}: return a list of pairs of a trial's id and a decision on it, such as "
+            f"{_EXAMPLE}"
+        )
+    for each in answer:
+        if not isinstance(each, tuple) or len(each) != 2:
+            return f"has {each!r}: give pairs of a trial's id and a decision on it, such as {_EXAMPLE}"
+        if (problem := _problem(each[1], _ON_WAITING)) is not None:
+            return f"has {each[1]!r} on {each[0]!r}: {problem}"
+    return None
+
+
+def _choice_problem(
+    answer: Any, pending: Sequence[str], paused: Sequence[str] = (), *, new: bool = False
+) -> str | None:
+    if answer is None or (isinstance(answer, str) and (answer in pending or answer in paused)):
+        return None
+    return (
+        f"returned {answer!r}: return one of the ids in `pending` or `paused`, or None for none of them now"
+    )
+
+
+def _facts_problem(answer: Any, trial_id: str) -> str | None:
+    if is_mapping(answer):
+        return None
+    return (
+        f"returned {answer!r} for trial {trial_id}: return a dictionary of facts, such as {{'rung': 2}}, "
+        "or an empty one"
+    )
+
+
+_CHECKS: Mapping[str, Callable[..., str | None]] = {
+    "on_result": _decision_problem,
+    "verdicts": _verdicts_problem,
+    "choose_trial_to_run": _choice_problem,
+    "on_trial_resume": _facts_problem,
+    "why_not_chosen": _facts_problem,
+}
+
+
 def _problem(decision: Any, verdicts: Sequence[Verdict]) -> str | None:
-    """What is wrong with a decision that a scheduler has returned, and what would be right."""
     if not isinstance(decision, Decision):
         return f"return a Decision of trainkit.tune.schedulers, such as {_EXAMPLE}"
     verdict: Any = decision.verdict
@@ -270,7 +192,6 @@ def _problem(decision: Any, verdicts: Sequence[Verdict]) -> str | None:
 
 
 def _change_problem(decision: Decision) -> str | None:
-    """The same for what it would have of the trial's state, configuration and resources."""
     if decision.verdict is not Verdict.PAUSE:
         return "donors and a request go with Verdict.PAUSE: a trial that runs on takes nothing over"
     donors: Any = decision.donors

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Mapping
-from fractions import Fraction
 from typing import Any, ClassVar
 
 import numpy as np
@@ -24,6 +23,7 @@ from trainkit.tune.schedulers.pbt.explore import (
 )
 from trainkit.tune.schedulers.pbt.population import Member
 from trainkit.tune.schedulers.pbt.scheduler import PopulationBasedTraining
+from trainkit.tune.space.codec import NumberCode, RealCode, StepCode
 from trainkit.tune.space.domains import Categorical, Domain, Float, Integer
 
 Bounded = Float | Integer
@@ -93,45 +93,28 @@ def to_unit(value: Any, domain: Bounded) -> float | None:
     """Where a value lies between the bounds, 0 to 1, or a little beyond; None for what is no number."""
     if not is_number(value) or not math.isfinite(value):
         return None
-    low, high = _ends(domain)
-    number = float(value)
-    if domain.log:
-        number = math.log(max(number, math.exp(low) * 1e-9))
-    return min(max((number - low) / (high - low), -1.0), 2.0)
+    return min(max(_code(domain).to_unit(value), -1.0), 2.0)
 
 
 def from_unit(share: float, domain: Bounded, like: Any = None) -> float:
-    """The value there: of the domain, whole numbers rounded half up.
+    """Return the value at a place between the bounds.
 
     Args:
         share: 0 to 1.
         domain: of the value.
         like: the value of before; a whole number gives one, whatever the domain says.
     """
-    low, high = _ends(domain)
-    number = low + share * (high - low)
-    number = math.exp(number) if domain.log else number
-    least, most = domain.bounds
-    if isinstance(domain, Integer):
-        return int(min(max(_half_up(number / domain.q) * domain.q, least), most))
-    if domain.q is not None:
-        return float(min(max(_half_up(number / domain.q) * Fraction(repr(domain.q)), least), most))
-    inside = min(max(number, least), most)
-    if is_whole(like) and math.ceil(least) <= math.floor(most):
-        return min(max(_half_up(inside), math.ceil(least)), math.floor(most))
-    return inside
+    value: float = _code(domain).from_unit(share)
+    least, most = math.ceil(domain.bounds[0]), math.floor(domain.bounds[1])
+    if domain.q is None and is_whole(like) and least <= most:
+        return min(max(math.floor(value + 0.5), least), most)
+    return value
 
 
-def _half_up(number: float) -> int:
-    return math.floor(number + 0.5)
-
-
-def _ends(domain: Bounded) -> tuple[float, float]:
-    """The ends of the unit interval: half a step beyond the values, so that each has as much room."""
-    least, most = domain.bounds
-    half = (domain.q or 0) / 2
-    ends = least - half, most + half
-    return (math.log(ends[0]), math.log(ends[1])) if domain.log else ends
+def _code(domain: Bounded) -> NumberCode:
+    return (
+        RealCode(domain, closed=True) if isinstance(domain, Float) and domain.q is None else StepCode(domain)
+    )
 
 
 __all__ = ["PB2"]

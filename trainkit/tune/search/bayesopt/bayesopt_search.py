@@ -7,19 +7,19 @@ import io
 import math
 import warnings
 from collections.abc import Mapping, Sequence
-from fractions import Fraction
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from threadpoolctl import threadpool_limits
 
-from trainkit.errors import ConfigError, SpaceError
+from trainkit.errors import ConfigError
 from trainkit.tune.core.checks import is_number, is_whole, load, require
 from trainkit.tune.core.seeds import suggestion_generator, suggestion_words
 from trainkit.tune.core.values import flatten
 from trainkit.tune.search.base import Evaluated, evaluated_of
 from trainkit.tune.search.codec import Declared
 from trainkit.tune.search.modelled import LastReportSearcher
-from trainkit.tune.space.domains import Categorical, Domain, Float, Integer, place_of
+from trainkit.tune.space.codec import ChoiceCode, NumberCode, RealCode, StepCode, code_of
+from trainkit.tune.space.domains import Domain, Float, Normal
 from trainkit.tune.space.merging import nested
 from trainkit.tune.space.search_space import Space
 
@@ -48,108 +48,64 @@ def space_of(space: Any) -> Space:
     return Space.of(nested(tree))
 
 
-# --- codes: real numbers for one parameter, whatever its domain -----------------------------------
-#
 # The model is told of the place where a value itself is, also of one that was rounded to.
 # Source: Garrido-Merchán, Hernández-Lobato, "Dealing with categorical and integer-valued variables in
 # Bayesian optimization with Gaussian processes", Neurocomputing 380 (2020), arXiv:1805.03463.
 
 
-class BoundedCode(Protocol):
+class Coordinates:
     """One parameter in the model.
+
+    A real number is a coordinate by itself, or by its logarithm where its domain is logarithmic. Steps are
+    between 0 and 1, and rounded to. A list has a coordinate for each value, of which the largest counts.
 
     Attributes:
         bounds: between which the model looks, by coordinate.
     """
 
-    bounds: dict[str, tuple[float, float]]
+    def __init__(self, name: str, domain: Domain) -> None:
+        if isinstance(domain, Normal):
+            raise ConfigError(
+                f"{name}: BayesOptSearch searches between bounds and in lists, as tune.uniform, tune.randint "
+                f"and tune.choice give them, and this is {domain}; take OptunaSearch for others"
+            )
+        self._name, self.code = name, code_of(name, domain, "BayesOptSearch")
+        self.bounds: dict[str, tuple[float, float]] = {name: (0.0, 1.0)}
+        if isinstance(self.code, ChoiceCode):
+            self.bounds = {f"{name}[{place}]": (0.0, 1.0) for place in range(len(self.code.categories))}
+        elif isinstance(self.code, RealCode):
+            low, high = self.code.ends
+            self.bounds = {name: (math.log(low), math.log(high)) if self.code.log else (low, high)}
 
     def encode(self, value: Any) -> Place:
-        """Where a value of the domain is."""
-
-    def decode(self, place: Place) -> Any:
-        """The value at a place, inside the domain."""
-
-
-class _BoundedReal:
-    """A real number by itself, or by its logarithm where its domain is logarithmic."""
-
-    def __init__(self, name: str, domain: Float) -> None:
-        self._name, self._log = name, domain.log
-        self._lower, self._last = domain.lower, math.nextafter(domain.upper, domain.lower)
-        low, high = domain.lower, domain.upper
-        self.bounds = {name: (math.log(low), math.log(high)) if domain.log else (low, high)}
-
-    def encode(self, value: Any) -> Place:
+        """Return where a value of the domain is."""
+        code = self.code
+        if isinstance(code, ChoiceCode):
+            chosen = code.encode(value)
+            return {each: float(place == chosen) for place, each in enumerate(self.bounds)}
+        assert isinstance(code, NumberCode)
+        number = float(value)
+        if isinstance(code, RealCode):
+            number = math.log(number) if code.log else number
+        else:
+            number = code.to_unit(value)
         low, high = self.bounds[self._name]
-        return {self._name: min(max(math.log(value) if self._log else float(value), low), high)}
-
-    def decode(self, place: Place) -> float:
-        number = place[self._name]
-        return min(max(math.exp(number) if self._log else number, self._lower), self._last)
-
-
-class _BoundedSteps:
-    """Whole numbers, and multiples of q, from 0 to 1, with half a step beyond the ends; rounded to."""
-
-    def __init__(self, name: str, domain: Float | Integer) -> None:
-        self._name, self._log, self._whole = name, domain.log, isinstance(domain, Integer)
-        self._q = Fraction(repr(domain.q))
-        self._first, self._last = (round(Fraction(bound) / self._q) for bound in domain.bounds)
-        low, high = self._first - 0.5, self._last + 0.5
-        self._low, self._high = (math.log(low), math.log(high)) if domain.log else (low, high)
-        self.bounds = {name: (0.0, 1.0)}
-
-    def encode(self, value: Any) -> Place:
-        k = round(Fraction(value) / self._q)
-        number = math.log(k) if self._log else k
-        return {self._name: min(max((number - self._low) / (self._high - self._low), 0.0), 1.0)}
-
-    def decode(self, place: Place) -> float:
-        number = self._low + place[self._name] * (self._high - self._low)
-        k = min(max(round(math.exp(number) if self._log else number), self._first), self._last)
-        numerator = k * self._q.numerator
-        return numerator if self._whole else numerator / self._q.denominator
-
-
-class _BoundedChoice:
-    """A coordinate from 0 to 1 for each value of a list; the largest says which is meant."""
-
-    def __init__(self, name: str, domain: Categorical) -> None:
-        self._name, self._categories = name, domain.categories
-        self.bounds = {f"{name}[{place}]": (0.0, 1.0) for place in range(len(domain.categories))}
-
-    def encode(self, value: Any) -> Place:
-        chosen = place_of(value, self._categories)
-        if chosen is None:
-            raise SpaceError(f"{self._name}={value!r} is not in {self._name}'s list")
-        return {each: float(place == chosen) for place, each in enumerate(self.bounds)}
+        return {self._name: min(max(number, low), high)}
 
     def decode(self, place: Place) -> Any:
-        numbers = [place[each] for each in self.bounds]
-        return self._categories[numbers.index(max(numbers))]
+        """Return the value at a place, inside the domain."""
+        code = self.code
+        if isinstance(code, ChoiceCode):
+            numbers = [place[each] for each in self.bounds]
+            return code.decode(numbers.index(max(numbers)))
+        number = place[self._name]
+        if isinstance(code, RealCode):
+            return code.decode(math.exp(number) if code.log else number)
+        assert isinstance(code, NumberCode)
+        return code.from_unit(number)
 
 
-def code_of(name: str, domain: Domain) -> BoundedCode:
-    """The code of one parameter.
-
-    Raises:
-        ConfigError: its domain has no bounds.
-    """
-    match domain:
-        case Float(q=None):
-            return _BoundedReal(name, domain)
-        case Float() | Integer():
-            return _BoundedSteps(name, domain)
-        case Categorical():
-            return _BoundedChoice(name, domain)
-    raise ConfigError(
-        f"{name}: BayesOptSearch searches between bounds and in lists, as tune.uniform, tune.randint and "
-        f"tune.choice give them, and this is {domain}; take OptunaSearch for others"
-    )
-
-
-class Box(Declared[BoundedCode]):
+class Box(Declared[Coordinates]):
     """Parameters between bounds and in lists, which all configurations have.
 
     Raises:
@@ -157,7 +113,7 @@ class Box(Declared[BoundedCode]):
     """
 
     def __init__(self, space: Space, *, own: bool) -> None:
-        super().__init__(space, code_of, searcher="BayesOptSearch", own=own)
+        super().__init__(space, Coordinates, searcher="BayesOptSearch", own=own)
         for each in space.parameters:
             if each.is_conditional:
                 raise ConfigError(
@@ -177,7 +133,7 @@ class Box(Declared[BoundedCode]):
         """What a place is told apart from others by: steps exactly, as many lie close; else `digits`."""
         return [
             [code.decode(place)]
-            if isinstance(code, _BoundedSteps)
+            if isinstance(code.code, StepCode)
             else [round(place[each], digits) for each in code.bounds]
             for code in self.codes.values()
         ]

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from fractions import Fraction
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
-from trainkit.errors import ConfigError, SpaceError
+from trainkit.errors import ConfigError
 from trainkit.tune.core.values import holds_opaque
 from trainkit.tune.search.codec import Declared, Form
-from trainkit.tune.space.domains import Categorical, Domain, Float, Integer, Normal, place_of
+from trainkit.tune.space.codec import ChoiceCode, Code, NumberCode, StepCode, code_of
+from trainkit.tune.space.domains import Domain, Normal
 from trainkit.tune.space.merging import nested
 from trainkit.tune.space.search_space import Space
 
@@ -20,105 +19,20 @@ if TYPE_CHECKING:
     from numpy.random import Generator
 
 
-class HyperOptCoder(ABC):
-    """One parameter: its expression, and its values as hyperopt counts them."""
-
-    def __init__(self, node: Any) -> None:
-        self.node = node
-
-    @abstractmethod
-    def decode(self, number: Any) -> Any:
-        """Of the domain."""
-
-    @abstractmethod
-    def encode(self, value: Any) -> Any:
-        """The reverse."""
-
-
-class _HyperOptReal(HyperOptCoder):
-    def __init__(self, hp: Any, name: str, domain: Float) -> None:
-        bounds = (domain.lower, domain.upper)
-        if domain.log:
-            super().__init__(hp.loguniform(name, *map(math.log, bounds)))
-        else:
-            super().__init__(hp.uniform(name, *bounds))
-        self._first, self._last = domain.lower, math.nextafter(domain.upper, domain.lower)
-
-    def decode(self, number: Any) -> float:
-        return min(max(float(number), self._first), self._last)
-
-    def encode(self, value: Any) -> float:
-        return float(value)
-
-
-class _HyperOptSteps(HyperOptCoder):
-    """Multiples of q by their number k, each with half a step on both sides."""
-
-    def __init__(self, hp: Any, name: str, domain: Float | Integer) -> None:
-        self._q = Fraction(repr(domain.q))
-        self._whole = isinstance(domain, Integer)
-        self._first, self._last = (round(Fraction(bound) / self._q) for bound in domain.bounds)
-        low, high = self._first - 0.5, self._last + 0.5
-        if domain.log:
-            super().__init__(hp.qloguniform(name, math.log(low), math.log(high), 1))
-        else:
-            super().__init__(hp.quniform(name, low, high, 1))
-
-    def decode(self, number: Any) -> float:
-        k = min(max(round(number), self._first), self._last)
-        if self._whole:
-            return int(k * self._q.numerator)
-        return float(k * self._q.numerator / self._q.denominator)
-
-    def encode(self, value: Any) -> float:
-        return float(round(Fraction(value) / self._q))
-
-
-class _Bell(HyperOptCoder):
-    def __init__(self, hp: Any, name: str, domain: Normal) -> None:
-        super().__init__(hp.normal(name, domain.mean, domain.sd))
-        self._q = None if domain.q is None else Fraction(repr(domain.q))
-
-    def decode(self, number: Any) -> float:
-        if self._q is None:
-            return float(number)
-        return round(Fraction(float(number)) / self._q) * self._q.numerator / self._q.denominator
-
-    def encode(self, value: Any) -> float:
-        return float(value)
-
-
-class _HyperOptChoice(HyperOptCoder):
-    def __init__(self, hp: Any, name: str, domain: Categorical) -> None:
-        super().__init__(hp.choice(name, list(range(len(domain.categories)))))
-        self._name, self._categories = name, domain.categories
-
-    def decode(self, number: Any) -> Any:
-        return self._categories[int(number)]
-
-    def encode(self, value: Any) -> int:
-        place = place_of(value, self._categories)
-        if place is None:
-            raise SpaceError(f"{self._name}={value!r} is not in {self._name}'s list")
-        return place
-
-
-def coder_of(hp: Any, name: str, domain: Domain) -> HyperOptCoder:
-    """Return what codes values of `domain`, with its expression by hyperopt's `hp`.
-
-    Raises:
-        SpaceError: it is no domain of ours.
-    """
-    match domain:
-        case Float(q=None):
-            return _HyperOptReal(hp, name, domain)
-        case Float() | Integer():
-            return _HyperOptSteps(hp, name, domain)
-        case Normal():
-            return _Bell(hp, name, domain)
-        case Categorical():
-            return _HyperOptChoice(hp, name, domain)
-    raise SpaceError(f"{name}: HyperOptSearch does not know {domain}; give one of tune's domains")
+def _expression(hp: Any, name: str, domain: Domain, code: Code) -> Any:
+    """Return hyperopt's expression of a parameter, whose numbers `code` decodes."""
+    if isinstance(domain, Normal):
+        return hp.normal(name, domain.mean, domain.sd)
+    if isinstance(code, ChoiceCode):
+        return hp.choice(name, list(range(len(code.categories))))
+    assert isinstance(code, NumberCode)
+    if isinstance(code, StepCode):
+        return (
+            hp.qloguniform(name, *map(math.log, code.ends), 1)
+            if code.log
+            else hp.quniform(name, *code.ends, 1)
+        )
+    return hp.loguniform(name, *map(math.log, code.ends)) if code.log else hp.uniform(name, *code.ends)
 
 
 DRAWS = 2000
@@ -281,19 +195,23 @@ class HyperOptForm(Form, Protocol):
         """The configuration of these values, and those of them that it has."""
 
 
-class HyperOptDomains(Declared[HyperOptCoder]):
+class HyperOptDomains(Declared[Code]):
     """Domains such as `tune.uniform(0, 1)`, with conditions."""
 
     def __init__(self, space: Space, hp: Any, *, own: bool = False) -> None:
-        super().__init__(space, partial(coder_of, hp), searcher="HyperOptSearch", own=own)
-        self.nodes = {name: code.node for name, code in self.codes.items()}
+        name = "HyperOptSearch"
+        super().__init__(space, partial(code_of, searcher=name), searcher=name, own=own)
+        self.nodes = {
+            each.name: _expression(hp, each.name, each.domain, self.codes[each.name])
+            for each in space.parameters
+        }
 
     def configuration(self, values: Values, rng: Generator) -> tuple[dict[str, Any], Values]:
         active: Values = {}
 
         def ask(name: str, domain: Domain) -> Any:
             del domain
-            value = self.codes[name].decode(values[name])
+            value = self.codes[name].decode(float(values[name]))
             active[name] = self.codes[name].encode(value)  # as a restore will find it
             return value
 

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import math
 import re
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from fractions import Fraction
 from itertools import islice
-from statistics import NormalDist
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from trainkit.errors import ConfigError, SpaceError
@@ -17,7 +14,8 @@ from trainkit.tune.core.values import flatten, holds_opaque
 from trainkit.tune.search.alternatives import DRAWS, MAX_LISTED
 from trainkit.tune.search.codec import Declared, Form
 from trainkit.tune.search.optuna.samplers import quiet
-from trainkit.tune.space.domains import Categorical, Domain, Float, Integer, Normal, place_of
+from trainkit.tune.space.codec import ChoiceCode, NormalCode, RealCode, StepCode, code_of
+from trainkit.tune.space.domains import Domain
 from trainkit.tune.space.search_space import Space
 from trainkit.tune.space.tree import everything, holds_leaf
 
@@ -34,136 +32,65 @@ QUANTILES = 2**20
 _PLAIN = (str, int, float, bool, type(None))
 
 
-class OptunaCoder(ABC):
-    """Asks a trial for one parameter.
+class OptunaParameter:
+    """One parameter, as Optuna's distribution.
+
+    Steps are asked for by their count: exact, and with a logarithm too. A normal distribution is asked for by
+    its quantiles, so that Optuna's even start has the user's prior. A value of a list that is no plain value
+    goes by its place and a few words.
 
     Attributes:
-        name: of the parameter.
         distribution: Optuna's.
         exact: True if `encode` gives what `ask` was answered.
     """
 
-    exact = True
+    def __init__(self, name: str, domain: Domain) -> None:
+        from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
-    def __init__(self, name: str, distribution: BaseDistribution) -> None:
-        self.name = name
-        self.distribution = distribution
-
-    @abstractmethod
-    def ask(self, trial: Trial) -> Any:
-        """The value that `trial` suggests."""
-
-    @abstractmethod
-    def encode(self, value: Any) -> Any:
-        """What Optuna knows `value` by."""
-
-
-class _OptunaReal(OptunaCoder):
-    def __init__(self, name: str, domain: Float) -> None:
-        from optuna.distributions import FloatDistribution
-
-        super().__init__(name, FloatDistribution(domain.lower, domain.upper, log=domain.log))
-        self._domain = domain
-        self._last = math.nextafter(domain.upper, domain.lower)
-
-    def ask(self, trial: Trial) -> float:
-        domain = self._domain
-        return min(trial.suggest_float(self.name, domain.lower, domain.upper, log=domain.log), self._last)
-
-    def encode(self, value: Any) -> float:
-        return float(value)
-
-
-class _OptunaSteps(OptunaCoder):
-    """Multiples of q, as Optuna's whole numbers: exact, and with a logarithm too."""
-
-    def __init__(self, name: str, domain: Float | Integer) -> None:
-        from optuna.distributions import IntDistribution
-
-        self._q = Fraction(repr(domain.q))
-        self._whole = isinstance(domain, Integer)
-        self._first, self._last = (round(Fraction(bound) / self._q) for bound in domain.bounds)
-        self._log = domain.log
-        super().__init__(name, IntDistribution(self._first, self._last, log=self._log))
-
-    def ask(self, trial: Trial) -> float:
-        k = trial.suggest_int(self.name, self._first, self._last, log=self._log)
-        if self._whole:
-            return k * self._q.numerator
-        return k * self._q.numerator / self._q.denominator
-
-    def encode(self, value: Any) -> int:
-        return round(Fraction(value) / self._q)
-
-
-class _OptunaQuantile(OptunaCoder):
-    """A normal distribution by its quantiles, so that Optuna's even start has the user's prior."""
-
-    def __init__(self, name: str, domain: Normal) -> None:
-        from optuna.distributions import IntDistribution
-
-        super().__init__(name, IntDistribution(1, QUANTILES - 1))
-        self._domain = domain
-        self._normal = NormalDist(domain.mean, domain.sd)
-        self.exact = domain.q is None  # values that were rounded have many quantiles
-
-    def ask(self, trial: Trial) -> float:
-        value = self._normal.inv_cdf(trial.suggest_int(self.name, 1, QUANTILES - 1) / QUANTILES)
-        if self._domain.q is None:
-            return value
-        q = Fraction(repr(self._domain.q))
-        k = round(Fraction(value) / q)
-        return k * q.numerator / q.denominator
-
-    def encode(self, value: Any) -> int:
-        return min(max(round(self._normal.cdf(value) * QUANTILES), 1), QUANTILES - 1)
-
-
-class _OptunaChoice(OptunaCoder):
-    """One of a list; what is no plain value goes by its place and a few words."""
-
-    def __init__(self, name: str, domain: Categorical) -> None:
-        from optuna.distributions import CategoricalDistribution
-
-        self._categories = domain.categories
-        self._params: Sequence[Any] = domain.categories
-        plain = all(type(value) in _PLAIN and value == value for value in domain.categories)
-        if not plain or len(set(domain.categories)) < len(domain.categories):
-            self._params = [f"{place}: {_words(value)}" for place, value in enumerate(domain.categories)]
-        self._place = {param: place for place, param in enumerate(self._params)}
-        super().__init__(name, CategoricalDistribution(self._params))
+        self._name, self._code = name, code_of(name, domain, "OptunaSearch")
+        self.exact = True
+        self.distribution: BaseDistribution
+        match self._code:
+            case ChoiceCode(categories=categories):
+                self._params = _params_of(categories)
+                self._place = {param: place for place, param in enumerate(self._params)}
+                self.distribution = CategoricalDistribution(self._params)
+            case NormalCode(stepped=stepped):
+                self.distribution = IntDistribution(1, QUANTILES - 1)
+                self.exact = not stepped  # values that were rounded have many quantiles
+            case StepCode(first=first, last=last, log=log):
+                self.distribution = IntDistribution(first, last, log=log)
+            case RealCode(ends=(low, high), log=log):
+                self.distribution = FloatDistribution(low, high, log=log)
 
     def ask(self, trial: Trial) -> Any:
-        return self._categories[self._place[trial.suggest_categorical(self.name, self._params)]]
+        """Return the value that `trial` suggests."""
+        answer = _suggest(trial, self._name, self.distribution)
+        match self._code:
+            case ChoiceCode(categories=categories):
+                return categories[self._place[answer]]
+            case NormalCode() as code:
+                return code.from_unit(answer / QUANTILES)
+        return self._code.decode(answer)
 
     def encode(self, value: Any) -> Any:
-        place = place_of(value, self._categories)
-        if place is None:
-            raise SpaceError(f"{self.name}={value!r} is not in {self.name}'s list")
-        return self._params[place]
+        """Return what Optuna knows `value` by."""
+        match self._code:
+            case ChoiceCode() as code:
+                return self._params[code.encode(value)]
+            case NormalCode() as code:
+                return min(max(round(code.to_unit(value) * QUANTILES), 1), QUANTILES - 1)
+        return self._code.encode(value)
 
 
-def _words(value: Any) -> str:
-    """The same in every process, as a study's database asks for: a default repr holds an address."""
-    return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(value))[:40]
-
-
-def coder_of(name: str, domain: Domain) -> OptunaCoder:
-    """Return what asks Optuna for a value of `domain`.
-
-    Raises:
-        SpaceError: it is no domain of ours.
-    """
-    match domain:
-        case Float(q=None):
-            return _OptunaReal(name, domain)
-        case Float() | Integer():
-            return _OptunaSteps(name, domain)
-        case Normal():
-            return _OptunaQuantile(name, domain)
-        case Categorical():
-            return _OptunaChoice(name, domain)
-    raise SpaceError(f"{name}: OptunaSearch does not know {domain}; give one of tune's domains")
+def _params_of(categories: Sequence[Any]) -> list[Any]:
+    """Return what Optuna knows the values of a list by."""
+    plain = all(type(value) in _PLAIN and value == value for value in categories)
+    if plain and len(set(categories)) == len(categories):
+        return list(categories)
+    # The same in every process, as a study's database asks for: a default repr holds an address.
+    words = [re.sub(r" at 0x[0-9a-fA-F]+", "", repr(value))[:40] for value in categories]
+    return [f"{place}: {each}" for place, each in enumerate(words)]
 
 
 Params = tuple[dict[str, Any], "dict[str, BaseDistribution]"]
@@ -294,11 +221,11 @@ class OptunaForm(Form, Protocol):
         """
 
 
-class OptunaDomains(Declared[OptunaCoder]):
+class OptunaDomains(Declared[OptunaParameter]):
     """Domains such as `tune.uniform(0, 1)`, with conditions."""
 
     def __init__(self, space: Space, *, own: bool = False) -> None:
-        super().__init__(space, coder_of, searcher="OptunaSearch", own=own)
+        super().__init__(space, OptunaParameter, searcher="OptunaSearch", own=own)
         self.conditional = any(parameter.is_conditional for parameter in space.parameters)
 
     def suggest(self, trial: Trial, rng: Generator) -> dict[str, Any]:

@@ -1,0 +1,176 @@
+"""Codes of domains: their values as the numbers that models count with, and back."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from fractions import Fraction
+from statistics import NormalDist
+from typing import Any
+
+from trainkit.errors import SpaceError
+from trainkit.tune.space.domains import Categorical, Domain, Float, Integer, Normal, place_of
+
+_EXACT = 2**50
+"""Counts below it are exact in a division of floats."""
+
+_CLOSEST = 2.0**-53
+"""To 0 and to 1, of what a normal distribution is asked for the quantile of."""
+
+
+class Code(ABC):
+    """Values of a domain as numbers."""
+
+    @abstractmethod
+    def encode(self, value: Any) -> float:
+        """Return the number of a value of the domain."""
+
+    @abstractmethod
+    def decode(self, number: float) -> Any:
+        """Return the value of the domain that a number stands for, of those outside the nearest."""
+
+
+class NumberCode(Code):
+    """Values that have an order.
+
+    Attributes:
+        ends: numbers between which a model looks. Steps have half a step more at each end, so that each
+            value has as much room.
+        log: numbers are spread evenly by their logarithm.
+        stepped: many numbers stand for one value.
+    """
+
+    stepped = False
+
+    def __init__(self, ends: tuple[float, float], log: bool) -> None:
+        self.ends, self.log = ends, log
+        self._low, self._high = (math.log(ends[0]), math.log(ends[1])) if log else ends
+
+    def to_unit(self, value: Any) -> float:
+        """Return where a value lies between the ends, from 0 to 1."""
+        number = self.encode(value)
+        if self.log:
+            number = math.log(max(number, self.ends[0] * 1e-9))
+        # Halves, since the difference of the ends may overflow.
+        return (number / 2 - self._low / 2) / (self._high / 2 - self._low / 2)
+
+    def from_unit(self, share: float) -> Any:
+        """Return the value at a place between the ends, 0 to 1."""
+        number = self._low * (1 - share) + self._high * share
+        return self.decode(math.exp(number) if self.log else number)
+
+
+class RealCode(NumberCode):
+    """Real numbers, which stand for themselves.
+
+    Args:
+        domain: without steps.
+        closed: the upper bound is a value too.
+    """
+
+    def __init__(self, domain: Float, *, closed: bool = False) -> None:
+        super().__init__((domain.lower, domain.upper), domain.log)
+        self._first = domain.lower
+        self._last = domain.upper if closed else math.nextafter(domain.upper, domain.lower)
+
+    def encode(self, value: Any) -> float:
+        return float(value)
+
+    def decode(self, number: float) -> float:
+        return float(min(max(number, self._first), self._last))
+
+
+class StepCode(NumberCode):
+    """Multiples of q, by their count; exact for q as it is written in decimals.
+
+    Attributes:
+        first: the smallest count.
+        last: the largest count.
+    """
+
+    stepped = True
+
+    def __init__(self, domain: Float | Integer) -> None:
+        self._exact_q = Fraction(repr(domain.q))
+        self._q = float(self._exact_q)
+        self.first, self.last = (round(Fraction(bound) / self._exact_q) for bound in domain.bounds)
+        self._whole = isinstance(domain, Integer)
+        super().__init__((self.first - 0.5, self.last + 0.5), domain.log)
+
+    def encode(self, value: Any) -> int:
+        if self._whole and isinstance(value, int):
+            return value // self._exact_q.numerator
+        k = round(float(value) / self._q)
+        return k if abs(k) < _EXACT else round(Fraction(value) / self._exact_q)
+
+    def decode(self, number: float) -> float:
+        count = number if isinstance(number, int) else math.floor(number + 0.5)
+        k = min(max(count, self.first), self.last) * self._exact_q.numerator
+        return k if self._whole else k / self._exact_q.denominator
+
+
+class NormalCode(NumberCode):
+    """Numbers with a normal distribution; between 0 and 1 by their quantiles, so that all is as likely."""
+
+    def __init__(self, domain: Normal) -> None:
+        super().__init__((-math.inf, math.inf), log=False)
+        self._normal = NormalDist(domain.mean, domain.sd)
+        self._q = None if domain.q is None else Fraction(repr(domain.q))
+        self.stepped = domain.q is not None
+
+    def encode(self, value: Any) -> float:
+        return float(value)
+
+    def decode(self, number: float) -> float:
+        if self._q is None:
+            return float(number)
+        return round(Fraction(float(number)) / self._q) * self._q.numerator / self._q.denominator
+
+    def to_unit(self, value: Any) -> float:
+        return self._normal.cdf(float(value))
+
+    def from_unit(self, share: float) -> float:
+        return self.decode(self._normal.inv_cdf(min(max(share, _CLOSEST), 1 - _CLOSEST)))
+
+
+class ChoiceCode(Code):
+    """Values of a list, by their place.
+
+    Attributes:
+        categories: the list.
+    """
+
+    def __init__(self, name: str, domain: Categorical) -> None:
+        self._name, self.categories = name, domain.categories
+
+    def encode(self, value: Any) -> int:
+        place = place_of(value, self.categories)
+        if place is None:
+            raise SpaceError(f"{self._name}={value!r} is not in {self._name}'s list")
+        return place
+
+    def decode(self, number: float) -> Any:
+        return self.categories[int(number)]
+
+
+def code_of(name: str, domain: Domain, searcher: str) -> Code:
+    """Return the code of a parameter's domain.
+
+    Args:
+        name: of the parameter, for messages.
+        domain: its domain.
+        searcher: the name of what searches, for messages.
+
+    Raises:
+        SpaceError: it is no domain of ours.
+    """
+    match domain:
+        case Float(q=None):
+            return RealCode(domain)
+        case Float() | Integer():
+            return StepCode(domain)
+        case Normal():
+            return NormalCode(domain)
+        case Categorical():
+            return ChoiceCode(name, domain)
+    raise SpaceError(f"{name}: {searcher} does not know {domain}; give one of tune's domains")
