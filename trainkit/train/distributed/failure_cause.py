@@ -51,7 +51,7 @@ class LostOthersError(RuntimeError):
 
 
 def lost_peer(error: BaseException) -> bool:
-    """Whether `error` only tells that another worker is gone or late, so that the cause lies there."""
+    """Return True if `error` only shows that another worker is gone or late, so that the cause lies there."""
     if isinstance(error, (dist.DistError, LostOthersError)):
         return True
     return isinstance(error, RuntimeError) and _LOST_PEER.search(str(error)) is not None
@@ -65,7 +65,7 @@ def advice(error: BaseException) -> str | None:
 
 
 def ended_by_watchdog(exit_code: int | None, stderr_tail: str) -> bool:
-    """Whether a process that died so was ended by NCCL's watchdog, as another worker did not come.
+    """Return True if NCCL's watchdog ended the process, because another worker did not come.
 
     Args:
         exit_code: as `os.waitstatus_to_exitcode` gives it.
@@ -75,7 +75,7 @@ def ended_by_watchdog(exit_code: int | None, stderr_tail: str) -> bool:
 
 
 def is_symptom(error: BaseException) -> bool:
-    """Whether `error`, a worker's answer to a call, is another worker's failure."""
+    """Return True if `error`, a worker's answer to a call, comes from another worker's failure."""
     if isinstance(error, ActorDiedError) and not isinstance(error, TaskError):
         return ended_by_watchdog(error.exit_code, error.stderr_tail)
     return lost_peer((error.cause or error) if isinstance(error, TaskError) else error)

@@ -65,7 +65,7 @@ class Grid:
 
 
 def degree_mistakes(degree: int, num_workers: int) -> Iterator[str]:
-    """What is wrong with spreading each copy of a model over `degree` of `num_workers`; says what to do."""
+    """Yield a message if a model can't be spread over `degree` of `num_workers`, with the remedy."""
     if not isinstance(degree, int) or isinstance(degree, bool) or degree < 1:
         yield "give a whole number of 1 or more"
     elif num_workers % degree:

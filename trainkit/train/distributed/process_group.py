@@ -32,7 +32,7 @@ _BACKENDS = {"gloo": "gloo", "nccl": "cpu:gloo,cuda:nccl"}
 
 @dataclass(frozen=True)
 class Rendezvous:
-    """What a worker must know to meet the others.
+    """Address and rank with which a worker joins the others.
 
     Attributes:
         place: "file://" and a path that all workers can open, in a folder that only the user can; or
@@ -75,7 +75,7 @@ class ProcessGroup:
         return [value]
 
     def all_true(self, flag: bool) -> bool:
-        """Whether `flag` is true on every worker."""
+        """Return True if `flag` is true on every worker."""
         return flag
 
     def broadcast_tensors(self, tensors: Sequence[torch.Tensor]) -> None:

@@ -39,7 +39,7 @@ class LocalRank:
 
 
 def on_one_machine() -> bool:
-    """Whether all workers of this session are on one machine."""
+    """Return True if all workers of this session are on one machine."""
     return "near" in runtime.promises()
 
 

@@ -69,13 +69,13 @@ def cpu_copy(state: Any) -> Any:
 
 
 def is_spread(value: Any) -> bool:
-    """Whether it is a DTensor, which is spread over several workers."""
+    """Return True for a DTensor, which is spread over several workers."""
     # Not by its class: that takes half a second to import, and one worker has no use for it.
     return isinstance(value, torch.Tensor) and hasattr(value, "to_local")
 
 
 def local(tensor: Any) -> torch.Tensor:
-    """What this worker holds of a tensor that may be spread over several (a DTensor), sharing its memory."""
+    """Return this worker's part of a tensor or DTensor, sharing its memory."""
     with torch.no_grad():
         held: torch.Tensor = (tensor.to_local() if is_spread(tensor) else tensor).detach()
     return held
@@ -185,7 +185,7 @@ def whole(state: Any) -> Any:
 
 
 def local_part(leaf: torch.Tensor | Spread, like: torch.Tensor) -> torch.Tensor:
-    """What this worker holds of `leaf` if it is laid out as `like` is, a DTensor or a plain tensor.
+    """Return this worker's part of `leaf` in the layout of `like`, a DTensor or a plain tensor.
 
     Args:
         leaf: whole, or in pieces that are all known.

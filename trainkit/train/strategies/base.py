@@ -38,17 +38,17 @@ class StepSettings:
 
     @property
     def needs_backward(self) -> bool:
-        """Whether a step of the user's own must call `backward(loss)`, not `loss.backward()`."""
+        """Return True if a user's own step must call `backward(loss)` in place of `loss.backward()`."""
         return self.precision == "fp16" or self.grad_accumulation_steps > 1 or self.detect_nan
 
     @property
     def needs_optimizer_step(self) -> bool:
-        """Whether a step of the user's own must end with `optimizer_step()`, not `optimizer.step()`."""
+        """Return True if a user's own step must end with `optimizer_step()`, not `optimizer.step()`."""
         return self.precision == "fp16" or self.grad_accumulation_steps > 1 or self.max_grad_norm is not None
 
     @property
     def asked_for(self) -> str:
-        """What needs `optimizer_step()`, as the user wrote it."""
+        """Return the settings that need `optimizer_step()`, as the user wrote them."""
         given = [
             ("precision", self.precision, self.precision == "fp16"),
             ("grad_accumulation_steps", self.grad_accumulation_steps, self.grad_accumulation_steps > 1),
@@ -63,7 +63,7 @@ Criterion = Callable[..., torch.Tensor]
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """What a strategy is built from, in the worker.
+    """The parts that a worker builds its strategy from.
 
     Attributes:
         devices: of this worker; the first is where its batches go.
@@ -93,10 +93,10 @@ class StrategySpec(Protocol):
 
     @property
     def spreads(self) -> bool:
-        """Whether no single worker holds the whole state, so that all of them write a checkpoint."""
+        """Return True if no worker holds the whole state. All workers then write a checkpoint together."""
 
     def mistakes(self, *, num_workers: int, devices_per_worker: int, step: StepSettings) -> Iterator[str]:
-        """What can't work with the trainer's other arguments; each says what to do."""
+        """Yield a message for each conflict with the trainer's other arguments, with its remedy."""
 
     def build(self, place: Place) -> Strategy:
         """The strategy of one worker."""
@@ -166,7 +166,7 @@ class Strategy(Protocol):
         """Compute gradients of `loss` as `scaled` gave it, added to those that are there."""
 
     def sync_gradients(self, now: bool) -> None:
-        """Whether the next backward brings gradients together; False in the middle of an accumulation.
+        """Choose if the next backward synchronizes gradients; False in the middle of an accumulation.
 
         Called before the forward pass of each batch, but only with `grad_accumulation_steps` above 1.
         """
@@ -191,7 +191,7 @@ class Strategy(Protocol):
     def state(
         self, models: Sequence[nn.Module], optimizers: Sequence[torch.optim.Optimizer]
     ) -> dict[str, Any]:
-        """What this worker holds of `models` and `optimizers`, under the user's own names.
+        """Return this worker's part of the state of `models` and `optimizers`, under the user's own names.
 
         `models` is a list of {name: tensor}; `optimizers` a list of {"state": {index: {name: value}},
         "param_groups": [...]}, in torch's own layout: an index counts the parameters in the order in which
@@ -222,7 +222,7 @@ class KeepsOrder(Protocol):
     """A strategy that learns, as it trains, an order that the rounding of its sums hangs on."""
 
     def order(self) -> list[Any]:
-        """What it has learnt, as plain values."""
+        """Return the order of gradients that was learnt, as plain values."""
 
     def take_order(self, order: Sequence[Any]) -> None:
         """Take over what `order` returned on as many workers; called on all of them together."""

@@ -64,7 +64,7 @@ class DDP(WholeModel):
 
 
 class DDPStrategy(SingleStrategy):
-    """See `DDP`; with `Place.wrap` False the user brings the copies together."""
+    """Data-parallel training in one worker; with `Place.wrap` False the user synchronizes the copies."""
 
     def __init__(self, place: Place) -> None:
         super().__init__(place)

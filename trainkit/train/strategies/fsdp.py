@@ -71,7 +71,7 @@ class FSDP(WholeModel):
 
 
 class FSDPStrategy(ShardedStrategy):
-    """See `FSDP`."""
+    """Sharded data-parallel training in one worker."""
 
     averages = True
     meets_in_forward = True
@@ -166,7 +166,7 @@ class FSDPStrategy(ShardedStrategy):
 
 
 def _module(root: FSDPModule) -> nn.Module:
-    """The same object as torch's types know it: a sharded module is of a class made of both."""
+    """Return `root` typed as an `nn.Module`: the class of a sharded module inherits from both."""
     return cast(nn.Module, root)
 
 

@@ -70,7 +70,7 @@ def _by_kind(group: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def clip(parameters: Sequence[torch.Tensor], max_norm: float) -> torch.Tensor:
-    """As `torch.nn.utils.clip_grad_norm_`, over the whole model: each value counts once, wherever it is.
+    """Clip like `torch.nn.utils.clip_grad_norm_` over the whole model; each value counts once.
 
     All workers that hold a part of the model call it with the same parameters.
 

@@ -147,7 +147,7 @@ def _parts(
 
 
 def _together(parts: Sequence[Part]) -> list[Part]:
-    """The same, where parts that share a parameter are on the device of the first of them."""
+    """Move parts that share a parameter to the device of the first of them."""
     home: dict[int, int] = {}
     placed = []
     for part in parts:
@@ -263,7 +263,7 @@ class Layers(WholeModel):
 
 
 class LayersStrategy(DDPStrategy):
-    """See `Layers`."""
+    """Layer placement in one worker."""
 
     def __init__(self, place: Place, split: Sequence[str] | Mapping[str, int] | None) -> None:
         super().__init__(place)

@@ -28,7 +28,7 @@ def compile_in_place(*modules: nn.Module) -> None:
 
 
 def _kind(module: nn.Module) -> tuple[Any, ...]:
-    """What tells modules apart for which torch would have to compile again."""
+    """Return a key that differs for modules which torch would have to compile again."""
     tensors = (*module.named_parameters(), *module.named_buffers())
     values = [
         (name, key, value)
@@ -105,7 +105,7 @@ def filled(model: nn.Module, state: Mapping[str, torch.Tensor]) -> nn.Module:
 
 
 def lies_elsewhere(model: nn.Module, device: torch.device) -> bool:
-    """Whether a parameter or buffer is neither on the CPU, where it was made, nor on `device`."""
+    """Return True if a parameter or buffer is neither on the CPU, where it was made, nor on `device`."""
     places = {tensor.device for tensor in (*model.parameters(), *model.buffers())}
     return not places <= {torch.device("cpu"), device}
 

@@ -96,7 +96,7 @@ class Pipeline:
         return True
 
     def for_workers(self, num_workers: int) -> Pipeline:
-        """The same with as many stages as it means on so many workers."""
+        """Return a copy with the number of stages for so many workers."""
         return replace(self, degree=self.degree or self._named or num_workers)
 
     def mistakes(self, *, num_workers: int, devices_per_worker: int, step: StepSettings) -> Iterator[str]:
@@ -111,7 +111,7 @@ class Pipeline:
 
 
 class PipelineStrategy:
-    """See `Pipeline`.
+    """One stage of a pipeline, in one worker.
 
     Args:
         spec: with a degree.

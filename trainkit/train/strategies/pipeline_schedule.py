@@ -43,13 +43,13 @@ class Leaf:
         return torch.empty(self.shape, dtype=self.dtype, device=device)
 
     def meta(self) -> torch.Tensor:
-        """What torch's stages are told of it."""
+        """Return a tensor without memory, from which torch's stages learn shape and type."""
         return self.empty("meta").requires_grad_(self.requires_grad)
 
 
 @dataclass(frozen=True)
 class Passed:
-    """What goes from one stage to the next for each microbatch: one tensor, or a tuple of several."""
+    """A microbatch's value between two stages: one tensor, or a tuple of several."""
 
     leaves: tuple[Leaf, ...]
     several: bool
@@ -59,7 +59,7 @@ class Passed:
         return f"({', '.join(kinds)})"
 
     def value(self, tensors: Sequence[torch.Tensor]) -> Any:
-        """What the next stage is called with."""
+        """Return the argument of the next stage."""
         return tuple(tensors) if self.several else tensors[0]
 
 
@@ -168,7 +168,7 @@ _SHAPES_KEPT = 4
 
 
 class _Runner(nn.Module):
-    """What torch's schedule takes for a stage: tensors in, tensors out; the last stage gives the loss.
+    """A stage for torch's schedule: tensors in, tensors out; the last stage gives the loss.
 
     With the loss inside, a model's output can be anything that the criterion takes, and none is kept.
     """
@@ -361,7 +361,7 @@ class MicrobatchSchedule:
     def _described(
         self, count: int, features: Sequence[torch.Tensor], *, training: bool
     ) -> tuple[Passed, Passed]:
-        """What comes in and goes out for a microbatch: one goes through to tell, and leaves no trace."""
+        """Return input and output of the stage for one microbatch, from a trial run without traces."""
         link, runner = self._link, self._runner
         if link.first:
             part = next(_parts(features, count))

@@ -206,7 +206,7 @@ def cut(model: nn.Module, split: Split, degree: int) -> Cut:
 
 
 def _is_chain(model: nn.Module) -> bool:
-    """Whether it says by itself what it calls one after the other."""
+    """Return True if the model's class defines the order in which its parts are called."""
     return isinstance(model, nn.Sequential) or getattr(model, "stages", None) is not None
 
 
@@ -359,7 +359,7 @@ class _Chain(nn.Module):
         self._first = first
 
     def forward(self, value: Any) -> Any:
-        """What comes out when `value` goes in; several features of a model are a tuple."""
+        """Return the output for `value`; several features of a model are a tuple."""
         for number, block in enumerate(self.blocks):
             apart = not self._packed or (self._first and number == 0)
             value = block(*value) if apart and isinstance(value, tuple) else block(value)
@@ -367,7 +367,7 @@ class _Chain(nn.Module):
 
 
 def _emptied(blocks: Sequence[nn.Module], *, keep: nn.Module) -> dict[int, torch.Tensor]:
-    """What takes the place of what belongs to `blocks` but not to `keep`, by identity."""
+    """Return empty tensors for the parameters of `blocks` that `keep` lacks, by identity of the originals."""
     held = {id(tensor) for tensor in (*keep.parameters(), *keep.buffers())}
     empty: dict[int, torch.Tensor] = {}
     for block in blocks:

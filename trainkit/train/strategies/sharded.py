@@ -126,7 +126,7 @@ def _state_entry(name: str, value: Any, parameter: torch.Tensor, group: Mapping[
 
 
 class ShardedState:
-    """What is remembered of models and optimizers before their parameters are replaced.
+    """State of models and optimizers from before their parameters were replaced.
 
     Args:
         models: as registered.

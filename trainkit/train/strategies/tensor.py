@@ -69,7 +69,7 @@ class TensorParallel:
             )
 
     def for_workers(self, num_workers: int) -> TensorParallel:
-        """The same with a number for `degree`."""
+        """Return a copy with a number for `degree`."""
         return self if self.degree is not None else replace(self, degree=num_workers)
 
     @property
@@ -99,7 +99,7 @@ class TensorParallel:
 
 
 class TensorParallelStrategy(ShardedStrategy):
-    """See `TensorParallel`; workers of one row of the mesh compute the same from the same samples."""
+    """Tensor parallelism in one worker; workers of a row of the mesh share their samples."""
 
     def __init__(self, spec: TensorParallel, place: Place) -> None:
         super().__init__(place)

@@ -74,7 +74,7 @@ class Candidate:
 
 
 def default_candidates(model: nn.Module, ways: int) -> list[Candidate]:
-    """What may be split over `ways` workers, to be tried by tensor_trial.py; alike on every worker."""
+    """Return the layers that may be split over `ways` workers, to be tried; alike on every worker."""
     shared = _shared(model)
     found = []
     for name, module in model.named_modules():
@@ -146,7 +146,7 @@ def _fits(layers: dict[str, nn.Linear], first: Sequence[str], ways: int) -> bool
 
 
 def computes_the_same(model: nn.Module, candidate: Candidate, ways: int) -> bool:
-    """Whether the module computes with its layers split what it computes with whole ones; changes nothing.
+    """Return True if the module computes the same with split layers as with whole ones; change nothing.
 
     Each worker's part is run in turn, in evaluation mode, on small random inputs, with what the last layer
     gives replaced by the sum that all workers would get. Inputs have the features of the first layer, with
@@ -185,7 +185,7 @@ def _inputs(module: nn.Module, values: torch.Tensor) -> Iterator[tuple[Any, ...]
 
 
 def _tried(module: nn.Module, candidate: Candidate, inputs: tuple[Any, ...], ways: int) -> bool | None:
-    """Whether both compute the same; None if the module can't be called so."""
+    """Return True if both compute the same, None if the module can't be called so."""
     last = module.get_submodule(candidate.last)
     seen: list[torch.Tensor] = []
     instead: list[torch.Tensor] = []
@@ -225,7 +225,7 @@ def _tried(module: nn.Module, candidate: Candidate, inputs: tuple[Any, ...], way
 def _touches_others(
     module: nn.Module, candidate: Candidate, inputs: tuple[Any, ...], seen: list[torch.Tensor]
 ) -> bool:
-    """Whether what lies between first and last layers takes anything that wants a gradient but those layers.
+    """Return True if a part between the first and the last layers takes another value that wants a gradient.
 
     A worker would find only its own units' part of that gradient: torch sums it where the first layers begin.
     """
@@ -420,7 +420,7 @@ def _check_names(model: nn.Module, plan: Mapping[str, Any], ways: int) -> None:
 
 
 def _matches(name: str, pattern: str) -> bool:
-    """As torch does: part by part."""
+    """Match a name with a pattern part by part, like torch."""
     parts, patterns = name.split("."), pattern.split(".")
     return len(parts) == len(patterns) and all(map(fnmatchcase, parts, patterns))
 

@@ -58,7 +58,7 @@ class Ledger:
                 require_feasible(request.group, self.existing, what=what, **self._words)
 
     def has_room(self) -> bool:
-        """Whether a further trial may fit: one that asks for what some trial before it has asked for.
+        """Return True if a further trial may fit that requests the same as an earlier one.
 
         So a configuration is suggested only when it can run, with all that is known by then.
         """
@@ -90,7 +90,7 @@ class Ledger:
             self._free[name] += amount
 
     def used(self) -> dict[str, float]:
-        """What running trials hold, by resource name; at most what there is."""
+        """Return the resources of running trials by name; at most the total."""
         held = {name: amount * self._ahead - self._free[name] for name, amount in self._all.items()}
         return {name: min(held[name], self._all[name]) / QUANTUM for name in held if held[name]}
 
@@ -99,7 +99,7 @@ class Ledger:
 
 
 class ExperimentView:
-    """See the module. A resource-allocation function gets it as its first argument.
+    """The experiment as a scheduler may see it; the first argument of a resource-allocation function.
 
     Args:
         trials: of the experiment, a list that grows.
@@ -119,7 +119,7 @@ class ExperimentView:
 
     @property
     def free(self) -> dict[str, float]:
-        """What no running trial reserves, by resource name."""
+        """Return the resources that no running trial reserves, by name."""
         used = self._ledger.used()
         return {name: amount - used.get(name, 0.0) for name, amount in self.existing.items()}
 

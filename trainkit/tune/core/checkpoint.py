@@ -130,7 +130,7 @@ def keep_returned(folder: str, returned: Any) -> None:
 
 
 def given_back(folder: str) -> Any:
-    """What `load_checkpoint` is called with: the dictionary or path that was returned, or the folder."""
+    """Return the argument of `load_checkpoint`: the dictionary or path that was returned, or the folder."""
     if Path(folder, FILENAME).exists():
         return read_dictionary(folder)
     returned = Path(folder, RETURNED)

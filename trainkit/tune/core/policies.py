@@ -15,7 +15,7 @@ OutOfMemory = Literal["retry_alone"] | Callable[[dict[str, Any]], dict[str, Any]
 
 @dataclass(frozen=True)
 class FailureConfig:
-    """What happens when a trial fails.
+    """Policy for trials that fail.
 
     Args:
         max_failures: how often a trial may fail and go on from its last checkpoint; -1: without end.
@@ -133,7 +133,7 @@ class SyncConfig:
 
 
 class Resume(StrEnum):
-    """What a restore does with a trial."""
+    """Treatment of a trial by a restore."""
 
     RESUME = "resume"
     RESTART = "restart"
@@ -142,7 +142,7 @@ class Resume(StrEnum):
 
 @dataclass(frozen=True)
 class ResumeConfig:
-    """What a restore does with the trials that it finds.
+    """Policy of a restore for the trials that it finds.
 
     RESUME goes on from the last checkpoint, RESTART starts at the beginning, SKIP leaves a trial as it is;
     one that had not ended is then ended.

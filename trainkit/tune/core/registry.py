@@ -73,7 +73,7 @@ def get_env(name: str) -> Callable[..., Any]:
 
 
 def environments() -> dict[str, Callable[..., Any]]:
-    """What `register_env` has been given, to be sent along with trials."""
+    """Return the environments of `register_env`, to be sent along with trials."""
     return dict(_environments)
 
 

@@ -18,7 +18,7 @@ from trainkit.tune.space.domains import name_of
 
 @dataclass(frozen=True)
 class PlacementGroupFactory:
-    """What each trial reserves: bundles of resources, all of them or none.
+    """Request of a trial: bundles of resources, reserved all together or not at all.
 
     The trial's own process takes the first bundle, which may be empty. Tasks and actors that it starts take
     the others; `trainkit.get_current_placement_group()` chooses one for each.
@@ -66,7 +66,7 @@ class PlacementGroupFactory:
 
     @functools.cached_property
     def units(self) -> Mapping[str, int]:
-        """The same in whole ten-thousandths, for sums that are exact."""
+        """Return the amounts in whole ten-thousandths, for exact sums."""
         return {name: round(amount * QUANTUM) for name, amount in self.required_resources.items()}
 
     @property
@@ -91,7 +91,7 @@ DEFAULT_REQUEST = PlacementGroupFactory([{"CPU": 1}])
 
 
 class TrialResources(dict[str, float]):
-    """What a trial reserves, by resource name; with the attributes of Ray's, which is no dictionary.
+    """Resources of a trial by name, with the attributes of Ray's class, which is no dictionary.
 
     Args:
         request: of the trial.
@@ -105,7 +105,7 @@ class TrialResources(dict[str, float]):
 
     @property
     def required_resources(self) -> dict[str, float]:
-        """The same, as a plain dictionary."""
+        """Return the amounts as a plain dictionary."""
         return dict(self)
 
 
@@ -183,7 +183,7 @@ class Bound:
         return str(getattr(inner, "__name__", type(inner).__name__))
 
     def request(self, config: dict[str, Any]) -> PlacementGroupFactory:
-        """What a trial with this configuration reserves.
+        """Return the request of a trial with this configuration.
 
         Raises:
             ConfigError: what was asked for has no known form, or the function that says it raised.
@@ -304,7 +304,7 @@ class ScalingConfig:
 
     @property
     def additional_resources_per_worker(self) -> dict[str, float]:
-        """What each worker takes besides CPUs and GPUs."""
+        """Return the resources of each worker besides CPUs and GPUs."""
         return {name: amount for name, amount in self._worker.items() if name not in ("CPU", "GPU")}
 
     @property

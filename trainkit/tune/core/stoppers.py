@@ -112,7 +112,7 @@ class Stopper(ABC):
         return False
 
     def reason(self) -> Mapping[str, Any]:
-        """What led to the last True: facts by name, which are recorded with it."""
+        """Return the facts behind the last True by name, which are recorded with it."""
         return {}
 
     def on_time(self, elapsed_s: float) -> None:

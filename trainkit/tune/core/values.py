@@ -118,7 +118,7 @@ def _as_plain(value: Any, key: str) -> Any:
 
 
 def is_scalar(value: Any) -> bool:
-    """Whether `value` is one number: Python's, NumPy's or torch's."""
+    """Return True if `value` is one number of Python, NumPy or torch."""
     return isinstance(value, (int, float)) or (
         hasattr(value, "item") and tuple(getattr(value, "shape", (1,))) == ()
     )

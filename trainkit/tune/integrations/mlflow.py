@@ -257,7 +257,7 @@ def _parameters(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _safe_key(name: str) -> str:
-    """What MLflow takes as a name of a metric or parameter: one that is also a path within a folder."""
+    """Return `name` in the form that MLflow takes, which is also a path within a folder."""
     safe = re.sub(r"[^\w\-. /:]", "_", name) or "_"
     is_path = posixpath.normpath(safe) == safe and not safe.startswith(("/", ".."))
     return (safe if is_path and safe != "." else re.sub(r"[/.]", "_", safe))[:250]

@@ -1,4 +1,4 @@
-"""What callbacks of training libraries share: which metrics are reported, and with which file."""
+"""Common part of the callbacks for training libraries: the metrics and the checkpoint of a report."""
 
 from __future__ import annotations
 

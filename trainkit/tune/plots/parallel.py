@@ -172,7 +172,7 @@ def _draw_lines(axes: Axes, scales: Sequence[Scale], count: int, best: int) -> N
 
 
 def _smooth(line: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """The same through eased steps: lines that meet at one value of a list can still be followed."""
+    """Return the line with eased steps, so that lines through one value can still be told apart."""
     points = []
     for (x, y), (_, after) in pairwise(line):
         for step in range(12):

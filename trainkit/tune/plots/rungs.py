@@ -45,7 +45,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Words:
-    """What the legend calls those that left the rung, and the others."""
+    """Legend of a rung: labels of the trials that left it, and of the others."""
 
     went_on: str
     stayed: str

@@ -1,4 +1,4 @@
-"""What all pictures share: figures, colours, and axes that a few wild values don't spoil."""
+"""Common style of the plots: figures, colours, and axes that outliers don't distort."""
 
 from __future__ import annotations
 

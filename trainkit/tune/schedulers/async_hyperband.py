@@ -36,7 +36,7 @@ FORMS = ("stopping", "promotion")
 
 @dataclass(slots=True)
 class _Progress:
-    """What is known of one trial.
+    """Progress of one trial.
 
     Attributes:
         bracket: where it was drawn into.

@@ -95,7 +95,7 @@ def check_made(scheduler: object) -> None:
 
 
 class Verdict(StrEnum):
-    """What becomes of a trial that has reported, or waits paused.
+    """Decision on a trial that has reported, or is paused.
 
     RESUME is no scheduler's answer to a report: it is how the log calls the end of a pause.
     """
@@ -187,7 +187,7 @@ class TrialScheduler(ABC):
     @property
     @abstractmethod
     def arguments(self) -> dict[str, Any]:
-        """What the constructor takes to make this scheduler again; numbers and texts."""
+        """Return the constructor's arguments that make this scheduler again; numbers and strings."""
 
     @property
     def first_judgement(self) -> float | None:
@@ -290,7 +290,7 @@ class TrialScheduler(ABC):
         return False
 
     def verdicts(self) -> Sequence[tuple[str, Decision]]:
-        """What is decided on trials that wait paused, once each: to STOP, or to PAUSE with donors."""
+        """Return the decisions on paused trials, each once: to STOP, or to PAUSE with donors."""
         return ()
 
     def choose_trial_to_run(

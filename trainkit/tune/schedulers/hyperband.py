@@ -15,7 +15,7 @@ from trainkit.tune.schedulers.halving.brackets import Bracket, Judgement, bracke
 
 @dataclass(slots=True)
 class _Member:
-    """What is known of one trial.
+    """Progress of one trial in its bracket.
 
     Attributes:
         bracket: that it is in.

@@ -23,7 +23,7 @@ FIRST_ROOM = 4
 
 
 class Timelines:
-    """See the module. Rows are numbered from 0 in the order in which they were begun."""
+    """Rows of numbers against ascending times, numbered from 0 in the order in which they were begun."""
 
     def __init__(self) -> None:
         self._times: Floats = np.empty(64)
@@ -72,7 +72,7 @@ class Timelines:
         return float(self._values[start + place - 1]) if place else None
 
     def all_at(self, time: float, rows: Integers) -> Floats:
-        """The same of each of `rows` that has a number so early, in their order."""
+        """Return the value at `time` of each of `rows` that has one so early, in their order."""
         start = self._start[rows]
         below, above = np.zeros(len(rows), np.int64), self._count[rows]
         # So many halvings find the place in the longest row; shorter ones stay where they have ended.
@@ -88,7 +88,7 @@ class Timelines:
 
 
 class Standings:
-    """What trials have reported, each report once and in order of a trial's time, and how they stood.
+    """Reports of trials in order of each trial's time, and the standing of the trials at any time.
 
     A time that is asked about again, as whole numbers are, gets a sorted list of its own, kept up to
     date: an answer is then one look, with any number of trials. A time asked about once, as seconds are,

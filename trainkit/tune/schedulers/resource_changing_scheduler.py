@@ -33,18 +33,18 @@ if TYPE_CHECKING:
 
 
 class Asks(Protocol):
-    """What an allocation function sees of the scheduler that asks it."""
+    """The scheduler as its allocation function sees it."""
 
     metric: str | None
     mode: str | None
 
     @property
     def base_trial_resources(self) -> PlacementGroupFactory | None:
-        """What each trial reserves at first."""
+        """Return the first reservation of each trial."""
         ...
 
     def request_of(self, trial: Trial) -> PlacementGroupFactory:
-        """What a trial reserves, or is about to."""
+        """Return the reservation of a trial, or the one that it is about to get."""
         ...
 
 
@@ -83,7 +83,7 @@ class DistributeResources:
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """What the constructor takes to make this again."""
+        """Return the constructor's arguments that make this scheduler again."""
         names = "add_bundles increase_by_times reserve_resources".split()
         return {**{name: getattr(self, name) for name in names}, "increase_by": self.increase_by or None}
 
@@ -312,11 +312,11 @@ class ResourceChangingScheduler(TrialScheduler):
 
     @property
     def base_trial_resources(self) -> PlacementGroupFactory | None:
-        """What trials reserve at first; None before any has reported."""
+        """Return the first reservation of each trial; None before any has reported."""
         return self._base
 
     def request_of(self, trial: Trial) -> PlacementGroupFactory:
-        """What a trial reserves, or will as soon as it is paused: that is nobody else's any more."""
+        """Return the reservation of a trial, or the one promised for its next start."""
         return self._promised.get(trial.trial_id, trial.request)
 
     @property
@@ -429,7 +429,7 @@ class ResourceChangingScheduler(TrialScheduler):
     def _wanted(
         self, view: ExperimentView, trial_id: str, result: Mapping[str, Any]
     ) -> PlacementGroupFactory | None:
-        """What a trial is to reserve from now on; None: as before."""
+        """Return the reservation of a trial from now on; None keeps the present one."""
         trial = view.trial(trial_id)
         if self._base is None:
             self._base = trial.request

@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 
 class Kind(IntEnum):
-    """What comes first where several things happen at one time."""
+    """Order of events that happen at one time."""
 
     FINISH = 0
     FAILURE = 1

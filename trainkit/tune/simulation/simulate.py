@@ -93,7 +93,7 @@ class SimulatedLoop:
         self._apply(controller.close(agenda.now))
 
     def _next(self) -> list[ev.Event]:
-        """What happens next, or that the time has come which the controller waits for."""
+        """Return the next events, or the timer that the controller waits for."""
         agenda, deadline = self._agenda, self._controller.deadline
         time = agenda.next_time
         if time is not None and time <= deadline:

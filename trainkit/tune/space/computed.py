@@ -68,7 +68,7 @@ class _Computation:
         return node[key]
 
     def seen(self, node: Any, key: Any) -> Any:
-        """The same as `sample_from` sees it: what may hold leaves yet to be computed, as a view."""
+        """Return a node as `sample_from` sees it: a view where leaves may still have to be computed."""
         value = self.value(node, key)
         if isinstance(value, dict):
             return _View(self, value)
@@ -121,7 +121,7 @@ class _ListView(Sequence[Any]):
 
 
 class _Spec(_View):
-    """What `sample_from` is given: spec.config.x, and spec.x for short."""
+    """Argument of a function given to `sample_from`: spec.config.x, and spec.x for short."""
 
     def __getitem__(self, key: str) -> Any:
         if key == "config" and key not in self._node:

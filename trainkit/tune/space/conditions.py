@@ -57,7 +57,7 @@ class Rule:
 
 
 def look_up(config: Any, path: Path) -> Any:
-    """What stands at `path`, or a mark that nothing does."""
+    """Return the value at `path`, or a mark for none."""
     for part in path:
         inside = part in config if isinstance(config, dict) else isinstance(config, list)
         if not inside or (isinstance(config, list) and part not in range(len(config))):

@@ -151,7 +151,7 @@ class Forbid(Spelled):
 
 
 def name_of(function: Any) -> str:
-    """What a function is called in messages."""
+    """Return the name of a function for messages."""
     return str(getattr(function, "__qualname__", type(function).__name__))
 
 
@@ -371,11 +371,11 @@ class Float(Domain):
     # --- as Ray's domains are changed -------------------------------------------------------------
 
     def uniform(self) -> Self:
-        """The same bounds, uniform in the value."""
+        """Return a domain with the same bounds, uniform in the value."""
         return dataclasses.replace(self, log=False)
 
     def loguniform(self, base: float = 10) -> Self:
-        """The same bounds, uniform in the logarithm; every `base` gives the same distribution."""
+        """Return a domain with the same bounds, uniform in the logarithm; `base` makes no difference."""
         del base
         return dataclasses.replace(self, log=True)
 
@@ -455,11 +455,11 @@ class Integer(Domain):
     # --- as Ray's domains are changed -------------------------------------------------------------
 
     def uniform(self) -> Self:
-        """The same bounds, each number as likely."""
+        """Return a domain with the same bounds, all numbers equally likely."""
         return dataclasses.replace(self, log=False)
 
     def loguniform(self, base: float = 10) -> Self:
-        """The same bounds, uniform in the logarithm; every `base` gives the same distribution."""
+        """Return a domain with the same bounds, uniform in the logarithm; `base` makes no difference."""
         del base
         return dataclasses.replace(self, log=True)
 
@@ -511,7 +511,7 @@ class Normal(Domain):
         return self.q is None or abs(number - self._rounded(number)) <= 1e-9 * max(abs(number), self.q)
 
     def quantized(self, q: float) -> Self:
-        """The same, rounded to multiples of `q`."""
+        """Return a domain rounded to multiples of `q`."""
         return dataclasses.replace(self, q=q)
 
 

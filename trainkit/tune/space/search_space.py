@@ -270,7 +270,7 @@ class Space:
 
     @cached_property
     def domains(self) -> dict[Path, Domain]:
-        """What is drawn, by path."""
+        """Return the domains that are drawn, by path."""
         return {site.path: site.leaf for site in self.leaves if isinstance(site.leaf, Domain)}
 
     @cached_property
@@ -402,7 +402,7 @@ class Space:
         return preset_of(self, point)
 
     def point(self, point: Mapping[str, Any]) -> dict[str, Any]:
-        """The same by name, for a searcher: of a choice, its category.
+        """Return a point's values by name, for a searcher; the category of a choice.
 
         Raises:
             SpaceError: as `preset`; or a value is outside its domain.

@@ -237,7 +237,7 @@ def holds_leaf(node: Any) -> bool:
 
 
 def options_of(leaf: Any) -> tuple[Any, ...]:
-    """What a choice or an axis lists; () for any other leaf."""
+    """Return the options of a choice or an axis; () for any other leaf."""
     if isinstance(leaf, Categorical):
         return leaf.categories
     return leaf.values if isinstance(leaf, GridSearch) else ()

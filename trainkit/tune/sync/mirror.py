@@ -318,7 +318,7 @@ class Mirror(Callback):
                 raise
 
     def _delete_gone(self, news: set[str]) -> None:
-        """What trials' folders held and hold no more, such as an event file that was begun anew."""
+        """Delete copies of files that are gone, such as an event file that was begun anew."""
         for short in [each for each in self._uploaded if each.split("/")[0] in news]:
             if "/" in short and not (self._folder / short).exists():
                 self._address.remove(short)

@@ -139,7 +139,7 @@ def new_place(path: str | os.PathLike[str] | None, filesystem: Any, name: str) -
 
 
 def describe_address(address: Address | None) -> dict[str, Any]:
-    """What the experiment's file keeps of it: no object of a file system, which may hold a password."""
+    """Return the address as stored: without the file system object, which may hold a password."""
     if address is None:
         return {"copied_to": None}
     text = str(address)

@@ -64,7 +64,7 @@ def places(entries: int, factor: float) -> int:
 
 @dataclass(frozen=True)
 class Judgement:
-    """What a round has come to; scores are "larger is better".
+    """Outcome of a round; scores are "larger is better".
 
     Attributes:
         level: where the trials were compared.
@@ -86,7 +86,7 @@ class Judgement:
 
 
 class Bracket:
-    """See the module.
+    """One bracket of synchronous successive halving.
 
     Args:
         number: of the bracket, from 0.

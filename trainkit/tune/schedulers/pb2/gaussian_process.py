@@ -26,7 +26,7 @@ HIGHEST = (20.0, 5.0, 20.0, 0.5, 1.0)
 
 @dataclass(frozen=True)
 class Kernel:
-    """What the process assumes.
+    """Assumptions of the Gaussian process.
 
     Attributes:
         variance: of the function.
@@ -184,7 +184,7 @@ def beta(rounds: float) -> float:
 
 
 class Gains:
-    """What was observed: from which score, with which hyperparameters, and how much it rose in a round.
+    """Observed gains: the score before a round, the hyperparameters of the round, and the rise of the score.
 
     Args:
         dimensions: how many hyperparameters, each from 0 to 1.
@@ -250,7 +250,7 @@ class Bandit:
         self._fitted_to = 0
 
     def acquisition(self, now: float, before: float, pending: Sequence[Choice] = ()) -> Acquisition:
-        """What is maximised for a member that has `before` at round `now`; the kernel fits what was observed.
+        """Return the function to maximise for a member with score `before` at round `now`.
 
         Args:
             now: the round that will be trained.

@@ -224,7 +224,7 @@ class PB2(PopulationBasedTraining):
 
     @property
     def _numbers(self) -> list[tuple[MutationPath, Bounded]]:
-        """What the bandit chooses, in this order."""
+        """Return the hyperparameters that the bandit chooses, in order."""
         found = leaves(self.hyperparam_mutations)
         return [(path, domain) for path, domain in found if not isinstance(domain, Categorical)]
 

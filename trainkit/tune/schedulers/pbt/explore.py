@@ -152,7 +152,7 @@ def _require_no_misspelling(name: str, key: Any, others: Sequence[Any]) -> None:
 
 
 def start_of(mutation: Any) -> Any:
-    """What the search space has for a value that only a mutation speaks of."""
+    """Return the search space's entry for a value that only a mutation names."""
     if isinstance(mutation, list):
         return Categorical(tuple(mutation))
     return mutation if isinstance(mutation, Domain) else SampleFrom(mutation)
@@ -218,7 +218,7 @@ def explored_value(
     factors: Sequence[float],
     name: str = "",
 ) -> tuple[Any, str]:
-    """The same for one value: the new one, and what was done."""
+    """Return the mutation of one value: the new value and the operation."""
     resample = bool(rng.random() < resample_probability)
     if isinstance(mutation, list):
         place = place_of(value, mutation)
@@ -351,7 +351,7 @@ def customised(
     mutations: Mapping[str, Any],
     function: Callable[[dict[str, Any]], dict[str, Any]],
 ) -> dict[str, Any]:
-    """What `custom_explore_fn` makes of an explored configuration; notes in `operations` what it changed.
+    """Return the configuration from `custom_explore_fn`; note its changes in `operations`.
 
     Raises:
         ConfigError: it returns no configuration, or one outside what is declared.

@@ -13,7 +13,7 @@ Mark = tuple[int, float]
 
 @dataclass(slots=True)
 class Member:
-    """What is known of one trial.
+    """Progress of one trial as a member of the population.
 
     Attributes:
         trial_id: its own.
@@ -111,7 +111,7 @@ class Population:
 
 
 class Barrier:
-    """See the module.
+    """Meeting point at which all members of a population wait to be judged together.
 
     Args:
         members: the population; those that have ended are not waited for.
@@ -126,7 +126,7 @@ class Barrier:
         self.target = members.first
 
     def __contains__(self, trial_id: str) -> bool:
-        """Whether a member waits here."""
+        """Return True if a member waits here."""
         return trial_id in self._arrived
 
     def __len__(self) -> int:
@@ -148,7 +148,7 @@ class Barrier:
 
     @property
     def all_came(self) -> bool:
-        """Whether all that have not ended wait here, and at least one does."""
+        """Return True if all members that have not ended wait here, and at least one does."""
         return bool(self._arrived) and all(each.trial_id in self._arrived for each in self._members.active())
 
     def open(self) -> Iterator[Member]:

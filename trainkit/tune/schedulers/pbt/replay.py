@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class HasLineage(Protocol):
-    """As a `Result` has one."""
+    """Object with a lineage, such as a `Result`."""
 
     def lineage(self) -> Sequence[Stretch]: ...
 

@@ -233,7 +233,7 @@ class PopulationBasedTraining(TrialScheduler):
         return self.rng
 
     def _exploit(self, member: Member, ranked: Quantiles) -> Decision | None:
-        """What a member of the lower quantile is to do; None: nobody is there to exploit."""
+        """Return the decision on a member of the lower quantile; None if there is no donor."""
         if member.trial_id not in ranked.lower:
             return None
         upper = [self._members[trial_id] for trial_id in ranked.upper]
@@ -279,7 +279,7 @@ class PopulationBasedTraining(TrialScheduler):
         return copy.deepcopy(dict(before)), dict.fromkeys(operations, "keep")
 
     def changed(self, donor: Member, receiver: str) -> tuple[dict[str, Any], Operations]:
-        """The same, but for `custom_explore_fn`, and for what the space forbids."""
+        """Return an explored configuration, before `custom_explore_fn` and the rules of the space."""
         del receiver
         return explored(
             donor.config,
