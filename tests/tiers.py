@@ -32,7 +32,7 @@ FOLDERS = {
 OTHERS = {
     "unit": """
         test_packaging.py test_registry.py test_tiers.py
-        cli/test_experiments.py cli/test_why_decisions.py
+        cli/test_added_commands.py cli/test_experiments.py cli/test_why_decisions.py
         runtime/test_inline.py runtime/test_placement.py runtime/test_restart_rules.py runtime/test_turns.py
         scikit/test_copy_files.py scikit/test_estimator_checks.py scikit/test_fold_order.py
         scikit/test_from_tune_sklearn.py scikit/test_own_words.py scikit/test_passes.py

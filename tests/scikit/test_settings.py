@@ -122,7 +122,7 @@ def test_loggers_by_name_class_and_object() -> None:
 
 @pytest.mark.parametrize("wrong", ["csv", ["excel"], [3], [SVC], 3])
 def test_what_is_no_logger_is_told(wrong: Any) -> None:
-    with pytest.raises(ConfigError, match=r"loggers.*tensorboard, csv, mlflow, json, wandb"):
+    with pytest.raises(ConfigError, match=r"loggers.*csv, json, mlflow, tensorboard, wandb"):
         loggers_of(wrong)
 
 

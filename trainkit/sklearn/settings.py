@@ -22,10 +22,10 @@ from trainkit.errors import (
 from trainkit.sklearn.candidates import CandidateSource
 from trainkit.sklearn.internals import BaseScorer
 from trainkit.sklearn.outcomes import SINGLE, metric_name
+from trainkit.tune.callbacks import CALLBACKS, create_callback
 from trainkit.tune.callbacks.base import Callback
 from trainkit.tune.config import DEFAULT_LOGGERS, OneStopRule, RunConfig, StopRule, TuneConfig
 from trainkit.tune.controller.rules import StopRules
-from trainkit.tune.core.checks import load
 from trainkit.tune.core.policies import FailureConfig
 from trainkit.tune.core.stoppers import FunctionStopper, Stopper
 from trainkit.tune.schedulers.base import TrialScheduler
@@ -187,8 +187,6 @@ _TRACKERS = {
     "mlflow": ("trainkit.tune.integrations.mlflow", "MLflowLoggerCallback"),
     "wandb": ("trainkit.tune.integrations.wandb", "WandbLoggerCallback"),
 }
-LOGGERS = ("tensorboard", "csv", "mlflow", "json", "wandb")
-
 _OF_TUNE = (
     "max_concurrent_trials",
     "reuse_actors",
@@ -427,36 +425,34 @@ def cpus_per_trial(sk_n_jobs: int | None, cpus: int) -> int:
 
 
 def loggers_of(loggers: Any) -> tuple[tuple[Callback, ...], tuple[str, ...]]:
-    """Return the callbacks that `loggers` stands for, and the names of files that are written besides.
+    """Return the callbacks for `loggers`, and the names of default loggers among them.
 
     Args:
-        loggers: names, classes or objects; None: none.
+        loggers: names, classes or objects; None for none.
 
     Raises:
-        ConfigError: it is no list, or one is none of these.
+        ConfigError: it is no list, or one of them is no logger.
         MissingDependencyError: the package of one is not installed.
     """
     if loggers is None:
         return (), ()
     if not isinstance(loggers, Sequence) or isinstance(loggers, str):
         raise ConfigError(
-            f"loggers={loggers!r}: give a list of {', '.join(LOGGERS)}, callbacks or their classes"
+            f"loggers={loggers!r}: give a list of {', '.join(CALLBACKS.names())}, callbacks or their classes"
         )
     callbacks: list[Callback] = []
     files: list[str] = []
     for each in loggers:
+        if isinstance(each, type) and issubclass(each, Callback):
+            each = each()
         if each in DEFAULT_LOGGERS:
             files.append(each)
-        elif isinstance(each, str) and each in _TRACKERS:
-            module, name = _TRACKERS[each]
-            callbacks.append(getattr(load(module, "loggers", each), name)())
         elif isinstance(each, Callback):
             callbacks.append(each)
-        elif isinstance(each, type) and issubclass(each, Callback):
-            callbacks.append(each())
+        elif isinstance(each, str):
+            callbacks.append(create_callback(each, "loggers"))
         else:
             raise ConfigError(
-                f"loggers has {each!r}: give one of {', '.join(LOGGERS)}, or a callback such as "
-                "trainkit.tune.callbacks.CSVLoggerCallback, or an object of one"
+                f"loggers has {each!r}: give one of {', '.join(CALLBACKS.names())}, a callback or its class"
             )
     return tuple(callbacks), tuple(files)

@@ -1,0 +1,77 @@
+"""Commands of other packages: the one of the page, and packages that are broken."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import trainkit
+from tests.packages import install_from_page
+from trainkit import tune
+from trainkit.cli import COMMANDS, Command
+from trainkit.cli.main import main
+
+PAGE = "docs/extending/add-a-command.md"
+
+
+@pytest.fixture
+def experiment(tmp_path: Path) -> Iterator[Path]:
+    def trainable(config: dict[str, float]) -> None:
+        tune.report({"loss": config["x"]})
+
+    trainkit.init(engine="inline", num_cpus=1)
+    tune.Tuner(
+        trainable,
+        param_space={"x": tune.grid_search([3.0, 1.0, 2.0])},
+        tune_config=tune.TuneConfig(metric="loss", mode="min"),
+        run_config=tune.RunConfig(name="e", storage_path=str(tmp_path), verbose=0),
+    ).fit()
+    yield tmp_path / "e"
+    trainkit.shutdown()
+
+
+def test_the_command_of_the_page_runs_and_is_listed(
+    experiment: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    install_from_page(PAGE, tmp_path, monkeypatch)
+    assert main(["best", str(experiment)]) == 0
+    assert json.loads(capsys.readouterr().out) == {"x": 1.0}
+    assert main([]) == 0
+    assert "the best configuration of an experiment" in capsys.readouterr().out
+    with pytest.raises(SystemExit, match="0"):
+        main(["best", "--help"])
+    assert "usage: trainkit best [-h] EXPERIMENT" in capsys.readouterr().out
+
+
+def test_an_error_of_an_added_command_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    install_from_page(PAGE, tmp_path, monkeypatch)
+    assert main(["best", str(tmp_path)]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("trainkit: ") and str(tmp_path) in line
+
+
+def test_a_broken_package_breaks_its_own_command_alone(
+    experiment: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    install_from_page(PAGE, tmp_path, monkeypatch)
+    (tmp_path / "lab_tools.py").write_text("import there_is_no_such_module\n")
+    assert main(["show", str(experiment)]) == 0
+    assert main([]) == 0
+    listed = capsys.readouterr().out
+    assert "show (list-trials)" in listed and "there_is_no_such_module" in listed
+    assert main(["best", str(experiment)]) == 1
+    assert "the command 'best' of the package lab-tools" in capsys.readouterr().err
+
+
+def test_every_row_is_a_command_and_says_its_further_names() -> None:
+    aliases = set()
+    for name in COMMANDS.own_names():
+        command = COMMANDS.get(name)
+        assert issubclass(command, Command) and command.help
+        aliases.update((alias, command) for alias in command.aliases)
+    assert all(COMMANDS.get(alias) is command for alias, command in aliases)
