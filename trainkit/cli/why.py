@@ -21,6 +21,7 @@ from trainkit.tune.core.trial import Trial, TrialStatus
 from trainkit.tune.core.values import decode_config
 from trainkit.tune.display import count_words, duration, pairs_text
 from trainkit.tune.results.overview import Event, LogReader, Overview
+from trainkit.tune.schedulers import load_words
 from trainkit.tune.schedulers.words import in_words
 from trainkit.tune.trial.messages import NO_PROCESS
 
@@ -125,6 +126,7 @@ def why_experiment(word: str, trial: str | None) -> int:
     folder = experiment_folder(word)
     overview = Overview.of(folder, SYSTEM.now())
     with LogReader(folder) as reader:
+        load_words(reader.facts()["tune_config"]["scheduler"])
         if trial is None:
             lines = [f"{folder}: {overview.state}", *map(_event_line, reader.events())]
         else:

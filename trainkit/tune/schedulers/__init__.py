@@ -52,6 +52,14 @@ SCHEDULERS = Registry(
 """One row for each; other packages add theirs by entry points."""
 
 
+def load_words(description: Mapping[str, Any] | None) -> None:
+    """Load the scheduler of a description, and that inside it, so that their decisions have words."""
+    if description is not None:
+        SCHEDULERS.find(description["class"])
+        arguments = description["arguments"]
+        load_words(arguments.get("base_scheduler") if isinstance(arguments, Mapping) else None)
+
+
 def described_scheduler(description: Mapping[str, Any]) -> TrialScheduler | None:
     """Make the scheduler of a description again; None where its class or an argument is the user's own."""
     cls = SCHEDULERS.find(description["class"])

@@ -11,6 +11,8 @@ from trainkit.errors import ConfigError
 from trainkit.tune.core.checks import is_finite
 from trainkit.tune.schedulers.base import CONTINUE, NO_CONFIG, Decision, TrialScheduler, Verdict
 from trainkit.tune.schedulers.halving.brackets import Bracket, Judgement, bracket_plans
+from trainkit.tune.schedulers.halving.rungs import place_words
+from trainkit.tune.schedulers.words import Facts, words_of
 
 
 @dataclass(slots=True)
@@ -293,3 +295,14 @@ class HyperBandForBOHB(HyperBandScheduler):
     """
 
     label: ClassVar[str] = "BOHB's HyperBand"
+
+
+# --- words of its decisions --------------------------------------------------------------------------
+
+
+@words_of("milestone")
+def _milestone_words(reason: Facts) -> str:
+    waits = (
+        f"waits for {reason['awaits']} more to come there" if reason["awaits"] else "the last to come there"
+    )
+    return f"{place_words(reason)}, {waits}"

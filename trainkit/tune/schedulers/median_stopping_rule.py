@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from trainkit.errors import ConfigError
 from trainkit.tune.core.checks import is_finite, is_whole
 from trainkit.tune.schedulers.base import CONTINUE, NO_CONFIG, Decision, TrialScheduler, Verdict
+from trainkit.tune.schedulers.words import Facts, words_of
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -369,3 +370,29 @@ class MedianStoppingRule(TrialScheduler):
         self._ended.add(trial_id)
         self._made_way.pop(trial_id, None)
         self._set_aside.pop(trial_id, None)
+
+
+# --- words of its decisions --------------------------------------------------------------------------
+
+
+@words_of("median")
+def _median_words(reason: Facts) -> str:
+    return (
+        f"best {reason['best']:.6g} at {reason['time']:g}, "
+        f"median of {reason['others']} others {reason['median']:.6g}"
+    )
+
+
+@words_of("time slice")
+def _time_slice_words(reason: Facts) -> str:
+    if "needed" not in reason:
+        return "its turn again"
+    return (
+        f"makes way at {reason['time']:g}, as {reason['others']} of {reason['needed']} others have got there"
+    )
+
+
+@words_of("losers last")
+def _losers_last_words(reason: Facts) -> str:
+    del reason
+    return "nobody else wants the place"

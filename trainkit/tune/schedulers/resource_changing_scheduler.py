@@ -22,6 +22,7 @@ from trainkit.tune.schedulers.base import (
     score_of,
 )
 from trainkit.tune.schedulers.checked import CheckedScheduler
+from trainkit.tune.schedulers.words import Facts, words_of
 
 if TYPE_CHECKING:
     from numpy.random import Generator
@@ -477,3 +478,13 @@ class ResourceChangingScheduler(TrialScheduler):
             return {"rule": "resources"}
         self._theirs.discard(trial_id)
         return self.base_scheduler.on_trial_resume(trial_id)
+
+
+# --- words of its decisions --------------------------------------------------------------------------
+
+
+@words_of("resources")
+def _resources_words(reason: Facts) -> str:
+    return (
+        f"{reason['before']} before, {reason['after']} from now on" if "after" in reason else "it is resized"
+    )

@@ -9,6 +9,7 @@ from collections.abc import Container
 from heapq import heappop, heappush
 
 from trainkit.errors import ConfigError
+from trainkit.tune.schedulers.words import Facts, words_of
 
 Key = tuple[float, int]
 """A score, larger is better, and the negated arrival: of equal scores the earlier is better."""
@@ -235,3 +236,44 @@ class PromotionRung(Rung):
         """A trial waits no longer; return its rank among all entries, of which it stays one."""
         self._waiting.discard(trial_id)
         return self.rank_of(trial_id)
+
+
+# --- words of its decisions --------------------------------------------------------------------------
+
+
+def place_words(reason: Facts) -> str:
+    """Return such as 'rung 4 of bracket 1'."""
+    rung = f"rung {reason['rung']:g}"
+    return f"{rung} of bracket {reason['bracket']}" if "bracket" in reason else rung
+
+
+@words_of("rung")
+def _rung_words(reason: Facts) -> str:
+    judged = f"{place_words(reason)}, rank {reason['rank']} of {reason['entries']}, {reason['places']} go on"
+    if "cutoff" in reason:  # else there is no place yet, or no finite score
+        judged += f", cutoff {reason['cutoff']:.6g}"
+    return f"{judged}, past {reason['skipped']} lower" if "skipped" in reason else judged
+
+
+@words_of("finish")
+def _finish_words(reason: Facts) -> str:
+    return f"{place_words(reason)}, rank {reason['rank']} of {reason['entries']}, to train one to the end"
+
+
+@words_of("waits")
+def _waits_words(reason: Facts) -> str:
+    return f"it waits to be promoted from {place_words(reason)}"
+
+
+@words_of("not chosen")
+def _not_chosen_words(reason: Facts) -> str:
+    rank = f"{place_words(reason)}, rank {reason['rank']} of {reason['entries']}"
+    if "awaits" in reason:
+        return f"{rank} so far, {reason['awaits']} more were to come there"
+    places = f"{reason['places']} place{'s' * (reason['places'] != 1)}"
+    return f"{rank}, {places}" + (", its turn had not come" if "due" in reason else "")
+
+
+@words_of("max_t")
+def _max_t_words(reason: Facts) -> str:
+    return f"reached max_t={reason['max_t']:g}"

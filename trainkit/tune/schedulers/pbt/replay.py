@@ -12,6 +12,7 @@ from trainkit.errors import ConfigError
 from trainkit.tune.core.values import encode_config
 from trainkit.tune.schedulers.base import CONTINUE, NO_CONFIG, Decision, Donor, TrialScheduler, Verdict
 from trainkit.tune.schedulers.pbt.lineage import Schedule, Stretch, policy_file, read_policy
+from trainkit.tune.schedulers.words import Facts, words_of
 
 if TYPE_CHECKING:
     from numpy.random import Generator
@@ -131,3 +132,11 @@ def _schedule_of(source: Any, trial_id: str | None) -> Schedule:
 
 def _text(value: Any) -> str:
     return encode_config(value)
+
+
+# --- words of its decisions --------------------------------------------------------------------------
+
+
+@words_of("replay")
+def _replay_words(reason: Facts) -> str:
+    return f"change {reason['change']} of {reason['changes']} in its schedule, at {reason['at']:g}"

@@ -26,6 +26,7 @@ from trainkit.tune.schedulers.pbt.explore import (
 )
 from trainkit.tune.schedulers.pbt.population import Barrier, Member, Population, Quantiles, quantiles
 from trainkit.tune.schedulers.pbt.replay import PopulationBasedTrainingReplay
+from trainkit.tune.schedulers.words import Facts, number_words, words_of
 
 if TYPE_CHECKING:
     from numpy.random import Generator
@@ -384,3 +385,33 @@ class PopulationBasedTraining(TrialScheduler):
     def on_no_more_trials(self) -> None:
         self._no_more = True
         self._open_barrier_if_all_came()
+
+
+# --- words of its decisions --------------------------------------------------------------------------
+
+
+@words_of("barrier")
+def _barrier_words(reason: Facts) -> str:
+    return f"waits at {reason['at']:g} for all members, {reason['arrived']} of {reason['members']} are there"
+
+
+@words_of("turn")
+def _turn_words(reason: Facts) -> str:
+    return f"its turn again, from {reason['time']:g} on"
+
+
+@words_of("population")
+def _population_words(reason: Facts) -> str:
+    return f"rank {reason['rank']} of {reason['members']} with {number_words(reason['score'])}"
+
+
+@words_of("exploit")
+def _exploit_words(reason: Facts) -> str:
+    donor, score = reason["donor"], number_words(reason["donor_score"])
+    found = f"{_population_words(reason)}, takes over {donor} with {score}"
+    steps = [
+        f"{name} {number_words(change['old'])} -> {number_words(change['new'])}"
+        for name, change in reason.get("changes", {}).items()
+        if change["old"] != change["new"]
+    ]
+    return found + (f"; {', '.join(steps)}" if steps else "")
