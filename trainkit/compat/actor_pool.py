@@ -58,7 +58,7 @@ class ActorPool(Generic[A]):
         self, fn: Callable[[A, V], list[ObjectRef[Any]]], values: Iterable[V]
     ) -> Iterator[Any]: ...
     def map_unordered(self, fn: Callable[[A, V], Any], values: Iterable[V]) -> Iterator[Any]:
-        """The same with the results in the order in which they arrive."""
+        """Apply `fn` to all values; yield the results in the order in which they arrive."""
         self._submit_all(fn, values)
         return _Results(self, self.get_next_unordered)
 
@@ -102,11 +102,11 @@ class ActorPool(Generic[A]):
         return self._hand_out(next(iter(self._arrived), None))
 
     def has_next(self) -> bool:
-        """Whether a result is owed."""
+        """Return True if a result is owed."""
         return bool(self._owed)
 
     def has_free(self) -> bool:
-        """Whether a submission would start at once."""
+        """Return True if a submission would start at once."""
         self._collect(0)
         return bool(self._idle) and not self._waiting
 

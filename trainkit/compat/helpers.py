@@ -143,7 +143,7 @@ def _require_no_num_returns(kwargs: dict[str, Any]) -> None:
 
 
 def placement_group_table(group: PlacementGroup | None = None) -> dict[str, Any]:
-    """What is known of one placement group, or of all.
+    """Return the facts of one placement group, or of all.
 
     Args:
         group: None for all of the session's.

@@ -50,15 +50,15 @@ class Queue:
         return size
 
     def size(self) -> int:
-        """The same."""
+        """Return the number of items."""
         return self.qsize()
 
     def empty(self) -> bool:
-        """Whether it holds nothing now."""
+        """Return True if the queue holds nothing now."""
         return self.qsize() == 0
 
     def full(self) -> bool:
-        """Whether `put` would have to wait now."""
+        """Return True if `put` would have to wait now."""
         return 0 < self.maxsize <= self.qsize()
 
     def put(self, item: Any, block: bool = True, timeout: float | None = None) -> None:
@@ -88,12 +88,12 @@ class Queue:
         return _only(get(self.actor.get.remote(_patience(block, timeout))))
 
     async def put_async(self, item: Any, block: bool = True, timeout: float | None = None) -> None:
-        """As `put`, without blocking the event loop."""
+        """Put an item like `put`, without blocking the event loop."""
         if not await self.actor.put.remote(item, _patience(block, timeout)):
             raise Full(f"the queue holds {self.maxsize} items, as many as it may")
 
     async def get_async(self, block: bool = True, timeout: float | None = None) -> Any:
-        """As `get`, without blocking the event loop."""
+        """Get an item like `get`, without blocking the event loop."""
         return _only(await self.actor.get.remote(_patience(block, timeout)))
 
     def put_nowait(self, item: Any) -> None:
@@ -130,7 +130,7 @@ class Queue:
 
 
 class QueueActor:
-    """What the queue's actor holds; its methods run on one event loop, so none sees another half done.
+    """Actor of a queue; its methods run on one event loop, so none sees another half done.
 
     Takers wait only while there is no item, and givers only while there is no room: what comes is handed to
     the first who waits.
@@ -146,7 +146,7 @@ class QueueActor:
         return len(self._items)
 
     async def put(self, item: Any, timeout: float | None) -> bool:
-        """Whether there was room within `timeout` seconds, 0 meaning now, and None as long as it takes."""
+        """Put an item; return False if there is no room within `timeout` seconds; None waits without end."""
         if self._room() > 0:
             self._add([item])
             return True

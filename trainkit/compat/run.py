@@ -32,7 +32,7 @@ Front = TypeVar("Front", bound=Callable[..., Any])
 
 
 class Experiment:
-    """What `tune.run` is asked to do, as one object: `tune.run(Experiment("name", trainable, config=...))`.
+    """Arguments of `tune.run` as one object: `tune.run(Experiment("name", trainable, config=...))`.
 
     Args:
         name: of the experiment.
@@ -383,7 +383,7 @@ def checkpoint_settings(
 
 @dataclass(frozen=True)
 class Resuming:
-    """Whether `tune.run` goes on with an experiment.
+    """Choice of `tune.run` to continue an experiment or to begin one.
 
     Attributes:
         wanted: it does, where there is one.

@@ -22,7 +22,7 @@ FILES = ("ray.txt", "moved.txt")
 
 
 class Row:
-    """What stands for one old module.
+    """Row of the table for one old module.
 
     Attributes:
         homes: modules that have its names, searched in this order.

@@ -72,7 +72,7 @@ class TableQuery:
 
 @dataclass(frozen=True)
 class TrialDetail:
-    """What one trial's page shows besides its row."""
+    """Details of one trial for its page, besides its row."""
 
     dirname: str
     last_result: Mapping[str, Any] = field(default_factory=dict)
@@ -161,7 +161,7 @@ def problem(title: str, text: str) -> str:
 
 
 def columns(seen: View) -> dict[str, Callable[[TrialRow], Any]]:
-    """What the table shows of a trial, by the name of the column."""
+    """Return the columns of the table by name, each with its value for a trial."""
     shown: dict[str, Callable[[TrialRow], Any]] = {
         "trial": lambda row: row.trial_id,
         "status": lambda row: str(row.status),

@@ -286,7 +286,7 @@ def shutdown() -> None:
 
 
 def is_initialized() -> bool:
-    """Whether the runtime is running in this process."""
+    """Return True if the runtime is running in this process."""
     return _current is not None
 
 

@@ -201,7 +201,7 @@ def get_runtime_context() -> RuntimeContext:
 
 
 def promises() -> frozenset[str]:
-    """What the engine in use promises, by the names of `trainkit.runtime.engine.PROMISES`."""
+    """Return the promises of the engine in use, by the names of `trainkit.runtime.engine.PROMISES`."""
     return PROMISES[engine().name]
 
 

@@ -78,11 +78,11 @@ class Engine(Protocol):
 
     @property
     def is_worker(self) -> bool:
-        """Whether this process was started by the session, and did not start it."""
+        """Return True if the session started this process, and not the reverse."""
 
     @property
     def alive(self) -> bool:
-        """Whether it can still carry anything out; a new one may be started when not."""
+        """Return True if the engine can still carry out calls; otherwise a new one may be started."""
 
     def require_usable(self) -> None:
         """Raise ObjectLostError in a process that was forked from the engine's own."""
@@ -191,7 +191,7 @@ class Engine(Protocol):
         """All that exists."""
 
     def available_resources(self) -> Bundle:
-        """What is free now."""
+        """Return the resources that are free now."""
 
     def state(self, kind: str) -> list[dict[str, Any]]:
         """Return the rows of a listing as plain data.

@@ -175,7 +175,7 @@ def unpack_failure(packed: Packed) -> TaskError:
 
 
 def raisable(failure: TaskError) -> Exception:
-    """What `get` raises: trainkit's own errors, such as a died actor's, as what they are."""
+    """Return the exception that `get` raises; trainkit's own errors stay themselves."""
     cause = failure.cause
     if isinstance(cause, TrainkitError) and not isinstance(failure, ConstructorError):
         if isinstance(cause, TaskError):  # of a class that can't be rebuilt, passed on by a task
@@ -254,7 +254,7 @@ def _rebuild(
 
 
 def _arguments(error: BaseException) -> tuple[Any, ...]:
-    """What the constructor is to be given: `args`, and what a built-in class took out of them."""
+    """Return the arguments for the constructor: `args`, with those that a built-in class took out of them."""
     if isinstance(error, OSError) and len(error.args) == 2 and error.filename is not None:
         return (*error.args, error.filename, None, error.filename2)
     return error.args

@@ -113,7 +113,7 @@ def retried(kinds: bool | Sequence[type[BaseException]]) -> bool | tuple[type[Ba
 
 
 def is_generator(function: Any) -> bool:
-    """Whether a call yields its results one by one."""
+    """Return True if a call yields its results one by one."""
     return inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)
 
 
@@ -173,12 +173,12 @@ def method_of(instance: Any, name: str) -> Callable[..., Any]:
 
 
 def _takes_self(cls: type, name: str) -> bool:
-    """Whether the object comes before a method's arguments, and isn't bound to it already."""
+    """Return True if a method takes the object as its first argument, and is not bound to it already."""
     return inspect.isfunction(inspect.getattr_static(cls, name))
 
 
 def interface_of(cls: type, label: str) -> Interface:
-    """What handles of `cls` need to know."""
+    """Return the interface of `cls` for its handles."""
     methods = {}
     is_async = False
     for name, function in inspect.getmembers(cls, callable):
@@ -219,7 +219,7 @@ _NOT_HERE = {
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What a remote function or class asks for.
+    """Options of a remote function or class.
 
     Attributes:
         num_cpus: CPUs held while running; None means 1 for a task and 0 for an actor. The worker's

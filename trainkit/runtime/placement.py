@@ -15,7 +15,7 @@ GPU = "GPU"
 
 @dataclass(frozen=True)
 class Allocation:
-    """What one holder was given.
+    """Resources given to one holder.
 
     Attributes:
         amounts: ten-thousandths by resource name, GPUs not included.
@@ -26,7 +26,7 @@ class Allocation:
     gpus: Mapping[int, int] = field(default_factory=dict)
 
     def as_bundle(self) -> dict[str, float]:
-        """The same in the user's units."""
+        """Return the amounts in the user's units."""
         bundle = {name: amount / QUANTUM for name, amount in self.amounts.items() if amount}
         if self.gpus:
             bundle[GPU] = sum(self.gpus.values()) / QUANTUM
@@ -39,7 +39,7 @@ def units(bundle: Bundle) -> dict[str, int]:
 
 
 class Ledger:
-    """What is free of a machine, or of one reserved bundle.
+    """Free resources of a machine, or of one reserved bundle.
 
     Args:
         amounts: ten-thousandths by name that exist, GPUs not included.
@@ -123,7 +123,7 @@ class Ledger:
         return self.take_all(present) or []
 
     def amounts(self) -> dict[str, float]:
-        """What is free, in the user's units."""
+        """Return the free amounts in the user's units."""
         free = {name: amount / QUANTUM for name, amount in self.free.items()}
         if self.free_gpus:
             free[GPU] = sum(self.free_gpus.values()) / QUANTUM
@@ -173,7 +173,7 @@ def order(queue: Iterable[Demand]) -> list[Demand]:
 
 
 def blocked_by(short: Iterable[str], request: Iterable[Bundle]) -> bool:
-    """Whether `request` must wait behind an earlier one that is `short` of some resources.
+    """Return True if `request` must wait behind an earlier one that is `short` of some resources.
 
     A later request may pass an earlier one only if it takes nothing that the earlier one lacks; so a
     gang gets its turn however many small requests come after it.
@@ -228,7 +228,7 @@ def serve(
 
 
 def _stands_behind(waiting: Demand, short_in: Mapping[int, Mapping[int | None, set[str]]]) -> bool:
-    """Whether somebody waits earlier, in the same group, for the same in a bundle that would do for both."""
+    """Return True if an earlier request of the same group waits for a bundle that would serve both."""
     if waiting.group is None:
         return False
     return any(
@@ -391,7 +391,7 @@ _MOST_NAMED = 5
 
 @dataclass(frozen=True, kw_only=True)
 class Holder:
-    """Who has what.
+    """Holder of resources, with the amounts.
 
     Attributes:
         who: as shown to the user, such as "trainer (pid 12)".

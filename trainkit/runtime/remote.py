@@ -55,7 +55,7 @@ class RemoteFunction(Generic[P, R]):
         raise TypeError(f"{name} is a remote function: call {name}.remote(...), or use the plain function")
 
     def options(self, **changes: Any) -> RemoteFunction[P, R]:
-        """The same function with other options, see `Options`."""
+        """Return a copy of the function with other options, see `Options`."""
         return RemoteFunction(self._function, self._options.updated(changes, foreign=ACTORS_ONLY))
 
     def remote(self, *args: P.args, **kwargs: P.kwargs) -> ObjectRef[R]:
@@ -210,7 +210,7 @@ class ActorClass(Generic[T]):
         raise TypeError(f"{name} is an actor class: make one with {name}.remote(...)")
 
     def options(self, **changes: Any) -> ActorClass[T]:
-        """The same class with other options, see `Options`."""
+        """Return a copy of the class with other options, see `Options`."""
         return ActorClass(
             self._cls, self._options.updated(changes, foreign=TASKS_ONLY), known=self._interface
         )

@@ -59,7 +59,7 @@ class Unanswered:
 
 
 def should_retry(exit_: ExitRecord, retries_left: int) -> bool:
-    """Whether a task whose worker ended so is run again; -1 is without end."""
+    """Return True if a task is run again after such an end of its worker; -1 retries are without end."""
     return retries_left != 0 and not exit_.requested
 
 
@@ -87,7 +87,7 @@ def restart_delay_s(early_deaths: int) -> float:
 
 
 def after_restart(calls: Sequence[Unanswered]) -> tuple[list[Unanswered], list[int]]:
-    """What becomes of unanswered calls, given in the order made, now that their actor is made anew.
+    """Sort the unanswered calls of an actor that was restarted, given in the order made.
 
     Returns:
         Those to send, in the same order and with what is left of their retries, and the numbers of

@@ -176,7 +176,7 @@ _PLAIN_DEPTH = 4
 
 
 def is_small(value: Any, depth: int = _PLAIN_DEPTH) -> bool:
-    """Whether a value is plain, and so small that copying it costs nothing worth mentioning."""
+    """Return True if a value is plain, and so small that a copy costs next to nothing."""
     kind = type(value)
     if kind in NUMBERS:
         return True
@@ -193,7 +193,7 @@ def is_small(value: Any, depth: int = _PLAIN_DEPTH) -> bool:
 
 
 def is_plain(value: Any, depth: int = _PLAIN_DEPTH) -> bool:
-    """Whether the fast C pickler may take it as it is: atoms and short containers of atoms."""
+    """Return True for atoms and short containers of atoms, which the fast C pickler may take as they are."""
     kind = type(value)
     if kind in ATOMS:
         return True

@@ -127,7 +127,7 @@ def register(module: str) -> None:
 
 
 def wanted() -> frozenset[str]:
-    """What workers will want, judging by what this process has imported."""
+    """Return the imports that workers will want, judged by the imports of this process."""
     return frozenset(name for name in _when_imported if name in sys.modules)
 
 
@@ -148,7 +148,7 @@ def watch(tell: Callable[[str], None]) -> None:
 
 
 def at_start(asked: frozenset[str]) -> list[frozenset[str]]:
-    """What to begin with before the first worker is asked for.
+    """Return the sets of imports to begin with before the first worker is requested.
 
     Args:
         asked: the user's own wish.

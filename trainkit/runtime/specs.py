@@ -174,7 +174,7 @@ class PlacementGroupId:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Placement:
-    """What a process needs before it may start.
+    """Requirements of a process before it may start.
 
     Attributes:
         resources: amounts by canonical name, see `trainkit.resources.normalize`; "memory" in bytes.
@@ -256,7 +256,7 @@ class MethodSpec:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Interface:
-    """What a handle knows of its actor.
+    """Methods and name of an actor, as its handles know them.
 
     Attributes:
         name: of the class, or what stands for it in errors and logs.
@@ -324,13 +324,13 @@ class ActorSpec:
 
     @property
     def name(self) -> str:
-        """What stands for it in errors and logs."""
+        """Return its name for errors and logs."""
         return self.interface.name
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SessionSpec:
-    """What a session is started with.
+    """Settings of a session at its start.
 
     Attributes:
         totals: all resources, "memory" in bytes.
@@ -361,7 +361,7 @@ class SessionSpec:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WhereAmI:
-    """What a process knows of its place in the session; ids are hexadecimal.
+    """Position of a process in the session; ids are hexadecimal.
 
     Attributes:
         job_id: of the program that started the session.

@@ -39,7 +39,7 @@ class ObjectRefGenerator(ABC, Generic[T_co], Iterator[ObjectRef[T_co]], AsyncIte
 
     @abstractmethod
     async def __anext__(self) -> ObjectRef[T_co]:
-        """The same without blocking the event loop."""
+        """Return the next reference without blocking the event loop."""
 
     @abstractmethod
     def completed(self) -> ObjectRef[None]:

@@ -204,13 +204,13 @@ class Remote(Protocol[F_co]):
 
 
 class TypedRemoteFunction(Remote[F_co], Protocol[F_co]):
-    """See `trainkit.runtime.remote.RemoteFunction`."""
+    """Type of `trainkit.runtime.remote.RemoteFunction`."""
 
     def options(self, **changes: Unpack[TaskOptions]) -> Self: ...
 
 
 class TypedActorClass(Remote[F_co], Protocol[F_co]):
-    """See `trainkit.runtime.remote.ActorClass`; calling `F_co`, the class itself, gives its handles' type."""
+    """Type of `trainkit.runtime.remote.ActorClass`; a call of `F_co`, the class, gives the handles' type."""
 
     def options(self, **changes: Unpack[ActorOptions]) -> Self: ...
 
@@ -224,7 +224,7 @@ class Method(Remote[F_co], Protocol[F_co, Plain_co]):
 
 
 class MakeRemote(Protocol):
-    """What `remote(**options)` returns: a decorator."""
+    """Type of the decorator that `remote(**options)` returns."""
 
     @overload
     def __call__(self, target: C, /) -> TypedActorClass[C]: ...  # type: ignore[overload-overlap]
@@ -245,7 +245,7 @@ class MakeRemote(Protocol):
 
 
 class MarkMethod(Protocol):
-    """What `method(**options)` returns: a decorator."""
+    """Type of the decorator that `method(**options)` returns."""
 
     @overload
     def __call__(

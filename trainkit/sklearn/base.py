@@ -54,7 +54,7 @@ def _refitted_with(method: str) -> Any:
 
 
 class TuneBaseSearchCV(BaseSearchCV):  # type: ignore[misc]
-    """What `TuneGridSearchCV` and `TuneSearchCV` have in common; see these."""
+    """Common base of `TuneGridSearchCV` and `TuneSearchCV`."""
 
     _parameter_constraints: ClassVar[dict[str, Any]] = {
         **BaseSearchCV._parameter_constraints,
@@ -79,7 +79,7 @@ class TuneBaseSearchCV(BaseSearchCV):  # type: ignore[misc]
 
     @abstractmethod
     def _search(self) -> CandidateSource:
-        """What suggests the candidates."""
+        """Return the source of the candidates."""
 
     @abstractmethod
     def _searched(self) -> Collection[str]:
@@ -230,7 +230,7 @@ class TuneBaseSearchCV(BaseSearchCV):  # type: ignore[misc]
         return stopping
 
     def _is_watched(self, tune_params: Mapping[str, Any]) -> bool:
-        """Whether somebody wants to see, or to end, more than the scheduler does."""
+        """Return True if anything besides the scheduler watches or ends candidates."""
         asked = {"stop", "callbacks", "progress_reporter", "time_budget_s", "default_loggers"}
         own = (self.stopper, self.time_budget_s, self.loggers)
         return any(each is not None for each in own) or not asked.isdisjoint(tune_params)
@@ -324,7 +324,7 @@ class TuneBaseSearchCV(BaseSearchCV):  # type: ignore[misc]
         self.cv_results_ = results
 
     def _second_fit(self, stopping: EarlyStopping | None) -> str:
-        """What a second `fit` does after one that was ended early, in words."""
+        """Return a sentence on a second `fit` after one that was ended early."""
         if stopping is not None:
             return "with early stopping a second fit begins anew"
         if getattr(self, "random_state", 0) is None:
@@ -332,7 +332,7 @@ class TuneBaseSearchCV(BaseSearchCV):  # type: ignore[misc]
         return "a second fit on the same data goes on with what is missing"
 
     def _outcomes(self, candidates: Sequence[CandidateResult]) -> list[Outcome]:
-        """What each fold of each candidate came to."""
+        """Return the outcome of each fold of each candidate."""
         outcomes: list[Outcome] = [each for one in candidates for each in one.outcomes if each is not None]
         warn_or_raise_about_fit_failures(outcomes, self.error_score)
         if callable(self.scoring):

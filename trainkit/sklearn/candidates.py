@@ -53,11 +53,11 @@ class CandidateList(Searcher):
     def on_trial_complete(
         self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False
     ) -> None:
-        """What became of a candidate changes nothing."""
+        """Ignore the outcome of a candidate."""
 
 
 class CandidateSource(NamedTuple):
-    """What suggests the candidates of a search, from what.
+    """Source of the candidates of a search, with their space.
 
     Attributes:
         searcher: that suggests.

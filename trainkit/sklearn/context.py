@@ -58,7 +58,7 @@ def _pattern(text: str | re.Pattern[str] | None) -> str:
 
 @dataclass(frozen=True)
 class FoldCallbacks:
-    """What a worker needs to tell of the folds that it evaluates.
+    """Callbacks of a worker for the folds that it evaluates.
 
     Attributes:
         search: the estimator that is searching.
@@ -135,7 +135,7 @@ class FitCallbacks:
 
 
 def has_callbacks(search: Any) -> bool:
-    """Whether anybody is to be told: of the search, or of the estimator in it or one of its parts."""
+    """Return True if the search, its estimator or a part of that has callbacks."""
     return any(
         getattr(each, "_skl_callbacks", None) for each in (search, *search.get_params(deep=True).values())
     )

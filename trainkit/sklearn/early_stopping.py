@@ -41,7 +41,7 @@ class EarlyStopping:
 
     @property
     def trial_arguments(self) -> dict[str, Any]:
-        """What `IncrementalTrial` takes besides the task."""
+        """Return the arguments of `IncrementalTrial` besides the task."""
         return {"reports": self.reports, "last_step": self.last_step}
 
     def require_able(self, estimator: Any, searched: Collection[str]) -> None:

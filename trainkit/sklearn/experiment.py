@@ -113,7 +113,7 @@ class FoldScheduler(TrialScheduler):
 
 @dataclass(frozen=True)
 class CandidateResult:
-    """What a candidate came to.
+    """Outcome of a candidate.
 
     Attributes:
         parameters: of the candidate.
@@ -143,7 +143,7 @@ class CandidateResult:
 
 @dataclass(frozen=True)
 class SearchResult:
-    """What a search came to.
+    """Outcome of a search.
 
     Attributes:
         candidates: in the order suggested.
@@ -159,7 +159,7 @@ class SearchResult:
 
     @property
     def interrupted(self) -> bool:
-        """Whether that was Ctrl-C."""
+        """Return True after Ctrl-C."""
         return self.ended_by in (INTERRUPTED, BY_SIGTERM)
 
     @property
@@ -289,7 +289,7 @@ is asked for there is one for each."""
 def _sharing(
     task: EvaluationTask, trainable: Bound, tune: TuneConfig, run: RunConfig
 ) -> Iterator[tuple[Bound, TuneConfig, RunConfig]]:
-    """What is run with the task; where folds of it are large, by workers that share copies of them."""
+    """Return the trainable of the task; if its folds are large, workers share copies of them."""
     by_folds = trainable.trainable is FoldTrial
     here = session.engine().name == "local"  # workers elsewhere see no files of this process
     parts = parts_to_copy(task.X, task.splits, views=by_folds) if here else []
@@ -333,7 +333,7 @@ def _in_tasks(
 
 
 def _to_the_end(task: EvaluationTask, tune: TuneConfig, run: RunConfig) -> bool:
-    """Whether all candidates are known beforehand, and nobody has asked for an early end."""
+    """Return True if all candidates are known beforehand and no early end is requested."""
     return task.candidates is not None and tune.time_budget_s is None and run.stop is None
 
 

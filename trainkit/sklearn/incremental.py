@@ -31,7 +31,7 @@ COUNTED_BY = "training_iteration"
 
 
 class MethodKind(StrEnum):
-    """What one more portion is."""
+    """Kind of a portion of training."""
 
     XGBOOST = "xgboost"
     LIGHTGBM = "lightgbm"

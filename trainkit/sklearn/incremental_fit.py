@@ -48,7 +48,7 @@ def train_passes(estimator: Any, passes: int, *data: Any, **params: Any) -> None
 
 
 def _loops(estimator: Any) -> bool:
-    """Whether `partial_fit` is that of scikit-learn's own linear models, and no subclass's."""
+    """Return True if `partial_fit` is that of scikit-learn's own linear models, and no subclass's."""
     if not descends(estimator, "sklearn", "BaseSGD"):
         return False
     return getattr(type(estimator).partial_fit, "__module__", "").startswith("sklearn.linear_model.")
@@ -268,7 +268,7 @@ class IncrementalFit:
         self._data = data
 
     def _can_transform_again(self, load: Callable[[], Data], transformed: Any) -> bool:
-        """Whether the transformers make the same of the data as when they were fitted, to the last bit."""
+        """Return True if the transformers give the same data as when they were fitted, to the last bit."""
         if self._again is None:
             again = self.estimator[:-1].transform(load()[0])
             self._again = joblib.hash(again) == joblib.hash(transformed)
@@ -287,12 +287,12 @@ class _Catcher(BaseEstimator):  # type: ignore[misc]
         return self
 
     def get_metadata_routing(self) -> Any:
-        """What the step asks for."""
+        """Return the metadata routing of the step."""
         return get_routing_for_object(self.step)
 
 
 def _labels(y: Any) -> tuple[Any, ...]:
-    """What follows X in a call: nothing where an estimator learns without."""
+    """Return the arguments after X in a call: none if the estimator learns without labels."""
     return () if y is None else (y,)
 
 

@@ -23,7 +23,7 @@ from trainkit.tune.store.schema import FILENAME
 
 @dataclass(frozen=True)
 class PartialSearch:
-    """What the candidates of a search came to that did not end by itself.
+    """Outcomes of the candidates of a search that was cut off.
 
     Attributes:
         task: digest of what they were evaluated on.

@@ -54,7 +54,7 @@ class _NamedFunction(FunctionStopper):
 
 
 class AfterAllFolds(Stopper):
-    """What the user gave as `stopper`, where candidates report before all of their folds are done.
+    """The user's `stopper`, for candidates that report before all of their folds are done.
 
     Args:
         rule: a stopper, a dictionary, a function, or several.

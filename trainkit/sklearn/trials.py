@@ -47,7 +47,7 @@ session.register("trainkit.sklearn.trials")
 
 @dataclass(frozen=True)
 class EvaluationTask:
-    """What every candidate is evaluated on; it travels to the workers once, its arrays as shared memory.
+    """Task that every candidate is evaluated on; it travels to the workers once, its arrays as shared memory.
 
     Attributes:
         estimator: to clone, unfitted.
@@ -91,7 +91,7 @@ class EvaluationTask:
         return digest((*data, self.estimator, self.scorer, self.return_train_score, self.error_score), "X, y")
 
     def failure(self, split: int, error: BaseException) -> Outcome:
-        """What fold `split` came to where the process died that was at it."""
+        """Return the outcome of fold `split` after the death of its process."""
         score = self.error_score
         if isinstance(self.scorer, MultimetricScorer):
             score = dict.fromkeys(self.scorer._scorers, score)
@@ -199,7 +199,7 @@ class FoldTrial(SerializedTrainable):
 
     @property
     def state(self) -> list[Outcome]:
-        """What the folds came to that are done."""
+        """Return the outcomes of the folds that are done."""
         return self._outcomes
 
     @state.setter
@@ -223,7 +223,7 @@ class FoldTrial(SerializedTrainable):
 
 
 class FoldByFoldTrial(FoldTrial):
-    """The same, but each fold is a report, after which it may be another candidate's turn."""
+    """Trial that reports each fold, after which another candidate may be next."""
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
         super().reset_config(new_config)
@@ -439,7 +439,7 @@ def _alike(one: Any, other: Any) -> bool:
 
 
 def _asks_for_predictions(scorer: Any) -> bool:
-    """Whether nothing but predictions of the estimator matter to the score, so its last step will do."""
+    """Return True if the score depends on the estimator's predictions only, so its last step will do."""
     if routing_enabled():
         return False  # transformers may ask for arguments
     scorers = scorer._scorers.values() if isinstance(scorer, MultimetricScorer) else [scorer]

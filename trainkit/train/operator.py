@@ -87,7 +87,7 @@ class Situated:
 
     @property
     def use_gpu(self) -> bool:
-        """Whether this worker trains on a GPU."""
+        """Return True if this worker trains on a GPU."""
         return self.device.type == "cuda"
 
     @property
@@ -98,12 +98,12 @@ class Situated:
 
     @property
     def use_fp16(self) -> bool:
-        """Whether it trains with `precision="fp16"`."""
+        """Return True if the precision is "fp16"."""
         return self._context.step.precision == "fp16"
 
     @property
     def use_tqdm(self) -> bool:
-        """Whether a progress bar is shown."""
+        """Return True if a progress bar is shown."""
         return self._context.use_tqdm
 
     @property
@@ -147,7 +147,7 @@ class Creators:
 
 
 class CreatorOperator:
-    """What `TrainingOperator.from_creators` adds to an operator: a `setup` that calls the creators."""
+    """Base of operators of `TrainingOperator.from_creators`: their `setup` calls the creators."""
 
     creators: ClassVar[Creators]
 
@@ -459,7 +459,7 @@ class TrainingOperator(Situated):
     # -- the user's own state ------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint shall hold beside models, optimizers and schedulers: plain values and tensors."""
+        """Return further state for a checkpoint: plain values and tensors."""
         return {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

@@ -43,7 +43,7 @@ def taken(method: Callable[..., Any], named: Mapping[str, Any]) -> dict[str, Any
 
 
 def wrong_signature(operator_cls: type[Any]) -> str | None:
-    """What to write instead, if a method of `operator_cls` can't be called as the trainer calls it.
+    """Return a correction if a method of `operator_cls` can't be called by the trainer, else None.
 
     Args:
         operator_cls: a subclass of `TrainingOperator`.
@@ -145,7 +145,7 @@ _PRECISIONS = ("32", "bf16", "fp16")
 
 @dataclass(frozen=True, kw_only=True)
 class TrainerOptions:
-    """What `TorchTrainer` takes; see there for the meaning of each.
+    """Arguments of `TorchTrainer`, which documents each.
 
     Raises:
         ConfigError: at construction, with all mistakes at once.
@@ -197,7 +197,7 @@ class TrainerOptions:
         return cls(**arguments, step=step)
 
     def arguments(self) -> dict[str, Any]:
-        """What `of` makes the same options from."""
+        """Return the arguments from which `of` makes the same options."""
         own = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "step"}
         return {**own, **{field.name: getattr(self.step, field.name) for field in fields(self.step)}}
 
@@ -266,7 +266,7 @@ class TrainerOptions:
         return [(name, getattr(step, name), fix) for name, right, fix in rules if not right]
 
     def _mistakes_together(self) -> list[tuple[str, Any, str]]:
-        """What is wrong between arguments that are right by themselves."""
+        """Return the conflicts between arguments that are valid by themselves."""
         workers, found = self.num_workers, []
         if self.min_workers is not None and self.min_workers > workers:
             found.append(("min_workers", self.min_workers, f"give at most num_workers={workers}"))
@@ -303,7 +303,7 @@ class TrainerOptions:
 
     @property
     def bundle(self) -> dict[str, float]:
-        """What each worker needs; of resolved options."""
+        """Return the resources of each worker; the options must be resolved."""
         needs: dict[str, float] = {"CPU": self.num_cpus_per_worker}
         return {**needs, "GPU": self.devices_per_worker} if self.devices_per_worker else needs
 
@@ -344,7 +344,7 @@ def _is_operator(value: Any) -> bool:
 
 
 def is_count(value: Any) -> bool:
-    """Whether `value` is a whole number of 1 or more."""
+    """Return True if `value` is a whole number of 1 or more."""
     return isinstance(value, int) and not isinstance(value, bool) and value >= 1
 
 

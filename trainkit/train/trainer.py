@@ -286,7 +286,7 @@ class TorchTrainer:
 
     @property
     def has_validation(self) -> bool:
-        """Whether the operator registered validation data."""
+        """Return True if the operator registered validation data."""
         return self._crew.has_data("validation")
 
     @classmethod
@@ -313,7 +313,7 @@ class TorchTrainer:
         return make_trainable(TrialPlan(cls, options, override_tune_step))
 
     def __trainable__(self) -> type[TrainerTrainable]:
-        """What `tune.Tuner(trainer)` runs: trainers like this one, whose own workers make room for them."""
+        """Return the trainable for `tune.Tuner(trainer)`; this trainer's workers make room for its trials."""
         made = make_trainable(TrialPlan(type(self), self._options, None))
         self.shutdown()
         return made

@@ -49,7 +49,7 @@ class TrialTrainer(Protocol):
 
 @dataclass(frozen=True)
 class TrialPlan:
-    """What the trials of one trainable share.
+    """Settings that the trials of one trainable share.
 
     Attributes:
         trainer_cls: makes the trainer that each trial is, of its arguments.

@@ -44,7 +44,7 @@ class ActorInstance:
 
 
 class InlineActor:
-    """What the handles of one actor hold; without them, it ends.
+    """Actor of the inline engine, held by its handles; it ends with the last of them.
 
     Args:
         number: its id.
@@ -122,7 +122,7 @@ class InlineActor:
     def frame(
         self, name: str, number: int | None, life: ActorInstance, given: str | None = None
     ) -> CallFrame:
-        """What a call of it runs in."""
+        """Return the frame in which a call of the actor runs."""
         return CallFrame(name, self.placement, self.place, life.loop, number, life, self, given)
 
     @contextmanager

@@ -84,7 +84,7 @@ class InlineActorExit(BaseException):
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a call came to.
+    """Outcome of a call.
 
     Attributes:
         value: what was returned.

@@ -88,7 +88,7 @@ class InlineState:
         self._large = large
 
     def rows(self, kind: str) -> list[dict[str, Any]]:
-        """What there is of `kind`; raises ConfigError if there is no such kind."""
+        """Return the rows of `kind`; raise ConfigError if there is no such kind."""
         match kind:
             case "nodes":
                 return [self._node()]
@@ -152,7 +152,7 @@ _LISTED_BYTES = 256 * 1024
 
 
 class InlineEngine:
-    """See the module; implements `trainkit.runtime.engine.Engine`."""
+    """Engine in the calling process; implements `trainkit.runtime.engine.Engine`."""
 
     name = "inline"
     alive = True

@@ -74,7 +74,7 @@ class PrivateLoop:
         return _beside(lambda: self._run(awaitable, where), self._interrupt)
 
     def next_of(self, generator: AsyncGenerator[Any, Any], end: object, where: str) -> Any:
-        """What `generator` yields next; `end` if it has ended."""
+        """Return the next item of `generator`, or `end` if it has ended."""
         return self.run(anext(generator, end), where)
 
     def close(self) -> None:

@@ -18,7 +18,7 @@ _counting = threading.RLock()
 
 @dataclass(frozen=True)
 class ResourceShare:
-    """What one holder was given.
+    """Resources given to one holder.
 
     Attributes:
         allocation: its share.
@@ -71,7 +71,7 @@ class Places:
         require_feasible([placement.resources], self.totals, what=name)
 
     def has_group_of(self, placement: Placement) -> bool:
-        """Whether the group that it wants to be in, if any, is still there."""
+        """Return True if the requested placement group still exists, or none is requested."""
         return placement.group is None or placement.group.group in self._groups
 
     def take(self, placement: Placement) -> ResourceShare:
@@ -96,7 +96,7 @@ class Places:
         raise InfeasibleError(f"no bundle of its placement group holds {describe(request)}")
 
     def available(self) -> dict[str, float]:
-        """What nobody holds."""
+        """Return the free resources."""
         return self._ledger.amounts()
 
     # groups

@@ -114,7 +114,7 @@ class InlineStream(ObjectRefGenerator[Any]):
 
     @property
     def of_actor(self) -> bool:
-        """Whether a method of an actor yields the values."""
+        """Return True if a method of an actor yields the values."""
         return self._frame.life is not None
 
     def __next__(self) -> InlineRef:

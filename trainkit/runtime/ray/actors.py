@@ -80,7 +80,7 @@ _INTERFACE_WAIT_S = 2.0
 
 
 def start(definitions: Definitions, spec: ActorSpec, namespace: str) -> RayActor:
-    """See `Engine.start_actor`."""
+    """Implement `Engine.start_actor`."""
     arguments, refs = split_arguments(spec.args, spec.kwargs, spec.name)
     cls = seal(spec.cls, spec.name)
     options = ray_options(spec.placement)
@@ -122,7 +122,7 @@ _arrival: Any = ray.remote(num_cpus=0, max_retries=-1)(_await_all)
 
 
 def find(name: str, namespace: str) -> tuple[RayActor, Interface]:
-    """See `Engine.find_actor`."""
+    """Implement `Engine.find_actor`."""
     missing = ConfigError(
         f"there is no actor named {name!r} in the namespace {namespace!r}; see trainkit.list_actors()"
     )
@@ -147,7 +147,7 @@ def find(name: str, namespace: str) -> tuple[RayActor, Interface]:
 def call(
     actor: RayActor, method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], spec: MethodSpec
 ) -> list[ObjectRef[Any]]:
-    """See `Engine.call`."""
+    """Implement `Engine.call`."""
     where = f"{actor.name}.{method}"
     arguments, refs = split_arguments(args, kwargs, where)
     options: dict[str, Any] = {"name": spec.name or where}
@@ -170,14 +170,14 @@ def call(
 
 
 def kill(actor: RayActor, no_restart: bool) -> None:
-    """See `Engine.kill`."""
+    """Implement `Engine.kill`."""
     ray.kill(actor.handle, no_restart=no_restart)
     if no_restart:
         internal_kv._internal_kv_del(_key(actor.handle))
 
 
 def leave() -> NoReturn:
-    """See `Engine.exit_actor`."""
+    """Implement `Engine.exit_actor`."""
     if ray.get_runtime_context().get_actor_id() is None:
         raise ConfigError("exit_actor() ends the actor that calls it, and this is no actor")
     raise ActorLeaves

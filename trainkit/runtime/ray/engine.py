@@ -70,7 +70,7 @@ def join() -> None:
 
 
 class RayEngine:
-    """See the module; implements `trainkit.runtime.engine.Engine`.
+    """Engine on a Ray cluster; implements `trainkit.runtime.engine.Engine`.
 
     Args:
         is_worker: this process was started by Ray.

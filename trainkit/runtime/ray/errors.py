@@ -46,7 +46,7 @@ _CLASSES: tuple[tuple[type[BaseException], type[TrainkitError]], ...] = (
 
 
 class UserFailure(Exception):
-    """What user code raised in a worker, packed by `pack_failure`, on its way through Ray.
+    """Exception of user code in a worker, packed by `pack_failure` for its way through Ray.
 
     Args:
         parcel: see `trainkit.runtime.ray.values.Parcel`.
@@ -62,11 +62,11 @@ class UserFailure(Exception):
 
 
 class RetriedFailure(UserFailure):
-    """The same, of a kind for which the task is to be run again."""
+    """Exception of a kind for which the task is run again."""
 
 
 def translate(error: BaseException) -> BaseException:
-    """What trainkit raises for `error`; itself if it is none of Ray's."""
+    """Return trainkit's exception for `error`; `error` itself if it is not Ray's."""
     if isinstance(error, exceptions.RayTaskError):
         return _of_task(error)
     if isinstance(error, exceptions.RayActorError) and "INTENDED_USER_EXIT" in str(error):

@@ -30,7 +30,7 @@ _ID_BYTES = PlacementGroupID.size()
 
 
 def ray_options(placement: Placement) -> dict[str, Any]:
-    """What `ray.remote` takes for `placement`."""
+    """Return the options of `ray.remote` for `placement`."""
     amounts = dict(placement.resources)
     options: dict[str, Any] = {"num_cpus": amounts.pop("CPU", 0), "num_gpus": amounts.pop("GPU", 0)}
     if memory := amounts.pop("memory", 0):
@@ -79,7 +79,7 @@ def plain(amounts: Mapping[str, float]) -> dict[str, float]:
 
 
 def node_totals() -> list[dict[str, float]]:
-    """The same for each living node."""
+    """Return the total resources of each living node."""
     return [plain(node["Resources"]) for node in ray.nodes() if node["Alive"]]
 
 
@@ -107,7 +107,7 @@ def _holds(node: Bundle, bundle: Bundle) -> bool:
 
 
 def _each_on_its_own(bundles: Sequence[Bundle], nodes: Sequence[Bundle]) -> bool:
-    """Whether each bundle can have a node for itself: a matching, grown by augmenting paths."""
+    """Return True if each bundle can have a node for itself, by a matching with augmenting paths."""
     holder: dict[int, int] = {}
 
     def place(bundle: int, tried: set[int]) -> bool:
@@ -134,7 +134,7 @@ def number_of(group: PlacementGroup) -> int:
 
 
 def reserve(bundles: Sequence[Bundle], strategy: str, name: str, detached: bool) -> int:
-    """See `Engine.reserve`."""
+    """Implement `Engine.reserve`."""
     require_placeable(bundles, strategy, "the placement group")
     if name and _named(name) is not None:
         raise ConfigError(
@@ -153,7 +153,7 @@ def reserve(bundles: Sequence[Bundle], strategy: str, name: str, detached: bool)
 
 
 def find(name: str) -> tuple[int, list[Bundle]]:
-    """See `Engine.find_group`."""
+    """Implement `Engine.find_group`."""
     group = _named(name)
     if group is None:
         raise ConfigError(f"there is no placement group named {name!r}; see trainkit.list_placement_groups()")
@@ -173,17 +173,17 @@ def bundles_of(group: PlacementGroup) -> list[Bundle]:
 
 
 def is_removed(number: int) -> bool:
-    """Whether the group was given back; Ray would let a request for it wait for ever."""
+    """Return True if the group was removed; on Ray, a request for it would wait for ever."""
     return bool(placement_group_table(group_of(number)).get("state", "REMOVED") == "REMOVED")
 
 
 def release(number: int) -> None:
-    """See `Engine.release`."""
+    """Implement `Engine.release`."""
     remove_placement_group(group_of(number))
 
 
 def current() -> tuple[PlacementGroupId, list[Bundle]] | None:
-    """See `Engine.current_group`."""
+    """Implement `Engine.current_group`."""
     group = ray.util.get_current_placement_group()
     if group is None:
         return None

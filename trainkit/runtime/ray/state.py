@@ -20,7 +20,7 @@ _OUTPUT = (".out", ".err")
 
 
 def state(kind: str) -> list[dict[str, Any]]:
-    """See `Engine.state`.
+    """Implement `Engine.state`.
 
     Raises:
         ConfigError: Ray tells this only through its dashboard, and there is none.

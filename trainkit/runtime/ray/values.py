@@ -160,7 +160,7 @@ class _Slot:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Call:
-    """What a worker runs, but for the values of the references among the arguments.
+    """Call for a worker, without the values of the references among its arguments.
 
     Attributes:
         where: what runs, for errors.
@@ -237,7 +237,7 @@ def with_options(body: Any, num_returns: int, options: dict[str, Any]) -> Any:
 
 
 def handed_out(started: Any) -> list[ObjectRef[Any]]:
-    """What Ray returned for a call, as `Engine.submit` and `Engine.call` return it."""
+    """Return Ray's references of a call in the form of `Engine.submit` and `Engine.call`."""
     if isinstance(started, ray.ObjectRefGenerator):
         return [RayStream(started)]  # type: ignore[list-item]
     if started is None:

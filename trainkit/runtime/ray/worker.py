@@ -48,14 +48,14 @@ class _Task:
         return self.opened[0]
 
     def failure(self, error: Exception, call: Call) -> UserFailure:
-        """What to raise for `error`; Ray runs the task again for one kind of it."""
+        """Return the exception to raise for `error`; for one kind of it, Ray runs the task again."""
         return _failure(error, call, _kind(error, self.opened[1] if self.opened else False))
 
 
 def task_body(
     function: Parcel, retries: Parcel, name: str, streaming: bool, join: Join
 ) -> Callable[..., Any]:
-    """What Ray runs for a task.
+    """Run a task in Ray's worker.
 
     Args:
         function: the user's.

@@ -147,7 +147,7 @@ _PLAIN = (
 
 @dataclass(frozen=True)
 class CheckpointMetadata:
-    """What `checkpoint.json` says.
+    """Content of `checkpoint.json`.
 
     Attributes:
         epoch: epochs finished.

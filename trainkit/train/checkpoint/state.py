@@ -84,7 +84,7 @@ class WorkerState:
 
 @dataclass(frozen=True)
 class SmallState:
-    """What a validation may change of one worker's state.
+    """The part of one worker's state that a validation may change.
 
     Attributes:
         operator: its own state, as in `WorkerState.shared`.
@@ -100,7 +100,7 @@ class SmallState:
 
 
 def rates(optimizers: Sequence[torch.optim.Optimizer]) -> list[list[dict[str, Any]]]:
-    """What schedulers change: learning rates, and whatever else stands beside a group's parameters."""
+    """Return the values that schedulers change: learning rates, and the other settings of a group."""
     return [
         [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
         for optimizer in optimizers
@@ -131,13 +131,13 @@ def joined_state(states: Sequence[WorkerState]) -> dict[str, Any]:
 
 
 def whole_state(states: Sequence[WorkerState]) -> dict[str, Any]:
-    """The same with whole tensors."""
+    """Return the state of all workers with whole tensors."""
     state: dict[str, Any] = whole(joined_state(states))
     return state
 
 
 def own_of(workers: Sequence[Mapping[str, Any]], *, rank: int, data_rank: int) -> Mapping[str, Any] | None:
-    """What a worker goes on with of the shares of those before, who may have been more or fewer, or None.
+    """Return the former worker's share that a worker continues from, or None; the number may have changed.
 
     Args:
         workers: "own" shares by rank.

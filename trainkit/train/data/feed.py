@@ -130,7 +130,7 @@ class Feed:
         return self.turn
 
     def state(self) -> dict[str, Any]:
-        """What the next pass's order hangs on."""
+        """Return the values that determine the order of the next pass."""
         return loader_state(self.loader, self._order())
 
     def load_state(self, held: Mapping[str, Any]) -> None:

@@ -226,7 +226,7 @@ def _exhaust(iterator: Iterator[Any]) -> None:
 
 
 def sampler_of(loader: DataLoader[Any]) -> Any:
-    """What decides the order; `loader.sampler` stands idle where a batch sampler was given."""
+    """Return the sampler that decides the order; `loader.sampler` is unused if a batch sampler was given."""
     return getattr(loader.batch_sampler, "sampler", loader.sampler)
 
 

@@ -66,7 +66,7 @@ class Logged:
 
 
 def _origin(metric: Any) -> Origin:
-    """What stands behind an epoch's value on this worker."""
+    """Return the number of samples and the step behind an epoch's value on this worker."""
     meta = metric.meta
     if not metric.is_tensor or (meta.sync.should and not meta.sync.rank_zero_only):
         return Origin(1.0)  # The same on all workers: a torchmetrics metric, or sync_dist=True.
@@ -200,7 +200,7 @@ class Data(Feed):
 
 @contextmanager
 def ticking(feed: Feed | None, iterator: Iterable[Any]) -> Iterator[Iterator[Any]]:
-    """What counts the batches of a block: whoever wrapped the feed's batches sees them end with it."""
+    """Count the batches of a block, so that a wrapper of the feed's batches sees their end."""
     ticks = iter(iterator)
     try:
         yield ticks
@@ -283,7 +283,7 @@ class LightningFit:
 
     @property
     def alive(self) -> bool:
-        """Whether it waits for the next epoch."""
+        """Return True if the fit waits for the next epoch."""
         return bool(self._greenlet)
 
     def train(self, num_steps: int | None, ticks: Iterator[Any]) -> EpochMetrics:
@@ -429,7 +429,7 @@ class LightningFit:
         return False
 
     def _run_validation(self, num_steps: int | None) -> None:
-        """What `Trainer.validate` runs, with the set-up of the fit, whose state is put back afterwards."""
+        """Run the loop of `Trainer.validate` within the fit, and restore the state of the fit afterwards."""
         trainer, connector = self.trainer, self.trainer._logger_connector
         states = type(trainer.state.fn), type(trainer.state.stage)
         before = trainer.state.fn, trainer.state.stage, trainer.limit_val_batches

@@ -121,7 +121,7 @@ _PRECISIONS = {"32": "32-true", "bf16": "bf16-mixed", "fp16": "16-mixed"}
 
 @dataclass(frozen=True, kw_only=True)
 class LightningPlan:
-    """What `from_ptl` was given; see there."""
+    """Arguments of `from_ptl`."""
 
     module_cls: type[Any]
     package: str
@@ -151,7 +151,7 @@ class LightningPlan:
 
 
 def arguments_of_step(step: StepSettings, given: Mapping[str, Any]) -> dict[str, Any]:
-    """What the trainer was asked for in Lightning's words.
+    """Return the trainer's step settings as arguments of Lightning's trainer.
 
     Raises:
         ConfigError: `given` says it too.

@@ -43,7 +43,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Registered:
-    """What an operator trains: models as placed and wrapped, and what works on them."""
+    """Registered objects of an operator: models as placed and wrapped, optimizers, schedulers, criterion."""
 
     models: list[nn.Module] = field(default_factory=list)
     optimizers: list[torch.optim.Optimizer] = field(default_factory=list)

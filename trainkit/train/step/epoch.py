@@ -61,7 +61,7 @@ class Bar:
 
 
 def describe(what: str, epoch: int, info: Mapping[str, Any]) -> str:
-    """What stands before the bar: "train 3", or "train 3/10" where the caller's info has `num_epochs`."""
+    """Return the label of the bar: "train 3", or "train 3/10" if the caller's info has `num_epochs`."""
     epochs = f"/{info['num_epochs']}" if "num_epochs" in info else ""
     return f"{what} {epoch}{epochs}"
 

@@ -23,7 +23,7 @@ _CHUNK = 512
 
 @dataclass(frozen=True)
 class Origin:
-    """What stands behind a result: `weight` samples, and the `step` it belongs to (0 for a mean).
+    """Origin of a result: `weight` samples, and its `step` (0 for a mean).
 
     Attributes:
         weight: samples.
@@ -162,7 +162,7 @@ def reduce_metrics(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def not_finite(results: Mapping[int, Mapping[str, Any]]) -> str | None:
-    """What to warn of: which metric became NaN or infinite first, and where; None if all are finite.
+    """Return a warning on the first metric that became NaN or infinite; None if all are finite.
 
     Args:
         results: of the workers, by rank.

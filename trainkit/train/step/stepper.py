@@ -114,7 +114,7 @@ class Stepper:
         return self._settings.autocast(self._strategy.devices[0])
 
     def scaled(self, loss: torch.Tensor) -> torch.Tensor:
-        """What backward starts from."""
+        """Return the scaled loss, from which backward starts."""
         self._weighed = True
         if self._settings.detect_nan and not bool(torch.isfinite(loss.detach()).all()):
             raise NonFiniteLossError(
@@ -166,7 +166,7 @@ class Stepper:
         return self._stepped
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint holds of the scaler; empty without one."""
+        """Return the state of the scaler for a checkpoint; empty without one."""
         return {} if self._scaler is None else self._scaler.state_dict()
 
     def load_state(self, state: dict[str, Any]) -> None:

@@ -103,7 +103,7 @@ class TimerCollection:
 
     @property
     def enabled(self) -> bool:
-        """Whether anything is measured."""
+        """Return True if times are measured."""
         return self._enabled
 
     def record(self, key: str) -> AbstractContextManager[None]:

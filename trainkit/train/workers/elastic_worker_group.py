@@ -115,7 +115,7 @@ class ElasticWorkerGroup:
         return self._gang.local_worker
 
     def has_data(self, what: str) -> bool:
-        """Whether the operator registered "train" or "validation" data, in `setup` or since."""
+        """Return True if the operator registered "train" or "validation" data, in `setup` or later."""
         gang = self._gang
         if what not in gang.data and gang.ended is None:
             name = "train" if what == "train" else "validate"
@@ -304,7 +304,7 @@ class ElasticWorkerGroup:
     # -- state ---------------------------------------------------------------------------------
 
     def _keeps_nothing(self) -> bool:
-        """Whether no worker can be lost without this process."""
+        """Return True if no worker can be lost without this process."""
         return not remote_ranks(self._options)
 
     def _take_snapshot(self) -> None:
@@ -437,7 +437,7 @@ class ElasticWorkerGroup:
 
 
 def _is_allowed(options: TrainerOptions, size: int) -> bool:
-    """Whether so many workers can share model and batches; a strategy may cut the model by their number."""
+    """Return True if so many workers can share model and batches."""
     spec = named_strategy(options.strategy, num_workers=size)
     devices = options.devices_per_worker or 1
     if any(spec.mistakes(num_workers=size, devices_per_worker=devices, step=options.step)):

@@ -27,7 +27,7 @@ LOOK_S = 1.0
 
 
 class Answers:
-    """What the workers answer to one call.
+    """Results of one call from all workers.
 
     Args:
         calls: references of the calls still out, and whose they are.
@@ -80,7 +80,7 @@ class Answers:
             self._end_all()
 
     def collect_beside(self, own_part: Callable[[], Any]) -> None:
-        """The same while worker 0's part runs here, on the thread that the user's code expects."""
+        """Collect while worker 0's part runs here, on the thread that the user's code expects."""
         self._beside = True
         watch = threading.Thread(target=self.collect, name="trainkit-gang-watch", daemon=True)
         watch.start()
@@ -101,7 +101,7 @@ class Answers:
 
     @property
     def failed(self) -> bool:
-        """Whether not all workers gave a result."""
+        """Return True if a worker gave no result."""
         return bool(self.failures or self.late)
 
     def deaths(self) -> list[int]:
@@ -123,7 +123,7 @@ class Answers:
         return (raised or self.lost())[0]
 
     def verdict(self, *, ended: bool) -> BaseException:
-        """What to raise; `ended` says whether the workers were."""
+        """Return the exception to raise; `ended`: the workers were ended."""
         world_size = self._world_size
         if raised := self._raised():
             rank, error = raised[0]
@@ -146,7 +146,7 @@ class Answers:
         return verdict
 
     def _missed(self, waited: list[int], error: BaseException | None) -> str:
-        """Who did not come to what the others waited at."""
+        """Return a sentence on the workers that did not join a collective."""
         many = len(self.late) > 1
         late = f"worker{'s' if many else ''} {', '.join(map(str, self.late))} of {self._world_size}"
         if error is None:
@@ -184,7 +184,7 @@ class Answers:
         ]
 
     def _raised(self) -> list[tuple[int, BaseException]]:
-        """What the user's code raised, by rank."""
+        """Return the exceptions of the user's code by rank."""
         return [
             item
             for item in sorted(self.failures.items())

@@ -115,7 +115,7 @@ class WorkerPlacement:
         return fitting(runtime.available_resources(), self._bundle)
 
     def still_there(self) -> bool:
-        """Whether those that are held, if any, can go on being used; nothing is held if not."""
+        """Return True if the held bundles, if any, can still be used; otherwise drop them."""
         try:
             there = all(
                 group.wait(AT_ONCE_S) for group in {id(group): group for group, _ in self._places}.values()

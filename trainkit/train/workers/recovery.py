@@ -16,7 +16,7 @@ REFORM_WAIT_S = 30.0
 
 
 class Effect(Enum):
-    """What a call changes of what a snapshot holds, which decides what becomes of the snapshot."""
+    """Effect of a call on the state that a snapshot holds, which decides the fate of the snapshot."""
 
     NOTHING = "nothing"
     """It reads: the snapshot stays good."""
@@ -55,7 +55,7 @@ class Call:
 
 
 def may_retry(failures: int, max_retries: int, *, has_snapshot: bool) -> bool:
-    """Whether a call that has failed `failures` times, as it lost workers, is run again.
+    """Return True if a call that lost workers `failures` times is run again.
 
     Args:
         failures: 1 or more.
@@ -66,7 +66,7 @@ def may_retry(failures: int, max_retries: int, *, has_snapshot: bool) -> bool:
 
 
 def give_up_text(method: str, failures: Sequence[str]) -> str:
-    """What is raised when a call failed each time it was run."""
+    """Return the message for a call that failed each time it was run."""
     retries = len(failures) - 1
     times = "once" if retries == 1 else f"{retries} times"
     listed = "\n".join(f"{number}. {text}" for number, text in enumerate(failures, start=1))
@@ -120,7 +120,7 @@ def size_text(before: int, now: int, full: int) -> str:
 
 
 def no_room_text(fewest: int, timeout_s: float) -> str:
-    """What is raised when not even the smallest gang found room."""
+    """Return the message for lack of room even for the smallest number of workers."""
     workers = "1 worker" if fewest == 1 else f"{fewest} workers"
     return (
         f"there was no room for {workers} within timeout_s={timeout_s:g}: trainkit.list_placement_groups() "

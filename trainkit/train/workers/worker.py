@@ -48,7 +48,7 @@ from trainkit.train.strategies.single import SingleStrategy
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerSpec:
-    """What a worker is told when it starts.
+    """Settings of a worker at its start.
 
     Attributes:
         options: the trainer's, resolved.
@@ -235,7 +235,7 @@ class Worker:
         return [self._strategy.skeleton(model) for model in self._operator.registered.models]
 
     def model_states(self) -> list[dict[str, Any]]:
-        """What this worker holds of the models' states, detached."""
+        """Return this worker's part of the models' states, detached."""
         registered = self._operator.registered
         states: list[dict[str, Any]] = detached(self._strategy.state(registered.models, ())["models"])
         return states
@@ -248,7 +248,7 @@ class Worker:
         return WorkerState(shared, self.own_state())
 
     def own_state(self) -> dict[str, Any]:
-        """What is its own: generators, where it is in the data, what its strategy has learnt."""
+        """Return the worker's own state: generators, position in the data, and its strategy's order."""
         return {
             "data_rank": self._strategy.data.rank,
             "rng": generator_states(),
@@ -257,7 +257,7 @@ class Worker:
         }
 
     def small_state(self) -> SmallState:
-        """What a validation may change of the state."""
+        """Return the part of the state that a validation may change."""
         operator, registered = self._operator, self._operator.registered
         schedulers = [scheduler.state_dict() for scheduler in registered.schedulers]
         held = detached([operator.state_dict() or {}, schedulers, rates(registered.optimizers)])

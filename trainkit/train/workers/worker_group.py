@@ -94,7 +94,7 @@ class WorkerGroup:
         return self._local
 
     def gathered(self, timeout_s: float) -> bool:
-        """Whether all workers' processes are there within `timeout_s`; those that died count as there."""
+        """Wait until all workers have started or died; return False if `timeout_s` passes first."""
         refs = [handle.here.remote() for handle in self._handles.values()]
         return not refs or not runtime.wait(refs, num_returns=len(refs), timeout=timeout_s)[1]
 
@@ -145,7 +145,7 @@ class WorkerGroup:
         return self._call(method, every, in_step=in_step, alike=alike)
 
     def call_first(self, method: str, *args: Any) -> list[Any]:
-        """The same on worker 0 alone."""
+        """Call a method on worker 0 alone."""
         return self._call(method, {0: args}, in_step=False)
 
     def close(self, *, force: bool = False, why: str = "it was shut down") -> None:

@@ -92,7 +92,7 @@ class Callback:
         """
 
     def get_state(self) -> dict[str, Any] | None:
-        """What the callback wants back when the experiment goes on, as JSON can hold it; None: nothing.
+        """Return the callback's state for a restored experiment, as JSON can hold it; None: nothing.
 
         Asked for every few seconds and at the end, and kept in the experiment's file.
         """
@@ -128,7 +128,7 @@ class ProgressReporter:
         """
 
     def should_report(self, trials: Sequence[Trial], done: bool = False) -> bool:
-        """Whether to call `report` now; asked after each step, so be quick. `done`: for the last time."""
+        """Return True to have `report` called now; asked after each step. `done`: for the last time."""
         raise NotImplementedError(f"{type(self).__name__} must define should_report()")
 
     def report(self, trials: Sequence[Trial], done: bool, *sys_info: str) -> None:

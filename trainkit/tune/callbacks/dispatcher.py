@@ -87,7 +87,7 @@ _HOOKS = [name for name in vars(Callback) if name.startswith("on_") or name == "
 
 
 class CallbackDispatcher:
-    """See the module.
+    """Dispatcher of an experiment's records to its callbacks.
 
     Args:
         callbacks: told in this order.

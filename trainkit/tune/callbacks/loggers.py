@@ -187,7 +187,7 @@ _AS_TEXT: dict[str, Any] = {"newline": "", "encoding": "utf-8", "errors": "backs
 
 
 class CSVLoggerCallback(LoggerCallback):
-    """See the module."""
+    """For each trial, `progress.csv` with a row per report."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -276,7 +276,7 @@ def _write(path: Path, columns: Sequence[str], rows: Sequence[Sequence[Any]]) ->
 
 
 class JsonLoggerCallback(LoggerCallback):
-    """See the module; what JSON can't hold in a configuration stands there as its repr."""
+    """For each trial, its configuration, reports and error as JSON; other values as their repr."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -105,7 +105,7 @@ def _head_of_scalar(tag: str) -> bytes:
 
 
 def _as_float(value: float) -> float:
-    """What single precision can't hold becomes infinite, as it does in protocol buffers."""
+    """Round to single precision; values out of its range become infinite, as in protocol buffers."""
     if -_FLOAT_MAX <= value <= _FLOAT_MAX or value != value:
         return value
     return float("inf") if value > 0 else float("-inf")

@@ -320,7 +320,7 @@ class ExperimentAnalysis:
         return {"start_time": self.runner_data().get("created")}
 
     def runner_data(self) -> dict[str, Any]:
-        """What the experiment's file keeps of the experiment as a whole: seed, space, settings."""
+        """Return the facts of the experiment as a whole: seed, space, settings."""
         return self._grid.facts()
 
     def set_filetype(self, file_type: str | None = None) -> None:

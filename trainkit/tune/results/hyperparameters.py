@@ -50,7 +50,7 @@ class Hyperparameter:
 
     @cached_property
     def choices(self) -> list[Any]:
-        """What it may be, in the space's order, then what it was besides: changed spaces, unknown domains."""
+        """Return the values in the space's order, then further observed ones."""
         listed: Sequence[Any] = ()
         if isinstance(self.domain, Categorical):
             listed = self.domain.categories

@@ -24,7 +24,7 @@ from trainkit.tune.store.records import Report
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """What happened, with its place in the order of all that happened, and when, in seconds since 1970."""
+    """Entry of the log with its place in the order of all entries, and its time in seconds since 1970."""
 
     seq: int
     time: float
@@ -33,10 +33,10 @@ class Event:
 
 
 class LogReader(ExperimentReader):
-    """See the module, and `ExperimentReader`."""
+    """Reader of the log of an experiment, also while it is written."""
 
     def events(self, trial_id: str | None = None) -> list[Event]:
-        """What happened to a trial, or with None to the experiment as a whole, in order."""
+        """Return the log of a trial, or with None of the experiment as a whole, in order."""
         rows = self._rows(
             "SELECT seq, time, kind, detail FROM events WHERE trial_id IS ? ORDER BY seq", trial_id
         )
@@ -75,7 +75,7 @@ CUT_OFF = f"{INTERRUPTED.why}: the program that ran it is gone"
 
 @dataclass(frozen=True, kw_only=True)
 class Overview:
-    """See the module.
+    """Overview of an experiment, also while another process runs it.
 
     Attributes:
         folder: of the experiment.
@@ -184,7 +184,7 @@ class Overview:
 
 
 def _ending(events: Sequence[Event]) -> str:
-    """What was said at the end of the last run; '' if it did not get there."""
+    """Return the message at the end of the last run; '' if the run did not reach its end."""
     for event in reversed(events):
         if event.kind == "ended":
             return event.detail

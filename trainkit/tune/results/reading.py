@@ -67,7 +67,7 @@ class RayFolder:
         return list(self._histories[trial_id])
 
     def histories(self) -> Iterator[tuple[str, list[dict[str, Any]]]]:
-        """The same for each trial that has reported."""
+        """Yield the reports of each trial that has any."""
         for trial_id in self._folders:
             if history := self.history(trial_id):
                 yield trial_id, history
@@ -205,7 +205,7 @@ class RayFolder:
 
 
 def _status(stated: Any, last: dict[str, Any], failure: Failure | None) -> TrialStatus:
-    """As the state file says; without one, as the trial's files let us know."""
+    """Return the status in the state file; without one, derive it from the trial's files."""
     if stated in list(TrialStatus):
         return TrialStatus(stated)
     if failure is not None:
@@ -234,13 +234,13 @@ def _parsed(text: str, path: Path) -> dict[str, Any]:
 
 
 class Reader(Protocol):
-    """What results ask of the experiment they come from; close it soon, a running one goes on writing."""
+    """Reader of the experiment that results come from; close it soon, as a running one goes on writing."""
 
     def __enter__(self) -> Self: ...
     def __exit__(self, *exc_info: object) -> None: ...
 
     def facts(self) -> dict[str, Any]:
-        """What holds for the whole experiment, by name."""
+        """Return the facts of the experiment as a whole, by name."""
 
     def trials(self) -> list[Trial]:
         """All trials in the order suggested."""
@@ -249,13 +249,13 @@ class Reader(Protocol):
         """The reports of a trial by iteration."""
 
     def histories(self) -> Iterator[tuple[str, list[dict[str, Any]]]]:
-        """The same for each trial that has reported."""
+        """Yield the reports of each trial that has any."""
 
     def checkpoint_results(self, trial_id: str) -> dict[int, dict[str, Any]]:
         """By checkpoint number, the report that it came with."""
 
     def decisions(self, trial_id: str | None = None) -> list[dict[str, Any]]:
-        """What was decided on the reports of a trial, or of all."""
+        """Return the decisions on the reports of a trial, or of all."""
 
     def stops(self) -> dict[str, dict[str, Any]]:
         """By trial, the reason of the stop that was decided on its last report, if one was."""
@@ -317,7 +317,7 @@ def trial_folder(path: str | os.PathLike[str], filesystem: Any = None) -> Path:
 
 
 def metric_and_mode(facts: Mapping[str, Any]) -> tuple[str | None, str | None]:
-    """What "best" means in the experiment with these facts; None where it hasn't said."""
+    """Return the metric and mode by which an experiment is judged; None if it has none."""
     settings = facts["tune_config"]
     metric, mode = facts.get("objective", (settings["metric"], settings["mode"]))
     return (None, None) if isinstance(metric, list) else (metric, mode)

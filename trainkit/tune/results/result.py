@@ -137,7 +137,7 @@ class Result:
 
     @property
     def decisions(self) -> list[dict[str, Any]]:
-        """What the scheduler decided on this trial's reports, and why: rung, rank, cutoff."""
+        """Return the scheduler's decisions on this trial's reports with their reasons: rung, rank, cutoff."""
         with self._reader() as reader:
             return reader.decisions(self.trial_id)
 

@@ -107,7 +107,7 @@ class ResultGrid(Sequence[Result]):
         errors: Mapping[tuple[str, int], BaseException] | None = None,
         configs: Mapping[str, dict[str, Any]] | None = None,
     ) -> ResultGrid:
-        """The same, for the process that ran the experiment and knows more than its file.
+        """Load results in the process that ran the experiment, which knows more than its file.
 
         Args:
             folder: of the experiment.
@@ -173,7 +173,7 @@ class ResultGrid(Sequence[Result]):
 
     @property
     def errors(self) -> list[BaseException]:
-        """What failed trials raised, in the order suggested."""
+        """Return the exceptions of failed trials, in the order suggested."""
         return [result.error for result in self._results if result.error is not None]
 
     @property
@@ -376,7 +376,7 @@ class ResultGrid(Sequence[Result]):
             yield from reader.histories()
 
     def facts(self) -> dict[str, Any]:
-        """What the experiment's file keeps of the experiment as a whole: seed, space, settings."""
+        """Return the facts of the experiment as a whole: seed, space, settings."""
         with self._reader() as reader:
             return reader.facts()
 

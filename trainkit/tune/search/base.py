@@ -119,7 +119,7 @@ class Searcher(ABC):
 
     @property
     def objectives(self) -> tuple[Objective, ...]:
-        """What to optimise where there are several; `metric` and `mode` are then None."""
+        """Return the objectives if there are several; `metric` and `mode` are then None."""
         return self._objectives
 
     def set_objectives(self, objectives: tuple[Objective, ...]) -> None:
@@ -147,12 +147,12 @@ class Searcher(ABC):
 
     @property
     def mode(self) -> str | None:
-        """Whether less is better, "min", or more, "max"."""
+        """Return "min" or "max"."""
         return self._mode
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """What the constructor takes to make this searcher again; for those that come with trainkit."""
+        """Return the constructor's arguments that make this searcher again; for searchers of trainkit."""
         return {}
 
     def begin(

@@ -24,14 +24,14 @@ class Form(Protocol):
     space: Space | None
 
     def fixed(self, point: Mapping[str, Any]) -> tuple[Any, bool]:
-        """What a user's point settles, and whether it leaves other parameters open.
+        """Return the part of a user's point that the model knows, and True if other parameters stay open.
 
         Raises:
             ConfigError: the point does not fit the space.
         """
 
     def known_by(self, config: Mapping[str, Any], *, exactly: bool = False) -> Any | None:
-        """What the model knows `config` by; None where that can't be told from it.
+        """Encode `config` for the model; None if that can't be told from it.
 
         Args:
             config: which may be none of the space.
@@ -49,7 +49,7 @@ class Code(Protocol):
     """Of one parameter."""
 
     def encode(self, value: Any) -> Any:
-        """What the model knows a value of the domain by."""
+        """Encode a value of the domain for the model."""
 
 
 C = TypeVar("C", bound=Code)
@@ -97,7 +97,7 @@ class Declared(Generic[C]):
         return self.encoded(given), leaves_open(self.declared, self.declared.preset(point))
 
     def encoded(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """What the model knows values by, both by the parameters' names."""
+        """Encode values for the model, both by the parameters' names."""
         return {name: self.codes[name].encode(value) for name, value in values.items()}
 
     def others(self, rng: Generator) -> Iterator[tuple[dict[str, Any], Any | None]]:

@@ -70,7 +70,7 @@ class ModelledSearcher(Searcher, Generic[F]):
 
     @abstractmethod
     def _form_of(self, space: Any, *, own: bool) -> F:
-        """What the model knows configurations by.
+        """Return the encoding of configurations for the model.
 
         Args:
             space: the constructor's, or the experiment's.
@@ -121,7 +121,7 @@ class ModelledSearcher(Searcher, Generic[F]):
 
     @property
     def evaluated(self) -> list[Evaluated]:
-        """What `add_evaluated_point` has told it, to be written down."""
+        """Return the points of `add_evaluated_point`, to be stored."""
         return self._evaluated
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ModelledSearcher[F]:

@@ -303,7 +303,7 @@ class Repeater(SearcherWrapper):
             self._best = values
 
     def _summary(self, unit: _Unit) -> dict[str, Any] | None:
-        """What the searcher is told; None: all trials failed."""
+        """Return the result for the searcher; None: all trials failed."""
         last = next((result for result in reversed(unit.results.values()) if result is not None), None)
         values = self._values(unit)
         if last is None or self.metric is None:

@@ -163,7 +163,7 @@ class TrialSource:
         return trial
 
     def request(self, trial: Trial) -> PlacementGroupFactory:
-        """What `trial` reserves; raises what the user's function of the configuration raises."""
+        """Return the request of `trial`; raise what the user's function of the configuration raises."""
         return self._request_of(trial.config)
 
 

@@ -55,7 +55,7 @@ class MemoryStore:
             self._ownership.remove()
 
     def reader(self) -> MemoryReader:
-        """What answers as the reader of a file does."""
+        """Return a reader with the methods of a file's reader."""
         return self._reader
 
 

@@ -103,7 +103,7 @@ _FRESH_S = 5.0
 
 
 def asker() -> str:
-    """Who asks: 'user@host (pid 123)'."""
+    """Return the name of the asking process: 'user@host (pid 123)'."""
     try:
         user = getpass.getuser()
     except (KeyError, OSError):  # a container's user need not have a name

@@ -64,7 +64,7 @@ class ExperimentReader:
         self._connection.close()
 
     def facts(self) -> dict[str, Any]:
-        """What holds for the whole experiment, by name."""
+        """Return the facts of the experiment as a whole, by name."""
         return {key: decode_config(value) for key, value in self._rows("SELECT key, value FROM experiment")}
 
     def trials(self, policy: CheckpointConfig | None = None) -> list[Trial]:
@@ -197,7 +197,7 @@ class ExperimentReader:
         ]
 
     def histories(self) -> Iterator[tuple[str, list[dict[str, Any]]]]:
-        """The same for each trial that has reported, in one pass."""
+        """Yield the reports of each trial that has any, in one pass."""
         self._take_origins()
         current: str | None = None
         results: list[dict[str, Any]] = []
@@ -244,7 +244,7 @@ class ExperimentReader:
         }
 
     def decisions(self, trial_id: str | None = None) -> list[dict[str, Any]]:
-        """What was decided on the reports of a trial, or of all, in order: verdict and the reason's facts."""
+        """Return the decisions on the reports of a trial, or of all, in order, with their facts."""
         return [
             {"trial_id": trial, "attempt": attempt, "iteration": at, "verdict": verdict, **decode(reason)}
             for trial, attempt, at, verdict, reason in self._rows(

@@ -148,7 +148,7 @@ class Span:
 
 
 def outcome_of(status: TrialStatus, reason: str, *, failed: bool, endings: Collection[str]) -> str:
-    """What became of an attempt, in a word.
+    """Return the outcome of an attempt in a word.
 
     Args:
         status: where its trial stood at its end; RUNNING: it has not ended.

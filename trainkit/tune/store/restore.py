@@ -187,7 +187,7 @@ class ResumeRule:
         return cls(ResumeConfig(finished, config.unfinished, config.errored), only)
 
     def for_trial(self, trial: Trial) -> Resume:
-        """What is done with this trial."""
+        """Return the treatment of this trial."""
         if trial.status is TrialStatus.ERROR:
             return self.config.errored
         if trial.status is TrialStatus.TERMINATED:
@@ -284,7 +284,7 @@ def require_kept(rule: ResumeRule | None, *, in_memory: bool) -> None:
 
 @dataclass
 class Restored:
-    """What an interrupted experiment comes to.
+    """State of an interrupted experiment, ready to continue.
 
     Attributes:
         trials: as the controller takes them.
@@ -372,7 +372,7 @@ def restore_trials(
 
 @dataclass
 class Replayed:
-    """What a replay has found.
+    """Findings of a replay.
 
     Attributes:
         with_metric: ids of trials that have reported the metrics, all at once.

@@ -150,7 +150,7 @@ class ExperimentStore:
             raise StoreError(f"{self.folder / FILENAME} cannot be written: {error}") from error
 
     def reader(self) -> ExperimentReader:
-        """What reads it, also while it is written to; close it."""
+        """Return a reader of the file, also while it is written; close it."""
         return ExperimentReader(self.folder)
 
     def close(self) -> None:

@@ -20,7 +20,7 @@ from trainkit.tune.trial.trainable import Trainable
 
 
 class TrialActor:
-    """See the module. `setup` comes first, then `advance` until it is done, or `stop`.
+    """Actor of a trial. `setup` comes first, then `advance` until it is done, or `stop`.
 
     Then `leave`; or, where it serves several trials, `begin` with the next one, and so on.
 
@@ -126,7 +126,7 @@ class SerializedTrainable(Trainable):
 
 @dataclass(frozen=True)
 class Shared:
-    """What all steps of an experiment are given.
+    """Arguments that all steps of an experiment share.
 
     Attributes:
         trainable: a `SerializedTrainable`.
@@ -137,7 +137,7 @@ class Shared:
     parameters: Mapping[str, ObjectRef[Any]]
 
     def values(self) -> tuple[type[SerializedTrainable], dict[str, Any]]:
-        """The same, fetched at the first call in a process."""
+        """Return the shared arguments, fetched at the first call in a process."""
         if not _fetched:
             trainable, *values = api.get([self.trainable, *self.parameters.values()])
             _fetched.append((trainable, dict(zip(self.parameters, values, strict=True))))

@@ -25,7 +25,7 @@ class TrialStopped(BaseException):
 
 
 class TuneContext:
-    """Who this trial is."""
+    """Identity of the running trial."""
 
     def __init__(self, spec: TrialSpec) -> None:
         self._spec = spec
@@ -43,7 +43,7 @@ class TuneContext:
         return self._spec.trial_dir
 
     def get_trial_resources(self) -> TrialResources:
-        """What the trial reserves, by resource name."""
+        """Return the resources of the trial by name."""
         return self._spec.resources
 
     def get_experiment_name(self) -> str:
@@ -71,7 +71,7 @@ class TuneContext:
         return 0
 
     def get_metadata(self) -> dict[str, Any]:
-        """What a trainer was given for its checkpoints; a trial has none."""
+        """Return a trainer's metadata for its checkpoints; a trial has none."""
         return {}
 
 
@@ -242,25 +242,25 @@ def checkpoint_dir(step: int) -> Iterator[str]:
 
 
 def get_trial_id() -> str:
-    """The same as `get_context().get_trial_id()`."""
+    """Return `get_context().get_trial_id()`."""
     return current_session("get_trial_id").context.get_trial_id()
 
 
 def get_trial_name() -> str:
-    """The same as `get_context().get_trial_name()`."""
+    """Return `get_context().get_trial_name()`."""
     return current_session("get_trial_name").context.get_trial_name()
 
 
 def get_trial_dir() -> str:
-    """The same as `get_context().get_trial_dir()`."""
+    """Return `get_context().get_trial_dir()`."""
     return current_session("get_trial_dir").context.get_trial_dir()
 
 
 def get_trial_resources() -> TrialResources:
-    """The same as `get_context().get_trial_resources()`."""
+    """Return `get_context().get_trial_resources()`."""
     return current_session("get_trial_resources").context.get_trial_resources()
 
 
 def is_session_enabled() -> bool:
-    """Whether this code runs in a trial."""
+    """Return True if this code runs in a trial."""
     return (_active.get() or _of_process) is not None

@@ -155,5 +155,5 @@ def _libc() -> ctypes.CDLL:
 
 
 def _flush_c() -> None:
-    """What C code has printed is buffered by itself, and would come out in another trial's file."""
+    """Flush the output of C code, whose own buffer would otherwise reach another trial's file."""
     _libc().fflush(None)

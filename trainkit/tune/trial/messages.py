@@ -82,7 +82,7 @@ class Progress:
 
     @property
     def plain(self) -> PlainProgress:
-        """The same as a tuple, which travels several times as fast as an object of a class."""
+        """Return a tuple, which travels several times as fast as an object of a class."""
         return self.iteration, self.metrics, self.checkpoint, self.done, self.problem
 
 

@@ -29,7 +29,7 @@ CHECKPOINT_DIR = "checkpoint_dir"
 def older_arguments(
     function: Callable[..., Any], parameters: Mapping[str, Any], checkpoint: str | None
 ) -> dict[str, Any]:
-    """What a function of an older form is given besides.
+    """Return the further arguments of a function in an older form.
 
     Args:
         function: the user's.

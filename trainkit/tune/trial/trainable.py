@@ -85,7 +85,7 @@ class Trainable:
 
     @classmethod
     def default_resource_request(cls, config: dict[str, Any]) -> Any:
-        """What a trial with this configuration reserves, where `with_resources` says nothing; None: 1 CPU."""
+        """Return the request of a trial, unless `with_resources` is used; None: 1 CPU."""
         del config
         return None
 
@@ -115,7 +115,7 @@ class Trainable:
 
     @property
     def trial_resources(self) -> TrialResources:
-        """What the trial reserves, by resource name."""
+        """Return the resources of the trial by name."""
         return self._trial.resources
 
     def get_config(self) -> dict[str, Any]:
@@ -175,5 +175,5 @@ class Trainable:
 
     @classmethod
     def can_save(cls) -> bool:
-        """Whether the class defines `save_checkpoint`."""
+        """Return True if the class defines `save_checkpoint`."""
         return cls.save_checkpoint is not Trainable.save_checkpoint

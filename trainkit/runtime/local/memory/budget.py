@@ -91,7 +91,7 @@ class StoreBudget:
 
     @property
     def used_bytes(self) -> int:
-        """What is counted as used; it may be too much, see above."""
+        """Return the bytes counted as used; the count may be too high, never too low."""
         return self._cells[_USED]
 
     @property
@@ -119,7 +119,7 @@ class StoreBudget:
             return not told
 
     def span(self, size_bytes: int, *, on_disk: bool = False) -> Span:
-        """What a lock on a segment of that size covers."""
+        """Return the range of bytes that a lock on a segment of this size covers."""
         return Span(self.session, size_bytes, on_disk)
 
     def make(self, size_bytes: int) -> int | None:
@@ -149,7 +149,7 @@ class StoreBudget:
             return self.make(size_bytes)
 
     def in_use_bytes(self) -> int:
-        """What all segments in use take together, warm ones aside, as the kernel knows it."""
+        """Return the bytes of all segments in use, without warm ones, as known to the kernel."""
         return sum(locks.sizes_in_use(self.session).values())
 
     def figures(self) -> dict[str, int]:

@@ -32,7 +32,7 @@ _FLOCK = struct.Struct("@hhqqi")  # the C library's struct flock: type, whence, 
 
 
 class Span:
-    """What a lock on a segment covers, with the requests to the kernel made ready.
+    """Range of bytes that a lock on a segment covers, with prepared requests to the kernel.
 
     Args:
         session: number of the session that it belongs to.

@@ -111,7 +111,7 @@ class Segment:
 
     @property
     def span(self) -> Span:
-        """What a lock on it covers."""
+        """Return the range of bytes that a lock on the segment covers."""
         if self._span is None:
             self._span = locks.span_of(self._fd)
         return self._span

@@ -108,7 +108,7 @@ def _parents() -> list[tuple[int, int]]:
 
 
 def _stat(pid: int) -> list[bytes]:
-    """What the kernel says of a process, from its state on."""
+    """Return the fields of /proc/PID/stat, from the state on."""
     with open(f"/proc/{pid}/stat", "rb") as file:
         # The name in parentheses may hold anything, so count from its end.
         return file.read().rpartition(b")")[2].split()
@@ -150,7 +150,7 @@ def own_pages_bytes(pid: int) -> int:
 
 
 def own_share_bytes(pid: int) -> int:
-    """The same with a page that n processes share counted as a part of n; takes a walk over all pages."""
+    """Return the proportional set size: a page shared by n processes counts as one n-th."""
     return 1024 * _sum_of_numbers(f"/proc/{pid}/smaps_rollup", (b"Pss_Anon:", b"SwapPss:"))
 
 
@@ -160,7 +160,7 @@ def parent(pid: int) -> int:
 
 
 def command_line(pid: int) -> bytes:
-    """What a process was started as, which a fork has in common with it; empty if it is gone."""
+    """Return the command line of a process, which its forks share; empty if it is gone."""
     try:
         with open(f"/proc/{pid}/cmdline", "rb") as file:
             return file.read()
@@ -177,7 +177,7 @@ def _sum_of_numbers(path: str, names: tuple[bytes, ...]) -> int:
 
 
 def exists(pid: int) -> bool:
-    """Whether there is a process of that number which has not ended."""
+    """Return True if a process of this number exists and has not ended."""
     try:
         return _stat(pid)[0] not in (b"Z", b"X")
     except OSError:

@@ -61,7 +61,7 @@ class BatchingConnection(Connection):
 
     @abstractmethod
     def tick(self) -> None:
-        """See to it that `flush_posted` is called soon."""
+        """Arrange a call of `flush_posted` soon."""
 
     def on_tick(self) -> bool:
         """Called by the pump's thread as long as it ticks; returns whether it is to go on."""
@@ -115,7 +115,7 @@ class BatchingConnection(Connection):
 
     @property
     def has_posted(self) -> bool:
-        """Whether something waits to be sent together with more."""
+        """Return True if an entry waits to be sent together with others."""
         return bool(self._posted)
 
     def finish_sending(self) -> None:

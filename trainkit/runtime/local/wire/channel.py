@@ -202,7 +202,7 @@ class Connection:
 
     @property
     def has_backlog(self) -> bool:
-        """Whether something waits for the kernel's buffer to have room."""
+        """Return True if data waits for room in the kernel's buffer."""
         return bool(self._backlog)
 
     def flush(self) -> None:

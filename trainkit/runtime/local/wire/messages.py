@@ -37,7 +37,7 @@ def unpacked(body: Packed) -> Any:
 
 
 class WorkerEnvironment(NamedTuple):
-    """What a worker sees of the process that asked for it, as it was at that moment.
+    """Environment that a worker inherits from the process that requested it, at that moment.
 
     Attributes:
         preload: what that process has imported; see `preload.wanted`.
@@ -73,7 +73,7 @@ class ActorConduct(NamedTuple):
 
 
 class ConstructorCall(NamedTuple):
-    """What an actor is made anew with: the body of its first frame.
+    """Constructor call that makes an actor again: the body of its first frame.
 
     Its buffers are those of the frame that the memo comes in, and its handles the last ones there.
 
@@ -323,11 +323,11 @@ class Release(NamedTuple):
 
 
 class Available(NamedTuple):
-    """What is free? Answered with amounts by name."""
+    """Question for the free resources, answered with amounts by name."""
 
 
 class State(NamedTuple):
-    """What is there of a kind, see `statebook`? Answered with a list of mappings."""
+    """Question for the state listing of a kind, answered with a list of mappings."""
 
     kind: str
 

@@ -25,7 +25,7 @@ class NameTable:
         self._names[bearer] = key
 
     def bearer(self, namespace: str, name: str) -> int | None:
-        """Who is called so; None if nobody is."""
+        """Return the holder of a name, or None."""
         return self._bearers.get((namespace, name))
 
     def release(self, bearer: int) -> None:
@@ -48,7 +48,7 @@ def nearest(name: str, known: Sequence[str]) -> str | None:
 
 
 def taken_message(name: str, namespace: str, holder: str) -> str:
-    """What the error says to who wants a name that `holder` has."""
+    """Return the message for a request for a name that `holder` has."""
     return (
         f"the name {name!r} is taken in the namespace {namespace!r} by {holder}; choose another name or "
         "namespace, end that actor with trainkit.kill(trainkit.get_actor(...)), or pass get_if_exists=True "

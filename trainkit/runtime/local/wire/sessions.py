@@ -69,7 +69,7 @@ class Session(NamedTuple):
 
     @property
     def alive(self) -> bool:
-        """Whether its node runs."""
+        """Return True if its node runs."""
         if process.environment(self.node).get(SESSION_MARK) == str(self.folder):
             return True
         # Seen from another container its pid is another: what takes visitors is not dead.
@@ -140,7 +140,7 @@ def socket_path(folder_fd: int) -> str:
 
 
 def is_own(sock: socket.socket) -> bool:
-    """Whether the process at the other end of a Unix socket belongs to this user."""
+    """Return True if the process at the other end of a Unix socket belongs to this user."""
     raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     uid: int = _CREDENTIALS.unpack(raw)[1]
     return uid == os.getuid()
@@ -249,7 +249,7 @@ class ControlClient(Connection):
             raise _gone(self._folder, str(error)) from error
 
     def await_end(self, timeout_s: float) -> bool:
-        """Whether the node closes the connection within `timeout_s`."""
+        """Wait for the node to close the connection; return False if `timeout_s` passes first."""
         self._read_until(lambda: False, timeout_s)
         return self.closed
 

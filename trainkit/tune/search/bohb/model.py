@@ -163,7 +163,7 @@ LEAST_DENSITY = 1e-32
 
 @dataclass(frozen=True)
 class BOHBConfig:
-    """What `bohb_config` may hold; the names are HpBandSter's, the defaults the paper's but one.
+    """Options of `bohb_config`; the names are HpBandSter's, the defaults the paper's but one.
 
     Attributes:
         min_points_in_model: the least number of good configurations, and of bad ones; None, and anything
