@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from trainkit.train import BATCH_SIZE, TrainingOperator
 from trainkit.train.step.context import WorkerContext
+from trainkit.train.step.epoch import EpochBatches
 from trainkit.train.strategies.base import Place, StepSettings
 from trainkit.train.strategies.single import SingleStrategy
 
@@ -111,7 +112,9 @@ def alone(cls: type[Any], config: dict[str, Any], **settings: Any) -> Any:
 
 def train_alone(operator: Any, num_steps: int | None = None) -> Any:
     """An epoch of `alone`'s operator."""
-    return operator.train_epoch(operator.train_feed.batches(0, num_steps), {}, num_steps=num_steps)
+    return operator.train_epoch(
+        EpochBatches(operator.train_feed.batches(0, num_steps)), {}, num_steps=num_steps
+    )
 
 
 def plain_losses(config: dict[str, Any], steps: int) -> list[float]:

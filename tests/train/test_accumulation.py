@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from tests.train.operators import Digits, alone, digits, make_parts, plain_losses, train_alone
 from trainkit.train import BATCH_SIZE, TorchTrainer, TrainingOperator
-from trainkit.train.data.sharding import BatchWeights, Pass, batch_weight
+from trainkit.train.data.sharding import BatchSizes, BatchWeights, batch_weight
 
 pytestmark = pytest.mark.usefixtures("runtime")
 
@@ -167,19 +167,21 @@ def test_no_gradient_is_left_from_an_epoch_that_failed() -> None:
 @pytest.mark.parametrize(
     ("sizes", "total"),
     [
-        (Pass(100, 10, False), 10),
-        (Pass(95, 10, False), 10),
-        (Pass(95, 10, False), 23),
-        (Pass(95, 10, True), 20),
+        (BatchSizes(100, 10, False), 10),
+        (BatchSizes(95, 10, False), 10),
+        (BatchSizes(95, 10, False), 23),
+        (BatchSizes(95, 10, True), 20),
     ],
     ids=str,
 )
 @pytest.mark.parametrize("every", [1, 3, 4])
-def test_turns_that_are_alike_are_those_worked_out_one_by_one(sizes: Pass, total: int, every: int) -> None:
+def test_weights_that_are_alike_are_those_computed_one_by_one(
+    sizes: BatchSizes, total: int, every: int
+) -> None:
     for rank in range(3):
-        turns = BatchWeights(sizes, total, every=every, rank=rank, world_size=3)
+        weights = BatchWeights(sizes, total, every=every, rank=rank, world_size=3)
         for index in range(total):
             expected = batch_weight(index, total, sizes, every=every, rank=rank, world_size=3)
-            assert turns(index) == expected, (rank, index)
+            assert weights(index) == expected, (rank, index)
             # A loop of the user's own may go over the batches again.
-            assert turns(total + index) == expected, (rank, index)
+            assert weights(total + index) == expected, (rank, index)

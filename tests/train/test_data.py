@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, IterableDataset, SequentialSampler, Ten
 
 from trainkit.errors import ConfigError
 from trainkit.train.data.feed import Feed, make_feed
-from trainkit.train.data.sharding import Pass, ShardedBatchSampler, batch_weight, samples_of_rank, shard
+from trainkit.train.data.sharding import BatchSizes, ShardedBatchSampler, batch_weight, samples_of_rank, shard
 from trainkit.train.distributed.process_group import ProcessGroup
 from trainkit.train.step.epoch import run_epoch
 
@@ -76,7 +76,7 @@ def test_weighted_means_of_a_step_add_up_to_the_mean_of_all_its_samples(
     samples: int, size: int, workers: int, every: int
 ) -> None:
     values = torch.arange(samples, dtype=torch.float64) ** 2
-    sizes = Pass(samples, size * workers, drop_last=False)
+    sizes = BatchSizes(samples, size * workers, drop_last=False)
     weighted, step = 0.0, []
     for index in range(sizes.steps):
         batch = range(samples)[index * sizes.batch_size : (index + 1) * sizes.batch_size]
@@ -85,10 +85,10 @@ def test_weighted_means_of_a_step_add_up_to_the_mean_of_all_its_samples(
         for rank in range(workers):
             part = shard(batch, rank, workers)
             assert len(part) == samples_of_rank(len(batch), rank, workers)
-            turn = batch_weight(index, sizes.steps, sizes, every=every, rank=rank, world_size=workers)
-            assert turn.weight or not part
-            weighted += float(values[part].mean()) * turn.weight / workers if part else 0.0
-        if turn.closes:
+            weight = batch_weight(index, sizes.steps, sizes, every=every, rank=rank, world_size=workers)
+            assert weight.averaged or not part
+            weighted += float(values[part].mean()) * weight.averaged / workers if part else 0.0
+        if weight.closes_step:
             assert weighted == pytest.approx(float(values[step].mean()))
             weighted, step = 0.0, []
     assert not step
@@ -119,9 +119,9 @@ def test_validation_never_starts_again_and_empty_data_ends() -> None:
 
 def test_weights_of_an_uneven_last_batch() -> None:
     own = feed(loader(9, batch_size=2), Seat(1, 2))
-    assert [own.weight for _ in own.batches()] == [1.0, 1.0, 0.0]
+    assert [batch.weight.averaged for batch in own.batches()] == [1.0, 1.0, 0.0]
     first = feed(loader(9, batch_size=2), Seat(0, 2))
-    assert [first.weight for _ in first.batches()] == [1.0, 1.0, 2.0]
+    assert [batch.weight.averaged for batch in first.batches()] == [1.0, 1.0, 2.0]
 
 
 def test_weights_follow_the_steps_not_the_batches_taken_ahead() -> None:
@@ -133,10 +133,10 @@ def test_weights_follow_the_steps_not_the_batches_taken_ahead() -> None:
         return {}
 
     for _ in range(2):
-        ahead = list(own.batches(num_steps=5))
+        ahead = [batch.data for batch in own.batches(num_steps=5)]
         seen.clear()
         for part in (ahead[:2], ahead[2:]):
-            run_epoch(step, part, feed=own, info={})
+            run_epoch(step, own.label(part), info={})
         assert seen == [1.0, 1.0, 0.0, 1.0, 1.0]
 
 

@@ -23,7 +23,7 @@ def test_on_a_cpu_nothing_comes_between_loader_and_step() -> None:
     loader: DataLoader[Any] = DataLoader(TensorDataset(torch.zeros(4, 2)), 2)
     device = torch.device("cpu")
     assert pinned(loader, device) is loader
-    assert DevicePrefetcher(device, last=False).ahead(loader) is loader
+    assert DevicePrefetcher(device, channels_last=False).ahead(loader) is loader
 
 
 class Streams:

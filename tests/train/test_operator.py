@@ -15,6 +15,7 @@ from trainkit.errors import ConfigError
 from trainkit.train import TorchTrainer, TrainingOperator
 from trainkit.train.options import wrong_signature
 from trainkit.train.step.context import WorkerContext
+from trainkit.train.step.epoch import EpochBatches
 
 
 def net() -> nn.Module:
@@ -32,7 +33,9 @@ def sgd(*models: nn.Module) -> torch.optim.Optimizer:
 
 def epoch(operator: TrainingOperator, num_steps: int | None = None) -> Any:
     assert operator.train_feed is not None
-    return operator.train_epoch(operator.train_feed.batches(0, num_steps), {}, num_steps=num_steps)
+    return operator.train_epoch(
+        EpochBatches(operator.train_feed.batches(0, num_steps)), {}, num_steps=num_steps
+    )
 
 
 def test_register_returns_what_it_was_given_in_the_same_shape() -> None:
@@ -124,7 +127,7 @@ def test_the_default_loop_is_the_plain_loop_bit_by_bit(samples: int) -> None:
 def test_validation_leaves_no_gradients_and_counts_every_sample() -> None:
     operator = Digits({"samples": 70, "batch_size": 32})
     assert operator.validation_feed is not None
-    result = operator.validate(operator.validation_feed.batches(), {})
+    result = operator.validate(EpochBatches(operator.validation_feed.batches()), {})
     assert result["num_samples"] == 70
     assert result["batch_count"] == 3
     assert 0 <= result["val_accuracy"] <= 1
@@ -143,7 +146,7 @@ def test_a_regression_has_no_accuracy() -> None:
 
     operator = Regression()
     assert operator.validation_feed is not None
-    result = operator.validate(operator.validation_feed.batches(), {})
+    result = operator.validate(EpochBatches(operator.validation_feed.batches()), {})
     assert set(result) == {"batch_count", "num_samples", "val_loss", "last_val_loss"}
 
 
@@ -157,7 +160,7 @@ def test_info_reaches_the_step() -> None:
 
     operator = Listener({"samples": 4, "batch_size": 2})
     assert operator.train_feed is not None
-    operator.train_epoch(operator.train_feed.batches(), {"note": "x"})
+    operator.train_epoch(EpochBatches(operator.train_feed.batches()), {"note": "x"})
     assert seen == [
         {"note": "x", "batch_idx": 0, "global_step": 0},
         {"note": "x", "batch_idx": 1, "global_step": 1},
@@ -229,7 +232,7 @@ def test_a_frozen_model_stays_in_the_mode_it_was_left_in(training: bool) -> None
     for _ in range(2):
         result = epoch(operator)
         assert (result["taught"], result["learning"]) == (training, 1)
-        result = operator.validate(operator.validation_feed.batches(), {})
+        result = operator.validate(EpochBatches(operator.validation_feed.batches()), {})
         assert (result["taught"], result["learning"]) == (0, 0)
         assert [module.training for module in operator.teacher] == [training, not training]
 

@@ -12,7 +12,7 @@ from tests.train.operators import Digits
 from trainkit.errors import ActorDiedError, ConfigError
 from trainkit.train import TorchTrainer
 from trainkit.train.distributed.failure_cause import LostOthersError, ended_by_watchdog
-from trainkit.train.workers.gather import Answers
+from trainkit.train.workers.gather import GatheredResults
 from trainkit.train.workers.placement import AT_ONCE_S, allowed_sizes, fitting, larger_size, time_to_wait_s
 from trainkit.train.workers.recovery import give_up_text, lost_session_text, may_retry
 
@@ -145,7 +145,9 @@ LOST = LostOthersError(3, "[gloo/transport/tcp/pair.cc:5] Connection closed by p
 def test_the_cause_is_told_from_symptoms(
     failures: dict[int, BaseException], late: list[int], lost: list[int], text: str
 ) -> None:
-    answers = Answers({}, what="train", world_size=2, at_once=True, timeout_s=5, end_workers=lambda: None)
+    answers = GatheredResults(
+        {}, what="train", world_size=2, at_once=True, timeout_s=5, end_workers=lambda: None
+    )
     answers.failures, answers.late = failures, late
     assert answers.failed
     assert answers.lost() == lost

@@ -17,10 +17,9 @@ from torch import nn
 from torch.nn.modules.loss import _Loss
 
 from trainkit.errors import ConfigError
-from trainkit.train.data.feed import Feed
+from trainkit.train.data.feed import Batch, Feed
 from trainkit.train.data.prefetch import DevicePrefetcher, pinned
-from trainkit.train.data.sharding import FULL_WEIGHT, Turn
-from trainkit.train.distributed.process_group import ProcessGroup
+from trainkit.train.data.sharding import FULL_WEIGHT, BatchWeight
 from trainkit.train.keys import NUM_SAMPLES
 from trainkit.train.lightning.operator import lightning_operator
 from trainkit.train.step.context import (
@@ -31,181 +30,14 @@ from trainkit.train.step.context import (
     check_wrapping,
     in_shape_of,
 )
-from trainkit.train.step.epoch import enter_training, evaluating, run_epoch
+from trainkit.train.step.epoch import EpochBatches, enter_training, evaluating, run_epoch
 from trainkit.train.step.stepper import Stepper
 from trainkit.train.step.timers import TimerCollection
-
-
-class Situated:
-    """Base of `TrainingOperator`: its configuration, its place among the workers, and its timers.
-
-    Args:
-        config: the user's configuration.
-        context: the worker; default, a single process on the CPU.
-    """
-
-    timers: TimerCollection
-    """Durations by name, measured in calls with `profile=True`: `with self.timers.record("fwd"): ...`"""
-
-    def __init__(self, config: Mapping[str, Any] | None = None, context: WorkerContext | None = None) -> None:
-        self._config = dict(config or {})
-        self._context = context or WorkerContext()
-        device = self._context.strategy.devices[0]
-        # A GPU works behind the clock's back: who asks for a profile asks to wait for it.
-        waits = device.type == "cuda"
-        self.timers = TimerCollection((lambda: torch.cuda.synchronize(device)) if waits else None)
-
-    @property
-    def config(self) -> dict[str, Any]:
-        """The configuration that `setup` was given."""
-        return self._config
-
-    @property
-    def device(self) -> torch.device:
-        """Where this worker's batches and models go."""
-        return self._context.strategy.devices[0]
-
-    @property
-    def devices(self) -> list[torch.device]:
-        """All devices of this worker."""
-        return list(self._context.strategy.devices)
-
-    @property
-    def world_rank(self) -> int:
-        """This worker's number among all, from 0."""
-        return self._context.strategy.group.rank
-
-    @property
-    def local_rank(self) -> int:
-        """This worker's number among those of its machine."""
-        return self._context.local_rank
-
-    @property
-    def world_size(self) -> int:
-        """How many workers train together."""
-        return self._context.strategy.group.world_size
-
-    @property
-    def use_gpu(self) -> bool:
-        """Return True if this worker trains on a GPU."""
-        return self.device.type == "cuda"
-
-    @property
-    def device_ids(self) -> list[int] | None:
-        """Indices of this worker's GPUs, as `DistributedDataParallel` takes them; None without."""
-        indices = [device.index for device in self.devices if device.index is not None]
-        return indices if self.use_gpu else None
-
-    @property
-    def use_fp16(self) -> bool:
-        """Return True if the precision is "fp16"."""
-        return self._context.step.precision == "fp16"
-
-    @property
-    def use_tqdm(self) -> bool:
-        """Return True if a progress bar is shown."""
-        return self._context.use_tqdm
-
-    @property
-    def scheduler_step_freq(self) -> str | None:
-        """When schedulers are stepped: "batch", "epoch" or "manual"."""
-        return self._context.scheduler_step_freq
-
 
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
-class Creators:
-    """The functions; see `TrainingOperator.from_creators`.
-
-    Raises:
-        ConfigError: one of them can't be called.
-    """
-
-    model_creator: Callable[[dict[str, Any]], Any]
-    optimizer_creator: Callable[[Any, dict[str, Any]], Any]
-    data_creator: Callable[[dict[str, Any]], Any] | None
-    loss_creator: Callable[..., Any] | None
-    scheduler_creator: Callable[[Any, dict[str, Any]], Any] | None
-    serialize_data_creation: bool
-
-    def __post_init__(self) -> None:
-        needed = {"model_creator": self.model_creator, "optimizer_creator": self.optimizer_creator}
-        others = {
-            name: function
-            for name in ("data_creator", "loss_creator", "scheduler_creator")
-            if (function := getattr(self, name)) is not None
-        }
-        wrong = [
-            f"{name}={function!r}"
-            for name, function in {**needed, **others}.items()
-            if not callable(function)
-        ]
-        if wrong:
-            raise ConfigError(f"from_creators: {', '.join(wrong)}: give functions")
-
-
-class CreatorOperator:
-    """Base of operators of `TrainingOperator.from_creators`: their `setup` calls the creators."""
-
-    creators: ClassVar[Creators]
-
-    register: Callable[..., Any]
-    register_data: Callable[..., Any]
-
-    def setup(self, config: dict[str, Any]) -> None:
-        creators = self.creators
-        # The data first, as RaySGD did: with a seed the model starts from the same weights.
-        train, validation = _loaders(creators, config)
-        models = creators.model_creator(config)
-        optimizers = creators.optimizer_creator(models, config)
-        given: dict[str, Any] = {"models": models, "optimizers": optimizers}
-        if creators.scheduler_creator is not None:
-            given["schedulers"] = creators.scheduler_creator(optimizers, config)
-        if (loss := creators.loss_creator) is not None:
-            plain = inspect.isclass(loss) and issubclass(loss, _Loss)
-            given["criterion"] = loss() if plain else loss(config)
-        self.register(**given)
-        self.register_data(train_loader=train, validation_loader=validation)
-
-
-def operator_from(base: type[T], creators: Creators) -> type[T]:
-    """A subclass of `base`, an operator, whose `setup` calls `creators`."""
-    attributes = {"creators": creators, "__doc__": CreatorOperator.__doc__}
-    return cast("type[T]", type("CreatorOperator", (CreatorOperator, base), attributes))
-
-
-def _loaders(creators: Creators, config: dict[str, Any]) -> tuple[Any, Any]:
-    if creators.data_creator is None:
-        return None, None
-    if creators.serialize_data_creation:
-        with _one_at_a_time():
-            made = creators.data_creator(config)
-    else:
-        made = creators.data_creator(config)
-    loaders = tuple(made) if isinstance(made, (list, tuple)) else (made,)
-    if not 1 <= len(loaders) <= 2 or loaders[0] is None:
-        raise ConfigError(
-            f"data_creator returned {made!r}: it returns a train loader, or a train and a validation loader"
-        )
-    return loaders[0], loaders[1] if len(loaders) == 2 else None
-
-
-@contextmanager
-def _one_at_a_time() -> Iterator[None]:
-    """A block that one of this user's processes runs at a time, so that only one downloads the data."""
-    path = Path(tempfile.gettempdir()) / f"trainkit-data-{os.getuid()}.lock"
-    # Not through a link, which somebody else could have laid in a folder that all may write to.
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
-
-
-class TrainingOperator(Situated):
+class TrainingOperator:
     """Models, optimizers and data of one worker, with the loops that run them.
 
     Subclass it and define `setup`, which calls `register` and `register_data`. Override `train_batch` or
@@ -230,21 +62,29 @@ class TrainingOperator(Situated):
     validation_feed: Feed | None = None
     global_step: int = 0
     """Training steps run so far."""
+    timers: TimerCollection
+    """Durations by name, measured in calls with `profile=True`: `with self.timers.record("fwd"): ...`"""
 
     def __init__(self, config: Mapping[str, Any] | None = None, context: WorkerContext | None = None) -> None:
-        super().__init__(config, context)
-        # What was registered; the attributes beside it are the user's to replace.
+        self._config = dict(config or {})
+        self._context = context or WorkerContext()
+        self._strategy = self._context.strategy
+        device = self.device
+        # The clock knows nothing of work that a GPU has still to do: whoever asks for a profile waits for it.
+        waits = device.type == "cuda"
+        self.timers = TimerCollection((lambda: torch.cuda.synchronize(device)) if waits else None)
+        # The attributes beside it are the user's to replace.
         self.registered = Registered()
         self.models = self.registered.models
         self.optimizers = self.registered.optimizers
         self.schedulers = self.registered.schedulers
         self.criterion = None
-        self._delivery = DevicePrefetcher(self.device, last=self._context.step.channels_last)
+        self._prefetcher = DevicePrefetcher(device, channels_last=self._context.step.channels_last)
         self.stepper = Stepper(
             self._context.step,
-            self._context.strategy,
+            self._strategy,
             self.registered,
-            turn=self._turn,
+            weight=self._current_weight,
             global_step=lambda: self.global_step,
         )
         self.setup(self._config)
@@ -293,7 +133,7 @@ class TrainingOperator(Situated):
         check_schedulers(held.schedulers, self.scheduler_step_freq)
         modules = as_list(models, nn.Module, "models")
         held.check_optimizers(modules, criterion)
-        held.models[:] = self._context.strategy.place(modules, held.optimizers, ddp_args or {})
+        held.models[:] = self._strategy.place(modules, held.optimizers, ddp_args or {})
         self.criterion = criterion.to(self.device) if isinstance(criterion, nn.Module) else criterion
         for name in ("model", "optimizer", "scheduler"):
             if len(several := getattr(held, f"{name}s")) == 1:
@@ -318,10 +158,10 @@ class TrainingOperator(Situated):
         """
         if train_loader is not None:
             loader = pinned(train_loader, self.device)
-            self.train_feed = self._context.strategy.split_data(loader, training=True)
+            self.train_feed = self._strategy.split_data(loader, training=True)
         if validation_loader is not None:
             loader = pinned(validation_loader, self.device)
-            self.validation_feed = self._context.strategy.split_data(loader, training=False)
+            self.validation_feed = self._strategy.split_data(loader, training=False)
 
     # -- training ------------------------------------------------------------------------------
 
@@ -347,13 +187,12 @@ class TrainingOperator(Situated):
         self.stepper.begin_epoch()
         return run_epoch(
             self.train_batch,
-            iterator,
-            feed=self._feed(self.train_feed),
+            self._weighted(iterator, self.train_feed, self.train_batch, TrainingOperator.train_batch),
             info=info,
             first_step=self.global_step,
             before_step=self.stepper.begin,
             after_step=self._after_step,
-            ahead=self._ahead(self.train_batch, TrainingOperator.train_batch),
+            bar=getattr(iterator, "bar", None),
         )
 
     def train_batch(self, batch: Any, batch_info: dict[str, Any]) -> Mapping[str, Any]:
@@ -368,7 +207,7 @@ class TrainingOperator(Situated):
             batch; `num_samples` is their weight.
         """
         self._single_model("train_batch")
-        features, target = self._delivery.parts(batch)
+        features, target = self._prefetcher.parts(batch)
         loss = self.forward_backward(features, target)
         with self.timers.record("apply"):
             self.optimizer_step()
@@ -386,12 +225,11 @@ class TrainingOperator(Situated):
             The loss, a mean over the batch, detached; None where it is another worker's, as in a pipeline.
         """
         model, criterion = self._single_model("forward_backward", optimizers=None)
-        strategy = self._context.strategy
         self.stepper.delegated()
         if not self.timers.enabled:
-            return strategy.forward_backward(model, criterion, features, target, self.stepper.scaled)
+            return self._strategy.forward_backward(model, criterion, features, target, self.stepper.scaled)
         with self.timers.halves("fwd", "grad", self.stepper.scaled) as scaled:
-            return strategy.forward_backward(model, criterion, features, target, scaled)
+            return self._strategy.forward_backward(model, criterion, features, target, scaled)
 
     def autocast(self) -> AbstractContextManager[object]:
         """A block for forward pass and loss of a step of your own, run in the trainer's `precision`."""
@@ -424,15 +262,16 @@ class TrainingOperator(Situated):
         with torch.no_grad(), evaluating(self.registered.models):
             return run_epoch(
                 self.validate_batch,
-                val_iterator,
-                feed=self._feed(self.validation_feed),
+                self._weighted(
+                    val_iterator, self.validation_feed, self.validate_batch, TrainingOperator.validate_batch
+                ),
                 info=info,
-                ahead=self._ahead(self.validate_batch, TrainingOperator.validate_batch),
+                bar=getattr(val_iterator, "bar", None),
             )
 
     def validate_batch(self, batch: Any, batch_info: dict[str, Any]) -> Mapping[str, Any]:
         """Loss and, where targets are classes, accuracy of one batch; arguments as `train_batch`'s."""
-        features, target = self._delivery.parts(batch)
+        features, target = self._prefetcher.parts(batch)
         metrics: dict[str, Any] = {NUM_SAMPLES: target.shape[0]}
         with self.timers.record("eval_fwd"):
             result = self.forward(features, target)
@@ -454,16 +293,16 @@ class TrainingOperator(Situated):
             Both, for a `validate_batch` of your own; None where they are another worker's, as in a pipeline.
         """
         model, criterion = self._single_model("validate_batch", optimizers=None)
-        return self._context.strategy.forward(model, criterion, features, target)
+        return self._strategy.forward(model, criterion, features, target)
 
     # -- the user's own state ------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Return further state for a checkpoint: plain values and tensors."""
+        """Return the operator's own part of a checkpoint: plain values and tensors."""
         return {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take over what `state_dict` returned when the checkpoint was written."""
+        """Take over the result of `state_dict` at the time when the checkpoint was written."""
 
     def close(self) -> None:
         """Called on each worker as the trainer is shut down in order; default, nothing."""
@@ -536,14 +375,83 @@ class TrainingOperator(Situated):
         functions = (model_creator, optimizer_creator, data_creator, loss_creator, scheduler_creator)
         return operator_from(cls, Creators(*functions, serialize_data_creation))
 
+    # -- this worker ---------------------------------------------------------------------------
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The configuration, as given to `setup`."""
+        return self._config
+
+    @property
+    def device(self) -> torch.device:
+        """The device of this worker's batches and models."""
+        return self._strategy.devices[0]
+
+    @property
+    def devices(self) -> list[torch.device]:
+        """All devices of this worker."""
+        return list(self._strategy.devices)
+
+    @property
+    def world_rank(self) -> int:
+        """This worker's number among all, from 0."""
+        return self._strategy.group.rank
+
+    @property
+    def local_rank(self) -> int:
+        """This worker's number among those of its machine."""
+        return self._context.local_rank
+
+    @property
+    def world_size(self) -> int:
+        """The number of workers that train together."""
+        return self._strategy.group.world_size
+
+    @property
+    def use_gpu(self) -> bool:
+        """True if this worker trains on a GPU."""
+        return self.device.type == "cuda"
+
+    @property
+    def device_ids(self) -> list[int] | None:
+        """Indices of this worker's GPUs, as `DistributedDataParallel` takes them; None without."""
+        indices = [device.index for device in self.devices if device.index is not None]
+        return indices if self.use_gpu else None
+
+    @property
+    def use_fp16(self) -> bool:
+        """True with `precision="fp16"`."""
+        return self._context.step.precision == "fp16"
+
+    @property
+    def use_tqdm(self) -> bool:
+        """True if a progress bar is shown."""
+        return self._context.use_tqdm
+
+    @property
+    def scheduler_step_freq(self) -> str | None:
+        """The time at which schedulers are stepped: "batch", "epoch" or "manual"."""
+        return self._context.scheduler_step_freq
+
     # -- inside --------------------------------------------------------------------------------
 
-    def _feed(self, registered: Feed | None) -> Feed:
-        # An overriding loop may bring batches of its own: they all count in full.
-        return registered if registered is not None else Feed((), group=ProcessGroup(), training=False)
+    def _weighted(
+        self, iterator: Iterable[Any], feed: Feed | None, step: Any, default: Any
+    ) -> Iterable[Batch]:
+        """Return the batches of a loop with their weights; a default step has them brought to the device."""
+        if isinstance(iterator, EpochBatches):
+            batches = iterator.weighted()
+        elif feed is not None:
+            batches = feed.label(iterator)
+        else:
+            # A loop of the user's own may bring batches that were never registered: they all count in full.
+            batches = (Batch(data, FULL_WEIGHT) for data in iterator)
+        # A step of the user's own is promised batches as the loader gives them.
+        is_default = getattr(step, "__func__", None) is default
+        return self._prefetcher.ahead(batches) if is_default else batches
 
-    def _turn(self) -> Turn:
-        return FULL_WEIGHT if self.train_feed is None else self.train_feed.turn
+    def _current_weight(self) -> BatchWeight:
+        return FULL_WEIGHT if self.train_feed is None else self.train_feed.current
 
     def _after_step(self) -> None:
         stepped = self.stepper.end()
@@ -570,6 +478,92 @@ class TrainingOperator(Situated):
             raise ConfigError(f"the default {step} needs a loss: register(criterion=...), or override {step}")
         return held.models[0], self.criterion
 
-    def _ahead(self, step: Any, default: Any) -> Callable[[Iterable[Any]], Iterable[Any]] | None:
-        # A step of the user's own is promised batches as the loader gives them.
-        return self._delivery.ahead if getattr(step, "__func__", None) is default else None
+
+@dataclass(frozen=True)
+class Creators:
+    """Functions that make an operator; the arguments of `TrainingOperator.from_creators`.
+
+    Raises:
+        ConfigError: one of them can't be called.
+    """
+
+    model_creator: Callable[[dict[str, Any]], Any]
+    optimizer_creator: Callable[[Any, dict[str, Any]], Any]
+    data_creator: Callable[[dict[str, Any]], Any] | None
+    loss_creator: Callable[..., Any] | None
+    scheduler_creator: Callable[[Any, dict[str, Any]], Any] | None
+    serialize_data_creation: bool
+
+    def __post_init__(self) -> None:
+        needed = {"model_creator": self.model_creator, "optimizer_creator": self.optimizer_creator}
+        others = {
+            name: function
+            for name in ("data_creator", "loss_creator", "scheduler_creator")
+            if (function := getattr(self, name)) is not None
+        }
+        wrong = [
+            f"{name}={function!r}"
+            for name, function in {**needed, **others}.items()
+            if not callable(function)
+        ]
+        if wrong:
+            raise ConfigError(f"from_creators: {', '.join(wrong)}: give functions")
+
+
+class CreatorOperator:
+    """Base of operators made of functions: its `setup` calls them."""
+
+    creators: ClassVar[Creators]
+
+    register: Callable[..., Any]
+    register_data: Callable[..., Any]
+
+    def setup(self, config: dict[str, Any]) -> None:
+        creators = self.creators
+        # The data first, as RaySGD did: with a seed the model starts from the same weights.
+        train, validation = _loaders(creators, config)
+        models = creators.model_creator(config)
+        optimizers = creators.optimizer_creator(models, config)
+        given: dict[str, Any] = {"models": models, "optimizers": optimizers}
+        if creators.scheduler_creator is not None:
+            given["schedulers"] = creators.scheduler_creator(optimizers, config)
+        if (loss := creators.loss_creator) is not None:
+            plain = inspect.isclass(loss) and issubclass(loss, _Loss)
+            given["criterion"] = loss() if plain else loss(config)
+        self.register(**given)
+        self.register_data(train_loader=train, validation_loader=validation)
+
+
+def operator_from(base: type[T], creators: Creators) -> type[T]:
+    """Return a subclass of `base`, an operator, whose `setup` calls `creators`."""
+    attributes = {"creators": creators, "__doc__": CreatorOperator.__doc__}
+    return cast("type[T]", type("CreatorOperator", (CreatorOperator, base), attributes))
+
+
+def _loaders(creators: Creators, config: dict[str, Any]) -> tuple[Any, Any]:
+    if creators.data_creator is None:
+        return None, None
+    if creators.serialize_data_creation:
+        with _one_at_a_time():
+            made = creators.data_creator(config)
+    else:
+        made = creators.data_creator(config)
+    loaders = tuple(made) if isinstance(made, (list, tuple)) else (made,)
+    if not 1 <= len(loaders) <= 2 or loaders[0] is None:
+        raise ConfigError(
+            f"data_creator returned {made!r}: it returns a train loader, or a train and a validation loader"
+        )
+    return loaders[0], loaders[1] if len(loaders) == 2 else None
+
+
+@contextmanager
+def _one_at_a_time() -> Iterator[None]:
+    """Hold a lock of this user's processes, so that only one of them downloads the data."""
+    path = Path(tempfile.gettempdir()) / f"trainkit-data-{os.getuid()}.lock"
+    # Not through a link, which somebody else could have laid in a folder that all may write to.
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)

@@ -126,12 +126,12 @@ class TorchTrainer:
             min_workers=min_workers,
             **{**by_name(positional, former), **former},
         ).resolved()
-        self._crew = ElasticWorkerGroup(self._options)
-        crew = weakref.ref(self._crew)
+        self._workers = ElasticWorkerGroup(self._options)
+        workers = weakref.ref(self._workers)
         scheduling.register(
             self,
-            amounts=lambda: {} if (held := crew()) is None else held.reserved(),
-            close=lambda: None if (held := crew()) is None else held.close(),
+            amounts=lambda: {} if (held := workers()) is None else held.reserved(),
+            close=lambda: None if (held := workers()) is None else held.close(),
         )
 
     @without_frames
@@ -195,19 +195,21 @@ class TorchTrainer:
     @without_frames
     def update_scheduler(self, metric: float) -> None:
         """Step all schedulers by `metric`, as `ReduceLROnPlateau` wants it."""
-        self._crew.run(
+        self._workers.run(
             Call("step_schedulers", (metric,), Effect.REPEATABLE, alike=True, name="update_scheduler")
         )
 
     @without_frames
     def apply_all_workers(self, fn: Callable[[], T]) -> list[T]:
         """Call `fn()` in each worker; returns the results by rank."""
-        return self._crew.run(Call("apply", (fn,), Effect.UNKNOWN, name="apply_all_workers"), max_retries=0)
+        return self._workers.run(
+            Call("apply", (fn,), Effect.UNKNOWN, name="apply_all_workers"), max_retries=0
+        )
 
     @without_frames
     def apply_all_operators(self, fn: Callable[[TrainingOperator], T]) -> list[T]:
         """Call `fn(operator)` in each worker; returns the results by rank."""
-        return self._crew.run(
+        return self._workers.run(
             Call("apply_operator", (fn,), Effect.UNKNOWN, name="apply_all_operators"), max_retries=0
         )
 
@@ -218,7 +220,7 @@ class TorchTrainer:
         From workers in other processes it is a copy on the CPU. With `use_local` it is the live one,
         unless `to_cpu` asks for a copy.
         """
-        models = self._crew.models(to_cpu=to_cpu)
+        models = self._workers.models(to_cpu=to_cpu)
         return models[0] if len(models) == 1 else models
 
     def get_local_operator(self) -> TrainingOperator:
@@ -227,7 +229,7 @@ class TorchTrainer:
         Raises:
             ConfigError: it runs in another one.
         """
-        worker = self._crew.local_worker
+        worker = self._workers.local_worker
         if worker is None:
             raise ConfigError(
                 "get_local_operator() needs use_local=True; use apply_all_operators() to reach workers in "
@@ -241,7 +243,7 @@ class TorchTrainer:
 
         Tensors are whole and on the CPU, however the strategy spreads them.
         """
-        return whole_state(self._crew.snapshot())
+        return whole_state(self._workers.snapshot())
 
     @without_frames
     def load_state_dict(self, state_dict: Mapping[str, Any], blocking: bool = False) -> None:
@@ -254,7 +256,7 @@ class TorchTrainer:
         Raises:
             CheckpointError: it does not fit what is registered.
         """
-        self._crew.run(Call("load_state_dict", (state_dict,), Effect.UNKNOWN, alike=True))
+        self._workers.run(Call("load_state_dict", (state_dict,), Effect.UNKNOWN, alike=True))
 
     @without_frames
     def save(self, path: str | Path) -> Path:
@@ -267,7 +269,7 @@ class TorchTrainer:
             CheckpointError: it could not be written; what was there is as it was.
         """
         folder = Path(path).expanduser().absolute()
-        self._crew.save(folder)
+        self._workers.save(folder)
         return folder
 
     @without_frames
@@ -278,16 +280,16 @@ class TorchTrainer:
             CheckpointError: there is none at `path`, it is damaged, or does not fit what is registered.
         """
         folder = Path(path).expanduser().absolute()
-        self._crew.run(Call("load", (folder,), Effect.UNKNOWN, alike=True))
+        self._workers.run(Call("load", (folder,), Effect.UNKNOWN, alike=True))
 
     def shutdown(self, force: bool = False) -> None:
         """End the workers; `force` ends them in the middle of what they do."""
-        self._crew.close(force=force)
+        self._workers.close(force=force)
 
     @property
     def has_validation(self) -> bool:
-        """Return True if the operator registered validation data."""
-        return self._crew.has_data("validation")
+        """Whether the operator registered validation data."""
+        return self._workers.has_data("validation")
 
     @classmethod
     def as_trainable(
@@ -339,10 +341,10 @@ class TorchTrainer:
             )
         if max_retries is False or (max_retries != 0 and not is_count(max_retries)):
             raise ConfigError(f"{call.method}(max_retries={max_retries!r}): give a whole number, 0 or more")
-        if needs is not None and self._crew.ended is None and not self._crew.has_data(needs):
+        if needs is not None and self._workers.ended is None and not self._workers.has_data(needs):
             raise ConfigError(f"there is no {needs} data: call register_data({needs}_loader=...) in setup")
-        results = self._crew.epoch(call, max_retries)
-        reported = {rank: results[rank] for rank in self._crew.reporters}
+        results = self._workers.epoch(call, max_retries)
+        reported = {rank: results[rank] for rank in self._workers.reporters}
         if (warning := not_finite(reported)) is not None:
             log.warning("%s: %s; detect_nan=True stops training at the first such loss", call.method, warning)
         results = list(reported.values())

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sized
-from typing import Any
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset
@@ -13,10 +15,11 @@ from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, Itera
 from trainkit.errors import ConfigError
 from trainkit.train.data.sharding import (
     FULL_WEIGHT,
+    NO_WEIGHT,
+    BatchSizes,
+    BatchWeight,
     BatchWeights,
-    Pass,
     ShardedBatchSampler,
-    Turn,
     provisional_weight,
     sampler_of,
     sharded_loader,
@@ -25,7 +28,7 @@ from trainkit.train.distributed.process_group import ProcessGroup
 
 
 def loader_state(loader: Any, sampler: Any) -> dict[str, Any]:
-    """Generators of a loader and its sampler, and their own states where they have some.
+    """Return the generators of a loader and its sampler, and their own states where they have some.
 
     Args:
         loader: of the batches.
@@ -41,7 +44,7 @@ def loader_state(loader: Any, sampler: Any) -> dict[str, Any]:
 
 
 def load_loader_state(loader: Any, sampler: Any, held: Mapping[str, Any]) -> None:
-    """Take over what `loader_state` returned."""
+    """Take over the result of `loader_state`."""
     for name, owner in (("loader", loader), ("sampler", sampler)):
         generator = getattr(owner, "generator", None)
         if isinstance(generator, torch.Generator) and f"{name}_generator" in held:
@@ -54,13 +57,13 @@ def load_loader_state(loader: Any, sampler: Any, held: Mapping[str, Any]) -> Non
 
 
 def started_iterator(loader: Any, *, resumed: bool) -> Iterator[Any]:
-    """The loader's iterator.
+    """Return the loader's iterator.
 
     Args:
         loader: of the batches.
-        resumed: a state was loaded in which a loader that keeps its processes had started them. It draws
-            their seed once, as it starts them; this one, too, has to go on without. What the processes draw
-            themselves begins anew, as their generators ended with them.
+        resumed: a state was loaded in which a loader with persistent workers had started them. Such a loader
+            draws their seed once, as it starts them, so this one must not draw it again. The generators of
+            the processes themselves begin anew, as they ended with the processes.
     """
     if not resumed or not _keeps_processes(loader) or loader._iterator is not None:
         return iter(loader)
@@ -81,19 +84,39 @@ def _keeps_processes(loader: Any) -> bool:
 log = logging.getLogger(__name__)
 
 
+_END: Any = object()
+
+
+class Batch(NamedTuple):
+    """A batch on its way from the loader to the step.
+
+    Attributes:
+        data: as the loader gave it.
+        weight: its part in the optimizer's step.
+    """
+
+    data: Any
+    weight: BatchWeight
+
+    @property
+    def closes_step(self) -> bool:
+        """True for the last batch of an optimizer's step."""
+        return self.weight.closes_step
+
+
 class Feed:
     """One registered loader: gives an epoch's batches, keeping this worker in step with the others.
 
     Args:
-        loader: what the batches are taken from.
-        group: the workers among whom the samples are dealt.
-        training: whether these are the batches that are trained on, which start again if more are asked for.
-        in_step: whether workers meet in each step, so that all of them run equally many; by default those
-            of training do.
+        loader: the source of the batches.
+        group: the workers that share the samples.
+        training: these batches are trained on, and start again if more are asked for.
+        in_step: workers meet in each step, so that all of them run equally many; default, in training.
         every: batches whose gradients make one optimizer's step.
 
     Attributes:
-        turn: of the current batch: the last that was taken, or that of the step which `begin_step` began.
+        taken: batches taken since the epoch began.
+        current: weight of the batch that was taken last.
     """
 
     def __init__(
@@ -106,175 +129,192 @@ class Feed:
         every: int = 1,
     ) -> None:
         self.loader = loader
-        self.turn = Turn()
+        self.taken = 0
+        self.current = FULL_WEIGHT
         self._group = group
         self._training = training
         self._in_step = training if in_step is None else in_step
-        self._stands_in_from: int | None = None
+        self._repeats_from: int | None = None
         self._resumed = False
         self._every = every if training else 1
-        self._begun = 0
+        self._labelled = 0
         self._asked: int | None = None
         self._last: int | None = None
-        self._known: BatchWeights | None = None
+        self._weights: BatchWeights | None = None
 
     @property
     def weight(self) -> float:
-        """Factor for the current batch's mean loss; 0 if its samples are counted by another worker."""
-        return self.turn.weight
-
-    def begin_step(self) -> Turn:
-        """The next step since `batches` was called begins, however many batches were taken beforehand."""
-        self.turn = self._turn(self._begun)
-        self._begun += 1
-        return self.turn
+        """Factor for the current batch's mean loss; 0 if another worker counts its samples."""
+        return self.current.averaged
 
     def state(self) -> dict[str, Any]:
-        """Return the values that determine the order of the next pass."""
-        return loader_state(self.loader, self._order())
+        """Return the state that the order of the next pass depends on."""
+        return loader_state(self.loader, self._sampler())
 
     def load_state(self, held: Mapping[str, Any]) -> None:
-        """Take over what `state` returned."""
-        load_loader_state(self.loader, self._order(), held)
+        """Take over the result of `state`."""
+        load_loader_state(self.loader, self._sampler(), held)
         self._resumed = bool(held.get("started"))
 
-    def _order(self) -> Any:
-        """The sampler that the user gave."""
-        return sampler_of(self.loader) if isinstance(self.loader, DataLoader) else None
-
     def steps(self) -> int | None:
-        """Batches of one pass; None if only running it can tell."""
+        """Return the number of batches of one pass; None if only running it can tell."""
         # An iterable data set's length is a guess: its own samples may run out before.
         streams = isinstance(self.loader, DataLoader) and isinstance(self.loader.dataset, IterableDataset)
         return None if streams or not isinstance(self.loader, Sized) else len(self.loader)
 
-    def batches(self, epoch_idx: int = 0, num_steps: int | None = None) -> Iterator[Any]:
-        """The batches of an epoch.
+    def batches(self, epoch_idx: int = 0, num_steps: int | None = None) -> Iterator[Batch]:
+        """Return the batches of an epoch.
 
         Args:
-            epoch_idx: told to a `DistributedSampler` of the user's own, which shuffles by it.
-            num_steps: how many; in training, more than the loader holds start it again. None: one pass.
+            epoch_idx: given to a `DistributedSampler` of the user's own, which shuffles by it.
+            num_steps: number of batches; in training, more than the loader holds start it again. None: one
+                pass.
         """
-        sampler = self._order()
+        sampler = self._sampler()
         if isinstance(sampler, DistributedSampler):
             sampler.set_epoch(epoch_idx)
-        self._asked, self._last, self._known, self.turn = num_steps, None, None, FULL_WEIGHT
-        self._begun, self._stands_in_from = 0, None
-        if self._every > 1 and self._sizes() is None:
-            # The last batch has to be known as such when its step begins.
-            yield from self._marking_last(self._passes(num_steps))
-        else:
-            yield from self._passes(num_steps)
+        self._asked, self._last, self._weights, self._repeats_from = num_steps, None, None, None
+        self.taken, self._labelled, self.current = 0, 0, FULL_WEIGHT
+        return self._epoch(_Passes(self._start_pass, num_steps, repeat=self._training))
 
-    def _marking_last(self, batches: Iterator[Any]) -> Iterator[Any]:
-        held = next(batches, _END)
-        for index in itertools.count():
-            if held is _END:
-                return
-            following = next(batches, _END)
-            if following is _END:
-                self._last = index
-            yield held
-            held = following
+    def label(self, data: Iterable[Any]) -> Iterator[Batch]:
+        """Give the epoch's weights, in order, to batches that a loop of the user's own has made of them."""
+        for each in data:
+            self.current = self._weight_of(self._labelled)
+            self._labelled += 1
+            yield Batch(each, self.current)
 
-    def _passes(self, num_steps: int | None) -> Iterator[Any]:
-        taken = 0
-        while num_steps is None or taken < num_steps:
-            before = taken
-            for batch in itertools.islice(self._one_pass(), None if num_steps is None else num_steps - taken):
-                taken += 1
-                yield batch
-            if num_steps is None or taken == before or not self._training:
-                return
+    def _epoch(self, passes: _Passes) -> Iterator[Batch]:
+        # The last batch of an accumulation must be known as such when its step begins.
+        looks_ahead = self._every > 1 and self._sizes() is None
+        following = passes.take()
+        while following is not _END:
+            data = following
+            if looks_ahead:
+                following = passes.take()
+                if following is _END:
+                    self._last = self.taken
+            self.current = self._weight_of(self.taken)
+            self.taken += 1
+            yield Batch(data, self.current)
+            if not looks_ahead:
+                following = passes.take()
 
-    def _one_pass(self) -> Iterator[Any]:
-        if not self._in_step:
-            yield from self._started()
-        elif self._dealt() is not None:
-            for index, batch in enumerate(self._started()):
-                self.turn = self._turn(index)
-                yield batch
-            self.turn = Turn()
-        elif self._group.members == 1:
-            yield from self._started()
-        elif self._training:
-            yield from self._until_one_ends()
-        else:
-            yield from self._until_all_end()
+    def _sampler(self) -> Any:
+        return sampler_of(self.loader) if isinstance(self.loader, DataLoader) else None
 
-    def _started(self) -> Iterator[Any]:
-        resumed, self._resumed = self._resumed, False
-        return started_iterator(self.loader, resumed=resumed)
+    def _sharded(self) -> ShardedBatchSampler | None:
+        sampler = getattr(self.loader, "batch_sampler", None)
+        return sampler if isinstance(sampler, ShardedBatchSampler) else None
 
-    def _dealt(self) -> ShardedBatchSampler | None:
-        batches = getattr(self.loader, "batch_sampler", None)
-        return batches if isinstance(batches, ShardedBatchSampler) else None
+    # -- weights -------------------------------------------------------------------------------
 
-    def _sizes(self) -> Pass | None:
-        """Of the batches of a pass, if they are known beforehand."""
-        if (dealt := self._dealt()) is not None:
-            return dealt.sizes()
+    def _sizes(self) -> BatchSizes | None:
+        """Return the sizes of the batches of a pass, if they are known beforehand."""
+        if (sharded := self._sharded()) is not None:
+            return sharded.sizes()
         batches = getattr(self.loader, "batch_sampler", None)
         if self._group.world_size > 1 or type(batches) is not BatchSampler:
             return None
         if not isinstance(batches.sampler, Sized) or self.steps() is None:
             return None
-        return Pass(len(batches.sampler), batches.batch_size, batches.drop_last)
+        return BatchSizes(len(batches.sampler), batches.batch_size, batches.drop_last)
 
-    def _turn(self, step: int) -> Turn:
-        """The part of the epoch's `step`, counted on where the data starts again."""
-        if self._stands_in_from is not None and step >= self._stands_in_from:
-            return Turn(weight=0.0, own_weight=0.0)
+    def _weight_of(self, step: int) -> BatchWeight:
+        """Return the weight of the epoch's batch `step`, counted on where the data starts again."""
+        if self._repeats_from is not None and step >= self._repeats_from:
+            return NO_WEIGHT
         if not self._in_step:
             return FULL_WEIGHT
-        if self._known is not None:
-            return self._known(step)
-        if self._every == 1 and self._dealt() is None:
+        if self._weights is not None:
+            return self._weights(step)
+        if self._every == 1 and self._sharded() is None:
             return FULL_WEIGHT
         sizes = self._sizes()
         total = 0 if sizes is None else sizes.steps if self._asked is None else self._asked
         if sizes is None or total == 0:
             return provisional_weight(step, every=self._every, last=step == self._last)
         rank, world_size = self._group.rank, self._group.world_size
-        self._known = BatchWeights(sizes, total, every=self._every, rank=rank, world_size=world_size)
-        return self._known(step)
+        self._weights = BatchWeights(sizes, total, every=self._every, rank=rank, world_size=world_size)
+        return self._weights(step)
 
-    def _until_one_ends(self) -> Iterator[Any]:
-        """Batches of a loader that was not shared out by us: as many as every worker has."""
+    # -- passes --------------------------------------------------------------------------------
+
+    def _start_pass(self) -> Callable[[], Any]:
+        """Begin a pass over the loader; return a function for its next batch, `_END` after the last."""
+        if not self._in_step or self._sharded() is not None or self._group.members == 1:
+            return partial(next, self._iterator(), _END)
+        return self._until_one_ends() if self._training else self._until_all_end()
+
+    def _iterator(self) -> Iterator[Any]:
+        resumed, self._resumed = self._resumed, False
+        return started_iterator(self.loader, resumed=resumed)
+
+    def _until_one_ends(self) -> Callable[[], Any]:
+        """Take as many batches of a loader that the user has split as every worker has."""
         lengths = self._group.gather_integers(-1 if (steps := self.steps()) is None else steps)
         if min(lengths) >= 0:
             if len(set(lengths)) > 1 and self._group.rank == 0:
                 log.warning("the workers' train loaders hold %s batches; each runs %d", lengths, min(lengths))
-            yield from itertools.islice(self._started(), min(lengths))
-            return
-        iterator = self._started()
-        while True:
+            return partial(next, itertools.islice(self._iterator(), min(lengths)), _END)
+        iterator = self._iterator()
+
+        def take() -> Any:
             # Asked before the step: no worker may enter a collective that another never joins.
             batch = next(iterator, _END)
-            if not self._group.all_true(batch is not _END):
-                return
-            yield batch
+            return batch if self._group.all_true(batch is not _END) else _END
 
-    def _until_all_end(self) -> Iterator[Any]:
-        """All batches of a loader that we did not share out; a worker that has no more repeats its last."""
-        iterator, last = self._started(), _END
-        for index in itertools.count():
+        return take
+
+    def _until_all_end(self) -> Callable[[], Any]:
+        """Take all batches of a loader that the user has split; a worker without more repeats its last."""
+        iterator, last = self._iterator(), _END
+
+        def take() -> Any:
+            nonlocal last
             batch = next(iterator, _END)
             if self._group.all_true(batch is _END):
-                return
+                return _END
             if batch is not _END:
                 last = batch
-            elif self._stands_in_from is None:
-                self._stands_in_from = index
+            elif self._repeats_from is None:
+                self._repeats_from = self.taken
             if last is _END:
                 raise ConfigError(
                     f"validation_loader gives worker {self._group.rank} no batch, but others have some, and "
                     f"all workers run a sharded model together: give each worker at least one batch"
                 )
-            yield last
+            return last
+
+        return take
 
 
-_END = object()
+class _Passes:
+    """The batches of an epoch, taken from one pass over the loader after another.
+
+    Args:
+        start: begins a pass; its result gives the next batch, and `_END` at the end of the pass.
+        limit: number of batches; None is one pass.
+        repeat: start again where a pass has fewer batches.
+    """
+
+    def __init__(self, start: Callable[[], Callable[[], Any]], limit: int | None, *, repeat: bool) -> None:
+        self._start = start
+        self._left = math.inf if limit is None else limit
+        self._repeat = repeat and limit is not None
+        self._next: Callable[[], Any] | None = None
+
+    def take(self) -> Any:
+        """Return the next batch; `_END` after the last."""
+        if self._left <= 0:
+            return _END
+        batch = _END if self._next is None else self._next()
+        if batch is _END and (self._next is None or self._repeat):
+            self._next = self._start()
+            batch = self._next()
+        # A pass without a batch ends the epoch.
+        self._left = 0 if batch is _END else self._left - 1
+        return batch
 
 
 def make_feed(
@@ -286,14 +326,14 @@ def make_feed(
     in_step: bool | None = None,
     every: int = 1,
 ) -> Feed:
-    """The feed of a registered loader, shared among the workers if `split` and the loader allow it.
+    """Return the feed of a registered loader, shared among the workers if `split` and the loader allow it.
 
     Args:
         loader: a `DataLoader`, or any iterable of batches.
         group: the workers.
-        training: whether the model is trained on it.
-        split: deal the samples out; False leaves that to the user.
-        in_step: whether workers meet in each step; default, in those of training.
+        training: the model is trained on it.
+        split: share the samples; False leaves that to the user.
+        in_step: workers meet in each step; default, in those of training.
         every: batches whose gradients make one optimizer's step.
 
     Raises:

@@ -24,10 +24,10 @@ _NO_MORE: Any = object()
 
 
 def pinned(loader: Any, device: torch.device) -> Any:
-    """`loader`, or a copy of it whose loading processes' batches come in pinned memory, if `device` is a GPU.
+    """Return a copy of `loader` whose loading processes pin their batches, if `device` is a GPU.
 
-    A loader without such processes is left as it is: its batches may be on the GPU already, and those that
-    are not are pinned by `Delivery.ahead`.
+    A loader without such processes is returned as it is: its batches may be on the GPU already, and those
+    that are not are pinned by `DevicePrefetcher.ahead`.
     """
     if device.type != "cuda" or not isinstance(loader, DataLoader):
         return loader
@@ -41,25 +41,25 @@ def pinned(loader: Any, device: torch.device) -> Any:
 
 
 class DevicePrefetcher:
-    """Brings batches to the default steps.
+    """Brings batches to the device for the default steps.
 
     Args:
-        device: where they go.
-        last: whether images are to be in the channels_last memory format.
+        device: their destination.
+        channels_last: bring images into the channels_last memory format.
     """
 
-    def __init__(self, device: torch.device, *, last: bool) -> None:
+    def __init__(self, device: torch.device, *, channels_last: bool) -> None:
         self._device = device
-        self._last = last
+        self._channels_last = channels_last
 
     def delivered(self, batch: Any) -> Any:
-        """`batch` on the device, as the model wants it; one that is so already is left."""
+        """Return `batch` on the device, in the memory format that the model wants."""
         if self._device.type != "cpu":
             batch = to_device(batch, self._device)
-        return channels_last(batch) if self._last else batch
+        return channels_last(batch) if self._channels_last else batch
 
     def parts(self, batch: Any) -> tuple[Sequence[Any], torch.Tensor]:
-        """(features, target) of a batch (*features, target), delivered.
+        """Return (features, target) of a batch (*features, target), delivered.
 
         Raises:
             ConfigError: it is something else.
@@ -73,7 +73,7 @@ class DevicePrefetcher:
         return batch[:-1], batch[-1]
 
     def ahead(self, batches: Iterable[Any]) -> Iterable[Any]:
-        """`batches`, each fetched and delivered before the step ahead of it runs, if the device is a GPU."""
+        """Return `batches`; for a GPU each is fetched and delivered before the step ahead of it runs."""
         if self._device.type != "cuda":
             return batches
         return _on_side_stream(batches, self._device, self.delivered)

@@ -1,4 +1,15 @@
-"""The samples that each worker is given of every batch, and the weight of its part."""
+"""The samples that each worker is given of every batch, and the weight of its part.
+
+    order, drawn once, by rank 0   7 2 9 4 │ 1 8 0 5 │ 3 6 2
+    two workers, batch_size=2      step 0    step 1    step 2
+    rank 0                         7   9     1   0     3   2
+    rank 1                           2   4     8   5     6
+
+The samples of a step, over all workers, are those of a plain loop with the global batch size. Nothing is
+padded, and validation counts each sample once. Where the last batch is uneven, or too small for all workers,
+`BatchWeight` makes the averaged gradient that of the whole batch again. The gradient of a step is the mean
+over all its samples, however they are shared among workers and however many batches are accumulated.
+"""
 
 from __future__ import annotations
 
@@ -22,42 +33,42 @@ from torch.utils.data import (
 from trainkit.errors import ConfigError
 from trainkit.train.distributed.process_group import ProcessGroup
 
-
-def samples_of_rank(samples: int, rank: int, world_size: int) -> int:
-    """How many of a global batch of `samples` worker `rank` is dealt."""
-    return max(0, -(-(samples - rank) // world_size))
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Turn:
-    """One batch's part in an optimizer's step.
+class BatchWeight:
+    """Weight of one batch in an optimizer's step.
 
     Attributes:
-        weight: factor for this worker's mean loss where gradients are averaged over workers; 0 if its
-            samples are counted by another worker.
-        own_weight: the same where they are not.
-        closes: the step ends with this batch.
-        correction: factor for the gradients at the end, where weights had to be given before it was known
-            how many batches there are.
+        averaged: factor for this worker's mean loss where gradients are averaged over workers; 0 if another
+            worker counts its samples.
+        own: factor for the mean loss where gradients are not averaged.
+        closes_step: True for the last batch of the step.
+        correction: factor for the gradients at the end of the step, where weights had to be given before the
+            number of batches was known.
     """
 
-    weight: float = 1.0
-    own_weight: float = 1.0
-    closes: bool = True
+    averaged: float = 1.0
+    own: float = 1.0
+    closes_step: bool = True
     correction: float = 1.0
 
 
-FULL_WEIGHT = Turn()
-"""A batch that is a step by itself, and counts in full."""
+FULL_WEIGHT = BatchWeight()
+"""Weight of a batch that is a step by itself."""
+
+NO_WEIGHT = BatchWeight(averaged=0.0, own=0.0)
+"""Weight of a batch whose samples are counted by another worker."""
 
 
 @dataclass(frozen=True)
-class Pass:
-    """The sizes of the batches of one pass over the data.
+class BatchSizes:
+    """Sizes of the batches of one pass over the data, over all workers.
 
     Attributes:
-        samples: of the pass, over all workers.
-        batch_size: of a full batch, over all workers.
+        samples: of the pass.
+        batch_size: of a full batch.
         drop_last: a last batch that is not full is left out.
     """
 
@@ -72,34 +83,34 @@ class Pass:
         return full + (1 if rest and not self.drop_last else 0)
 
     def size(self, index: int) -> int:
-        """Samples of batch `index`, counted on where the data starts again."""
+        """Return the samples of batch `index`, counted on where the data starts again."""
         first = index % self.steps * self.batch_size
         return min(self.batch_size, self.samples - first)
 
 
 class BatchWeights:
-    """The turns of one call's batches, where their sizes are known beforehand; most of them are alike.
+    """Weights of the batches of one call, where their sizes are known beforehand; most of them are alike.
 
     Args:
-        sizes: of the batches of a pass, over all workers.
+        sizes: of the batches of a pass.
         total: batches of the call.
         every: batches of a step.
-        rank: this worker's.
-        world_size: workers among whom the samples are dealt.
+        rank: of this worker.
+        world_size: workers that share the samples.
     """
 
-    def __init__(self, sizes: Pass, total: int, *, every: int, rank: int, world_size: int) -> None:
+    def __init__(self, sizes: BatchSizes, total: int, *, every: int, rank: int, world_size: int) -> None:
         self._sizes = sizes
         self._total = total
         self._every = every
         self._steps = sizes.steps
         self._place = {"every": every, "rank": rank, "world_size": world_size}
-        full = Pass(every * sizes.batch_size, sizes.batch_size, drop_last=False)
+        full = BatchSizes(every * sizes.batch_size, sizes.batch_size, drop_last=False)
         self._of_full = [batch_weight(index, every, full, **self._place) for index in range(every)]
 
-    def __call__(self, index: int) -> Turn:
-        """The turn of batch `index`, from 0 since the call began."""
-        # A loop of the user's own may go over them once more, or over batches of its own: as if called again.
+    def __call__(self, index: int) -> BatchWeight:
+        """Return the weight of batch `index`, from 0 since the call began."""
+        # A loop of the user's own may go over the batches once more, or over others: as if called again.
         index %= self._total
         position = index % self._every
         start = index - position
@@ -109,53 +120,57 @@ class BatchWeights:
         return batch_weight(index, self._total, self._sizes, **self._place)
 
 
-def batch_weight(index: int, total: int, sizes: Pass, *, every: int, rank: int, world_size: int) -> Turn:
-    """The turn of batch `index` of `total`, where the sizes of all batches are known beforehand.
+def batch_weight(
+    index: int, total: int, sizes: BatchSizes, *, every: int, rank: int, world_size: int
+) -> BatchWeight:
+    """Return the weight of batch `index` of `total`, where the sizes of all batches are known beforehand.
 
     Args:
         index: from 0, since the call began.
         total: batches of the call.
-        sizes: of the batches, over all workers.
+        sizes: of the batches.
         every: batches of a step.
-        rank: this worker's.
-        world_size: workers among whom the samples are dealt.
+        rank: of this worker.
+        world_size: workers that share the samples.
     """
     start = index - index % every
-    group = range(start, min(start + every, total))
-    dealt = [samples_of_rank(sizes.size(step), rank, world_size) for step in group]
-    own = dealt[index - start]
-    return Turn(
-        weight=own * world_size / sum(map(sizes.size, group)),
-        own_weight=own / sum(dealt) if sum(dealt) else 0.0,
-        closes=index == group[-1] or (index + 1) % every == 0,
+    step = range(start, min(start + every, total))
+    held = [samples_of_rank(sizes.size(each), rank, world_size) for each in step]
+    own = held[index - start]
+    return BatchWeight(
+        averaged=own * world_size / sum(map(sizes.size, step)),
+        own=own / sum(held) if own else 0.0,
+        closes_step=index == step[-1] or (index + 1) % every == 0,
     )
 
 
-def provisional_weight(index: int, *, every: int, last: bool) -> Turn:
-    """The turn of batch `index`, where only running the loader tells how many there are, and how large."""
+def provisional_weight(index: int, *, every: int, last: bool) -> BatchWeight:
+    """Return the weight of batch `index`, where sizes and number are known only once the loader has run."""
     held = index % every + 1
     closes = last or held == every
-    return Turn(1 / every, 1 / every, closes, every / held if closes else 1.0)
+    return BatchWeight(1 / every, 1 / every, closes, every / held if closes else 1.0)
 
 
-log = logging.getLogger(__name__)
+def samples_of_rank(samples: int, rank: int, world_size: int) -> int:
+    """Return how many of a global batch of `samples` are worker `rank`'s."""
+    return max(0, -(-(samples - rank) // world_size))
 
 
 def shard(batch: Sequence[int], rank: int, world_size: int) -> list[int]:
-    """The part of a global batch that is worker `rank`'s: every `world_size`-th of it."""
+    """Return worker `rank`'s part of a global batch: every `world_size`-th sample."""
     return list(batch[rank::world_size])
 
 
 class ShardedBatchSampler(Sampler[list[int]]):
-    """Batch sampler of one worker.
+    """Batch sampler of one worker, in the order of the user's own sampler.
 
     Args:
-        sampler: the user's own, which decides the order.
-        batch_size: samples a step and worker.
+        sampler: the user's own.
+        batch_size: samples for each worker in a step.
         drop_last: leave out a last global batch that is not full.
         group: the workers.
-        in_step: every worker takes part in every step, if need be with a sample that another one
-            counts: a worker that sat out a step would leave the others waiting for it.
+        in_step: every worker takes part in every step, if need be with a sample that another worker counts.
+            A worker that left out a step would keep the others waiting.
     """
 
     def __init__(
@@ -195,27 +210,27 @@ class ShardedBatchSampler(Sampler[list[int]]):
         return steps
 
     def samples(self) -> int:
-        """Samples of one pass, over all workers."""
+        """Return the samples of one pass, over all workers."""
         if not isinstance(self.sampler, Sized):
             raise ConfigError(
                 f"{type(self.sampler).__name__} has no __len__, so it can't be shared among workers"
             )
         return len(self.sampler)
 
-    def sizes(self) -> Pass:
-        """Of the batches of one pass, over all workers."""
-        return Pass(self.samples(), self.global_batch_size, self.drop_last)
+    def sizes(self) -> BatchSizes:
+        """Return the sizes of the batches of one pass."""
+        return BatchSizes(self.samples(), self.global_batch_size, self.drop_last)
 
     def _draw(self) -> tuple[Sequence[int], Iterator[int]]:
-        """The order, and the sampler's iterator after it.
+        """Return the order, and the sampler's iterator after it.
 
-        A sampler may draw once more as it ends. A plain loop comes to that with its last batch, or never
+        A sampler may draw once more as it ends. A plain loop reaches that point with its last batch, or never
         if it stops before.
         """
         if type(self.sampler) is SequentialSampler:
             return range(len(self.sampler)), iter(())
-        # Any other order may hang on a random state that is this process's own, so one worker draws for
-        # all. It draws exactly as a plain loop does: with the same seed, in the same order.
+        # Any other order may depend on the random state of this process, so one worker draws for all. It
+        # draws exactly as a plain loop does: with the same seed, in the same order.
         rest = iter(self.sampler if self._group.rank == 0 else ())
         own = list(itertools.islice(rest, self.samples()))
         return self._group.broadcast_integers(own), rest
@@ -226,16 +241,16 @@ def _exhaust(iterator: Iterator[Any]) -> None:
 
 
 def sampler_of(loader: DataLoader[Any]) -> Any:
-    """Return the sampler that decides the order; `loader.sampler` is unused if a batch sampler was given."""
+    """Return the sampler in use; `loader.sampler` is not, where a batch sampler was given."""
     return getattr(loader.batch_sampler, "sampler", loader.sampler)
 
 
 def sharded_loader(loader: Iterable[Any], group: ProcessGroup, *, in_step: bool, what: str) -> Iterable[Any]:
-    """This worker's share of what `loader` gives, as a loader; `loader` itself if it is shared out already.
+    """Return a loader of this worker's share of the samples; `loader` itself if it is split already.
 
     Args:
         loader: the user's.
-        group: the workers among whom the samples are dealt.
+        group: the workers that share the samples.
         in_step: whether all of them take part in every step.
         what: the loader, for messages.
 
@@ -263,10 +278,10 @@ def sharded_loader(loader: Iterable[Any], group: ProcessGroup, *, in_step: bool,
             f"{what} has {kind}, so its samples can't be shared among workers: give a batch_size and a "
             f"sampler, or split the data by self.world_rank and pass add_dist_sampler=False"
         )
-    dealt = ShardedBatchSampler(
+    sharded = ShardedBatchSampler(
         batches.sampler, batches.batch_size, drop_last=batches.drop_last, group=group, in_step=in_step
     )
-    counts = group.gather_integers(dealt.samples())
+    counts = group.gather_integers(sharded.samples())
     if len(set(counts)) > 1:
         raise ConfigError(
             f"{what} has {counts} samples on workers 0 to {group.world_size - 1}: with add_dist_sampler=True "
@@ -275,7 +290,7 @@ def sharded_loader(loader: Iterable[Any], group: ProcessGroup, *, in_step: bool,
     clone = copy.copy(loader)
     # A DataLoader refuses a new batch sampler, since its iterator may exist already; the copy starts without
     # one. Building one from its arguments instead would lose a subclass and whatever a later torch adds.
-    object.__setattr__(clone, "batch_sampler", dealt)
+    object.__setattr__(clone, "batch_sampler", sharded)
     clone._iterator = None
     if group.rank > 0 and loader.generator is not None:
         # It only seeds this worker's loading processes now: their augmentations must differ by rank.

@@ -13,7 +13,7 @@ from trainkit.runtime import api as runtime
 
 
 @dataclass(frozen=True)
-class Home:
+class WorkerAddress:
     """Where a worker is.
 
     Attributes:
@@ -44,7 +44,7 @@ def on_one_machine() -> bool:
 
 
 def make_rendezvous(
-    world_size: int, held: ExitStack, ask: Callable[[dict[int, tuple[bool]]], list[Home]]
+    world_size: int, held: ExitStack, ask: Callable[[dict[int, tuple[bool]]], list[WorkerAddress]]
 ) -> tuple[str, list[LocalRank]]:
     """Where the workers meet, and each one's number among those of its machine.
 

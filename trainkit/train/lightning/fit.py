@@ -19,11 +19,11 @@ from trainkit.train.checkpoint.state import (
     hyperparameters_of,
     load_generator_states,
 )
-from trainkit.train.data.feed import Feed
-from trainkit.train.data.sharding import ShardedBatchSampler, batch_weight
+from trainkit.train.data.feed import Batch, Feed
+from trainkit.train.data.sharding import FULL_WEIGHT, ShardedBatchSampler, batch_weight
 from trainkit.train.distributed.process_group import ProcessGroup
 from trainkit.train.keys import NUM_SAMPLES, SHOULD_STOP
-from trainkit.train.lightning.parts import Interrupted, Seat, quiet_lightning, resize
+from trainkit.train.lightning.parts import Interrupted, WorkerInfo, quiet_lightning, resize
 from trainkit.train.step.metrics import EpochMetrics, Meters, Origin
 
 
@@ -160,8 +160,8 @@ def after(method: Callable[..., Any], then: Callable[[], None]) -> Callable[...,
     return both
 
 
-class Data(Feed):
-    """Stands for a loader that Lightning makes and runs through; keeps what its order hangs on."""
+class LightningFeed(Feed):
+    """Feed of a loader that Lightning makes and runs through; keeps the state that its order depends on."""
 
     def __init__(self) -> None:
         super().__init__((), group=ProcessGroup(), training=False)
@@ -170,17 +170,18 @@ class Data(Feed):
         self._real: Feed | None = None
         self._held: Mapping[str, Any] = {}
 
-    def batches(self, epoch_idx: int = 0, num_steps: int | None = None) -> Iterator[Any]:
-        self.num_steps, self.over = num_steps, False
+    def batches(self, epoch_idx: int = 0, num_steps: int | None = None) -> Iterator[Batch]:
+        self.num_steps, self.over, self.taken = num_steps, False, 0
         return self._ticks()
 
-    def _ticks(self) -> Iterator[None]:
-        # Lightning has the batches: what is taken here only counts them.
+    def _ticks(self) -> Iterator[Batch]:
+        # Lightning has the batches: these only count them.
         while not self.over:
-            yield None
+            self.taken += 1
+            yield Batch(None, FULL_WEIGHT)
 
     def attach(self, feed: Feed) -> None:
-        """Lightning has made the loader."""
+        """Take over the loader that Lightning has made."""
         self._real = feed
         feed.load_state(self._held)
         self._held = {}
@@ -200,12 +201,12 @@ class Data(Feed):
 
 @contextmanager
 def ticking(feed: Feed | None, iterator: Iterable[Any]) -> Iterator[Iterator[Any]]:
-    """Count the batches of a block, so that a wrapper of the feed's batches sees their end."""
+    """Yield the iterator that counts the batches of a block, and end it with the block."""
     ticks = iter(iterator)
     try:
         yield ticks
     finally:
-        if isinstance(feed, Data):
+        if isinstance(feed, LightningFeed):
             feed.over = True
             next(ticks, None)
 
@@ -218,7 +219,7 @@ class LightningFit:
     """One run of `Trainer.fit`, an epoch at a time.
 
     Args:
-        seat: the worker's place.
+        worker: the worker's place.
         split: this worker's share of a loader.
         shared: called with the training feed as soon as it is there.
         state: what `checkpoint` returned, to begin from; its weights are in the module already.
@@ -234,7 +235,7 @@ class LightningFit:
     def __init__(
         self,
         *,
-        seat: Seat,
+        worker: WorkerInfo,
         split: Callable[[Any], Feed],
         shared: Callable[[Feed], None],
         state: Mapping[str, Any] | None,
@@ -242,7 +243,7 @@ class LightningFit:
         self.state_to_load = state
         self.weight = 1.0
         self.set_up: Hyperparameters | None = None
-        self._seat = seat
+        self._worker = worker
         self._split = split
         self._shared = shared
         self._training, self._validation = Meters(), Meters()
@@ -479,11 +480,11 @@ class LightningFit:
         dealt = getattr(loader, "batch_sampler", None)
         if not isinstance(dealt, ShardedBatchSampler):
             return 1.0
-        seat = self._seat
-        turn = batch_weight(
-            index, index + 1, dealt.sizes(), every=1, rank=seat.rank, world_size=seat.world_size
+        worker = self._worker
+        weight = batch_weight(
+            index, index + 1, dealt.sizes(), every=1, rank=worker.rank, world_size=worker.world_size
         )
-        return turn.weight
+        return weight.averaged
 
     def _count(self, batch: Any, weight: float) -> int:
         """Samples of the batch that count; none if it only stands in."""

@@ -15,11 +15,11 @@ from trainkit.runtime import session
 from trainkit.train.checkpoint.state import Hyperparameters
 from trainkit.train.data.feed import Feed
 from trainkit.train.distributed.tensors import cpu_copy
-from trainkit.train.lightning.fit import Data, LightningFit, ticking
-from trainkit.train.lightning.parts import Seat, make_strategy, make_watch, quiet_lightning
+from trainkit.train.lightning.fit import LightningFeed, LightningFit, ticking
+from trainkit.train.lightning.parts import WorkerInfo, make_callback, make_strategy, quiet_lightning
 from trainkit.train.step.context import Registered, WorkerContext
 from trainkit.train.step.stepper import Stepper
-from trainkit.train.strategies.base import StepSettings
+from trainkit.train.strategies.base import StepSettings, Strategy
 from trainkit.train.strategies.ddp import DDPStrategy
 from trainkit.train.strategies.single import SingleStrategy
 
@@ -198,6 +198,7 @@ class LightningMethods:
     validation_feed: Feed | None
     global_step: int
     _context: WorkerContext
+    _strategy: Strategy
     _config: dict[str, Any]
 
     _fit: LightningFit | None = None
@@ -208,7 +209,7 @@ class LightningMethods:
         # Precision, accumulation and clipping are Lightning's to carry out.
         self.stepper.delegated()
         self._package = importlib.import_module(plan.package)
-        self._seat = self._checked_seat()
+        self._worker = self._checked_worker()
         self.model = made_from(plan.module_cls, config)
         # Not placed by us, Lightning's strategy does it; listed, so that weights have their place in a state.
         self.registered.models.append(self.model)
@@ -221,9 +222,9 @@ class LightningMethods:
                 ", ".join(map(repr, unused)),
                 " or ".join(cls.__name__ for cls in classes),
             )
-        self.train_feed = Data()
+        self.train_feed = LightningFeed()
         if self._has_validation():
-            self.validation_feed = Data()
+            self.validation_feed = LightningFeed()
         if _defines(self.model, "configure_model", self._base("LightningModule")):
             self._running()  # It has no weights before.
 
@@ -245,7 +246,7 @@ class LightningMethods:
     ) -> Mapping[str, Any]:
         """One epoch of Lightning's, with its validation; what the module logged in it, and counts."""
         del info, epoch_idx  # Lightning has its own.
-        if not isinstance(self.train_feed, Data):
+        if not isinstance(self.train_feed, LightningFeed):
             raise ConfigError(
                 "train(dataset=) is not for Lightning modules: give the loader to "
                 "from_ptl(train_dataloader=...), or a data module that changes it"
@@ -260,7 +261,7 @@ class LightningMethods:
         """Lightning's validation loop, with its hooks; what the module logged in it, and counts."""
         del info
         feed = self.validation_feed
-        num_steps = feed.num_steps if isinstance(feed, Data) else None
+        num_steps = feed.num_steps if isinstance(feed, LightningFeed) else None
         with ticking(feed, val_iterator) as ticks:
             return self._running().validate(num_steps, ticks)
 
@@ -309,13 +310,13 @@ class LightningMethods:
         return self._fit
 
     def _begun(self, state: Mapping[str, Any] | None) -> LightningFit:
-        plan, package, seat = self.plan, self._package, self._seat
+        plan, package, worker = self.plan, self._package, self._worker
         utilities = importlib.import_module(f"{plan.package}.utilities.rank_zero")
-        utilities.rank_zero_only.rank = seat.rank
-        fit = LightningFit(seat=seat, split=self._split, shared=self._shared, state=state)
+        utilities.rank_zero_only.rank = worker.rank
+        fit = LightningFit(worker=worker, split=self._split, shared=self._shared, state=state)
         arguments = self._trainer_arguments()
-        strategy = make_strategy(package, arguments.pop("strategy", None), seat, fit)
-        callbacks = [make_watch(package, fit), *copy.deepcopy(list(plan.callbacks))]
+        strategy = make_strategy(package, arguments.pop("strategy", None), worker, fit)
+        callbacks = [make_callback(package, fit), *copy.deepcopy(list(plan.callbacks))]
         with quiet_lightning():
             trainer = package.Trainer(**arguments, strategy=strategy, callbacks=callbacks)
         data = {"datamodule": self.datamodule}
@@ -324,7 +325,7 @@ class LightningMethods:
         fit.begin(trainer, self.model, **data)
         return fit
 
-    def _checked_seat(self) -> Seat:
+    def _checked_worker(self) -> WorkerInfo:
         """This worker's place, if Lightning can train from there.
 
         Raises:
@@ -349,7 +350,7 @@ class LightningMethods:
         if wrong:
             raise ConfigError("TorchTrainer with a Lightning module can't take " + "; ".join(wrong))
         group = strategy.group
-        return Seat(
+        return WorkerInfo(
             device=strategy.devices[0],
             rank=group.rank,
             local_rank=context.local_rank,
@@ -361,7 +362,7 @@ class LightningMethods:
         given, step = dict(self.plan.trainer_args), self._context.step
         names = [base.__name__ for callback in self.plan.callbacks for base in type(callback).__mro__]
         return {
-            "accelerator": "cpu" if self._seat.device.type == "cpu" else "gpu",
+            "accelerator": "cpu" if self._worker.device.type == "cpu" else "gpu",
             "devices": 1,
             "max_epochs": -1,
             "logger": False,
@@ -377,10 +378,10 @@ class LightningMethods:
     def _split(self, loader: Any) -> Feed:
         # Of validation data too each worker gets as many batches as the others, as Lightning's DDP and
         # sync_dist meet in every one.
-        return self._context.strategy.split_data(loader, training=True)
+        return self._strategy.split_data(loader, training=True)
 
     def _shared(self, feed: Feed) -> None:
-        if isinstance(self.train_feed, Data):
+        if isinstance(self.train_feed, LightningFeed):
             self.train_feed.attach(feed)
 
     def _has_validation(self) -> bool:

@@ -23,7 +23,7 @@ from trainkit.errors import ConfigError
 
 
 @dataclass(frozen=True, kw_only=True)
-class Seat:
+class WorkerInfo:
     """The worker's place among the others.
 
     Attributes:
@@ -77,7 +77,7 @@ class _Direct:
         """Nothing: it started no process."""
 
 
-class _InGang:
+class _InWorker:
     """Put before one of Lightning's strategies: its processes are ours, and so is the dealing of samples."""
 
     fit: FitHooks
@@ -119,38 +119,38 @@ class _InGang:
             vars(model).pop("reducer", None)
 
 
-class _Surroundings:
+class _Environment:
     """Lightning's `ClusterEnvironment`: the workers are there, and have met."""
 
     creates_processes_externally = True
     main_address = "127.0.0.1"
     main_port = 0
-    seat: Seat
+    worker: WorkerInfo
 
     @staticmethod
     def detect() -> bool:
         return False
 
     def world_size(self) -> int:
-        return self.seat.world_size
+        return self.worker.world_size
 
     def set_world_size(self, size: int) -> None:
         """Nothing: it is given."""
 
     def global_rank(self) -> int:
-        return self.seat.rank
+        return self.worker.rank
 
     def set_global_rank(self, rank: int) -> None:
         """Nothing: it is given."""
 
     def local_rank(self) -> int:
-        return self.seat.local_rank
+        return self.worker.local_rank
 
     def node_rank(self) -> int:
         return 0
 
 
-class _Watch:
+class _FitCallback:
     """Callback that tells the fit which batch is being worked on."""
 
     fit: FitHooks
@@ -183,13 +183,13 @@ class _Watch:
         self.fit.end_validation_batch(outputs)
 
 
-def make_strategy(package: Any, asked: Any, seat: Seat, fit: FitHooks) -> Any:
+def make_strategy(package: Any, asked: Any, worker: WorkerInfo, fit: FitHooks) -> Any:
     """Lightning's strategy for this worker.
 
     Args:
         package: `pytorch_lightning` or `lightning.pytorch`.
         asked: what `trainer_args` has under "strategy": a name such as "ddp", a `DDPStrategy`, or None.
-        seat: the worker's place.
+        worker: the worker's place.
         fit: to be told of loaders, losses and checkpoints.
 
     Raises:
@@ -202,8 +202,8 @@ def make_strategy(package: Any, asked: Any, seat: Seat, fit: FitHooks) -> Any:
             f"trainer_args['strategy']={asked!r}: a Lightning module is trained on one worker or data-"
             f"parallel; give one of {tuple(names)}, a DDPStrategy, or leave it out"
         )
-    if seat.world_size == 1:
-        strategy = package.strategies.SingleDeviceStrategy(device=seat.device)
+    if worker.world_size == 1:
+        strategy = package.strategies.SingleDeviceStrategy(device=worker.device)
     else:
         strategy = (
             copy.deepcopy(asked)
@@ -211,18 +211,20 @@ def make_strategy(package: Any, asked: Any, seat: Seat, fit: FitHooks) -> Any:
             else data_parallel(**names.get(asked or "ddp", {}))
         )
         # Lightning takes the device by the rank on this machine; each worker sees its own devices only.
-        strategy.parallel_devices = [seat.device] * (seat.local_rank + 1)
+        strategy.parallel_devices = [worker.device] * (worker.local_rank + 1)
         environment = importlib.import_module(f"{package.__name__}.plugins.environments").ClusterEnvironment
-        strategy.cluster_environment = type("GangEnvironment", (_Surroundings, environment), {"seat": seat})()
-    adopted: Any = type(f"Gang{type(strategy).__name__}", (_InGang, type(strategy)), {"fit": fit})
+        strategy.cluster_environment = type(
+            "WorkerEnvironment", (_Environment, environment), {"worker": worker}
+        )()
+    adopted: Any = type(f"Worker{type(strategy).__name__}", (_InWorker, type(strategy)), {"fit": fit})
     result = adopted.__new__(adopted)  # As it is, but of another class.
     vars(result).update(vars(strategy))
     return result
 
 
-def make_watch(package: Any, fit: FitHooks) -> Any:
+def make_callback(package: Any, fit: FitHooks) -> Any:
     """The callback that `fit` looks through."""
-    return type("GangWatch", (_Watch, package.Callback), {"fit": fit})()
+    return type("FitCallback", (_FitCallback, package.Callback), {"fit": fit})()
 
 
 def resize(trainer: Any, limit: float) -> None:

@@ -10,8 +10,8 @@ from torch import nn
 
 from trainkit.clock import SYSTEM
 from trainkit.errors import MissingDependencyError
-from trainkit.train.data.feed import Feed
-from trainkit.train.data.sharding import Turn
+from trainkit.train.data.feed import Batch
+from trainkit.train.data.sharding import BatchWeight
 from trainkit.train.step.metrics import EpochMetrics, Meters
 
 _REFRESH_S = 0.1
@@ -26,44 +26,73 @@ def require_tqdm() -> None:
         raise MissingDependencyError("use_tqdm=True needs tqdm: pip install tqdm") from error
 
 
-class Bar:
-    """Batches, counted on standard error while they are taken, with the last loss behind the count.
+class ProgressBar:
+    """Count of an epoch's batches on standard error, with the last loss behind it.
 
     Args:
-        batches: what to count; taken once.
-        total: how many there will be; None if not known.
-        description: stands before the bar.
+        total: batches that there will be; None if not known.
+        description: text before the bar.
     """
 
-    def __init__(self, batches: Iterable[Any], *, total: int | None, description: str) -> None:
-        self._batches = batches
-        self._total = total
-        self._description = description
-        self._loss: Any = None
-
-    def __iter__(self) -> Iterator[Any]:
+    def __init__(self, *, total: int | None, description: str) -> None:
         from tqdm import tqdm  # type: ignore[import-untyped, unused-ignore]
 
-        read_at = -_REFRESH_S
-        with tqdm(total=self._total, desc=self._description, unit="batch", leave=True) as bar:
-            for batch in self._batches:
-                yield batch
-                if self._loss is not None and (now := SYSTEM.monotonic()) - read_at >= _REFRESH_S:
-                    read_at = now
-                    bar.set_postfix(loss=float(self._loss), refresh=False)
-                bar.update()
-            if self._loss is not None:
-                bar.set_postfix(loss=float(self._loss), refresh=False)
+        self._bar = tqdm(total=total, desc=description, unit="batch", leave=True)
+        self._loss: Any = None
+        self._read_at = -_REFRESH_S
 
     def show(self, metrics: Mapping[str, Any]) -> None:
-        """Tell the metrics of the batch that was taken last."""
+        """Take the metrics of the current batch."""
         self._loss = next((metrics[name] for name in ("train_loss", "val_loss") if name in metrics), None)
+
+    def advance(self) -> None:
+        """Count one batch as done."""
+        if self._loss is not None and (now := SYSTEM.monotonic()) - self._read_at >= _REFRESH_S:
+            self._read_at = now
+            self._bar.set_postfix(loss=float(self._loss), refresh=False)
+        self._bar.update()
+
+    def close(self) -> None:
+        """End the line, with the last loss."""
+        if self._loss is not None:
+            self._bar.set_postfix(loss=float(self._loss), refresh=False)
+        self._bar.close()
 
 
 def describe(what: str, epoch: int, info: Mapping[str, Any]) -> str:
-    """Return the label of the bar: "train 3", or "train 3/10" if the caller's info has `num_epochs`."""
+    """Return the text before the bar: "train 3", or "train 3/10" where the caller's info has `num_epochs`."""
     epochs = f"/{info['num_epochs']}" if "num_epochs" in info else ""
     return f"{what} {epoch}{epochs}"
+
+
+class EpochBatches(Iterator[Any]):
+    """One epoch's batches as a loop of the user's own takes them: the data alone.
+
+    Args:
+        batches: from the feed.
+        bar: counts the batches.
+    """
+
+    def __init__(self, batches: Iterator[Batch], bar: ProgressBar | None = None) -> None:
+        self.bar = bar
+        self._batches = batches
+        self._begun = False
+
+    def __next__(self) -> Any:
+        if (batch := self._take()) is None:
+            raise StopIteration
+        return batch.data
+
+    def weighted(self) -> Iterator[Batch]:
+        """Return the same batches, with their weights."""
+        return self._batches if self.bar is None else iter(self._take, None)
+
+    def _take(self) -> Batch | None:
+        if self.bar is not None and self._begun:
+            self.bar.advance()
+        batch = next(self._batches, None)
+        self._begun = batch is not None
+        return batch
 
 
 Step = Callable[[Any, dict[str, Any]], Mapping[str, Any]]
@@ -72,37 +101,33 @@ Step = Callable[[Any, dict[str, Any]], Mapping[str, Any]]
 
 def run_epoch(
     step: Step,
-    batches: Iterable[Any],
+    batches: Iterable[Batch],
     *,
-    feed: Feed,
     info: Mapping[str, Any],
     first_step: int = 0,
-    before_step: Callable[[Turn], None] | None = None,
+    before_step: Callable[[BatchWeight], None] | None = None,
     after_step: Callable[[], None] | None = None,
-    ahead: Callable[[Iterable[Any]], Iterable[Any]] | None = None,
+    bar: ProgressBar | None = None,
 ) -> EpochMetrics:
     """Run `step` on each batch and return the epoch's metrics.
 
     Args:
         step: called with the batch and a dictionary: `info`, `batch_idx` and `global_step`.
         batches: this worker's batches of the epoch.
-        feed: where the batches come from; it knows which of them hold samples to be counted.
         info: passed on to every step.
         first_step: the `global_step` of the first batch.
-        before_step: called before each step, with its turn.
+        before_step: called before each step, with the weight of its batch.
         after_step: called after each step, such as a scheduler's step.
-        ahead: batches to the same batches, brought to the device beforehand.
+        bar: shows the metrics.
     """
     meters = Meters()
-    bar = batches if isinstance(batches, Bar) else None
-    for index, batch in enumerate(batches if ahead is None else ahead(batches)):
-        turn = feed.begin_step()
+    for index, (data, weight) in enumerate(batches):
         if before_step is not None:
-            before_step(turn)
-        metrics = step(batch, {**info, "batch_idx": index, "global_step": first_step + index})
+            before_step(weight)
+        metrics = step(data, {**info, "batch_idx": index, "global_step": first_step + index})
         if after_step is not None:
             after_step()
-        meters.add(metrics, counted=turn.weight > 0)
+        meters.add(metrics, counted=weight.averaged > 0)
         if bar is not None:
             bar.show(metrics)
     return meters.result()

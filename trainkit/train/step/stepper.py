@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from trainkit.errors import ConfigError, NonFiniteLossError
-from trainkit.train.data.sharding import Turn
+from trainkit.train.data.sharding import BatchWeight
 from trainkit.train.distributed.tensors import local
 from trainkit.train.step.context import Registered
 from trainkit.train.strategies.base import StepSettings, Strategy
@@ -25,9 +25,9 @@ class Stepper:
         settings: precision, accumulation, clipping.
         strategy: carries out forward and backward.
         registered: what is trained.
-        turn: tells the current batch's part in the optimizer's step, where a loop of the user's own never
-            calls `begin`.
-        global_step: tells which training step this is; for messages.
+        weight: returns the weight of the batch that was taken last, for loops of the user's own, which never
+            call `begin`.
+        global_step: returns the number of this training step, for messages.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class Stepper:
         settings: StepSettings,
         strategy: Strategy,
         registered: Registered,
-        turn: Callable[[], Turn],
+        weight: Callable[[], BatchWeight],
         global_step: Callable[[], int],
     ) -> None:
         self._settings = settings
@@ -46,9 +46,9 @@ class Stepper:
             # It has no scale before it has scaled something, and a worker that has no loss never does.
             self._scaler.scale(torch.zeros((), device=strategy.devices[0]))
         self._accumulates = settings.grad_accumulation_steps > 1
-        self._current_turn = turn
+        self._current_weight = weight
         self._global_step = global_step
-        self._turn: Turn | None = None
+        self._weight: BatchWeight | None = None
         # Of the current batch: whether step() was called, and whether the optimizers were stepped.
         self._called = self._stepped = False
         # Ever: what a step of the user's own has used of what was asked for.
@@ -58,27 +58,27 @@ class Stepper:
 
     def begin_epoch(self) -> None:
         """Start from no gradients: an epoch that failed, or `setup`, may have left some."""
-        self._turn = self._kept = None
+        self._weight = self._kept = None
         # Gradients that a step of the user's own keeps from one epoch to the next are its own affair.
         if self._ended or not self._checked:
             for optimizer in self._registered.optimizers:
                 optimizer.zero_grad()
 
-    def begin(self, turn: Turn) -> None:
-        """A batch begins: `train_batch` is about to be called with it."""
-        self._turn = turn
-        self._called, self._stepped = False, turn.closes
+    def begin(self, weight: BatchWeight) -> None:
+        """Begin a batch, before `train_batch` is called with it."""
+        self._weight = weight
+        self._called, self._stepped = False, weight.closes_step
         if self._accumulates:
-            self._strategy.sync_gradients(turn.closes)
+            self._strategy.sync_gradients(weight.closes_step)
 
     def end(self) -> bool:
-        """The batch has been worked on; returns whether an optimizer's step was taken with it.
+        """End a batch; return True if the optimizers were stepped with it.
 
         Raises:
-            ConfigError: it did not call what the precision, accumulation or clipping asked for needs.
+            ConfigError: the step did not call a method that precision, accumulation or clipping needs.
         """
-        closes = self._turn is None or self._turn.closes
-        self._turn = None
+        closes = self._weight is None or self._weight.closes_step
+        self._weight = None
         if not self._called and self._settings.needs_optimizer_step:
             raise ConfigError(_no_step(self._settings))
         if not self._checked:
@@ -105,16 +105,16 @@ class Stepper:
             raise ConfigError(_no_step(settings))
 
     def delegated(self) -> None:
-        """Others compute loss and gradients in the asked precision, such as a strategy: don't check it."""
+        """Leave out the checks: others, such as a strategy, keep to what was asked for."""
         self._cast = self._weighed = self._ended = True
 
     def autocast(self) -> AbstractContextManager[object]:
-        """A block that runs in the asked precision."""
+        """Return a block that runs in the asked precision."""
         self._cast = True
         return self._settings.autocast(self._strategy.devices[0])
 
     def scaled(self, loss: torch.Tensor) -> torch.Tensor:
-        """Return the scaled loss, from which backward starts."""
+        """Return the loss that backward starts from: weighted and scaled."""
         self._weighed = True
         if self._settings.detect_nan and not bool(torch.isfinite(loss.detach()).all()):
             raise NonFiniteLossError(
@@ -122,20 +122,20 @@ class Stepper:
                 f"{self._global_step()}: lower the learning rate, clip gradients (max_grad_norm=1.0), or "
                 f"look at this batch's data; nothing of it was applied"
             )
-        turn = self._turn
-        if turn is None:
+        weight = self._weight
+        if weight is None:
             if self._accumulates:
                 raise ConfigError(
                     "grad_accumulation_steps needs the default train_epoch, which says when a step is "
                     "complete: leave train_epoch as it is, or leave grad_accumulation_steps out and "
                     "accumulate in your own"
                 )
-            turn = self._current_turn()
+            weight = self._current_weight()
         if self._kept is not None:
             self._kept.check()
             self._kept = None
-        weight = turn.weight if self._strategy.averages else turn.own_weight
-        weighted = loss if weight == 1 else loss * weight
+        factor = weight.averaged if self._strategy.averages else weight.own
+        weighted = loss if factor == 1 else loss * factor
         return weighted if self._scaler is None else self._scaler.scale(weighted)
 
     def backward(self, loss: torch.Tensor) -> None:
@@ -143,20 +143,20 @@ class Stepper:
         self._strategy.backward(self.scaled(loss))
 
     def step(self) -> bool:
-        """Step all optimizers if the accumulation is complete; returns whether they were stepped.
+        """Step all optimizers if the accumulation is complete; return True if they were stepped.
 
         With fp16 they are not, on any worker, where a gradient overflowed.
         """
         self._called = self._ended = True
-        turn = self._turn or self._current_turn()
-        if not turn.closes:
+        weight = self._weight or self._current_weight()
+        if not weight.closes_step:
             self._stepped = False
             return False
         optimizers = self._registered.optimizers
         if self._scaler is not None:
-            self._stepped = self._step_scaled(self._scaler, optimizers, turn)
+            self._stepped = self._step_scaled(self._scaler, optimizers, weight)
         else:
-            self._finish_gradients(optimizers, turn)
+            self._finish_gradients(optimizers, weight)
             for optimizer in optimizers:
                 optimizer.step()
             self._stepped = True
@@ -166,16 +166,16 @@ class Stepper:
         return self._stepped
 
     def state(self) -> dict[str, Any]:
-        """Return the state of the scaler for a checkpoint; empty without one."""
+        """Return the state of the scaler; empty without one."""
         return {} if self._scaler is None else self._scaler.state_dict()
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Take over what `state` returned; another precision's is left."""
+        """Take over the result of `state`; one of another precision is ignored."""
         if self._scaler is not None and state:
             self._scaler.load_state_dict(state)
 
     def _step_scaled(
-        self, scaler: torch.amp.GradScaler, optimizers: list[torch.optim.Optimizer], turn: Turn
+        self, scaler: torch.amp.GradScaler, optimizers: list[torch.optim.Optimizer], weight: BatchWeight
     ) -> bool:
         # Torch's scaler refuses an optimizer without gradients, as a skipped batch leaves it; a strategy's
         # own knows of other workers' gradients, and waits for all of them.
@@ -186,7 +186,7 @@ class Stepper:
                 optimizer.register_step_post_hook(self._on_step)
                 self._hooked.append(optimizer)
             scaler.unscale_(optimizer)
-        self._finish_gradients(optimizers, turn)
+        self._finish_gradients(optimizers, weight)
         # The scaler leaves out optimizer.step() at an overflow, and does not say so; to compare its scale
         # before and after would wait for the device once more.
         self._stepped = False
@@ -199,11 +199,11 @@ class Stepper:
     def _on_step(self, *_: Any) -> None:
         self._stepped = True
 
-    def _finish_gradients(self, optimizers: list[torch.optim.Optimizer], turn: Turn) -> None:
-        """Of the right weight, and clipped."""
+    def _finish_gradients(self, optimizers: list[torch.optim.Optimizer], weight: BatchWeight) -> None:
+        """Correct the weight of the gradients, and clip them."""
         limit = self._settings.max_grad_norm
-        if turn.correction != 1 and (gradients := _gradients(optimizers)):
-            torch._foreach_mul_([local(gradient) for gradient in gradients], turn.correction)
+        if weight.correction != 1 and (gradients := _gradients(optimizers)):
+            torch._foreach_mul_([local(gradient) for gradient in gradients], weight.correction)
         if limit is not None:
             self._strategy.clip(list(_with_gradients(optimizers)), limit)
 
@@ -216,7 +216,7 @@ def _no_step(settings: StepSettings) -> str:
 
 
 class _Kept:
-    """A gradient that the next batch's is to be added to; its version changes with whatever writes to it."""
+    """A gradient to which the next batch's is added; its version changes with every write to it."""
 
     def __init__(self, parameter: torch.Tensor) -> None:
         self._parameter = parameter
@@ -225,7 +225,7 @@ class _Kept:
 
     @classmethod
     def of(cls, optimizers: Iterable[torch.optim.Optimizer]) -> _Kept | None:
-        """The first one; None if gradients are kept elsewhere, as a strategy that shards them does."""
+        """Return the first gradient; None if a strategy that shards gradients keeps them elsewhere."""
         return next(map(cls, _with_gradients(optimizers)), None)
 
     def check(self) -> None:
@@ -240,7 +240,7 @@ class _Kept:
 
 
 def _with_gradients(optimizers: Iterable[torch.optim.Optimizer]) -> Iterable[torch.Tensor]:
-    """Each parameter once, even if several optimizers hold it."""
+    """Return each parameter with a gradient once, even if several optimizers hold it."""
     return dict.fromkeys(
         parameter
         for optimizer in optimizers

@@ -1,14 +1,13 @@
 """Workers of a trainer through all failures: one worker group after another.
 
-    call ──▶ gang ──ok──▶ result
+    call ──▶ group ──ok──▶ result
               │ lost a worker
               ▼
-      places that still fit ──▶ new gang ──▶ setup, restore the snapshot ──▶ the same call again
+      places that still fit ──▶ new group ──▶ setup, restore the snapshot ──▶ the same call again
 
-A snapshot is the workers' state between two calls; it is held in shared memory, so it outlives them. One is
-taken at the end of each epoch of training. What is called until the next may change a little of it: that part
-is taken again, or the call is noted and repeated. Before anything was called, setting up again with the same
-seed is enough.
+A snapshot is the workers' state between two calls. It is held in shared memory, so it outlives them. One is
+taken at the end of each epoch of training. Later calls may change a small part of it: that part is taken
+again, or the call is noted and repeated. Before the first call, setup with the same seed is enough.
 """
 
 from __future__ import annotations
@@ -58,9 +57,9 @@ class Snapshot:
     """The workers' state between two calls.
 
     Attributes:
-        states: of each worker; None is what they set up by themselves.
-        small: what may change in a validation, by rank, read since; None if nothing has.
-        repeated: calls since, to be repeated on the restored state.
+        states: one of each worker; None is the state after setup.
+        small: the part that a validation may change, by rank, read since then; None if nothing has changed.
+        repeated: calls since then, to be repeated on the restored state.
     """
 
     states: list[Any] | None = None
@@ -69,7 +68,7 @@ class Snapshot:
 
 
 class ElasticWorkerGroup:
-    """The workers of one trainer.
+    """Workers of one trainer, formed again where some are lost.
 
     Args:
         options: resolved.
@@ -84,11 +83,11 @@ class ElasticWorkerGroup:
         self._label = worker_label()
         sizes = allowed_sizes(options.num_workers, options.min_workers)
         self._allowed = tuple(size for size in sizes if _is_allowed(options, size))
-        self._seats = WorkerPlacement(options.bundle)
+        self._placement = WorkerPlacement(options.bundle)
         # A trainer that is dropped without a shutdown must not keep its CPUs from the next one.
-        weakref.finalize(self, self._seats.give_back).atexit = False
-        # Drawn from this process's generator: a seeded script, or trial, has workers that repeat themselves.
-        # A single worker in this process goes on with the generator as it is.
+        weakref.finalize(self, self._placement.give_back).atexit = False
+        # Drawn from the generator of this process, so that the workers of a seeded script or trial repeat
+        # themselves. A single worker in this process goes on with the generator as it is.
         self._seed = int(torch.randint(2**62, ())) if remote_ranks(options) else None
         self._snapshot: Snapshot | None = Snapshot()
         self._session = SessionWatch() if remote_ranks(options) else None
@@ -99,39 +98,39 @@ class ElasticWorkerGroup:
             raise
 
     def reserved(self) -> Bundle:
-        """Resources of the machine that the workers hold; none of a session that was shut down or lost."""
+        """Return the machine's resources that the workers hold, if their session is still there."""
         if self._session is None or not self._session.is_current():
             return {}
-        return self._seats.reserved()
+        return self._placement.reserved()
 
     @property
     def ended(self) -> str | None:
-        """Why there are no workers any more."""
-        return self._gang.ended
+        """The reason why there are no workers any more; None while there are."""
+        return self._group.ended
 
     @property
     def local_worker(self) -> Worker | None:
-        """Worker 0, if it is in this process."""
-        return self._gang.local_worker
+        """Worker 0 if it is in this process."""
+        return self._group.local_worker
 
     def has_data(self, what: str) -> bool:
-        """Return True if the operator registered "train" or "validation" data, in `setup` or later."""
-        gang = self._gang
-        if what not in gang.data and gang.ended is None:
+        """Return True if the operator has registered "train" or "validation" data."""
+        group = self._group
+        if what not in group.data and group.ended is None:
             name = "train" if what == "train" else "validate"
-            gang.data = self.run(Call("data", first=True, name=name))[0]
-        return what in gang.data
+            group.data = self.run(Call("data", first=True, name=name))[0]
+        return what in group.data
 
     def run(self, call: Call, max_retries: int = recovery.RETRIES) -> list[Any]:
-        """Run `call`; if workers are lost, form the gang again and run it again, from the state before.
+        """Run `call`; if workers are lost, form the group again and run it again, from the state before.
 
         Args:
-            call: what the workers do.
-            max_retries: how often; without a snapshot, not at all.
+            call: of a method of all workers.
+            max_retries: times that it is run again; never without a snapshot.
 
         Raises:
             GangError: workers were lost, and there is no retry left, no snapshot, or no room for others.
-            Exception: what a worker raised, with its traceback.
+            Exception: raised by a worker, with its traceback.
         """
 
         def once() -> list[Any]:
@@ -144,7 +143,7 @@ class ElasticWorkerGroup:
     def epoch(self, call: Call, max_retries: int) -> list[Any]:
         """Run an epoch; with `max_retries`, from a snapshot that is taken if there is none.
 
-        An epoch of training ends with the next one: who dies between two epochs takes nothing along.
+        An epoch of training ends with the next snapshot: a worker that dies between two epochs costs nothing.
         """
         training = call.effect is Effect.UNKNOWN
         if training:
@@ -167,22 +166,22 @@ class ElasticWorkerGroup:
         return self._recovering(once, call.name, max_retries, call.effect)
 
     def close(self, *, force: bool = False) -> None:
-        """End all workers and give back what they held; `force` without a word to them."""
+        """End all workers and free their places; `force` ends them in the middle of a call."""
         try:
-            if hasattr(self, "_gang"):
-                self._gang.close(force=force)
+            if hasattr(self, "_group"):
+                self._group.close(force=force)
         finally:
             self._snapshot = None
-            self._seats.give_back()
+            self._placement.give_back()
 
     @property
     def reporters(self) -> range:
         """Ranks whose metrics count: one for each copy of the model."""
         spec = self._options.spec
-        return range(spec.reporter, self._gang.world_size, spec.model_ways)
+        return range(spec.reporter, self._group.world_size, spec.model_ways)
 
     def snapshot(self) -> list[WorkerState]:
-        """All workers' shares of the state, by rank."""
+        """Return all workers' shares of the state, by rank."""
         return self.run(Call("snapshot", name="state_dict"))
 
     def save(self, folder: Path) -> None:
@@ -196,7 +195,7 @@ class ElasticWorkerGroup:
         self._recovering(once, "save", recovery.RETRIES, Effect.NOTHING)
 
     def models(self, *, to_cpu: bool) -> list[nn.Module]:
-        """The user's own modules: copies on the CPU, or worker 0's if it is in this process."""
+        """Return the user's own modules: copies on the CPU, or worker 0's if it is in this process."""
         if not self._options.spec.spreads:
             live = self.local_worker is not None and not to_cpu
             whole_models: list[nn.Module] = self.run(
@@ -219,12 +218,12 @@ class ElasticWorkerGroup:
         failures: list[GangError] = []
         while True:
             try:
-                self._gang.asked = what
-                if not self._gang.started:
+                self._group.asked = what
+                if not self._group.started:
                     self._start_again()
                 return once()
             except GangError as error:
-                if not self._gang.lost:
+                if not self._group.lost:
                     raise
                 failures.append(error)
             except BaseException as error:
@@ -242,9 +241,9 @@ class ElasticWorkerGroup:
         raise GangError(recovery.give_up_text(what, [str(error) for error in failures])) from failures[-1]
 
     def _through_losses(self, act: Callable[[], R], what: str, *, again: bool = True) -> R:
-        """Return what `act` returns; where the node dies, and all workers with it, after others are formed.
+        """Return the result of `act`; form other workers where the node dies, and all workers with it.
 
-        That is nobody's failure, so it takes no retry away.
+        No worker has failed then, so it costs no retry.
 
         Args:
             act: runs `what`.
@@ -254,7 +253,7 @@ class ElasticWorkerGroup:
         Raises:
             GangError: there is no snapshot, the node dies again and again, or `act` isn't run again.
         """
-        if hasattr(self, "_gang") and self.ended is not None:
+        if hasattr(self, "_group") and self.ended is not None:
             return act()  # which says so
         losses = 0
         loss: NodeDiedError | None = None
@@ -289,17 +288,17 @@ class ElasticWorkerGroup:
 
     @contextmanager
     def _closed_if_ended(self) -> Iterator[None]:
-        """A block after which an ended gang's places are free at once, so that others may have them."""
+        """Free the places of an ended group at the end of the block, so that others may have them."""
         try:
             yield
         finally:
-            if self._gang.ended is not None:
+            if self._group.ended is not None:
                 self.close(force=True)
 
     def _call(self, call: Call) -> list[Any]:
         if call.first:
-            return self._gang.call_first(call.method, *call.args)
-        return self._gang.call(call.method, *call.args, in_step=call.in_step, alike=call.alike)
+            return self._group.call_first(call.method, *call.args)
+        return self._group.call(call.method, *call.args, in_step=call.in_step, alike=call.alike)
 
     # -- state ---------------------------------------------------------------------------------
 
@@ -309,11 +308,11 @@ class ElasticWorkerGroup:
 
     def _take_snapshot(self) -> None:
         with self._as_far_as_there_is_room():
-            self._snapshot = Snapshot(self._gang.call("snapshot", in_step=False))
+            self._snapshot = Snapshot(self._group.call("snapshot", in_step=False))
 
     @contextmanager
     def _as_far_as_there_is_room(self) -> Iterator[None]:
-        """A block that keeps some of the state; without room for it there is no snapshot, and a warning."""
+        """Give up the snapshot, with a warning, if the block finds no room for the state."""
         try:
             yield
         except ObjectStoreFullError as error:
@@ -332,90 +331,92 @@ class ElasticWorkerGroup:
         match call.effect:
             case Effect.SMALL:
                 with self._as_far_as_there_is_room():
-                    held.small = self._gang.call("small_state", in_step=False)
+                    held.small = self._group.call("small_state", in_step=False)
             case Effect.REPEATABLE:
                 held.repeated.append(call)
             case Effect.UNKNOWN:
                 self._snapshot = None
 
     def _start_again(self) -> None:
-        """Let new workers set up and take over the state; those that can't are ended."""
+        """Let new workers set up and take over the state; end workers that can't."""
         held = self._snapshot
         try:
-            self._gang.start(self._seed)
+            self._group.start(self._seed)
             if held is None:
                 return
             if held.states is not None or held.small is not None:
                 # Put once, not sent to each; small enough states travel with the call.
-                self._gang.call("restore", runtime.put(held.states), held.small, in_step=False)
+                self._group.call("restore", runtime.put(held.states), held.small, in_step=False)
             for call in held.repeated:
                 self._call(call)
         except BaseException:
             # The next call would go on with what setup made, as if nothing had been trained.
-            self._gang.close(force=True, why="they could not take over the state")
+            self._group.close(force=True, why="they could not take over the state")
             raise
 
     # -- forming -------------------------------------------------------------------------------
 
     def _begin(self) -> None:
-        self._gang = self._seated(self._allowed, again=False)
-        self._gang.start(self._seed)
+        self._group = self._placed(self._allowed, again=False)
+        self._group.start(self._seed)
 
     def _form_elsewhere(self) -> None:
-        """Have workers, not started yet, in another session than the one that was lost."""
-        if hasattr(self, "_gang"):
-            self._gang.close(force=True)
-        self._seats.give_back()
+        """Form workers, not started yet, in another session than the one that was lost."""
+        if hasattr(self, "_group"):
+            self._group.close(force=True)
+        self._placement.give_back()
         if self._session is not None:
             self._session.renew()
-        self._gang = self._seated(self._allowed, again=True)
+        self._group = self._placed(self._allowed, again=True)
 
     def _form_again(self, error: GangError, what: str) -> None:
-        before = self._gang.world_size
+        before = self._group.world_size
         why = str(error).partition("\n")[0]
         log.warning("%s", recovery.reform_text(why, what))
-        self._gang = self._seated(self._allowed, again=True)
-        if (now := self._gang.world_size) != before:
+        self._group = self._placed(self._allowed, again=True)
+        if (now := self._group.world_size) != before:
             log.warning("%s", recovery.size_text(before, now, self._options.num_workers))
 
     def _grow(self) -> None:
         """Take more workers if there are fewer than asked for, and room has come back."""
-        gang, full = self._gang, self._options.num_workers
-        if gang.ended is not None or gang.world_size == full:
+        group, full = self._group, self._options.num_workers
+        if group.ended is not None or group.world_size == full:
             return
-        size = larger_size(self._allowed, gang.world_size, self._seats.more())
+        size = larger_size(self._allowed, group.world_size, self._placement.more())
         if size is None:
             return
         if self._snapshot is None:
             self._recovering(self._take_snapshot, "train", 0, Effect.NOTHING)
         # Added to what is held, not taken anew: others may be in line for it.
-        if self._snapshot is None or not self._seats.add(size - gang.world_size):
+        if self._snapshot is None or not self._placement.add(size - group.world_size):
             return
-        log.warning("%s", recovery.size_text(gang.world_size, size, full))
-        gang.close()
-        self._gang = WorkerGroup(replace(self._options, num_workers=size), self._seats, self._label)
+        log.warning("%s", recovery.size_text(group.world_size, size, full))
+        group.close()
+        self._group = WorkerGroup(replace(self._options, num_workers=size), self._placement, self._label)
 
-    def _seated(self, sizes: Sequence[int], *, again: bool) -> WorkerGroup:
-        """A gang of as many workers as there is room for, not started yet.
+    def _placed(self, sizes: Sequence[int], *, again: bool) -> WorkerGroup:
+        """Return a group of as many workers as there is room for, not started yet.
 
         Args:
             sizes: to be tried, the largest first.
-            again: it takes the place of one that was lost: where it was, if that is still there.
+            again: it replaces a group that was lost, in the same places if these are still there.
 
         Raises:
             InfeasibleError: the machine could never hold the smallest.
             GangError: there is no room.
         """
         if not remote_ranks(self._options):
-            return WorkerGroup(self._options, self._seats, self._label)
+            return WorkerGroup(self._options, self._placement, self._label)
         timeout_s = self._options.timeout_s
-        if again and self._seats.still_there():
-            gang = WorkerGroup(replace(self._options, num_workers=len(self._seats)), self._seats, self._label)
-            # With a machine of a cluster its places are gone, which the cluster may not have noticed yet.
-            if gang.gathered(recovery.REFORM_WAIT_S if len(sizes) > 1 else timeout_s):
-                return gang
-            gang.close(force=True)
-        # A first gang waits for its turn, however long that takes, but not for this very program.
+        if again and self._placement.still_there():
+            group = WorkerGroup(
+                replace(self._options, num_workers=len(self._placement)), self._placement, self._label
+            )
+            # The places are gone if their machine is, which the cluster may not have noticed yet.
+            if group.gathered(recovery.REFORM_WAIT_S if len(sizes) > 1 else timeout_s):
+                return group
+            group.close(force=True)
+        # A first group waits as long as it takes, but not for this very program.
         last_s = timeout_s if again else None
         if not again and runtime.get_current_placement_group() is None:
             smallest = [self._options.bundle] * sizes[-1]
@@ -423,8 +424,8 @@ class ElasticWorkerGroup:
         for size in sizes:
             wait_s = time_to_wait_s(size, sizes, full_s=recovery.REFORM_WAIT_S, last_s=last_s)
             try:
-                if self._seats.take(size, wait_s):
-                    return WorkerGroup(replace(self._options, num_workers=size), self._seats, self._label)
+                if self._placement.take(size, wait_s):
+                    return WorkerGroup(replace(self._options, num_workers=size), self._placement, self._label)
             except InfeasibleError as error:
                 if size == sizes[-1]:
                     asked = self._options.num_cpus_per_worker, self._options.devices_per_worker or 0
@@ -437,7 +438,7 @@ class ElasticWorkerGroup:
 
 
 def _is_allowed(options: TrainerOptions, size: int) -> bool:
-    """Return True if so many workers can share model and batches."""
+    """Return True if `size` workers can share model and batches."""
     spec = named_strategy(options.strategy, num_workers=size)
     devices = options.devices_per_worker or 1
     if any(spec.mistakes(num_workers=size, devices_per_worker=devices, step=options.step)):

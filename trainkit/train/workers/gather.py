@@ -17,25 +17,25 @@ from trainkit.runtime import api as runtime
 from trainkit.train.distributed import failure_cause
 
 GRACE_PERIOD_S = 5.0
-"""How long the cause of a symptom may take to be known, and workers to part in order."""
+"""Seconds for the cause of a symptom to become known, and for workers to end in order."""
 
 APART_S = 30.0
-"""How long the others may take after one has raised in a call in which they need not meet, but may."""
+"""Seconds for the others once one has raised in a call in which they may meet, but need not."""
 
 LOOK_S = 1.0
-"""How often who waits beside a worker in this process looks whether that has answered."""
+"""Seconds between two looks for the answer of a worker in this process."""
 
 
-class Answers:
+class GatheredResults:
     """Results of one call from all workers.
 
     Args:
-        calls: references of the calls still out, and whose they are.
-        what: the call's name, for messages.
-        world_size: of the gang.
+        calls: references of the pending calls, each with its rank.
+        what: name of the call, for messages.
+        world_size: number of workers.
         at_once: the workers meet in the call: end all at the first failure that is a cause, or if some
             have answered and the others don't within `timeout_s`.
-        timeout_s: how long a collective may take.
+        timeout_s: seconds that a collective may take.
         end_workers: ends all of them.
     """
 
@@ -65,12 +65,12 @@ class Answers:
     def collect(self) -> None:
         """Wait until all have answered, or until one has failed and the others won't."""
         while self.pending:
-            patience = self._patience()
-            if patience is not None and patience <= 0:
+            left = self._time_left()
+            if left is not None and left <= 0:
                 break
             if self._beside:
-                patience = LOOK_S if patience is None else min(patience, LOOK_S)
-            done, _ = runtime.wait(list(self.pending), num_returns=1, timeout=patience)
+                left = LOOK_S if left is None else min(left, LOOK_S)
+            done, _ = runtime.wait(list(self.pending), num_returns=1, timeout=left)
             for ref in done:
                 self._take(ref)
             if self._at_once and self._cause_known():
@@ -82,7 +82,7 @@ class Answers:
     def collect_beside(self, own_part: Callable[[], Any]) -> None:
         """Collect while worker 0's part runs here, on the thread that the user's code expects."""
         self._beside = True
-        watch = threading.Thread(target=self.collect, name="trainkit-gang-watch", daemon=True)
+        watch = threading.Thread(target=self.collect, name="trainkit-gather", daemon=True)
         watch.start()
         try:
             self.results[0] = own_part()
@@ -101,29 +101,33 @@ class Answers:
 
     @property
     def failed(self) -> bool:
-        """Return True if a worker gave no result."""
+        """True if not all workers gave a result."""
         return bool(self.failures or self.late)
 
     def deaths(self) -> list[int]:
-        """Workers whose process died."""
+        """Return the workers whose process died."""
         return [rank for rank, error in self.failures.items() if _is_death(error)]
 
     def lost(self) -> list[int]:
-        """Workers that are gone or don't answer, if that is why the call failed.
+        """Return the workers that are gone or don't answer, if the call failed for that reason.
 
-        All that failed, if none of them knows why; none, if the user's code raised.
+        These are all that failed if none of them knows why, and none if the user's code raised.
         """
         if self._raised():
             return []
         return self._died() or self.late or sorted(self.failures)
 
     def cause(self) -> int:
-        """The worker whose failure explains the others'."""
+        """Return the worker whose failure explains the others'."""
         raised = [rank for rank, _ in self._raised()]
         return (raised or self.lost())[0]
 
     def verdict(self, *, ended: bool) -> BaseException:
-        """Return the exception to raise; `ended`: the workers were ended."""
+        """Return the error to raise.
+
+        Args:
+            ended: the workers were ended.
+        """
         world_size = self._world_size
         if raised := self._raised():
             rank, error = raised[0]
@@ -146,7 +150,7 @@ class Answers:
         return verdict
 
     def _missed(self, waited: list[int], error: BaseException | None) -> str:
-        """Return a sentence on the workers that did not join a collective."""
+        """Return the message about workers that did not come to a meeting of the others."""
         many = len(self.late) > 1
         late = f"worker{'s' if many else ''} {', '.join(map(str, self.late))} of {self._world_size}"
         if error is None:
@@ -165,8 +169,8 @@ class Answers:
             f"{hangs}, or code or data take longer"
         )
 
-    def _patience(self) -> float | None:
-        """Seconds to wait for the rest, given who has answered what; None: as long as it takes."""
+    def _time_left(self) -> float | None:
+        """Return the seconds to wait for the other workers; None: as long as it takes."""
         now = SYSTEM.monotonic()
         if self._failed_at is not None:
             raised = not self._at_once and len(self._raised()) == len(self.failures)
@@ -176,7 +180,7 @@ class Answers:
         return None
 
     def _died(self) -> list[int]:
-        """Workers that died by themselves, in order of rank."""
+        """Return the workers that died by themselves, in order of rank."""
         return [
             rank
             for rank in sorted(self.deaths())
@@ -184,7 +188,7 @@ class Answers:
         ]
 
     def _raised(self) -> list[tuple[int, BaseException]]:
-        """Return the exceptions of the user's code by rank."""
+        """Return the errors of the user's code, by rank."""
         return [
             item
             for item in sorted(self.failures.items())
@@ -192,7 +196,7 @@ class Answers:
         ]
 
     def _end_all(self) -> None:
-        """End the workers; those that have not answered by now die of it, which is no failure of theirs."""
+        """End the workers; the death of those without an answer is not counted as their failure."""
         self.late = self.late or sorted(self.pending.values())
         self._end_workers()
 
@@ -213,7 +217,7 @@ class Answers:
         return any(not self._is_symptom(error) for error in self.failures.values())
 
     def _is_symptom(self, error: BaseException) -> bool:
-        # Nobody is there to be lost by a single worker.
+        # A single worker has no others to lose.
         return self._world_size > 1 and failure_cause.is_symptom(error)
 
 

@@ -11,20 +11,20 @@ from trainkit.runtime import api as runtime
 from trainkit.runtime.scheduling import PlacementGroup
 
 AT_ONCE_S = 2.0
-"""What fits now is granted within moments, even by a machine under load."""
+"""Seconds within which free room is granted, even by a machine under load."""
 
 
 def allowed_sizes(
     num_workers: int, min_workers: int | None = None, *, model_ways: int = 1, batch_size: int | None = None
 ) -> tuple[int, ...]:
-    """Worker counts that a gang may have, the largest first.
+    """Return the numbers of workers that a group may have, the largest first.
 
     Args:
-        num_workers: the most.
-        min_workers: the fewest; None is `num_workers`, so there is one count.
-        model_ways: workers that hold one copy of the model together; counts are multiples of it.
-        batch_size: of all workers together, to be split evenly among the copies of the model; None if
-            each worker has a batch size of its own.
+        num_workers: the largest.
+        min_workers: the smallest; None is `num_workers`.
+        model_ways: workers that hold one copy of the model together; each number is a multiple of it.
+        batch_size: of all workers together, split evenly among the copies of the model; None if each worker
+            has a batch size of its own.
     """
     fewest = num_workers if min_workers is None else min_workers
     return tuple(
@@ -35,7 +35,7 @@ def allowed_sizes(
 
 
 def fitting(free: Bundle, bundle: Bundle) -> int:
-    """How many times `bundle` can be taken from what is free, if nothing of it is in pieces."""
+    """Return how many times `bundle` fits into the free resources, if these are on one machine."""
     asked = {name: round(amount * QUANTUM) for name, amount in bundle.items() if amount > 0}
     if not asked:
         raise ValueError(f"a bundle of nothing, {bundle}, fits without end")
@@ -43,15 +43,15 @@ def fitting(free: Bundle, bundle: Bundle) -> int:
 
 
 def larger_size(allowed: Sequence[int], current: int, more: int) -> int | None:
-    """The largest allowed count above `current` for which `more` workers are enough, if there is one."""
+    """Return the largest allowed number above `current` for which `more` workers are enough, or None."""
     return next((size for size in sorted(allowed, reverse=True) if current < size <= current + more), None)
 
 
 def time_to_wait_s(size: int, allowed: Sequence[int], *, full_s: float, last_s: float | None) -> float | None:
-    """How long to wait for room for `size` workers before the next smaller count is tried.
+    """Return the seconds to wait for room for `size` workers before the next smaller number is tried.
 
-    Long for the full count, which the machine may be about to have again; then whatever fits at once; and
-    for the smallest as long as it takes, since there is nothing else left to try.
+    Long for the full number, for which the machine may soon have room again; short for those in between; and
+    for the smallest as long as it takes, since nothing else is left to try.
     """
     if size == min(allowed):
         return last_s
@@ -59,10 +59,10 @@ def time_to_wait_s(size: int, allowed: Sequence[int], *, full_s: float, last_s: 
 
 
 class WorkerPlacement:
-    """Places for the workers of one trainer, kept while its gang is formed again.
+    """Places of the workers of one trainer, kept while its worker group is formed again.
 
     Args:
-        bundle: what each worker needs.
+        bundle: resources of each worker.
     """
 
     def __init__(self, bundle: Bundle) -> None:
@@ -75,15 +75,15 @@ class WorkerPlacement:
         return len(self._places)
 
     def reserved(self) -> Bundle:
-        """Return the resources that are held of the machine; none where the places are a trial's."""
+        """Return the machine's resources that are held; none where the places are a trial's."""
         return total([self._bundle] * self._own)
 
     def __getitem__(self, rank: int) -> tuple[PlacementGroup, int]:
-        """The group of the place, and its bundle there."""
+        """Return the placement group of a worker's place, and the number of its bundle there."""
         return self._places[rank]
 
     def take(self, workers: int, timeout_s: float | None = None) -> bool:
-        """Hold places for so many workers, and only these; within a trial, the trial's own.
+        """Hold places for so many workers, and no others; within a trial, the trial's own.
 
         Returns:
             False, with nothing held, if there is no room within `timeout_s`.
@@ -100,7 +100,7 @@ class WorkerPlacement:
         return self._reserve(workers, timeout_s)
 
     def add(self, workers: int) -> bool:
-        """Hold places for so many more, if they can be had at once; False, and nothing changed, if not."""
+        """Hold places for so many more if there is room at once; else change nothing, and return False."""
         if (trial := runtime.get_current_placement_group()) is not None:
             bundles = bundles_of_trial(trial.bundle_specs, self._bundle, len(self) + workers)
             if bundles is not None:
@@ -109,25 +109,25 @@ class WorkerPlacement:
         return self._reserve(workers, AT_ONCE_S)
 
     def more(self) -> int:
-        """How many places seem to be free beside those that are held."""
+        """Return the number of places that seem to be free beside those that are held."""
         if (trial := runtime.get_current_placement_group()) is not None:
             return max(0, len(_fitting_bundles(trial.bundle_specs, self._bundle)) - len(self))
         return fitting(runtime.available_resources(), self._bundle)
 
     def still_there(self) -> bool:
-        """Return True if the held bundles, if any, can still be used; otherwise drop them."""
+        """Return True if the held places can go on being used; give them back if not."""
         try:
             there = all(
                 group.wait(AT_ONCE_S) for group in {id(group): group for group, _ in self._places}.values()
             )
-        except ConfigError:  # A group was removed, by whoever needed what it held.
+        except ConfigError:  # A group was removed, by a program that needed its resources.
             there = False
         if not there:
             self.give_back()
         return bool(self._places)
 
     def give_back(self) -> None:
-        """Free what is held; what runs in it is ended. A trial's places stay the trial's."""
+        """Free the held places, and end what runs in them. A trial's places stay the trial's."""
         self._held.close()
         self._places, self._own = [], 0
 
@@ -149,12 +149,12 @@ def _give_back(group: PlacementGroup) -> None:
 
 
 def bundles_of_trial(specs: Sequence[Bundle], needs: Bundle, workers: int) -> list[int] | None:
-    """Indices of the bundles of a trial's group that its gang starts in; None if they don't fit.
+    """Return the bundles of a trial's placement group in which its workers start; None if they don't fit.
 
     Args:
-        specs: the trial's bundles; the last ones are taken, as the first is its head's, if it has one.
-        needs: what each worker needs.
-        workers: how many there are.
+        specs: the trial's bundles; the last ones are taken, as the first is that of the trial itself.
+        needs: resources of each worker.
+        workers: number of workers.
     """
     found = _fitting_bundles(specs, needs)
     return found[-workers:] if len(found) >= workers else None

@@ -9,37 +9,37 @@ from enum import Enum
 from trainkit.resources import Bundle
 
 RETRIES = 3
-"""How often a call is run again by default, as RaySGD's `max_retries`."""
+"""Times that a call is run again by default, as RaySGD's `max_retries`."""
 
 REFORM_WAIT_S = 30.0
-"""How long room for the full number of workers is waited for before fewer are taken."""
+"""Seconds to wait for room for the full number of workers before fewer are taken."""
 
 
 class Effect(Enum):
-    """Effect of a call on the state that a snapshot holds, which decides the fate of the snapshot."""
+    """Effect of a call on the state in a snapshot, which decides what becomes of the snapshot."""
 
     NOTHING = "nothing"
-    """It reads: the snapshot stays good."""
+    """The call reads: the snapshot stays good."""
     SMALL = "small"
-    """Generators, schedulers, rates and the operator's own state: these are read again."""
+    """The call may change generators, schedulers, rates and the operator's state: these are read again."""
     REPEATABLE = "repeatable"
-    """The same call on the restored state does the same again: it is noted, to be repeated."""
+    """Repeated on the restored state, the call has an equal effect: it is noted, to be repeated."""
     UNKNOWN = "unknown"
-    """Anything: the snapshot is out of date."""
+    """The call may change anything: the snapshot is out of date."""
 
 
 @dataclass(frozen=True)
 class Call:
-    """A call on a gang's workers.
+    """A call of a method of the workers.
 
     Attributes:
         method: of `Worker`.
-        args: the same for all.
-        effect: what it changes.
+        args: equal for all workers.
+        effect: on the state.
         first: on worker 0 alone.
         in_step: the workers meet in it.
-        alike: it changes what must be the same on all workers.
-        name: of the trainer's method that makes the call, in messages.
+        alike: it changes state that must be equal on all workers.
+        name: of the trainer's method that makes the call, for messages.
     """
 
     method: str
@@ -55,12 +55,12 @@ class Call:
 
 
 def may_retry(failures: int, max_retries: int, *, has_snapshot: bool) -> bool:
-    """Return True if a call that lost workers `failures` times is run again.
+    """Return True if a call that has failed `failures` times, as it lost workers, is run again.
 
     Args:
         failures: 1 or more.
-        max_retries: how often the call may be run again.
-        has_snapshot: the workers' state before the call can be had again.
+        max_retries: times that the call may be run again.
+        has_snapshot: the workers' state before the call can be restored.
     """
     return has_snapshot and failures <= max_retries
 
@@ -87,11 +87,11 @@ def lost_session_text(
     """Return the message for workers that went with their session and don't go on in another.
 
     Args:
-        lost: how the session was lost.
+        lost: text about the loss of the session.
         method: that ran.
-        ended_by: who ended the session by `trainkit stop`; "" if nobody did.
-        in_a_row: how often `method` has lost its session, where that is too often; 4 or more.
-        has_snapshot: the workers' state before the call can be had again.
+        ended_by: the user who ended the session by `trainkit stop`; "" if nobody did.
+        in_a_row: times that `method` has lost its session, where that is too often; 4 or more.
+        has_snapshot: the workers' state before the call can be restored.
     """
     if ended_by:
         return f"the session was ended with `trainkit stop` by {ended_by} in {method}(): {_NEW}"
@@ -109,18 +109,18 @@ def not_again_text(lost: str, method: str) -> str:
 
 
 def reform_text(why: str, method: str) -> str:
-    """The log's line when workers were lost and others take their place."""
+    """Return the log's line for lost workers that are replaced."""
     return f"{why}; the workers are formed again, and {method}() starts over"
 
 
 def size_text(before: int, now: int, full: int) -> str:
-    """The log's line when a gang has another number of workers than before."""
+    """Return the log's line for a worker group of another size than before."""
     change = "more" if now > before else "fewer"
     return f"{now} of num_workers={full} workers train now, {change} than the {before} before"
 
 
 def no_room_text(fewest: int, timeout_s: float) -> str:
-    """Return the message for lack of room even for the smallest number of workers."""
+    """Return the message for a trainer whose smallest worker group found no room."""
     workers = "1 worker" if fewest == 1 else f"{fewest} workers"
     return (
         f"there was no room for {workers} within timeout_s={timeout_s:g}: trainkit.list_placement_groups() "
@@ -129,13 +129,13 @@ def no_room_text(fewest: int, timeout_s: float) -> str:
 
 
 def infeasible_text(workers: int, cpus: float, gpus: int, existing: Bundle) -> str:
-    """Return which of a trainer's arguments ask for too much.
+    """Return a note about those arguments of a trainer that ask for too much.
 
     Args:
-        workers: that it would need at least.
+        workers: the fewest that it needs.
         cpus: `num_cpus_per_worker`.
-        gpus: that each worker takes.
-        existing: what the session has in all.
+        gpus: of each worker.
+        existing: all resources of the session.
     """
     asked = f"TorchTrainer asked for {'1 worker' if workers == 1 else f'{workers} workers'}"
     if workers * gpus > (there := existing.get("GPU", 0)):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -33,13 +33,13 @@ from trainkit.train.distributed import process_group, rendezvous
 from trainkit.train.distributed import rendezvous as meeting
 from trainkit.train.distributed.failure_cause import LostOthersError, lost_peer
 from trainkit.train.distributed.process_group import ProcessGroup, Rendezvous, RendezvousStore
-from trainkit.train.distributed.rendezvous import Home, LocalRank
+from trainkit.train.distributed.rendezvous import LocalRank, WorkerAddress
 from trainkit.train.distributed.tensors import cpu_copy, detached, joined, whole
 from trainkit.train.keys import EPOCH, NUM_STEPS, PROFILE, USE_FP16
 from trainkit.train.operator import TrainingOperator
 from trainkit.train.options import TrainerOptions, taken
 from trainkit.train.step.context import WorkerContext
-from trainkit.train.step.epoch import Bar, describe
+from trainkit.train.step.epoch import EpochBatches, ProgressBar, describe
 from trainkit.train.step.metrics import EpochMetrics, to_numbers
 from trainkit.train.strategies.base import KeepsOrder, Place, Strategy
 from trainkit.train.strategies.modules import on_cpu
@@ -48,14 +48,14 @@ from trainkit.train.strategies.single import SingleStrategy
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerSpec:
-    """Settings of a worker at its start.
+    """Arguments with which a worker starts.
 
     Attributes:
         options: the trainer's, resolved.
         rank: this worker's number, from 0.
         locality: its number among those of its machine.
-        rendezvous: where the workers meet; None if there is one.
-        seed: for the generators, the same on all workers while they set up; None leaves them alone.
+        rendezvous: the place where the workers meet; None for a single worker.
+        seed: for the generators, equal on all workers while they set up; None leaves them alone.
     """
 
     options: TrainerOptions
@@ -66,11 +66,11 @@ class WorkerSpec:
 
 
 def joined_strategy(spec: WorkerSpec, listener: RendezvousStore | None) -> Strategy:
-    """Meet the other workers; returns this one's part of the strategy.
+    """Meet the other workers; return this one's part of the strategy.
 
     Args:
         spec: the worker's.
-        listener: where they meet, if it is in this process.
+        listener: the place where they meet, if it is in this process.
     """
     options = spec.options
     devices: tuple[torch.device, ...] = (torch.device("cpu"),)
@@ -96,7 +96,7 @@ T = TypeVar("T")
 
 
 class Worker:
-    """One of the gang; its methods are called on all workers at once, in the same order."""
+    """One worker; its methods are called on all workers at once, in the same order."""
 
     _operator: TrainingOperator
 
@@ -106,24 +106,23 @@ class Worker:
         self._rank = 0
         self._epoch = 0
         self._spreads = False
-        self._step = 0
         self._in_driver = False
         self._started = False
 
     def here(self) -> None:
-        """Answer: this process is there."""
+        """Return once this process is there."""
 
-    def home(self, listens: bool) -> Home:
-        """Where this worker is; asked where the workers may be on several machines.
+    def home(self, listens: bool) -> WorkerAddress:
+        """Return the address of this worker; asked for where the workers may be on several machines.
 
         Args:
             listens: let the others meet in this process.
         """
         self._listener = RendezvousStore(rendezvous.own_address()) if listens else None
-        return Home(rendezvous.own_node(), None if self._listener is None else self._listener.place)
+        return WorkerAddress(rendezvous.own_node(), None if self._listener is None else self._listener.place)
 
     def start(self, spec: WorkerSpec) -> frozenset[str]:
-        """Meet the other workers and set up the operator; returns what `data` does."""
+        """Meet the other workers and set up the operator; return the result of `data`."""
         options = spec.options
         self._rank = spec.rank
         if spec.seed is not None:
@@ -151,36 +150,38 @@ class Worker:
         )
         self._operator = options.training_operator_cls(options.worker_config, context)
         if self._strategy.data.rank > 0:
-            # Set up alike, all workers would from here on drop the same units and augment in the same way.
-            # The first keeps its stream, a plain loop's; those that hold one model together go on alike.
+            # With equal seeds all workers would drop the same units and augment in the same way. The first
+            # keeps its stream, a plain loop's; those that hold one model together stay equal.
             seed_generators(torch.initial_seed() + self._strategy.data.rank)
         self._started = True
         return self.data()
 
     def data(self) -> frozenset[str]:
-        """Which data the operator registered: "train", "validation"."""
+        """Return the names of the data that the operator registered: "train", "validation"."""
         feeds = {"train": self._operator.train_feed, "validation": self._operator.validation_feed}
         return frozenset(name for name, feed in feeds.items() if feed is not None)
 
     def train(
         self, num_steps: int | None, info: Mapping[str, Any], profile: bool = False, dataset: Any = None
     ) -> Mapping[str, Any]:
-        """One epoch of training; `num_steps` batches if it is given.
+        """Train for one epoch, of `num_steps` batches if that is given.
 
         Args:
             num_steps: batches; None is one pass.
             info: passed on.
-            profile: measure how long it takes.
-            dataset: what is trained on instead of the registered loader; see `TorchTrainer.train`.
+            profile: measure durations.
+            dataset: trained on instead of the registered loader, as `TorchTrainer.train` takes it.
         """
         operator = self._operator
         if dataset is not None:
             with self._instead(dataset):
                 return self.train(num_steps, info, profile)
-        batches = self._batches(operator.train_feed, "train", num_steps, info)
         details = {**info, "epoch_idx": self._epoch, NUM_STEPS: num_steps, USE_FP16: operator.use_fp16}
         operator.timers.switch(profile)
-        with operator.timers.record("train_epoch"), self._telling_step():
+        with (
+            operator.timers.record("train_epoch"),
+            self._epoch_batches(operator.train_feed, "train", num_steps, info) as batches,
+        ):
             more = taken(operator.train_epoch, {"num_steps": num_steps, "epoch_idx": self._epoch})
             result = operator.train_epoch(batches, details, **more)
         if type(operator).train_epoch is not TrainingOperator.train_epoch:
@@ -195,11 +196,14 @@ class Worker:
     def validate(
         self, num_steps: int | None, info: Mapping[str, Any], profile: bool = False
     ) -> Mapping[str, Any]:
-        """One pass over the validation data, or its first `num_steps` batches."""
+        """Evaluate on the validation data, or its first `num_steps` batches."""
         operator = self._operator
-        batches = self._batches(operator.validation_feed, "validation", num_steps, info)
         operator.timers.switch(profile)
-        with operator.timers.record("validation"), self._telling_step(), self._strategy.evaluation():
+        with (
+            operator.timers.record("validation"),
+            self._epoch_batches(operator.validation_feed, "validation", num_steps, info) as batches,
+            self._strategy.evaluation(),
+        ):
             result = operator.validate(batches, {**info, "epoch_idx": self._epoch})
         checked = _checked(result, "validate")
         origins = checked.origins if isinstance(checked, EpochMetrics) else {}
@@ -220,18 +224,18 @@ class Worker:
 
     @property
     def operator(self) -> TrainingOperator:
-        """The operator; for a worker in the trainer's own process."""
+        """The operator, for a worker in the trainer's own process."""
         return self._operator
 
     # -- state ---------------------------------------------------------------------------------
 
     def models(self, to_cpu: bool) -> list[nn.Module]:
-        """The user's own modules; copies on the CPU, or the live ones."""
+        """Return the user's own modules: copies on the CPU, or the live ones."""
         live = [self._strategy.unwrap(model) for model in self._operator.registered.models]
         return [on_cpu(model) for model in live] if to_cpu else live
 
     def skeletons(self) -> list[nn.Module]:
-        """The user's own modules without values; see modules.py."""
+        """Return the user's own modules without values."""
         return [self._strategy.skeleton(model) for model in self._operator.registered.models]
 
     def model_states(self) -> list[dict[str, Any]]:
@@ -241,14 +245,14 @@ class Worker:
         return states
 
     def snapshot(self) -> WorkerState:
-        """This worker's share of the state."""
+        """Return this worker's share of the state."""
         holds = self._spreads or self._rank == 0
         # A snapshot that goes to another process is copied on its way there.
         shared = detached(self._shared_state(), copy=self._in_driver) if holds else None
         return WorkerState(shared, self.own_state())
 
     def own_state(self) -> dict[str, Any]:
-        """Return the worker's own state: generators, position in the data, and its strategy's order."""
+        """Return the state of this worker alone: generators, place in the data, its strategy's order."""
         return {
             "data_rank": self._strategy.data.rank,
             "rng": generator_states(),
@@ -264,18 +268,18 @@ class Worker:
         return SmallState(held[0], self.own_state(), *held[1:])
 
     def restore(self, states: Sequence[WorkerState] | None, small: Sequence[SmallState] | None) -> None:
-        """Take over a snapshot, of this gang or of one with other workers.
+        """Take over a snapshot, of this worker group or of another.
 
         Args:
-            states: all workers' shares, by rank; None to go on with what was set up.
-            small: the same of what has changed since; None if nothing has.
+            states: all workers' shares, by rank; None to keep the state after setup.
+            small: shares of the part that has changed since then; None if nothing has.
         """
         since: dict[str, Any] = {}
         if small is not None:
             since["operator"] = joined([state.operator for state in small])
             since["workers"] = [state.own for state in small]
             since["schedulers"] = small[0].schedulers
-        # Copied: in the trainer's own process the snapshot is not a copy of its own, as it is elsewhere.
+        # Copied: in the trainer's own process the snapshot shares its memory.
         since = detached(since)
         if states is not None:
             self._take_over({**detached(joined_state(states)), **since}, "the snapshot")
@@ -291,7 +295,7 @@ class Worker:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over a trainer's whole state."""
-        # Copied: optimizers go on with the very tensors that they are given, which are the caller's.
+        # Copied: optimizers keep the tensors that they are given, which are the caller's.
         self._take_over(cpu_copy(state), "the state")
 
     def save(self, path: Path, workers: Sequence[Mapping[str, Any]]) -> None:
@@ -315,7 +319,7 @@ class Worker:
         self._take_over(state, f"the checkpoint {path}")
 
     def stop(self) -> None:
-        """Let the operator end, once, and part from the other workers."""
+        """Close the operator, once, and leave the other workers."""
         started, self._started = self._started, False
         try:
             if started:
@@ -324,7 +328,7 @@ class Worker:
             self.leave()
 
     def leave(self) -> None:
-        """Part from the other workers, without a word to the operator."""
+        """Leave the other workers, without closing the operator."""
         self._strategy.leave()
         self._listener = None
 
@@ -335,24 +339,30 @@ class Worker:
     # -- inside --------------------------------------------------------------------------------
 
     @contextmanager
-    def _telling_step(self) -> Iterator[None]:
-        """A block whose error, if it only tells that others are gone, says in which step they were missed."""
-        self._step = 0
+    def _epoch_batches(
+        self, feed: Feed | None, what: str, num_steps: int | None, info: Mapping[str, Any]
+    ) -> Iterator[EpochBatches]:
+        """Yield the batches of an epoch; an error that only tells of lost workers is given its step."""
+        if feed is None:
+            raise ConfigError(f"there is no {what} data: call register_data({what}_loader=...) in setup")
+        bar = None
+        if self._operator.use_tqdm and self._rank == 0:
+            total = feed.steps() if num_steps is None else num_steps
+            epoch = self._epoch + 1 if what == "train" else self._epoch
+            bar = ProgressBar(total=total, description=describe(what, epoch, info))
         try:
-            yield
+            yield EpochBatches(feed.batches(self._epoch, num_steps), bar)
         except Exception as error:
             if not lost_peer(error):
                 raise
-            raise LostOthersError(self._step, message_of(error)) from error
-
-    def _counted(self, batches: Iterable[Any]) -> Iterator[Any]:
-        for batch in batches:
-            self._step += 1
-            yield batch
+            raise LostOthersError(feed.taken, message_of(error)) from error
+        finally:
+            if bar is not None:
+                bar.close()
 
     @contextmanager
     def _instead(self, dataset: Any) -> Iterator[None]:
-        """A block in which `dataset` is what the operator trains on."""
+        """Train the operator on `dataset` within the block."""
         operator = self._operator
         registered = operator.train_feed
         loader = dataset(operator.config) if callable(dataset) else dataset
@@ -363,21 +373,9 @@ class Worker:
             operator.train_feed = registered
 
     def _profile(self) -> dict[str, Any]:
-        """Seconds of what was measured, as RaySGD gave them; nothing if nothing was to be."""
+        """Return the measured seconds, in the form of RaySGD; nothing without `profile`."""
         timers = self._operator.timers
         return {PROFILE: timers.stats()} if timers.enabled else {}
-
-    def _batches(
-        self, feed: Feed | None, what: str, num_steps: int | None, info: Mapping[str, Any]
-    ) -> Iterable[Any]:
-        if feed is None:
-            raise ConfigError(f"there is no {what} data: call register_data({what}_loader=...) in setup")
-        batches = self._counted(feed.batches(self._epoch, num_steps))
-        if not self._operator.use_tqdm or self._rank > 0:
-            return batches
-        total = feed.steps() if num_steps is None else num_steps
-        epoch = self._epoch + 1 if what == "train" else self._epoch
-        return Bar(batches, total=total, description=describe(what, epoch, info))
 
     def _shared_state(self) -> dict[str, Any]:
         operator = self._operator
@@ -421,7 +419,7 @@ class Worker:
         self._take_over_own(state.get("workers") or [])
 
     def _take_over_own(self, workers: Sequence[Mapping[str, Any]]) -> None:
-        """Go on where the worker in this place was; one that had none keeps its own generators."""
+        """Go on where the worker in this place was; without one keep the generators."""
         if isinstance(self._strategy, KeepsOrder) and len(workers) == self._strategy.group.world_size:
             self._strategy.take_order(workers[self._rank].get("order", []))
         own = own_of(workers, rank=self._rank, data_rank=self._strategy.data.rank)

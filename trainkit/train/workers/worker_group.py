@@ -1,9 +1,9 @@
 """Workers that train together: started all or none, called all at once, ended by the first failure.
 
-TorchTrainer ──▶ Crew ──▶ Gang ──▶ worker 0      an actor or, with use_local, in this process
-                               ──▶ worker 1 ...  actors, one a bundle of a placement group
+TorchTrainer ──▶ ElasticWorkerGroup ──▶ WorkerGroup ──▶ worker 0      an actor, or in this process (use_local)
+                                                    ──▶ worker 1 ...  actors, each in its bundle
 
-A gang never changes: one that lost a worker is over, and its crew forms another.
+A worker group never changes: one that has lost a worker is over, and the elastic group forms another.
 """
 
 from __future__ import annotations
@@ -18,11 +18,10 @@ from trainkit.errors import GangError
 from trainkit.runtime import api as runtime
 from trainkit.runtime import session
 from trainkit.runtime.specs import ObjectRef
-from trainkit.train.distributed import rendezvous as meeting
 from trainkit.train.distributed.process_group import Rendezvous
-from trainkit.train.distributed.rendezvous import LocalRank
+from trainkit.train.distributed.rendezvous import LocalRank, make_rendezvous
 from trainkit.train.options import TrainerOptions
-from trainkit.train.workers.gather import GRACE_PERIOD_S, Answers
+from trainkit.train.workers.gather import GRACE_PERIOD_S, GatheredResults
 from trainkit.train.workers.placement import WorkerPlacement
 from trainkit.train.workers.worker import Worker, WorkerSpec
 
@@ -33,7 +32,7 @@ _label: ContextVar[str] = ContextVar("label of a trainer's workers", default="tr
 
 @contextlib.contextmanager
 def worker_labels(trial: str) -> Iterator[None]:
-    """Give workers of trainers that are made in the block names that begin with the trial's."""
+    """Begin the names of workers of trainers that are made in the block with the trial's name."""
     token = _label.set(f"{trial} train-worker")
     try:
         yield
@@ -42,27 +41,27 @@ def worker_labels(trial: str) -> Iterator[None]:
 
 
 def worker_label() -> str:
-    """Return the name, but for the rank, of the workers of a trainer that is made here."""
+    """Return the name, without the rank, of the workers of a trainer that is made here."""
     return _label.get()
 
 
 class WorkerGroup:
-    """One formation of a trainer's workers.
+    """Workers of one trainer that live and end together.
 
     Args:
-        options: resolved, with `num_workers` as many as there are in this formation.
-        seats: where they start; held for that many.
-        label: what stands before the rank in the workers' names, in logs and errors.
+        options: resolved, with the `num_workers` of this group.
+        placement: holds a place for each of them.
+        label: text before the rank in the workers' names, in logs and errors.
 
     Attributes:
-        ended: why it can't be called any more.
-        lost: it ended because workers died or didn't answer, which forming it anew may mend.
+        ended: reason why it can't be called any more.
+        lost: it ended because workers died or didn't answer, which a new group may mend.
         started: the workers have set up.
-        data: which data the operators registered; known once they have started.
-        asked: the trainer's method that the user called, in messages.
+        data: names of the data that the operators registered; known once they have started.
+        asked: the trainer's method that the user called, for messages.
     """
 
-    def __init__(self, options: TrainerOptions, seats: WorkerPlacement, label: str) -> None:
+    def __init__(self, options: TrainerOptions, placement: WorkerPlacement, label: str) -> None:
         self.world_size = options.num_workers
         self.ended: str | None = None
         self.lost = False
@@ -75,11 +74,11 @@ class WorkerGroup:
         self._held = contextlib.ExitStack()
         weakref.finalize(self, self._held.close).atexit = False
         if self._local is not None:
-            # A dropped trainer must not leave this process in its group either: the next one could not join.
+            # A dropped trainer must not leave this process in its group: the next one could not join.
             self._held.callback(self._local.leave)
         actor = runtime.remote(Worker)
         for rank in remote_ranks(options):
-            group, bundle = seats[rank]
+            group, bundle = placement[rank]
             self._handles[rank] = actor.options(
                 label=f"{label}-{rank}",
                 num_cpus=options.num_cpus_per_worker,
@@ -94,7 +93,7 @@ class WorkerGroup:
         return self._local
 
     def gathered(self, timeout_s: float) -> bool:
-        """Wait until all workers have started or died; return False if `timeout_s` passes first."""
+        """Return True if all workers' processes start within `timeout_s`; dead ones count as started."""
         refs = [handle.here.remote() for handle in self._handles.values()]
         return not refs or not runtime.wait(refs, num_returns=len(refs), timeout=timeout_s)[1]
 
@@ -106,11 +105,11 @@ class WorkerGroup:
 
         Raises:
             GangError: a worker died.
-            Exception: what a worker raised, with its traceback.
+            Exception: raised by a worker, with its traceback.
         """
         # Sharding needs a group, even of one.
         meets = self.world_size > 1 or self._options.spec.spreads
-        rendezvous, localities = self._meeting() if meets else (None, [LocalRank()])
+        rendezvous, localities = self._rendezvous() if meets else (None, [LocalRank()])
         specs = {
             rank: (
                 WorkerSpec(
@@ -131,15 +130,15 @@ class WorkerGroup:
 
         Args:
             method: of `Worker`.
-            *args: the same for all.
+            *args: equal for all workers.
             in_step: the workers meet in it, so one that fails ends the others at once. Otherwise they
                 go on if all of them have answered.
-            alike: it changes what must be the same on all workers: those that failed may go on only if
-                all did.
+            alike: it changes state that must be equal on all workers: if some fail, they may go on only if
+                all of them did.
 
         Raises:
             GangError: a worker's process died, or the workers lost each other.
-            Exception: what a worker raised, with its traceback.
+            Exception: raised by a worker, with its traceback.
         """
         every = dict.fromkeys(range(self.world_size), args)
         return self._call(method, every, in_step=in_step, alike=alike)
@@ -149,7 +148,12 @@ class WorkerGroup:
         return self._call(method, {0: args}, in_step=False)
 
     def close(self, *, force: bool = False, why: str = "it was shut down") -> None:
-        """End all workers; `force` without a word to them, `why` for who calls them still."""
+        """End all workers.
+
+        Args:
+            force: in the middle of a call.
+            why: the reason, for messages to later callers.
+        """
         try:
             if self.ended is None and not force:
                 self._part()
@@ -158,9 +162,9 @@ class WorkerGroup:
 
     # -- inside --------------------------------------------------------------------------------
 
-    def _meeting(self) -> tuple[Rendezvous, list[LocalRank]]:
-        """Where the workers meet, and each one's number among those of its machine."""
-        place, localities = meeting.make_rendezvous(
+    def _rendezvous(self) -> tuple[Rendezvous, list[LocalRank]]:
+        """Return the place where the workers meet, and each one's number among those of its machine."""
+        place, localities = make_rendezvous(
             self.world_size, self._held, lambda arguments: self._call("home", arguments, in_step=False)
         )
         return Rendezvous(place, self._options.backend, self._options.timeout_s), localities
@@ -174,7 +178,7 @@ class WorkerGroup:
         calls: dict[Any, int] = {}
         unsent = True
         at_once = in_step and self.world_size > 1
-        answers = Answers(
+        outcome = GatheredResults(
             calls,
             what=self.asked,
             world_size=self.world_size,
@@ -189,31 +193,31 @@ class WorkerGroup:
                     unsent = False
             if self._local is not None and 0 in args:
                 own = [runtime.get(arg) if isinstance(arg, ObjectRef) else arg for arg in args[0]]
-                answers.collect_beside(lambda: getattr(self._local, method)(*own))
+                outcome.collect_beside(lambda: getattr(self._local, method)(*own))
             else:
-                answers.collect()
+                outcome.collect()
         except BaseException as error:
-            # What can't be sent is the caller's mistake, and nobody has heard of it.
+            # An argument that can't be sent is the caller's mistake, and no worker has heard of it.
             mistaken = unsent and isinstance(error, Exception)
             if self._handles and not mistaken:
-                # They would go on with what nobody waits for any more, and let the next call wait for it.
+                # They would go on with a call that nobody waits for, and keep the next call waiting.
                 self._end(f"{self.asked}() was interrupted by {type(error).__name__}")
             raise
-        if answers.failed:
-            apart = alike and len(answers.failures) < len(args)
-            if answers.late or at_once or apart or answers.deaths():
-                self._end(f"worker {answers.cause()} failed")
-                self.lost = bool(answers.lost())
-            raise answers.verdict(ended=self.ended is not None)
-        return [answers.results[rank] for rank in sorted(args)]
+        if outcome.failed:
+            apart = alike and len(outcome.failures) < len(args)
+            if outcome.late or at_once or apart or outcome.deaths():
+                self._end(f"worker {outcome.cause()} failed")
+                self.lost = bool(outcome.lost())
+            raise outcome.verdict(ended=self.ended is not None)
+        return [outcome.results[rank] for rank in sorted(args)]
 
     def _part(self) -> None:
         if self._local is not None:
             self._local.stop()
         if not self._handles or not runtime.is_initialized():
             return
-        # In order, so that the others' logs hold no complaint, and by themselves, so that what the user's
-        # code left for its process's end is done. Who takes too long is ended in any case.
+        # In order, so that the others' logs hold no complaint, and as a program ends, so that the user's code
+        # can finish. A worker that takes too long is ended in any case.
         for handle in self._handles.values():
             handle.stop.remote()
         ends = [handle.exit.remote() for handle in self._handles.values()]
@@ -224,7 +228,7 @@ class WorkerGroup:
             self.ended = why
         self._kill()
         self._handles = {}
-        # At once, not with the trainer: whoever makes a new one may still hold this one.
+        # At once, not with the trainer: the caller may still hold it while he makes a new one.
         self._held.close()
 
     def _kill(self) -> None:
@@ -234,5 +238,5 @@ class WorkerGroup:
 
 
 def remote_ranks(options: TrainerOptions) -> range:
-    """The workers that are not in this process."""
+    """Return the ranks of the workers that are not in this process."""
     return range(1 if options.use_local else 0, options.num_workers)
